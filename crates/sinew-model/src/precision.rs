@@ -1,8 +1,13 @@
 //! How the matrices of a model that generates are stored.
+//!
+//! Decoding reads every matrix once per pass, so at few rows its speed is that of memory: fewer
+//! bits are faster. The trainer always computes from f32 weights; anything but [`Precision::F32`]
+//! is another policy than the trained one, and the difference is measured at every step
+//! (`logprob_gap_max`).
 
 use sinew_tensor::{Cpu, KernelSet, Mat, MatMut, PackedBf16, PackedInt8, PackedWeights};
 
-/// Rows of a tile: from here on tiles are the faster storage of 16 bits.
+/// Rows of a tile: from this number on tiles are the faster storage of 16 bits.
 const TILE_ROWS: usize = 16;
 
 /// Storage of the matrices of an [`InferModel`](crate::InferModel).
@@ -22,13 +27,13 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// Every storage, the most exact first.
+    /// All variants, the most exact first.
     pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::Int8];
 
-    /// What is best stored for passes of up to `rows` rows where this was asked for. AMX tiles multiply with
-    /// weights of bfloat16 in any case: 1.7 times as fast as [`Precision::Bf16`] at 32 rows, and with the
-    /// trainer's bits. At few rows, where reading takes the time, its 12 bits are faster (1.3 times at one
-    /// row).
+    /// The best storage for passes of up to `rows` rows if this one was asked for. AMX tiles
+    /// multiply with weights of bfloat16 in any case: 1.7 times as fast as [`Precision::Bf16`] at
+    /// 32 rows, and with the trainer's bits. At few rows, where reading takes the time, its 12 bits
+    /// are faster (1.3 times at one row).
     #[must_use]
     pub fn suited(self, kernels: KernelSet, rows: usize) -> Self {
         match self {
@@ -37,7 +42,7 @@ impl Precision {
         }
     }
 
-    /// What a recipe calls it.
+    /// The value of the recipe key `engine.weights`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -57,6 +62,7 @@ pub(crate) enum Matrix {
 }
 
 impl Matrix {
+    /// Packs `w` `[n, k]`.
     pub(crate) fn pack(dev: &Cpu, precision: Precision, w: &[f32], n: usize, k: usize) -> Self {
         match precision {
             Precision::F32 => Self::F32(PackedWeights::pack(dev, w, n, k)),
@@ -74,7 +80,8 @@ impl Matrix {
         }
     }
 
-    /// `y (+)= x · wᵀ`
+    /// `y (+)= x · wᵀ`: `x` `[rows, k]`, `y` `[rows, n]`, overwritten or, with `accumulate`, added
+    /// to.
     pub(crate) fn product(&self, dev: &Cpu, x: Mat<'_>, y: MatMut<'_>, accumulate: bool) {
         match self {
             Self::F32(packed) => dev.matmul_packed(x, packed, y, accumulate),
@@ -83,6 +90,7 @@ impl Matrix {
         }
     }
 
+    /// Bytes that a product reads of the matrix.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::F32(packed) => packed.bytes(),

@@ -7,11 +7,20 @@ use crate::lookup::{ModelFiles, ResolveEnv, ResolveError};
 use crate::{hub, package};
 use std::path::Path;
 
-/// Finds the files of `spec`, downloading or extracting them where needed.
+/// Finds the files of `spec`, downloading or extracting them where needed. Blocks until they are
+/// there.
 ///
 /// - `hf:ORG/NAME` or `hf:ORG/NAME@REVISION`: from the hub's cache, else from the hub.
-/// - `package:NAME` or `pypi:NAME`: the GGUF of a Python package, installed, unpacked or as a wheel.
+/// - `package:NAME` or `pypi:NAME`: the GGUF of a Python package, installed, unpacked or as a
+///   wheel.
 /// - a path that ends in `.gguf`, or the path of a directory.
+///
+/// A branch or tag (`main` if none is given) is asked for at the hub each time, unless
+/// [`ResolveEnv::offline`] is set; a commit of 40 hexadecimal digits that is in the cache is not.
+///
+/// # Errors
+/// If the text is none of these, or the files are not there and cannot be fetched; messages name
+/// the next step.
 pub fn resolve_model(spec: &str, env: &ResolveEnv) -> Result<ModelFiles, ResolveError> {
     let bad = |reason: &str| ResolveError::Spec {
         spec: spec.to_owned(),
@@ -61,7 +70,8 @@ pub fn resolve_model(spec: &str, env: &ResolveEnv) -> Result<ModelFiles, Resolve
     })
 }
 
-/// `ORG/NAME[@REVISION]`; both parts become names of files and parts of addresses.
+/// Splits `ORG/NAME[@REVISION]`. Both parts become names of files and parts of addresses, so only
+/// letters, digits, `-`, `_` and `.` are accepted, and `/` in revisions.
 fn parse_repo(text: &str) -> Result<(&str, &str), String> {
     let (repo, revision) = text.split_once('@').unwrap_or((text, "main"));
     let word = |part: &str| {

@@ -1,4 +1,11 @@
-//! Weights of a safetensors directory: one `model.safetensors`, or shards under an index.
+//! Reads weights of a safetensors directory: one `model.safetensors`, or shards under an index.
+//!
+//! ```text
+//! header length u64 (little-endian) | header, JSON: name -> dtype, shape, [start, end) | tensor data
+//! ```
+//!
+//! The length of the file must be exactly that of its header and data: a download that was cut is
+//! found at once.
 
 use crate::dequant::{StoredType, read_decoded};
 use crate::source::{FileSource, ReadAt};
@@ -8,28 +15,35 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Longest header of the format.
+/// Maximum length of a header, as the format defines it.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
-/// Longest index accepted; a thousand tensors take some 100 KB.
+/// Maximum length of an index, 64 MiB; a thousand tensors take some 100 KB.
 const MAX_INDEX_BYTES: u64 = 64 << 20;
+/// Name of the weights of a model that has no shards.
 pub(crate) const SINGLE: &str = "model.safetensors";
+/// Name of the list that gives the shard of each tensor.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
-/// Why safetensors files are not usable.
+/// Reasons for which safetensors files are not usable.
 #[derive(Debug, thiserror::Error)]
 pub enum SafetensorsError {
+    /// A directory without weights of this format.
     #[error("{}: neither `{SINGLE}` nor `{INDEX}` is there", .0.display())]
     NoWeights(PathBuf),
+    /// A header that is not the format's, or a tensor that is in two files.
     #[error("{}: header is corrupt: {reason}", path.display())]
     Header { path: PathBuf, reason: String },
+    /// An index that is not the format's, or that names a wrong shard.
     #[error("{}: index is corrupt: {reason}", path.display())]
     Index { path: PathBuf, reason: String },
+    /// The file is shorter or longer than its header says.
     #[error("{}: holds {actual} bytes, its header describes {expected}: the file is truncated or damaged", path.display())]
     Length {
         path: PathBuf,
         actual: u64,
         expected: u64,
     },
+    /// A type that is not read, such as a quantized one.
     #[error("{}: tensor `{name}` is stored as {found}, supported are F32, F16 and BF16", path.display())]
     Dtype {
         path: PathBuf,
@@ -40,7 +54,7 @@ pub enum SafetensorsError {
     Io { path: PathBuf, error: io::Error },
 }
 
-/// Where a tensor lies.
+/// Shape, type and place of a tensor.
 #[derive(Debug)]
 struct Place {
     shard: usize,
@@ -62,7 +76,11 @@ struct Index {
 }
 
 impl Safetensors {
-    /// Opens the weights of a directory as the Hugging Face hub lays it out.
+    /// Opens the weights of a directory as the Hugging Face hub lays it out. Reads headers alone.
+    ///
+    /// # Errors
+    /// If there are no weights, a shard is missing or damaged, or a tensor is not in the shard that
+    /// the index names.
     pub fn open_dir(dir: &Path) -> Result<Self, SafetensorsError> {
         let index_path = dir.join(INDEX);
         if dir.join(SINGLE).exists() {
@@ -93,7 +111,7 @@ impl Safetensors {
         Ok(weights)
     }
 
-    /// Opens one file.
+    /// Opens one file, of any name.
     pub fn open_file(path: &Path) -> Result<Self, SafetensorsError> {
         let mut weights = Self {
             shards: Vec::new(),
@@ -103,6 +121,7 @@ impl Safetensors {
         Ok(weights)
     }
 
+    /// Adds the tensors of a file.
     fn add(&mut self, path: &Path) -> Result<(), SafetensorsError> {
         let io = |error| SafetensorsError::Io {
             path: path.to_owned(),
@@ -164,7 +183,13 @@ impl Safetensors {
         self.tensors.get(name).map(|place| place.shape.as_slice())
     }
 
-    /// Decodes tensor `name`, which must exist, into `out`, which must hold exactly its values.
+    /// Decodes tensor `name` into `out`.
+    ///
+    /// # Errors
+    /// If reading fails.
+    ///
+    /// # Panics
+    /// If there is no such tensor, or `out` does not hold exactly its values.
     pub fn read_tensor(&self, name: &str, out: &mut [f32]) -> Result<(), SafetensorsError> {
         let place = &self.tensors[name];
         assert_eq!(
@@ -221,7 +246,7 @@ fn read_header(path: &Path, source: &dyn ReadAt) -> Result<(Metadata, u64), Safe
     Ok((metadata, data_start))
 }
 
-/// The file of each tensor. Names of files stay inside the directory.
+/// The shard of each tensor. Names of files cannot leave the directory.
 pub(crate) fn read_index(path: &Path) -> Result<BTreeMap<String, String>, SafetensorsError> {
     let corrupt = |reason: String| SafetensorsError::Index {
         path: path.to_owned(),

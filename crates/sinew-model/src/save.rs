@@ -1,4 +1,4 @@
-//! Writing a model as a directory that `transformers` and this crate load.
+//! Writes a model as a directory that `transformers`, outside engines and this crate load.
 
 use crate::load::LoadError;
 use crate::params::Params;
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 pub enum SaveDtype {
     /// Exact.
     F32,
-    /// Half the size; values are rounded to 8 bits of precision.
+    /// Half the size; values are rounded to nearest, 8 bits of precision.
     Bf16,
 }
 
@@ -29,7 +29,8 @@ impl SaveDtype {
     }
 }
 
-/// A tensor on its way into a file; read and converted when it is written, one at a time.
+/// A tensor on its way into a file. It is read and converted when it is written, one at a time, so
+/// that saving needs memory for one tensor alone.
 struct Stored<'a> {
     source: &'a dyn TensorSource,
     name: &'a str,
@@ -76,8 +77,11 @@ impl View for Stored<'_> {
 /// Writes `config.json`, `model.safetensors` and `extra` (name, bytes: tokenizer files and such)
 /// into `dir`, which must not exist or be empty.
 ///
-/// The directory appears complete or not at all: everything is written and synced beside it under
-/// a temporary name first, and renamed at the end.
+/// The directory appears complete or not at all: everything is written and synced in a hidden
+/// directory next to it first, and renamed at the end.
+///
+/// # Errors
+/// If `dir` has content, the disk is full, or an extra file has the name of another one.
 pub fn save_pretrained(
     dir: &Path,
     params: &Params,
@@ -127,14 +131,15 @@ pub(crate) fn write_tensors(
     // `transformers` refuses files without this mark.
     let info = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     safetensors::serialize_to_file(tensors, Some(info), path).map_err(|e| failed(e.to_string()))?;
-    // The library makes files that their owner alone can read; engines may be someone else.
+    // The library makes files that only their owner can read; engines often run as another user.
     fs::set_permissions(path, fs::Permissions::from_mode(0o644))
         .and_then(|()| File::open(path))
         .and_then(|file| file.sync_all())
         .map_err(|e| failed(e.to_string()))
 }
 
-/// Runs `fill` on an empty directory beside `dir` and renames it to `dir` when that succeeds.
+/// Runs `fill` on an empty directory next to `dir` and renames it to `dir` when that succeeds.
+/// After an error it is removed.
 pub(crate) fn write_dir(
     dir: &Path,
     fill: impl FnOnce(&Path) -> Result<(), LoadError>,
@@ -173,11 +178,12 @@ pub(crate) fn write_dir(
     sync(&parent)
 }
 
-/// Temporary directories are private; a saved model is as readable as any other directory.
+/// Makes a saved model as readable as any other directory: temporary directories are private.
 fn set_readable(dir: &Path) -> std::io::Result<()> {
     fs::set_permissions(dir, fs::Permissions::from_mode(0o755))
 }
 
+/// Writes and syncs a file.
 pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), LoadError> {
     let failed = |error| LoadError::Io {
         path: path.to_owned(),
@@ -189,7 +195,7 @@ pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), LoadError> {
         .map_err(failed)
 }
 
-/// `name`, if it is the name of a file and not a path.
+/// Checks that `name` is the name of a file that is not written already, and not a path.
 fn plain<'a>(dir: &Path, name: &'a str) -> Result<&'a str, LoadError> {
     let taken = name == "config.json" || name == "model.safetensors";
     if name.is_empty() || name.starts_with('.') || name.contains('/') || taken {

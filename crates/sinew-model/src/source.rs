@@ -1,7 +1,7 @@
-//! Bytes of weight files, read by position.
+//! Reads bytes of weight files by position.
 //!
-//! Positioned reads instead of a memory map: a file that shrinks while it is read becomes an
-//! error here, where a map would end the process.
+//! Positioned reads instead of a memory map: a file that shrinks while it is read becomes an error
+//! here, where a map would end the process.
 
 use std::fmt;
 use std::fs::File;
@@ -19,7 +19,10 @@ pub trait ReadAt: Send + Sync + fmt::Debug {
         self.len() == 0
     }
 
-    /// Fills `buffer` from `offset`; an error when the bytes end before.
+    /// Fills `buffer` from byte `offset` on.
+    ///
+    /// # Errors
+    /// If the bytes end before the buffer is full, or reading fails.
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
 }
 
@@ -81,6 +84,7 @@ pub(crate) struct Cursor<'a> {
     buffer_start: u64,
 }
 
+/// Bytes that a [`Cursor`] reads at once.
 const CURSOR_BYTES: u64 = 1 << 16;
 
 impl<'a> Cursor<'a> {
@@ -97,6 +101,7 @@ impl<'a> Cursor<'a> {
         self.position
     }
 
+    /// Bytes from the position to the end.
     pub(crate) fn remaining(&self) -> u64 {
         self.source.len().saturating_sub(self.position)
     }

@@ -1,11 +1,16 @@
-//! The configuration that a GGUF's metadata describes.
+//! The configuration that a GGUF's metadata describes. Keys are `ARCHITECTURE.field`.
 
 use super::{GgufMetadata, KIND};
 use crate::config::{ConfigError, Family, ModelConfig, RopeScaling};
 
 impl ModelConfig {
-    /// Reads the metadata of a GGUF. `has_output`: the file has a tensor `output.weight` (else
-    /// the embeddings are tied); `rope_divisors`: the values of `rope_freqs.weight`, if it is there.
+    /// Reads the metadata of a GGUF. `has_output`: the file has a tensor `output.weight` (else the
+    /// embeddings are tied); `rope_divisors`: the values of `rope_freqs.weight`, if it is there,
+    /// which hold the Llama 3 scaling as one divisor for each frequency.
+    ///
+    /// # Errors
+    /// If a key is missing or out of range, or the model is one that this crate does not compute
+    /// (experts, other rope scaling, keys and values of different widths).
     pub fn from_gguf(
         meta: &GgufMetadata,
         has_output: bool,
@@ -67,6 +72,7 @@ impl ModelConfig {
     }
 }
 
+/// Refuses metadata that would need another computation.
 fn refuse_unsupported_gguf(meta: &GgufMetadata, arch: &str) -> Result<(), ConfigError> {
     let refuse = |field: String, found: String, supported| {
         Err(ConfigError::Unsupported {

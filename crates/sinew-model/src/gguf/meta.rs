@@ -1,4 +1,7 @@
 //! Typed metadata of a GGUF, with the tokenizer's parts by name.
+//!
+//! Every accessor returns `Ok(None)` (or an error for `need_…`) when the key is absent, and an
+//! error that names the key, the value and the expected type when it is of another type.
 
 use crate::config::ConfigError;
 use sinew_types::TokenId;
@@ -30,7 +33,7 @@ pub struct GgufMetadata {
 }
 
 impl GgufValue {
-    /// What an error shows: arrays and long texts are cut.
+    /// The value as an error shows it: arrays and long texts are cut.
     fn show(&self) -> String {
         match self {
             Self::Uint(v) => v.to_string(),
@@ -106,7 +109,8 @@ impl GgufMetadata {
         }
     }
 
-    /// A size. An array (one entry for each layer) is accepted when its entries are equal.
+    /// A size from 1 to 2^24. An array (one entry for each layer) is accepted when its entries are
+    /// equal.
     pub fn size(&self, key: &str) -> Result<Option<usize>, ConfigError> {
         let expected = "an integer from 1 to 16777216, equal in all layers";
         let value = match self.get(key) {

@@ -1,5 +1,12 @@
 //! GGUF files, versions 2 and 3 (little-endian): header, metadata, tensors.
 //!
+//! ```text
+//! "GGUF" | version u32 | tensor count u64 | metadata count u64
+//! metadata: key (u64 length + UTF-8) | type u32 | value            repeated
+//! tensors:  name | dimensions u32 | sizes u64 each | type u32 | offset u64   repeated
+//! padding to the alignment (`general.alignment`, 32 by default) | tensor data
+//! ```
+//!
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>. Every count and offset of a
 //! file is compared with its length before memory is taken or bytes are read.
 
@@ -16,28 +23,33 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-/// How errors call this kind of file.
+/// Name of this kind of file in errors.
 pub(crate) const KIND: &str = "GGUF";
 
 /// Longest key of the format.
 const MAX_KEY_BYTES: u64 = 65_535;
 /// Longest text accepted; chat templates are the longest in practice, some 10 KB.
 const MAX_STRING_BYTES: u64 = 16 << 20;
+/// Maximum dimensions of a tensor, as in ggml.
 const MAX_DIMS: u32 = 4;
 /// Fewest bytes of a tensor's entry: name length, one dimension, type, offset.
 const MIN_TENSOR_ENTRY: u64 = 8 + 4 + 4 + 8;
 /// Fewest bytes of a metadata entry: key length, type, one byte.
 const MIN_KV_ENTRY: u64 = 8 + 4 + 1;
-/// Capacity taken on a file's word alone; vectors grow from there with the bytes really read.
+/// Maximum capacity that is allocated on a file's word alone, in elements; vectors grow from there
+/// with the bytes really read.
 const MAX_TRUSTED_CAPACITY: usize = 1 << 16;
 
-/// Why a file is not a usable GGUF.
+/// Reasons for which a file is not a usable GGUF.
 #[derive(Debug, thiserror::Error)]
 pub enum GgufError {
+    /// Not a GGUF at all.
     #[error("not a GGUF: the file starts with {found:02x?}, expected \"GGUF\"")]
     Magic { found: [u8; 4] },
+    /// Version 1, a later one, or big-endian.
     #[error("GGUF version {0} is not supported: supported are 2 and 3 (little-endian)")]
     Version(u32),
+    /// The file ends before something that its header describes.
     #[error(
         "GGUF is truncated or corrupt: {what} at byte {position} needs {needed} bytes, {remaining} remain"
     )]
@@ -47,13 +59,16 @@ pub enum GgufError {
         needed: u64,
         remaining: u64,
     },
+    /// The header contradicts itself.
     #[error("GGUF is corrupt: {0}")]
     Corrupt(String),
+    /// A stored type that is not decoded here.
     #[error(
         "tensor `{name}` has type {number}, which is not supported: supported are {}",
         StoredType::GGML_SUPPORTED
     )]
     TensorType { name: String, number: u32 },
+    /// A tensor that was asked for is not in the file.
     #[error("tensor `{0}` is not in the file")]
     NoTensor(String),
     #[error(transparent)]
@@ -62,11 +77,12 @@ pub enum GgufError {
     Io(#[from] io::Error),
 }
 
-/// Where a tensor lies.
+/// Shape, type and place of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GgufTensor {
     /// Row-major: the last dimension is contiguous (GGUF lists them the other way round).
     pub shape: Vec<usize>,
+    /// How its values are stored.
     pub stored: StoredType,
     /// Byte at which it starts in the file.
     pub offset: u64,
@@ -83,12 +99,16 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    /// Opens a file and reads its header.
+    /// Opens a file and reads its header; no tensor data is read.
     pub fn open(path: &Path) -> Result<Self, GgufError> {
         Self::read(Box::new(FileSource::open(path)?))
     }
 
     /// Reads the header of `source`.
+    ///
+    /// # Errors
+    /// If the file is not a GGUF, a key or a tensor appears twice, or a tensor lies outside the
+    /// file.
     pub fn read(source: Box<dyn ReadAt>) -> Result<Self, GgufError> {
         let mut reader = Reader(Cursor::new(&*source));
         let magic: [u8; 4] = reader.array("magic")?;
@@ -141,7 +161,13 @@ impl Gguf {
         &self.tensors
     }
 
-    /// Decodes tensor `name` into `out`, which must hold exactly its values.
+    /// Decodes tensor `name` into `out`.
+    ///
+    /// # Errors
+    /// If there is no such tensor or reading fails.
+    ///
+    /// # Panics
+    /// If `out` does not hold exactly the tensor's values.
     pub fn read_tensor(&self, name: &str, out: &mut [f32]) -> Result<(), GgufError> {
         let tensor = self
             .tensors
@@ -154,6 +180,7 @@ impl Gguf {
     }
 }
 
+/// Alignment of tensor data in bytes: a multiple of 8, at most 1 MiB.
 fn alignment(meta: &GgufMetadata) -> Result<u64, GgufError> {
     let alignment = meta.uint("general.alignment")?.unwrap_or(32);
     if alignment == 0 || alignment % 8 != 0 || alignment > 1 << 20 {
@@ -198,6 +225,7 @@ fn place(
 struct Reader<'a>(Cursor<'a>);
 
 impl Reader<'_> {
+    /// Refuses to read more bytes than remain.
     fn need(&self, what: &str, needed: u64) -> Result<(), GgufError> {
         let remaining = self.0.remaining();
         if needed > remaining {
@@ -236,6 +264,7 @@ impl Reader<'_> {
         usize::try_from(count).map_err(|_| GgufError::Corrupt(format!("{what} is {count}")))
     }
 
+    /// A UTF-8 text of at most `limit` bytes.
     fn string(&mut self, what: &str, limit: u64) -> Result<String, GgufError> {
         let len = self.u64(what)?;
         self.need(what, len)?;
@@ -249,6 +278,7 @@ impl Reader<'_> {
         String::from_utf8(bytes).map_err(|_| GgufError::Corrupt(format!("{what} is not UTF-8")))
     }
 
+    /// A metadata value of type `kind`, 0 to 12.
     fn value(&mut self, key: &str, kind: u32) -> Result<GgufValue, GgufError> {
         Ok(match kind {
             0 => GgufValue::Uint(self.array::<1>(key)?[0].into()),
@@ -282,6 +312,7 @@ impl Reader<'_> {
         }
     }
 
+    /// An array: element type, count, elements. Arrays of arrays are refused.
     fn list(&mut self, key: &str) -> Result<GgufArray, GgufError> {
         let kind = self.u32(key)?;
         let min_bytes = match kind {
@@ -342,6 +373,7 @@ impl Reader<'_> {
         Ok(tensors)
     }
 
+    /// One entry of the tensor table; its offset is still relative to the data section.
     fn tensor(&mut self, name: &str) -> Result<GgufTensor, GgufError> {
         let dims = self.u32("tensor dimensions")?;
         if dims > MAX_DIMS {

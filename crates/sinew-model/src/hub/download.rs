@@ -2,6 +2,11 @@
 //!
 //! Not by hf-hub (0.5): it compares no content with its hash, and bounds neither the size of a file
 //! nor the time of a transfer.
+//!
+//! A file is written as `blobs/ETAG.incomplete` under a lock that `huggingface_hub` takes as well,
+//! compared with its SHA-256, and renamed; links in `snapshots/` are made last. So a killed
+//! download is resumed by the next one, and a snapshot that is complete by its names is complete by
+//! its content.
 
 use super::SIDE_FILES;
 use crate::lookup::{Progress, ResolveEnv};
@@ -18,17 +23,23 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// Maximum length of the hub's list of files.
 const MAX_API_BYTES: u64 = 16 << 20;
+/// Maximum size of a file, 1 TiB.
 const MAX_FILE_BYTES: u64 = 1 << 40;
+/// Maximum redirects of one request.
 const MAX_REDIRECTS: usize = 5;
 /// Attempts in a row that bring no byte before a download is given up.
 const MAX_ATTEMPTS: u32 = 4;
+/// Pause after the first failed attempt; doubles with each one.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// Limit of a TCP and TLS connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Wall time of a question about a file.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// Wall time of one attempt at a transfer; the next goes on where it ended.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(300);
+/// Size of a copied piece; progress is reported after each.
 const COPY_BYTES: usize = 1 << 18;
 
 /// One repository of the hub and its folder in the cache.
@@ -41,8 +52,10 @@ pub(super) struct Hub<'a> {
     direct: Client,
 }
 
+/// The hub's list of a revision's files.
 #[derive(Deserialize)]
 struct Revision {
+    /// The commit that the revision names now.
     sha: String,
     siblings: Vec<Sibling>,
 }
@@ -52,21 +65,28 @@ struct Sibling {
     rfilename: String,
 }
 
-/// What the hub says about a file.
+/// Identity and size of a file, as the hub reports them.
 struct Remote {
     /// Name of the content in the cache: SHA-256 of large files, git's id of small ones.
     etag: String,
+    /// Size in bytes, if the hub reports it.
     size: Option<u64>,
 }
 
-/// An error that another attempt may not meet, or one that stays.
+/// How an attempt failed.
 enum Failure {
+    /// Another attempt can succeed: no answer, an interrupted transfer, a server that is
+    /// overloaded.
     Passing(String),
+    /// Another attempt would fail as well: no such file, no access, a local error.
     Final(String),
 }
 
 impl<'a> Hub<'a> {
-    /// `Err`: no client can be made, with the reason.
+    /// The client for `repo`, whose cache folder is `root`.
+    ///
+    /// # Errors
+    /// If no HTTP client can be made, with the reason.
     pub(super) fn new(repo: &'a str, root: &'a Path, env: &'a ResolveEnv) -> Result<Self, String> {
         Ok(Self {
             repo,
@@ -77,7 +97,12 @@ impl<'a> Hub<'a> {
         })
     }
 
-    /// Brings every needed file of `revision` into the cache; its directory.
+    /// Brings every needed file of `revision` into the cache and returns its directory:
+    /// `config.json`, tokenizer files, and the weights as one file or as the shards that the index
+    /// names.
+    ///
+    /// # Errors
+    /// With the address and the reason. Files that are complete stay in the cache.
     pub(super) fn snapshot(&self, revision: &str) -> Result<PathBuf, String> {
         let listing = self.listing(revision)?;
         let dir = self.root.join("snapshots").join(&listing.sha);
@@ -176,7 +201,8 @@ impl<'a> Hub<'a> {
         })
     }
 
-    /// Runs `attempt` until it succeeds, fails for good, or failed [`MAX_ATTEMPTS`] times.
+    /// Runs `attempt` until it succeeds, fails for good, or has failed [`MAX_ATTEMPTS`] times in a
+    /// row.
     fn retry<T>(&self, mut attempt: impl FnMut() -> Result<T, Failure>) -> Result<T, String> {
         let mut pause = FIRST_PAUSE;
         for left in (0..MAX_ATTEMPTS).rev() {
@@ -266,6 +292,8 @@ impl<'a> Hub<'a> {
         Ok(file)
     }
 
+    /// Downloads a file next to its final name, checks it, and renames it. Attempts are counted
+    /// anew after each one that has brought bytes.
     fn blob(&self, url: &str, name: &str, remote: &Remote, blob: &Path) -> Result<(), String> {
         let partial = blob.with_file_name(format!("{}.incomplete", remote.etag));
         let failed = |error: io::Error| format!("{}: {error}", partial.display());
@@ -373,7 +401,7 @@ fn client(redirects: Policy) -> Result<Client, String> {
         .map_err(|error| cause(&error))
 }
 
-/// The innermost reason of an error: what is around it repeats the address.
+/// The innermost reason of an error: the outer ones repeat the address.
 fn cause(error: &(dyn Error + 'static)) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {
@@ -382,7 +410,8 @@ fn cause(error: &(dyn Error + 'static)) -> String {
     cause.to_string()
 }
 
-/// Compares a large file with its SHA-256; small ones are held by their length alone.
+/// Compares a large file with its SHA-256. Small files have git's id as their name, and are checked
+/// by length alone.
 fn verify(file: &mut File, remote: &Remote) -> Result<(), String> {
     let is_sha256 = remote.etag.len() == 64 && remote.etag.bytes().all(|b| b.is_ascii_hexdigit());
     if !is_sha256 {

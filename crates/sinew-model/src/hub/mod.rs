@@ -1,5 +1,7 @@
 //! Models of the Hugging Face hub, in the cache layout that `huggingface_hub` uses:
 //! `models--ORG--NAME/{refs/REVISION, snapshots/COMMIT/FILE -> ../../blobs/ETAG, blobs/ETAG}`.
+//!
+//! So a model that `hf download` has fetched is found here, and the other way round.
 
 #[cfg(feature = "hub")]
 mod download;
@@ -24,6 +26,10 @@ const SIDE_FILES: [&str; 9] = [
 ];
 
 /// The directory of one revision, from the cache or (unless offline) from the hub.
+///
+/// # Errors
+/// Offline, if the cache has not all of its weights; online, if the hub does not answer or a file
+/// is damaged.
 pub(crate) fn snapshot(
     repo: &str,
     revision: &str,
@@ -35,7 +41,7 @@ pub(crate) fn snapshot(
     let cached = cached_snapshot(&root, revision);
     let is_commit = is_commit(revision);
     match cached {
-        // What a commit means never changes; what a branch means is asked anew.
+        // A commit never changes; a branch can, so the hub is asked for it again.
         Some(dir) if is_commit || env.offline => Ok(dir),
         _ if env.offline => Err(ResolveError::Offline {
             repo: repo.to_owned(),
@@ -97,6 +103,7 @@ fn cached_snapshot(root: &Path, revision: &str) -> Option<PathBuf> {
     (is_commit(&commit) && is_complete(&dir)).then_some(dir)
 }
 
+/// Whether a snapshot has a configuration and all of its weights, every shard of an index included.
 fn is_complete(dir: &Path) -> bool {
     let has = |name: &str| dir.join(name).is_file();
     let sharded = || {

@@ -1,4 +1,8 @@
-//! Memory of a training pass: taken once, reused by every pass that fits.
+//! Memory of a training pass: allocated once, reused by every pass that fits.
+//!
+//! Values per row and layer with [`Keep::All`]: `2 q + 2 kv` (queries, keys, values and attention's
+//! output) `+ d` (the residual stream) `+ 2 ff` (gate and up) `+ heads`, and more for models with
+//! q/k norms. [`Activations::bytes_per_row`] has the sum.
 
 use crate::config::ModelConfig;
 use crate::decoder::{ForwardError, check_index};
@@ -8,21 +12,24 @@ use sinew_tensor::ops::NOWHERE;
 use sinew_tensor::{Buffer, Scratch};
 use sinew_types::TokenId;
 
-/// Logits (640 MiB) that a forward pass with gradients keeps at most, of some of the asked rows.
+/// Maximum logits (640 MiB of f32) that a forward pass with gradients keeps, of some of the asked
+/// rows; the backward pass computes those of the others again.
 const KEPT_LOGITS: usize = 160 << 20;
 
-/// What a forward pass keeps for the backward pass.
+/// How much of a forward pass is kept for the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
     /// Everything: fastest; see [`Activations::bytes_per_row`].
     All,
     /// The input of each layer; the backward pass computes each layer again, a third more work.
     LayerInputs,
-    /// Nothing: log-probabilities without gradients.
+    /// Nothing: log-probabilities without gradients. Memory does not grow with the number of
+    /// layers.
     Nothing,
 }
 
-/// What one layer's backward pass reads beside its input. Rows first in all shapes.
+/// Values of one layer that its backward pass reads in addition to its input. Shapes are those of
+/// one row.
 #[derive(Debug, Default)]
 pub(super) struct LayerActs {
     /// `[q + k + v]`, normalized and rotated.
@@ -34,11 +41,11 @@ pub(super) struct LayerActs {
     pub(super) k_rstd: Buffer,
     /// `[q]`: attention's output.
     pub(super) attended: Buffer,
-    /// `[heads]`
+    /// `[heads]`: logarithm of attention's denominators.
     pub(super) lse: Buffer,
     /// `[d]`: residual stream between attention and feed-forward.
     pub(super) x_mid: Buffer,
-    /// `[2 ff]`
+    /// `[2 ff]`: before the activation.
     pub(super) gate_up: Buffer,
 }
 
@@ -67,7 +74,7 @@ impl LayerActs {
     }
 }
 
-/// Buffers that every layer uses anew.
+/// Buffers that every layer uses again.
 #[derive(Debug, Default)]
 pub(super) struct Work {
     /// `[rows, d]`: normalized input of a projection.
@@ -86,13 +93,14 @@ pub(super) struct Work {
     pub(super) d_outer: Scratch,
     /// `[rows, q + k + v]`, for models with q/k norms.
     pub(super) d_raw: Scratch,
-    /// Gradients of norms that nobody wants.
+    /// Gradients of norms that are not trained, because adapters are.
     pub(super) unused: Scratch,
     pub(super) lora: LoraWork,
     pub(super) attention: AttentionScratch,
     pub(super) logprob: LogprobScratch,
 }
 
+/// Buffers of adapters.
 #[derive(Debug, Default)]
 pub(super) struct LoraWork {
     /// `[rows, ranks]` each.
@@ -103,8 +111,8 @@ pub(super) struct LoraWork {
     pub(super) scaled: Vec<f32>,
 }
 
-/// Rows that leave the last layer, when they are not all: those at which something may be asked. Of the
-/// others the last layer computes what rows after them see, keys and values.
+/// Rows that leave the last layer, if not all do: those whose outputs are asked for. Of the others
+/// the last layer computes keys and values alone, which later rows read.
 #[derive(Debug)]
 pub(super) struct Leaving {
     /// Ascending, without duplicates.
@@ -131,7 +139,7 @@ impl Leaving {
     }
 }
 
-/// Places in the last hidden states at which something is asked, with these states.
+/// Places in the last hidden states at which outputs are asked for, with these states.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
     pub(super) places: Vec<u32>,
@@ -146,7 +154,7 @@ pub(super) struct Asked {
     pub(super) dx: Scratch,
 }
 
-/// The items' masks, kept for the backward pass.
+/// The items' masks, copied for the backward pass.
 #[derive(Debug, Default)]
 pub(super) struct KeptMasks {
     /// 0: there are none.
@@ -175,11 +183,12 @@ impl KeptMasks {
     }
 }
 
-/// State and memory of the last forward pass.
+/// State and memory of the last forward pass. One serves one pass at a time; `logprobs`, `values`
+/// and `backward` refer to the forward pass before them.
 #[derive(Debug)]
 pub struct Activations {
     pub(super) keep: Keep,
-    /// Rows for which there is room.
+    /// Rows that fit into the buffers.
     capacity: usize,
     pub(super) tokens: Vec<TokenId>,
     pub(super) layout: Option<TreeLayout>,
@@ -192,18 +201,18 @@ pub struct Activations {
     pub(super) work: Work,
     pub(super) items: Asked,
     pub(super) targets: Vec<TokenId>,
-    /// Of the items; empty: 1 for all.
+    /// Temperature of each item; empty: 1 for all.
     pub(super) temperatures: Vec<f32>,
     pub(super) masks: KeptMasks,
     pub(super) logprob: Vec<f32>,
     pub(super) lse: Vec<f32>,
-    /// Empty when it was not asked for.
+    /// Entropy of each item, in nats; empty if it was not asked for.
     pub(super) entropy: Vec<f32>,
     pub(super) values: Asked,
 }
 
 impl Activations {
-    /// No memory yet: it grows with the largest pass.
+    /// Activations without memory yet: they grow with the largest pass.
     pub fn new(keep: Keep) -> Self {
         let logits = match keep {
             Keep::All | Keep::LayerInputs => KEPT_LOGITS,
@@ -233,7 +242,7 @@ impl Activations {
         }
     }
 
-    /// What it keeps.
+    /// How much of a pass they keep.
     pub fn keep(&self) -> Keep {
         self.keep
     }
@@ -255,7 +264,7 @@ impl Activations {
         (layers * layer + inputs * c.d_model + work) * size_of::<f32>()
     }
 
-    /// Room for `rows` rows; keeps what is there when it suffices.
+    /// Makes space for `rows` rows; nothing is allocated if they fit already.
     pub(super) fn reserve(&mut self, c: &ModelConfig, rows: usize) {
         let layers = if self.keep == Keep::All { c.layers } else { 1 };
         let inputs = if self.keep == Keep::Nothing {
@@ -282,7 +291,10 @@ impl Activations {
             .collect();
     }
 
-    /// Layout and rows of the last forward pass.
+    /// Layout of the last forward pass.
+    ///
+    /// # Errors
+    /// If there was none.
     pub(super) fn current(&self) -> Result<TreeLayout, ForwardError> {
         self.layout
             .clone()

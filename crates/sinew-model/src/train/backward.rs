@@ -1,5 +1,9 @@
-//! The backward pass: from the gradients of log-probabilities, entropies and values to those of
-//! the weights or adapters.
+//! The backward pass: from the gradients of log-probabilities, entropies and values to those of the
+//! weights or adapters.
+//!
+//! Layers run from the last to the first. The gradient of the residual stream is in one buffer
+//! (`dx`) that every layer reads and updates; sums over rows run in a fixed order, so that the same
+//! inputs give the same bits.
 
 use super::activations::{Activations, Asked, Keep, LayerActs, Leaving, Work};
 use super::value::{ValueGrads, ValueHead};
@@ -11,20 +15,26 @@ use sinew_tensor::logprob::{LinearLogprob, LogprobGrad, linear_logprob_backward}
 use sinew_tensor::{Mat, MatMut, ops};
 use std::ops::Range;
 
-/// Gradients of the loss by a pass's outputs.
+/// Gradients of the loss with respect to a pass's outputs.
 #[derive(Debug, Default)]
 pub struct OutputGrads<'a> {
-    /// By each item's log-probability, `[items]`; empty when no items were asked for.
+    /// With respect to each item's log-probability, `[items]`; empty if no items were asked for.
     pub d_logprob: &'a [f32],
-    /// By each item's entropy, `[items]`; empty when it does not enter the loss.
+    /// With respect to each item's entropy, `[items]`; empty if entropy is no part of the loss.
     pub d_entropy: &'a [f32],
-    /// By the values of the last [`TrainModel::values`], with the head and its gradients.
+    /// With respect to the values of the last [`TrainModel::values`], `[rows]`, with the head and
+    /// its gradients.
     pub values: Option<(&'a ValueHead, &'a [f32], &'a mut ValueGrads)>,
 }
 
 impl TrainModel {
     /// Adds the gradients of the last forward pass to `grads`: of all weights, or of the adapters
-    /// alone when `weights` has some.
+    /// alone when `weights` has some. `weights` must be those of the forward pass. Costs about
+    /// twice the forward pass, and three times with [`Keep::LayerInputs`].
+    ///
+    /// # Errors
+    /// If `acts` keeps nothing, a length does not fit, or `grads` are of the wrong kind; then
+    /// `grads` are unchanged.
     pub fn backward(
         &self,
         dev: &sinew_tensor::Cpu,
@@ -71,6 +81,7 @@ impl TrainModel {
 }
 
 impl Pass<'_> {
+    /// Refuses gradients that do not fit the forward pass.
     fn check(
         &self,
         acts: &Activations,
@@ -314,7 +325,7 @@ impl Pass<'_> {
     }
 }
 
-/// Where a norm's gradient goes: away, when only adapters are trained.
+/// Where a norm's gradient is written: to working memory, if only adapters are trained.
 fn norm_grads<'a>(
     grads: &'a mut Grads,
     unused: &'a mut sinew_tensor::Scratch,

@@ -9,16 +9,22 @@ use sinew_tensor::logprob::{LinearLogprob, LogprobOut, Masks, linear_logprob_for
 use sinew_tensor::{Mat, MatMut, ops};
 use sinew_types::TokenId;
 
-/// What [`TrainModel::logprobs`] computed, `[items]` each, in nats.
+/// Results of [`TrainModel::logprobs`], `[items]` each, in nats.
 #[derive(Clone, Copy, Debug)]
 pub struct Logprobs<'a> {
+    /// Natural logarithm of each target's probability.
     pub logprob: &'a [f32],
     /// Entropy of each item's whole distribution; empty when it was not asked for.
     pub entropy: &'a [f32],
 }
 
 impl TrainModel {
-    /// Computes the hidden states of `tokens` `[layout.rows()]` and keeps what `acts` is to keep.
+    /// Computes the hidden states of `tokens` `[layout.rows()]`, which is what
+    /// [`TrainModel::logprobs`] and [`TrainModel::values`] read. `acts` keeps as much of it as its
+    /// [`Keep`] says.
+    ///
+    /// # Errors
+    /// If tokens or positions do not exist, or the weights are of another decoder.
     pub fn forward(
         &self,
         dev: &sinew_tensor::Cpu,
@@ -31,10 +37,10 @@ impl TrainModel {
         self.forward_for(dev, weights, tokens, layout, &all, acts)
     }
 
-    /// [`TrainModel::forward`] when nothing will be asked at other rows than `asked` (in any order, repeated
-    /// or not): the last layer computes keys and values alone of the others. What is asked, and the
-    /// gradients, are those of the whole pass; only sums over rows in the gradient of the last layer's second
-    /// norm are grouped differently.
+    /// [`TrainModel::forward`] if outputs are asked for at the rows `asked` alone (in any order,
+    /// repeated or not): the last layer computes only keys and values of the others. Outputs and
+    /// gradients are those of the whole pass; only sums over rows in the gradient of the last
+    /// layer's second norm are grouped differently.
     pub fn forward_for(
         &self,
         dev: &sinew_tensor::Cpu,
@@ -82,7 +88,7 @@ impl TrainModel {
         Ok(())
     }
 
-    /// [`TrainModel::logprobs_among`] all tokens.
+    /// [`TrainModel::logprobs_among`] all tokens, without masks.
     pub fn logprobs<'a>(
         &self,
         dev: &sinew_tensor::Cpu,
@@ -96,9 +102,16 @@ impl TrainModel {
     }
 
     /// Natural log-probability (and, with `entropy`, entropy) of each item `(row, target)` of the
-    /// last forward pass: of `target` as the token that follows row `row`. Rows may repeat.
-    /// `temperatures` `[items]`, above 0, divide the logits of each item; empty: 1 for all. The distribution
-    /// of an item with a mask is the softmax over the tokens that it allows, its target among them.
+    /// last forward pass: of `target` as the token that follows row `row`. Rows can repeat.
+    /// `temperatures` `[items]`, above 0, divide the logits of each item; empty: 1 for all. The
+    /// distribution of an item with a mask is the softmax over the tokens that it allows, its
+    /// target among them.
+    ///
+    /// Logits are computed in pieces and never stored as a whole `[items, vocab]`.
+    ///
+    /// # Errors
+    /// If there was no forward pass, a row or target does not exist, a temperature is not above 0,
+    /// or a mask bars its target.
     #[expect(clippy::too_many_arguments, reason = "one more than without masks")]
     pub fn logprobs_among<'a>(
         &self,

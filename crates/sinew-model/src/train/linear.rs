@@ -1,8 +1,8 @@
 //! Fused projections, with their adapters where there are some.
 //!
-//! Adapters are added to the weights, not to the products: so does the engine, and both have the same bits.
-//! In each pass that writes and reads every adapted matrix once more, which takes as long as `f32` products
-//! of about a hundred rows.
+//! Adapters are added to the weights, not to the products: so does the engine, and both have the
+//! same bits. In each pass that writes and reads every adapted matrix once more, which takes as
+//! long as `f32` products of about a hundred rows.
 
 use super::activations::LoraWork;
 use super::{Grads, GradsOf, Pass};
@@ -51,6 +51,7 @@ impl<'a> Adapters<'a> {
 }
 
 impl<'a> Pass<'a> {
+    /// Place, bias and shape of a site's matrix.
     fn fused(&self, site: Site) -> Fused {
         let c = self.config();
         let ranges = &self.layout().layers[site.layer];
@@ -74,6 +75,7 @@ impl<'a> Pass<'a> {
         }
     }
 
+    /// The adapters of a site, if it has some.
     fn adapters(&self, site: Site) -> Option<Adapters<'a>> {
         let lora = self.weights.lora?;
         let places = lora.layout().group(site.layer, site.group)?;
@@ -133,7 +135,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Gradients of [`Pass::linear`] from `dy` `[rows, n]`: overwrites `dx` `[rows, k]` (left out
-    /// where nobody needs it) and adds to `grads`.
+    /// where it is not needed) and adds to `grads`.
     pub(super) fn linear_backward(
         &self,
         site: Site,

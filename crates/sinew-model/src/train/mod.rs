@@ -5,6 +5,10 @@
 //! asked rows alone), `backward` (gradients added up in the layout of the weights, or of the
 //! adapters when there are some). All memory lives in [`Activations`] and [`Grads`] and is reused;
 //! weights are used as they are, so that nothing has to be prepared after an optimizer step.
+//!
+//! Rows are tokens of a tree: a row attends to its ancestors, so a prefix that several samples
+//! share is computed once. A path of the tree gives the bits of the same tokens as a sequence of
+//! their own.
 
 mod activations;
 mod backward;
@@ -26,7 +30,7 @@ use sinew_tensor::{Buffer, Cpu};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-/// A decoder that is trained; holds no weights.
+/// A decoder that is trained; holds no weights and no state of a pass.
 #[derive(Debug)]
 pub struct TrainModel {
     decoder: Decoder,
@@ -35,38 +39,39 @@ pub struct TrainModel {
 /// The weights of a pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Weights<'a> {
+    /// The base weights.
     pub params: &'a Params,
     /// With adapters, `params` is frozen: gradients are those of the adapters alone.
     pub lora: Option<&'a Lora>,
 }
 
 impl<'a> Weights<'a> {
-    /// All weights, no adapters.
+    /// All weights are trained, no adapters.
     pub fn full(params: &'a Params) -> Self {
         Self { params, lora: None }
     }
 }
 
-/// Whose gradients.
+/// The trained values that gradients belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GradsOf {
     Params,
     Lora,
 }
 
-/// Gradients in the layout of what is trained.
+/// Gradients in the layout of the trained values: of all weights, or of the adapters.
 #[derive(Debug)]
 pub struct Grads {
     values: Buffer,
     of: GradsOf,
-    /// The matrices of the layers: most of the values, each written once by a backward pass.
+    /// Places of the layers' matrices: most of the values, each written once by a backward pass.
     matrices: Vec<Range<usize>>,
-    /// The matrices count as zero whatever is there.
+    /// Whether the matrices count as zero, whatever their memory holds.
     pending: bool,
 }
 
 impl Grads {
-    /// Zeros for all weights.
+    /// Zero gradients of all weights.
     pub fn of_params(layout: &ParamLayout) -> Self {
         Self {
             values: Buffer::zeros(layout.total()),
@@ -76,7 +81,7 @@ impl Grads {
         }
     }
 
-    /// Zeros for adapters.
+    /// Zero gradients of adapters.
     pub fn of_lora(layout: &LoraLayout) -> Self {
         Self {
             values: Buffer::zeros(layout.table().total()),
@@ -92,9 +97,9 @@ impl Grads {
         self.pending = false;
     }
 
-    /// [`Grads::zero`] on all threads: one alone does not reach the speed of memory. The next backward pass
-    /// writes the matrices of the layers instead of adding to them; without one, [`Grads::settle`] has to
-    /// come before the values are used.
+    /// [`Grads::zero`] on all threads: one alone does not reach the speed of memory. The next
+    /// backward pass writes the matrices of the layers instead of adding to them; without one, call
+    /// [`Grads::settle`] before the values are used.
     pub fn restart(&mut self, dev: &Cpu) {
         let mut kept = 0;
         let mut others = Vec::with_capacity(self.matrices.len() + 1);
@@ -164,7 +169,10 @@ fn clear(dev: &Cpu, values: &mut [f32], ranges: &[Range<usize>]) {
 }
 
 impl TrainModel {
-    /// For sequences of at most `context` tokens (and at most the model's own context).
+    /// A decoder for sequences of at most `context` tokens (and at most the model's own context).
+    ///
+    /// # Errors
+    /// If the configuration is impossible.
     pub fn new(config: &ModelConfig, context: usize) -> Result<Self, ConfigError> {
         Ok(Self {
             decoder: Decoder::new(config, context)?,
@@ -195,7 +203,7 @@ impl TrainModel {
     }
 }
 
-/// What every step of a pass needs.
+/// The parts that every step of a pass reads.
 #[derive(Clone, Copy)]
 struct Pass<'a> {
     dev: &'a Cpu,

@@ -1,4 +1,5 @@
-//! The most likely tokens after given rows: what a teacher says beyond the sampled token.
+//! The most likely tokens after given rows: the part of a teacher's distribution that distillation
+//! over top-k tokens reads.
 
 use super::forward::check_temperatures;
 use super::{Activations, TrainModel, Weights};
@@ -11,7 +12,7 @@ use sinew_types::{TokenId, TokenLogprob};
 const CHUNK: usize = 32;
 
 impl TrainModel {
-    /// [`TrainModel::top_among`] all tokens.
+    /// [`TrainModel::top_among`] all tokens, without masks.
     pub fn top(
         &self,
         dev: &Cpu,
@@ -24,10 +25,13 @@ impl TrainModel {
         self.top_among(dev, weights, acts, rows, temperatures, None, k)
     }
 
-    /// The `k` most likely tokens (fewer where fewer are there, or allowed) after each of `rows` of the
+    /// The `k` most likely tokens (fewer if fewer exist or are allowed) after each of `rows` of the
     /// last forward pass, best first, of equal ones the lower id; natural log-probabilities under
     /// the softmax of the logits, divided by the row's entry in `temperatures` (`[rows]`, above 0;
-    /// empty: 1 for all), over the tokens that the row's mask allows. Rows may repeat.
+    /// empty: 1 for all), over the tokens that the row's mask allows. Rows can repeat.
+    ///
+    /// # Errors
+    /// As [`TrainModel::logprobs_among`], but a mask has no target to bar.
     #[expect(clippy::too_many_arguments, reason = "one more than without masks")]
     pub fn top_among(
         &self,

@@ -1,4 +1,7 @@
 //! A critic's output: one number from the last hidden state of a row.
+//!
+//! The head is linear and computed in f32 with every kernel set: tiles of bfloat16 would round its
+//! one output.
 
 use super::activations::{Activations, Asked};
 use super::{TrainModel, Weights};
@@ -6,7 +9,8 @@ use crate::decoder::{ForwardError, check_len};
 use crate::params::Random;
 use sinew_tensor::{Buffer, Cpu, Mat, MatMut};
 
-/// `value = w · h + b` with `h` the normalized last hidden state. Values are `[w, b]`.
+/// `value = w · h + b` with `h` the normalized last hidden state, `[d]`. Stored as `[w, b]`, `[d +
+/// 1]`.
 #[derive(Clone, Debug)]
 pub struct ValueHead {
     values: Buffer,
