@@ -3,55 +3,18 @@
 //! Names and shapes in the file's header are compared with the configuration before any buffer is
 //! allocated, and every value is checked to be finite.
 
-use crate::config::{ConfigError, Family, ModelConfig};
+use crate::config::{Family, ModelConfig};
+use crate::error::LoadError;
 use crate::gguf::{Gguf, GgufError, GgufMetadata, gguf_name};
 use crate::lookup::ModelFiles;
 use crate::params::{ParamEntry, ParamLayout, Params, TensorMismatch};
-use crate::safetensors::{Safetensors, SafetensorsError};
+use crate::safetensors::Safetensors;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Maximum length of a `config.json`, 16 MiB.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
-
-/// Reasons for which a model could not be loaded or saved.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    #[error("{}: {error}", path.display())]
-    Gguf { path: PathBuf, error: GgufError },
-    #[error(transparent)]
-    Safetensors(#[from] SafetensorsError),
-    /// The configuration is not usable.
-    #[error("{}: {error}", path.display())]
-    Config { path: PathBuf, error: ConfigError },
-    /// The file's tensors are not those of its configuration.
-    #[error("{}: {error}", path.display())]
-    Mismatch {
-        path: PathBuf,
-        error: TensorMismatch,
-    },
-    /// A weight is infinite or not a number.
-    #[error("{}: tensor `{name}` holds a value that is not finite", path.display())]
-    NotFinite { path: PathBuf, name: String },
-    /// The configuration ties output projection and embeddings, but the file has two different
-    /// ones.
-    #[error(
-        "{}: `lm_head.weight` differs from the embeddings, but config.json ties the two: set tie_word_embeddings to false or remove the tensor", .0.display()
-    )]
-    TiedHead(PathBuf),
-    #[error("{}: {error}", path.display())]
-    Io { path: PathBuf, error: io::Error },
-    /// The target cannot be written as asked.
-    #[error("{}: {reason}", path.display())]
-    Save { path: PathBuf, reason: String },
-    /// An adapter's configuration is not usable.
-    #[error("{}: {error}", path.display())]
-    Adapter {
-        path: PathBuf,
-        error: crate::lora::LoraError,
-    },
-}
 
 /// A model read from files.
 #[derive(Debug)]

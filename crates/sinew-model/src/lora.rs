@@ -7,7 +7,7 @@
 //! rank) B A`, in f32. So both have the same bits, which two products side by side would not have.
 
 use crate::config::ModelConfig;
-use crate::load::LoadError;
+use crate::error::{LoadError, LoraError};
 use crate::params::{ParamEntry, Params, Random, TensorMismatch, TensorTable};
 use crate::safetensors::Safetensors;
 use crate::save::{SaveDtype, write_dir, write_file, write_tensors};
@@ -115,31 +115,6 @@ impl Group {
             Self::Down => &[Projection::Down],
         }
     }
-}
-
-/// Reasons for which adapters are not usable.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum LoraError {
-    /// A name that is no projection.
-    #[error(
-        "LoRA target `{0}` is unknown: use q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
-    )]
-    Target(String),
-    /// No projection at all.
-    #[error("LoRA has no target: name at least one projection")]
-    NoTarget,
-    /// A projection that is named twice.
-    #[error("LoRA target `{0}` is named twice")]
-    Twice(&'static str),
-    /// A rank outside 1 to 1024.
-    #[error("LoRA rank is {0}, expected 1 to 1024")]
-    Rank(usize),
-    /// An alpha that is not above 0 and finite.
-    #[error("LoRA alpha is {0}, expected a number above 0")]
-    Alpha(f32),
-    /// An `adapter_config.json` that cannot be read, or that asks for another kind of adapter.
-    #[error("adapter_config.json: {0}")]
-    Config(String),
 }
 
 /// Size, scale and targets of the adapters: the same for all layers.

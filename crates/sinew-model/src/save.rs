@@ -1,6 +1,6 @@
 //! Writes a model as a directory that `transformers`, outside engines and this crate load.
 
-use crate::load::LoadError;
+use crate::error::LoadError;
 use crate::params::Params;
 use safetensors::tensor::{Dtype, View};
 use sinew_types::{TensorInfo, TensorSource};

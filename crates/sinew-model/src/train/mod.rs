@@ -7,8 +7,7 @@
 //! weights are used as they are, so that nothing has to be prepared after an optimizer step.
 //!
 //! Rows are tokens of a tree: a row attends to its ancestors, so a prefix that several samples
-//! share is computed once. A path of the tree gives the bits of the same tokens as a sequence of
-//! their own.
+//! share is computed once. A row's result depends on its ancestors alone.
 
 mod activations;
 mod backward;

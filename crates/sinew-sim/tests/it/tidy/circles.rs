@@ -74,9 +74,6 @@ const ALLOWED: &[(&str, &str, &str)] = &[
         "firecracker/probe monitor probe provider qemu sandbox template",
         "a monitor, its template and its probe start each other; one unit at run time",
     ),
-    ("sinew-model", "config gguf", "two halves of one part"),
-    ("sinew-model", "hub package resolve", "parts of one machine"),
-    ("sinew-model", "load lora save", "parts of one machine"),
     ("sinew-pipeline", "config core", "two halves of one part"),
     (
         "sinew-pipeline",
