@@ -122,6 +122,18 @@ pub(crate) trait Vector: Copy {
     unsafe fn transpose(src: *const f32, ld: usize, rows: usize, dst: *mut f32, ldd: usize);
 }
 
+/// Methods of [`Vector`] that are one expression: `fn name(arguments) -> result = expression;`.
+macro_rules! methods {
+    ($(fn $name:ident($($arg:tt)*) -> $ret:ty = $value:expr;)*) => {
+        $(
+            #[inline(always)]
+            unsafe fn $name($($arg)*) -> $ret {
+                $value
+            }
+        )*
+    };
+}
+
 /// Bits of a word that hold its second value of 16 bits.
 const HIGH_HALF: u32 = 0xffff_0000;
 
@@ -140,6 +152,12 @@ macro_rules! lanes {
         }
         Lanes8(out)
     }};
+}
+
+/// The larger value; `a` where either is NaN.
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if b > a { b } else { a }
 }
 
 /// One rounding where the target has the instruction; elsewhere two roundings, since the library call
@@ -178,10 +196,23 @@ impl Lanes8 {
 impl Vector for Lanes8 {
     const LANES: usize = 8;
 
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> Self {
-        Self([x; 8])
+    methods! {
+        fn splat(x: f32) -> Self = Self([x; 8]);
+        fn add(self, b: Self) -> Self = lanes!(|i| self.0[i] + b.0[i]);
+        fn sub(self, b: Self) -> Self = lanes!(|i| self.0[i] - b.0[i]);
+        fn mul(self, b: Self) -> Self = lanes!(|i| self.0[i] * b.0[i]);
+        fn div(self, b: Self) -> Self = lanes!(|i| self.0[i] / b.0[i]);
+        fn max(self, b: Self) -> Self = lanes!(|i| larger(self.0[i], b.0[i]));
+        fn min(self, b: Self) -> Self =
+            lanes!(|i| if b.0[i] < self.0[i] { b.0[i] } else { self.0[i] });
+        fn sqrt(self) -> Self = lanes!(|i| self.0[i].sqrt());
+        fn select(self, bits: u32, other: Self) -> Self =
+            lanes!(|i| if bits >> i & 1 == 1 { self.0[i] } else { other.0[i] });
+        fn fma(self, b: Self, c: Self) -> Self = lanes!(|i| fma1(self.0[i], b.0[i], c.0[i]));
+        fn max_lane(self) -> f32 = self.0.into_iter().fold(f32::NEG_INFINITY, larger);
+        fn table(table: &[u8; 16]) -> Self = Self::of_bytes(table);
     }
+
     #[inline(always)]
     unsafe fn broadcast(p: *const f32) -> Self {
         // SAFETY: valid for a read by the contract of the trait.
@@ -210,54 +241,6 @@ impl Vector for Lanes8 {
         unsafe { std::ptr::copy_nonoverlapping(self.0.as_ptr(), p, n) };
     }
     #[inline(always)]
-    unsafe fn add(self, b: Self) -> Self {
-        lanes!(|i| self.0[i] + b.0[i])
-    }
-    #[inline(always)]
-    unsafe fn sub(self, b: Self) -> Self {
-        lanes!(|i| self.0[i] - b.0[i])
-    }
-    #[inline(always)]
-    unsafe fn mul(self, b: Self) -> Self {
-        lanes!(|i| self.0[i] * b.0[i])
-    }
-    #[inline(always)]
-    unsafe fn div(self, b: Self) -> Self {
-        lanes!(|i| self.0[i] / b.0[i])
-    }
-    #[inline(always)]
-    unsafe fn max(self, b: Self) -> Self {
-        lanes!(|i| if b.0[i] > self.0[i] {
-            b.0[i]
-        } else {
-            self.0[i]
-        })
-    }
-    #[inline(always)]
-    unsafe fn min(self, b: Self) -> Self {
-        lanes!(|i| if b.0[i] < self.0[i] {
-            b.0[i]
-        } else {
-            self.0[i]
-        })
-    }
-    #[inline(always)]
-    unsafe fn sqrt(self) -> Self {
-        lanes!(|i| self.0[i].sqrt())
-    }
-    #[inline(always)]
-    unsafe fn select(self, bits: u32, other: Self) -> Self {
-        lanes!(|i| if bits >> i & 1 == 1 {
-            self.0[i]
-        } else {
-            other.0[i]
-        })
-    }
-    #[inline(always)]
-    unsafe fn fma(self, b: Self, c: Self) -> Self {
-        lanes!(|i| fma1(self.0[i], b.0[i], c.0[i]))
-    }
-    #[inline(always)]
     unsafe fn round(self) -> Self {
         // Adding 1.5 * 2^23 leaves no bits for the fraction, and rounds ties to even.
         const MAGIC: f32 = 12_582_912.0;
@@ -277,16 +260,6 @@ impl Vector for Lanes8 {
     unsafe fn sum(self) -> f32 {
         let a = self.0;
         ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]))
-    }
-    #[inline(always)]
-    unsafe fn max_lane(self) -> f32 {
-        self.0
-            .iter()
-            .fold(f32::NEG_INFINITY, |m, &x| if x > m { x } else { m })
-    }
-    #[inline(always)]
-    unsafe fn table(table: &[u8; 16]) -> Self {
-        Self::of_bytes(table)
     }
     #[inline(always)]
     unsafe fn high_bytes(block: *const u8, table: Self) -> [Self; 2] {

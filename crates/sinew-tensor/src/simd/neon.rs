@@ -7,7 +7,7 @@
 
 use std::arch::aarch64::*;
 
-use super::{HIGH_HALF, Vector};
+use super::{HIGH_HALF, Vector, larger};
 
 /// 8 lanes: 0 to 3, then 4 to 7.
 #[derive(Clone, Copy)]
@@ -49,20 +49,24 @@ unsafe fn power(n: int32x4_t) -> float32x4_t {
 impl Vector for Neon8 {
     const LANES: usize = 8;
 
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> Self {
-        let lanes = vdupq_n_f32(x);
-        Self(lanes, lanes)
+    methods! {
+        fn splat(x: f32) -> Self = Self(vdupq_n_f32(x), vdupq_n_f32(x));
+        fn broadcast(p: *const f32) -> Self = Self(vld1q_dup_f32(p), vld1q_dup_f32(p));
+        fn load(p: *const f32) -> Self = Self(vld1q_f32(p), vld1q_f32(p.add(4)));
+        fn add(self, b: Self) -> Self = self.zip(b, |a, b| vaddq_f32(a, b));
+        fn sub(self, b: Self) -> Self = self.zip(b, |a, b| vsubq_f32(a, b));
+        fn mul(self, b: Self) -> Self = self.zip(b, |a, b| vmulq_f32(a, b));
+        fn div(self, b: Self) -> Self = self.zip(b, |a, b| vdivq_f32(a, b));
+        // `vmaxq` answers NaN when either operand is one; only that of `self` is to be kept.
+        fn max(self, b: Self) -> Self = self.zip(b, |a, b| vbslq_f32(vcgtq_f32(b, a), b, a));
+        fn min(self, b: Self) -> Self = self.zip(b, |a, b| vbslq_f32(vcltq_f32(b, a), b, a));
+        fn sqrt(self) -> Self = self.map(|a| vsqrtq_f32(a));
+        fn fma(self, b: Self, c: Self) -> Self =
+            Self(vfmaq_f32(c.0, self.0, b.0), vfmaq_f32(c.1, self.1, b.1));
+        fn round(self) -> Self = self.map(|a| vrndnq_f32(a));
+        fn table(table: &[u8; 16]) -> Self = Self::of_bytes(vld1q_u8(table.as_ptr()));
     }
-    #[inline(always)]
-    unsafe fn broadcast(p: *const f32) -> Self {
-        let lanes = vld1q_dup_f32(p);
-        Self(lanes, lanes)
-    }
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self {
-        Self(vld1q_f32(p), vld1q_f32(p.add(4)))
-    }
+
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
         vst1q_f32(p, self.0);
@@ -81,35 +85,6 @@ impl Vector for Neon8 {
         std::ptr::copy_nonoverlapping(lanes.as_ptr(), p, n);
     }
     #[inline(always)]
-    unsafe fn add(self, b: Self) -> Self {
-        self.zip(b, |a, b| vaddq_f32(a, b))
-    }
-    #[inline(always)]
-    unsafe fn sub(self, b: Self) -> Self {
-        self.zip(b, |a, b| vsubq_f32(a, b))
-    }
-    #[inline(always)]
-    unsafe fn mul(self, b: Self) -> Self {
-        self.zip(b, |a, b| vmulq_f32(a, b))
-    }
-    #[inline(always)]
-    unsafe fn div(self, b: Self) -> Self {
-        self.zip(b, |a, b| vdivq_f32(a, b))
-    }
-    // `vmaxq` answers NaN when either operand is one; only that of `self` is to be kept.
-    #[inline(always)]
-    unsafe fn max(self, b: Self) -> Self {
-        self.zip(b, |a, b| vbslq_f32(vcgtq_f32(b, a), b, a))
-    }
-    #[inline(always)]
-    unsafe fn min(self, b: Self) -> Self {
-        self.zip(b, |a, b| vbslq_f32(vcltq_f32(b, a), b, a))
-    }
-    #[inline(always)]
-    unsafe fn sqrt(self) -> Self {
-        self.map(|a| vsqrtq_f32(a))
-    }
-    #[inline(always)]
     unsafe fn select(self, bits: u32, other: Self) -> Self {
         const LANE: [u32; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
         let own = vdupq_n_u32(bits);
@@ -119,14 +94,6 @@ impl Vector for Neon8 {
             vbslq_f32(low, self.0, other.0),
             vbslq_f32(high, self.1, other.1),
         )
-    }
-    #[inline(always)]
-    unsafe fn fma(self, b: Self, c: Self) -> Self {
-        Self(vfmaq_f32(c.0, self.0, b.0), vfmaq_f32(c.1, self.1, b.1))
-    }
-    #[inline(always)]
-    unsafe fn round(self) -> Self {
-        self.map(|a| vrndnq_f32(a))
     }
     #[inline(always)]
     unsafe fn scale2(self, n: Self) -> Self {
@@ -146,12 +113,7 @@ impl Vector for Neon8 {
     #[inline(always)]
     unsafe fn max_lane(self) -> f32 {
         let lanes: [f32; 8] = std::mem::transmute(self);
-        let larger = |m, x| if x > m { x } else { m };
         lanes.into_iter().fold(f32::NEG_INFINITY, larger)
-    }
-    #[inline(always)]
-    unsafe fn table(table: &[u8; 16]) -> Self {
-        Self::of_bytes(vld1q_u8(table.as_ptr()))
     }
     #[inline(always)]
     unsafe fn high_bytes(block: *const u8, table: Self) -> [Self; 2] {

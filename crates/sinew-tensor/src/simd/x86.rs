@@ -27,76 +27,37 @@ fn mask16(n: usize) -> __mmask16 {
 impl Vector for F32x16 {
     const LANES: usize = 16;
 
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> Self {
-        Self(_mm512_set1_ps(x))
-    }
-    #[inline(always)]
-    unsafe fn broadcast(p: *const f32) -> Self {
-        Self(_mm512_broadcastss_ps(_mm_load_ss(p)))
-    }
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self {
+    methods! {
+        fn splat(x: f32) -> Self = Self(_mm512_set1_ps(x));
+        fn broadcast(p: *const f32) -> Self = Self(_mm512_broadcastss_ps(_mm_load_ss(p)));
         // Same instruction as `_mm512_loadu_ps`, without the overlap check that builds with debug
         // assertions put into that one: it halves the speed of kernels. Stores below likewise.
-        Self(_mm512_maskz_loadu_ps(!0, p))
+        fn load(p: *const f32) -> Self = Self(_mm512_maskz_loadu_ps(!0, p));
+        fn load_part(p: *const f32, n: usize) -> Self = Self(_mm512_maskz_loadu_ps(mask16(n), p));
+        fn add(self, b: Self) -> Self = Self(_mm512_add_ps(self.0, b.0));
+        fn sub(self, b: Self) -> Self = Self(_mm512_sub_ps(self.0, b.0));
+        fn mul(self, b: Self) -> Self = Self(_mm512_mul_ps(self.0, b.0));
+        fn div(self, b: Self) -> Self = Self(_mm512_div_ps(self.0, b.0));
+        // `max` and `min` of x86 answer their second operand when one is NaN.
+        fn max(self, b: Self) -> Self = Self(_mm512_max_ps(b.0, self.0));
+        fn min(self, b: Self) -> Self = Self(_mm512_min_ps(b.0, self.0));
+        fn sqrt(self) -> Self = Self(_mm512_sqrt_ps(self.0));
+        fn fma(self, b: Self, c: Self) -> Self = Self(_mm512_fmadd_ps(self.0, b.0, c.0));
+        fn round(self) -> Self = Self(_mm512_roundscale_ps::<8>(self.0));
+        fn scale2(self, n: Self) -> Self = Self(_mm512_scalef_ps(self.0, n.0));
     }
+
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
         _mm512_mask_storeu_ps(p, !0, self.0);
-    }
-    #[inline(always)]
-    unsafe fn load_part(p: *const f32, n: usize) -> Self {
-        Self(_mm512_maskz_loadu_ps(mask16(n), p))
     }
     #[inline(always)]
     unsafe fn store_part(self, p: *mut f32, n: usize) {
         _mm512_mask_storeu_ps(p, mask16(n), self.0);
     }
     #[inline(always)]
-    unsafe fn add(self, b: Self) -> Self {
-        Self(_mm512_add_ps(self.0, b.0))
-    }
-    #[inline(always)]
-    unsafe fn sub(self, b: Self) -> Self {
-        Self(_mm512_sub_ps(self.0, b.0))
-    }
-    #[inline(always)]
-    unsafe fn mul(self, b: Self) -> Self {
-        Self(_mm512_mul_ps(self.0, b.0))
-    }
-    #[inline(always)]
-    unsafe fn div(self, b: Self) -> Self {
-        Self(_mm512_div_ps(self.0, b.0))
-    }
-    // `max` and `min` of x86 answer their second operand when one is NaN.
-    #[inline(always)]
-    unsafe fn max(self, b: Self) -> Self {
-        Self(_mm512_max_ps(b.0, self.0))
-    }
-    #[inline(always)]
-    unsafe fn min(self, b: Self) -> Self {
-        Self(_mm512_min_ps(b.0, self.0))
-    }
-    #[inline(always)]
-    unsafe fn sqrt(self) -> Self {
-        Self(_mm512_sqrt_ps(self.0))
-    }
-    #[inline(always)]
     unsafe fn select(self, bits: u32, other: Self) -> Self {
         Self(_mm512_mask_mov_ps(other.0, bits as __mmask16, self.0))
-    }
-    #[inline(always)]
-    unsafe fn fma(self, b: Self, c: Self) -> Self {
-        Self(_mm512_fmadd_ps(self.0, b.0, c.0))
-    }
-    #[inline(always)]
-    unsafe fn round(self) -> Self {
-        Self(_mm512_roundscale_ps::<8>(self.0))
-    }
-    #[inline(always)]
-    unsafe fn scale2(self, n: Self) -> Self {
-        Self(_mm512_scalef_ps(self.0, n.0))
     }
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
@@ -214,58 +175,30 @@ unsafe fn mask8(n: usize) -> __m256i {
 impl Vector for F32x8 {
     const LANES: usize = 8;
 
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> Self {
-        Self(_mm256_set1_ps(x))
-    }
-    #[inline(always)]
-    unsafe fn broadcast(p: *const f32) -> Self {
-        Self(_mm256_broadcastss_ps(_mm_load_ss(p)))
-    }
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self {
+    methods! {
+        fn splat(x: f32) -> Self = Self(_mm256_set1_ps(x));
+        fn broadcast(p: *const f32) -> Self = Self(_mm256_broadcastss_ps(_mm_load_ss(p)));
         // See the note at 16 lanes.
-        Self(_mm256_castsi256_ps(_mm256_lddqu_si256(p.cast())))
+        fn load(p: *const f32) -> Self = Self(_mm256_castsi256_ps(_mm256_lddqu_si256(p.cast())));
+        fn load_part(p: *const f32, n: usize) -> Self = Self(_mm256_maskload_ps(p, mask8(n)));
+        fn add(self, b: Self) -> Self = Self(_mm256_add_ps(self.0, b.0));
+        fn sub(self, b: Self) -> Self = Self(_mm256_sub_ps(self.0, b.0));
+        fn mul(self, b: Self) -> Self = Self(_mm256_mul_ps(self.0, b.0));
+        fn div(self, b: Self) -> Self = Self(_mm256_div_ps(self.0, b.0));
+        fn max(self, b: Self) -> Self = Self(_mm256_max_ps(b.0, self.0));
+        fn min(self, b: Self) -> Self = Self(_mm256_min_ps(b.0, self.0));
+        fn sqrt(self) -> Self = Self(_mm256_sqrt_ps(self.0));
+        fn fma(self, b: Self, c: Self) -> Self = Self(_mm256_fmadd_ps(self.0, b.0, c.0));
+        fn round(self) -> Self = Self(_mm256_round_ps::<8>(self.0));
     }
+
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
         _mm256_maskstore_ps(p, _mm256_set1_epi32(-1), self.0);
     }
     #[inline(always)]
-    unsafe fn load_part(p: *const f32, n: usize) -> Self {
-        Self(_mm256_maskload_ps(p, mask8(n)))
-    }
-    #[inline(always)]
     unsafe fn store_part(self, p: *mut f32, n: usize) {
         _mm256_maskstore_ps(p, mask8(n), self.0);
-    }
-    #[inline(always)]
-    unsafe fn add(self, b: Self) -> Self {
-        Self(_mm256_add_ps(self.0, b.0))
-    }
-    #[inline(always)]
-    unsafe fn sub(self, b: Self) -> Self {
-        Self(_mm256_sub_ps(self.0, b.0))
-    }
-    #[inline(always)]
-    unsafe fn mul(self, b: Self) -> Self {
-        Self(_mm256_mul_ps(self.0, b.0))
-    }
-    #[inline(always)]
-    unsafe fn div(self, b: Self) -> Self {
-        Self(_mm256_div_ps(self.0, b.0))
-    }
-    #[inline(always)]
-    unsafe fn max(self, b: Self) -> Self {
-        Self(_mm256_max_ps(b.0, self.0))
-    }
-    #[inline(always)]
-    unsafe fn min(self, b: Self) -> Self {
-        Self(_mm256_min_ps(b.0, self.0))
-    }
-    #[inline(always)]
-    unsafe fn sqrt(self) -> Self {
-        Self(_mm256_sqrt_ps(self.0))
     }
     #[inline(always)]
     unsafe fn select(self, bits: u32, other: Self) -> Self {
@@ -273,14 +206,6 @@ impl Vector for F32x8 {
         let own = _mm256_and_si256(_mm256_set1_epi32(bits as i32), lane);
         let set = _mm256_castsi256_ps(_mm256_cmpeq_epi32(own, lane));
         Self(_mm256_blendv_ps(other.0, self.0, set))
-    }
-    #[inline(always)]
-    unsafe fn fma(self, b: Self, c: Self) -> Self {
-        Self(_mm256_fmadd_ps(self.0, b.0, c.0))
-    }
-    #[inline(always)]
-    unsafe fn round(self) -> Self {
-        Self(_mm256_round_ps::<8>(self.0))
     }
     #[inline(always)]
     unsafe fn scale2(self, n: Self) -> Self {
