@@ -45,7 +45,6 @@ pub mod ops;
 pub mod paged;
 pub mod pool;
 pub mod probe;
-pub mod reference;
 pub(crate) mod simd;
 
 pub use amx::AmxError;

@@ -10,7 +10,8 @@ mod forward;
 pub(crate) mod kernel;
 mod layout;
 mod plan;
-pub mod reference;
+#[cfg(test)]
+pub(crate) mod reference;
 pub(crate) mod tile;
 
 use std::sync::{Mutex, PoisonError};

@@ -4,11 +4,11 @@ use super::{AttentionShape, TreeLayout};
 
 /// Result of [`forward`]: `out` `[rows, heads * head_dim]` and `lse` `[rows, heads]`.
 #[derive(Clone, Debug)]
-pub struct Forward {
+pub(crate) struct Forward {
     /// Attention output.
-    pub out: Vec<f64>,
+    pub(crate) out: Vec<f64>,
     /// Natural logarithm of the softmax denominator.
-    pub lse: Vec<f64>,
+    pub(crate) lse: Vec<f64>,
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {
@@ -19,7 +19,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 ///
 /// # Panics
 /// If `qkv` is shorter than the layout asks.
-pub fn forward(layout: &TreeLayout, shape: &AttentionShape, qkv: &[f64]) -> Forward {
+pub(crate) fn forward(layout: &TreeLayout, shape: &AttentionShape, qkv: &[f64]) -> Forward {
     let hd = shape.head_dim();
     let mut out = vec![0.0; layout.rows() * shape.out_width()];
     let mut lse = vec![0.0; layout.rows() * shape.heads()];
@@ -63,7 +63,7 @@ fn scores(
 ///
 /// # Panics
 /// If a slice is shorter than the layout asks.
-pub fn backward(
+pub(crate) fn backward(
     layout: &TreeLayout,
     shape: &AttentionShape,
     qkv: &[f64],

@@ -182,7 +182,7 @@ fn products_are_near_those_of_f32_operands(on: On) {
         MatMut::new(&mut y, m, n),
         false,
     );
-    let exact = sinew_tensor::reference::matmul_nt(&x, &w, k);
+    let exact = crate::reference::matmul_nt(&x, &w, k);
     let mut worst = 0.0f32;
     for i in 0..m {
         for j in 0..n {

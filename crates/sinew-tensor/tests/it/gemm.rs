@@ -1,7 +1,7 @@
 use proptest::prelude::*;
-use sinew_tensor::{Cpu, KernelSet, Mat, MatMut, PackedWeights, reference};
+use sinew_tensor::{Cpu, KernelSet, Mat, MatMut, PackedWeights};
 
-use crate::{devices, random};
+use crate::{devices, random, reference};
 
 /// `c = c0 + a b` in `f64`, all dense.
 fn plain(

@@ -4,6 +4,7 @@
 mod amx;
 mod gemm;
 mod ops;
+mod reference;
 
 use sinew_tensor::{Cpu, KernelSet};
 

@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 use sinew_tensor::ops::{self, AdamW, RopeTable};
-use sinew_tensor::{Cpu, Mat, MatMut, reference};
+use sinew_tensor::{Cpu, Mat, MatMut};
 
-use crate::{assert_close, devices, random};
+use crate::{assert_close, devices, random, reference};
 
 const EPS: f32 = 1e-5;
 

@@ -1,13 +1,12 @@
 //! Plain forms of the operators in `f64`: what the fast ones are tested against, and their definition.
 //!
-//! Shapes are those of the operators of the same name in [`crate::ops`], all dense. Their gradients
+//! Shapes are those of the operators of the same name in [`sinew_tensor::ops`], all dense. Their gradients
 //! are tested against finite differences of their forward forms.
 
-use crate::ops::AdamW;
+use sinew_tensor::ops::AdamW;
 
 /// `x · wᵀ` with `x` `[m, k]` and `w` `[n, k]`; answers `[m, n]`.
-#[must_use]
-pub fn matmul_nt(x: &[f32], w: &[f32], k: usize) -> Vec<f64> {
+pub(crate) fn matmul_nt(x: &[f32], w: &[f32], k: usize) -> Vec<f64> {
     let dot = |a: &[f32], b: &[f32]| {
         a.iter()
             .zip(b)
@@ -20,8 +19,7 @@ pub fn matmul_nt(x: &[f32], w: &[f32], k: usize) -> Vec<f64> {
 }
 
 /// Normalizes each group of `w.len()` values.
-#[must_use]
-pub fn rms_norm(x: &[f32], w: &[f32], eps: f32) -> Vec<f64> {
+pub(crate) fn rms_norm(x: &[f32], w: &[f32], eps: f32) -> Vec<f64> {
     x.chunks_exact(w.len())
         .flat_map(|x| {
             let rstd = rstd(x, eps);
@@ -38,8 +36,12 @@ fn rstd(x: &[f32], eps: f32) -> f64 {
 }
 
 /// Gradients of [`rms_norm`]: `dx` and `dw`.
-#[must_use]
-pub fn rms_norm_backward(x: &[f32], w: &[f32], eps: f32, dy: &[f32]) -> (Vec<f64>, Vec<f64>) {
+pub(crate) fn rms_norm_backward(
+    x: &[f32],
+    w: &[f32],
+    eps: f32,
+    dy: &[f32],
+) -> (Vec<f64>, Vec<f64>) {
     let dim = w.len();
     let (mut dx, mut dw) = (vec![0.0; x.len()], vec![0.0; dim]);
     for ((x, dy), dx) in x
@@ -64,8 +66,7 @@ pub fn rms_norm_backward(x: &[f32], w: &[f32], eps: f32, dy: &[f32]) -> (Vec<f64
 }
 
 /// Turns heads of `head_dim` in rows of `heads * head_dim` to their positions; `sign` -1 turns back.
-#[must_use]
-pub fn rope(
+pub(crate) fn rope(
     x: &[f32],
     heads: usize,
     head_dim: usize,
@@ -94,8 +95,7 @@ fn sigmoid(x: f64) -> f64 {
 }
 
 /// `silu(gate) * up` over rows of `ff` gates and `ff` ups.
-#[must_use]
-pub fn swiglu(gate_up: &[f32], ff: usize) -> Vec<f64> {
+pub(crate) fn swiglu(gate_up: &[f32], ff: usize) -> Vec<f64> {
     gate_up
         .chunks_exact(2 * ff)
         .flat_map(|row| {
@@ -108,8 +108,7 @@ pub fn swiglu(gate_up: &[f32], ff: usize) -> Vec<f64> {
 }
 
 /// Gradient of [`swiglu`].
-#[must_use]
-pub fn swiglu_backward(gate_up: &[f32], dout: &[f32], ff: usize) -> Vec<f64> {
+pub(crate) fn swiglu_backward(gate_up: &[f32], dout: &[f32], ff: usize) -> Vec<f64> {
     let mut grad = vec![0.0; gate_up.len()];
     for ((row, dout), grad) in gate_up
         .chunks_exact(2 * ff)
@@ -131,8 +130,7 @@ pub fn swiglu_backward(gate_up: &[f32], dout: &[f32], ff: usize) -> Vec<f64> {
 }
 
 /// Sum of the rows of `dy` `[m, n]`.
-#[must_use]
-pub fn bias_backward(dy: &[f32], n: usize) -> Vec<f64> {
+pub(crate) fn bias_backward(dy: &[f32], n: usize) -> Vec<f64> {
     let mut sums = vec![0.0; n];
     for row in dy.chunks_exact(n) {
         sums.iter_mut()
@@ -143,8 +141,7 @@ pub fn bias_backward(dy: &[f32], n: usize) -> Vec<f64> {
 }
 
 /// Sum of the rows of `dy` `[ids.len(), dim]` per id; answers `[vocab, dim]`.
-#[must_use]
-pub fn embedding_backward(ids: &[u32], dy: &[f32], dim: usize, vocab: usize) -> Vec<f64> {
+pub(crate) fn embedding_backward(ids: &[u32], dy: &[f32], dim: usize, vocab: usize) -> Vec<f64> {
     let mut table = vec![0.0; vocab * dim];
     for (row, &id) in dy.chunks_exact(dim).zip(ids) {
         let sums = &mut table[id as usize * dim..][..dim];
@@ -156,8 +153,7 @@ pub fn embedding_backward(ids: &[u32], dy: &[f32], dim: usize, vocab: usize) -> 
 }
 
 /// One step of one parameter `p` with gradient `g`; answers the new `[p, m, v]`.
-#[must_use]
-pub fn adamw(config: &AdamW, step: u64, [p, m, v]: [f64; 3], g: f64) -> [f64; 3] {
+pub(crate) fn adamw(config: &AdamW, step: u64, [p, m, v]: [f64; 3], g: f64) -> [f64; 3] {
     let AdamW {
         lr,
         beta1,
