@@ -225,6 +225,24 @@ impl<'a, T> SharedMut<'a, T> {
     }
 }
 
+/// A pointer that the tasks of one parallel loop share; each task touches its own part.
+///
+/// In place of [`SharedMut`] where parts are panels at computed offsets, or where an offset may lie behind
+/// the end as long as nothing is read there.
+#[derive(Clone, Copy)]
+pub(crate) struct Part<T = f32>(pub(crate) *mut T);
+// SAFETY: all uses give disjoint parts to the tasks, of values that threads may share.
+unsafe impl<T: Send> Send for Part<T> {}
+// SAFETY: as for `Send`.
+unsafe impl<T: Send> Sync for Part<T> {}
+
+impl<T> Part<T> {
+    /// `self + offset`, out of bounds only if never read.
+    pub(crate) fn at(self, offset: usize) -> *mut T {
+        self.0.wrapping_add(offset)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

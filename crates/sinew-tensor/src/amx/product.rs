@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::model::DEPTH;
 use super::pack::{Side, Strip, TILE_WORDS, pack};
 use super::tile::{self, Block, SIDE, TILE_BYTES, Tiles, one_row, two_rows};
-use crate::buffer::Scratch;
+use crate::buffer::{Part, Scratch};
 use crate::matrix::{Mat, MatMut};
 use crate::pool::Pool;
 
@@ -50,20 +50,6 @@ pub(crate) struct Product<'a> {
     pub(crate) b: Right<'a>,
     pub(crate) c: MatMut<'a>,
     pub(crate) accumulate: bool,
-}
-
-/// A pointer that tasks share; each task touches its own part.
-#[derive(Clone, Copy)]
-struct Part(*mut f32);
-// SAFETY: see the type; all uses give disjoint parts to the tasks.
-unsafe impl Send for Part {}
-// SAFETY: as for `Send`.
-unsafe impl Sync for Part {}
-
-impl Part {
-    fn at(self, words: usize) -> *mut f32 {
-        self.0.wrapping_add(words)
-    }
 }
 
 fn parallel_for(pool: Option<&Pool>, tasks: usize, body: &(dyn Fn(usize) + Sync)) {

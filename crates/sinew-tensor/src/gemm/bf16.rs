@@ -2,9 +2,10 @@
 
 use std::cell::RefCell;
 
+use super::block::BLOCK;
 use super::pack::pack_even;
 use super::product::{Product, Source};
-use super::split::{BLOCK, Split, encode};
+use super::split::{Split, encode};
 use super::tile::Tile;
 use super::{PACKED, Sizes};
 use crate::buffer::Scratch;

@@ -14,6 +14,7 @@
 //! batch.
 
 mod bf16;
+mod block;
 mod pack;
 mod product;
 mod split;
@@ -23,16 +24,16 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use crate::amx::product as amx;
-use crate::buffer::{Buffer, Scratch};
+use crate::buffer::{Buffer, Part, Scratch};
 use crate::cpu::{Cpu, KernelSet};
 use crate::matrix::{Mat, MatMut};
 use crate::simd::Lanes8;
 pub use bf16::PackedBf16;
 use pack::pack_even;
-use product::{Part, Product, Source};
+use product::{Product, Source};
 use tile::Tile;
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-pub(crate) use tile::{each_col, each_row, unroll};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use tile::{each, unroll};
 
 /// Values a packing task has at least.
 const PACK_GRAIN: usize = 32 << 10;

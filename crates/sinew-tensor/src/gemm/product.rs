@@ -4,11 +4,12 @@ use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::ops::Range;
 
+use super::block::BLOCK;
 use super::pack::{Panels, pack_balanced, pack_panels};
-use super::split::{BLOCK, Split};
+use super::split::Split;
 use super::tile::{Operands, Tile, UNROLL};
 use super::{PACK_GRAIN, Sizes, pack_b};
-use crate::buffer::Scratch;
+use crate::buffer::{Part, Scratch};
 use crate::cpu::Cpu;
 use crate::matrix::{Mat, MatMut};
 use crate::simd::simd_fn;
@@ -69,21 +70,6 @@ pub(super) struct Product<'a> {
     pub b: Source<'a>,
     pub c: MatMut<'a>,
     pub accumulate: bool,
-}
-
-/// A pointer that tasks share; each task touches its own part.
-#[derive(Clone, Copy)]
-pub(super) struct Part(pub *mut f32);
-// SAFETY: see the type; all uses give disjoint parts to the tasks.
-unsafe impl Send for Part {}
-// SAFETY: as for `Send`.
-unsafe impl Sync for Part {}
-
-impl Part {
-    /// `self + offset`, out of bounds only if never read.
-    pub(super) fn at(self, offset: usize) -> *mut f32 {
-        self.0.wrapping_add(offset)
-    }
 }
 
 impl Product<'_> {

@@ -12,16 +12,12 @@
 
 use std::cmp::Reverse;
 
-use super::product::Part;
+use super::block::{BLOCK, Side, TABLE};
 use super::tile::{Tile, unroll};
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, Part, SharedMut};
 use crate::cpu::Cpu;
-use crate::simd::{Vector, simd_fn};
+use crate::simd::simd_fn;
 
-/// Steps of a block, whose low bytes and indices lie together.
-pub(super) const BLOCK: usize = 4;
-/// High bytes in a table.
-const TABLE: usize = 16;
 /// Values of a block at most.
 const MOST: usize = BLOCK * 32;
 
@@ -36,80 +32,6 @@ pub(super) struct Split {
     /// parts of 16 bytes put words together.
     data: Buffer,
     sides: Vec<Side>,
-}
-
-/// What belongs to a panel beside its blocks.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Side {
-    /// The high bytes that the indices stand for.
-    table: [u8; TABLE],
-    /// Blocks with a high byte that the table lacks, in order, and [`usize::MAX`] behind them.
-    whole: Vec<usize>,
-    /// All high bytes of these blocks.
-    high: Vec<u8>,
-}
-
-impl Side {
-    /// The table for [`Highs::next`].
-    ///
-    /// # Safety
-    /// As for [`Vector`].
-    #[inline(always)]
-    pub(super) unsafe fn table<V: Vector>(&self) -> V {
-        // SAFETY: the caller's promise.
-        unsafe { V::table(&self.table) }
-    }
-
-    /// The whole blocks from `block` on.
-    #[inline(always)]
-    pub(super) fn from(&self, block: usize) -> Highs {
-        let at = match block {
-            0 => 0,
-            _ => self.whole.partition_point(|&whole| whole < block),
-        };
-        let each = self.high.len() / (self.whole.len() - 1).max(1);
-        Highs {
-            whole: self.whole[at..].as_ptr(),
-            high: self.high[at * each..].as_ptr(),
-        }
-    }
-}
-
-/// A place among the whole blocks of a panel.
-pub(super) struct Highs {
-    whole: *const usize,
-    high: *const u8,
-}
-
-impl Highs {
-    /// The high bytes of `block`, which lies at `from`; blocks must be asked for in order.
-    ///
-    /// # Safety
-    /// As for [`Vector`]; `from` and `table` are those of the panel of `nr` columns.
-    #[inline(always)]
-    pub(super) unsafe fn next<V: Vector>(
-        &mut self,
-        block: usize,
-        from: *const u8,
-        table: V,
-        nr: usize,
-    ) -> [V; 2] {
-        // SAFETY: the caller's promise; each whole block has `4 * nr` high bytes, and the last entry is no
-        // block.
-        unsafe {
-            if *self.whole == block {
-                let first: *const f32 = self.high.cast();
-                self.whole = self.whole.add(1);
-                self.high = self.high.add(4 * nr);
-                [
-                    V::load_upto(first, nr / 2),
-                    V::load_upto(first.add(nr / 2), nr / 2),
-                ]
-            } else {
-                V::high_bytes(from, table)
-            }
-        }
-    }
 }
 
 impl Split {
@@ -137,10 +59,13 @@ impl Split {
     /// Fills all panels by `fill(panel, blocks, side)`, on all threads.
     pub(super) fn fill(&mut self, dev: &Cpu, fill: &(dyn Fn(usize, *mut u8, &mut Side) + Sync)) {
         let (stride, panels) = (self.stride(), self.sides.len());
-        let (data, sides) = (Part(self.data.as_mut_ptr()), Sides(self.sides.as_mut_ptr()));
+        let (data, sides) = (
+            Part(self.data.as_mut_ptr()),
+            SharedMut::new(&mut self.sides),
+        );
         dev.pool().parallel_for(panels, &|panel| {
             // SAFETY: each task has a panel of its own.
-            let side = unsafe { &mut *sides.at(panel) };
+            let side = unsafe { &mut sides.range(panel..panel + 1)[0] };
             fill(panel, data.at(panel * stride).cast(), side);
         });
     }
@@ -275,15 +200,4 @@ unsafe fn frequent(words: *const u32, k: usize, half: usize) -> [u8; TABLE] {
     let mut order: [u8; 256] = std::array::from_fn(|i| i as u8);
     order.sort_by_key(|&byte| Reverse(count(byte)));
     std::array::from_fn(|i| order[i])
-}
-
-/// The sides of all panels, for tasks that fill one each.
-struct Sides(*mut Side);
-// SAFETY: see the type.
-unsafe impl Sync for Sides {}
-
-impl Sides {
-    fn at(&self, panel: usize) -> *mut Side {
-        self.0.wrapping_add(panel)
-    }
 }

@@ -1,6 +1,6 @@
 //! The innermost kernel: one tile of `c` in registers.
 
-use super::split::{BLOCK, Side};
+use super::block::{BLOCK, Side};
 #[cfg(target_arch = "aarch64")]
 use crate::simd::Neon8;
 #[cfg(target_arch = "x86_64")]
@@ -93,21 +93,16 @@ macro_rules! unroll {
     };
 }
 
-macro_rules! each_row {
+/// [`unroll`] for the rows or the vectors of a tile, of which the largest has nine.
+macro_rules! each {
     ($index:ident < $limit:expr, $body:block) => {
         unroll!($index < $limit, [0 1 2 3 4 5 6 7 8], $body)
     };
 }
 
-macro_rules! each_col {
-    ($index:ident < $limit:expr, $body:block) => {
-        unroll!($index < $limit, [0 1 2 3 4 5 6 7 8], $body)
-    };
-}
-
+#[cfg(target_arch = "x86_64")]
+pub(crate) use each;
 pub(crate) use unroll;
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-pub(crate) use {each_col, each_row};
 
 /// Sets the accumulators to the old values of the tile.
 #[inline(always)]
@@ -119,14 +114,14 @@ unsafe fn load_sums<V: Vector, const ROWS: usize, const COLS: usize>(
     // SAFETY: by the contract of `Tile::tile`.
     unsafe {
         if full {
-            each_row!(I < ROWS, {
-                each_col!(J < COLS, {
+            each!(I < ROWS, {
+                each!(J < COLS, {
                     acc[I][J] = V::load(x.c.add(I * x.ldc + J * V::LANES));
                 });
             });
         } else {
-            each_row!(I < ROWS, {
-                each_col!(J < COLS, {
+            each!(I < ROWS, {
+                each!(J < COLS, {
                     if x.cols > J * V::LANES {
                         let c = x.c.add(I * x.ldc + J * V::LANES);
                         acc[I][J] = V::load_upto(c, x.cols - J * V::LANES);
@@ -147,14 +142,14 @@ unsafe fn store_sums<V: Vector, const ROWS: usize, const COLS: usize>(
     // SAFETY: by the contract of `Tile::tile`.
     unsafe {
         if full {
-            each_row!(I < ROWS, {
-                each_col!(J < COLS, {
+            each!(I < ROWS, {
+                each!(J < COLS, {
                     acc[I][J].store(x.c.add(I * x.ldc + J * V::LANES));
                 });
             });
         } else {
-            each_row!(I < ROWS, {
-                each_col!(J < COLS, {
+            each!(I < ROWS, {
+                each!(J < COLS, {
                     if x.cols > J * V::LANES {
                         let c = x.c.add(I * x.ldc + J * V::LANES);
                         acc[I][J].store_upto(c, x.cols - J * V::LANES);
@@ -180,13 +175,13 @@ unsafe fn tile<V: Vector, const ROWS: usize, const NV: usize, const COLS: usize>
         macro_rules! step {
             () => {
                 let mut cols = [V::splat(0.0); COLS];
-                each_col!(J < COLS, {
+                each!(J < COLS, {
                     let panel = b.add(J / NV * x.b_stride);
                     cols[J] = V::load(panel.add(J % NV * V::LANES));
                 });
-                each_row!(I < ROWS, {
+                each!(I < ROWS, {
                     let a = V::broadcast(a.add(I));
-                    each_col!(J < COLS, {
+                    each!(J < COLS, {
                         acc[I][J] = a.fma(cols[J], acc[I][J]);
                     });
                 });
@@ -198,7 +193,7 @@ unsafe fn tile<V: Vector, const ROWS: usize, const NV: usize, const COLS: usize>
         for turn in 0..x.depth / UNROLL {
             // A row of the next tile each turn: all at once would take every line fill buffer, and the
             // operands would wait.
-            each_col!(J < NV, {
+            each!(J < NV, {
                 V::prefetch(next_c.wrapping_add(J * V::LANES));
             });
             next_c = next_c.wrapping_add(if turn < ROWS { x.ldc } else { 0 });
@@ -244,13 +239,13 @@ unsafe fn split_tile<
         let sides: [&Side; PANELS] = std::array::from_fn(|i| &*x.sides.add(i));
         let mut highs = sides.map(|side| side.from(x.first_block));
         let mut tables = [V::splat(0.0); PANELS];
-        each_col!(P < PANELS, {
+        each!(P < PANELS, {
             tables[P] = sides[P].table();
         });
         for block in 0..x.depth.div_ceil(BLOCK) {
             let steps = x.depth - block * BLOCK;
             let mut words = [[V::splat(0.0); BLOCK]; PANELS];
-            each_col!(P < PANELS, {
+            each!(P < PANELS, {
                 let from = b.add(P * x.b_stride).cast();
                 let high = highs[P].next(x.first_block + block, from, tables[P], nr);
                 words[P] = V::join(from, high);
@@ -262,12 +257,12 @@ unsafe fn split_tile<
             unroll!(S < BLOCK, [0 1 2 3], {
                 if S < steps {
                     let mut cols = [V::splat(0.0); COLS];
-                    each_col!(J < COLS, {
+                    each!(J < COLS, {
                         cols[J] = words[J / NV][S].half(J % NV);
                     });
-                    each_row!(I < ROWS, {
+                    each!(I < ROWS, {
                         let a = V::broadcast(a.add(I));
-                        each_col!(J < COLS, {
+                        each!(J < COLS, {
                             acc[I][J] = a.fma(cols[J], acc[I][J]);
                         });
                     });

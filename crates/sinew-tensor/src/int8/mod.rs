@@ -14,7 +14,7 @@ mod vnni;
 
 use std::cell::RefCell;
 
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, Part};
 use crate::cpu::Cpu;
 use crate::matrix::{Mat, MatMut};
 
@@ -73,21 +73,6 @@ impl Rounded {
             start: Vec::new(),
             scales: Vec::new(),
         }
-    }
-}
-
-/// A pointer that tasks share; each task touches its own part.
-#[derive(Clone, Copy)]
-struct Part<T>(*mut T);
-// SAFETY: see the type; all uses give disjoint parts to the tasks.
-unsafe impl<T> Send for Part<T> {}
-// SAFETY: as for `Send`.
-unsafe impl<T> Sync for Part<T> {}
-
-impl<T> Part<T> {
-    /// `self + offset`, in bounds.
-    fn at(self, offset: usize) -> *mut T {
-        self.0.wrapping_add(offset)
     }
 }
 

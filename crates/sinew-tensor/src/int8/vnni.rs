@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::{GROUP, GROUP_BYTES, Job, LANES, MAX, OFFSET, QUAD, inverse};
 use crate::cpu::KernelSet;
-use crate::gemm::{each_col, each_row, unroll};
+use crate::gemm::{each, unroll};
 
 /// Rows of a tile at most.
 const MR: usize = 6;
@@ -137,9 +137,9 @@ unsafe fn tile<const ROWS: usize, const COLS: usize>(job: &Job, top: usize, pane
         let mut sums = [[_mm512_setzero_ps(); COLS]; ROWS];
         for g in 0..groups {
             let mut dots = [[_mm512_setzero_si512(); COLS]; ROWS];
-            each_row!(I < ROWS, {
+            each!(I < ROWS, {
                 let start = splat(job.start.add((top + I) * groups + g).cast());
-                each_col!(J < COLS, {
+                each!(J < COLS, {
                     dots[I][J] = _mm512_castps_si512(start);
                 });
             });
@@ -147,30 +147,30 @@ unsafe fn tile<const ROWS: usize, const COLS: usize>(job: &Job, top: usize, pane
             let w = job.data.add((panel * groups + g) * GROUP_BYTES);
             for q in 0..GROUP / QUAD {
                 let mut cols = [_mm512_setzero_si512(); COLS];
-                each_col!(J < COLS, {
+                each!(J < COLS, {
                     let w = w.add(J * groups * GROUP_BYTES + q * LANES * QUAD);
                     cols[J] = _mm512_castps_si512(load(w.cast()));
                     _mm_prefetch::<_MM_HINT_T1>(w.wrapping_add(AHEAD).cast());
                 });
-                each_row!(I < ROWS, {
+                each!(I < ROWS, {
                     let x = splat(x.add(I * groups * GROUP + q * QUAD).cast());
-                    each_col!(J < COLS, {
+                    each!(J < COLS, {
                         dots[I][J] =
                             _mm512_dpbusd_epi32(dots[I][J], cols[J], _mm512_castps_si512(x));
                     });
                 });
             }
-            each_col!(J < COLS, {
+            each!(J < COLS, {
                 let scale = load(job.scales.add(((panel + J) * groups + g) * LANES));
-                each_row!(I < ROWS, {
+                each!(I < ROWS, {
                     let row_scale = splat(job.row_scales.add((top + I) * groups + g));
                     let dot = _mm512_mul_ps(_mm512_cvtepi32_ps(dots[I][J]), scale);
                     sums[I][J] = _mm512_fmadd_ps(dot, row_scale, sums[I][J]);
                 });
             });
         }
-        each_row!(I < ROWS, {
-            each_col!(J < COLS, {
+        each!(I < ROWS, {
+            each!(J < COLS, {
                 let column = (panel + J) * LANES;
                 let c = job.c.add((top + I) * job.ldc + column);
                 let lanes = LANES.min(job.n - column);

@@ -97,11 +97,6 @@ const ALLOWED: &[(&str, &str, &str)] = &[
         "codec disk error gc index queue_disk reader recover remake segment store sums",
         "the store and its recovery share segments and index; to be cut with the queue of rows",
     ),
-    (
-        "sinew-tensor",
-        "gemm/product gemm/split gemm/tile",
-        "parts of one machine",
-    ),
     ("sinew-types", "engine format", "two halves of one part"),
     ("sinew-types", "stored trace", "two halves of one part"),
     ("sinew-wasm", "engine live", "two halves of one part"),
