@@ -285,7 +285,9 @@ pub struct FakeConfig {
     pub token_bytes: Option<TokenBytes>,
     /// Makes the masks of requests with formats.
     pub grammars: Option<Arc<dyn Grammars>>,
-    /// Slept before each pass in the threaded mode.
+    /// Time that each pass takes in the threaded mode; 0 by default. The engine's own thread sleeps, as a
+    /// real one computes: `submit` and `abort` return at once, `load_weights` and dropping the engine wait
+    /// for the end of a pass.
     pub latency: Duration,
 }
 
@@ -369,7 +371,8 @@ struct FakeCore {
     index: HashMap<RequestId, OrderKey>,
     arrivals: u64,
     status: EngineStatus,
-    /// Whether passes take time.
+    /// Whether passes take [`FakeConfig::latency`]: only on a thread of the engine's own, never on the one of
+    /// a caller of [`FakeEngine::step`].
     sleeps: bool,
 }
 
