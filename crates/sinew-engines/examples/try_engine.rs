@@ -94,7 +94,7 @@ fn generate(
     };
     let request = GenerateRequest {
         id: RequestId(id),
-        prompt: prompt.to_vec(),
+        prompt: prompt.to_vec().into(),
         sampling,
         priority: 0,
     };

@@ -5,6 +5,7 @@
 //! starts from the prompt and all ids that were sampled before it.
 
 use sinew_types::{FinishReason, PolicyVersion, SamplingParams, TokenId, TokenLogprob};
+use std::sync::Arc;
 
 /// Number of an attempt, never used twice by one [`crate::RemoteEngine`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -17,7 +18,7 @@ pub struct Attempt {
     pub id: AttemptId,
     /// The request's prompt followed by the ids sampled so far, `[tokens]`. Sent as ids, never as
     /// text.
-    pub prompt: Vec<TokenId>,
+    pub prompt: Arc<Vec<TokenId>>,
     /// The request's parameters, with the tokens that are left as `max_tokens` and with a seed of
     /// its own: a seed that is used twice would draw the same numbers again.
     pub sampling: SamplingParams,

@@ -9,6 +9,7 @@ use crate::attempt::{Attempt, AttemptToken, ServerEnd};
 use crate::error::{AttemptError, TokenFault};
 use sinew_types::{EngineError, FinishReason, SamplingParams, TokenId, TokenLogprob};
 use std::fmt;
+use std::sync::Arc;
 
 /// Maximum accepted log-probability: rounding lets a probability of 1 have a logarithm slightly
 /// above 0. Larger values are refused, smaller ones are clamped to 0.
@@ -83,7 +84,7 @@ pub(crate) fn raw_fits(sampling: &SamplingParams, instead: &str) -> Result<(), A
 /// The checks of one attempt, fed piece by piece.
 #[derive(Debug)]
 pub(crate) struct AttemptCheck {
-    prompt: Vec<TokenId>,
+    prompt: Arc<Vec<TokenId>>,
     sampling: SamplingParams,
     vocab: Option<usize>,
     context: Option<usize>,
@@ -93,7 +94,7 @@ pub(crate) struct AttemptCheck {
 impl AttemptCheck {
     pub(crate) fn new(attempt: &Attempt, vocab: Option<usize>, context: Option<usize>) -> Self {
         Self {
-            prompt: attempt.prompt.clone(),
+            prompt: Arc::clone(&attempt.prompt),
             sampling: attempt.sampling.clone(),
             vocab,
             context,
@@ -106,7 +107,7 @@ impl AttemptCheck {
     }
 
     pub(crate) fn echo(&self, found: &[TokenId]) -> Result<(), TokenFault> {
-        if self.prompt == found {
+        if *self.prompt == found {
             return Ok(());
         }
         let same = self.prompt.iter().zip(found).take_while(|(a, b)| a == b);
@@ -245,7 +246,7 @@ mod tests {
         edit(&mut sampling);
         let attempt = Attempt {
             id: AttemptId(1),
-            prompt: vec![1, 2],
+            prompt: vec![1, 2].into(),
             sampling,
             priority: 0,
             version: PolicyVersion(0),

@@ -64,7 +64,7 @@ impl LocalBackend {
         let id = RequestId(FIRST_ID + attempt.id.0);
         let request = GenerateRequest {
             id,
-            prompt: attempt.prompt.clone(),
+            prompt: Arc::clone(&attempt.prompt),
             sampling: attempt.sampling.clone(),
             priority: attempt.priority,
         };

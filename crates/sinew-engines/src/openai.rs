@@ -141,7 +141,7 @@ impl OpenaiBackend {
         let s = &attempt.sampling;
         let prompt = match &self.codec {
             Some(codec) => json!(codec.decode(&attempt.prompt)),
-            None => json!(attempt.prompt),
+            None => json!(*attempt.prompt),
         };
         let mut body = json!({
             "model": model,

@@ -457,19 +457,17 @@ impl Caller {
         let first = self
             .requests
             .fetch_add(seeds.len() as u64, Ordering::Relaxed);
-        // The last request takes the prompt itself, the others copies.
-        let prompts = std::iter::repeat_n(prompt, seeds.len());
-        let requests = seeds.iter().zip(prompts).zip(first..);
-        let request = |((&seed, prompt), id)| GenerateRequest {
+        let prompt = Arc::new(prompt);
+        let request = |(&seed, id)| GenerateRequest {
             id: RequestId(id),
-            prompt,
+            prompt: Arc::clone(&prompt),
             sampling: SamplingParams {
                 seed,
                 ..sampling.clone()
             },
             priority: 0,
         };
-        requests.map(request).collect()
+        seeds.iter().zip(first..).map(request).collect()
     }
 }
 

@@ -61,7 +61,7 @@ fn measure(device: &Cpu, params: &Params, precision: Precision, rows: usize) -> 
         let prompt = (0..SHARED).map(|i| (500 + i * 13) as u32).chain(own);
         let request = GenerateRequest {
             id: RequestId(id as u64),
-            prompt: prompt.collect(),
+            prompt: prompt.collect::<Vec<_>>().into(),
             sampling: SamplingParams {
                 seed: id as u64,
                 max_tokens: SAMPLED,

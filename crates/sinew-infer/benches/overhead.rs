@@ -88,7 +88,8 @@ fn pass_ms(vocab: usize, rows: usize, sampling: &SamplingParams) -> f64 {
             id: RequestId(id),
             prompt: (0..200)
                 .map(|i| (i + i / 190 * id as u32) % vocab as u32)
-                .collect(),
+                .collect::<Vec<_>>()
+                .into(),
             sampling: SamplingParams {
                 seed: id,
                 max_tokens: 30,

@@ -155,7 +155,7 @@ mod tests {
         edit(&mut sampling);
         GenerateRequest {
             id: RequestId(1),
-            prompt,
+            prompt: prompt.into(),
             sampling,
             priority: 0,
         }

@@ -20,6 +20,9 @@ const FIRST_DRAFT: usize = 4;
 /// Maximum length of a draft: a longer one is rarely accepted to its end.
 const MAX_DRAFT: usize = 16;
 
+/// Tokens of output for which memory is reserved at the start; most turns are shorter.
+const MAX_RESERVED: usize = 1024;
+
 /// A request and how far it is.
 #[derive(Debug)]
 pub(crate) struct Sequence {
@@ -47,10 +50,15 @@ pub(crate) struct Sequence {
 
 impl Sequence {
     pub(crate) fn new(request: GenerateRequest, constraint: Option<Constraint>) -> Self {
+        let prompt = request.prompt.len();
+        // The output grows at the end of the sequence's own copy, without a second one.
+        let output = (request.sampling.max_tokens as usize).min(MAX_RESERVED);
+        let mut tokens = Vec::with_capacity(prompt + output);
+        tokens.extend_from_slice(&request.prompt);
         Self {
             id: request.id,
-            prompt: request.prompt.len(),
-            tokens: request.prompt,
+            prompt,
+            tokens,
             sampling: request.sampling,
             chain: Vec::new(),
             computed: 0,

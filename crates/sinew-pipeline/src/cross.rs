@@ -179,7 +179,7 @@ mod tests {
         for seed in 0..requests {
             let request = GenerateRequest {
                 id: RequestId(seed),
-                prompt: vec![1],
+                prompt: vec![1].into(),
                 sampling: SamplingParams {
                     seed,
                     ..SamplingParams::default()

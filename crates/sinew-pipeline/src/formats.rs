@@ -228,7 +228,7 @@ mod tests {
             let format = Format::new(Grammar::Regex { pattern });
             let request = GenerateRequest {
                 id: RequestId(n),
-                prompt: vec![1, 2],
+                prompt: vec![1, 2].into(),
                 sampling: SamplingParams {
                     seed: n,
                     temperature,

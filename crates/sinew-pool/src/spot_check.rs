@@ -95,7 +95,7 @@ fn score(
 ) -> Option<f32> {
     let request = GenerateRequest {
         id,
-        prompt,
+        prompt: prompt.into(),
         sampling: SamplingParams {
             temperature,
             max_tokens: 1,

@@ -11,7 +11,7 @@ use sinew_env::{CallNotation, Env, EnvError, EnvFactory, EnvFuture};
 use sinew_render::Renderer;
 use sinew_types::{
     Engine, EngineEvent, FailureKind, FinishReason, GenerateRequest, RequestId, SamplingParams,
-    Timing, TokenId, ToolSpec, Trace, mix_seed,
+    Timing, ToolSpec, Trace, mix_seed,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -144,8 +144,8 @@ impl Running<'_> {
         loop {
             command = match command {
                 EpisodeCommand::Generate { max_tokens } => self.generate(machine, max_tokens).await,
-                EpisodeCommand::Step { tokens } => {
-                    let event = self.step(machine.context(), env, &tokens).await;
+                EpisodeCommand::Step => {
+                    let event = self.step(machine, env).await;
                     machine.on_event(event)
                 }
                 EpisodeCommand::Score => {
@@ -212,7 +212,7 @@ impl Running<'_> {
         let id = RequestId(self.parts.requests.fetch_add(1, Ordering::Relaxed));
         let request = GenerateRequest {
             id,
-            prompt: machine.context().to_vec(),
+            prompt: machine.shared_context(),
             sampling: SamplingParams {
                 max_tokens,
                 stop_ids: self.parts.renderer.stop_ids().to_vec(),
@@ -266,18 +266,19 @@ impl Running<'_> {
         }
     }
 
-    async fn step(
-        &mut self,
-        context: &[TokenId],
-        env: &mut dyn Env,
-        tokens: &[TokenId],
-    ) -> EpisodeEvent {
+    async fn step(&mut self, machine: &EpisodeMachine, env: &mut dyn Env) -> EpisodeEvent {
         let truncated = matches!(
             self.last_finish,
             FinishReason::Length | FinishReason::ContextFull
         );
         let renderer = self.parts.renderer.as_ref();
-        let action = action::of_tokens(renderer, &self.calls, &self.tools, tokens, truncated);
+        let action = action::of_tokens(
+            renderer,
+            &self.calls,
+            &self.tools,
+            machine.turn_tokens(),
+            truncated,
+        );
         let step = match self
             .env_call(self.deadline, Phase::Tool, env.step(action))
             .await
@@ -298,10 +299,12 @@ impl Running<'_> {
             };
         };
         let messages = env.format_observation(&observation);
-        let extension =
-            self.parts
-                .renderer
-                .extend(context, &self.last_finish, &messages, &self.tools);
+        let extension = self.parts.renderer.extend(
+            machine.context(),
+            &self.last_finish,
+            &messages,
+            &self.tools,
+        );
         match extension {
             Ok(extension) => EpisodeEvent::Observed {
                 forced: extension.forced,

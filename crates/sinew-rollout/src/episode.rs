@@ -8,6 +8,7 @@ use sinew_types::{
     NodeFormat, NodeId, Origin, Outcome, Provenance, SampledToken, SamplingParams,
     TRACE_FORMAT_VERSION, Task, Timing, TokenId, TokenKind, Trace, VersionSpan,
 };
+use std::sync::Arc;
 
 /// What bounds an episode.
 #[derive(Clone, Debug, PartialEq)]
@@ -111,8 +112,8 @@ pub enum EpisodeEvent {
 pub enum EpisodeCommand {
     /// Sample a turn: at most `max_tokens` after the context.
     Generate { max_tokens: u32 },
-    /// Let the environment act on the turn's tokens.
-    Step { tokens: Vec<TokenId> },
+    /// Let the environment act on [`EpisodeMachine::turn_tokens`].
+    Step,
     /// Ask the environment for the score of an episode that a limit ended.
     Score,
     /// The episode is over; [`EpisodeMachine::into_trace`] has it.
@@ -136,7 +137,8 @@ pub struct EpisodeMachine {
     limits: EpisodeLimits,
     state: State,
     turn: u32,
-    context: Vec<TokenId>,
+    /// Shared with the request of the turn that is sampled; the turn's own tokens follow at its end.
+    context: Arc<Vec<TokenId>>,
     /// Node that holds the current turn's sampled tokens.
     turn_node: Option<NodeId>,
     /// Of the policy that samples the turns.
@@ -153,16 +155,28 @@ impl EpisodeMachine {
             limits,
             state: State::Booting,
             turn: 0,
-            context: Vec::new(),
+            context: Arc::default(),
             turn_node: None,
             temperature,
             trace,
         }
     }
 
-    /// Everything the model has seen and sampled so far.
+    /// Everything the model has seen and sampled, without the turn that is being sampled.
     pub fn context(&self) -> &[TokenId] {
         &self.context
+    }
+
+    /// [`Self::context`] for a request, without a copy. A turn that ends while the engine still holds it
+    /// costs one.
+    pub fn shared_context(&self) -> Arc<Vec<TokenId>> {
+        Arc::clone(&self.context)
+    }
+
+    /// What the model sampled in the current turn, so far.
+    pub fn turn_tokens(&self) -> &[TokenId] {
+        let node = self.turn_node.map(|id| &self.trace.nodes[id as usize]);
+        node.map_or(&[], |n| &n.tokens)
     }
 
     /// Model turns begun so far.
@@ -250,7 +264,10 @@ impl EpisodeMachine {
             0 => NO_PARENT,
             n => (n - 1) as NodeId,
         };
-        self.context.extend_from_slice(&tokens);
+        // The node of a turn begins empty, while the engine shares the context.
+        if !tokens.is_empty() {
+            Arc::make_mut(&mut self.context).extend_from_slice(&tokens);
+        }
         self.trace
             .nodes
             .push(Node::given(parent, self.turn, kind, tokens, messages));
@@ -300,28 +317,32 @@ impl EpisodeMachine {
                     version: token.version,
                 }),
             }
-            self.context.push(token.id);
         }
     }
 
     fn turn_finished(&mut self, reason: FinishReason) -> EpisodeCommand {
         let aborted = reason == FinishReason::Aborted;
-        let tokens = match self.turn_node {
-            Some(id) => {
-                let node = &mut self.trace.nodes[id as usize];
-                node.finish = Some(reason);
-                node.tokens.clone()
-            }
-            None => Vec::new(),
-        };
+        if let Some(id) = self.turn_node {
+            self.trace.nodes[id as usize].finish = Some(reason);
+        }
         if aborted {
             return self.end(EpisodeEnd::Failed {
                 kind: FailureKind::Cancelled,
                 message: "generation was aborted".into(),
             });
         }
+        self.close_turn();
         self.state = State::Stepping;
-        EpisodeCommand::Step { tokens }
+        EpisodeCommand::Step
+    }
+
+    /// Adds the sampled tokens of the turn to the context. Not while it is sampled: the engine shares the
+    /// context until then, and appending would copy it.
+    fn close_turn(&mut self) {
+        if let (State::Generating, Some(id)) = (self.state, self.turn_node) {
+            let tokens = &self.trace.nodes[id as usize].tokens;
+            Arc::make_mut(&mut self.context).extend_from_slice(tokens);
+        }
     }
 
     fn observed(&mut self, event: EpisodeEvent) -> EpisodeCommand {
@@ -359,12 +380,14 @@ impl EpisodeMachine {
     }
 
     fn truncate(&mut self, limit: Limit) -> EpisodeCommand {
+        self.close_turn();
         self.trace.end = EpisodeEnd::Truncated { limit };
         self.state = State::Scoring;
         EpisodeCommand::Score
     }
 
     fn end(&mut self, end: EpisodeEnd) -> EpisodeCommand {
+        self.close_turn();
         self.trace.end = end;
         self.state = State::Over;
         EpisodeCommand::Finish
@@ -439,7 +462,8 @@ mod tests {
         m.on_event(EpisodeEvent::Tokens(vec![token(3, 4)]));
         m.on_event(EpisodeEvent::Tokens(vec![token(4, 5)]));
         let step = m.on_event(EpisodeEvent::TurnFinished(FinishReason::Length));
-        assert_eq!(step, EpisodeCommand::Step { tokens: vec![3, 4] });
+        assert_eq!(step, EpisodeCommand::Step);
+        assert_eq!(m.turn_tokens(), [3, 4]);
         let go_on = m.on_event(observed(&[9]));
         assert_eq!(go_on, EpisodeCommand::Generate { max_tokens: 8 });
         m.on_event(EpisodeEvent::Tokens(vec![token(5, 5)]));
@@ -528,6 +552,42 @@ mod tests {
         assert_eq!(m.on_event(prompt), EpisodeCommand::Score);
     }
 
+    /// A long episode moves its context only where the buffer grows, by doubling, and never for a request.
+    #[test]
+    fn requests_share_the_context() {
+        let (turns, per_turn) = (200, 8);
+        let mut m = machine(turns, 100_000);
+        m.on_event(EpisodeEvent::Reset {
+            prompt: vec![1, 2],
+            messages: Vec::new(),
+            state_hash: None,
+        });
+        let mut buffers = std::collections::BTreeSet::new();
+        for turn in 0..turns {
+            // The engine holds the prompt while it samples, and drops it before the last event.
+            let held = m.shared_context();
+            assert_eq!(held.as_ptr(), m.context().as_ptr());
+            buffers.insert(held.as_ptr() as usize);
+            let tokens = (0..per_turn).map(|i| token(turn * per_turn + i, 1));
+            m.on_event(EpisodeEvent::Tokens(tokens.collect()));
+            assert_eq!(
+                held.as_ptr(),
+                m.context().as_ptr(),
+                "nothing was copied meanwhile"
+            );
+            drop(held);
+            m.on_event(EpisodeEvent::TurnFinished(FinishReason::Length));
+            m.on_event(observed(&[9, 9]));
+        }
+        let length = m.context().len();
+        assert_eq!(
+            length,
+            2 + (turns * per_turn) as usize + 2 * (turns as usize - 1)
+        );
+        let doublings = length.ilog2() as usize + 1;
+        assert!(buffers.len() <= doublings, "{} buffers", buffers.len());
+    }
+
     proptest! {
         /// Whatever comes in whatever order, the trace stays valid and spells the context.
         #[test]
@@ -546,6 +606,8 @@ mod tests {
                 };
                 m.on_event(event);
             }
+            // A turn that is being sampled is not in the context yet.
+            m.on_event(EpisodeEvent::Deadline);
             let context = m.context().to_vec();
             let trace = m.into_trace(Timing::default());
             prop_assert!(trace.validate().is_ok());

@@ -74,8 +74,10 @@ impl SamplingParams {
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerateRequest {
     pub id: RequestId,
-    /// Everything the model sees, exactly.
-    pub prompt: Vec<TokenId>,
+    /// Everything the model sees, exactly. Shared, so that a caller whose context grows from turn to turn
+    /// does not copy it for each request. The engine drops its share before the last event, so that the
+    /// caller can append in place.
+    pub prompt: Arc<Vec<TokenId>>,
     pub sampling: SamplingParams,
     /// Larger runs first when KV capacity is short.
     pub priority: i32,

@@ -29,7 +29,7 @@ pub(super) fn good(version: u64) -> Probe {
 pub(super) fn request(id: u64, prompt: Vec<u32>) -> GenerateRequest {
     GenerateRequest {
         id: RequestId(id),
-        prompt,
+        prompt: prompt.into(),
         sampling: SamplingParams {
             max_tokens: 10,
             stop_ids: vec![99],
@@ -94,7 +94,7 @@ fn failover_goes_on_from_the_ids_so_far_on_another_engine() {
         panic!("{commands:?}");
     };
     assert_ne!(engine, first);
-    assert_eq!(attempt.prompt, [1, 2, 3, 4, 5, 7, 8]);
+    assert_eq!(*attempt.prompt, [1, 2, 3, 4, 5, 7, 8]);
     assert_eq!(attempt.sampling.max_tokens, 8);
     assert_ne!(
         attempt.sampling.seed, 5,
@@ -167,7 +167,7 @@ fn new_weights_interrupt_and_go_on() {
     assert!(r.loaded(101.0, PolicyVersion(4), &results));
     let (engine, attempt) = started(&mut r);
     assert_eq!((engine, attempt.version), (0, PolicyVersion(4)));
-    assert_eq!(attempt.prompt, [1, 7]);
+    assert_eq!(*attempt.prompt, [1, 7]);
     assert_eq!(r.status(101.0).version, PolicyVersion(4));
     let view = r.engines(101.0);
     assert!(view[1].idle_because.as_deref().unwrap().contains("not v4"));
@@ -376,7 +376,7 @@ fn a_format_as_advice_is_not_sent_and_goes_on_elsewhere() {
     });
     let goes_on = matches!(
         commands.last(),
-        Some(Command::Start { attempt, .. }) if attempt.prompt == [1, 2, 5]
+        Some(Command::Start { attempt, .. }) if *attempt.prompt == [1, 2, 5]
     );
     assert!(advised && goes_on, "{commands:?}");
 }

@@ -156,7 +156,7 @@ pub(super) type Place = (Reverse<i32>, u64, RequestId);
 #[derive(Debug)]
 pub(super) struct RequestState {
     pub(super) id: RequestId,
-    pub(super) prompt: Vec<TokenId>,
+    pub(super) prompt: Arc<Vec<TokenId>>,
     pub(super) sampled: Vec<TokenId>,
     pub(super) sampling: SamplingParams,
     /// The record of the request's format that goes with its tokens.
@@ -213,8 +213,10 @@ impl RequestState {
 
     /// Its next attempt: the ids so far, and a seed that does not draw the same numbers again.
     pub(super) fn next_attempt(&self, id: AttemptId, version: PolicyVersion) -> Attempt {
-        let mut prompt = self.prompt.clone();
-        prompt.extend_from_slice(&self.sampled);
+        let mut prompt = Arc::clone(&self.prompt);
+        if !self.sampled.is_empty() {
+            Arc::make_mut(&mut prompt).extend_from_slice(&self.sampled);
+        }
         let mut sampling = self.sampling.clone();
         sampling.max_tokens = self.left();
         let drawn = self.sampled.len() as u64;

@@ -25,7 +25,7 @@ pub(super) fn generate(attempt: &Attempt, request_id: &str, max_tokens: u32) -> 
     let s = &attempt.sampling;
     let mut body = json!({
         "rid": request_id,
-        "input_ids": attempt.prompt,
+        "input_ids": *attempt.prompt,
         "stream": true,
         "return_logprob": true,
         // None of the prompt's.

@@ -60,7 +60,7 @@ pub(super) fn completions(attempt: &Attempt, model: &str, max_tokens: u32) -> Va
     let mut body = sampling(attempt, max_tokens);
     let more = json!({
         "model": model,
-        "prompt": attempt.prompt,
+        "prompt": *attempt.prompt,
         "stream": true,
         "stream_options": { "include_usage": true },
         "return_token_ids": true,
@@ -83,7 +83,7 @@ pub(super) fn generate(attempt: &Attempt, model: &str, max_tokens: u32) -> Value
     json!({
         "request_id": format!("sinew-{}", attempt.id.0),
         "model": model,
-        "token_ids": attempt.prompt,
+        "token_ids": *attempt.prompt,
         "stream": true,
         "stream_options": { "include_usage": true },
         "return_token_ids": true,

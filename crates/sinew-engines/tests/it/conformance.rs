@@ -301,7 +301,7 @@ fn alternatives_come_best_first() {
         request.sampling.top_logprobs = 3;
         let prompt = request.prompt.clone();
         let outcome = submit(&*s.engine, request).outcome();
-        let mut prefix = prompt;
+        let mut prefix = prompt.to_vec();
         for token in &outcome.tokens {
             let top = &token.top;
             assert!(!top.is_empty() && top.len() <= 3, "{}: {top:?}", s.name);
@@ -350,7 +350,7 @@ fn stop_strings_and_full_contexts_end_it() {
         );
         assert_eq!(cut.ids(), whole.ids()[..=first], "{}", s.name);
         let full = greedy(3, &|r| {
-            r.prompt = vec![40; CONTEXT - 5];
+            r.prompt = vec![40; CONTEXT - 5].into();
             r.sampling.max_tokens = 50;
         });
         assert_eq!(*full.reason(), FinishReason::ContextFull, "{}", s.name);
@@ -421,7 +421,10 @@ fn what_cannot_run_is_refused_by_name() {
         type Check = fn(&EngineError) -> bool;
         type Edit = fn(&mut sinew_types::GenerateRequest);
         let cases: [(Edit, Check); 6] = [
-            (|r| r.prompt.clear(), |e| e.to_string().contains("prompt")),
+            (
+                |r| r.prompt = Vec::new().into(),
+                |e| e.to_string().contains("prompt"),
+            ),
             (
                 |r| r.sampling.max_tokens = 0,
                 |e| e.to_string().contains("max_tokens"),
@@ -435,11 +438,11 @@ fn what_cannot_run_is_refused_by_name() {
                 |e| e.to_string().contains("temperature"),
             ),
             (
-                |r| r.prompt = vec![1; CONTEXT],
+                |r| r.prompt = vec![1; CONTEXT].into(),
                 |e| matches!(e, EngineError::PromptTooLong { .. }),
             ),
             (
-                |r| r.prompt = vec![1, VOCAB as u32],
+                |r| r.prompt = vec![1, VOCAB as u32].into(),
                 |e| matches!(e, EngineError::UnknownToken { position: 1, .. }),
             ),
         ];

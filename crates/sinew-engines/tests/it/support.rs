@@ -19,7 +19,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) fn request(id: u64, prompt: &[u32], max_tokens: u32) -> GenerateRequest {
     GenerateRequest {
         id: RequestId(id),
-        prompt: prompt.to_vec(),
+        prompt: prompt.to_vec().into(),
         sampling: SamplingParams {
             max_tokens,
             stop_ids: vec![END],

@@ -36,7 +36,7 @@ fn core(blocks: usize, config: SchedulerConfig) -> ModelCore<HashForward> {
 fn request(id: u64, prompt: &[TokenId], max_tokens: u32) -> GenerateRequest {
     GenerateRequest {
         id: RequestId(id),
-        prompt: prompt.to_vec(),
+        prompt: prompt.to_vec().into(),
         sampling: SamplingParams {
             max_tokens,
             seed: id,
@@ -151,7 +151,7 @@ fn the_next_turn_finds_all_of_the_last_one() {
     let mut core = core(32, config(4, 64));
     let first = request(1, &[1, 2, 3, 4, 5, 6], 5);
     let answers = run(&mut core, std::slice::from_ref(&first));
-    let mut prompt = first.prompt.clone();
+    let mut prompt = first.prompt.to_vec();
     prompt.extend(&answers[&1].tokens);
     prompt.extend([0, 6, 0]);
     let second = request(2, &prompt, 4);
@@ -414,7 +414,7 @@ fn any_request() -> impl Strategy<Value = GenerateRequest> {
     (prompt, 1..16u32, stops, -1..2i32, any::<u8>()).prop_map(
         |(prompt, max_tokens, stop_ids, priority, seed)| GenerateRequest {
             id: RequestId(0),
-            prompt,
+            prompt: prompt.into(),
             sampling: SamplingParams {
                 max_tokens,
                 stop_ids,

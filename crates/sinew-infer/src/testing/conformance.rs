@@ -287,7 +287,7 @@ fn constraint(vocab: usize) -> Mutex<Constraint> {
     let texts = ["abc", "acb", "adb"].map(str::to_owned).to_vec();
     let request = GenerateRequest {
         id: RequestId(0),
-        prompt: vec![0],
+        prompt: vec![0].into(),
         sampling: SamplingParams {
             format: Some(Arc::new(Format::new(Grammar::Choice { texts }))),
             ..SamplingParams::default()

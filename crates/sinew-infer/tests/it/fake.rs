@@ -51,7 +51,7 @@ fn logprobs_can_be_recomputed_and_sum_to_one() {
         while engine.step() {}
         let (tokens, end) = collect(&events);
         assert_eq!(end, Ok(FinishReason::StopId { id: 49 }));
-        let mut prefix = r.prompt.clone();
+        let mut prefix = r.prompt.to_vec();
         for token in &tokens {
             assert_eq!(model.logprob_at(&prefix, token.id, at), token.logprob);
             let sum: f32 = token.top.iter().map(|t| t.logprob.exp()).sum();

@@ -143,7 +143,7 @@ fn logprobs_are_of_the_softmax_over_the_mask() {
         asked.sampling.temperature = temperature;
         asked.sampling.top_logprobs = 255;
         let (tokens, _) = run(&usual(512, 0), std::slice::from_ref(&asked)).remove(0);
-        let mut context = asked.prompt.clone();
+        let mut context = asked.prompt.to_vec();
         let mut matcher = GUIDED.start(&schema()).unwrap();
         let mut free = 0;
         for token in &tokens {
@@ -352,7 +352,7 @@ fn the_fake_engine_holds_to_formats_as_well() {
         let (tokens, end) = run(&fake(None), std::slice::from_ref(&asked)).remove(0);
         assert_eq!(end, Ok(FinishReason::StopId { id: END }));
         serde_json::from_str::<serde_json::Value>(&said(&tokens)).unwrap();
-        let mut context = asked.prompt;
+        let mut context = asked.prompt.to_vec();
         let mut matcher = GUIDED.start(&schema()).unwrap();
         for token in &tokens {
             let mask = matcher.mask().unwrap();

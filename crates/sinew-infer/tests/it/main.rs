@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 fn request(id: u64, prompt: &[TokenId], max_tokens: u32) -> GenerateRequest {
     GenerateRequest {
         id: RequestId(id),
-        prompt: prompt.to_vec(),
+        prompt: prompt.to_vec().into(),
         sampling: SamplingParams {
             max_tokens,
             seed: id,

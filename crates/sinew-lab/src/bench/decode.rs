@@ -56,7 +56,7 @@ fn pass_seconds(bench: &Bench, model: InferModel, rows: usize) -> Result<Vec<f64
         let prompt = (0..PROMPT).map(|i| ((500 + i * 13 + id * 7919) % vocab) as u32);
         let request = GenerateRequest {
             id: RequestId(id as u64),
-            prompt: prompt.collect(),
+            prompt: prompt.collect::<Vec<_>>().into(),
             sampling: SamplingParams {
                 seed: id as u64,
                 max_tokens: SAMPLED as u32,

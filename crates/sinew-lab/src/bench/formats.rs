@@ -45,7 +45,7 @@ fn run(
     for id in 0..BATCH {
         let request = GenerateRequest {
             id: RequestId(id as u64),
-            prompt: real.prompts[id % real.prompts.len()].clone(),
+            prompt: real.prompts[id % real.prompts.len()].clone().into(),
             sampling: SamplingParams {
                 seed: seed * 1000 + id as u64,
                 max_tokens: TOKENS,

@@ -43,7 +43,7 @@ fn computed_rows(bench: &Bench, apart: bool) -> Result<usize, LabError> {
         }
         let request = GenerateRequest {
             id: RequestId(id as u64),
-            prompt,
+            prompt: prompt.into(),
             sampling: SamplingParams {
                 seed: id as u64,
                 max_tokens: SAMPLED as u32,

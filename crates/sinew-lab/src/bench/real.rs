@@ -92,7 +92,7 @@ impl Real {
             });
             let request = GenerateRequest {
                 id: RequestId(id as u64),
-                prompt: self.prompts[prompt].clone(),
+                prompt: self.prompts[prompt].clone().into(),
                 sampling: SamplingParams {
                     seed: seed * 1000 + id as u64,
                     max_tokens: MAX_TOKENS,

@@ -108,7 +108,7 @@ impl Sampling<'_> {
     fn ask(&self, id: usize, request: u64, episode: &Episode) -> Result<(), LabError> {
         let request = GenerateRequest {
             id: RequestId(request),
-            prompt: episode.tokens.clone(),
+            prompt: episode.tokens.clone().into(),
             sampling: SamplingParams {
                 seed: request,
                 max_tokens: TURN as u32,

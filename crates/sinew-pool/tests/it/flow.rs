@@ -375,7 +375,7 @@ fn sample(engine: &dyn Engine, temperature: f32) -> Vec<SampledToken> {
     let (sender, events) = mpsc::sync_channel(64);
     let request = GenerateRequest {
         id: RequestId(0),
-        prompt: vec![2, 6, 8, 0, 3],
+        prompt: vec![2, 6, 8, 0, 3].into(),
         sampling: SamplingParams {
             max_tokens: 2,
             temperature,

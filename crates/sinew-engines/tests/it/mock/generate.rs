@@ -56,7 +56,7 @@ pub(super) fn stream_of(
     let (to, events) = mpsc::unbounded_channel();
     let request = GenerateRequest {
         id,
-        prompt: prompt.clone(),
+        prompt: prompt.clone().into(),
         sampling,
         priority: 0,
     };

@@ -16,7 +16,7 @@ use sinew_infer::{FakeConfig, FakeEngine, FakeModel};
 use sinew_types::{Engine, EngineEvent, GenerateRequest, RequestId, SamplingParams};
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use tokio::net::TcpListener;
 
@@ -107,16 +107,12 @@ pub(super) fn engine_us(prompt_tokens: usize) -> Result<f64, LabError> {
     });
     let engine = engine.map_err(LabError::system)?;
     // Each conversation has a prompt of its own, as on a server: none is in a near cache.
-    let prompts = vec![vec![1; prompt_tokens.max(1)]; GROWING];
+    let prompts = vec![Arc::new(vec![1; prompt_tokens.max(1)]); GROWING];
     let before = thread_cpu_s();
     for id in 0..u64::from(COUNT) {
-        // The engine takes ids in memory of its own, in which it goes on with the answer.
-        let known = &prompts[id as usize % GROWING];
-        let mut prompt = Vec::with_capacity(known.len() + TOKENS as usize);
-        prompt.extend_from_slice(known);
         let request = GenerateRequest {
             id: RequestId(id),
-            prompt,
+            prompt: Arc::clone(&prompts[id as usize % GROWING]),
             sampling: SamplingParams {
                 max_tokens: TOKENS,
                 ..SamplingParams::default()

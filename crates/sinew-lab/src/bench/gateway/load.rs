@@ -144,7 +144,7 @@ async fn generate(engine: &dyn Engine, id: RequestId) -> Result<(), LabError> {
     let (sender, mut events) = mpsc::channel(TOKENS as usize + 2);
     let request = GenerateRequest {
         id,
-        prompt: vec![1; 256],
+        prompt: vec![1; 256].into(),
         sampling: SamplingParams {
             max_tokens: TOKENS,
             ..SamplingParams::default()
