@@ -2,7 +2,7 @@
 
 use crate::batch::Batch;
 use crate::composition::Composition;
-use crate::episode::{Episode, Path};
+use crate::episode::{Episode, EpisodeColumns, Path};
 use crate::pipeline::AlgoError;
 use crate::report::AlgoReport;
 use sinew_types::{Aggregation, TrainRow};
@@ -45,7 +45,7 @@ pub(crate) fn rows(
         }
         report.trained_episodes += 1;
         for path in &episode.paths {
-            rows.push(row(episode, path, weight, share)?);
+            rows.push(row(episode, path, weight, share, episode.columns)?);
             report.trained_tokens += path.trains.iter().filter(|&&t| t).count();
         }
     }
@@ -71,7 +71,7 @@ pub(crate) fn preference_rows(
         let weight = 2.0 / chosen.len() as f64;
         let share = 1.0 / chosen.len() as f64;
         for path in &episode.paths {
-            rows.push(row(episode, path, weight, share)?);
+            rows.push(row(episode, path, weight, share, episode.columns)?);
             report.trained_tokens += path.trains.iter().filter(|&&t| t).count();
         }
     }
@@ -114,12 +114,13 @@ fn temperatures(episode: &Episode<'_>, path: &Path) -> Vec<f32> {
 }
 
 /// Creates the row of a path. `weight` is that of each trained token. `share` is the episode's share of the
-/// batch mean, which is split over its rows by trained tokens.
+/// batch mean, which is split over its rows by trained tokens. `masks` has those of the episode.
 pub(crate) fn row(
     episode: &Episode<'_>,
     path: &Path,
     weight: f64,
     share: f64,
+    masks: Option<&EpisodeColumns>,
 ) -> Result<TrainRow, AlgoError> {
     let own = path.trains.iter().filter(|&&t| t).count() as f64;
     let all = episode.trained_tokens().max(1) as f64;
@@ -153,7 +154,7 @@ pub(crate) fn row(
             .map(narrow),
         returns: path.returns.as_deref().map(only_trained),
         teacher_top: episode.teacher_top(path),
-        masks: episode.masks(path)?,
+        masks: episode.masks(path, masks)?,
         oldest_version: versions.min().unwrap_or_default(),
     };
     row.validate()?;

@@ -34,16 +34,15 @@ pub(crate) struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    /// Checks the batch, and quarantines unusable episodes.
+    /// Checks the batch, and quarantines unusable episodes. Without `paths`, episodes have rewards only.
     ///
     /// # Errors
-    /// [`AlgoError`] if the caller's groups or columns are wrong.
+    /// [`AlgoError`] if the caller's groups are wrong.
     pub(crate) fn admit(
         c: &Composition,
-        needs: Needs,
         group_size: usize,
         groups: &'a [Vec<Trace>],
-        columns: &'a Columns,
+        paths: bool,
         report: &mut AlgoReport,
     ) -> Result<Self, AlgoError> {
         let mut batch = Self {
@@ -70,8 +69,7 @@ impl<'a> Batch<'a> {
             for trace in traces {
                 check_membership(trace, id, &mut episode_ids)?;
                 report.episodes += 1;
-                let given = columns.get(&trace.episode);
-                match admit_episode(c, needs, trace, given, report)? {
+                match admit_episode(c, trace, paths, report) {
                     Admitted::Usable(episode) => {
                         members.push(batch.episodes.len());
                         batch.episodes.push(episode);
@@ -94,6 +92,26 @@ impl<'a> Batch<'a> {
             });
         }
         Ok(batch)
+    }
+
+    /// Gives usable episodes their columns.
+    ///
+    /// # Errors
+    /// [`AlgoError`] if a column is wrong, or a required one is missing.
+    pub(crate) fn set_columns(
+        &mut self,
+        c: &Composition,
+        needs: Needs,
+        columns: &'a Columns,
+    ) -> Result<(), AlgoError> {
+        for group in &self.groups {
+            for &i in &group.members {
+                let episode = &mut self.episodes[i];
+                episode.columns = columns.get(&episode.trace.episode);
+                check_columns(c, needs, episode.trace, episode.columns)?;
+            }
+        }
+        Ok(())
     }
 
     /// Computes the compared rewards from the recorded ones.
@@ -203,21 +221,19 @@ enum Admitted<'a> {
 /// Classifies an episode.
 fn admit_episode<'a>(
     c: &Composition,
-    needs: Needs,
     trace: &'a Trace,
-    given: Option<&'a EpisodeColumns>,
+    paths: bool,
     report: &mut AlgoReport,
-) -> Result<Admitted<'a>, AlgoError> {
+) -> Admitted<'a> {
     if let EpisodeEnd::Failed { kind, .. } = &trace.end {
         *report.failed.entry(failure_name(*kind).into()).or_default() += 1;
-        let mut episode = Episode::new(c, trace, None);
+        let mut episode = Episode::new(c, trace, false);
         episode.trains = false;
-        episode.paths.clear();
         let credible = episode.reward.abs() <= LARGEST_REWARD;
-        return Ok(match credible && trace.validate().is_ok() {
+        return match credible && trace.validate().is_ok() {
             true => Admitted::Failed(episode),
             false => Admitted::Broken,
-        });
+        };
     }
     let mut reason = trace.validate().err().map(|e| e.to_string());
     let total = trace.total_reward();
@@ -231,12 +247,12 @@ fn admit_episode<'a>(
             episode: trace.episode.clone(),
             reason,
         });
-        return Ok(Admitted::Broken);
+        return Admitted::Broken;
     }
     // A missing reward is not 0: that would raise the advantages of the other episodes.
     if trace.outcome.unscored && c.advantage.reads_rewards() {
         report.unscored += 1;
-        return Ok(Admitted::Broken);
+        return Admitted::Broken;
     }
     let mut trains = true;
     if matches!(trace.end, EpisodeEnd::Truncated { .. }) {
@@ -246,13 +262,12 @@ fn admit_episode<'a>(
             trains = false;
         }
         if c.filters.truncated == Truncated::Exclude {
-            return Ok(Admitted::Excluded);
+            return Admitted::Excluded;
         }
     }
-    check_columns(c, needs, trace, given)?;
-    let mut episode = Episode::new(c, trace, given);
+    let mut episode = Episode::new(c, trace, paths);
     episode.trains = trains;
-    Ok(Admitted::Usable(episode))
+    Admitted::Usable(episode)
 }
 
 fn failure_name(kind: FailureKind) -> &'static str {

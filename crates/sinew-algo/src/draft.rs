@@ -2,15 +2,12 @@
 //!
 //! Some algorithms need log-probabilities or values of other models for each token
 //! ([`crate::Algorithm::needs`]). A trainer scores rows, and an algorithm reads columns by episode and node.
-//! A
-//! [`Draft`] converts scores of rows to columns.
+//! A [`Draft`] converts scores of rows to columns.
 
 use crate::batch::Batch;
-use crate::composition::Needs;
 use crate::episode::{Columns, EpisodeColumns};
-use crate::pipeline::{AlgoError, Algorithm};
-use crate::report::AlgoReport;
-use sinew_types::{EpisodeId, NodeId, RowMasks, TokenLogprob, Trace, TrainRow};
+use crate::pipeline::{AlgoError, Prepared};
+use sinew_types::{EpisodeId, NodeId, RowMasks, TokenLogprob, TrainRow};
 
 /// Column for scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,30 +34,19 @@ pub struct Draft {
     shapes: Vec<(EpisodeId, Vec<usize>)>,
 }
 
-impl Algorithm {
-    /// Creates rows of the episodes that [`Algorithm::rows_with`] would admit.
+impl Prepared<'_> {
+    /// Creates rows of all usable episodes. `columns` contributes the masks of tokens that were sampled under
+    /// a format.
     ///
     /// # Errors
-    /// [`AlgoError`] if the groups are wrong.
-    pub fn draft(&self, groups: &[Vec<Trace>]) -> Result<Draft, AlgoError> {
-        self.draft_with(groups, &Columns::new())
-    }
-
-    /// As [`Algorithm::draft`]. `columns` contributes the masks of tokens that were sampled under a format.
-    ///
-    /// # Errors
-    /// [`AlgoError`] if the groups or columns are wrong.
-    pub fn draft_with(&self, groups: &[Vec<Trace>], columns: &Columns) -> Result<Draft, AlgoError> {
-        let c = self.composition();
-        let mut report = AlgoReport::default();
-        let none = Needs::default();
-        let batch = Batch::admit(c, none, self.group_size(), groups, columns, &mut report)?;
-        Draft::of(&batch)
+    /// [`AlgoError`] if a mask is missing or a row is invalid.
+    pub fn draft(&self, columns: &Columns) -> Result<Draft, AlgoError> {
+        Draft::of(&self.batch, columns)
     }
 }
 
 impl Draft {
-    fn of(batch: &Batch<'_>) -> Result<Self, AlgoError> {
+    fn of(batch: &Batch<'_>, columns: &Columns) -> Result<Self, AlgoError> {
         let mut draft = Self {
             rows: Vec::new(),
             places: Vec::new(),
@@ -71,11 +57,12 @@ impl Draft {
             let episode = &batch.episodes[i];
             let lengths = episode.trace.nodes.iter().map(|n| n.tokens.len());
             let id = episode.trace.episode.clone();
+            let masks = columns.get(&id);
             draft.shapes.push((id, lengths.collect()));
             for path in &episode.paths {
                 draft
                     .rows
-                    .push(crate::aggregate::row(episode, path, 1.0, 1.0)?);
+                    .push(crate::aggregate::row(episode, path, 1.0, 1.0, masks)?);
                 let trained = (0..path.tokens.len()).filter(|&t| path.trains[t]);
                 let place = |t: usize| (t, path.tokens[t].node, path.offsets[t]);
                 draft.places.push(trained.map(place).collect());

@@ -82,15 +82,12 @@ pub(crate) struct Episode<'a> {
 }
 
 impl<'a> Episode<'a> {
-    /// Converts a trace. The outcome and reward are the recorded ones.
-    pub(crate) fn new(
-        c: &Composition,
-        trace: &'a Trace,
-        columns: Option<&'a EpisodeColumns>,
-    ) -> Self {
+    /// Converts a trace, with its paths if they are needed. The outcome and reward are the recorded ones.
+    pub(crate) fn new(c: &Composition, trace: &'a Trace, paths: bool) -> Self {
         let mut trained: HashSet<(NodeId, u32)> = HashSet::new();
+        let leaves = if paths { trace.leaves() } else { Vec::new() };
         let mut paths = Vec::new();
-        for leaf in trace.leaves() {
+        for leaf in leaves {
             let path = Path::new(trace, leaf, &mut trained);
             if path.trains.contains(&true) {
                 paths.push(path);
@@ -98,7 +95,7 @@ impl<'a> Episode<'a> {
         }
         Self {
             trace,
-            columns,
+            columns: None,
             outcome: trace.outcome.reward,
             reward: trace.outcome.reward,
             tempered: c.tempered(),
@@ -151,7 +148,11 @@ impl Episode<'_> {
     /// # Errors
     /// [`AlgoError::MissingMask`] if the mask of such a token is missing. Without it, training would use
     /// another distribution.
-    pub(crate) fn masks(&self, path: &Path) -> Result<Option<RowMasks>, AlgoError> {
+    pub(crate) fn masks(
+        &self,
+        path: &Path,
+        columns: Option<&EpisodeColumns>,
+    ) -> Result<Option<RowMasks>, AlgoError> {
         let held = |t: usize| {
             let format = self.trace.nodes[path.tokens[t].node as usize]
                 .format
@@ -168,7 +169,7 @@ impl Episode<'_> {
                 each.push(None);
                 continue;
             }
-            let given = self.columns.and_then(|c| c.masks.get(&token.node));
+            let given = columns.and_then(|c| c.masks.get(&token.node));
             let mask = given.and_then(|m| m.mask(path.offsets[t] as usize));
             let Some(mask) = mask.filter(|m| words == 0 || m.len() == words) else {
                 return Err(AlgoError::MissingMask {

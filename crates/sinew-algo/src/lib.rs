@@ -3,8 +3,8 @@
 //! An algorithm is a [`Composition`] of reward shaping, an advantage estimator, filters, an aggregation and a
 //! loss specification. Presets under [`algorithms`] have the compositions of the literature, one file each. A
 //! recipe's [`AlgorithmConfig`] changes parts of a preset. An option without effect and an impossible
-//! combination are errors with the reason. [`Algorithm::rows`] converts the traces of a batch to
-//! [`sinew_types::TrainRow`]s.
+//! combination are errors with the reason. [`Algorithm::prepare`] checks the traces of a batch once, and
+//! [`Prepared::rows`] converts them to [`sinew_types::TrainRow`]s.
 //!
 //! Invariants:
 //! - Only sampled tokens have weight, each exactly once. Tokens that branches of a trace share are trained on
@@ -46,6 +46,6 @@ pub use dialect::Dialect;
 pub use draft::{Column, Draft};
 pub use episode::{Columns, EpisodeColumns};
 pub use kind::AlgorithmKind;
-pub use pipeline::{AlgoError, Algorithm};
+pub use pipeline::{AlgoError, Algorithm, Prepared};
 pub use repair::{GroupRepair, Repair};
 pub use report::{AlgoReport, Moments, PreferenceReport, Quarantined, RepairReport};

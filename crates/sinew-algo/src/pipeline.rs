@@ -3,7 +3,7 @@
 use crate::aggregate;
 use crate::algorithms;
 use crate::batch::Batch;
-use crate::composition::{Advantage, Composition, Needs, RunFacts};
+use crate::composition::{Advantage, Composition, Needs, ProcessRewards, RunFacts};
 use crate::config::{AlgorithmConfig, ConfigError};
 use crate::episode::Columns;
 use crate::filter;
@@ -173,9 +173,10 @@ impl Algorithm {
         let mut c = self.composition.clone();
         let compared = c.rewards.kl == 0.0;
         c.rewards.kl = 0.0;
-        let (empty, mut report) = (Columns::new(), AlgoReport::default());
-        let none = Needs::default();
-        let mut batch = Batch::admit(&c, none, self.group_size, groups, &empty, &mut report)?;
+        let mut report = AlgoReport::default();
+        // Rewards suffice, but where those of turns are compared.
+        let paths = matches!(c.rewards.process, ProcessRewards::Separate { .. });
+        let mut batch = Batch::admit(&c, self.group_size, groups, paths, &mut report)?;
         batch.shape_rewards(&c)?;
         repair::settle(&self.repair, &c, &mut batch, &mut report.repair);
         filter::resample(&c, &mut batch, &mut report)?;
@@ -187,30 +188,49 @@ impl Algorithm {
         Ok(gone.map(|g| g.id).collect())
     }
 
-    /// Converts groups to rows, for algorithms that need only traces.
+    /// Checks groups, quarantines unusable episodes and finds the paths of the others: the one pass over the
+    /// traces that scoring and training share.
     ///
     /// # Errors
-    /// [`AlgoError`] if the groups are wrong or a column is required.
-    pub fn rows(&self, groups: &[Vec<Trace>]) -> Result<(Vec<TrainRow>, AlgoReport), AlgoError> {
-        self.rows_with(groups, &Columns::new())
-    }
-
-    /// Converts groups to rows. `columns` has the inputs of [`Algorithm::needs`]. Rows contain reference and
-    /// proximal log-probabilities if they are available.
-    ///
-    /// # Errors
-    /// [`AlgoError`] if the groups or columns are wrong.
-    pub fn rows_with(
-        &self,
-        groups: &[Vec<Trace>],
-        columns: &Columns,
-    ) -> Result<(Vec<TrainRow>, AlgoReport), AlgoError> {
-        let c = &self.composition;
+    /// [`AlgoError`] if the groups are wrong.
+    pub fn prepare<'a>(&'a self, groups: &'a [Vec<Trace>]) -> Result<Prepared<'a>, AlgoError> {
         let mut report = AlgoReport::default();
-        let needs = c.needs();
-        let mut batch = Batch::admit(c, needs, self.group_size, groups, columns, &mut report)?;
+        let c = &self.composition;
+        let batch = Batch::admit(c, self.group_size, groups, true, &mut report)?;
+        Ok(Prepared {
+            algorithm: self,
+            batch,
+            report,
+        })
+    }
+}
+
+/// Groups that were checked once, by [`Algorithm::prepare`]. [`Prepared::draft`] gives rows to score, and
+/// [`Prepared::rows`] rows to train.
+#[derive(Debug)]
+pub struct Prepared<'a> {
+    algorithm: &'a Algorithm,
+    pub(crate) batch: Batch<'a>,
+    report: AlgoReport,
+}
+
+impl<'a> Prepared<'a> {
+    /// Converts groups to rows. `columns` has the inputs of [`Algorithm::needs`] and the masks of tokens that
+    /// were sampled under a format. Rows contain reference and proximal log-probabilities if they are
+    /// available.
+    ///
+    /// # Errors
+    /// [`AlgoError`] if the columns are wrong, a required one is missing, or a row is invalid.
+    pub fn rows(self, columns: &'a Columns) -> Result<(Vec<TrainRow>, AlgoReport), AlgoError> {
+        let Self {
+            algorithm,
+            mut batch,
+            mut report,
+        } = self;
+        let c = &algorithm.composition;
+        batch.set_columns(c, c.needs(), columns)?;
         batch.shape_rewards(c)?;
-        repair::settle(&self.repair, c, &mut batch, &mut report.repair);
+        repair::settle(&algorithm.repair, c, &mut batch, &mut report.repair);
         filter::resample(c, &mut batch, &mut report)?;
         filter::small_groups(c, &mut batch, &mut report);
         filter::equal_groups(c, &mut batch, &mut report);

@@ -76,7 +76,7 @@ pub struct RepairReport {
     pub dropped_groups: Vec<GroupId>,
 }
 
-/// Report of [`crate::Algorithm::rows`].
+/// Report of [`crate::Prepared::rows`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AlgoReport {
     /// Groups of the batch.

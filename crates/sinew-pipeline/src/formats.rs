@@ -295,6 +295,14 @@ mod tests {
         sinew_algo::Algorithm::new(&config, &facts).unwrap()
     }
 
+    fn rows(
+        algorithm: &sinew_algo::Algorithm,
+        groups: &[Vec<Trace>],
+        columns: &Columns,
+    ) -> Result<(Vec<sinew_types::TrainRow>, sinew_algo::AlgoReport), sinew_algo::AlgoError> {
+        algorithm.prepare(groups)?.rows(columns)
+    }
+
     #[test]
     fn rows_carry_the_masks_and_forced_tokens_are_not_trained() {
         let grammars = grammars(&renderer(), renderer().vocab_size()).unwrap();
@@ -303,8 +311,9 @@ mod tests {
         assert!(replayed.counts.masked > 0 && replayed.counts.forced > 0);
         assert!(replayed.rejected.is_empty());
         let algorithm = algorithm();
-        let (rows, _) = algorithm.rows_with(&groups, &replayed.columns).unwrap();
-        let drafted = algorithm.draft_with(&groups, &replayed.columns).unwrap();
+        let (rows, _) = rows(&algorithm, &groups, &replayed.columns).unwrap();
+        let drafted = algorithm.prepare(&groups).unwrap();
+        let drafted = drafted.draft(&replayed.columns).unwrap();
         assert_eq!((rows.len(), drafted.rows().len()), (2, 2));
         let mut trained = 0;
         for row in rows.iter().chain(drafted.rows()) {
@@ -335,7 +344,7 @@ mod tests {
         assert_eq!(replayed.counts.rejected, 1);
         let why = &replayed.rejected[&EpisodeId::new("e1")];
         assert!(why.contains("node 1: token 2"), "{why}");
-        let (rows, _) = algorithm().rows_with(&groups, &replayed.columns).unwrap();
+        let (rows, _) = rows(&algorithm(), &groups, &replayed.columns).unwrap();
         assert_eq!(rows.len(), 3);
         assert!(rows.iter().all(|r| r.episode.as_str() != "e1"));
     }
@@ -355,7 +364,7 @@ mod tests {
         cut.versions[0].len = 3;
         let replayed = replay_all(grammars.as_ref(), &mut groups);
         assert_eq!((replayed.counts.advised, replayed.counts.kept), (2, 1));
-        let (rows, _) = algorithm().rows_with(&groups, &replayed.columns).unwrap();
+        let (rows, _) = rows(&algorithm(), &groups, &replayed.columns).unwrap();
         assert!(rows.len() == 2 && rows.iter().all(|r| r.masks.is_none()));
     }
 
@@ -363,7 +372,7 @@ mod tests {
     fn rows_without_the_masks_are_refused() {
         let grammars = grammars(&renderer(), renderer().vocab_size()).unwrap();
         let groups = vec![group(&grammars, [0.0, 1.0])];
-        let refused = algorithm().rows(&groups);
+        let refused = rows(&algorithm(), &groups, &Columns::new());
         assert!(matches!(
             refused,
             Err(AlgoError::MissingMask { node: 1, .. })
@@ -411,7 +420,7 @@ mod tests {
             let mut groups = vec![sampled(&engine, [0.0, 1.0], temperature)];
             let replayed = replay_all(grammars.as_ref(), &mut groups);
             assert!(replayed.rejected.is_empty(), "{:?}", replayed.rejected);
-            let (rows, _) = algorithm().rows_with(&groups, &replayed.columns).unwrap();
+            let (rows, _) = rows(&algorithm(), &groups, &replayed.columns).unwrap();
             let mut policy = ModelPolicy::frozen(params.clone(), 64, device.clone()).unwrap();
             let scored = score_rows(&mut policy, &rows, 64).unwrap();
             let mut compared = 0;

@@ -7,7 +7,7 @@ use crate::record::StepRecord;
 use crate::rows::Rows;
 use crate::scoring_models::ScoringModels;
 use serde_json::Value;
-use sinew_algo::{Algorithm, Column, Columns};
+use sinew_algo::{Algorithm, Column, Columns, Prepared};
 use sinew_model::{Keep, Lora, LoraConfig, Params, ValueHead, merge_lora};
 use sinew_tensor::Cpu;
 use sinew_train::checkpoint::CheckpointStore;
@@ -236,16 +236,14 @@ impl Learner for EmbeddedLearner {
     fn columns(
         &mut self,
         algorithm: &Algorithm,
-        groups: &[Vec<Trace>],
+        batch: &Prepared<'_>,
         mut columns: Columns,
     ) -> Result<Columns, PipelineError> {
         let needs = algorithm.needs();
         if !needs.columns() {
             return Ok(columns);
         }
-        let draft = algorithm
-            .draft_with(groups, &columns)
-            .map_err(PipelineError::system)?;
+        let draft = batch.draft(&columns).map_err(PipelineError::system)?;
         let policy = self.trainer.policy_mut();
         if needs.values {
             let values = score_values(policy, &draft.value_rows(), self.micro_batch_tokens);
@@ -287,7 +285,7 @@ impl Learner for EmbeddedLearner {
         groups: &mut [Vec<Trace>],
         known: &Columns,
     ) -> Result<(), PipelineError> {
-        let draft = algorithm.draft_with(groups, known);
+        let draft = algorithm.prepare(groups).and_then(|b| b.draft(known));
         let draft = draft.map_err(PipelineError::system)?;
         let version = self.version();
         let scored = score_rows(

@@ -6,7 +6,7 @@ use crate::record::StepRecord;
 use crate::rows::Rows;
 use crate::schedule::Draw;
 use serde_json::Value;
-use sinew_algo::{Algorithm, Columns};
+use sinew_algo::{Algorithm, Columns, Prepared};
 use sinew_rollout::AdmissionReading;
 use sinew_store::TraceStore;
 use sinew_types::{Engine, EpisodeId, LossSpec, PolicyVersion, TensorSource, Trace};
@@ -31,7 +31,7 @@ pub trait Learner {
     fn columns(
         &mut self,
         algorithm: &Algorithm,
-        groups: &[Vec<Trace>],
+        batch: &Prepared<'_>,
         known: Columns,
     ) -> Result<Columns, PipelineError>;
 

@@ -41,10 +41,9 @@ impl Rows {
         grammars: &dyn Grammars,
     ) -> Result<Self, PipelineError> {
         let replayed = formats::replay_all(grammars, groups);
-        let columns = learner.columns(algorithm, groups, replayed.columns)?;
-        let (rows, report) = algorithm
-            .rows_with(groups, &columns)
-            .map_err(PipelineError::system)?;
+        let batch = algorithm.prepare(groups).map_err(PipelineError::system)?;
+        let columns = learner.columns(algorithm, &batch, replayed.columns)?;
+        let (rows, report) = batch.rows(&columns).map_err(PipelineError::system)?;
         let trained: BTreeSet<EpisodeId> = rows.iter().map(|r| r.episode.clone()).collect();
         let dropped = groups
             .iter()

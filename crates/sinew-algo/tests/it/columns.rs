@@ -1,6 +1,6 @@
 //! Columns in addition to traces: requirements, checks and use.
 
-use crate::support::{FACTS, advantage, algorithm, close, config, group, node, two_turns};
+use crate::support::{FACTS, Whole, advantage, algorithm, close, config, group, node, two_turns};
 use sinew_algo::{AlgoError, Algorithm, AlgorithmKind, Columns, EpisodeColumns, RunFacts};
 use sinew_types::{EpisodeEnd, Limit, TokenKind, Trace};
 

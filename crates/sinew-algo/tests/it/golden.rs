@@ -1,6 +1,6 @@
 //! Each algorithm compared with its formula in PyTorch, see `tests/golden/make_algorithms.py`.
 
-use crate::support::{FACTS, node, trace};
+use crate::support::{FACTS, Whole, node, trace};
 use serde::Deserialize;
 use sinew_algo::{
     AlgorithmConfig, AlgorithmKind, Column, Columns, Draft, EpisodeColumns, RunFacts,

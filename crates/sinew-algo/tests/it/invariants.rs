@@ -1,6 +1,6 @@
 //! Properties of all traces and algorithms.
 
-use crate::support::{algorithm, config, from, node, trace, two_turns};
+use crate::support::{Whole, algorithm, config, from, node, trace, two_turns};
 use proptest::prelude::*;
 use sinew_algo::AlgorithmKind::*;
 use sinew_types::{NO_PARENT, Node, TokenKind, Trace, TrainRow};

@@ -1,10 +1,41 @@
 //! Handmade traces.
 
-use sinew_algo::{Algorithm, AlgorithmConfig, AlgorithmKind, RunFacts};
+use sinew_algo::{
+    AlgoError, AlgoReport, Algorithm, AlgorithmConfig, AlgorithmKind, Columns, Draft, RunFacts,
+};
 use sinew_types::{
     EpisodeEnd, EpisodeId, GroupId, NO_PARENT, Node, NodeId, Origin, Outcome, PolicyVersion,
     Provenance, TRACE_FORMAT_VERSION, TaskId, Timing, TokenKind, Trace, TrainRow, VersionSpan,
 };
+
+/// The whole way of a batch in one call.
+pub(crate) trait Whole {
+    fn rows(&self, groups: &[Vec<Trace>]) -> Result<(Vec<TrainRow>, AlgoReport), AlgoError> {
+        self.rows_with(groups, &Columns::new())
+    }
+
+    fn rows_with(
+        &self,
+        groups: &[Vec<Trace>],
+        columns: &Columns,
+    ) -> Result<(Vec<TrainRow>, AlgoReport), AlgoError>;
+
+    fn draft(&self, groups: &[Vec<Trace>]) -> Result<Draft, AlgoError>;
+}
+
+impl Whole for Algorithm {
+    fn rows_with(
+        &self,
+        groups: &[Vec<Trace>],
+        columns: &Columns,
+    ) -> Result<(Vec<TrainRow>, AlgoReport), AlgoError> {
+        self.prepare(groups)?.rows(columns)
+    }
+
+    fn draft(&self, groups: &[Vec<Trace>]) -> Result<Draft, AlgoError> {
+        self.prepare(groups)?.draft(&Columns::new())
+    }
+}
 
 pub(crate) const FACTS: RunFacts = RunFacts {
     group_size: 4,
