@@ -2,5 +2,7 @@
 
 mod held_out;
 mod sync;
+#[cfg(test)]
+mod tests;
 
 pub use sync::{Ended, Pipeline, run};

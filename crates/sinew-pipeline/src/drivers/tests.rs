@@ -1,0 +1,447 @@
+//! Whole synchronous runs with the smallest possible ports: no model, no engine, no environment.
+
+use super::{Ended, Pipeline, run};
+use crate::config::{EvalConfig, PipelineConfig, TaskSampling};
+use crate::core::{CoreConfig, Goal, Samples};
+use crate::error::PipelineError;
+use crate::event::{Bus, Recorder, RolloutProgress, RunEvent};
+use crate::ports::{
+    Given, Learner, RolloutReading, Rollouts, SampleSource, StoredEpisode, Wanted, WeightsTransport,
+};
+use crate::record::StepRecord;
+use crate::rows::Rows;
+use crate::schedule::Draw;
+use crate::state::{RunStore, SavedState};
+use serde_json::Value;
+use sinew_algo::{Algorithm, AlgorithmConfig, Columns, Prepared, RunFacts};
+use sinew_env::tiny::TinyTaskset;
+use sinew_render::TinyRenderer;
+use sinew_rollout::RunInfo;
+use sinew_store::{MemoryStore, TraceStore};
+use sinew_types::{
+    EpisodeId, GroupId, LossSpec, NO_PARENT, Node, Outcome, PolicyVersion, SamplingParams,
+    TensorSource, TensorView, TokenKind, Trace, VersionSpan,
+};
+use std::collections::{BTreeSet, VecDeque};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+const STEPS: u64 = 3;
+const TASKS: usize = 2;
+const GROUP: usize = 2;
+
+/// Episodes of two tokens that are over at once; of each group the first ones succeed.
+struct Instantly {
+    store: Arc<dyn TraceStore>,
+    ended: Vec<StoredEpisode>,
+    /// Episodes that were run, and not found in the store.
+    log: Log,
+}
+
+impl Rollouts for Instantly {
+    fn start(&mut self, draws: &[Draw], _: Option<f32>) -> Result<(), PipelineError> {
+        for draw in draws {
+            let stored = self.store.get(&draw.episode).unwrap();
+            let known = stored.is_some();
+            let trace = stored.unwrap_or_else(|| episode(draw));
+            if !known {
+                self.store.commit(&trace).unwrap();
+                self.log.lock().unwrap().run.push(draw.episode.clone());
+            }
+            self.ended.push(StoredEpisode { trace, known });
+        }
+        Ok(())
+    }
+
+    fn ended(
+        &mut self,
+        tick: &mut dyn FnMut(RolloutProgress),
+    ) -> Result<Vec<StoredEpisode>, PipelineError> {
+        tick(RolloutProgress::default());
+        Ok(std::mem::take(&mut self.ended))
+    }
+
+    fn reading(&self) -> RolloutReading {
+        RolloutReading::default()
+    }
+}
+
+fn episode(draw: &Draw) -> Trace {
+    let spec = draw.spec(&TinyTaskset::new(0)).unwrap();
+    let mut trace = spec.empty_trace(&RunInfo::default(), &SamplingParams::default());
+    let prompt = Node::given(NO_PARENT, 0, TokenKind::Prompt, vec![1, 2], Vec::new());
+    let mut turn = Node::given(0, 1, TokenKind::Sampled, vec![3, 4], Vec::new());
+    turn.logprobs = vec![-0.5, -0.5];
+    turn.temperature = 1.0;
+    turn.versions = vec![VersionSpan {
+        start: 0,
+        len: 2,
+        version: PolicyVersion(0),
+    }];
+    trace.nodes = vec![prompt, turn];
+    let success = !draw.episode.to_string().ends_with("e1");
+    trace.outcome = Outcome {
+        reward: f64::from(u8::from(success)),
+        success,
+        ..Outcome::default()
+    };
+    trace
+}
+
+/// Gives groups that are there already, one a step.
+struct Queued(VecDeque<Vec<Trace>>);
+
+impl SampleSource for Queued {
+    fn groups(&mut self, wanted: Wanted<'_>) -> Result<Given, PipelineError> {
+        let groups: Vec<Vec<Trace>> = self.0.pop_front().into_iter().collect();
+        for trace in groups.iter().flatten() {
+            wanted.store.commit(trace).unwrap();
+        }
+        Ok(Given {
+            groups,
+            ..Given::default()
+        })
+    }
+}
+
+/// Counts updates in place of weights.
+struct Counter {
+    updates: u64,
+    fails_at: u64,
+    log: Log,
+}
+
+struct NoWeights;
+
+impl TensorSource for NoWeights {
+    fn names(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn tensor(&self, _: &str) -> Option<TensorView<'_>> {
+        None
+    }
+}
+
+impl Learner for Counter {
+    fn version(&self) -> PolicyVersion {
+        PolicyVersion(self.updates)
+    }
+
+    fn weights(&self) -> Result<Arc<dyn TensorSource>, PipelineError> {
+        Ok(Arc::new(NoWeights))
+    }
+
+    fn columns(
+        &mut self,
+        _: &Algorithm,
+        _: &Prepared<'_>,
+        known: Columns,
+    ) -> Result<Columns, PipelineError> {
+        Ok(known)
+    }
+
+    fn score_data(
+        &mut self,
+        _: &Algorithm,
+        _: &mut [Vec<Trace>],
+        _: &Columns,
+    ) -> Result<(), PipelineError> {
+        Ok(())
+    }
+
+    fn update(
+        &mut self,
+        batch: &mut Rows,
+        _: &LossSpec,
+        record: &mut StepRecord,
+    ) -> Result<(), PipelineError> {
+        if self.updates + 1 == self.fails_at {
+            return Err(PipelineError::system("learner: out of memory"));
+        }
+        self.updates += 1;
+        record.trained_tokens = batch.report.trained_tokens;
+        record.updates_applied = 1;
+        record.grad_norm = 1.0;
+        Ok(())
+    }
+
+    fn is_whole(&self) -> bool {
+        true
+    }
+
+    fn save(&mut self, _: u64, state: Value) -> Result<(), PipelineError> {
+        self.log.lock().unwrap().saved = Some((self.updates, state));
+        Ok(())
+    }
+}
+
+/// Writes versions down; one of them is the last thing that the process does.
+struct Written {
+    dies_at: u64,
+    log: Log,
+}
+
+impl WeightsTransport for Written {
+    fn publish(
+        &mut self,
+        version: PolicyVersion,
+        _: Arc<dyn TensorSource>,
+    ) -> Result<(), PipelineError> {
+        self.log.lock().unwrap().published.push(version.0);
+        match version.0 == self.dies_at {
+            true => Err(PipelineError::system("transport: gone")),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Ends the process when a step is reported: after its commit, and before anything that follows.
+struct DiesAfter(u64);
+
+impl Recorder for DiesAfter {
+    fn record(&mut self, event: &RunEvent) -> Result<(), PipelineError> {
+        match event {
+            RunEvent::Step(record) if record.step == self.0 => Err(PipelineError::system("killed")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What the ports saw, over all sessions of a run.
+#[derive(Default)]
+struct Seen {
+    run: Vec<EpisodeId>,
+    published: Vec<u64>,
+    /// The last checkpoint: updates in the weights, and the state.
+    saved: Option<(u64, Value)>,
+}
+
+type Log = Arc<Mutex<Seen>>;
+
+/// Faults of a session; 0 is none.
+#[derive(Clone, Copy, Default)]
+struct Faults {
+    learner: u64,
+    transport: u64,
+    killed_after: u64,
+}
+
+struct World {
+    store: Arc<MemoryStore>,
+    run_dir: tempfile::TempDir,
+    log: Log,
+    samples: Samples,
+}
+
+impl World {
+    fn new(samples: Samples) -> Self {
+        Self {
+            store: Arc::new(MemoryStore::new(1 << 20)),
+            run_dir: tempfile::tempdir().unwrap(),
+            log: Log::default(),
+            samples,
+        }
+    }
+
+    /// One session, from the last checkpoint.
+    fn session(&self, faults: Faults) -> Result<Ended, PipelineError> {
+        let saved = self.log.lock().unwrap().saved.clone();
+        let updates = saved.as_ref().map_or(0, |(updates, _)| *updates);
+        let saved = saved.map_or_else(SavedState::default, |(_, s)| SavedState::read(s).unwrap());
+        let core = Arc::new(config(self.samples));
+        let bus = Bus::default();
+        bus.record(Box::new(DiesAfter(faults.killed_after)));
+        let given = (1..=STEPS).map(|step| {
+            let draw = |k: usize| Draw {
+                episode: EpisodeId::new(format!("given{step}-e{k}")),
+                group: GroupId::new(format!("given{step}")),
+                split: sinew_env::Split::Train,
+                task: 0,
+                draw: (step - 1) * core.draws_per_step(),
+                purpose: "train".into(),
+                seed: step,
+            };
+            (0..GROUP).map(|k| episode(&draw(k))).collect()
+        });
+        run(Pipeline {
+            config: pipeline_config(Arc::clone(&core), self.run_dir.path()),
+            algorithm: algorithm(),
+            rollouts: Box::new(Instantly {
+                store: self.store.clone(),
+                ended: Vec::new(),
+                log: Arc::clone(&self.log),
+            }),
+            source: (self.samples == Samples::Given)
+                .then(|| Box::new(Queued(given.collect())) as Box<dyn SampleSource>),
+            learner: Box::new(Counter {
+                updates,
+                fails_at: faults.learner,
+                log: Arc::clone(&self.log),
+            }),
+            transport: Box::new(Written {
+                dies_at: faults.transport,
+                log: Arc::clone(&self.log),
+            }),
+            store: RunStore {
+                traces: self.store.clone(),
+                torn: BTreeSet::new(),
+                forgets: false,
+                draws_per_step: core.draws_per_step(),
+            },
+            grammars: {
+                let renderer: Arc<dyn sinew_render::Renderer> = Arc::new(TinyRenderer::new("abc."));
+                crate::formats::grammars(&renderer, renderer.vocab_size()).unwrap()
+            },
+            bus,
+            saved,
+            started: Instant::now(),
+        })
+    }
+
+    /// Committed updates: step and trained episodes.
+    fn commits(&self) -> Vec<(u64, Vec<EpisodeId>)> {
+        let batches = self.store.trained_batches().unwrap();
+        let mut commits: Vec<_> = batches.into_iter().map(|b| (b.step, b.episodes)).collect();
+        commits.sort();
+        commits
+    }
+}
+
+fn config(samples: Samples) -> CoreConfig {
+    CoreConfig {
+        goal: Goal::Train,
+        seed: 7,
+        steps: STEPS,
+        max_wall_s: None,
+        checkpoint_every: 100,
+        samples,
+        tasks_per_step: TASKS,
+        group_size: GROUP,
+        retries: 0,
+        refill: 0,
+        tasks: TaskSampling::Uniform,
+        train_tasks: 10,
+        held_out_tasks: 2,
+        eval: EvalConfig {
+            tasks: 2,
+            episodes_per_task: 1,
+            every: 0,
+            temperature: 1.0,
+            greedy: false,
+        },
+    }
+}
+
+fn pipeline_config(core: Arc<CoreConfig>, run_dir: &Path) -> PipelineConfig {
+    PipelineConfig {
+        core,
+        max_context_tokens: 8,
+        run_dir: run_dir.to_owned(),
+        command: "train",
+        recipe: String::new(),
+        accept_loss: false,
+    }
+}
+
+fn algorithm() -> Algorithm {
+    let config: AlgorithmConfig = toml::from_str("type = 'grpo'").unwrap();
+    let facts = RunFacts {
+        group_size: GROUP,
+        reference: false,
+        teacher: false,
+        critic: false,
+        max_staleness: 0,
+        updates_per_batch: 1,
+    };
+    Algorithm::new(&config, &facts).unwrap()
+}
+
+/// A run without faults, to compare others with.
+fn unharmed() -> (Vec<(u64, Vec<EpisodeId>)>, Vec<EpisodeId>) {
+    let world = World::new(Samples::Run);
+    let ended = world.session(Faults::default()).unwrap();
+    assert_eq!(ended.samples.trained, STEPS as usize * TASKS * GROUP);
+    assert_eq!((ended.samples.lost, ended.samples.trained_twice), (0, 0));
+    assert!(ended.trouble.is_empty(), "{:?}", ended.trouble);
+    let log = world.log.lock().unwrap();
+    assert_eq!(log.published, [1, 2, 3]);
+    assert_eq!(log.saved.as_ref().unwrap().0, STEPS);
+    (world.commits(), log.run.clone())
+}
+
+#[test]
+fn a_run_trains_publishes_commits_and_saves_each_step() {
+    let (commits, _) = unharmed();
+    let steps: Vec<u64> = commits.iter().map(|(step, _)| *step).collect();
+    assert_eq!(steps, [1, 2, 3]);
+}
+
+#[test]
+fn given_groups_are_trained_without_rollouts() {
+    let world = World::new(Samples::Given);
+    let ended = world.session(Faults::default()).unwrap();
+    assert_eq!(ended.samples.trained, STEPS as usize * GROUP);
+    assert_eq!(world.log.lock().unwrap().published, [1, 2, 3]);
+    // Held-out episodes alone were run.
+    let run = world.log.lock().unwrap().run.clone();
+    assert!(
+        run.iter().all(|e| e.to_string().starts_with("eval")),
+        "{run:?}"
+    );
+}
+
+/// What a fault in step 2 leaves behind, and what the next session makes of it.
+fn goes_on_after(faults: Faults, error: &str, committed: usize) -> Vec<u64> {
+    let (commits, run) = unharmed();
+    let world = World::new(Samples::Run);
+    let failed = world.session(faults).unwrap_err();
+    assert!(failed.to_string().contains(error), "{failed}");
+    assert_eq!(world.commits(), commits[..committed]);
+    assert!(
+        world.log.lock().unwrap().saved.is_none(),
+        "no checkpoint is due"
+    );
+    let ended = world.session(Faults::default()).unwrap();
+    assert_eq!(
+        world.commits(),
+        commits,
+        "the same updates from the same episodes"
+    );
+    assert_eq!((ended.samples.lost, ended.samples.trained_twice), (0, 0));
+    let log = world.log.lock().unwrap();
+    assert_eq!(log.run, run, "no episode was run twice");
+    log.published.clone()
+}
+
+#[test]
+fn a_learner_that_fails_ends_the_run_before_its_step_counts() {
+    let faults = Faults {
+        learner: 2,
+        ..Faults::default()
+    };
+    assert_eq!(goes_on_after(faults, "out of memory", 1), [1, 1, 2, 3]);
+}
+
+/// The process is gone once weights are live and before the update is committed: the step is done again from
+/// the stored episodes, under the same version.
+#[test]
+fn a_transport_that_fails_leaves_the_update_uncommitted() {
+    let faults = Faults {
+        transport: 2,
+        ..Faults::default()
+    };
+    assert_eq!(goes_on_after(faults, "transport: gone", 1), [1, 2, 1, 2, 3]);
+}
+
+/// The process is gone once an update is committed and before a checkpoint or another publication: the next
+/// session recalls the committed updates.
+#[test]
+fn a_run_that_is_killed_after_a_commit_recalls_it() {
+    let faults = Faults {
+        killed_after: 2,
+        ..Faults::default()
+    };
+    assert_eq!(goes_on_after(faults, "killed", 2), [1, 2, 1, 2, 3]);
+}
