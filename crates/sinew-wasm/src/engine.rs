@@ -99,7 +99,7 @@ impl Interpreters {
         let Some(module) = self.modules.get(PYTHON) else {
             return Ok(None);
         };
-        if module.module().get_export(crate::live::TURN).is_none() {
+        if module.module().get_export(crate::live::TABLE).is_none() {
             return Ok(None);
         }
         let mut live = {

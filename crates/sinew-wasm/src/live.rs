@@ -1,7 +1,10 @@
 //! Python interpreters that run several turns: execution, snapshot to a memory file, and fork.
 //!
-//! A turn is a call of an exported function that returns when its program has ended. The state of an
-//! interpreter is then its linear memory, globals, tables, and the descriptors of the host. A snapshot copies
+//! A turn is one step of a Python generator (`boot.py`), which ends when its program has ended. The host takes
+//! the step through the slot `tp_iternext` of the generator's type, a function pointer in linear memory whose
+//! place is part of CPython's public layout of type objects. This needs no symbols of the module and no
+//! function number. The state of an interpreter is then its linear memory, globals, tables, and the
+//! descriptors of the host. A snapshot copies
 //! the memory into a memfd. A fork is a new instance with a private mapping of the memfd, so that pages are
 //! shared until they are written. This requires the on-demand allocator, which unmaps the memory of a dropped
 //! instance. A pooling allocator would reuse the mapping for another instance.
@@ -15,7 +18,7 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use wasmtime::{
-    Extern, Global, Instance, InstancePre, Memory, Mutability, Store, Table, TypedFunc, Val,
+    Extern, Global, Instance, InstancePre, Memory, Mutability, Ref, Store, Table, TypedFunc, Val,
 };
 
 /// Exit code of the boot program when it is ready for a turn.
@@ -24,14 +27,22 @@ const PARKED: i32 = 99;
 const WASM_PAGE: usize = 1 << 16;
 /// Bytes of a host page. Pages of zeros are not stored.
 const PAGE: usize = 4096;
-/// Exported function that calls an object by address and returns the address of the result, 0 after an
-/// exception (`PyObject_CallNoArgs`).
-pub(crate) const TURN: &str = "sinew_call";
+/// Exported name of the table of functions, to which function pointers in linear memory are indices. The name
+/// is given by `scripts/wasm_modules.py`, as modules do not export it. A module without it has no turns.
+pub(crate) const TABLE: &str = "sinew_table_0";
+/// Offset of `PyObject.ob_type` on 32-bit machines.
+const OB_TYPE: usize = 4;
+/// Offset of `PyTypeObject.tp_name` on 32-bit machines, as in all versions since 3.0.
+const TP_NAME: usize = 12;
+/// Offset of `PyTypeObject.tp_iternext` on 32-bit machines, as in all versions since 3.4.
+const TP_ITERNEXT: usize = 112;
+/// Name of the generator's type, compared before its slots are used.
+const GENERATOR: &[u8] = b"generator\0";
 /// Program for the warm-up. It prints nothing and defines no names.
 const WARM_UP: &str = "def f(x): return [str(i) for i in range(x)]\nprint(*f(0), end='')\ndel f";
 
-/// Boot program of Python. Each turn calls its function `turn`, which reads whether the instance is new,
-/// whether names are kept for the next turn, and the program. It returns `None`, which needs no reference
+/// Boot program of Python. Each turn is a step of its generator, which reads whether the instance is new,
+/// whether names are kept for the next turn, and the program. It yields `None`, which needs no reference
 /// counting.
 const BOOT: &str = include_str!("boot.py");
 /// Runs the boot program outside of `__main__`, which stays empty for programs.
@@ -45,8 +56,8 @@ pub(crate) struct Frozen {
     memory: File,
     /// Bytes of the linear memory.
     bytes: usize,
-    /// Address of the function of a turn.
-    entry: u32,
+    /// Entry of a turn.
+    entry: Entry,
     /// Bytes of memory without pages of zeros, and of files.
     pub(crate) stored: u64,
     /// Values of the globals.
@@ -57,6 +68,30 @@ pub(crate) struct Frozen {
     fs: Fs,
     /// Open descriptors at the snapshot.
     fds: Vec<Option<SavedFd>>,
+}
+
+/// Entry of a turn, the same in all forks of an interpreter.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    /// Address of the generator in linear memory.
+    generator: u32,
+    /// Index of its step in the table of functions: `(i32) -> i32`, 0 after an exception.
+    step: u32,
+}
+
+impl Entry {
+    /// Reads the slot of the generator at an address that the boot program has written.
+    fn read(memory: &[u8], generator: u32) -> Option<Self> {
+        let word = |at: usize| {
+            let bytes = memory.get(at..)?.first_chunk::<4>()?;
+            Some(u32::from_le_bytes(*bytes))
+        };
+        let class = word(generator as usize + OB_TYPE)? as usize;
+        let name = word(class + TP_NAME)? as usize;
+        let is_generator = memory.get(name..)?.starts_with(GENERATOR);
+        let step = word(class + TP_ITERNEXT)?;
+        is_generator.then_some(Self { generator, step })
+    }
 }
 
 /// Value of a global. References cannot be copied.
@@ -95,10 +130,10 @@ pub(crate) struct Live {
     store: Store<Host>,
     /// Linear memory of the instance.
     memory: Memory,
-    /// Exported function [`TURN`].
-    turn: TypedFunc<u32, u32>,
-    /// Address of the function of a turn.
-    entry: u32,
+    /// Step of the generator.
+    step: TypedFunc<u32, u32>,
+    /// Entry of a turn.
+    entry: Entry,
     /// Globals of the instance.
     globals: Vec<Global>,
     /// Tables of the instance.
@@ -107,16 +142,23 @@ pub(crate) struct Live {
     fresh: bool,
 }
 
+fn memory(store: &mut Store<Host>, instance: &Instance) -> Result<Memory, String> {
+    let memory = instance.get_memory(store, "memory");
+    memory.ok_or_else(|| "no memory".into())
+}
+
 fn say(e: impl std::fmt::Debug) -> String {
     format!("{e:?}")
 }
 
 impl Live {
-    fn new(mut store: Store<Host>, instance: Instance, entry: u32) -> Result<Self, String> {
-        let memory = instance
-            .get_memory(&mut store, "memory")
-            .ok_or("no memory")?;
-        let turn = instance.get_typed_func(&mut store, TURN).map_err(say)?;
+    fn new(mut store: Store<Host>, instance: Instance, entry: Entry) -> Result<Self, String> {
+        let memory = memory(&mut store, &instance)?;
+        let table = instance.get_table(&mut store, TABLE).ok_or("no table")?;
+        let step = match table.get(&mut store, entry.step.into()) {
+            Some(Ref::Func(Some(step))) => step.typed(&store).map_err(say)?,
+            _ => return Err("the step of a generator is no function".into()),
+        };
         let (mut globals, mut tables) = (Vec::new(), Vec::new());
         let names: Vec<(String, Extern)> = instance
             .exports(&mut store)
@@ -134,7 +176,7 @@ impl Live {
         Ok(Self {
             store,
             memory,
-            turn,
+            step,
             entry,
             globals,
             tables,
@@ -167,9 +209,12 @@ impl Live {
             return Err("the boot program of Python did not get to its end".into());
         }
         store.data_mut().boots = false;
-        let entry = store.data_mut().status.take();
-        let entry = entry.and_then(|at| u32::try_from(at).ok());
-        let entry = entry.ok_or("the boot program of Python returned no function")?;
+        let generator = store.data_mut().status.take();
+        let generator = generator.and_then(|at| u32::try_from(at).ok());
+        let generator = generator.ok_or("the boot program of Python wrote no address")?;
+        let memory = memory(&mut store, &instance)?;
+        let entry = Entry::read(memory.data(&store), generator);
+        let entry = entry.ok_or("objects of this Python have another layout")?;
         Self::new(store, instance, entry)
     }
 
@@ -291,7 +336,7 @@ impl Live {
         job.extend(program);
         self.store.data_mut().begin(setting, job);
         self.store.set_epoch_deadline(1);
-        let result = self.turn.call(&mut self.store, self.entry);
+        let result = self.step.call(&mut self.store, self.entry.generator);
         drop(running);
         let host = self.store.data_mut();
         let status = host.status.take();
@@ -316,7 +361,7 @@ impl Live {
         match alive && outcome.ending == (Ending::Exited { code: 0 }) {
             true => Ok(()),
             false => Err(format!(
-                "the rehearsal of Python ended with {:?}",
+                "the warm-up program of Python ended with {:?}",
                 outcome.ending
             )),
         }
