@@ -4,17 +4,15 @@
 //! snapshot of one level can be started at another.
 
 use sinew_sandbox::SandboxError;
+use sinew_sandbox::archive::reader::{self, Budget, Kind, ReadLimits};
 use sinew_sandbox::archive::{Writer, spool};
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, Write};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-/// Deepest path of an archive, in parts, and most entries.
+/// Maximum number of names in a path, as in [`ReadLimits::work_folder`].
 const MAX_DEPTH: usize = 65;
-const MAX_ENTRIES: usize = 65_536;
-/// Longest name of an entry. Longer ones take memory, time and room in the error that refuses them.
-const MAX_PATH_BYTES: usize = 17 << 10;
 
 /// What an entry is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,78 +66,47 @@ pub fn pack<W: Write>(entries: &[Entry], out: W, max_bytes: u64) -> Result<W, St
 /// If an entry is not a plain file, folder or link in a folder that is one, or if it is too large.
 /// Holes count as what they read as, further names of a file as files of their own.
 pub fn unpack(archive: impl Read, max_bytes: u64) -> Result<Vec<Entry>, String> {
-    let failed = |e: std::io::Error| format!("archive: {e}");
-    let mut archive = tar::Archive::new(archive);
-    let (mut left, mut entries) = (max_bytes, Vec::<Entry>::new());
+    let mut entries = Vec::<Entry>::new();
     let mut links = std::collections::HashSet::new();
     let mut files = std::collections::HashMap::new();
-    for entry in archive.entries().map_err(failed)? {
-        let mut entry = entry.map_err(failed)?;
-        let name = entry.path_bytes().len();
-        if name > MAX_PATH_BYTES {
-            let n = entries.len() + 1;
-            return Err(format!(
-                "archive: entry {n} has a name of {name} bytes, at most {MAX_PATH_BYTES}"
-            ));
+    let mut budget = Budget::new(ReadLimits::work_folder(max_bytes));
+    let read = reader::read(archive, &mut budget, |entry, budget| {
+        let path = std::mem::take(&mut entry.path);
+        if !plain(&path) {
+            return Err("it names the work folder itself".into());
         }
-        // Names of folders end in a slash.
-        let path: PathBuf = entry.path().map_err(failed)?.components().collect();
-        let behind_link = path.ancestors().skip(1).any(|p| links.contains(p));
-        if !plain(&path) || behind_link || entries.len() >= MAX_ENTRIES {
-            let path = path.display();
-            return Err(format!(
-                "archive: entry {} ({path}) is not allowed",
-                entries.len() + 1
-            ));
+        if path.ancestors().skip(1).any(|p| links.contains(p)) {
+            return Err("it is below a link".into());
         }
-        let mode = entry.header().mode().map_err(failed)? & 0o777;
-        let kind = match entry.header().entry_type() {
-            tar::EntryType::Directory => EntryKind::Folder,
-            tar::EntryType::Symlink => {
-                let target = entry.link_name().map_err(failed)?.unwrap_or_default();
+        let kind = match &entry.kind {
+            Kind::Folder => EntryKind::Folder,
+            Kind::Symlink(target) => {
                 links.insert(path.clone());
-                EntryKind::Link(target.into_owned())
+                EntryKind::Link(target.clone())
             }
-            tar::EntryType::Link => {
-                let first = entry.link_name().map_err(failed)?.unwrap_or_default();
-                let content = files
-                    .get(first.as_ref())
-                    .map(|at: &usize| &entries[*at].kind);
-                EntryKind::File(again(&path, content, &mut left)?)
+            Kind::HardLink(first) => {
+                let first = files.get(first).map(|at: &usize| &entries[*at].kind);
+                let Some(EntryKind::File(content)) = first else {
+                    return Err("it links to no file before it".into());
+                };
+                budget.charge(content.len() as u64)?;
+                EntryKind::File(content.clone())
             }
-            tar::EntryType::Regular | tar::EntryType::Continuous | tar::EntryType::GNUSparse => {
-                if entry.size() > left {
-                    return Err(format!("archive: more than {max_bytes} bytes of files"));
-                }
-                left -= entry.size();
-                let mut content = Vec::new();
-                let size = entry.size();
-                (&mut entry)
-                    .take(size)
-                    .read_to_end(&mut content)
-                    .map_err(failed)?;
+            Kind::File => {
+                let content = entry.bytes(budget)?;
                 files.insert(path.clone(), entries.len());
                 EntryKind::File(content)
             }
-            other => {
-                let path = path.display();
-                return Err(format!("archive: {path} has type {other:?}"));
+            Kind::Device(kind) => {
+                return Err(format!("it is a device or pipe ({kind})").into());
             }
         };
+        let mode = entry.mode & 0o777;
         entries.push(Entry { path, mode, kind });
-    }
+        Ok(())
+    });
+    read.map_err(|e| e.to_string())?;
     Ok(entries)
-}
-
-/// The content of a file before this one, of which `path` is another name.
-fn again(path: &Path, first: Option<&EntryKind>, left: &mut u64) -> Result<Vec<u8>, String> {
-    let path = path.display();
-    let Some(EntryKind::File(content)) = first else {
-        return Err(format!("archive: {path} links to no file before it"));
-    };
-    let rest = left.checked_sub(content.len() as u64);
-    *left = rest.ok_or_else(|| format!("archive: more bytes of files than allowed, at {path}"))?;
-    Ok(content.clone())
 }
 
 /// As [`pack`], into a file without a name, on a thread that may wait.
@@ -248,7 +215,7 @@ mod tests {
         assert!(
             unpack(archive.as_slice(), 199)
                 .unwrap_err()
-                .contains("more bytes")
+                .contains("more than 199")
         );
         let mut writer = Writer::new(Vec::new(), 1 << 20);
         writer
@@ -282,7 +249,7 @@ mod tests {
         let archive = builder.into_inner().unwrap();
         let told = unpack(archive.as_slice(), 1000).unwrap_err();
         assert!(
-            told.contains("a name of 1048575 bytes") && told.len() < 200,
+            told.contains("names and extensions") && told.len() < 200,
             "{}",
             told.len()
         );

@@ -216,8 +216,8 @@ fn build(
     }
     let metadata = Metadata {
         config: parts.config.clone(),
-        bytes: builder.bytes,
-        entries: builder.entries,
+        bytes: builder.budget.bytes(),
+        entries: builder.budget.entries(),
         layers: parts.layers.len(),
     };
     let text = serde_json::to_vec_pretty(&metadata).map_err(|e| io_error("write image.json", e))?;

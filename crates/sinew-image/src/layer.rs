@@ -1,7 +1,6 @@
 //! Application of image layers to a root folder. Archives are untrusted.
 
 use crate::documents::{Layer, hex};
-use crate::header_limit::{HeaderLimit, MAX_HEADER_BYTES};
 use crate::source::Source;
 use crate::{ImageError, UnpackLimits, io_error};
 use rustix::fs::{
@@ -10,6 +9,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
+use sinew_jail::archive::reader::{self, Budget, Entry, Kind, ReadError, ReadLimits};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -17,15 +17,15 @@ use std::fs::File;
 use std::io::{Cursor, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 
 /// Maximum depth of folders.
 const MAX_DEPTH: usize = 256;
 /// Maximum bytes of a path, the limit of the kernel.
 const MAX_PATH: usize = 4095;
-/// Maximum bytes of a name.
-const MAX_NAME: usize = 255;
+/// Maximum bytes of long names and extended headers of an entry.
+pub(crate) const MAX_HEADER_BYTES: u64 = 1 << 20;
 /// The compression ratio is checked above this number of bytes.
 const RATIO_FROM: u64 = 64 << 20;
 /// Maximum attempts to open a folder during concurrent renames.
@@ -91,10 +91,8 @@ pub(crate) struct Builder<'a> {
     root: OwnedFd,
     /// Limits over all layers.
     limits: &'a UnpackLimits,
-    /// Bytes of all files.
-    pub(crate) bytes: u64,
-    /// Entries of the archives, and parent folders without an entry.
-    pub(crate) entries: u64,
+    /// Bytes of the files of all layers; entries of the archives, and parent folders without an entry.
+    pub(crate) budget: Budget,
     /// Depth of each folder by inode. A short path with links can lead to a deep folder.
     depths: HashMap<u64, usize>,
 }
@@ -105,32 +103,6 @@ type Made = HashSet<(u64, OsString)>;
 /// Converts an error to text.
 fn text(e: impl std::fmt::Display) -> String {
     e.to_string()
-}
-
-/// Checks and normalizes the path of an entry. The root is the empty path.
-fn clean(raw: &[u8]) -> Result<PathBuf, String> {
-    if raw.len() > MAX_PATH {
-        return Err(format!("its path has more than {MAX_PATH} bytes"));
-    }
-    let parts: Vec<&[u8]> = raw
-        .split(|b| *b == b'/')
-        .filter(|p| !matches!(*p, b"" | b"."))
-        .collect();
-    if raw.starts_with(b"/") && !parts.is_empty() {
-        return Err("an absolute path is not allowed".into());
-    }
-    if parts.len() > MAX_DEPTH {
-        return Err(format!("it is deeper than {MAX_DEPTH} folders"));
-    }
-    for part in &parts {
-        if *part == b".." {
-            return Err("`..` is not allowed in a path".into());
-        }
-        if part.len() > MAX_NAME || part.contains(&0) {
-            return Err(format!("a name has zeros or more than {MAX_NAME} bytes"));
-        }
-    }
-    Ok(parts.iter().map(|p| OsStr::from_bytes(p)).collect())
 }
 
 /// Inode number of a file descriptor.
@@ -205,8 +177,13 @@ impl<'a> Builder<'a> {
         Ok(Self {
             root: folder.into(),
             limits,
-            bytes: 0,
-            entries: 0,
+            budget: Budget::new(ReadLimits {
+                bytes: limits.bytes,
+                entries: limits.entries,
+                depth: MAX_DEPTH,
+                path_bytes: MAX_PATH,
+                header_bytes: MAX_HEADER_BYTES,
+            }),
             depths,
         })
     }
@@ -284,77 +261,43 @@ impl<'a> Builder<'a> {
 
     /// Applies all entries of an archive.
     fn archive(&mut self, number: usize, content: &mut dyn Read) -> Result<(), ImageError> {
-        let (header_limit, content) = HeaderLimit::of(content);
-        let broken = |e: std::io::Error| match header_limit.exceeded() {
-            true => ImageError::Limit {
-                what: "bytes of names and extensions in one entry",
-                limit: MAX_HEADER_BYTES,
-            },
-            false => ImageError::Document {
+        let mut made = Made::new();
+        let mut budget = self.budget;
+        let read = reader::read(content, &mut budget, |entry, budget| {
+            // Entries of all kinds: a sparse file has more bytes than its archive.
+            budget.charge(entry.size)?;
+            self.entry(entry, budget, &mut made)
+        });
+        self.budget = budget;
+        read.map_err(|e| match e {
+            ReadError::Limit { what, limit } => ImageError::Limit { what, limit },
+            ReadError::Broken(e) => ImageError::Document {
                 document: format!("layer {number}"),
                 reason: e.to_string(),
             },
-        };
-        let mut made = Made::new();
-        let mut archive = tar::Archive::new(content);
-        for entry in archive.entries().map_err(broken)? {
-            let mut entry = entry.map_err(broken)?;
-            header_limit.content();
-            self.count_entry()?;
-            // Entries of all kinds: a sparse file has more bytes than its archive.
-            self.bytes = self.bytes.saturating_add(entry.size());
-            if self.bytes > self.limits.bytes {
-                return Err(ImageError::Limit {
-                    what: "bytes of files",
-                    limit: self.limits.bytes,
-                });
-            }
-            let name = entry.path_bytes().into_owned();
-            self.entry(&mut entry, &name, &mut made)
-                .map_err(|reason| ImageError::Entry {
-                    layer: number,
-                    entry: String::from_utf8_lossy(&name).chars().take(200).collect(),
-                    reason,
-                })?;
-            std::io::copy(&mut entry, &mut std::io::sink()).map_err(broken)?;
-            header_limit.header();
-        }
-        Ok(())
+            ReadError::Entry { path, reason, .. } => ImageError::Entry {
+                layer: number,
+                entry: path,
+                reason,
+            },
+        })
     }
 
-    /// Counts an entry against the limit.
-    fn count_entry(&mut self) -> Result<(), ImageError> {
-        self.entries += 1;
-        let limit = self.limits.entries;
-        match self.entries > limit {
-            true => Err(ImageError::Limit {
-                what: "entries",
-                limit,
-            }),
-            false => Ok(()),
-        }
-    }
-
-    /// Applies one entry. The error is the reason.
+    /// Applies one entry.
     fn entry(
         &mut self,
-        entry: &mut tar::Entry<'_, impl Read>,
-        raw: &[u8],
+        entry: &mut Entry<'_>,
+        budget: &mut Budget,
         made: &mut Made,
-    ) -> Result<(), String> {
-        use tar::EntryType as Kind;
-        let kind = entry.header().entry_type();
-        if matches!(kind, Kind::XGlobalHeader) {
-            return Ok(());
-        }
-        let path = clean(raw)?;
+    ) -> Result<(), ReadError> {
+        let path = std::mem::take(&mut entry.path);
         let Some(name) = path.file_name() else {
             // The root has a fixed mode.
             return Ok(());
         };
         let above = path.parent().unwrap_or(Path::new(""));
         if name.as_bytes() == OPAQUE {
-            return self.opaque(above, made);
+            return Ok(self.opaque(above, made)?);
         }
         if let Some(hidden) = name.as_bytes().strip_prefix(WHITEOUT) {
             if matches!(hidden, b"" | b"." | b"..") || hidden.starts_with(WHITEOUT) {
@@ -363,35 +306,32 @@ impl<'a> Builder<'a> {
             let Some(folder) = self.lookup(above)? else {
                 return Ok(());
             };
-            return remove(folder.as_fd(), OsStr::from_bytes(hidden), Some(made), 0).map(|_| ());
+            remove(folder.as_fd(), OsStr::from_bytes(hidden), Some(made), 0)?;
+            return Ok(());
         }
-        if matches!(kind, Kind::Char | Kind::Block | Kind::Fifo) {
+        if let Kind::Device(kind) = &entry.kind {
             // Sandboxes create their own /dev.
             return match path.starts_with("dev") {
                 true => Ok(()),
                 false => Err(format!(
-                    "it is a device or pipe ({kind:?}), which are allowed in dev only, and not created there"
-                )),
+                    "it is a device or pipe ({kind}), which are allowed in dev only, and not created there"
+                )
+                .into()),
             };
         }
-        let folder = self.folder(above, made)?;
-        let mode = entry.header().mode().map_err(text)?;
-        match kind {
-            Kind::Directory => self.directory(&folder, name, mode)?,
-            Kind::Regular | Kind::Continuous | Kind::GNUSparse => {
+        let folder = self.folder(above, budget, made)?;
+        match &entry.kind {
+            Kind::Folder => self.directory(&folder, name, entry.mode)?,
+            Kind::File => {
                 remove(folder.as_fd(), name, None, 0)?;
-                self.file(&folder, name, mode, entry)?;
+                file(&folder, name, entry)?;
             }
-            Kind::Symlink => {
+            Kind::Symlink(target) => {
                 remove(folder.as_fd(), name, None, 0)?;
-                let target = entry.link_name_bytes().ok_or("it has no target")?;
-                symlinkat(OsStr::from_bytes(&target), &folder, name).map_err(text)?;
+                symlinkat(target, &folder, name).map_err(text)?;
             }
-            Kind::Link => {
-                let target = entry.link_name_bytes().ok_or("it has no target")?;
-                self.hard_link(&clean(&target)?, &folder, name)?;
-            }
-            other => return Err(format!("type {other:?} is not allowed")),
+            Kind::HardLink(target) => self.hard_link(target, &folder, name)?,
+            Kind::Device(_) => {}
         }
         made.insert((inode(&folder)?, name.to_owned()));
         Ok(())
@@ -437,23 +377,28 @@ impl<'a> Builder<'a> {
     }
 
     /// As [`Self::lookup`], and creates missing folders.
-    fn folder(&mut self, path: &Path, made: &mut Made) -> Result<OwnedFd, String> {
+    fn folder(
+        &mut self,
+        path: &Path,
+        budget: &mut Budget,
+        made: &mut Made,
+    ) -> Result<OwnedFd, ReadError> {
         if let Some(fd) = self.lookup(path)? {
             return Ok(fd);
         }
         let (Some(name), Some(above)) = (path.file_name(), path.parent()) else {
             return Err("the root is gone".into());
         };
-        let above = self.folder(above, made)?;
+        let above = self.folder(above, budget, made)?;
         if statat(&above, name, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
-            return Err(format!("{} is a link to nothing", path.display()));
+            return Err(format!("{} is a link to nothing", path.display()).into());
         }
         // A missing folder counts as an entry.
-        self.count_entry().map_err(text)?;
+        budget.count_entry()?;
         self.make_folder(&above, name, Mode::from_raw_mode(0o755))?;
         made.insert((inode(&above)?, name.to_owned()));
         let missing = || format!("{} is gone", path.display());
-        self.lookup(path)?.ok_or_else(missing)
+        Ok(self.lookup(path)?.ok_or_else(missing)?)
     }
 
     /// Creates a folder within the maximum depth. Removing a tree needs a file descriptor per level.
@@ -484,38 +429,6 @@ impl<'a> Builder<'a> {
         fchmod(&made, Mode::from_raw_mode(mode & 0o1777 | 0o700)).map_err(text)
     }
 
-    /// Creates a file with its mode and modification time.
-    fn file(
-        &self,
-        folder: &OwnedFd,
-        name: &OsStr,
-        mode: u32,
-        entry: &mut tar::Entry<'_, impl Read>,
-    ) -> Result<(), String> {
-        let flags =
-            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        let private = Mode::RUSR | Mode::WUSR;
-        let mut file = File::from(openat2(folder, name, flags, private, resolve).map_err(text)?);
-        let size = entry.size();
-        let seconds = entry.header().mtime().unwrap_or(0).min(i64::MAX as u64) as i64;
-        let copied = std::io::copy(&mut entry.take(size), &mut file).map_err(text)?;
-        if copied != size {
-            return Err(format!("it ends after {copied} of {size} bytes"));
-        }
-        fchmod(&file, Mode::from_raw_mode(mode & 0o777 | 0o400)).map_err(text)?;
-        // Python uses a compiled file only if the modification time of its source matches.
-        let time = Timespec {
-            tv_sec: seconds,
-            tv_nsec: 0,
-        };
-        let times = Timestamps {
-            last_access: time,
-            last_modification: time,
-        };
-        futimens(&file, &times).map_err(text)
-    }
-
     /// Creates a hard link within the root.
     fn hard_link(&self, target: &Path, folder: &OwnedFd, name: &OsStr) -> Result<(), String> {
         let file = target.file_name().ok_or("it links to the root")?;
@@ -539,6 +452,30 @@ impl<'a> Builder<'a> {
         remove(folder.as_fd(), name, None, 0)?;
         linkat(&above, file, folder, name, AtFlags::empty()).map_err(text)
     }
+}
+
+/// Creates a file with its mode and modification time.
+fn file(folder: &OwnedFd, name: &OsStr, entry: &mut Entry<'_>) -> Result<(), String> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let private = Mode::RUSR | Mode::WUSR;
+    let mut file = File::from(openat2(folder, name, flags, private, resolve).map_err(text)?);
+    let (size, seconds) = (entry.size, entry.seconds.min(i64::MAX as u64) as i64);
+    let copied = std::io::copy(&mut entry.content.take(size), &mut file).map_err(text)?;
+    if copied != size {
+        return Err(format!("it ends after {copied} of {size} bytes"));
+    }
+    fchmod(&file, Mode::from_raw_mode(entry.mode & 0o777 | 0o400)).map_err(text)?;
+    // Python uses a compiled file only if the modification time of its source matches.
+    let time = Timespec {
+        tv_sec: seconds,
+        tv_nsec: 0,
+    };
+    let times = Timestamps {
+        last_access: time,
+        last_modification: time,
+    };
+    futimens(&file, &times).map_err(text)
 }
 
 /// Decompresses a blob. Its first bytes show the compression.

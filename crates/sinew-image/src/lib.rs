@@ -14,7 +14,6 @@
 
 mod cache;
 mod documents;
-mod header_limit;
 mod layer;
 mod snapshot;
 mod source;

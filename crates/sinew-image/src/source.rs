@@ -1,7 +1,8 @@
 //! Source of an image's files: a folder or a tar file.
 
-use crate::header_limit::HeaderLimit;
+use crate::layer::MAX_HEADER_BYTES;
 use crate::{ImageError, io_error};
+use sinew_jail::archive::reader::HeaderLimit;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
@@ -102,7 +103,7 @@ impl Source {
         let mut links = BTreeMap::new();
         let again = file.try_clone().map_err(|e| io_error("open again", e))?;
         // Contents are skipped, so that only headers are read.
-        let (limit, again) = HeaderLimit::of(again);
+        let (limit, again) = HeaderLimit::of(again, MAX_HEADER_BYTES);
         let mut archive = tar::Archive::new(again);
         let entries = archive
             .entries_with_seek()

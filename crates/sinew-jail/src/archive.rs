@@ -2,7 +2,10 @@
 //!
 //! Entries have no owners and no times. An aligned block of [`BLOCK`] zero bytes is a hole (a sparse
 //! entry of GNU tar), however the file was written: so the same files give the same bytes at every
-//! level, and a file of holes takes no room in its archive.
+//! level, and a file of holes takes no space in its archive. Archives from outside are read by
+//! [`reader`].
+
+pub mod reader;
 
 use std::io::{self, BufWriter, Read, Write};
 use std::os::unix::fs::FileExt;

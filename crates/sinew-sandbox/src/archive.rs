@@ -1,6 +1,6 @@
 //! Archives on their way between levels and hosts.
 
-pub use sinew_jail::archive::{BLOCK, Content, Held, Writer, fill};
+pub use sinew_jail::archive::{BLOCK, Content, Held, Writer, fill, reader};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
 /// A file on disk without a name, for what is too large to be held in memory; it goes with its last

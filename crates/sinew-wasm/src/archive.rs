@@ -8,13 +8,13 @@
 use crate::fs::resolve;
 use crate::wire::Tree;
 use sinew_sandbox::archive::Writer;
+use sinew_sandbox::archive::reader::{self, Budget, Kind, ReadLimits};
 use std::io::{Read, Write};
 use std::path::Path;
+use std::sync::Arc;
 
 /// Maximum entries of an archive.
-const MAX_ENTRIES: usize = 4096;
-/// Maximum bytes of an entry's name, before it is read into memory.
-const MAX_PATH_BYTES: usize = 17 << 10;
+const MAX_ENTRIES: u64 = 4096;
 
 /// Writes a tree as an archive of at most `max_bytes`.
 ///
@@ -41,72 +41,45 @@ pub(crate) fn pack<W: Write>(tree: &Tree, out: W, max_bytes: u64) -> Result<W, S
 /// # Errors
 /// Returns an error if an entry is neither a file nor a folder with a normal path, or a limit is exceeded.
 pub(crate) fn unpack(archive: impl Read, max_bytes: u64) -> Result<Tree, String> {
-    let failed = |e: std::io::Error| format!("archive: {e}");
-    let mut archive = tar::Archive::new(archive);
-    let (mut left, mut tree) = (max_bytes, Tree::new());
-    for (n, entry) in archive.entries().map_err(failed)?.enumerate() {
-        let mut entry = entry.map_err(failed)?;
-        let name = entry.path_bytes().len();
-        if name > MAX_PATH_BYTES {
-            let n = n + 1;
-            return Err(format!(
-                "archive: entry {n} has a name of {name} bytes, at most {MAX_PATH_BYTES}"
-            ));
+    let mut tree = Tree::new();
+    let limits = ReadLimits {
+        entries: MAX_ENTRIES,
+        ..ReadLimits::work_folder(max_bytes)
+    };
+    let read = reader::read(archive, &mut Budget::new(limits), |entry, budget| {
+        let text = entry.path.to_str().ok_or("its path is not UTF-8")?;
+        // A path of this level has at most as many names and bytes as `fs` allows.
+        let path = resolve("", text).map_err(|e| format!("its path is refused ({e:?})"))?;
+        if path.is_empty() || path == "tmp" || path.starts_with("tmp/") {
+            return Err("it names the work folder itself, or is in tmp".into());
         }
-        let path = entry.path().map_err(failed)?.into_owned();
-        let refused = |why: &str| format!("archive: entry {} ({}): {why}", n + 1, path.display());
-        let text = path.to_str().map(|p| p.trim_end_matches('/'));
-        let named = text.filter(|p| !p.split('/').any(|s| matches!(s, "" | "." | "..")));
-        let plain = named.and_then(|p| resolve("", p).ok());
-        let plain = plain.filter(|p| p != "tmp" && !p.starts_with("tmp/"));
-        let Some(plain) = plain else {
-            return Err(refused("its name is not allowed"));
-        };
-        if n >= MAX_ENTRIES {
-            return Err(refused("there are too many"));
-        }
-        let file = match entry.header().entry_type() {
-            tar::EntryType::Directory => None,
-            tar::EntryType::Link => {
+        let file = match &entry.kind {
+            Kind::Folder => None,
+            Kind::HardLink(first) => {
                 // Files are immutable here. A hard link shares the bytes but counts against the limit.
-                let first = entry.link_name().map_err(failed)?.unwrap_or_default();
                 let first = first.to_str().and_then(|first| tree.get(first)?.clone());
-                let Some(content) = first else {
-                    return Err(refused("it links to no file before it"));
-                };
-                let Some(rest) = left.checked_sub(content.len() as u64) else {
-                    return Err(format!("archive: more than {max_bytes} bytes of files"));
-                };
-                left = rest;
+                let content: Arc<[u8]> = first.ok_or("it links to no file before it")?;
+                budget.charge(content.len() as u64)?;
                 Some(content)
             }
-            tar::EntryType::Regular | tar::EntryType::Continuous | tar::EntryType::GNUSparse => {
-                let size = entry.size();
-                if size > left {
-                    return Err(format!("archive: more than {max_bytes} bytes of files"));
-                }
-                left -= size;
-                let mut content = Vec::new();
-                let read = (&mut entry).take(size).read_to_end(&mut content);
-                read.map_err(failed)?;
-                Some(content.into())
-            }
-            other => {
-                return Err(refused(&format!(
-                    "this level has nothing of type {other:?}"
-                )));
+            Kind::File => Some(entry.bytes(budget)?.into()),
+            Kind::Symlink(_) => return Err("this level has no symbolic links".into()),
+            Kind::Device(kind) => {
+                return Err(format!("this level has nothing of type {kind}").into());
             }
         };
-        for (at, _) in plain.match_indices('/') {
-            if tree.entry(plain[..at].into()).or_insert(None).is_some() {
-                return Err(refused("it is below a file"));
+        for (at, _) in path.match_indices('/') {
+            if tree.entry(path[..at].into()).or_insert(None).is_some() {
+                return Err("it is below a file".into());
             }
         }
-        if let (Some(_), Some(None)) = (&file, tree.get(&plain)) {
-            return Err(refused("there is a folder of that name"));
+        if let (Some(_), Some(None)) = (&file, tree.get(&path)) {
+            return Err("there is a folder of that name".into());
         }
-        tree.insert(plain, file);
-    }
+        tree.insert(path, file);
+        Ok(())
+    });
+    read.map_err(|e| e.to_string())?;
     Ok(tree)
 }
 
@@ -149,6 +122,7 @@ mod tests {
             let mut header = tar::Header::new_gnu();
             header.as_old_mut().name[..path.len()].copy_from_slice(path.as_bytes());
             header.set_entry_type(kind);
+            header.as_old_mut().linkname[0] = b'x';
             header.set_size(content.len() as u64);
             header.set_mode(0o644);
             header.set_cksum();
@@ -167,7 +141,7 @@ mod tests {
         assert!(
             unpack(link.as_slice(), 100)
                 .unwrap_err()
-                .contains("Symlink")
+                .contains("symbolic")
         );
         let big = packed("a", regular, &[0; 101]);
         assert!(
@@ -190,7 +164,7 @@ mod tests {
         let archive = builder.into_inner().unwrap();
         let told = unpack(archive.as_slice(), 1000).unwrap_err();
         assert!(
-            told.contains("a name of 1048575 bytes") && told.len() < 200,
+            told.contains("bytes of names and extensions") && told.len() < 200,
             "{}",
             told.len()
         );

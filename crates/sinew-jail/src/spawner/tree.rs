@@ -5,6 +5,7 @@
 //! file stay names of one file.
 
 use super::files::open_beneath;
+use crate::archive::reader::{self, Budget, Entry, Kind, ReadLimits};
 use crate::archive::{Held, Writer, fill};
 use nix::fcntl::{AtFlags, OFlag, readlinkat};
 use nix::sys::stat::{Mode, fchmod, mkdirat};
@@ -15,15 +16,13 @@ use std::fs::{File, Metadata};
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 /// Deepest folder that is archived; paths stay below what the kernel takes.
 const MAX_DEPTH: usize = 64;
 /// Most entries of an archive.
 const MAX_ENTRIES: usize = 65_536;
-/// Longest name of an entry. Longer ones take memory, time and room in the error that refuses them.
-const MAX_PATH_BYTES: usize = 17 << 10;
 /// Most folders that are entered for the entries of an archive, one after the other.
 const MAX_STEPS: usize = 1 << 20;
 
@@ -152,9 +151,6 @@ struct Target<'a> {
     /// The folder of the last entry: most entries stand where the one before them does.
     last: (PathBuf, OwnedFd),
     steps: usize,
-    max_bytes: u64,
-    /// Of these, what is left.
-    left: u64,
 }
 
 const FOLDER: OFlag = OFlag::O_RDONLY
@@ -199,44 +195,37 @@ impl Target<'_> {
         fchown(made.as_fd(), self.owner.0, self.owner.1)
     }
 
-    fn put(&mut self, entry: &mut tar::Entry<'_, impl Read>, path: &Path) -> Outcome<()> {
+    fn put(&mut self, entry: &mut Entry<'_>, budget: &mut Budget) -> Outcome<()> {
+        let path = std::mem::take(&mut entry.path);
+        let path = path.as_path();
         let above = path.parent().unwrap_or(Path::new(""));
-        let name = Path::new(path.file_name().unwrap_or_default());
-        let mode = entry.header().mode().map_err(at(path))? & 0o777;
-        let mode = Mode::from_bits_truncate(mode);
+        let name = Path::new(path.file_name().ok_or("it names the work folder itself")?);
+        let mode = Mode::from_bits_truncate(entry.mode & 0o777);
         let (user, group) = self.owner;
-        match entry.header().entry_type() {
-            tar::EntryType::Directory => {
+        match &entry.kind {
+            Kind::Folder => {
                 self.enter(above)?;
                 self.folder(&self.last.1, name).map_err(errno(path))?;
                 let made = open_beneath(&self.last.1, name, FOLDER)?;
                 fchmod(made.as_fd(), mode).map_err(errno(path))
             }
-            tar::EntryType::Symlink => {
-                let target = entry.link_name().map_err(at(path))?.unwrap_or_default();
+            Kind::Symlink(target) => {
                 let above = self.enter(above)?;
-                symlinkat(target.as_ref(), above.as_fd(), name).map_err(errno(path))
+                symlinkat(target, above.as_fd(), name).map_err(errno(path))
             }
-            tar::EntryType::Link => {
-                let first = entry.link_name().map_err(at(path))?.unwrap_or_default();
-                self.hard_link(plain(&first)?, path)
-            }
-            tar::EntryType::Regular | tar::EntryType::Continuous | tar::EntryType::GNUSparse => {
+            Kind::HardLink(first) => self.hard_link(first, path),
+            Kind::File => {
                 let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL;
                 let mut file = File::from(open_beneath(self.enter(above)?, name, flags)?);
-                let (size, max) = (entry.size(), self.max_bytes);
-                if size > max {
-                    return Err(format!("archive: more than {max} bytes of files"));
-                }
-                let filled = fill(entry, size, self.left, &mut file).map_err(at(path))?;
-                let Some(data) = filled else {
-                    return Err(format!("archive: more than {max} bytes of files"));
+                let filled = fill(entry.content, entry.size, budget.left(), &mut file);
+                let Some(data) = filled.map_err(at(path))? else {
+                    return Err(budget.full().to_string());
                 };
-                self.left -= data;
+                budget.charge(data).map_err(|e| e.to_string())?;
                 fchown(file.as_fd(), user, group).map_err(errno(path))?;
                 fchmod(file.as_fd(), mode).map_err(errno(path))
             }
-            other => Err(format!("archive: {} has type {other:?}", path.display())),
+            Kind::Device(kind) => Err(format!("it is a device or pipe ({kind})")),
         }
     }
 
@@ -256,16 +245,6 @@ impl Target<'_> {
     }
 }
 
-/// A path of plain names.
-fn plain(path: &Path) -> Outcome<&Path> {
-    let fine = (1..=MAX_DEPTH + 1).contains(&path.components().count())
-        && path.components().all(|c| matches!(c, Component::Normal(_)));
-    match fine {
-        true => Ok(path),
-        false => Err(format!("{} is not allowed", path.display())),
-    }
-}
-
 /// Puts the files of an archive below `dir`: plain names only, at most `max_bytes` of content that
 /// is not zeros, and in each file.
 pub(crate) fn read(
@@ -274,36 +253,15 @@ pub(crate) fn read(
     max_bytes: u64,
     uid: Option<u32>,
 ) -> Outcome<()> {
-    let mut archive = tar::Archive::new(archive);
     let mut target = Target {
         root: dir,
         owner: (uid.map(Uid::from_raw), uid.map(Gid::from_raw)),
         last: (PathBuf::new(), open_beneath(dir, Path::new("."), FOLDER)?),
         steps: 0,
-        max_bytes,
-        left: max_bytes,
     };
-    let mut entries = 0;
-    for entry in archive.entries().map_err(|e| format!("archive: {e}"))? {
-        let mut entry = entry.map_err(|e| format!("archive: {e}"))?;
-        entries += 1;
-        let name = entry.path_bytes().len();
-        if name > MAX_PATH_BYTES {
-            return Err(format!(
-                "archive: entry {entries} has a name of {name} bytes, at most {MAX_PATH_BYTES}"
-            ));
-        }
-        let path = entry
-            .path()
-            .map_err(|e| format!("archive: {e}"))?
-            .into_owned();
-        // Without what names of folders end in.
-        let path: PathBuf = path.components().collect();
-        if entries > MAX_ENTRIES {
-            return Err(format!("archive: more than {MAX_ENTRIES} entries"));
-        }
-        plain(&path).map_err(|why| format!("archive: entry {entries}: {why}"))?;
-        target.put(&mut entry, &path)?;
-    }
-    Ok(())
+    let mut budget = Budget::new(ReadLimits::work_folder(max_bytes));
+    let read = reader::read(archive, &mut budget, |entry, budget| {
+        Ok(target.put(entry, budget)?)
+    });
+    read.map_err(|e| e.to_string())
 }
