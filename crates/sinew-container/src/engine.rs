@@ -1,6 +1,7 @@
 //! Who starts containers: a runtime without a daemon, or a daemon with an API.
 
 use crate::api::Api;
+use crate::reaper::Reaper;
 use crate::root::Root;
 use crate::runtime::Runtime;
 use sinew_sandbox::{Limits, SandboxError, SandboxSpec};
@@ -146,7 +147,7 @@ pub(crate) struct Birth<'a> {
 #[derive(Debug)]
 pub(crate) enum Body {
     /// The process that waits for it and cleans up after it.
-    Process(Waiter),
+    Process(Box<Waiter>),
     /// Its number.
     Named(String),
 }
@@ -159,13 +160,15 @@ pub(crate) struct Waiter {
     /// Of the container and of its groups.
     pub(crate) name: String,
     pub(crate) ended: bool,
+    /// Removes the groups if the container has not ended.
+    pub(crate) reaper: Reaper,
 }
 
 impl Drop for Waiter {
     fn drop(&mut self) {
         if !self.ended {
             let _ = self.child.start_kill();
-            sinew_jail::cgroup::remove_everywhere(&self.name);
+            self.reaper.groups(&self.name);
         }
     }
 }
@@ -182,6 +185,8 @@ pub(crate) struct Common {
     pub(crate) cpus: Option<f64>,
     /// Tag of this run.
     pub(crate) tag: String,
+    /// Removes what dropped containers leave.
+    pub(crate) reaper: Reaper,
 }
 
 #[derive(Debug)]

@@ -11,6 +11,7 @@ mod api;
 mod engine;
 mod net;
 mod provider;
+mod reaper;
 mod root;
 mod runtime;
 mod sandbox;

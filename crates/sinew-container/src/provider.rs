@@ -3,6 +3,7 @@
 use crate::engine::{
     Birth, Body, Choice, Common, Engine, INODES, SHARED_UID, next_uid, unavailable,
 };
+use crate::reaper::Reaper;
 use crate::root;
 use crate::sandbox::ContainerSandbox;
 use crate::state::{Folder, io, orphans, run_tag};
@@ -106,25 +107,17 @@ pub(crate) struct Inner {
     pub(crate) common: Common,
     pub(crate) python: Option<String>,
     pub(crate) protections: Arc<Vec<Protection>>,
-    /// Last: containers that end write into it.
-    folder: Folder,
+    /// Folder of the provider on the host. The reaper can hold it longer.
+    folder: Arc<Folder>,
     numbers: AtomicU64,
     /// Whether each container has a user of its own.
     own_users: bool,
 }
 
-/// How long the last containers may take to clean up after themselves.
-const LAST: Duration = Duration::from_secs(3);
-
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Who cleans up after a container needs what stands in this folder.
-        let state = self.folder.path().join("state");
-        let until = std::time::Instant::now() + LAST;
-        let busy = || std::fs::read_dir(&state).is_ok_and(|mut d| d.next().is_some());
-        while busy() && std::time::Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        // A runtime that cleans up after a container needs its state in this folder.
+        self.common.reaper.folder(&self.folder);
     }
 }
 
@@ -225,7 +218,7 @@ impl Inner {
         let tag = run_tag(std::process::id()).unwrap_or_default();
         let number = PROVIDERS.fetch_add(1, Ordering::Relaxed);
         let dead = orphans(&config.state);
-        let folder = Folder::new(config.state.join(format!("{tag}.{number}")))?;
+        let folder = Arc::new(Folder::new(config.state.join(format!("{tag}.{number}")))?);
         let agent = folder.path().join("agent");
         std::fs::write(&agent, AGENT).map_err(|e| io("write the agent", e))?;
         let all = std::fs::Permissions::from_mode(0o755);
@@ -236,6 +229,7 @@ impl Inner {
             root: root::Root::default(),
             cpus: config.cpus,
             tag,
+            reaper: Reaper::start()?,
         };
         let state = folder.path().join("state");
         let socket = config.socket.as_deref();

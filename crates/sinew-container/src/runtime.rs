@@ -100,14 +100,15 @@ impl Runtime {
             .stderr(log)
             .spawn()
             .map_err(|e| io(format!("start {}", self.name), e))?;
-        Ok(Body::Process(Waiter {
+        Ok(Body::Process(Box::new(Waiter {
             child,
             name: birth.name.clone(),
             ended: false,
-        }))
+            reaper: common.reaper.clone(),
+        })))
     }
 
-    pub(crate) async fn end(&self, mut waiter: Waiter) -> Result<(), SandboxError> {
+    pub(crate) async fn end(&self, mut waiter: Box<Waiter>) -> Result<(), SandboxError> {
         if tokio::time::timeout(END, waiter.child.wait())
             .await
             .is_err()

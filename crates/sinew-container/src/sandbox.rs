@@ -18,7 +18,6 @@ use tokio::sync::OwnedSemaphorePermit;
 const COUNTING: Duration = Duration::from_millis(50);
 
 pub(crate) struct ContainerSandbox {
-    inner: Arc<Inner>,
     spec: SandboxSpec,
     /// First: the agent ends with its connection, and the container with the agent.
     guest: Guest,
@@ -32,6 +31,8 @@ pub(crate) struct ContainerSandbox {
     cpu_s: f64,
     folder: Folder,
     permit: OwnedSemaphorePermit,
+    /// Last: the provider's folder is removed after the container.
+    inner: Arc<Inner>,
 }
 
 impl ContainerSandbox {
