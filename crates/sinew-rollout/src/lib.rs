@@ -26,4 +26,7 @@ pub use episode::{
     EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec, RunInfo,
 };
 pub use gauges::{FlightGuard, Gauges, GaugesReading, LiveEpisode, Phase, PhaseGuard};
-pub use harness::{BuiltInLoop, Harness, grade_answer};
+pub use harness::{
+    BuiltInLoop, Harness, ModelAccess, ModelServer, ProgramCommand, ProgramConfig, ProgramError,
+    ProgramHarness, Programs, grade_answer,
+};

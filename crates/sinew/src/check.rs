@@ -113,7 +113,9 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
     if !recipe.harness.is_built_in() {
         let row = harness::check(&recipe.harness, &recipe.sandbox);
         if report.row("harness", row) {
-            let asks = harness::starts(&recipe);
+            let asks = wire::taskset(&recipe).and_then(|tasks| {
+                harness::asks_model(&recipe.harness, &recipe.sandbox, tasks.as_ref())
+            });
             report.row(
                 "program",
                 asks.map(|()| "starts, and asks the model".into()),

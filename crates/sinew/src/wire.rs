@@ -546,8 +546,16 @@ pub(crate) fn pipeline(
     let grammars = grammars(recipe, &renderer, model.vocab)?;
     let source = source(recipe, dir, renderer.as_ref(), &grammars, cancel)?;
     let (engine, cross) = engines(recipe, &device, renderer.as_ref(), &grammars, &learner)?;
-    let harness = harness::build(&recipe.harness, &recipe.sandbox, renderer.as_ref())?;
     let admission = Admission::new(admission::config(recipe), Arc::clone(&engine));
+    let requests = Arc::new(AtomicU64::new(1));
+    let shared = harness::Shared {
+        engine: &engine,
+        renderer: &renderer,
+        admission: &admission,
+        requests: &requests,
+    };
+    let runtime = &session.runtime;
+    let harness = harness::build(&recipe.harness, &recipe.sandbox, &shared, runtime)?;
     let run = run_info(recipe, dir, (envs.as_ref(), renderer.as_ref()), &device);
     let parts = RolloutParts {
         episode: EpisodeParts {
@@ -558,7 +566,7 @@ pub(crate) fn pipeline(
             harness,
             admission,
             gauges: Arc::new(Gauges::default()),
-            requests: Arc::new(AtomicU64::new(1)),
+            requests,
         },
         taskset,
         options: crate::plan::episode_options(recipe),

@@ -10,11 +10,7 @@ use std::path::Path;
 
 /// Circles that may stay, or become smaller: crate, files, reason.
 const ALLOWED: &[(&str, &str, &str)] = &[
-    (
-        "sinew",
-        "models pool wire",
-        "wiring: to be cut by part",
-    ),
+    ("sinew", "models pool wire", "wiring: to be cut by part"),
     (
         "sinew-algo",
         "aggregate algorithms algorithms/dapo algorithms/grpo algorithms/grpo_roc algorithms/opd_top_k algorithms/ppo batch composition config dialect episode filter kind pipeline repair",

@@ -1,10 +1,11 @@
-//! Episodes as forks of one interpreter that has imported the agent's packages: a start costs
+//! Episodes as forks of one interpreter that has imported the program's packages: a start costs
 //! milliseconds where an import costs seconds. The episodes share one sandbox: the host is as
 //! safe as before, but they are not isolated from each other.
 
-use super::door::Door;
-use super::program::Command;
-use super::run::{Ended, RunError, Sandboxes};
+use super::command::ProgramCommand;
+use super::error::ProgramError;
+use super::forward::PortForward;
+use super::sandboxed::{Ended, Sandboxes, tail};
 use serde::Deserialize;
 use serde_json::json;
 use sinew_sandbox::{Ending, ExecOptions, ExecRequest, Program};
@@ -33,11 +34,11 @@ type Waiting = Arc<Mutex<HashMap<u64, oneshot::Sender<Ended>>>>;
 /// A running server. Dropping it ends the server and every fork of it.
 #[derive(Debug)]
 pub(super) struct ForkServer {
-    send: mpsc::Sender<String>,
+    queue: mpsc::Sender<String>,
     waiting: Waiting,
     next: AtomicU64,
     _tasks: JoinSet<()>,
-    _door: Door,
+    _forward: PortForward,
 }
 
 #[derive(Deserialize)]
@@ -53,14 +54,17 @@ struct Message {
     stderr: String,
 }
 
-fn broken(what: impl std::fmt::Display) -> RunError {
-    RunError::Program(format!("the fork server {what}"))
+fn broken(what: impl std::fmt::Display) -> ProgramError {
+    ProgramError::Failed(format!("the fork server {what}"))
 }
 
 impl ForkServer {
     /// Starts one and waits until it has imported everything.
-    pub(super) async fn start(sandboxes: &Sandboxes, command: &Command) -> Result<Self, RunError> {
-        let (mut sandbox, door) = sandboxes.acquire(Vec::new()).await?;
+    pub(super) async fn start(
+        sandboxes: &Sandboxes,
+        command: &ProgramCommand,
+    ) -> Result<Self, ProgramError> {
+        let (mut sandbox, forward) = sandboxes.acquire(Vec::new()).await?;
         let inside = sandbox.listen_inside(CONTROL_PORT).await?;
         inside.set_nonblocking(true).map_err(broken)?;
         let listener = TcpListener::from_std(inside).map_err(broken)?;
@@ -86,7 +90,7 @@ impl ForkServer {
                 ),
                 Err(e) => format!("ended: {e}"),
             };
-            // Whoever waits is told by the dropped sender.
+            // Dropped senders end the waits of its episodes.
             forgotten
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
@@ -101,21 +105,21 @@ impl ForkServer {
             }
         };
         let (read, write) = connected.into_split();
-        let (send, queue) = mpsc::channel(QUEUE);
-        tasks.spawn(write_all(write, queue));
+        let (queue, messages) = mpsc::channel(QUEUE);
+        tasks.spawn(write_all(write, messages));
         tasks.spawn(read_all(BufReader::new(read), Arc::clone(&waiting)));
         Ok(Self {
-            send,
+            queue,
             waiting,
             next: AtomicU64::new(1),
             _tasks: tasks,
-            _door: door,
+            _forward: forward,
         })
     }
 
     /// Whether it can still start episodes.
     pub(super) fn is_alive(&self) -> bool {
-        !self.send.is_closed()
+        !self.queue.is_closed()
     }
 
     /// Runs one episode to its end or its deadline.
@@ -124,19 +128,19 @@ impl ForkServer {
         env: Vec<(String, String)>,
         cpu_s: f64,
         deadline: Duration,
-    ) -> Result<Ended, RunError> {
+    ) -> Result<Ended, ProgramError> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, mut ended) = oneshot::channel();
         self.lock().insert(id, sender);
-        let _forget = Forget { server: self, id };
+        let _kill = KillOnDrop { server: self, id };
         let env: BTreeMap<String, String> = env.into_iter().collect();
         let start = json!({ "id": id, "env": env, "cpu_s": cpu_s.ceil().max(1.0) as u64 });
-        self.tell(start).await?;
+        self.send(start).await?;
         let gone = |_| broken("ended with the episode");
         match tokio::time::timeout(deadline, &mut ended).await {
             Ok(result) => result.map_err(gone),
             Err(_) => {
-                self.tell(json!({ "kill": id })).await?;
+                self.send(json!({ "kill": id })).await?;
                 let killed = tokio::time::timeout(Duration::from_secs(10), ended).await;
                 let ended = killed.map_err(|_| broken("did not end an episode"))?;
                 Ok(Ended {
@@ -151,25 +155,25 @@ impl ForkServer {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn tell(&self, message: serde_json::Value) -> Result<(), RunError> {
+    async fn send(&self, message: serde_json::Value) -> Result<(), ProgramError> {
         let line = format!("{message}\n");
-        self.send.send(line).await.map_err(|_| broken("is gone"))
+        self.queue.send(line).await.map_err(|_| broken("is gone"))
     }
 }
 
-/// Kills the episode if nobody waits for it any more.
-struct Forget<'a> {
+/// Kills an episode whose future was dropped.
+struct KillOnDrop<'a> {
     server: &'a ForkServer,
     id: u64,
 }
 
-impl Drop for Forget<'_> {
+impl Drop for KillOnDrop<'_> {
     fn drop(&mut self) {
         if self.server.lock().remove(&self.id).is_some() {
             // A full queue: the sandbox's own limits end it.
             let _ = self
                 .server
-                .send
+                .queue
                 .try_send(format!("{}\n", json!({ "kill": self.id })));
         }
     }
@@ -197,7 +201,7 @@ async fn read_all(mut from: BufReader<tokio::net::tcp::OwnedReadHalf>, waiting: 
             .unwrap_or_else(PoisonError::into_inner)
             .remove(&id);
         if let Some(waiter) = waiter {
-            // Nobody waits for an episode that was given up.
+            // The future of an episode that was given up is gone.
             let _ = waiter.send(message.ended());
         }
     }
@@ -226,12 +230,3 @@ impl Message {
 
 /// The CPU limit's signal on Linux (signal(7)).
 const SIGXCPU: i32 = 24;
-
-/// The last lines of a text, for messages.
-pub(super) fn tail(text: &str) -> String {
-    let lines: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).collect();
-    let last = lines[lines.len().saturating_sub(4)..].join(" | ");
-    let cut = last.len().saturating_sub(600);
-    let at = (cut..=last.len()).find(|&i| last.is_char_boundary(i));
-    last[at.unwrap_or(0)..].to_owned()
-}

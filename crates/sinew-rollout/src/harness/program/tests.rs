@@ -21,7 +21,7 @@ fn spec() -> EpisodeSpec {
 fn trace(says: &[&str]) -> Trace {
     let mut trace = failed_trace(
         spec().empty_trace(
-            &sinew_rollout::RunInfo::default(),
+            &crate::RunInfo::default(),
             &sinew_types::SamplingParams::default(),
         ),
         FailureKind::Harness,
@@ -95,22 +95,6 @@ fn bad_ends_are_failures_and_limits_are_not() {
         limit: Limit::Turns,
     };
     assert_eq!(failure(&crash, &cut), None);
-}
-
-#[test]
-fn programs_find_their_rollout_and_not_the_solution() {
-    let env = variables("http://127.0.0.1:5/r/e/v1", "key", &spec().task);
-    let get = |name: &str| {
-        let found = env.iter().find(|(n, _)| n == name);
-        found.map(|(_, v)| v.as_str()).unwrap()
-    };
-    assert_eq!(get("OPENAI_BASE_URL"), "http://127.0.0.1:5/r/e/v1");
-    assert_eq!(get("ANTHROPIC_BASE_URL"), "http://127.0.0.1:5/r/e");
-    assert_eq!(
-        (get("OPENAI_API_KEY"), get("ANTHROPIC_API_KEY")),
-        ("key", "key")
-    );
-    assert_eq!(get("SINEW_TASK"), "p");
 }
 
 #[test]

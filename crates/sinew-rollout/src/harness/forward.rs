@@ -1,5 +1,5 @@
-//! The one address that a sandboxed agent can reach: a listener inside its network namespace,
-//! whose connections end at a listener of this process.
+//! The one address that a sandboxed program can reach: a listener inside its network namespace,
+//! whose connections are forwarded to a listener of this process.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,33 +7,36 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, JoinSet};
 
-/// Most connections through one door at the same time; more wait.
+/// Maximum number of connections of one sandbox at the same time; more wait.
 const MAX_CONNECTIONS: usize = 1024;
 
-/// Forwards connections until it is dropped.
+/// Forwards connections until it is dropped; open ones end then, too.
 #[derive(Debug)]
-pub(super) struct Door(JoinHandle<()>);
+pub(super) struct PortForward(JoinHandle<()>);
 
-impl Door {
-    /// Forwards what `inside` accepts to `to`.
-    pub(super) fn open(inside: std::net::TcpListener, to: SocketAddr) -> std::io::Result<Self> {
+impl PortForward {
+    /// Forwards what `inside` accepts to `to`. Must be called inside of an async runtime.
+    ///
+    /// # Errors
+    /// If the listener cannot be registered with the runtime.
+    pub(super) fn start(inside: std::net::TcpListener, to: SocketAddr) -> std::io::Result<Self> {
         inside.set_nonblocking(true)?;
         let listener = TcpListener::from_std(inside)?;
         Ok(Self(tokio::spawn(forward(listener, to))))
     }
 }
 
-impl Drop for Door {
+impl Drop for PortForward {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
 async fn forward(listener: TcpListener, to: SocketAddr) {
-    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut connections = JoinSet::new();
     loop {
-        let Ok(permit) = Arc::clone(&room).acquire_owned().await else {
+        let Ok(permit) = Arc::clone(&slots).acquire_owned().await else {
             return;
         };
         let Ok((mut inner, _)) = listener.accept().await else {
@@ -58,23 +61,23 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     #[tokio::test]
-    async fn bytes_go_both_ways_and_stop_with_the_door() {
+    async fn bytes_go_both_ways_until_it_is_dropped() {
         let gateway = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let to = gateway.local_addr().unwrap();
         let inside = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let at = inside.local_addr().unwrap();
-        let door = Door::open(inside, to).unwrap();
+        let forward = PortForward::start(inside, to).unwrap();
         let mut agent = TcpStream::connect(at).await.unwrap();
         agent.write_all(b"ask").await.unwrap();
         let (mut served, _) = gateway.accept().await.unwrap();
         let mut asked = [0; 3];
         served.read_exact(&mut asked).await.unwrap();
         assert_eq!(&asked, b"ask");
-        served.write_all(b"told").await.unwrap();
-        let mut told = [0; 4];
-        agent.read_exact(&mut told).await.unwrap();
-        assert_eq!(&told, b"told");
-        drop(door);
-        assert_eq!(agent.read(&mut told).await.unwrap_or(0), 0);
+        served.write_all(b"said").await.unwrap();
+        let mut answer = [0; 4];
+        agent.read_exact(&mut answer).await.unwrap();
+        assert_eq!(&answer, b"said");
+        drop(forward);
+        assert_eq!(agent.read(&mut answer).await.unwrap_or(0), 0);
     }
 }

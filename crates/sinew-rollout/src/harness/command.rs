@@ -1,6 +1,6 @@
-//! The program that a recipe names, as it stands inside a sandbox.
+//! The program of a recipe, as it stands inside a sandbox.
 
-use crate::failure::Failure;
+use super::error::{ProgramError, invalid, missing};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -9,27 +9,31 @@ const SHOWN: &str = "/agent";
 /// Folders of the host that every sandbox shows at their own place.
 const SYSTEM: [&str; 4] = ["/usr", "/bin", "/lib", "/lib64"];
 
-/// A command, translated.
+/// A command whose files are found on the host, with paths as they are inside a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Command {
-    /// What is executed inside.
-    pub(super) argv: Vec<String>,
-    /// Folders that it needs: on the host, and inside.
-    pub(super) shows: Vec<(PathBuf, PathBuf)>,
+pub struct ProgramCommand {
+    /// Program and arguments inside.
+    pub argv: Vec<String>,
+    /// Folders that a sandbox must show, read-only: on the host, and inside.
+    pub shows: Vec<(PathBuf, PathBuf)>,
 }
 
-impl Command {
+impl ProgramCommand {
     /// Finds the files that `command` names, relative to the current folder, and shows their
     /// folders inside: an interpreter's virtual environment, a script's folder. `mounts` are
     /// shown where they say. With an image the program is a path inside of it.
-    pub(super) fn resolve(
+    ///
+    /// # Errors
+    /// If the command is empty, a file or folder is missing, or a path cannot be shown.
+    pub fn resolve(
         command: &[String],
         mounts: &BTreeMap<String, PathBuf>,
         in_image: bool,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, ProgramError> {
         let Some((program, arguments)) = command.split_first() else {
-            return Err(Failure::input(
-                "harness.command is empty: allowed: a program and its arguments",
+            return Err(invalid(
+                "command",
+                "is empty: allowed: a program and its arguments",
             ));
         };
         let mut made = Self {
@@ -39,9 +43,12 @@ impl Command {
         let inside = match in_image {
             true if program.starts_with('/') => program.clone(),
             true => {
-                return Err(Failure::input(format!(
-                    "harness.command: {program}: with harness.image a path inside of the image, as in /usr/bin/python3"
-                )));
+                return Err(invalid(
+                    "command",
+                    format!(
+                        "{program}: with an image, the program is a path inside of it, as in /usr/bin/python3"
+                    ),
+                ));
             }
             false => made.program(program)?,
         };
@@ -68,7 +75,7 @@ impl Command {
         program.to_string_lossy().starts_with("python") && name(1).ends_with(".py")
     }
 
-    fn program(&mut self, program: &str) -> Result<String, Failure> {
+    fn program(&mut self, program: &str) -> Result<String, ProgramError> {
         let path = if program.contains('/') {
             PathBuf::from(program)
         } else {
@@ -78,16 +85,19 @@ impl Command {
                 .into_iter()
                 .find(|p| p.is_file());
             found.ok_or_else(|| {
-                Failure::outside(format!(
-                    "harness.command: no {program} in /usr/bin or /bin, the folders that a sandbox searches\n  hint: give a path, as in .cache/venv/bin/python3"
+                missing("command", format!(
+                    "no {program} in /usr/bin or /bin, the folders that a sandbox searches\n  hint: give a path, as in .cache/venv/bin/python3"
                 ))
             })?
         };
         if !path.is_file() {
-            return Err(Failure::outside(format!(
-                "harness.command: no such file: {}\n  hint: paths are relative to the current folder; scripts/setup.sh makes .cache/venv",
-                path.display()
-            )));
+            return Err(missing(
+                "command",
+                format!(
+                    "no such file: {}\n  hint: paths are relative to the current folder; scripts/setup.sh makes .cache/venv",
+                    path.display()
+                ),
+            ));
         }
         // An interpreter outside of the system's folders is shown where its links expect it.
         let real = path.canonicalize().map_err(|e| bad(&path, &e))?;
@@ -103,7 +113,7 @@ impl Command {
 
     /// The path inside of a file of the host; its folder is shown, or the whole virtual
     /// environment that it belongs to.
-    fn file(&mut self, path: &Path) -> Result<String, Failure> {
+    fn file(&mut self, path: &Path) -> Result<String, ProgramError> {
         let path = std::path::absolute(path).map_err(|e| bad(path, &e))?;
         if is_system(&path) {
             return Ok(text(&path));
@@ -112,10 +122,13 @@ impl Command {
         let environment = folder.parent().filter(|up| up.join("pyvenv.cfg").is_file());
         let shown = environment.unwrap_or(folder);
         if shown == Path::new("/") {
-            return Err(Failure::input(format!(
-                "harness.command: {} lies in the root folder, which is not shown in a sandbox\n  hint: put the program into a folder of its own",
-                path.display()
-            )));
+            return Err(invalid(
+                "command",
+                format!(
+                    "{} lies in the root folder, which is not shown in a sandbox\n  hint: put the program into a folder of its own",
+                    path.display()
+                ),
+            ));
         }
         let inside = match self.shows.iter().find(|(host, _)| host == shown) {
             Some((_, inside)) => inside.clone(),
@@ -129,7 +142,7 @@ impl Command {
         Ok(text(&inside.join(rest)))
     }
 
-    fn mount(&mut self, inside: &str, host: &Path) -> Result<(), Failure> {
+    fn mount(&mut self, inside: &str, host: &Path) -> Result<(), ProgramError> {
         let target = Path::new(inside);
         let taken = ["/work", "/tmp", "/proc", "/dev", "/etc", SHOWN];
         let reserved = taken.iter().chain(&SYSTEM).any(|t| target.starts_with(t));
@@ -137,16 +150,22 @@ impl Command {
             .components()
             .all(|c| !matches!(c, std::path::Component::ParentDir));
         if !target.is_absolute() || target == Path::new("/") || reserved || !plain {
-            return Err(Failure::input(format!(
-                "harness.mounts: {inside:?}: allowed: an absolute path outside of {}",
-                taken.join(", ")
-            )));
+            return Err(invalid(
+                "mounts",
+                format!(
+                    "{inside:?}: allowed: an absolute path outside of {}",
+                    taken.join(", ")
+                ),
+            ));
         }
         if !host.is_dir() {
-            return Err(Failure::input(format!(
-                "harness.mounts: {inside:?} = {:?}: no such folder",
-                host.display().to_string()
-            )));
+            return Err(invalid(
+                "mounts",
+                format!(
+                    "{inside:?} = {:?}: no such folder",
+                    host.display().to_string()
+                ),
+            ));
         }
         let host = std::path::absolute(host).map_err(|e| bad(host, &e))?;
         self.show(host, target.into());
@@ -169,17 +188,17 @@ fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-fn bad(path: &Path, e: &std::io::Error) -> Failure {
-    Failure::input(format!("harness.command: {}: {e}", path.display()))
+fn bad(path: &Path, e: &std::io::Error) -> ProgramError {
+    invalid("command", format!("{}: {e}", path.display()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn command(words: &[&str]) -> Result<Command, String> {
+    fn command(words: &[&str]) -> Result<ProgramCommand, String> {
         let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
-        Command::resolve(&words, &BTreeMap::new(), false).map_err(|e| e.text().to_owned())
+        ProgramCommand::resolve(&words, &BTreeMap::new(), false).map_err(|e| e.to_string())
     }
 
     #[test]
@@ -220,7 +239,7 @@ mod tests {
     #[test]
     fn what_is_not_there_is_named() {
         for (words, needle) in [
-            (&[][..], "harness.command is empty"),
+            (&[][..], "command: is empty"),
             (&["no-such-program"], "no-such-program"),
             (&["no/such/file"], "no such file"),
         ] {
@@ -228,16 +247,16 @@ mod tests {
             assert!(e.contains(needle), "{e}");
         }
         let words = ["sh".to_owned()];
-        let e = Command::resolve(&words, &BTreeMap::new(), true).unwrap_err();
-        assert!(e.text().contains("inside of the image"), "{}", e.text());
+        let e = ProgramCommand::resolve(&words, &BTreeMap::new(), true).unwrap_err();
+        assert!(e.to_string().contains("path inside of it"), "{e}");
         for (inside, host) in [
             ("/work/x", "/tmp"),
             ("relative", "/tmp"),
             ("/data", "/no/such"),
         ] {
             let mounts = BTreeMap::from([(inside.to_owned(), PathBuf::from(host))]);
-            let e = Command::resolve(&words, &mounts, false).unwrap_err();
-            assert!(e.text().contains("harness.mounts"), "{}", e.text());
+            let e = ProgramCommand::resolve(&words, &mounts, false).unwrap_err();
+            assert!(e.to_string().starts_with("mounts: "), "{e}");
         }
     }
 }

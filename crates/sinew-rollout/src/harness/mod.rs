@@ -1,4 +1,21 @@
-//! What drives the turns of an episode: the built-in loop, or a program from outside.
+//! Drivers of the turns of an episode: the built-in loop, or an agent program.
+//!
+//! A program runs in a sandbox and calls a [`ModelServer`], which captures its tokens
+//! ([`ProgramHarness`]). It knows neither the environment nor the trace; the environment grades its
+//! answer afterwards.
+
+mod command;
+mod error;
+mod fork_server;
+mod forward;
+mod program;
+mod programs;
+mod sandboxed;
+
+pub use command::ProgramCommand;
+pub use error::ProgramError;
+pub use program::{ModelAccess, ModelServer, ProgramHarness};
+pub use programs::{ProgramConfig, Programs};
 
 use crate::action;
 use crate::driver::{EpisodeOptions, EpisodeParts, run_episode};
@@ -42,10 +59,10 @@ impl Harness for BuiltInLoop {
     }
 }
 
-/// How long an environment may take to close after it has judged an answer.
+/// How long an environment may take to close after it has graded an answer.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a final answer is worth: a fresh environment of the task takes it as the model's one
+/// Outcome of a final answer: a fresh environment of the task takes it as the model's one
 /// turn. An answer that does not end the task is scored as it stands.
 ///
 /// # Errors
@@ -56,15 +73,15 @@ pub async fn grade_answer(
     answer: &str,
 ) -> Result<Outcome, EnvError> {
     let mut env = envs.create(task)?;
-    let judged = judge(env.as_mut(), answer).await;
+    let graded = grade(env.as_mut(), answer).await;
     let closed = tokio::time::timeout(CLOSE_TIMEOUT, env.close()).await;
     if !matches!(closed, Ok(Ok(()))) {
         tracing::warn!(task = %task.id, ?closed, "environment did not close");
     }
-    judged
+    graded
 }
 
-async fn judge(env: &mut dyn Env, answer: &str) -> Result<Outcome, EnvError> {
+async fn grade(env: &mut dyn Env, answer: &str) -> Result<Outcome, EnvError> {
     let reset = env.reset().await?;
     let action = action::of_answer(&reset.calls, answer);
     match env.step(action).await?.outcome {

@@ -1,10 +1,11 @@
 //! One run of the program in a sandbox of its own.
 
-use super::door::Door;
-use super::program::Command;
+use super::command::ProgramCommand;
+use super::error::ProgramError;
+use super::forward::PortForward;
 use sinew_sandbox::{
-    Ending, ExecOptions, ExecRequest, Limits, Network, Program, Sandbox, SandboxError,
-    SandboxProvider, SandboxSpec,
+    Ending, ExecOptions, ExecRequest, Limits, Network, Program, Sandbox, SandboxProvider,
+    SandboxSpec,
 };
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,52 +19,43 @@ pub(super) struct Ended {
     pub(super) stderr: String,
 }
 
-/// Why a program did not run; never its own doing.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum RunError {
-    #[error(transparent)]
-    Sandbox(#[from] SandboxError),
-    #[error("{0}")]
-    Program(String),
-}
-
-/// Sandboxes whose only reachable address is the gateway.
+/// Sandboxes whose only reachable address is the model server.
 pub(super) struct Sandboxes {
     pub(super) provider: Arc<dyn SandboxProvider>,
     pub(super) limits: Limits,
     pub(super) strict: bool,
-    /// Where the gateway listens; the same address leads to it from inside.
-    pub(super) gateway: SocketAddr,
+    /// Where the model server listens on the host; the same address leads to it from inside.
+    pub(super) model: SocketAddr,
 }
 
 impl Sandboxes {
-    /// A fresh sandbox with the gateway behind its loopback interface.
+    /// A fresh sandbox with the model server behind its loopback interface.
     pub(super) async fn acquire(
         &self,
         env: Vec<(String, String)>,
-    ) -> Result<(Box<dyn Sandbox>, Door), RunError> {
+    ) -> Result<(Box<dyn Sandbox>, PortForward), ProgramError> {
         let spec = SandboxSpec {
             limits: self.limits.clone(),
             env,
             strict: self.strict,
             network: Network::Loopback,
-            live: false,
+            ..SandboxSpec::default()
         };
         let mut sandbox = self.provider.acquire(&spec).await?;
-        let inside = sandbox.listen_inside(self.gateway.port()).await?;
-        let door = Door::open(inside, self.gateway)
-            .map_err(|e| RunError::Program(format!("the door to the gateway: {e}")))?;
-        Ok((sandbox, door))
+        let inside = sandbox.listen_inside(self.model.port()).await?;
+        let forward = PortForward::start(inside, self.model)
+            .map_err(|e| ProgramError::Failed(format!("the connection to the model: {e}")))?;
+        Ok((sandbox, forward))
     }
 
     /// Runs the program once, in a sandbox of its own.
     pub(super) async fn run(
         &self,
-        command: &Command,
+        command: &ProgramCommand,
         env: Vec<(String, String)>,
         deadline: Duration,
-    ) -> Result<Ended, RunError> {
-        let (mut sandbox, _door) = self.acquire(env).await?;
+    ) -> Result<Ended, ProgramError> {
+        let (mut sandbox, _forward) = self.acquire(env).await?;
         let request = ExecRequest {
             program: Program::Argv(command.argv.clone()),
             stdin: Vec::new(),
@@ -78,4 +70,13 @@ impl Sandboxes {
             stderr: text(&result.stderr),
         })
     }
+}
+
+/// The last lines of a text, for messages.
+pub(super) fn tail(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).collect();
+    let last = lines[lines.len().saturating_sub(4)..].join(" | ");
+    let cut = last.len().saturating_sub(600);
+    let at = (cut..=last.len()).find(|&i| last.is_char_boundary(i));
+    last[at.unwrap_or(0)..].to_owned()
 }

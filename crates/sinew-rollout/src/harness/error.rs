@@ -1,0 +1,40 @@
+//! Why an agent program cannot be run.
+
+use sinew_sandbox::SandboxError;
+
+/// Why a program cannot be run, or did not run; never a mistake of the model.
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramError {
+    /// A setting that cannot work, whatever the host has.
+    #[error("{field}: {reason}")]
+    Invalid {
+        /// Name of the setting: `command`, `mounts`, `preload`.
+        field: &'static str,
+        /// The value, what is allowed, and what to do.
+        reason: String,
+    },
+    /// The setting is right, but the host lacks what it names, or the program cannot start there.
+    #[error("{field}: {reason}")]
+    Missing {
+        /// Name of the setting.
+        field: &'static str,
+        /// What is missing, and how to get it.
+        reason: String,
+    },
+    /// The sandbox refused or failed.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
+    /// The fork server or the connection to the model failed.
+    #[error("{0}")]
+    Failed(String),
+}
+
+pub(super) fn invalid(field: &'static str, reason: impl Into<String>) -> ProgramError {
+    let reason = reason.into();
+    ProgramError::Invalid { field, reason }
+}
+
+pub(super) fn missing(field: &'static str, reason: impl Into<String>) -> ProgramError {
+    let reason = reason.into();
+    ProgramError::Missing { field, reason }
+}

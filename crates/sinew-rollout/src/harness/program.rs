@@ -1,0 +1,257 @@
+//! The harness of agent programs: a program that calls a model server drives the turns.
+//!
+//! Each episode is a rollout of the model server and a run of the program, in a sandbox whose only
+//! reachable address is that server. Base URL, key and task arrive by environment variables; the last
+//! line that the program prints is its answer, which the environment grades.
+
+use super::error::ProgramError;
+use super::programs::Programs;
+use super::sandboxed::{Ended, tail};
+use super::{Harness, grade_answer};
+use crate::driver::{EpisodeOptions, EpisodeParts};
+use crate::episode::EpisodeSpec;
+use crate::gauges::Phase;
+use futures::future::BoxFuture;
+use sinew_sandbox::{Ending, SandboxError};
+use sinew_types::{EpisodeEnd, EpisodeId, FailureKind, Limit, Role, Timing, Trace};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Metrics that an environment measures of the tool that it offers itself.
+const OF_THE_TOOL: [&str; 3] = ["tool_calls", "tool_errors", "used_tool"];
+
+/// Largest text of a task: one environment variable may have 128 KiB.
+const MAX_TASK_BYTES: usize = 96 << 10;
+
+/// Serves the run's engine to programs over HTTP, and captures every token of their calls. The port
+/// that a gateway implements.
+pub trait ModelServer: Send + Sync {
+    /// Opens a rollout of its own for an episode, with the episode's sampling and limits.
+    ///
+    /// # Errors
+    /// If it has too many rollouts, or one of this episode.
+    fn open(
+        &self,
+        parts: &EpisodeParts,
+        options: &EpisodeOptions,
+        spec: &EpisodeSpec,
+    ) -> Result<ModelAccess, String>;
+
+    /// Ends the calls of an episode, and gives the trace of them. `end: None` leaves it to the server
+    /// how the episode ended: by a limit that it enforced, or else because its task did.
+    ///
+    /// # Errors
+    /// If the rollout is unknown, or its tokens cannot be proven to be the sampled ones.
+    fn finish<'a>(
+        &'a self,
+        episode: &'a EpisodeId,
+        end: Option<EpisodeEnd>,
+    ) -> BoxFuture<'a, Result<Trace, String>>;
+}
+
+/// The way of one program to its model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelAccess {
+    /// Address of the API of OpenAI's form; ends in `/v1`.
+    pub base_url: String,
+    /// Opens this episode's rollout and nothing else.
+    pub api_key: String,
+}
+
+/// Runs a program for each episode.
+pub struct ProgramHarness {
+    programs: Programs,
+    server: Arc<dyn ModelServer>,
+}
+
+impl std::fmt::Debug for ProgramHarness {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ProgramHarness")
+            .field("programs", &self.programs)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why an episode has no trace of its own.
+type Refusal = (FailureKind, String);
+
+fn harness(e: &dyn std::fmt::Display) -> Refusal {
+    (FailureKind::Harness, e.to_string())
+}
+
+impl Harness for ProgramHarness {
+    fn name(&self) -> &str {
+        "command"
+    }
+
+    fn run<'a>(
+        &'a self,
+        parts: &'a EpisodeParts,
+        options: &'a EpisodeOptions,
+        spec: &'a EpisodeSpec,
+    ) -> BoxFuture<'a, Trace> {
+        Box::pin(async move {
+            let started = Instant::now();
+            match self.episode(parts, options, spec).await {
+                Ok(trace) => trace,
+                Err((kind, message)) => {
+                    let trace = spec.empty_trace(&parts.run, &options.turn_sampling());
+                    failed_trace(trace, kind, message, started)
+                }
+            }
+        })
+    }
+}
+
+impl ProgramHarness {
+    /// Episodes of `programs`, which reach `server` and nothing else.
+    pub fn new(programs: Programs, server: Arc<dyn ModelServer>) -> Self {
+        Self { programs, server }
+    }
+
+    async fn episode(
+        &self,
+        parts: &EpisodeParts,
+        options: &EpisodeOptions,
+        spec: &EpisodeSpec,
+    ) -> Result<Trace, Refusal> {
+        if spec.task.prompt.len() > MAX_TASK_BYTES {
+            return Err(harness(&format!(
+                "the task has {} bytes, a program takes {MAX_TASK_BYTES}",
+                spec.task.prompt.len()
+            )));
+        }
+        let access = self.server.open(parts, options, spec);
+        let access = access.map_err(|e| harness(&e))?;
+        let limit = self.programs.timeout().min(options.timeout);
+        let ended = {
+            let deadline = Some(tokio::time::Instant::now() + limit);
+            let _in_phase = parts.gauges.enter(&spec.episode, Phase::Tool, deadline);
+            let (url, key) = (&access.base_url, &access.api_key);
+            self.programs.run(url, key, &spec.task, limit).await
+        };
+        let cut = matches!(&ended, Ok(e) if e.ending == Ending::Timeout);
+        let end = cut.then_some(EpisodeEnd::Truncated {
+            limit: Limit::WallTime,
+        });
+        let trace = self.server.finish(&spec.episode, end).await;
+        let mut trace = trace.map_err(|e| harness(&e))?;
+        let ended = match ended {
+            Ok(ended) => ended,
+            Err(ProgramError::Sandbox(e)) => return Err((sandbox_kind(&e), e.to_string())),
+            Err(e) => return Err(harness(&e)),
+        };
+        if let Some(why) = failure(&ended, &trace) {
+            trace.end = EpisodeEnd::Failed {
+                kind: FailureKind::Harness,
+                message: why,
+            };
+            return Ok(trace);
+        }
+        let within = options.score_timeout;
+        grade(parts, spec, within, &mut trace, &ended).await;
+        Ok(trace)
+    }
+}
+
+/// The environment's outcome, with what the model server measured.
+async fn grade(
+    parts: &EpisodeParts,
+    spec: &EpisodeSpec,
+    within: Duration,
+    trace: &mut Trace,
+    ended: &Ended,
+) {
+    let answer = answer(&ended.stdout, trace);
+    let deadline = Some(tokio::time::Instant::now() + within);
+    let _in_phase = parts.gauges.enter(&spec.episode, Phase::Score, deadline);
+    let graded = grade_answer(parts.envs.as_ref(), &spec.task, &answer);
+    match tokio::time::timeout(within, graded).await {
+        Ok(Ok(outcome)) => {
+            let measured = std::mem::take(&mut trace.outcome.metrics);
+            trace.outcome = outcome;
+            // It saw the answer alone: its metrics of its own tool are not those of the program's tools.
+            let metrics = &mut trace.outcome.metrics;
+            metrics.retain(|name, _| !OF_THE_TOOL.contains(&name.as_str()));
+            trace.outcome.metrics.extend(measured);
+        }
+        Ok(Err(e)) => {
+            trace.end = EpisodeEnd::Failed {
+                kind: e.failure_kind(),
+                message: e.to_string(),
+            };
+        }
+        Err(_) => {
+            trace.end = EpisodeEnd::Failed {
+                kind: FailureKind::Environment,
+                message: "the environment did not grade the answer in time".into(),
+            };
+        }
+    }
+}
+
+fn sandbox_kind(e: &SandboxError) -> FailureKind {
+    match e {
+        SandboxError::Request { .. } => FailureKind::Harness,
+        _ => FailureKind::Sandbox,
+    }
+}
+
+/// Why an episode counts as failed, if it does. A program that gave up because a limit of its
+/// rollout refused it was cut, not failed.
+fn failure(ended: &Ended, trace: &Trace) -> Option<String> {
+    let cut = matches!(trace.end, EpisodeEnd::Truncated { .. });
+    let why = match ended.ending {
+        Ending::Exited { code: 0 } | Ending::Timeout => None,
+        _ if cut => None,
+        Ending::Exited { code } => Some(format!("exit code {code}")),
+        other => Some(other.to_string()),
+    };
+    let sampled = trace.sampled_tokens() > 0;
+    match why {
+        Some(why) => Some(format!(
+            "the program ended badly ({why}): {}",
+            tail(&ended.stderr)
+        )),
+        None if !sampled => Some(format!(
+            "the program ended without an answer of the model ({}): {}",
+            ended.ending,
+            tail(&ended.stderr)
+        )),
+        None => None,
+    }
+}
+
+/// The last line that the program printed, else what the model said last.
+fn answer(stdout: &str, trace: &Trace) -> String {
+    let mut lines = stdout.lines().map(str::trim);
+    if let Some(line) = lines.rfind(|l| !l.is_empty()) {
+        return line.to_owned();
+    }
+    let said = trace
+        .nodes
+        .iter()
+        .rev()
+        .flat_map(|n| n.messages.iter().rev());
+    said.filter(|m| m.role == Role::Assistant)
+        .map(|m| m.content.text().into_owned())
+        .next()
+        .unwrap_or_default()
+}
+
+fn failed_trace(trace: Trace, kind: FailureKind, message: String, started: Instant) -> Trace {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let total_s = started.elapsed().as_secs_f64();
+    Trace {
+        end: EpisodeEnd::Failed { kind, message },
+        timing: Timing {
+            started_unix_s: now.map_or(0.0, |d| d.as_secs_f64()) - total_s,
+            total_s,
+            ..Timing::default()
+        },
+        ..trace
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,234 @@
+//! Runs of one program in sandboxes: each in a fresh one, or as a fork of one interpreter.
+
+use super::command::ProgramCommand;
+use super::error::{ProgramError, invalid, missing};
+use super::fork_server::ForkServer;
+use super::sandboxed::{Ended, Sandboxes, tail};
+use sinew_sandbox::{Ending, Limits, SandboxProvider};
+use sinew_types::Task;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::Mutex;
+
+/// How long a program may take until it asks the model, in [`Programs::asks_model`].
+const ASKS_WITHIN: Duration = Duration::from_secs(120);
+/// Bytes of output that are kept of a program.
+const OUTPUT_BYTES: u64 = 1 << 20;
+/// Bytes of files that a program may write.
+const WORK_BYTES: u64 = 64 << 20;
+/// Forks of one interpreter, for the limit of processes of their common sandbox.
+const FORKS: u64 = 64;
+
+/// A program and the limits of one run of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProgramConfig {
+    /// The program as it stands inside of a sandbox.
+    pub command: ProgramCommand,
+    /// Environment variables in addition to those of the episode; they win over those.
+    pub env: BTreeMap<String, String>,
+    /// Wall time of one run; an episode's own limit may be shorter.
+    pub timeout: Duration,
+    /// CPU time of one run, in seconds.
+    pub cpu_s: f64,
+    /// Memory of a sandbox: of one run, or with `preload` of all forks together.
+    pub memory_bytes: u64,
+    /// Processes and threads of one run.
+    pub processes: u64,
+    /// Import a Python script's packages once, and fork each run from there. Forks share a sandbox.
+    pub preload: bool,
+    /// Refuse to run where a protection cannot be enforced.
+    pub strict: bool,
+}
+
+impl ProgramConfig {
+    fn limits(&self) -> Limits {
+        Limits {
+            // The fork server limits each of its forks; itself it lives long.
+            cpu_s: if self.preload { 1e8 } else { self.cpu_s },
+            memory_bytes: self.memory_bytes,
+            processes: self.processes * if self.preload { FORKS } else { 1 },
+            output_bytes: OUTPUT_BYTES,
+            work_bytes: WORK_BYTES,
+            open_files: 4096,
+        }
+    }
+}
+
+/// Runs a program in sandboxes that reach one address. May be shared by all episodes of a run.
+pub struct Programs {
+    config: ProgramConfig,
+    sandboxes: Sandboxes,
+    /// Started by the first run, and again after it died.
+    fork_server: Mutex<Option<Arc<ForkServer>>>,
+}
+
+impl std::fmt::Debug for Programs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Programs")
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Programs {
+    /// Programs in sandboxes of `provider`, which must show the folders of the command. `model` is
+    /// where the model server listens on the host; it has the same address inside.
+    ///
+    /// # Errors
+    /// If `preload` is set for something that is not a Python script.
+    pub fn new(
+        config: ProgramConfig,
+        provider: Arc<dyn SandboxProvider>,
+        model: SocketAddr,
+    ) -> Result<Self, ProgramError> {
+        if config.preload && !config.command.is_python_script() {
+            let allowed = "true is for a command that is a Python interpreter and a script";
+            return Err(invalid("preload", allowed));
+        }
+        let sandboxes = Sandboxes {
+            provider,
+            limits: config.limits(),
+            strict: config.strict,
+            model,
+        };
+        Ok(Self {
+            config,
+            sandboxes,
+            fork_server: Mutex::new(None),
+        })
+    }
+
+    /// Wall time of one run.
+    pub(super) fn timeout(&self) -> Duration {
+        self.config.timeout
+    }
+
+    /// Makes one sandbox and destroys it: whether there can be one.
+    ///
+    /// # Errors
+    /// If it cannot be made, or lacks a protection that is required.
+    pub async fn check_sandbox(&self) -> Result<(), ProgramError> {
+        let (sandbox, _forward) = self.sandboxes.acquire(Vec::new()).await?;
+        Ok(sandbox.destroy().await?)
+    }
+
+    /// Starts the program with a task and the address of a server that takes connections and answers
+    /// nothing: a program that connects has found its packages and its task.
+    ///
+    /// # Errors
+    /// If the program ends, or 120 seconds pass, before it connects.
+    pub async fn asks_model(
+        config: ProgramConfig,
+        provider: Arc<dyn SandboxProvider>,
+        task: &Task,
+    ) -> Result<(), ProgramError> {
+        let failed = |e: std::io::Error| ProgramError::Failed(format!("a listener: {e}"));
+        let model = TcpListener::bind(("127.0.0.1", 0)).await.map_err(failed)?;
+        let at = model.local_addr().map_err(failed)?;
+        let limit = config.timeout.min(ASKS_WITHIN);
+        let programs = Self::new(config, provider, at)?;
+        let base_url = format!("http://{at}/rollouts/check/v1");
+        tokio::select! {
+            asked = model.accept() => asked.map(|_| ()).map_err(failed),
+            ended = programs.run(&base_url, "check", task, limit) => Err(not_asked(ended, limit)),
+        }
+    }
+
+    /// Runs the program once for a task, to its end or `limit`. A run past `limit` is killed, and its
+    /// ending is [`Ending::Timeout`].
+    pub(super) async fn run(
+        &self,
+        base_url: &str,
+        api_key: &str,
+        task: &Task,
+        limit: Duration,
+    ) -> Result<Ended, ProgramError> {
+        let mut env = variables(base_url, api_key, task);
+        env.extend(self.config.env.clone());
+        let command = &self.config.command;
+        if !self.config.preload {
+            return self.sandboxes.run(command, env, limit).await;
+        }
+        let server = {
+            let mut slot = self.fork_server.lock().await;
+            match slot.as_ref().filter(|s| s.is_alive()) {
+                Some(server) => Arc::clone(server),
+                None => {
+                    let server = Arc::new(ForkServer::start(&self.sandboxes, command).await?);
+                    *slot = Some(Arc::clone(&server));
+                    server
+                }
+            }
+        };
+        server.run(env, self.config.cpu_s, limit).await
+    }
+}
+
+/// Variables that the program finds in its environment. The solution of the task is not among them.
+fn variables(base_url: &str, api_key: &str, task: &Task) -> Vec<(String, String)> {
+    let origin = base_url.strip_suffix("/v1").unwrap_or(base_url);
+    [
+        ("OPENAI_BASE_URL", base_url),
+        ("OPENAI_API_KEY", api_key),
+        ("ANTHROPIC_BASE_URL", origin),
+        ("ANTHROPIC_API_KEY", api_key),
+        ("SINEW_TASK", &task.prompt),
+        ("SINEW_TASK_ID", task.id.as_str()),
+        ("SINEW_TASK_KIND", &task.kind),
+        ("PYTHONDONTWRITEBYTECODE", "1"),
+        ("PYTHONUNBUFFERED", "1"),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .into()
+}
+
+/// The reason of a program that ended before it asked the model.
+fn not_asked(ended: Result<Ended, ProgramError>, limit: Duration) -> ProgramError {
+    let hint = "hint: start it by hand with OPENAI_BASE_URL and SINEW_TASK set; what it imports must be \
+                installed where its sandbox sees it";
+    let how = match ended {
+        Err(ProgramError::Failed(why)) => why,
+        Err(other) => return other,
+        Ok(Ended {
+            ending: Ending::Timeout,
+            ..
+        }) => format!("{} s passed", limit.as_secs_f64()),
+        Ok(ended) => format!("it ended ({:?}): {}", ended.ending, tail(&ended.stderr)),
+    };
+    missing(
+        "command",
+        format!("the program did not ask the model: {how}\n  {hint}"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_find_their_rollout_and_not_the_solution() {
+        let task = Task {
+            id: sinew_types::TaskId::new("t"),
+            kind: "k".into(),
+            prompt: "p".into(),
+            data: serde_json::json!({ "answer": 42 }),
+            seed: 0,
+        };
+        let env = variables("http://127.0.0.1:5/r/e/v1", "key", &task);
+        let get = |name: &str| {
+            let found = env.iter().find(|(n, _)| n == name);
+            found.map(|(_, v)| v.as_str()).unwrap()
+        };
+        assert_eq!(get("OPENAI_BASE_URL"), "http://127.0.0.1:5/r/e/v1");
+        assert_eq!(get("ANTHROPIC_BASE_URL"), "http://127.0.0.1:5/r/e");
+        assert_eq!(
+            (get("OPENAI_API_KEY"), get("ANTHROPIC_API_KEY")),
+            ("key", "key")
+        );
+        assert_eq!(get("SINEW_TASK"), "p");
+        assert!(env.iter().all(|(_, value)| !value.contains("42")));
+    }
+}
