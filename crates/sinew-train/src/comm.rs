@@ -1,7 +1,8 @@
-//! What training processes exchange: messages and sums.
+//! Messages and sums between training processes: the [`Comm`] port.
 //!
-//! Rank 0 leads: it holds the rows, the optimizer and the checkpoints. The others compute the gradients of
-//! the parts that it sends.
+//! Rank 0 leads: it holds the rows, the optimizer and the checkpoints. The others compute the
+//! gradients of the parts that it sends. [`SingleProcess`] is a group of one, [`ProcessComm`] the
+//! processes of one host.
 
 mod process;
 
@@ -10,15 +11,17 @@ pub use process::{Link, ProcessComm};
 use std::any::Any;
 use std::fmt::Debug;
 
-/// Why an exchange failed. The update did not take place.
+/// Reasons for which an exchange failed. The update did not take place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommError {
+    /// A process ended, or gave no answer within the deadline.
     #[error("training process {rank} of {ranks} is gone: {reason}")]
     Gone {
         rank: usize,
         ranks: usize,
         reason: String,
     },
+    /// A process is there, but could not do its part.
     #[error("training process {rank} of {ranks} failed: {reason}")]
     Failed {
         rank: usize,
@@ -28,6 +31,7 @@ pub enum CommError {
     /// The other end was closed between two messages.
     #[error("training process {rank} has ended")]
     Closed { rank: usize },
+    /// Two ranks that exchange no messages: data parallelism needs none between followers.
     #[error(
         "training processes {from} and {to} have no connection: only those with process 0 exist"
     )]
@@ -42,11 +46,11 @@ pub enum CommError {
 ///   arrive in the order in which they were sent.
 /// - **Determinism.** The sum of [`Comm::all_reduce`] is a function of the inputs and of the number of ranks
 ///   alone, and every rank gets the same bits. Processes on one host add in the order of ranks, `((r0 + r1) +
-///   r2) + ...`. Another order is right too, if it is always the same: with NCCL a fixed algorithm, protocol
-///   and number of channels (`NCCL_ALGO`, `NCCL_PROTO`, `NCCL_MAX_NCHANNELS`). Whoever resumes a run gets its
+///   r2) + ...`. Another order is right too if it is always the same: with NCCL a fixed algorithm, protocol
+///   and number of channels (`NCCL_ALGO`, `NCCL_PROTO`, `NCCL_MAX_NCHANNELS`). A resumed run gets its
 ///   bits only from the implementation and the number of ranks that began it.
 /// - **Deadlines.** No call of the leading rank waits for ever: a rank that ended, or gave no answer within
-///   the deadline of the implementation, is an error. Other ranks may wait for work without limit, and end
+///   the deadline of the implementation, is an error. Other ranks wait for work without limit, and end
 ///   when rank 0 does. After an error the group is of no further use. NCCL has to be asked for this
 ///   (`ncclCommGetAsyncError`, `ncclCommAbort`).
 /// - **Memory.** Buffers here lie in host memory. A policy on a device need not pass through them: with
@@ -55,16 +59,20 @@ pub enum CommError {
 ///
 /// [`crate::conformance::comm`] tests it.
 pub trait Comm: Any + Debug + Send {
-    /// Of this process, from 0.
+    /// Number of this process, from 0.
     fn rank(&self) -> usize;
 
     /// Number of processes, this one included.
     fn ranks(&self) -> usize;
 
-    /// Sends a message to one rank.
+    /// Sends a message to one rank. Returns once it is handed over, not once it is read.
     fn send(&mut self, to: usize, message: &[u8]) -> Result<(), CommError>;
 
     /// The next message of one rank.
+    ///
+    /// # Errors
+    /// [`CommError::Closed`] if the other end was closed between two messages, which is how a group
+    /// ends.
     fn receive(&mut self, from: usize) -> Result<Vec<u8>, CommError>;
 
     /// Overwrites the buffers of all ranks with those of rank 0.

@@ -1,5 +1,6 @@
-//! What every implementation of [`Policy`] and of [`Comm`] must pass: called from the tests of this crate,
-//! and of every crate that implements one of them. The functions panic with the rule that was broken.
+//! The tests that every implementation of [`Policy`] and of [`Comm`] must pass: called from the
+//! tests of this crate, and of every crate that implements one of them. The functions panic with
+//! the rule that was broken.
 
 use crate::comm::{Comm, CommError};
 use crate::optim::{AdamWConfig, Outcome, Update};
@@ -27,6 +28,7 @@ fn bits(source: &dyn TensorSource) -> BTreeMap<String, Vec<u32>> {
         .collect()
 }
 
+/// Every trained value by name, bit by bit.
 fn weights<P: Policy>(policy: &P) -> BTreeMap<String, Vec<u32>> {
     let files = policy.weights();
     assert!(!files.is_empty(), "a policy to train has weights");
@@ -58,6 +60,7 @@ fn gradients<P: Policy>(policy: &mut P) -> BTreeMap<String, Vec<f32>> {
         .collect()
 }
 
+/// Global norm.
 fn norm(gradients: &BTreeMap<String, Vec<f32>>) -> f64 {
     let squares = gradients.values().flatten();
     squares.map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt()
@@ -106,8 +109,11 @@ fn train<P: Policy>(policy: &mut P, batch: &MicroBatch, number: u64) -> Vec<f32>
     scores
 }
 
-/// Tests the contract of [`Policy`] on rows that train some of their tokens. `make` always gives the same
-/// policy, whose weights can be trained.
+/// Tests the contract of [`Policy`] on rows that train some of their tokens. `make` always gives
+/// the same policy, whose weights can be trained; the rows must fit one micro-batch.
+///
+/// # Panics
+/// At the first broken rule.
 pub fn policy<P: Policy>(make: impl Fn() -> P, rows: &[TrainRow]) {
     let packing = pack(rows, usize::MAX).expect("rows that pack");
     let [batch] = &packing.micro_batches[..] else {
@@ -148,6 +154,8 @@ pub fn policy<P: Policy>(make: impl Fn() -> P, rows: &[TrainRow]) {
     non_finite_updates_are_skipped(&make, batch);
 }
 
+/// Gradients of several passes are summed, rows alone give the scores of rows together, and zero is
+/// zero.
 fn gradients_add_up<P: Policy>(make: impl Fn() -> P, rows: &[TrainRow], batch: &MicroBatch) {
     let mut policy = make();
     policy.zero_gradients();
@@ -184,6 +192,7 @@ fn gradients_add_up<P: Policy>(make: impl Fn() -> P, rows: &[TrainRow], batch: &
     assert_eq!(norm(&none), 0.0, "gradients are set to 0");
 }
 
+/// An update with a gradient that is not finite changes neither weights nor moments.
 fn non_finite_updates_are_skipped<P: Policy>(make: impl Fn() -> P, batch: &MicroBatch) {
     let mut policy = make();
     train(&mut policy, batch, 1);
@@ -203,7 +212,11 @@ fn non_finite_updates_are_skipped<P: Policy>(make: impl Fn() -> P, batch: &Micro
     assert_eq!(bits(&*policy.optimizer()), moments, "nor a moment");
 }
 
-/// Tests the contract of [`Comm`]. `make` gives all ranks of a new group, which run on threads here.
+/// Tests the contract of [`Comm`] with 1 to 4 ranks. `make` gives all ranks of a new group, which
+/// run on threads here.
+///
+/// # Panics
+/// At the first broken rule.
 pub fn comm(make: impl Fn(usize) -> Vec<Box<dyn Comm>>) {
     for ranks in 1..=4 {
         let group = make(ranks);
@@ -233,7 +246,7 @@ fn numbers(rank: usize, len: usize) -> Vec<f32> {
     (0..len).map(number).collect()
 }
 
-/// One rank's part of the test; the bits of its sums.
+/// One rank's part of the test; returns the bits of its sums.
 fn talk(mut comm: Box<dyn Comm>, ranks: usize) -> Vec<u32> {
     let rank = comm.rank();
     assert_eq!(comm.ranks(), ranks);

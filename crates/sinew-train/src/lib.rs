@@ -1,14 +1,24 @@
 //! Rows in, better weights out: packing, losses, optimizer, LoRA, checkpoints.
 //!
-//! [`pack`] turns rows into micro-batches in which every shared prefix is computed once; a [`Policy`] gives
-//! log-probabilities and takes gradients; [`loss`] derives one from the other by a
-//! [`LossSpec`](sinew_types::LossSpec); [`Trainer::step`] puts them together and asks the policy for one
-//! AdamW update; [`Comm`] shares the work with other processes; [`checkpoint`] makes weights, optimizer, step
-//! and trained batches durable in one commit.
+//! | part | purpose |
+//! |---|---|
+//! | [`pack`] | rows to micro-batches in which every shared prefix is computed once |
+//! | [`Policy`] | the port to a model: log-probabilities out, gradients in, one update |
+//! | [`loss`] | scores to derivatives, by a [`LossSpec`](sinew_types::LossSpec); pure |
+//! | [`Trainer::step`] | one batch to one or several AdamW updates |
+//! | [`Comm`] | the port to other processes: data parallelism |
+//! | [`checkpoint`] | weights, optimizer, step and trained batches, durable in one commit |
+//! | [`conformance`] | the tests of a new [`Policy`] or [`Comm`] |
 //!
-//! Invariants: no algorithm is known by name, and no text is seen; no clock, environment or
-//! network is read; a token's share in the loss does not depend on how rows are packed or split
-//! into micro-batches; equal inputs give equal bits; nothing non-finite reaches the weights.
+//! A trainer on another device implements [`Policy`] and [`Comm`] and nothing else; what crosses
+//! these ports is per token or per tensor.
+//!
+//! Invariants: no algorithm is known by name, and no text is seen; no clock, environment or network
+//! is read; a token's share in the loss does not depend on how rows are packed or split into
+//! micro-batches; equal inputs give equal bits; nothing non-finite reaches the weights.
+//!
+//! To test: losses are compared with formulas written out and with differences; a tiny model must
+//! learn; every single file operation of a checkpoint fails once.
 
 pub mod checkpoint;
 mod comm;

@@ -1,4 +1,7 @@
 //! The decoders of `sinew-model` as a [`Policy`]: all weights, adapters alone, or frozen.
+//!
+//! Everything is in host memory. Weights are shared with the embedded engine through an `Arc` while
+//! it loads them, and copied only if an update comes before it has finished.
 
 use crate::comm::{Comm, CommError};
 use crate::optim::{AdamW, HostTensor, Outcome, Update};
@@ -15,9 +18,11 @@ use sinew_tensor::logprob::Masks;
 use sinew_types::{TensorList, TensorSource, TensorView, TokenId, TokenLogprob, TrainRow};
 use std::sync::Arc;
 
-/// Files of a checkpoint.
+/// File of all weights.
 const WEIGHTS: &str = "model.safetensors";
+/// File of the adapters, by PEFT's name.
 const ADAPTER: &str = "adapter_model.safetensors";
+/// File of the critic's head.
 const CRITIC: &str = "critic.safetensors";
 /// The only tensor of the critic's file.
 const VALUE_HEAD: &str = "value_head";
@@ -28,7 +33,7 @@ struct Critic {
     head: ValueHead,
     gradient: ValueGrads,
     shape: [usize; 1],
-    /// Its learning rate over the policy's.
+    /// Factor on the policy's learning rate.
     lr_scale: f32,
 }
 
@@ -46,15 +51,22 @@ pub struct ModelPolicy {
     gradient: Option<Grads>,
     critic: Option<Critic>,
     optimizer: AdamW,
+    /// Memory of passes with a backward pass.
     training: Activations,
+    /// Memory of passes without one.
     scoring: Activations,
-    /// The last forward pass was made with `training` and asked for values.
+    /// Whether the last forward pass can be followed by a backward pass, and if so, whether it
+    /// computed values.
     ready: Option<bool>,
 }
 
 impl ModelPolicy {
     /// Trains all weights. Sequences have at most `context` tokens; `keep` trades memory
-    /// ([`Activations::bytes_per_row`]) for time.
+    /// ([`Activations::bytes_per_row`]) for time. Takes 16 bytes a weight: weights, gradients and
+    /// two moments in f32.
+    ///
+    /// # Errors
+    /// If the configuration is impossible.
     pub fn full(
         params: Params,
         context: usize,
@@ -65,8 +77,11 @@ impl ModelPolicy {
         Self::new(params, None, Some(gradient), context, keep, device)
     }
 
-    /// Trains `lora` on frozen `params`. `base_model` is the name that the exported adapter
-    /// records for the weights it belongs to.
+    /// Trains `lora` on frozen `params`. `base_model` is the name that the exported adapter records
+    /// for the weights it belongs to.
+    ///
+    /// # Errors
+    /// If the configuration is impossible.
     pub fn adapters(
         params: Params,
         lora: Lora,
@@ -83,7 +98,10 @@ impl ModelPolicy {
         })
     }
 
-    /// Only scores: the reference of a KL term.
+    /// A model that only scores: the reference of a KL term, or a teacher.
+    ///
+    /// # Errors
+    /// If the configuration is impossible.
     pub fn frozen(params: Params, context: usize, device: Cpu) -> Result<Self, PolicyError> {
         Self::new(params, None, None, context, Keep::Nothing, device)
     }
@@ -131,8 +149,8 @@ impl ModelPolicy {
         &self.params
     }
 
-    /// [`ModelPolicy::params`] for an engine to load, without a copy: these stay what they are whatever is
-    /// trained next, at the price of a copy if they are still held then.
+    /// [`ModelPolicy::params`] for an engine to load, without a copy: these stay as they are,
+    /// whatever is trained next, at the price of a copy if they are still held then.
     pub fn shared_params(&self) -> Arc<Params> {
         Arc::clone(&self.params)
     }
@@ -170,8 +188,11 @@ impl ModelPolicy {
         tensors
     }
 
-    /// Fills `ref_logprobs` from the base model that the adapters leave untouched: a reference
-    /// without a second copy of the weights.
+    /// Fills `ref_logprobs` from the base model under the adapters: a reference without a second
+    /// copy of the weights.
+    ///
+    /// # Errors
+    /// If all weights are trained, so that there is no frozen base, or scoring fails.
     pub fn fill_reference_from_base(
         &mut self,
         rows: &mut [TrainRow],
@@ -201,7 +222,7 @@ fn mask_rows(batch: &MicroBatch) -> Vec<u32> {
     batch.items.iter().map(|item| item.mask).collect()
 }
 
-/// The masks of the items, where there are some.
+/// The masks of the items, if there are some.
 fn masks<'a>(batch: &'a MicroBatch, rows: &'a [u32]) -> Option<Masks<'a>> {
     let MaskTable { words, table } = &batch.masks;
     (*words > 0).then_some(Masks {

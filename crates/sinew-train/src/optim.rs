@@ -1,4 +1,7 @@
 //! Optimizer settings, learning-rate schedules, and AdamW for weights in host memory.
+//!
+//! Settings are plain data: a policy on another device applies the same [`Update`] with kernels of
+//! its own.
 
 mod adamw;
 
@@ -6,13 +9,24 @@ pub use adamw::{AdamW, HostTensor};
 
 use serde::{Deserialize, Serialize};
 
-/// AdamW (Loshchilov & Hutter 2019). Weight decay is decoupled and scaled by the learning rate.
+/// AdamW (Loshchilov & Hutter 2019). Weight decay is decoupled and scaled by the learning rate:
+///
+/// ```text
+/// m = β1 m + (1 − β1) g        v = β2 v + (1 − β2) g²
+/// w = w − lr (m / (1 − β1ⁿ) / (√(v / (1 − β2ⁿ)) + ε) + decay · w)
+/// ```
+///
+/// with update number `n` from 1. Norms and biases have no decay.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AdamWConfig {
+    /// Decay of the first moment, in [0, 1). Default: 0.9.
     pub beta1: f32,
+    /// Decay of the second moment, in [0, 1). Default: 0.95.
     pub beta2: f32,
+    /// Added to the root of the second moment, above 0. Default: 1e-8.
     pub epsilon: f32,
+    /// Factor of the decay, at least 0. Default: 0.
     pub weight_decay: f32,
 }
 
@@ -27,23 +41,26 @@ impl Default for AdamWConfig {
     }
 }
 
-/// Learning rate as a function of the optimizer step.
+/// Learning rate as a function of the number of applied updates.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Schedule {
-    /// Learning rate after warm-up.
+    /// Learning rate after warm-up, above 0.
     pub peak_lr: f32,
-    /// Steps over which it rises linearly; step 0 already has `peak_lr / warmup_steps`.
+    /// Updates over which it rises linearly; update 0 already has `peak_lr / warmup_steps`.
+    /// Default: 0.
     #[serde(default)]
     pub warmup_steps: u64,
+    /// The course after warm-up. Default: constant.
     #[serde(default)]
     pub decay: Decay,
 }
 
-/// What follows the warm-up.
+/// The course of the learning rate after the warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "type", deny_unknown_fields)]
 pub enum Decay {
+    /// The peak, without end.
     #[default]
     Constant,
     /// Straight from the peak to `final_fraction` of it at `total_steps`, which stays.
@@ -58,12 +75,15 @@ pub enum Decay {
     },
 }
 
-/// Why optimizer settings are refused.
+/// A refused setting: its name, its value, and the allowed range.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("optimizer {field} is {value}, allowed: {allowed}")]
 pub struct OptimError {
+    /// Name of the setting.
     pub field: &'static str,
+    /// The value that was given.
     pub value: f64,
+    /// The allowed range, for people.
     pub allowed: &'static str,
 }
 
@@ -85,7 +105,7 @@ fn require(
 }
 
 impl AdamWConfig {
-    /// Checks every number.
+    /// Refuses numbers outside their ranges.
     pub fn validate(&self) -> Result<(), OptimError> {
         for (field, beta) in [("beta1", self.beta1), ("beta2", self.beta2)] {
             let holds = (0.0..1.0).contains(&beta);
@@ -107,7 +127,7 @@ impl Schedule {
         }
     }
 
-    /// Checks every number.
+    /// Refuses numbers outside their ranges, and a decay that ends before the warm-up.
     pub fn validate(&self) -> Result<(), OptimError> {
         let peak = self.peak_lr;
         require("peak_lr", f64::from(peak), "above 0", peak > 0.0)?;
@@ -171,18 +191,21 @@ impl Schedule {
 pub struct Update {
     /// Updates applied with this one, from 1: the exponent of the bias correction.
     pub number: u64,
+    /// Learning rate of this update.
     pub lr: f32,
+    /// Moments and decay.
     pub adamw: AdamWConfig,
-    /// Gradients are scaled down to this global norm; `None` leaves them.
+    /// Gradients are scaled down to this global norm (over all tensors); `None` leaves them.
     pub max_grad_norm: Option<f32>,
 }
 
 /// The result of an update.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
-    /// The weights changed. `grad_norm` is that before clipping.
+    /// The weights changed. `grad_norm` is the global norm before clipping.
     Applied { grad_norm: f64 },
-    /// A gradient was not finite: weights and optimizer state are as before.
+    /// A gradient was not finite: weights and optimizer state are as before. `tensor` is the first
+    /// such one.
     SkippedNonFinite { tensor: String },
 }
 

@@ -1,12 +1,12 @@
-//! What the trainer needs of a model. The port keeps packing, losses, optimizer and checkpoints
-//! independent of how log-probabilities are computed and where the weights live.
+//! The [`Policy`] port: what the trainer needs of a model. It keeps packing, losses, optimizer and
+//! checkpoints independent of how log-probabilities are computed and where the weights are.
 
 use crate::comm::{Comm, CommError};
 use crate::optim::{Outcome, Update};
 use crate::pack::MicroBatch;
 use sinew_types::{TensorSource, TokenLogprob};
 
-/// Why a model could not compute.
+/// Why a model could not compute, for people.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("model failed: {0}")]
 pub struct PolicyError(pub String);
@@ -14,10 +14,11 @@ pub struct PolicyError(pub String);
 /// Outputs of a forward pass in addition to log-probabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Want {
+    /// Entropies of the items' distributions.
     pub entropies: bool,
-    /// The critic's; only where there is one.
+    /// The critic's values; only if there is one.
     pub values: bool,
-    /// A backward pass may follow; otherwise nothing has to be kept.
+    /// Whether a backward pass can follow; otherwise nothing has to be kept.
     pub backward: bool,
 }
 
@@ -25,25 +26,33 @@ pub struct Want {
 /// for). Log-probabilities and entropies in nats.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scores {
+    /// Natural logarithm of each target's probability, at the item's temperature and under its
+    /// mask.
     pub logprobs: Vec<f32>,
+    /// Entropy of each item's distribution, in nats.
     pub entropies: Vec<f32>,
     /// The critic's value before the item's target is chosen.
     pub values: Vec<f32>,
 }
 
-/// Derivatives of the loss by the last forward pass's scores, `[items]` each; empty for scores
-/// that do not enter the loss.
+/// Derivatives of the loss by the last forward pass's scores, `[items]` each; empty for scores that
+/// are no part of the loss.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ScoreGrads {
+    /// By the log-probabilities.
     pub logprobs: Vec<f32>,
+    /// By the entropies.
     pub entropies: Vec<f32>,
+    /// By the values.
     pub values: Vec<f32>,
 }
 
 /// A file of a checkpoint with tensors.
 #[derive(Debug)]
 pub struct TensorFile<'a> {
+    /// File name in the checkpoint.
     pub name: &'static str,
+    /// Its tensors, read one after the other.
     pub tensors: Box<dyn TensorSource + 'a>,
 }
 
@@ -63,9 +72,16 @@ pub struct TensorFile<'a> {
 /// [`crate::conformance::policy`] tests it.
 pub trait Policy {
     /// Scores of the micro-batch's items at the current weights.
+    ///
+    /// # Errors
+    /// If the model cannot compute, or values are asked for without a critic.
     fn forward(&mut self, batch: &MicroBatch, want: Want) -> Result<Scores, PolicyError>;
 
-    /// Adds to the gradients what the last forward pass makes of the scores' derivatives.
+    /// Adds the gradients of the last forward pass, which asked for a backward pass, from the
+    /// derivatives of its scores.
+    ///
+    /// # Errors
+    /// If there was no such pass; then the gradients are unchanged.
     fn backward(&mut self, batch: &MicroBatch, grads: &ScoreGrads) -> Result<(), PolicyError>;
 
     /// The `k` most likely tokens in the place of each item's target, best first.
@@ -77,12 +93,12 @@ pub trait Policy {
         Err(PolicyError("this model ranks no tokens".to_owned()))
     }
 
-    /// Whether values can be asked for.
+    /// Whether values can be asked for. Default: no.
     fn has_critic(&self) -> bool {
         false
     }
 
-    /// Sets all gradients to 0.
+    /// Sets all gradients to 0: the start of an update.
     fn zero_gradients(&mut self);
 
     /// Replaces the gradients of every rank by their sum ([`Comm::all_reduce`]).
@@ -94,7 +110,7 @@ pub trait Policy {
     /// Clips the accumulated gradients and applies one AdamW update.
     ///
     /// # Errors
-    /// What failed; a frozen model is not updated.
+    /// If the model is frozen, or its moments are those of other tensors.
     fn apply(&mut self, update: &Update) -> Result<Outcome, PolicyError>;
 
     /// The trained weights, as the files of a checkpoint; none for a frozen model.
@@ -106,7 +122,7 @@ pub trait Policy {
     /// Takes the trained weights of all files and the optimizer's state (`None`: none yet).
     ///
     /// # Errors
-    /// What does not fit; then nothing changed.
+    /// If a tensor is missing, left over or of another shape; then nothing changed.
     fn restore(
         &mut self,
         weights: &dyn TensorSource,

@@ -1,4 +1,5 @@
-//! Log-probabilities of given rows: of a frozen reference model, or of the weights as they are.
+//! Scores of given rows: by a frozen reference model, a teacher, a critic, or the weights as they
+//! are.
 
 use crate::pack::pack;
 use crate::policy::{Policy, Scores, Want};
@@ -8,6 +9,9 @@ use sinew_types::{TokenLogprob, TrainRow};
 /// `ℓ[t]` of every trained token of every row (0 elsewhere), in columns of the rows' lengths.
 ///
 /// Shared prefixes are computed once, at most `micro_batch_tokens` packed tokens at a time.
+///
+/// # Errors
+/// If the rows cannot be packed or the model fails.
 pub fn score_rows<P: Policy>(
     policy: &mut P,
     rows: &[TrainRow],
@@ -19,6 +23,9 @@ pub fn score_rows<P: Policy>(
 }
 
 /// The critic's value before each trained token of every row (0 elsewhere), as [`score_rows`].
+///
+/// # Errors
+/// If there is no critic, the rows cannot be packed, or the model fails.
 pub fn score_values<P: Policy>(
     policy: &mut P,
     rows: &[TrainRow],
@@ -34,8 +41,11 @@ pub fn score_values<P: Policy>(
     columns(policy, rows, micro_batch_tokens, want, |s| s.values)
 }
 
-/// What a teacher would most likely say in the place of every trained token of every row (empty
-/// elsewhere): `k` tokens, best first.
+/// The `k` most likely tokens of a model, such as a teacher, in the place of every trained token of
+/// every row (empty elsewhere), best first.
+///
+/// # Errors
+/// If the rows cannot be packed, or the model cannot rank tokens.
 pub fn score_top<P: Policy>(
     policy: &mut P,
     rows: &[TrainRow],

@@ -1,4 +1,7 @@
 //! A trainer's state as a checkpoint, and back: to the bit.
+//!
+//! The trainer's only randomness, the order of minibatches, follows from seed and step; the
+//! learning rate follows from schedule and step. So no generator state is saved.
 
 use crate::checkpoint::{CheckpointError, CheckpointStore, Loaded, Part, StoredTensors};
 use crate::policy::Policy;
@@ -6,19 +9,21 @@ use crate::trainer::{Trainer, TrainerConfig};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
+/// File of the state.
 const STATE: &str = "state.json";
+/// File of the moments.
 const OPTIMIZER: &str = "optimizer.safetensors";
 /// Version of `state.json`; newer ones are refused.
 const FORMAT_VERSION: u32 = 1;
 
-/// What the caller ties to the weights in one commit.
+/// State of the caller that is committed together with the weights.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Commit {
     /// Batches whose update is in these weights: a batch named here must not be trained again.
     pub trained_batches: Vec<String>,
-    /// Hash of the run's configuration.
+    /// Hash of the run's configuration, to detect a resume with another one.
     pub config_hash: String,
-    /// Anything else that must be restored together: data cursor, random states, counters.
+    /// Any other state that must be restored together: data cursor, random states, counters.
     pub cursor: serde_json::Value,
 }
 
@@ -26,20 +31,27 @@ pub struct Commit {
 /// from `trainer.seed` and `step`; the learning rate from `trainer.schedule` and `step`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ResumeState {
+    /// Version of this format, 1.
     pub format_version: u32,
     /// Optimizer updates applied: also the version of the weights.
     pub step: u64,
+    /// Updates that a gradient prevented that was not finite.
     pub skipped_updates: u64,
-    /// Files of tensors, which say what was trained.
+    /// Names of the files of tensors; they show which kind of weights was trained.
     pub weights_files: Vec<String>,
+    /// Settings at the time of the save, for comparison.
     pub trainer: TrainerConfig,
+    /// The caller's part.
     pub commit: Commit,
 }
 
 impl<P: Policy> Trainer<P> {
-    /// Commits weights, optimizer, step and `commit` as one checkpoint; returns its directory, which
-    /// `number` names: the caller's steps, in which there may be several updates or none. `extra`
-    /// files (tokenizer, effective configuration) go with the weights.
+    /// Commits weights, optimizer, step and `commit` as one checkpoint and returns its directory,
+    /// which `number` names: the caller's steps, in which there can be several updates or none.
+    /// `extra` files (tokenizer, effective configuration) are stored with the weights.
+    ///
+    /// # Errors
+    /// As [`CheckpointStore::save`]; the previous checkpoint is intact.
     pub fn save(
         &mut self,
         store: &CheckpointStore,
@@ -81,11 +93,14 @@ impl<P: Policy> Trainer<P> {
         store.save(number, &parts)
     }
 
-    /// Takes weights, optimizer state and step of a checkpoint; returns what was committed with them.
-    /// On an error of the checkpoint's contents nothing changed.
+    /// Takes weights, optimizer state and step of a checkpoint; returns the state that was
+    /// committed with them.
     ///
-    /// The trainer's own configuration stays: a changed learning rate is a legitimate wish, and
-    /// the caller can compare [`ResumeState::trainer`].
+    /// The trainer's own configuration stays: a changed learning rate is a legitimate wish, and the
+    /// caller can compare [`ResumeState::trainer`].
+    ///
+    /// # Errors
+    /// If the checkpoint is of a newer format, or of other weights; then nothing changed.
     pub fn restore(&mut self, loaded: &Loaded) -> Result<ResumeState, CheckpointError> {
         let mismatch = |reason: String| CheckpointError::Mismatch {
             path: loaded.path.clone(),

@@ -1,4 +1,9 @@
 //! One batch of rows to one (or several) optimizer updates.
+//!
+//! ```text
+//! rows -> pack -> micro-batch: forward -> loss and derivatives -> backward   for each
+//!              -> sum of the gradients over processes -> clip -> AdamW       once per update
+//! ```
 
 mod derive;
 mod minibatch;
@@ -22,18 +27,21 @@ use std::ops::ControlFlow;
 /// always 1).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainerConfig {
-    /// Most packed tokens in one forward and backward pass: what bounds memory.
+    /// Maximum packed tokens in one forward and backward pass: bounds memory, and does not change
+    /// the result but for rounding.
     pub micro_batch_tokens: usize,
+    /// Learning rate by update.
     pub schedule: Schedule,
+    /// Moments and decay. Default: see [`AdamWConfig`].
     #[serde(default)]
     pub adamw: AdamWConfig,
-    /// Gradients are scaled down to this global norm; `None` leaves them.
+    /// Gradients are scaled down to this global norm; `None` leaves them. Default in files: none.
     #[serde(default)]
     pub max_grad_norm: Option<f32>,
-    /// Optimizer updates per batch, which is divided among them.
+    /// Optimizer updates per batch, which is divided among them. Default: 1.
     #[serde(default = "one")]
     pub minibatches: u32,
-    /// Of the order of minibatches.
+    /// Seed of the order of minibatches. Default: 0.
     #[serde(default)]
     pub seed: u64,
 }
@@ -82,30 +90,39 @@ impl TrainerConfig {
     }
 }
 
-/// Why a step failed. Unless said otherwise nothing was updated.
+/// Reasons for which a step failed. Unless said otherwise nothing was updated.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum TrainError {
+    /// A refused setting.
     #[error(transparent)]
     Optim(#[from] OptimError),
+    /// A refused loss.
     #[error(transparent)]
     Spec(#[from] LossSpecError),
+    /// Rows that cannot be packed.
     #[error(transparent)]
     Pack(#[from] PackError),
+    /// A row whose loss cannot be computed.
     #[error("row of episode {episode}: {error}")]
     Loss {
         episode: EpisodeId,
         error: LossError,
     },
+    /// The model failed.
     #[error(transparent)]
     Policy(#[from] PolicyError),
+    /// All weights are 0.
     #[error("none of the {rows} rows has a token to train on")]
     NothingToTrain { rows: usize },
+    /// A value term, but no critic.
     #[error(
         "values are asked for but the policy has no critic: add one or remove the value coefficient"
     )]
     NoCritic,
+    /// Another process failed or ended.
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// The progress sink ended the step, after this many updates.
     #[error("step cancelled after {updates} of its optimizer updates")]
     Cancelled { updates: u32 },
 }
@@ -115,11 +132,12 @@ pub enum TrainError {
 /// whole step.
 pub type ProgressSink = Box<dyn FnMut(&Progress) -> ControlFlow<()> + Send>;
 
-/// Turns batches of rows into updates of a policy.
+/// Turns batches of rows into updates of a policy. Single-threaded; the policy can use threads
+/// inside a call.
 pub struct Trainer<P> {
     pub(crate) policy: P,
     pub(crate) config: TrainerConfig,
-    /// Updates applied.
+    /// Applied updates, which is the version of the weights.
     pub(crate) updates: u64,
     pub(crate) skipped_updates: u64,
     clock: Clock,
@@ -140,7 +158,7 @@ impl<P: fmt::Debug> fmt::Debug for Trainer<P> {
 /// A row's log-probabilities under the proximal policy, at its trained tokens; 0 elsewhere.
 type Prox = Option<Vec<f32>>;
 
-/// What the passes of one step accumulate.
+/// Sums of the passes of one step.
 struct StepState<'a> {
     rows: &'a [TrainRow],
     spec: &'a LossSpec,
@@ -153,7 +171,11 @@ struct StepState<'a> {
 }
 
 impl<P: Policy> Trainer<P> {
-    /// A trainer at step 0. `clock` gives seconds from any fixed origin, for the report only.
+    /// A trainer at step 0, alone. `clock` gives seconds from any fixed origin, for the report
+    /// only.
+    ///
+    /// # Errors
+    /// If a setting is out of range.
     pub fn new(policy: P, config: TrainerConfig, clock: Clock) -> Result<Self, TrainError> {
         config.validate()?;
         Ok(Self {
@@ -177,11 +199,12 @@ impl<P: Policy> Trainer<P> {
         &self.policy
     }
 
-    /// The policy, to publish its weights or score with it. Not to change its weights.
+    /// The policy, to publish its weights or score with it. Its weights must not be changed.
     pub fn policy_mut(&mut self) -> &mut P {
         &mut self.policy
     }
 
+    /// The settings, as they were given.
     pub fn config(&self) -> &TrainerConfig {
         &self.config
     }
@@ -203,6 +226,11 @@ impl<P: Policy> Trainer<P> {
     /// minibatch is a mean like the batch: its weights are divided by its share of what the loss is a
     /// mean over ([`TrainRow::share`]), which keeps the step size independent of the number of
     /// minibatches and each row's part in it that of the aggregation.
+    ///
+    /// # Errors
+    /// Before the first update: rows, settings or loss that cannot be used, or a failed model.
+    /// Between two updates of one step: [`TrainError::Cancelled`], or an error of the model or of
+    /// another process.
     pub fn step(&mut self, rows: &[TrainRow], spec: &LossSpec) -> Result<StepReport, TrainError> {
         validate_spec(spec)?;
         if spec.value.is_some() && !self.policy.has_critic() {
@@ -240,6 +268,7 @@ impl<P: Policy> Trainer<P> {
         Ok(state.report)
     }
 
+    /// Divides the batch among several updates, in an order that seed and step give.
     fn minibatch_updates(&mut self, state: &mut StepState<'_>) -> Result<(), TrainError> {
         let parts = minibatch::split(state.rows, self.config.minibatches as usize);
         let total = minibatch::share(state.rows, 0..state.rows.len());
@@ -280,7 +309,7 @@ impl<P: Policy> Trainer<P> {
                 let row = &state.rows[packed.row];
                 state.prox[packed.row] = Some(spread(row.tokens.len(), packed, &scores.logprobs));
             }
-            self.tell(state, (index + 1, all), batch.tokens.len())?;
+            self.report_progress(state, (index + 1, all), batch.tokens.len())?;
         }
         state.report.seconds.prox = (self.clock)() - started;
         Ok(())
@@ -303,14 +332,14 @@ impl<P: Policy> Trainer<P> {
             if first {
                 state.first.merge(&sums);
             }
-            self.tell(state, (index + 1, own.len()), batch.tokens.len())?;
+            self.report_progress(state, (index + 1, own.len()), batch.tokens.len())?;
         }
         self.gather(first, state)?;
         self.apply(state)
     }
 
     /// Reports a micro-batch that is done: how many of how many are, and its tokens.
-    fn tell(
+    fn report_progress(
         &mut self,
         state: &StepState<'_>,
         (micro_batch, micro_batches): (usize, usize),
@@ -334,6 +363,7 @@ impl<P: Policy> Trainer<P> {
         }
     }
 
+    /// Applies one update, or counts it as skipped.
     fn apply(&mut self, state: &mut StepState<'_>) -> Result<(), TrainError> {
         let started = (self.clock)();
         let update = Update {
@@ -358,6 +388,7 @@ impl<P: Policy> Trainer<P> {
         Ok(())
     }
 
+    /// Forward pass, loss and backward pass of one micro-batch.
     fn micro_batch(
         &mut self,
         batch: &MicroBatch,
@@ -396,6 +427,7 @@ pub(crate) fn spread(len: usize, packed: &PackedRow, items: &[f32]) -> Vec<f32> 
     column
 }
 
+/// Refuses scores of another number than there are items.
 pub(crate) fn check_scores(
     batch: &MicroBatch,
     scores: &Scores,
@@ -423,7 +455,7 @@ pub(crate) fn check_scores(
     }
 }
 
-/// What a term of the loss reads must be there in every trained row before anything is computed.
+/// Refuses rows without a column that a term of the loss reads, before anything is computed.
 fn check_columns(rows: &[TrainRow], spec: &LossSpec) -> Result<(), TrainError> {
     for row in rows.iter().filter(|r| r.weights.iter().any(|&w| w != 0.0)) {
         let missing = if spec.kl.is_some() && row.ref_logprobs.is_none() {

@@ -4,9 +4,20 @@
 //! then named by the `LATEST` file, which is replaced by a rename: that last rename is the commit.
 //! It ties weights, optimizer, step and trained batch ids together because they are one directory.
 //!
+//! ```text
+//! DIR/LATEST                               name of the committed checkpoint
+//!     step-00000012/checksums.json         length and BLAKE3 of every other file, written last
+//!                   state.json             step, trained batches, settings
+//!                   model.safetensors      or adapter_model.safetensors
+//!                   optimizer.safetensors  first and second moments, f32
+//!     .tmp-step-00000013/                  an interrupted save, removed by the next one
+//! ```
+//!
 //! Invariants: whatever operation fails or wherever the process dies, the directory that `LATEST`
 //! named before is untouched and loadable; every file is checked against its BLAKE3 before it is
 //! used; a damaged checkpoint is passed over for the next older good one, and that is reported.
+//!
+//! To test: [`Storage`] makes each single operation fail in turn.
 
 mod parts;
 mod storage;
@@ -22,35 +33,45 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+/// The file that commits: its text is the name of a checkpoint.
 const LATEST: &str = "LATEST";
+/// The list of a checkpoint's files, written after all of them.
 const CHECKSUMS: &str = "checksums.json";
+/// Prefix of names that are not committed.
 const TEMPORARY: &str = ".tmp-";
 
-/// Why a checkpoint could not be written or read.
+/// Reasons for which a checkpoint could not be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
+    /// The disk or a quota is full. The previous checkpoint is intact.
     #[error(
         "no room to write {path}: {source}; free space or lower `keep`, the previous checkpoint is intact"
     )]
     DiskFull { path: PathBuf, source: io::Error },
+    /// The file system refuses: rights, or mounted read-only.
     #[error("not allowed to {operation} {path}: {source}")]
     Permission {
         operation: &'static str,
         path: PathBuf,
         source: io::Error,
     },
+    /// Any other error of the file system.
     #[error("cannot {operation} {path}: {source}")]
     Io {
         operation: &'static str,
         path: PathBuf,
         source: io::Error,
     },
+    /// A file that is not what its checksum says.
     #[error("{path} is damaged: {reason}")]
     Corrupt { path: PathBuf, reason: String },
+    /// There are checkpoints, but all are damaged; each is listed with its reason.
     #[error("no checkpoint in {dir} is usable: {}", listed(.tried))]
     NoneUsable { dir: PathBuf, tried: Vec<Skipped> },
+    /// A good checkpoint of another kind of run: other weights, or a newer format.
     #[error("checkpoint {path} does not fit this run: {reason}")]
     Mismatch { path: PathBuf, reason: String },
+    /// A file that cannot be part of a checkpoint, because of its name or its content.
     #[error("checkpoint part {file} is invalid: {reason}")]
     Part { file: String, reason: String },
 }
@@ -73,7 +94,7 @@ impl CheckpointError {
     fn io(operation: &'static str, path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.kind() {
-            // A file-size limit (EFBIG) and a quota look like a full disk to whoever writes.
+            // For the writer a file-size limit (EFBIG) and a quota are the same as a full disk.
             io::ErrorKind::StorageFull
             | io::ErrorKind::QuotaExceeded
             | io::ErrorKind::FileTooLarge => Self::DiskFull { path, source },
@@ -93,10 +114,12 @@ impl CheckpointError {
     }
 }
 
-/// A checkpoint that was passed over, and why.
+/// A checkpoint that was passed over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Skipped {
+    /// Its directory, or `LATEST`.
     pub name: String,
+    /// What is damaged, for people.
     pub reason: String,
 }
 
@@ -104,18 +127,24 @@ pub struct Skipped {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loaded {
     pub path: PathBuf,
-    /// Newer ones that were passed over; tell the user.
+    /// Newer ones that were passed over; report them to the user.
     pub skipped: Vec<Skipped>,
 }
 
 impl Loaded {
-    /// A file's bytes.
+    /// The bytes of a file.
+    ///
+    /// # Errors
+    /// If it cannot be read.
     pub fn bytes(&self, file: &str) -> Result<Vec<u8>, CheckpointError> {
         let path = self.path.join(file);
         fs::read(&path).map_err(|e| CheckpointError::io("read", &path, e))
     }
 
-    /// The tensors of a safetensors file: shape and values by name.
+    /// The tensors of a safetensors file, all in memory.
+    ///
+    /// # Errors
+    /// If the file is no safetensors file of F32, F16 or BF16.
     pub fn tensors(&self, file: &str) -> Result<StoredTensors, CheckpointError> {
         read_safetensors(&self.path.join(file))
     }
@@ -127,10 +156,11 @@ struct Checksum {
     blake3: String,
 }
 
-/// The checkpoints of one run.
+/// The checkpoints of one run. One process writes at a time; readers need no lock.
 #[derive(Debug)]
 pub struct CheckpointStore {
     dir: PathBuf,
+    /// Number of checkpoints that stay, at least 1.
     keep: usize,
     storage: Box<dyn Storage>,
 }
@@ -158,10 +188,16 @@ impl CheckpointStore {
         })
     }
 
-    /// Writes and commits the checkpoint of `step`; returns its directory.
+    /// Writes and commits the checkpoint of `step`; returns its directory. Blocks until everything
+    /// is on the device.
     ///
     /// On an error a reader still finds the previous checkpoint, whichever operation failed; only
-    /// if the very last one did (making the commit survive a power cut) may it find the new one.
+    /// if the very last one did (making the commit survive a power cut) a reader can find the new
+    /// one.
+    ///
+    /// # Errors
+    /// [`CheckpointError::DiskFull`] and the others; a part without a plain file name of its own is
+    /// refused.
     pub fn save(&self, step: u64, parts: &[Part<'_>]) -> Result<PathBuf, CheckpointError> {
         let name = self.free_name(step)?;
         let temporary = self.dir.join(format!("{TEMPORARY}{name}"));
@@ -183,6 +219,7 @@ impl CheckpointStore {
         Ok(target)
     }
 
+    /// Writes all parts and their checksums, and syncs them.
     fn write_all(&self, temporary: &Path, parts: &[Part<'_>]) -> Result<(), CheckpointError> {
         self.storage
             .create_dir(temporary)
@@ -212,6 +249,7 @@ impl CheckpointStore {
         self.sync_dir(temporary)
     }
 
+    /// Makes `LATEST` name this checkpoint, by a rename: the commit.
     fn point_latest(&self, name: &str) -> Result<(), CheckpointError> {
         let file = format!("{TEMPORARY}{LATEST}");
         let temporary = self.dir.join(&file);
@@ -296,6 +334,10 @@ impl CheckpointStore {
     }
 
     /// The committed checkpoint, or the newest good one if that is damaged. `None`: there is none.
+    /// Reads every file once to compare its checksum.
+    ///
+    /// # Errors
+    /// If there are checkpoints and none is good.
     pub fn load(&self) -> Result<Option<Loaded>, CheckpointError> {
         let mut skipped = Vec::new();
         let mut names = self.names()?;
@@ -337,7 +379,7 @@ impl CheckpointStore {
     }
 }
 
-/// Step and repetition that a name says; names of others sort first.
+/// Step and repetition in a name; other names sort first.
 fn order(name: &str) -> (Option<u64>, Option<u32>, String) {
     let number = name.trim_start_matches("step-");
     let (step, repetition) = number.split_once('.').unwrap_or((number, "0"));

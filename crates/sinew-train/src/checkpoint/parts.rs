@@ -1,4 +1,4 @@
-//! The files of a checkpoint, written with their checksums in one pass.
+//! The files of a checkpoint, written with their checksums in one pass over the data.
 
 use super::{CheckpointError, Storage};
 use sinew_types::{Dtype, TensorSource, TensorView};
@@ -7,13 +7,11 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// One file of a checkpoint.
+/// One file of a checkpoint. Names are plain: no directories, no leading dot, each once.
 #[derive(Debug)]
 pub enum Part<'a> {
-    Bytes {
-        file: String,
-        bytes: Vec<u8>,
-    },
+    /// A file of any content, from memory.
+    Bytes { file: String, bytes: Vec<u8> },
     /// A safetensors file, written tensor by tensor.
     Tensors {
         file: String,
@@ -29,7 +27,7 @@ impl Part<'_> {
     }
 }
 
-/// Counts and hashes what passes.
+/// Counts and hashes the bytes that pass through.
 struct HashingWriter<W> {
     inner: W,
     hasher: blake3::Hasher,
@@ -122,7 +120,7 @@ struct StoredTensor {
     bytes: Vec<u8>,
 }
 
-/// The tensors of a checkpoint's files, by name.
+/// The tensors of a checkpoint's files by name, in memory and in their stored types.
 #[derive(Clone, Debug, Default)]
 pub struct StoredTensors(BTreeMap<String, StoredTensor>);
 
@@ -167,7 +165,10 @@ impl TensorSource for StoredTensors {
     }
 }
 
-/// Tensors of a safetensors file.
+/// Reads the tensors of a safetensors file.
+///
+/// # Errors
+/// If a type is not F32, F16 or BF16, or the file is damaged.
 pub(super) fn read_safetensors(path: &Path) -> Result<StoredTensors, CheckpointError> {
     let corrupt = |reason: String| CheckpointError::Corrupt {
         path: path.to_owned(),

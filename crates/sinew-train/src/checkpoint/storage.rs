@@ -1,4 +1,5 @@
-//! The few file operations a checkpoint needs, behind a trait so that tests can make each fail.
+//! The few file operations that a checkpoint needs, behind a trait so that tests can make each
+//! fail.
 
 use std::fmt::Debug;
 use std::fs::{self, File};
@@ -11,7 +12,7 @@ pub trait StorageFile: Write {
     fn sync(&mut self) -> io::Result<()>;
 }
 
-/// Where checkpoints are written.
+/// Where checkpoints are written. Reading goes to the file system directly.
 pub trait Storage: Debug + Send + Sync {
     /// Creates a directory and its parents; existing ones are fine.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
@@ -21,7 +22,9 @@ pub trait Storage: Debug + Send + Sync {
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
     /// Renames atomically; replaces a file, never a directory with entries.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Removes a directory and everything in it.
     fn remove_dir(&self, path: &Path) -> io::Result<()>;
+    /// Removes a file.
     fn remove_file(&self, path: &Path) -> io::Result<()>;
 }
 

@@ -1,9 +1,9 @@
 //! Processes of one host: messages through pipes, numbers through memory that all of them share.
 //!
-//! Rank 0 has a pair of pipes with each other rank; those have none among themselves, which data parallelism
-//! does not need. The shared memory is an anonymous file of equal slots: slot 0 for what rank 0 hands out,
-//! slot `r` for what rank `r` hands in. A rank says by an empty message that a slot is written or has been
-//! read.
+//! Rank 0 has a pair of pipes with each other rank; those have none among themselves, which data
+//! parallelism does not need. The shared memory is an anonymous file of equal slots: slot 0 for the
+//! buffers that rank 0 sends, slot `r` for those of rank `r`. An empty message says that a slot is
+//! written or has been read.
 
 use super::{Comm, CommError};
 use sinew_tensor::{Cpu, ops};
@@ -14,7 +14,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-/// Numbers that are read from another process and added at once: they stay in the second cache level.
+/// Numbers that are read from another process and added at once (512 KiB): they stay in the second
+/// cache level.
 const PIECE: usize = 1 << 17;
 
 /// The pipes between two ranks.
@@ -23,7 +24,7 @@ pub struct Link {
     rank: usize,
     output: BufWriter<Box<dyn Write + Send>>,
     messages: Receiver<io::Result<Vec<u8>>>,
-    /// Messages of the other end that say it has read a slot, and were not awaited yet.
+    /// Answers of the other end that it has read a slot, not received yet.
     unread: usize,
 }
 
@@ -113,20 +114,23 @@ pub struct ProcessComm {
     rank: usize,
     ranks: usize,
     links: Vec<Link>,
+    /// Shared by all ranks: `ranks` slots of `slot` numbers.
     memory: File,
-    /// Numbers of a slot.
+    /// Numbers of a slot: at least the length of all buffers of one call.
     slot: usize,
+    /// Maximum wait for a message; `None` waits without limit.
     deadline: Option<Duration>,
     device: Cpu,
 }
 
 impl ProcessComm {
-    /// Bytes of memory for exchanges of up to `numbers` between `ranks` processes.
+    /// Bytes of shared memory for exchanges of up to `numbers` f32 between `ranks` processes.
     pub fn memory_bytes(ranks: usize, numbers: usize) -> u64 {
         4 * ranks as u64 * numbers as u64
     }
 
     /// Rank 0: `links` to the ranks from 1 on, in order. It waits at most `deadline` for a message.
+    /// `numbers` is the capacity of a slot.
     pub fn leader(
         links: Vec<Link>,
         memory: File,
@@ -145,7 +149,7 @@ impl ProcessComm {
         }
     }
 
-    /// Another rank: `link` leads to rank 0, for whose messages it waits without limit.
+    /// Another rank. It waits without limit for messages of rank 0, at the other end of `link`.
     pub fn follower(
         (rank, ranks): (usize, usize),
         link: Link,
@@ -180,7 +184,7 @@ impl ProcessComm {
         }
     }
 
-    /// Place of the link with a rank.
+    /// Index of the link with a rank.
     fn link(&self, rank: usize) -> Option<usize> {
         self.links.iter().position(|link| link.rank == rank)
     }
@@ -190,7 +194,8 @@ impl ProcessComm {
         sent.map_err(|e| self.gone(self.links[at].rank, &e.to_string()))
     }
 
-    /// The next message of a link, after the other end has read what it was sent through the memory.
+    /// The next message of a link, after the other end has read everything that was sent through
+    /// the memory.
     fn take(&mut self, at: usize) -> Result<Vec<u8>, CommError> {
         self.settle(at)?;
         self.take_one(at)
@@ -207,6 +212,7 @@ impl ProcessComm {
             })
     }
 
+    /// Waits until the other end has read everything that was sent through the memory.
     fn settle(&mut self, at: usize) -> Result<(), CommError> {
         while self.links[at].unread > 0 {
             self.take_one(at)?;
@@ -215,6 +221,10 @@ impl ProcessComm {
         Ok(())
     }
 
+    /// Byte at which number `at` of a slot lies.
+    ///
+    /// # Errors
+    /// If the slot is too small.
     fn place(&self, slot: usize, at: usize, len: usize) -> Result<u64, CommError> {
         match at + len <= self.slot {
             true => Ok(4 * (slot * self.slot + at) as u64),
@@ -254,7 +264,7 @@ impl ProcessComm {
         read.map_err(|e| self.memory_failed(&e.to_string()))
     }
 
-    /// Rank 0 shows slot 0 to all; they answer when they have read it.
+    /// Rank 0 sends buffers to all through slot 0; they answer when they have read it.
     fn hand_out(&mut self, buffers: &[&mut [f32]]) -> Result<(), CommError> {
         for at in 0..self.links.len() {
             self.settle(at)?;
@@ -267,7 +277,7 @@ impl ProcessComm {
         Ok(())
     }
 
-    /// Another rank reads slot 0.
+    /// Another rank reads slot 0 and answers.
     fn take_in(&mut self, buffers: &mut [&mut [f32]]) -> Result<(), CommError> {
         self.take(0)?;
         self.read(0, buffers)?;

@@ -1,9 +1,22 @@
-//! Corrections for the gap between the policy that sampled and the one the loss is anchored at.
+//! Corrections for the gap between the policy that sampled and the policy whose ratio the loss
+//! uses.
+//!
+//! Engine and trainer can differ in kernels or precision, and asynchronous samples are of older
+//! weights. With `w = exp(ℓ_prox − ℓ_b)` for each trained token, a correction multiplies the
+//! token's surrogate by a constant:
+//!
+//! | [`Correction`] | factor |
+//! |---|---|
+//! | `None` | 1; the surrogate's own ratio spans the gap |
+//! | `Truncate` | `clamp(w, low, high)` |
+//! | `Mask` (IcePop) | `w` inside `[low, high]`, else 0 |
+//! | `SequenceMask` | the product of the sequence's `w`, 0 above `high` |
+//! | `Reject` | `w`; the token leaves the loss altogether if a metric exceeds its bound |
 
 use super::{RowInputs, bounded_exp};
 use sinew_types::{Correction, RejectionLevel, RejectionMetric};
 
-/// What a correction makes of one trainable token.
+/// The result of a correction for one trainable token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Corrected {
     /// Constant factor on the surrogate.
@@ -78,8 +91,8 @@ pub(super) fn corrections(
     }
 }
 
-/// Which tokens exceed the bound. A sequence's metric is the mean of its tokens' metrics; its
-/// ratio is the geometric mean.
+/// Whether each token exceeds the bound. A sequence's metric is the mean of its tokens' metrics;
+/// its ratio is the geometric mean.
 fn rejections(
     metric: RejectionMetric,
     level: RejectionLevel,

@@ -1,4 +1,4 @@
-//! What a loss tells about the step: sums that add up over rows and micro-batches, and means.
+//! Measurements of a loss: sums that add up over rows and micro-batches, and their means.
 
 use super::correction::Corrected;
 use super::surrogate::sequence_ratio;
@@ -6,7 +6,8 @@ use super::{RowInputs, bounded_exp, uses_ratio};
 use serde::{Deserialize, Serialize};
 use sinew_types::{LossSpec, Surrogate};
 
-/// Sums over tokens. Metrics count each trainable token once, whatever its weight.
+/// Sums over tokens. Metrics count each trainable token once, whatever its weight. Sums of parts in
+/// any grouping are equal up to f64 rounding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MetricSums {
     pub(super) policy_loss: f64,
@@ -69,7 +70,7 @@ impl Default for MetricSums {
 }
 
 impl MetricSums {
-    /// Adds what another row or micro-batch counted.
+    /// Adds the sums of another row or micro-batch.
     pub fn merge(&mut self, other: &Self) {
         let pairs: [(&mut f64, f64); 22] = [
             (&mut self.policy_loss, other.policy_loss),
@@ -139,7 +140,7 @@ impl MetricSums {
         own.fields().into_iter().map(|f| f.to_bits()).collect()
     }
 
-    /// The inverse of [`MetricSums::to_bits`]; what is missing counts nothing.
+    /// The inverse of [`MetricSums::to_bits`]; sums that are missing count nothing.
     pub(crate) fn from_bits(bits: &[u64]) -> Self {
         let mut sums = Self::default();
         for (field, &bits) in sums.fields().into_iter().zip(bits) {
@@ -195,7 +196,7 @@ impl MetricSums {
         }
     }
 
-    /// Ratios that the surrogate saw: one for each token, or for each sequence (GSPO).
+    /// Adds the ratios that the surrogate used: one for each token, or for each sequence (GSPO).
     pub(super) fn add_ratios(
         &mut self,
         surrogate: &Surrogate,
@@ -221,7 +222,8 @@ impl MetricSums {
         }
     }
 
-    /// The means. `None` where nothing was measured (no ratio under REINFORCE, no behaviour in SFT).
+    /// The means. `None` where there was nothing to measure (no ratio under REINFORCE, no behaviour
+    /// in SFT).
     pub fn finish(&self) -> LossMetrics {
         let per = |sum: f64, count: f64| (count > 0.0).then(|| sum / count);
         LossMetrics {
@@ -254,15 +256,20 @@ impl MetricSums {
 /// Metrics of one optimizer step. Log-probabilities and entropies in nats.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LossMetrics {
-    /// Weighted parts of the loss; they add up to it.
+    /// Weighted surrogate. The five losses add up to the whole.
     pub policy_loss: f64,
+    /// Weighted KL estimate against the reference model.
     pub kl_loss: f64,
+    /// Weighted entropy bonus; negative where there is one.
     pub entropy_loss: f64,
+    /// Weighted loss of the critic.
     pub value_loss: f64,
+    /// Weighted distance to the teacher.
     #[serde(default)]
     pub teacher_loss: f64,
-    /// Tokens with a weight, and those of them that no rejection removed.
+    /// Tokens with a weight.
     pub trained_tokens: u64,
+    /// Those of them that no rejection removed.
     pub kept_tokens: u64,
     /// Share of trained tokens whose surrogate was masked or that were rejected.
     pub masked_fraction: f64,
@@ -274,20 +281,26 @@ pub struct LossMetrics {
     pub clip_fraction: f64,
     /// Share of trained tokens at which the value loss's clip held.
     pub value_clip_fraction: f64,
+    /// Mean entropy of the policy at trained tokens, in nats. A fall towards 0 shows a collapse
+    /// first.
     pub entropy: Option<f64>,
     /// Mean of the loss's KL estimate against the reference.
     pub kl_reference: Option<f64>,
-    /// Mean distance to the teacher's distribution, where there is a teacher term.
+    /// Mean distance to the teacher's distribution in nats, if there is a teacher term.
     #[serde(default)]
     pub kl_teacher: Option<f64>,
-    /// KL(behaviour‖policy), estimators k1 and k3.
+    /// KL(behaviour‖policy) in nats, estimator k1: the mean of `ℓ_b − ℓ_π`.
     pub kl_behaviour_k1: Option<f64>,
+    /// The same by estimator k3, which is never negative.
     pub kl_behaviour_k3: Option<f64>,
-    /// `|ℓ_π − ℓ_b|`: at unchanged weights, the numerical gap between engine and trainer.
+    /// Mean of `|ℓ_π − ℓ_b|`: at unchanged weights, the numerical gap between engine and trainer.
     pub gap_mean_abs: Option<f64>,
+    /// Maximum of `|ℓ_π − ℓ_b|`.
     pub gap_max_abs: Option<f64>,
-    /// `exp(ℓ_π − ℓ_old)` as the surrogate saw it.
+    /// Mean of `exp(ℓ_π − ℓ_old)`, the ratio that the surrogate used.
     pub ratio_mean: Option<f64>,
+    /// Its minimum.
     pub ratio_min: Option<f64>,
+    /// Its maximum.
     pub ratio_max: Option<f64>,
 }

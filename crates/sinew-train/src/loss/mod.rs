@@ -32,35 +32,41 @@ use sinew_types::{Correction, KlEstimator, LossSpec, Surrogate};
 /// constant (no gradient), and nothing overflows f32.
 pub const LOG_RATIO_BOUND: f64 = 20.0;
 
-/// Why a row's loss cannot be computed.
+/// Reasons for which a row's loss cannot be computed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LossError {
+    /// A column of another length than the weights.
     #[error("loss input {field} has {actual} entries, expected {expected}")]
     Length {
         field: &'static str,
         actual: usize,
         expected: usize,
     },
+    /// A KL term without log-probabilities of the reference model.
     #[error(
         "the loss has a KL term but the row has no ref_logprobs: compute them with a reference \
          model, they are never taken as zero"
     )]
     MissingReference,
+    /// A correction without log-probabilities of the proximal policy.
     #[error(
         "the loss is corrected for the gap to the sampling policy but the row has no old \
          log-probabilities: give prox_logprobs or let the trainer take its first forward pass"
     )]
     MissingOld,
+    /// A value term without values or returns.
     #[error(
         "the loss has a value term but the row lacks values or returns: score it with the critic \
          before advantages are computed"
     )]
     MissingValues,
+    /// A teacher term without the teacher's tokens.
     #[error(
         "the loss compares with a teacher's distribution but the row has none: score it with the \
          teacher before it is trained"
     )]
     MissingTeacher,
+    /// A number at a trained token that is infinite or not a number.
     #[error("{field}[{index}] is {value}: expected a finite number where the weight is not 0")]
     NotFinite {
         field: &'static str,
@@ -69,10 +75,14 @@ pub enum LossError {
     },
 }
 
-/// One row's columns, all of the same length. Entry `t` speaks of one predicted token.
+/// One row's columns, all of the same length. Entry `t` belongs to one predicted token;
+/// log-probabilities are natural logarithms, at the temperature that the token was sampled with.
 #[derive(Clone, Copy, Debug)]
 pub struct RowInputs<'a> {
+    /// Share of the token in the loss; 0 leaves it out. The aggregation of the algorithm is in
+    /// here.
     pub weights: &'a [f32],
+    /// Advantage of the token; above 0 makes it more likely.
     pub advantages: &'a [f32],
     /// `ℓ_b`, of the engine that sampled.
     pub behaviour: &'a [f32],
@@ -83,8 +93,8 @@ pub struct RowInputs<'a> {
     pub reference: Option<&'a [f32]>,
     /// `ℓ_π`, of the weights being trained.
     pub logprobs: &'a [f32],
-    /// Entropy of the predicted distribution in nats; only read if the loss has an entropy term
-    /// or the caller wants it in the metrics.
+    /// Entropy of the predicted distribution in nats; only read for the entropy term and for
+    /// metrics.
     pub entropies: &'a [f32],
 }
 
@@ -93,13 +103,16 @@ pub struct RowInputs<'a> {
 pub struct RowLoss {
     /// Weighted total: policy + KL − entropy.
     pub loss: f64,
+    /// Derivative by each `ℓ_π[t]`.
     pub d_logprob: Vec<f32>,
+    /// Derivative by each entropy.
     pub d_entropy: Vec<f32>,
+    /// The row's part of the metrics.
     pub sums: MetricSums,
 }
 
-/// What the surrogate makes of one token: value, derivative by the log-ratio's numerator
-/// `ℓ_π`, and whether its clip was active.
+/// The surrogate of one token: value, derivative by the log-ratio's numerator `ℓ_π`, and whether
+/// its clip was active.
 #[derive(Clone, Copy, Debug, Default)]
 struct Term {
     value: f64,
@@ -129,8 +142,11 @@ fn kl_term(estimator: KlEstimator, d: f64) -> (f64, f64) {
 
 /// Computes one row's loss, its derivatives and its share of the metrics.
 ///
-/// Sequence-level terms (GSPO's ratio, sequence rejection) see exactly the tokens given here:
-/// a row must never be split over calls.
+/// Sequence-level terms (GSPO's ratio, sequence rejection) see exactly the tokens given here: a row
+/// must never be split over calls.
+///
+/// # Errors
+/// If a column is missing, of another length, or not finite at a trained token.
 pub fn row_loss(spec: &LossSpec, row: &RowInputs<'_>) -> Result<RowLoss, LossError> {
     check(spec, row)?;
     let n = row.weights.len();
@@ -197,6 +213,7 @@ fn regularize(spec: &LossSpec, row: &RowInputs<'_>, t: usize, out: &mut RowLoss)
     scale * slope
 }
 
+/// Refuses columns that are missing, of another length, or not finite where the weight is not 0.
 fn check(spec: &LossSpec, row: &RowInputs<'_>) -> Result<(), LossError> {
     if spec.kl.is_some() && row.reference.is_none() {
         return Err(LossError::MissingReference);
@@ -231,7 +248,7 @@ fn check(spec: &LossSpec, row: &RowInputs<'_>) -> Result<(), LossError> {
     Ok(())
 }
 
-/// Whether the surrogate compares the policy with an older one.
+/// Whether the surrogate compares the policy with an older one, so that `ratio_*` are measured.
 pub fn uses_ratio(surrogate: &Surrogate) -> bool {
     !matches!(surrogate, Surrogate::Reinforce | Surrogate::CrossEntropy)
 }

@@ -1,4 +1,16 @@
 //! The policy terms: value and derivative of `weight·c·L_t`, token by token.
+//!
+//! With `r = exp(ℓ_π − ℓ_old)`, bounded by ±20 in the exponent, and advantage `A`:
+//!
+//! | surrogate | `L_t` | source |
+//! |---|---|---|
+//! | `Reinforce` | `−A ℓ_π` | Williams 1992 |
+//! | `Clip` | `max(−rA, −clip(r, 1−low, 1+high) A)`, for `A < 0` at most `−dual A` | PPO, Schulman et al. 2017; dual clip, Ye et al. 2020 |
+//! | `SequenceClip` | the clip of `s = exp(mean(ℓ_π − ℓ_old))` | GSPO, Zheng et al. 2025 |
+//! | `Cispo` | `−sg(clamp(r, 1−low, 1+high)) A ℓ_π`, `sg` for no gradient | CISPO, MiniMax 2025 |
+//! | `Soft` | `−(4/τ) σ(τ (r − 1)) A`, `τ` by the sign of `A` | SAPO, Qwen 2025 |
+//! | `TrustRegion` | `−rA + penalty (ℓ_π − ℓ_old)²`; the penalty alone past `limit` | prime-rl |
+//! | `CrossEntropy` | `−A ℓ_π` | SFT with `A = 1` |
 
 use super::{RowInputs, Term, bounded_exp};
 use sinew_types::Surrogate;

@@ -1,8 +1,8 @@
-//! The distance to a teacher's distribution.
+//! The distance to a teacher's distribution, for distillation over its top tokens.
 
 use sinew_types::Divergence;
 
-/// Least probability of "any other token": below it the tail's share of the divergence is
+/// Minimum probability of "any other token": below it the tail's share of the divergence is
 /// constant, and nothing is divided by 0.
 const TAIL_FLOOR: f64 = 1e-6;
 
@@ -13,6 +13,9 @@ const TAIL_FLOOR: f64 = 1e-6;
 /// forward `Σ p(ln p − ln q) + p_r(ln p_r − ln q_r)` with `∂/∂ln q_j = −p_j + p_r·q_j/q_r`,
 /// reverse `Σ q(ln q − ln p) + q_r(ln q_r − ln p_r)` with
 /// `∂/∂ln q_j = q_j[(ln q_j − ln p_j) − (ln q_r − ln p_r)]`.
+///
+/// `teacher` and `policy` are log-probabilities of the same tokens, `[k]`. Merging all other tokens
+/// into one outcome gives a lower bound of the full divergence.
 pub fn teacher_divergence(
     divergence: Divergence,
     teacher: &[f32],

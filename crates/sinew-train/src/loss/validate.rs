@@ -2,15 +2,17 @@
 
 use sinew_types::{Correction, LossSpec, Surrogate};
 
-/// Why a loss specification is refused.
+/// Reasons for which a loss specification is refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LossSpecError {
+    /// A number outside its range.
     #[error("loss {field} is {value}, allowed: {allowed}")]
     Value {
         field: &'static str,
         value: f32,
         allowed: &'static str,
     },
+    /// A correction for demonstrations, which no policy has sampled.
     #[error(
         "cross-entropy has no sampling policy, so a correction has no meaning: \
          set correction to none"
@@ -18,6 +20,7 @@ pub enum LossSpecError {
     CorrectionWithoutSampling,
 }
 
+/// Refuses a number that is not finite or fails `test`.
 fn require(
     field: &'static str,
     value: f32,

@@ -1,12 +1,15 @@
-//! The critic's loss.
+//! The critic's loss: squared error against the returns, with PPO's clip around the old values.
 
 use super::LossError;
 
 /// Value loss of one row, its derivatives, and how often the clip held.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ValueLoss {
+    /// Weighted sum over the row's tokens.
     pub loss: f64,
+    /// Derivative by each value; 0 where the clip holds.
     pub d_value: Vec<f32>,
+    /// Tokens at which the clipped error was the larger one.
     pub clipped_tokens: u64,
 }
 
@@ -14,6 +17,9 @@ pub struct ValueLoss {
 /// error (Schulman et al. 2017; the ½ is that of verl, AReaL and OpenRLHF).
 ///
 /// Positions with weight 0 are never read.
+///
+/// # Errors
+/// If a column has another length than `weights`, or is not finite at a trained token.
 pub fn value_loss(
     values: &[f32],
     old_values: &[f32],

@@ -19,7 +19,9 @@ pub struct HostTensor<'a> {
     pub decay: bool,
     /// Factor on the learning rate.
     pub lr_scale: f32,
+    /// The weights, updated in place.
     pub values: &'a mut [f32],
+    /// The gradient, of the same length; not changed.
     pub gradient: &'a [f32],
 }
 
@@ -46,7 +48,7 @@ fn names(tensor: &str) -> [String; 2] {
     ["m", "v"].map(|kind| format!("{kind}.{tensor}"))
 }
 
-/// The moments of all tensors; none before the first update.
+/// The moments of all tensors, 8 bytes a weight; none before the first update.
 #[derive(Clone, Debug)]
 pub struct AdamW {
     moments: Vec<Moments>,
@@ -54,6 +56,7 @@ pub struct AdamW {
 }
 
 impl AdamW {
+    /// An optimizer without moments: all are 0 at the first update.
     pub fn new(device: Cpu) -> Self {
         Self {
             moments: Vec::new(),

@@ -1,4 +1,6 @@
 //! From a micro-batch's scores to the loss and its derivatives by them.
+//!
+//! Rows that share a token share its item: their derivatives add up there.
 
 use super::{Prox, StepState, TrainError};
 use crate::loss::{

@@ -2,7 +2,7 @@
 
 use sinew_types::{SplitMix64, TrainRow};
 
-/// How much of the batch's mean some rows are, without those that do not train.
+/// Share of some rows in the batch's mean, rows without a trained token left out.
 pub(super) fn share(rows: &[TrainRow], which: impl IntoIterator<Item = usize>) -> f64 {
     let trains = |row: &&TrainRow| row.weights.iter().any(|&w| w != 0.0);
     let rows = which.into_iter().map(|r| &rows[r]);

@@ -14,9 +14,10 @@ use crate::policy::Policy;
 use serde::{Deserialize, Serialize};
 use sinew_types::{LossSpec, TrainRow};
 
-/// A part of an update, for one process.
+/// A part of an update, for one process. Sent as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Shard {
+    /// Rows of its micro-batches, with proximal log-probabilities filled in.
     rows: Vec<TrainRow>,
     spec: LossSpec,
     /// Factor on the rows' weights.
@@ -34,7 +35,7 @@ struct ShardReport {
     micro_batches: usize,
 }
 
-/// What each rank says to all when its part is computed.
+/// The message of each rank to all when its part is computed: its report, or why it failed.
 type ShardAnswer = Result<ShardReport, String>;
 
 /// Micro-batches of each rank, as even in tokens as whole ones allow: the largest first, each to
@@ -60,6 +61,7 @@ fn encode<T: Serialize>(comm: &dyn Comm, message: &T) -> Result<Vec<u8>, CommErr
     serde_json::to_vec(message).map_err(|e| failed(comm, comm.rank(), &e))
 }
 
+/// The error of a rank that could not do its part.
 fn failed(comm: &dyn Comm, rank: usize, reason: &dyn std::fmt::Display) -> CommError {
     CommError::Failed {
         rank,
@@ -71,6 +73,9 @@ fn failed(comm: &dyn Comm, rank: usize, reason: &dyn std::fmt::Display) -> CommE
 impl<P: Policy> Trainer<P> {
     /// Shares the work of every update with the other ranks of `comm`. Rank 0 calls [`Trainer::step`], the
     /// others [`Trainer::serve`].
+    ///
+    /// Gradients then add up over all of them, with the batch's global denominators: the update is
+    /// that of one process but for rounding.
     pub fn with_comm(&mut self, comm: Box<dyn Comm>) {
         self.comm = comm;
     }
@@ -89,7 +94,11 @@ impl<P: Policy> Trainer<P> {
         Ok(pack(rows, even.max(longest).min(most))?)
     }
 
-    /// Computes the parts of updates that rank 0 sends, until it ends.
+    /// Computes the parts of updates that rank 0 sends, until rank 0 ends.
+    ///
+    /// # Errors
+    /// If a message is not of this protocol or the group is broken. A part that cannot be computed
+    /// is reported to rank 0 and does not end the loop.
     pub fn serve(&mut self) -> Result<(), TrainError> {
         loop {
             let message = match self.comm.receive(0) {
@@ -132,7 +141,8 @@ impl<P: Policy> Trainer<P> {
         })
     }
 
-    /// Hands out all but this process's share of `batches`; returns what stays here.
+    /// Sends all but this process's share of `batches`, and the weights; returns the indices that
+    /// stay here.
     pub(super) fn hand_out(
         &mut self,
         batches: &[MicroBatch],
@@ -178,7 +188,7 @@ impl<P: Policy> Trainer<P> {
         all.iter().enumerate().map(parse).collect()
     }
 
-    /// Adds what the others computed.
+    /// Adds the reports and the gradients of the other ranks.
     pub(super) fn gather(
         &mut self,
         first: bool,

@@ -1,20 +1,22 @@
-//! The report of a step.
+//! The report of a step: counts, times and metrics. Nothing of it changes the training.
 
 use crate::loss::{LossMetrics, MetricSums};
 use crate::pack::Packing;
 use serde::{Deserialize, Serialize};
 use sinew_types::PolicyVersion;
 
-/// Where a step is.
+/// How far a step is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Optimizer updates done, of at most how many (fewer if there are not enough rows).
+    /// Optimizer updates that are done.
     pub update: u32,
+    /// Maximum updates of the step; there are fewer if there are not enough rows.
     pub updates: u32,
-    /// Micro-batches done of this update.
+    /// Micro-batches that are done of this update.
     pub micro_batch: usize,
+    /// Micro-batches of this update.
     pub micro_batches: usize,
-    /// Trie rows of the one just done.
+    /// Trie rows of the last one.
     pub tokens: usize,
 }
 
@@ -28,16 +30,21 @@ pub struct NonFiniteGradient {
 /// Seconds by the trainer's clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PhaseSeconds {
+    /// Sorting and packing rows.
     pub pack: f64,
     /// The extra forward pass for proximal log-probabilities.
     pub prox: f64,
+    /// Forward passes.
     pub forward: f64,
     pub loss: f64,
+    /// Backward passes.
     pub backward: f64,
+    /// Clipping and AdamW.
     pub optimizer: f64,
 }
 
 impl PhaseSeconds {
+    /// Sum of all phases. With several processes, of rank 0 alone.
     pub fn total(&self) -> f64 {
         self.pack + self.prox + self.forward + self.loss + self.backward + self.optimizer
     }
@@ -50,27 +57,34 @@ pub struct StepReport {
     pub version: PolicyVersion,
     /// Loss of the batch; with several updates, the mean over passes.
     pub loss: f64,
-    /// Norm before clipping and learning rate of the last update applied.
+    /// Global norm of the gradients before clipping, at the last applied update.
     pub grad_norm: f64,
+    /// Learning rate of the last applied update.
     pub lr: f32,
+    /// Applied updates.
     pub updates: u32,
     /// Updates that did not take place.
     pub skipped: Vec<NonFiniteGradient>,
+    /// Rows of the batch.
     pub rows: usize,
+    /// Rows without a trained token.
     pub untrained_rows: usize,
     /// Forward and backward passes.
     pub micro_batches: usize,
     /// Trie rows computed in all passes.
     pub computed_tokens: usize,
-    /// What one pass without prefix sharing computes, and what it computes with it.
+    /// Tokens of all rows: the work of one pass without prefix sharing.
     pub naive_tokens: usize,
+    /// Trie rows of all rows: the work of one pass with prefix sharing.
     pub packed_tokens: usize,
-    /// Over all updates of the step.
+    /// Metrics over all updates of the step.
     pub metrics: LossMetrics,
     /// `|ℓ_behaviour − ℓ_π|` before the first update: if the engine had these very weights, the
     /// numerical gap between engine and trainer. `None` without sampled tokens (SFT).
     pub gap_mean_abs: Option<f64>,
+    /// Maximum of the same.
     pub gap_max_abs: Option<f64>,
+    /// Where the time was spent.
     pub seconds: PhaseSeconds,
 }
 

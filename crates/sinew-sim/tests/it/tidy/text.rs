@@ -101,7 +101,6 @@ const BELOW: &[(&str, usize)] = &[
     ("sinew-sandbox", 12),
     ("sinew-store", 7),
     ("sinew-tensor", 10),
-    ("sinew-train", 7),
     ("sinew-view", 6),
     ("sinew-wasm", 6),
 ];
