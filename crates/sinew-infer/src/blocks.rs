@@ -1,29 +1,37 @@
 //! Blocks of key-value memory, and the tree in which their contents are found again.
 //!
-//! Every block in use is a node: its tokens continue those of its parent, so the path from
-//! the root spells a prefix. Nodes of finished sequences stay as a cache until their memory
-//! is needed. Lookups compare tokens, never hashes.
+//! Every block in use is a node: its tokens continue those of its parent, so the path from the root
+//! spells a prefix. Nodes of finished sequences stay as a cache until their memory is needed.
+//! Lookups compare tokens, never hashes.
 //!
-//! Invariants: only a full block has children; a block in use by a sequence has all its
-//! ancestors in use; only full blocks are shared between sequences, so a partly filled block
-//! has at most one writer, and its first slots never change while it lives; a node of an
-//! older epoch (other weights) is never found by a lookup.
+//! ```text
+//! free  --allocate-->  used, filling  --full-->  used, shared by any number of sequences
+//!   ^                     |                          |
+//!   |                  release                    release
+//!   +--discard (LRU) --  cached: found by its tokens, evicted when blocks are needed
+//! ```
+//!
+//! Invariants: only a full block has children; a block in use by a sequence has all its ancestors
+//! in use; only full blocks are shared between sequences, so a partly filled block has at most one
+//! writer, and its first slots never change while it lives; a node of an older epoch (other
+//! weights) is never found by a lookup.
 
 use crate::forward::BlockId;
 use sinew_types::TokenId;
 use std::collections::{BTreeSet, HashMap};
 
-/// Where a node hangs. A root for each epoch keeps the contents of different weights apart.
+/// The node above a block. A root for each epoch keeps the contents of different weights apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Parent {
     Root { epoch: u64 },
     Block(BlockId),
 }
 
+/// A block in use or in the cache.
 #[derive(Clone, Debug)]
 struct Node {
     parent: Parent,
-    /// Of the weights that its keys and values come from.
+    /// Number of the weights that its keys and values come from.
     epoch: u64,
     /// Its first token: the key under which its parent finds it.
     first: TokenId,
@@ -33,12 +41,13 @@ struct Node {
     ready: usize,
     /// Sequences (and pins of the current pass) that need the block.
     refs: u32,
+    /// Number of nodes below it; only a node without any can be evicted.
     children: u32,
-    /// Tick of the last release; orders eviction.
+    /// Pass of the last release; orders eviction.
     last_used: u64,
 }
 
-/// What a lookup found.
+/// The result of a lookup: blocks that hold the first tokens of a sequence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PrefixMatch {
     /// Full blocks, in order.
@@ -60,6 +69,7 @@ pub(crate) struct Blocks {
     block_tokens: usize,
     /// Indexed by block; `None` is free.
     nodes: Vec<Option<Node>>,
+    /// Blocks that hold nothing.
     free: Vec<BlockId>,
     /// Nodes below a parent, by their first token.
     children: HashMap<(Parent, TokenId), Vec<BlockId>>,
@@ -67,7 +77,9 @@ pub(crate) struct Blocks {
     evictable: BTreeSet<(u64, BlockId)>,
     /// Unused nodes. All can be evicted, leaves first.
     idle: usize,
+    /// Number of the current weights, from 0.
     epoch: u64,
+    /// Number of the pass; orders evictions.
     tick: u64,
 }
 
@@ -89,7 +101,7 @@ impl Blocks {
         self.block_tokens
     }
 
-    /// Blocks that can be had: free ones and cached ones nobody uses.
+    /// Number of blocks that can be allocated: free ones, and cached ones that no sequence uses.
     pub(crate) fn available(&self) -> usize {
         self.free.len() + self.idle
     }
@@ -98,7 +110,7 @@ impl Blocks {
         self.nodes.len()
     }
 
-    /// The root under which new sequences start.
+    /// The root under which new sequences start, of the current weights.
     pub(crate) fn root(&self) -> Parent {
         Parent::Root { epoch: self.epoch }
     }
@@ -140,7 +152,8 @@ impl Blocks {
         })
     }
 
-    /// The longest stored prefix of `tokens` under the current weights.
+    /// The longest stored prefix of `tokens` under the current weights, in time linear in its
+    /// length.
     pub(crate) fn find(&self, tokens: &[TokenId]) -> PrefixMatch {
         let mut found = PrefixMatch::default();
         let mut parent = self.root();
@@ -198,30 +211,30 @@ impl Blocks {
         Some(block)
     }
 
-    /// Adds tokens to the block's free slots. The caller is its one writer.
+    /// Adds tokens to the block's free slots. The caller is its only writer.
+    ///
+    /// # Panics
+    /// If they do not fit.
     pub(crate) fn append(&mut self, block: BlockId, tokens: &[TokenId]) {
-        let room = self.block_tokens - self.filled(block);
-        assert!(
-            tokens.len() <= room,
-            "block {block} has room for {room} tokens"
-        );
+        let free = self.block_tokens - self.filled(block);
+        assert!(tokens.len() <= free, "block {block} has {free} free slots");
         self.node_mut(block).tokens.extend_from_slice(tokens);
     }
 
-    /// Forgets what the slots from `slots` on hold. The caller is the block's one writer.
+    /// Empties the slots from `slots` on. The caller is the block's only writer.
     pub(crate) fn truncate(&mut self, block: BlockId, slots: usize) {
         let node = self.node_mut(block);
         node.tokens.truncate(slots);
         node.ready = node.ready.min(slots);
     }
 
-    /// Says that the keys and values of all filled slots are stored.
+    /// Marks the keys and values of all filled slots as stored.
     pub(crate) fn mark_ready(&mut self, block: BlockId) {
         let node = self.node_mut(block);
         node.ready = node.tokens.len();
     }
 
-    /// One more user.
+    /// Adds a user.
     pub(crate) fn retain(&mut self, block: BlockId) {
         let node = self.node_mut(block);
         node.refs += 1;
@@ -232,8 +245,8 @@ impl Blocks {
         }
     }
 
-    /// One user less. An unused block stays as a cache, unless its weights are gone or
-    /// nothing is stored in it. Release a path from its end.
+    /// Removes a user. An unused block stays as a cache, unless its weights are gone or nothing is
+    /// stored in it. A path is released from its end.
     pub(crate) fn release(&mut self, block: BlockId) {
         let (tick, epoch) = (self.tick, self.epoch);
         let node = self.node_mut(block);
@@ -286,12 +299,12 @@ impl Blocks {
         }
     }
 
-    /// Moves on the clock of the eviction order; once a pass.
+    /// Advances the clock of the eviction order; once per pass.
     pub(crate) fn advance(&mut self) {
         self.tick += 1;
     }
 
-    /// New weights: nothing stored so far is found again, and what nobody uses is freed.
+    /// Announces new weights: nothing stored so far is found again, and unused blocks are freed.
     pub(crate) fn start_epoch(&mut self) {
         self.epoch += 1;
         while let Some(&(_, block)) = self.evictable.first() {

@@ -1,26 +1,35 @@
-//! The output format of a request: which tokens may come next, and what is recorded of them.
+//! The output format of a request: which tokens can come next, and the record of them.
+//!
+//! One constraint belongs to one request and advances with each of its tokens; its matcher and
+//! masks come from the port [`Grammars`].
 
-use crate::forward::Draw;
+use crate::draw::Draw;
 use sinew_grammar::{GrammarError, Grammars, Mask, Matcher};
 use sinew_types::{
     Choice, EngineError, FormatLaw, GenerateRequest, SamplingParams, TokenId, TokenLogprob,
 };
 use std::sync::Arc;
 
-/// The matcher of one request, and what its tokens are recorded with.
+/// The matcher of one request, and the record that goes with its tokens.
 #[derive(Debug)]
 pub struct Constraint {
     law: Arc<FormatLaw>,
     matcher: Box<dyn Matcher>,
 }
 
-/// A format that cannot be followed, or no longer.
+/// The error of a format that cannot be followed, or no longer.
 pub(crate) fn failed(error: &GrammarError) -> EngineError {
     EngineError::Format(error.to_string())
 }
 
 impl Constraint {
-    /// For a request; `None` if it has no format. `columns` are those of the engine's logits.
+    /// The constraint of a request; `None` if it has no format. `columns` are those of the engine's
+    /// logits. Compiles the format, which can take milliseconds to seconds; compiled formats are
+    /// cached.
+    ///
+    /// # Errors
+    /// If the engine has no maker of masks, the masks are of another vocabulary, or the format
+    /// cannot be compiled.
     pub(crate) fn start(
         grammars: Option<&dyn Grammars>,
         request: &GenerateRequest,
@@ -50,12 +59,19 @@ impl Constraint {
         self.matcher.ended()
     }
 
-    /// What may come next.
+    /// The tokens that can come next.
+    ///
+    /// # Errors
+    /// If no mask can be made: the request fails, and never goes on without one.
     pub fn mask(&mut self) -> Result<Arc<Mask>, EngineError> {
         self.matcher.mask().map_err(|e| failed(&e))
     }
 
-    /// Goes on with a token of the mask; what is recorded of it.
+    /// Advances by a token of the mask and returns the record of the choice. `log_mass` is the
+    /// logarithm of the probability that all allowed tokens have together.
+    ///
+    /// # Errors
+    /// If the format does not allow the token.
     pub fn accept(
         &mut self,
         token: TokenId,
@@ -71,7 +87,8 @@ impl Constraint {
         })
     }
 
-    /// The next token if there is no choice: it needs no logits.
+    /// The next token if the mask allows one alone: it needs no logits, and its log-probability is
+    /// 0.
     pub fn without_choice(&mut self, params: &SamplingParams) -> Result<Option<Draw>, EngineError> {
         let mask = self.mask()?;
         match mask.only() {
@@ -80,6 +97,7 @@ impl Constraint {
         }
     }
 
+    /// The draw of a token without an alternative.
     fn forced(
         &mut self,
         token: TokenId,

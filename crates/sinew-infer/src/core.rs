@@ -1,10 +1,15 @@
 //! An engine without threads or clock: requests in, passes on demand, events out.
+//!
+//! One call of [`Core::step`] is one pass: the scheduler plans it, the forward pass computes it and
+//! draws, the scheduler takes the tokens. The thread around it is in `engine_thread`; tests call
+//! the core directly.
 
 use crate::constraint::Constraint;
-use crate::forward::{Draw, Drawn, Forward, ForwardLimits, Sampler};
+use crate::draw::{Drawn, Draws};
+use crate::forward::{Forward, ForwardLimits};
 use crate::params::RequestLimits;
-use crate::plan::Plan;
-use crate::scheduler::{Scheduler, SchedulerConfig, request_limits};
+use crate::sampler::Sampler;
+use crate::scheduler::{Plan, Scheduler, SchedulerConfig, request_limits};
 use crate::sequence::Sequence;
 use crate::stop::TokenBytes;
 use sinew_tensor::Cpu;
@@ -13,8 +18,9 @@ use sinew_types::{
 };
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// What an [`EngineThread`](crate::engine_thread::EngineThread) drives.
+/// The engine that an [`EngineThread`](crate::engine_thread::EngineThread) drives.
 pub(crate) trait Core: Send {
+    /// The limits that requests are checked against.
     fn limits(&self) -> RequestLimits;
     /// `constraint`: of the request's format, if it has one.
     fn submit(
@@ -22,16 +28,19 @@ pub(crate) trait Core: Send {
         request: GenerateRequest,
         constraint: Option<Constraint>,
     ) -> Result<(), EngineError>;
+    /// Ends a request; its last event is added to `events`.
     fn abort(&mut self, id: RequestId, events: &mut Vec<EngineEvent>);
     fn load_weights(
         &mut self,
         version: PolicyVersion,
         weights: &dyn TensorSource,
     ) -> Result<(), EngineError>;
-    /// One pass: at most one more token for each request.
+    /// Computes one pass: at most one more token for each request, and accepted draft tokens. A
+    /// failed pass fails the requests in it; the engine goes on.
     fn step(&mut self, events: &mut Vec<EngineEvent>);
+    /// Whether a pass would compute anything.
     fn has_work(&self) -> bool;
-    /// All but the time it was busy.
+    /// Counts of requests, memory and tokens; the busy time is the thread's to add.
     fn status(&self) -> EngineStatus;
 }
 
@@ -41,8 +50,9 @@ pub(crate) struct ModelCore<F> {
     forward: F,
     limits: ForwardLimits,
     scheduler: Scheduler,
+    /// Whether stop strings can be matched.
     token_bytes: bool,
-    /// Threads for what follows a pass.
+    /// Threads for the work after a pass.
     cpu: Option<Cpu>,
 }
 
@@ -63,7 +73,7 @@ impl<F: Forward> ModelCore<F> {
         })
     }
 
-    /// Does what the plan says; the result of each of its samples.
+    /// Carries out a plan: copies, the pass, copies; returns the result of each of its samples.
     fn compute(&mut self, plan: &Plan) -> Result<Vec<Result<Draws, EngineError>>, EngineError> {
         for &copy in &plan.copies_before {
             self.forward.copy_block(copy);
@@ -102,17 +112,8 @@ fn failed(why: &str) -> EngineError {
     EngineError::Failed(why.to_owned())
 }
 
-/// The tokens drawn for one sequence.
-#[derive(Debug)]
-pub(crate) struct Draws {
-    pub(crate) draws: Vec<Draw>,
-    /// How many draft tokens were accepted.
-    pub(crate) accepted: usize,
-    /// The last token ends an output that has a format.
-    pub(crate) ended: bool,
-}
-
-/// Calls `work` with each input and its index, on the threads of `cpu` if there are some.
+/// Calls `work` with each input and its index, on the threads of `cpu` if there are some. Results
+/// are in the order of the inputs.
 fn in_parallel<T: Send, R: Send + Sync>(
     cpu: Option<&Cpu>,
     inputs: Vec<T>,

@@ -1,40 +1,45 @@
-//! Speculative decoding by n-gram lookup: the draft of what a sequence says next is what followed the same
-//! few tokens before, in its own text or in that of another request. Samples of one task, and outputs of one
-//! format, repeat each other.
+//! Speculative decoding by n-gram lookup (prompt lookup decoding): the draft of a sequence's next
+//! tokens is the text that followed the same few tokens before, in its own text or in that of
+//! another request. Samples of one task, and outputs of one format, repeat each other.
 //!
-//! A draft token costs a row of a pass and decides nothing: only tokens that the sampler draws itself are
-//! accepted. It is worth its lines where few requests run, as in evaluation, in `sinew serve` and at the end
-//! of a batch: 2 to 3 times as many tokens a second on texts that repeat (docs/performance.md).
+//! A draft token costs a row of a pass and decides nothing: only tokens that the sampler draws
+//! itself are accepted. It pays off where few requests run, as in evaluation, in `sinew serve` and
+//! at the end of a batch: 2 to 3 times as many tokens a second on texts that repeat
+//! (docs/performance.md).
 
 use sinew_types::TokenId;
 use std::collections::{BTreeMap, HashMap};
 
-/// Tokens that must agree for a draft.
+/// Number of equal tokens before a draft.
 const CONTEXT: usize = 3;
 /// Maximum number of tokens remembered; the requests that came first are forgotten first.
 const REMEMBERED: usize = 1 << 18;
 
+/// The tokens before a draft.
 type Gram = [TokenId; CONTEXT];
 
 /// Draft tokens after which their acceptance rate counts.
 const COUNTED: f32 = 32.0;
-/// Least acceptance rate: a draft token costs part of a row, and saves a whole pass.
+/// Minimum acceptance rate: a draft token costs part of a row, and saves a whole pass.
 const MIN_RATE: f32 = 0.15;
-/// What the counts of earlier passes keep.
+/// Factor on older counts, once per sequence and pass.
 const FADING: f32 = 0.97;
-/// Passes without drafts after the rate was below it.
+/// Passes without drafts after the rate was below the minimum.
 const REST: u32 = 100;
 
 /// The acceptance rate of recent draft tokens. Depends on nothing but past ones.
 #[derive(Debug, Default)]
 pub(crate) struct AcceptanceRate {
+    /// Draft tokens of recent passes, older ones faded.
     drafted: f32,
+    /// Those of them that were accepted.
     accepted: f32,
+    /// Passes that are still without drafts.
     rest: u32,
 }
 
 impl AcceptanceRate {
-    /// Takes note of the draft tokens of one sequence in a pass.
+    /// Counts the draft tokens of one sequence in a pass.
     pub(crate) fn note(&mut self, drafted: usize, accepted: usize) {
         self.drafted = self.drafted * FADING + drafted as f32;
         self.accepted = self.accepted * FADING + accepted as f32;
@@ -46,7 +51,7 @@ impl AcceptanceRate {
         }
     }
 
-    /// Asked once a pass: whether it has drafts.
+    /// Whether this pass has drafts. Called once per pass.
     pub(crate) fn drafts_now(&mut self) -> bool {
         let resting = self.rest > 0;
         self.rest = self.rest.saturating_sub(1);
@@ -66,8 +71,8 @@ pub(crate) struct NgramIndex {
 }
 
 impl NgramIndex {
-    /// Takes note of what request `arrival` consists of now; calls for one request only ever
-    /// add tokens. Nothing before `start` is new to the index.
+    /// Records the tokens of request `arrival`; later calls for the same request only ever add
+    /// tokens. Nothing before `start` is new to the index.
     pub(crate) fn note(&mut self, arrival: u64, tokens: &[TokenId], start: usize) {
         let text = self.texts.entry(arrival).or_default();
         let known = text.len();
@@ -86,7 +91,8 @@ impl NgramIndex {
         self.forget();
     }
 
-    /// Up to `count` tokens that may follow `tokens`.
+    /// Up to `count` tokens that followed the end of `tokens` the last time; empty if it never
+    /// occurred.
     pub(crate) fn draft(&self, tokens: &[TokenId], count: usize) -> &[TokenId] {
         let found = gram_before(tokens, tokens.len()).and_then(|gram| self.index.get(&gram));
         let Some(&(arrival, next)) = found else {
@@ -97,6 +103,7 @@ impl NgramIndex {
         text.get(next..end).unwrap_or(&[])
     }
 
+    /// Drops the oldest texts beyond [`REMEMBERED`] tokens, and the index of dropped texts.
     fn forget(&mut self) {
         while self.remembered > REMEMBERED
             && self.texts.len() > 1

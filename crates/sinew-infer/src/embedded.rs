@@ -12,13 +12,15 @@ use sinew_types::{
 };
 use std::sync::Arc;
 
-/// How an embedded engine runs.
+/// Limits of an embedded engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
+    /// How passes are filled.
     pub scheduler: SchedulerConfig,
-    /// Maximum number of requests that wait for their first pass; more are refused with `QueueFull`.
+    /// Maximum number of requests that wait for their first pass; more are refused with
+    /// `QueueFull`. Default: 4096.
     pub max_waiting: usize,
-    /// Of the weights that the forward pass holds at the start.
+    /// Version of the weights that the forward pass holds at the start.
     pub version: PolicyVersion,
 }
 
@@ -34,20 +36,20 @@ impl Default for EngineConfig {
 
 /// Generates with a forward pass on a thread of its own.
 ///
-/// Event sinks are called on that thread; they may submit and abort, but not load weights.
-/// Dropping the engine ends the thread after the current pass; requests that have not ended
-/// then fail with [`EngineError::Stopped`].
+/// Thread-safe. Event sinks are called on that thread; they may submit and abort, but not load
+/// weights. A slow sink delays the next pass of all requests. Dropping the engine ends the thread
+/// after the current pass; requests that have not ended then fail with [`EngineError::Stopped`].
 #[derive(Debug)]
 pub struct EmbeddedEngine {
     thread: EngineThread,
 }
 
 impl EmbeddedEngine {
-    /// Starts an engine. Stop strings need `token_bytes`; `clock` measures the time that the
-    /// engine is busy.
+    /// Starts an engine. Stop strings need `token_bytes`; `clock` measures the time that the engine
+    /// is busy, in seconds.
     ///
     /// # Errors
-    /// If a limit leaves no room for any work, or the thread does not start.
+    /// If a limit does not allow any work, or the thread does not start.
     pub fn new(
         forward: impl Forward + 'static,
         config: EngineConfig,
@@ -57,7 +59,7 @@ impl EmbeddedEngine {
         Self::with_formats(forward, config, token_bytes, None, clock)
     }
 
-    /// The same for requests with formats: `grammars` makes their masks.
+    /// Starts an engine for requests with formats as well: `grammars` makes their masks.
     ///
     /// # Errors
     /// As [`EmbeddedEngine::new`].

@@ -1,7 +1,7 @@
 //! The thread around a [`Core`]: a bounded inbox, sinks, weights between two passes.
 //!
-//! Whatever happens on the thread, every request gets its last event and every caller its
-//! answer: a panic turns into [`EngineError::Stopped`] for all.
+//! In every case, each request gets its last event and each caller its answer: a panic turns into
+//! [`EngineError::Stopped`] for all.
 
 use crate::constraint::Constraint;
 use crate::core::Core;
@@ -20,7 +20,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, ThreadId};
 
-/// Weights that a caller waits for.
+/// Weights whose caller blocks until they are loaded.
 struct Load {
     version: PolicyVersion,
     weights: Arc<dyn TensorSource>,
@@ -30,7 +30,7 @@ struct Load {
 /// A request, the constraint of its format, and where its events go.
 type Submitted = (GenerateRequest, Option<Constraint>, EventSink);
 
-/// What callers leave for the thread. Bounded: `submitted` by the limit on waiting requests,
+/// State that callers and the thread share. Bounded: `submitted` by the limit on waiting requests,
 /// `aborted` by `live`, `loads` by the callers that block on them.
 #[derive(Default)]
 struct Inbox {
@@ -38,6 +38,7 @@ struct Inbox {
     aborted: BTreeSet<RequestId>,
     loads: VecDeque<Load>,
     paused: bool,
+    /// The owner has dropped the engine: the thread ends.
     dropped: bool,
     /// Why the thread has ended.
     stopped: Option<String>,
@@ -54,11 +55,13 @@ impl Inbox {
 
 struct Shared {
     inbox: Mutex<Inbox>,
+    /// Signals the thread that the inbox has something for it.
     wake: Condvar,
 }
 
 impl Shared {
-    /// No invariant spans a panic while the lock is taken, so a poisoned lock is usable.
+    /// Locks the inbox. No invariant spans a panic while the lock is held, so a poisoned lock is
+    /// usable.
     fn lock(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -67,10 +70,13 @@ impl Shared {
 /// A core on its own thread, behind the `Engine` port.
 pub(crate) struct EngineThread {
     shared: Arc<Shared>,
+    /// Limits that requests are checked against on the caller's thread.
     limits: RequestLimits,
     grammars: Option<Arc<dyn Grammars>>,
+    /// Maximum requests in the inbox and in the core that wait.
     max_waiting: usize,
     thread: Option<JoinHandle<()>>,
+    /// Identity of the thread, to refuse calls of sinks that would wait for it.
     thread_id: ThreadId,
 }
 
@@ -210,17 +216,20 @@ impl Drop for EngineThread {
     }
 }
 
-/// What the thread owns.
+/// State of the thread alone.
 struct Worker {
     shared: Arc<Shared>,
     core: Box<dyn Core>,
     sinks: HashMap<RequestId, EventSink>,
+    /// Events of the last pass, kept to reuse their memory.
     events: Vec<EngineEvent>,
     clock: Clock,
+    /// Seconds spent in passes since the start.
     busy_s: f64,
 }
 
 impl Worker {
+    /// The thread: serves until the engine is dropped or panics, then ends all requests.
     fn run(mut self) {
         let served = catch_unwind(AssertUnwindSafe(|| self.serve()));
         let why = match served {
@@ -247,7 +256,7 @@ impl Worker {
         }
     }
 
-    /// Until the engine is dropped.
+    /// Runs passes until the engine is dropped. Weights are loaded between two passes.
     fn serve(&mut self) {
         while let Some(paused) = self.receive() {
             if !paused && self.core.has_work() {
@@ -275,7 +284,7 @@ impl Worker {
         let submitted = std::mem::take(&mut inbox.submitted);
         let aborted = std::mem::take(&mut inbox.aborted);
         let loads = std::mem::take(&mut inbox.loads);
-        // What moved out of the inbox still waits, until the next publication says better.
+        // These requests have left the inbox and still wait: counted here until the next publication.
         inbox.status.waiting += submitted.len();
         drop(inbox);
         // All sinks first: should the core panic, each gets its last event.
@@ -318,11 +327,12 @@ impl Worker {
         for event in events.drain(..) {
             self.hand_out(event);
         }
-        // What aborting the requests of broken sinks has added is handed to nobody.
+        // Events from aborting requests of broken sinks have no receiver.
         self.events.clear();
         self.events = events;
     }
 
+    /// Calls the sink of an event. A sink that panics ends its own request.
     fn hand_out(&mut self, event: EngineEvent) {
         let id = request_of(&event);
         let last = last_of(&event).is_some();
@@ -340,7 +350,8 @@ impl Worker {
     }
 }
 
-/// Calls a sink; whether it returned. One that panics loses its own events and no one else's.
+/// Calls a sink; whether it returned. One that panics loses its own events and those of no other
+/// request.
 pub(crate) fn deliver(sink: &mut EventSink, event: EngineEvent) -> bool {
     catch_unwind(AssertUnwindSafe(|| sink(event))).is_ok()
 }

@@ -1,5 +1,8 @@
-//! An engine without a model: token ids from a hash of the prefix, scripts and faults on
-//! demand. For tests, simulation and first steps without a download.
+//! An engine without a model: token ids from a hash of the prefix, scripts and faults on demand.
+//! For tests, simulation and first steps without a download.
+//!
+//! Its log-probabilities can be recomputed from prefix and token alone ([`FakeModel`]), so a test
+//! can check a whole training path token by token.
 
 use crate::constraint::Constraint;
 use crate::core::Core;
@@ -21,21 +24,25 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Probabilities of the tokens that may follow a prefix, the most likely first.
+/// Probabilities of the tokens that can follow a prefix, the most likely first.
 const PROBABILITIES: [f32; 4] = [0.4, 0.3, 0.2, 0.1];
 
 /// The distribution that a [`FakeEngine`] samples: after each prefix four tokens, or the end.
+///
+/// The four have probabilities 0.4, 0.3, 0.2 and 0.1 at temperature 1; which ids they are is a hash
+/// of seed and prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FakeModel {
-    /// At least 4.
+    /// Number of token ids, at least 4.
     pub vocab: usize,
     /// Two models with different seeds have nothing in common.
     pub seed: u64,
-    /// A token that is the only continuation of about one prefix in `.1`.
+    /// A token that is the only continuation of about one prefix in `.1`; `None`: outputs end at
+    /// limits alone.
     pub end: Option<(TokenId, u32)>,
 }
 
-/// Base of the polynomial that hashes a prefix: odd, so that no token is ever forgotten.
+/// Base of the polynomial that hashes a prefix: odd, so that every token changes the hash.
 const BASE: u64 = GOLDEN_GAMMA;
 
 /// Tokens that are hashed side by side.
@@ -52,7 +59,7 @@ const POWERS: [u64; SIDE_BY_SIDE + 1] = {
     powers
 };
 
-/// What a block of tokens adds to the hash if all of them are 0: a token counts as one more, so
+/// Contribution of a block of zero tokens to the hash: a token counts as one more than its id, so
 /// that every token counts.
 const ZEROS: u64 = {
     let (mut sum, mut i) = (0u64, 0);
@@ -63,8 +70,8 @@ const ZEROS: u64 = {
     sum
 };
 
-/// Goes on with the hash of a prefix, modulo 2^64: a product and a sum for each token, most of
-/// them independent of each other, as prompts are long.
+/// Extends the hash of a prefix, modulo 2^64: one product and one sum for each token, mostly
+/// independent of each other, because prompts are long.
 fn hash_on(hash: u64, tokens: &[TokenId]) -> u64 {
     let (blocks, rest) = tokens.as_chunks::<SIDE_BY_SIDE>();
     let mut hash = hash;
@@ -87,7 +94,7 @@ fn hash_on(hash: u64, tokens: &[TokenId]) -> u64 {
 }
 
 impl FakeModel {
-    /// [`FakeModel::logprob_at`] temperature 1.
+    /// [`FakeModel::logprob_at`] temperature 1, in nats.
     pub fn logprob(&self, prefix: &[TokenId], token: TokenId) -> f32 {
         self.logprob_at(prefix, token, 1.0)
     }
@@ -98,7 +105,7 @@ impl FakeModel {
         self.logprob_in(self.state(prefix), token, temperature)
     }
 
-    /// What decides on the token after a prefix.
+    /// The hash that decides about the token after a prefix.
     fn state(&self, prefix: &[TokenId]) -> u64 {
         mix_hash(self.hash(prefix), 0)
     }
@@ -114,10 +121,12 @@ impl FakeModel {
             .then_some(end)
     }
 
+    /// The token of a rank: consecutive ids from a first one that the state selects.
     fn candidate(&self, state: u64, rank: usize) -> TokenId {
         ((state % self.vocab as u64) as usize + rank).rem_euclid(self.vocab) as TokenId
     }
 
+    /// As [`FakeModel::logprob_at`], from the state of the prefix.
     fn logprob_in(&self, state: u64, token: TokenId, temperature: f32) -> f32 {
         if let Some(end) = self.ends_at(state)
             && end == token
@@ -251,37 +260,41 @@ impl FakeModel {
     }
 }
 
-/// What goes wrong with a request.
+/// A failure that a test asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// `submit` answers this.
+    /// `submit` returns this error.
     Refuse(EngineError),
     /// It fails after so many tokens.
     FailAfter { tokens: u32, error: EngineError },
-    /// After so many tokens nothing more comes, until it is aborted.
+    /// After so many tokens nothing more comes, until the request is aborted.
     HangAfter { tokens: u32 },
-    /// The engine panics after so many tokens, and stops for everyone.
+    /// The engine panics after so many tokens, and stops for all requests.
     PanicAfter { tokens: u32 },
 }
 
 /// Tokens to answer a request with, instead of drawn ones.
 pub type Script = Arc<dyn Fn(&GenerateRequest) -> Option<Vec<TokenId>> + Send + Sync>;
 
-/// How a fake engine behaves.
+/// Limits and behaviour of a fake engine.
 #[derive(Clone)]
 pub struct FakeConfig {
+    /// The distribution. Default: 512 tokens, seed 0, no end token.
     pub model: FakeModel,
-    /// Most tokens of prompt and output together.
+    /// Maximum tokens of prompt and output together. Default: 8192.
     pub context: usize,
-    /// Most requests that get a token in one pass.
+    /// Maximum requests that get a token in one pass. Default: 128.
     pub max_running: usize,
+    /// Maximum requests that wait; more are refused. Default: 4096.
     pub max_waiting: usize,
+    /// Version of the weights at the start.
     pub version: PolicyVersion,
-    /// If the scripted tokens do not end the generation, drawn ones follow; so they do from where a request's
-    /// format bars a scripted one.
+    /// Prescribed outputs. If the scripted tokens do not end the generation, drawn ones follow; so
+    /// they do from the point at which a request's format bars a scripted one.
     pub script: Option<Script>,
     /// The fault of the n-th request that passes the checks, counted from 0.
     pub faults: HashMap<u64, Fault>,
+    /// Needed for stop strings.
     pub token_bytes: Option<TokenBytes>,
     /// Makes the masks of requests with formats.
     pub grammars: Option<Arc<dyn Grammars>>,
@@ -323,10 +336,12 @@ impl fmt::Debug for FakeConfig {
     }
 }
 
+/// A request of the fake engine.
 struct FakeSequence {
     sequence: Sequence,
-    /// Of its tokens.
+    /// Hash of its tokens.
     hash: u64,
+    /// Prescribed tokens that are still to come.
     script: std::vec::IntoIter<TokenId>,
     fault: Option<Fault>,
 }
@@ -397,7 +412,7 @@ impl FakeCore {
         })
     }
 
-    /// One more token of `key`, or what its fault makes of it. Whether it has ended.
+    /// Adds one token to `key`, or carries out its fault; whether it has ended.
     fn advance(&mut self, key: OrderKey, events: &mut Vec<EngineEvent>) -> bool {
         let Some(fake) = self.sequences.get_mut(&key) else {
             return false;
@@ -533,7 +548,7 @@ impl Core for FakeCore {
         }
     }
 
-    /// A hanging request must not keep a thread busy for ever.
+    /// A hanging request is no work: it must not keep a thread busy without end.
     fn has_work(&self) -> bool {
         let hangs = |fake: &FakeSequence| match fake.fault {
             Some(Fault::HangAfter { tokens }) => {
@@ -560,21 +575,25 @@ impl Core for FakeCore {
 }
 
 /// An engine without a model: deterministic, with log-probabilities that [`FakeModel`] can
-/// recompute. Threaded like a real one, or stepped by the caller.
+/// recompute. Threaded like a real one, or stepped by the caller, which makes whole simulations
+/// reproducible.
 #[derive(Debug)]
 pub struct FakeEngine {
     mode: Mode,
 }
 
+/// How passes are driven.
 #[derive(Debug)]
 enum Mode {
     Threaded(EngineThread),
     Stepped(Box<Mutex<Stepped>>),
 }
 
+/// An engine that the caller steps.
 struct Stepped {
     core: FakeCore,
     sinks: HashMap<RequestId, EventSink>,
+    /// Whether [`FakeEngine::step`] does nothing.
     paused: bool,
     /// Events that no sink has seen yet, in order.
     events: VecDeque<EngineEvent>,
@@ -623,8 +642,8 @@ impl FakeEngine {
         })
     }
 
-    /// Gives every running request one token, and returns whether anything is left to do.
-    /// Sinks are called on the calling thread, and may submit. A threaded engine ignores it.
+    /// Gives every running request one token, and returns whether anything remains to do. Sinks are
+    /// called on the calling thread, and may submit. A threaded engine ignores it.
     pub fn step(&self) -> bool {
         let Mode::Stepped(stepped) = &self.mode else {
             return false;

@@ -1,11 +1,13 @@
 //! The seam to the device that computes passes: a model on a CPU or a GPU, or a stand-in for tests.
+//!
+//! A new device implements [`Forward`] and nothing else; scheduler, blocks, prefix cache and
+//! formats stay as they are.
 
-use crate::constraint::Constraint;
-use crate::sampler;
+use crate::draw::Drawn;
+use crate::sampler::{self, Sampler};
 use sinew_tensor::Cpu;
-use sinew_types::{Choice, EngineError, SamplingParams, TensorSource, TokenId, TokenLogprob};
+use sinew_types::{TensorSource, TokenId};
 use std::ops::Range;
-use std::sync::Mutex;
 
 /// Index of a physical block of key-value memory.
 pub type BlockId = u32;
@@ -13,7 +15,7 @@ pub type BlockId = u32;
 /// Sizes that never change while an engine lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForwardLimits {
-    /// Token ids are below it; logits have as many columns.
+    /// Number of token ids; logits have as many columns.
     pub vocab: usize,
     /// Maximum number of tokens of one sequence.
     pub context: usize,
@@ -26,7 +28,9 @@ pub struct ForwardLimits {
 /// Copies the first `tokens` slots of block `from` to block `to`, in every layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockCopy {
+    /// Source.
     pub from: BlockId,
+    /// Target, another block.
     pub to: BlockId,
     /// Slots that matter; an implementation may copy more of the block.
     pub tokens: usize,
@@ -37,7 +41,7 @@ pub struct BlockCopy {
 pub struct BatchSequence {
     /// Its rows in [`Batch::tokens`]; those of one sequence are consecutive.
     pub rows: Range<usize>,
-    /// Tokens before the first row whose keys and values are stored already.
+    /// Number of tokens before the first row; their keys and values are stored already.
     pub past: usize,
     /// Its part of [`Batch::block_table`]: the physical block of each logical block.
     pub blocks: Range<usize>,
@@ -52,41 +56,13 @@ pub struct BatchSequence {
 pub struct Batch {
     /// New tokens, `[rows]`.
     pub tokens: Vec<TokenId>,
+    /// The sequences, in the order of their rows.
     pub sequences: Vec<BatchSequence>,
+    /// Physical blocks of all sequences, one sequence after the other.
     pub block_table: Vec<BlockId>,
-    /// Rows whose logits are wanted, ascending.
+    /// Rows after which tokens are drawn, ascending.
     pub logit_rows: Vec<usize>,
 }
-
-/// How tokens are drawn for one sequence, from consecutive rows of logits.
-#[derive(Clone, Copy, Debug)]
-pub struct Sampler<'a> {
-    /// Index in [`Batch::logit_rows`] of the row after the known tokens. Samplers may share a row.
-    pub row: usize,
-    /// Draft tokens, which follow the known ones in the batch: a row of logits follows for each.
-    pub draft: &'a [TokenId],
-    pub params: &'a SamplingParams,
-    /// Number of known tokens: the position of the first token drawn.
-    pub position: usize,
-    /// Of the output format. It stands after the known tokens, and goes on with each token drawn.
-    pub constraint: Option<&'a Mutex<Constraint>>,
-}
-
-/// A token drawn from a row of logits.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Draw {
-    pub id: TokenId,
-    /// Natural log-probability under the full softmax at [`SamplingParams::policy_temperature`]; with a
-    /// constraint, of the softmax over the tokens that its mask allows.
-    pub logprob: f32,
-    /// The most likely tokens of the same softmax, best first: [`SamplingParams::top_logprobs`] of them.
-    pub top: Vec<TokenLogprob>,
-    /// What [`Constraint::accept`] says of the token.
-    pub choice: Option<Choice>,
-}
-
-/// The tokens of one sampler, at least one: all but the last are draft tokens that were accepted.
-pub type Drawn = Result<Vec<Draw>, EngineError>;
 
 /// The device seam of generation: computes passes, keeps keys and values in numbered blocks, and draws
 /// tokens.
@@ -108,16 +84,17 @@ pub type Drawn = Result<Vec<Draw>, EngineError>;
 /// What crosses the seam is per token: a device that overrides [`Forward::step`] never ships logits. It may
 /// block until the draws are there. [`crate::testing::conformance`] tests the contract.
 pub trait Forward: Send {
+    /// Sizes, the same at every call.
     fn limits(&self) -> ForwardLimits;
 
-    /// Copies within the key-value memory.
+    /// Copies within the key-value memory. Takes effect before the passes that follow.
     fn copy_block(&mut self, copy: BlockCopy);
 
     /// Stores keys and values of all rows, and draws tokens: the result of each sampler, in order.
     ///
     /// # Errors
-    /// What failed; the requests in the batch fail with it. An error of one sampler concerns its request
-    /// alone.
+    /// With the reason; all requests in the batch fail with it. An error of one sampler concerns
+    /// its request alone.
     fn step(&mut self, batch: &Batch, samplers: &[Sampler<'_>]) -> Result<Vec<Drawn>, String> {
         let (vocab, cpu) = (self.limits().vocab, self.cpu());
         let logits = self.logits(batch)?;
@@ -131,13 +108,13 @@ pub trait Forward: Send {
     /// As [`Forward::step`].
     fn logits(&mut self, batch: &Batch) -> Result<&[f32], String>;
 
-    /// Replaces the weights. Checks names and shapes first; element types may be any.
+    /// Replaces the weights. Checks names and shapes first; element types can be any.
     ///
     /// # Errors
-    /// What does not fit; then nothing changed.
+    /// If the tensors are not those of the model; then nothing changed.
     fn load_weights(&mut self, weights: &dyn TensorSource) -> Result<(), String>;
 
-    /// The threads that may draw tokens while no pass runs; `None`: the engine's own thread does.
+    /// Threads for drawing tokens while no pass runs; `None`: the engine's own thread draws.
     fn cpu(&self) -> Option<Cpu> {
         None
     }

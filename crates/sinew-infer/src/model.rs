@@ -1,4 +1,4 @@
-//! The forward pass of a real model: packed weights and paged keys and values.
+//! The forward pass of a real model: packed weights and paged keys and values on the CPU.
 
 use crate::forward::{Batch, BlockCopy, Forward, ForwardLimits};
 use sinew_model::{InferBatch, InferModel, InferScratch};
@@ -6,10 +6,14 @@ use sinew_tensor::Cpu;
 use sinew_tensor::paged::{KvPool, KvPoolError, PANEL_TOKENS, PagedSequence};
 use sinew_types::TensorSource;
 
-/// Small, since a sequence wastes half a block on average and a branch copies part of one.
+/// Tokens of a block. Small, since a sequence wastes half a block on average and a branch copies
+/// part of one.
 const BLOCK_TOKENS: usize = PANEL_TOKENS;
 
-/// A model with its key-value memory.
+/// A model with its key-value memory and the buffers of its passes.
+///
+/// Keys and values are stored as the model computes them, in f32: what a later pass reads is what
+/// training computes.
 #[derive(Debug)]
 pub struct ModelForward {
     device: Cpu,
@@ -19,8 +23,8 @@ pub struct ModelForward {
 }
 
 impl ModelForward {
-    /// Room for the keys and values of `kv_tokens` tokens, rounded up to blocks. Memory is
-    /// taken from the system as it is first used: see [`ModelForward::kv_bytes`].
+    /// A model with space for the keys and values of `kv_tokens` tokens, rounded up to blocks.
+    /// Memory is taken from the system as it is first used: see [`ModelForward::kv_bytes`].
     ///
     /// # Errors
     /// If that much memory cannot be addressed.

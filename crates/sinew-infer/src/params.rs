@@ -1,17 +1,22 @@
-//! Refuses requests that cannot run, by name, before they enter a queue.
+//! Refuses requests that cannot run, by the name of the parameter, before they enter a queue.
 
 use crate::constraint::Constraint;
 use sinew_types::{EngineError, GenerateRequest, SamplingParams, TEMPERATURES, TokenId};
 use std::fmt::Display;
 
+/// Maximum stop ids of a request.
 const MAX_STOP_IDS: usize = 256;
+/// Maximum stop strings of a request.
 const MAX_STOP_STRINGS: usize = 64;
+/// Maximum bytes of a stop string.
 const MAX_STOP_STRING_BYTES: usize = 1024;
+/// Maximum entries of a logit bias.
 const MAX_LOGIT_BIAS: usize = 4096;
 
-/// What requests are checked against.
+/// The limits that requests are checked against.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RequestLimits {
+    /// Number of token ids.
     pub(crate) vocab: usize,
     /// Maximum number of tokens of prompt and output together.
     pub(crate) context: usize,
@@ -19,7 +24,10 @@ pub(crate) struct RequestLimits {
     pub(crate) token_bytes: bool,
 }
 
-/// `Ok` if the engine can run `request` to an end.
+/// Checks that the engine can run `request` to its end.
+///
+/// # Errors
+/// With the name of the parameter, its value and the allowed range.
 pub(crate) fn check_request(
     request: &GenerateRequest,
     limits: &RequestLimits,
@@ -52,7 +60,7 @@ pub(crate) fn check_request(
     check_bias(&request.sampling, limits)
 }
 
-/// Whether a request with a format has its constraint: without, it must not run.
+/// Checks that a request with a format has its constraint: without one, it must not run.
 pub(crate) fn check_constraint(
     request: &GenerateRequest,
     constraint: Option<&Constraint>,

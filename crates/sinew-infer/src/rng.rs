@@ -1,5 +1,8 @@
-//! Counter-based random numbers: a draw is a function of (seed, position) alone, so no
-//! request's stream depends on what else runs, on batching or on preemption.
+//! Counter-based random numbers: a draw is a function of (seed, position) alone, so no request's
+//! stream depends on what else runs, on batching or on preemption.
+//!
+//! A device of another kind computes the same numbers: Philox4x32-10 with the position as counter
+//! and the seed as key, both as two 32-bit words, low word first.
 
 /// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {

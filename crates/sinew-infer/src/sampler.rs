@@ -6,17 +6,34 @@
 //! no bias, nothing truncated.
 
 use crate::constraint::Constraint;
-use crate::forward::{Draw, Drawn, Sampler};
+use crate::draw::{Draw, Drawn};
 use crate::rng;
 use crate::softmax::{self, BadLogits, Candidate, Maxima};
 use sinew_grammar::Mask;
 use sinew_tensor::Cpu;
 use sinew_tensor::logprob::SoftmaxRow;
 use sinew_types::{EngineError, SamplingParams, TokenId, TokenLogprob};
-use std::sync::{OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// The result of each sampler, from `[rows, vocab]` logits, in parallel on the threads of `cpu`: a draw
-/// depends on its own sequence alone. With a `cpu`, log-probabilities have the bits of training.
+/// How tokens are drawn for one sequence, from consecutive rows of logits.
+#[derive(Clone, Copy, Debug)]
+pub struct Sampler<'a> {
+    /// Index in [`Batch::logit_rows`](crate::Batch::logit_rows) of the row after the known tokens. Samplers can share a row.
+    pub row: usize,
+    /// Draft tokens, which follow the known ones in the batch: a row of logits follows for each.
+    pub draft: &'a [TokenId],
+    /// Temperature, truncation, bias and seed.
+    pub params: &'a SamplingParams,
+    /// Number of known tokens: the position of the first token drawn.
+    pub position: usize,
+    /// Constraint of the output format. It stands after the known tokens, and advances with each
+    /// token drawn.
+    pub constraint: Option<&'a Mutex<Constraint>>,
+}
+
+/// The result of each sampler, from `[rows, vocab]` logits, in parallel on the threads of `cpu`: a
+/// draw depends on its own sequence alone. With a `cpu`, log-probabilities have the bits of
+/// training.
 pub(crate) fn sample(
     logits: &[f32],
     vocab: usize,
@@ -37,8 +54,8 @@ pub(crate) fn sample(
     drawn.into_iter().filter_map(OnceLock::into_inner).collect()
 }
 
-/// Draws the token after the known ones, and goes on as long as the draft token is what was drawn: the tokens
-/// are those of drawing one in each pass.
+/// Draws the token after the known ones, and continues as long as the draw is the draft token: the
+/// tokens are those of drawing one in each pass.
 fn draw_along(logits: &[f32], vocab: usize, sampler: &Sampler<'_>, cpu: Option<&Cpu>) -> Drawn {
     let params = sampler.params;
     let mut draws = Vec::with_capacity(1);
@@ -88,8 +105,11 @@ fn draw_constrained(
     Ok(draw)
 }
 
-/// Draws the token that follows `position` tokens. The same logits, parameters and position
-/// give the same token.
+/// Draws the token that follows `position` tokens. The same logits, parameters and position give
+/// the same token.
+///
+/// # Errors
+/// If the logits are not finite.
 pub(crate) fn draw(
     logits: &[f32],
     params: &SamplingParams,
@@ -208,6 +228,7 @@ fn log_sum(logits: &[f32], params: &SamplingParams) -> Result<f64, BadLogits> {
     Ok(f64::from(max) / f64::from(temperature) + sum.ln())
 }
 
+/// The logits with the request's bias added.
 fn biased(logits: &[f32], params: &SamplingParams) -> Vec<f32> {
     let mut out = logits.to_vec();
     for &(id, bias) in &params.logit_bias {
@@ -216,7 +237,8 @@ fn biased(logits: &[f32], params: &SamplingParams) -> Vec<f32> {
     out
 }
 
-/// `total` and `chunks` are the sums of exponentials at the temperature: whole and per chunk.
+/// The token of the uniform number `u`. `total` and `chunks` are the sums of exponentials at the
+/// temperature: whole and per chunk.
 fn choose(
     logits: &[f32],
     maxima: &Maxima,
@@ -257,16 +279,16 @@ fn choose_from_all(
     let end = logits.len().min(start + softmax::CHUNK);
     let ids = start as TokenId..;
     let entries = logits[start..end].iter().copied().zip(ids);
-    walk(entries, max, scale, target)
+    pick(entries, max, scale, target)
 }
 
 fn choose_from(kept: &[Candidate], max: f32, scale: f32, target: f64) -> TokenId {
-    walk(kept.iter().copied(), max, scale, target)
+    pick(kept.iter().copied(), max, scale, target)
 }
 
-/// The token at which the cumulative mass passes `target`. Rounding may leave a rest at the
-/// end: it belongs to the last token that has any mass.
-fn walk(
+/// The token at which the cumulative mass passes `target`. Rounding can leave a rest at the end: it
+/// belongs to the last token that has any mass.
+fn pick(
     entries: impl Iterator<Item = Candidate>,
     max: f32,
     scale: f32,
@@ -309,17 +331,17 @@ fn truncate(
         let mass = mass_of(&kept);
         (kept, mass)
     } else {
-        let wanted = f64::from(params.top_p) * total;
+        let limit = f64::from(params.top_p) * total;
         (
-            likely(logits, maxima, params.temperature, wanted, mass_of),
+            likely(logits, maxima, params.temperature, limit, mass_of),
             total,
         )
     };
     kept.sort_unstable_by(softmax::by_logit);
-    let wanted = f64::from(params.top_p) * total;
+    let limit = f64::from(params.top_p) * total;
     let mut mass = 0.0;
     let mut count = 0;
-    while count < kept.len() && (count == 0 || mass < wanted) {
+    while count < kept.len() && (count == 0 || mass < limit) {
         mass += mass_of(&kept[count..=count]);
         count += 1;
     }
@@ -327,20 +349,20 @@ fn truncate(
     (kept, mass)
 }
 
-/// Enough of the most likely tokens to hold the mass `wanted`, found by lowering a cut, so
-/// that a peaked distribution does not pay for sorting the vocabulary.
+/// Enough of the most likely tokens to hold the mass `limit`, found by lowering a cut, so that a
+/// peaked distribution does not pay for sorting the vocabulary.
 fn likely(
     logits: &[f32],
     maxima: &Maxima,
     temperature: f32,
-    wanted: f64,
+    limit: f64,
     mass_of: impl Fn(&[Candidate]) -> f64,
 ) -> Vec<Candidate> {
     let mut depth = 4.0;
     // Below e^-64 of the largest probability nothing is worth a cut.
     while depth <= 64.0 {
         let kept = softmax::at_least(logits, maxima, maxima.max - depth * temperature);
-        if mass_of(&kept) >= wanted {
+        if mass_of(&kept) >= limit {
             return kept;
         }
         depth *= 2.0;
@@ -484,12 +506,12 @@ mod tests {
                 all.truncate(top_k as usize);
             }
             let total: f64 = all.iter().map(|&(x, _)| weight(x)).sum();
-            let wanted = f64::from(top_p) * total;
+            let limit = f64::from(top_p) * total;
             let cumulative = |n: usize| all[..n].iter().map(|&(x, _)| weight(x)).sum::<f64>();
             let n = kept.len();
             prop_assert_eq!(&kept[..], &all[..n]);
-            prop_assert!(cumulative(n) >= wanted * (1.0 - 1e-5));
-            prop_assert!(n == 1 || cumulative(n - 1) < wanted * (1.0 + 1e-5));
+            prop_assert!(cumulative(n) >= limit * (1.0 - 1e-5));
+            prop_assert!(n == 1 || cumulative(n - 1) < limit * (1.0 + 1e-5));
             prop_assert!((mass / cumulative(n) - 1.0).abs() < 1e-5);
         }
     }

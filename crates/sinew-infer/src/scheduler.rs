@@ -1,16 +1,19 @@
 //! Continuous batching as a pure state machine: no clock, no thread, no randomness.
 //!
-//! `plan` says what the next pass computes ([`crate::plan`]), `commit` takes the tokens that
-//! were drawn. A request that is preempted (or whose keys and values went with old weights)
-//! keeps its tokens and its place, and recomputes the rest when it runs again.
+//! `plan` decides what the next pass computes, `commit` takes the tokens that were drawn. A request
+//! that is preempted (or whose keys and values were of old weights) keeps its tokens and its place,
+//! and recomputes the rest when it runs again.
+
+mod plan;
+
+pub(crate) use plan::{Plan, SampleSlot};
 
 use crate::blocks::Blocks;
 use crate::constraint::Constraint;
-use crate::core::Draws;
 use crate::draft::{AcceptanceRate, NgramIndex};
+use crate::draw::Draws;
 use crate::forward::ForwardLimits;
 use crate::params::{self, RequestLimits};
-use crate::plan::{Plan, SampleSlot};
 use crate::sequence::{OrderKey, Sequence};
 use crate::stop::TokenBytes;
 use sinew_types::{
@@ -20,8 +23,8 @@ use sinew_types::{
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
-/// What happens to the keys and values of running requests when weights are replaced.
-/// Cached prefixes of the old weights are never given to new requests.
+/// The handling of keys and values of running requests when weights are replaced. Cached prefixes
+/// of the old weights are never given to new requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SwapPolicy {
     /// Compute them anew: later tokens are exactly what the new weights sample.
@@ -35,13 +38,15 @@ pub enum SwapPolicy {
 /// Limits of the scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedulerConfig {
-    /// Maximum number of requests that run at once.
+    /// Maximum number of requests that run at once; at most `max_batched_tokens`. Default: 128.
     pub max_num_seqs: usize,
-    /// Maximum number of tokens of one pass: a token of each generating request, prompts in the rest.
+    /// Maximum number of tokens of one pass: a token of each generating request, prompts in the
+    /// rest. Default: 512.
     pub max_batched_tokens: usize,
+    /// Keys and values of running requests at a swap of weights. Default: recompute.
     pub swap: SwapPolicy,
-    /// Speculative decoding: a pass that generates for few requests is filled up to as many rows with draft
-    /// tokens to verify; 0 turns it off. It never changes what is sampled.
+    /// Speculative decoding: a pass that generates for few requests is filled up to as many rows
+    /// with draft tokens to verify; 0 turns it off. It never changes what is sampled. Default: 0.
     pub speculative_tokens: usize,
 }
 
@@ -60,11 +65,14 @@ impl Default for SchedulerConfig {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) sampled_tokens: u64,
+    /// Rows of prompts, and of outputs that were computed again.
     pub(crate) prefill_tokens: u64,
     pub(crate) cached_prompt_tokens: u64,
+    /// Times that a running request gave its blocks to another one.
     pub(crate) preemptions: u64,
-    /// Draft tokens that were verified, and those of them that were accepted.
+    /// Draft tokens that were verified.
     pub(crate) drafted: u64,
+    /// Those of them that were accepted.
     pub(crate) accepted: u64,
 }
 
@@ -73,7 +81,9 @@ pub(crate) struct Counters {
 pub(crate) struct Scheduler {
     pub(crate) config: SchedulerConfig,
     pub(crate) blocks: Blocks,
+    /// Requests that do not run, in their order: new ones, and preempted ones at their old place.
     pub(crate) waiting: BTreeMap<OrderKey, Sequence>,
+    /// Requests with blocks, in the same order.
     pub(crate) running: BTreeMap<OrderKey, Sequence>,
     pub(crate) counters: Counters,
     pub(crate) drafts: NgramIndex,
@@ -85,8 +95,8 @@ pub(crate) struct Scheduler {
     version: PolicyVersion,
 }
 
-/// What requests to an engine with `limits` are checked against. A sequence that fills all
-/// blocks ends as one that fills the context does.
+/// The limits that requests to an engine with `limits` are checked against. A sequence that fills
+/// all blocks ends as one that fills the context does.
 pub(crate) fn request_limits(limits: &ForwardLimits, token_bytes: bool) -> RequestLimits {
     RequestLimits {
         vocab: limits.vocab,
@@ -96,8 +106,10 @@ pub(crate) fn request_limits(limits: &ForwardLimits, token_bytes: bool) -> Reque
 }
 
 impl Scheduler {
+    /// A scheduler without requests.
+    ///
     /// # Errors
-    /// If a limit leaves no room for any work.
+    /// If a limit is 0.
     pub(crate) fn new(
         mut config: SchedulerConfig,
         limits: &ForwardLimits,
@@ -134,7 +146,10 @@ impl Scheduler {
         })
     }
 
-    /// Takes a request in; [`crate::engine_thread`] bounds how many wait.
+    /// Accepts a request; [`crate::engine_thread`] bounds how many wait.
+    ///
+    /// # Errors
+    /// If its parameters are out of range or its id is in use.
     pub(crate) fn submit(
         &mut self,
         request: GenerateRequest,
@@ -155,7 +170,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Ends a request; its one event if it was there.
+    /// Ends a request and returns its last event, if the request exists.
     pub(crate) fn abort(&mut self, id: RequestId) -> Option<EngineEvent> {
         let key = *self.index.get(&id)?;
         let waiting = self.waiting.remove(&key);
@@ -191,7 +206,7 @@ impl Scheduler {
         self.unpin(&plan);
     }
 
-    /// Takes the failure of a planned pass: every request in it fails.
+    /// Records the failure of a planned pass: every request in it fails, with the same error.
     pub(crate) fn commit_failure(
         &mut self,
         plan: &Plan,
@@ -237,6 +252,7 @@ impl Scheduler {
         }
     }
 
+    /// Adds drawn tokens to a sequence and ends it if one of them is the last.
     fn accept(&mut self, key: OrderKey, drawn: Draws, events: &mut Vec<EngineEvent>) {
         let Some(sequence) = self.running.get_mut(&key) else {
             return;
@@ -311,7 +327,7 @@ impl Scheduler {
         self.counters.preemptions += 1;
     }
 
-    /// The weights are replaced: tokens drawn from now on carry `version`.
+    /// Takes note of replaced weights: tokens drawn from now on carry `version`.
     pub(crate) fn swap_weights(&mut self, version: PolicyVersion) {
         if self.config.swap == SwapPolicy::Recompute {
             for (key, mut sequence) in std::mem::take(&mut self.running) {
@@ -323,10 +339,12 @@ impl Scheduler {
         self.version = version;
     }
 
+    /// Whether any request has not ended.
     pub(crate) fn has_work(&self) -> bool {
         !self.index.is_empty()
     }
 
+    /// Counts of requests, blocks and tokens. `busy_s` is 0: the thread measures it.
     pub(crate) fn status(&self) -> EngineStatus {
         let block_tokens = self.blocks.block_tokens();
         EngineStatus {

@@ -23,7 +23,7 @@ const MAX_DRAFT: usize = 16;
 /// Tokens of output for which memory is reserved at the start; most turns are shorter.
 const MAX_RESERVED: usize = 1024;
 
-/// A request and how far it is.
+/// A request with its tokens, its blocks and its limits.
 #[derive(Debug)]
 pub(crate) struct Sequence {
     pub(crate) id: RequestId,
@@ -35,15 +35,16 @@ pub(crate) struct Sequence {
     /// Blocks that hold its keys and values, in order; it is the writer of the last one
     /// unless that is full.
     pub(crate) chain: Vec<BlockId>,
-    /// Tokens whose keys and values are stored in `chain`, or will be after this pass.
+    /// Number of tokens whose keys and values are stored in `chain`, or will be after this pass.
     pub(crate) computed: usize,
     /// Whether tokens that were known when it began to run are still to be computed.
     pub(crate) prefilling: bool,
-    /// How many tokens the next draft may have.
+    /// Maximum tokens of the next draft.
     pub(crate) draft_limit: usize,
     /// Prompt tokens found in the cache when it first ran.
     pub(crate) cached_prompt: Option<usize>,
-    /// Of its format, if it has one. Only the one task that draws for the sequence locks it.
+    /// Constraint of its format, if it has one. Only the one task that draws for the sequence locks
+    /// it.
     pub(crate) constraint: Option<Mutex<Constraint>>,
     stop: StopMatcher,
 }
@@ -81,22 +82,23 @@ impl Sequence {
         constraint.is_some_and(|h| h.lock().unwrap_or_else(PoisonError::into_inner).ended())
     }
 
-    /// How many tokens may be drawn after the first `known`.
+    /// Maximum number of tokens that can be drawn after the first `known`.
     pub(crate) fn max_draws(&self, known: usize, context: usize) -> usize {
         let drawn = known - self.prompt;
-        let wanted = (self.sampling.max_tokens as usize).saturating_sub(drawn);
-        wanted.min(context.saturating_sub(known))
+        let allowed = (self.sampling.max_tokens as usize).saturating_sub(drawn);
+        allowed.min(context.saturating_sub(known))
     }
 
-    /// Maximum length of the next draft: as many tokens may follow it, and a last one is sampled.
+    /// Maximum length of the next draft; one more token is sampled after it.
     pub(crate) fn draftable(&self, context: usize) -> usize {
         let sampled = self.tokens.len() - self.prompt;
-        let wanted = self.sampling.max_tokens as usize - sampled;
+        let allowed = self.sampling.max_tokens as usize - sampled;
         let fitting = context - self.tokens.len();
-        wanted.min(fitting).saturating_sub(1).min(self.draft_limit)
+        allowed.min(fitting).saturating_sub(1).min(self.draft_limit)
     }
 
-    /// Accepted drafts make later ones longer.
+    /// Doubles the limit of drafts after one that was accepted as a whole, and lowers it to the
+    /// accepted length plus one otherwise.
     pub(crate) fn adapt_draft(&mut self, drafted: usize, accepted: usize) {
         if accepted == drafted {
             self.draft_limit = (self.draft_limit * 2).min(MAX_DRAFT);
@@ -105,7 +107,8 @@ impl Sequence {
         }
     }
 
-    /// Adds a sampled token; says whether it is the last one, and why. `ends`: a format says so.
+    /// Adds a sampled token and returns the reason if it is the last one. `ends`: the format is
+    /// complete. Order of the reasons: stop id or format, stop string, `max_tokens`, context.
     pub(crate) fn push(
         &mut self,
         id: TokenId,

@@ -1,5 +1,5 @@
-//! Over one row of logits: maxima, sums of exponentials, the largest entries. The passes themselves are
-//! kernels of `sinew-tensor`, with the same bits on every CPU.
+//! Reductions over one row of logits: maxima, sums of exponentials, the largest entries. The passes
+//! themselves are kernels of `sinew-tensor`, with the same bits on every CPU.
 
 use sinew_tensor::ops::{chunk_exp_sums, chunk_maxima};
 use sinew_types::TokenId;
@@ -69,7 +69,8 @@ pub(crate) fn at_least(row: &[f32], maxima: &Maxima, cut: f32) -> Vec<Candidate>
     out
 }
 
-/// The `count` largest logits that are at least `cut`, best first.
+/// The `count` largest logits that are at least `cut`, best first. Sorts only chunks that can hold
+/// one of them.
 pub(crate) fn largest(row: &[f32], maxima: &Maxima, count: usize, cut: f32) -> Vec<Candidate> {
     if count == 0 {
         return Vec::new();

@@ -1,5 +1,5 @@
-//! Stop strings, matched on bytes across token borders. The only place where the crate
-//! knows that tokens stand for bytes.
+//! Stop strings, matched on bytes across token borders. The only place where the crate knows that
+//! tokens stand for bytes.
 
 use sinew_types::TokenId;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ struct Table {
 }
 
 impl TokenBytes {
-    /// The table whose `i`-th item is what token `i` stands for.
+    /// The table whose `i`-th item is the bytes of token `i`.
     pub fn new(tokens: impl IntoIterator<Item = impl AsRef<[u8]>>) -> Self {
         let mut table = Table {
             ends: Vec::new(),
@@ -34,7 +34,7 @@ impl TokenBytes {
         }
     }
 
-    /// What `id` stands for.
+    /// The bytes of `id`; empty for ids without any.
     pub fn get(&self, id: TokenId) -> &[u8] {
         let id = id as usize;
         let Some(&end) = self.inner.ends.get(id) else {
@@ -45,7 +45,7 @@ impl TokenBytes {
     }
 }
 
-/// Watches one request's output for its stop strings.
+/// Watches one request's output for its stop strings. Memory is bounded by the longest stop string.
 #[derive(Debug, Default)]
 pub(crate) struct StopMatcher {
     /// The last bytes of the output: as many as a match that is not complete can need.

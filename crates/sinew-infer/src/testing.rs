@@ -1,5 +1,5 @@
-//! A forward pass without a model, for tests of the scheduler and of what stands on engines; and the tests of
-//! every forward pass.
+//! A forward pass without a model, for tests of the scheduler and of crates that use engines; and
+//! the tests of every forward pass.
 
 mod conformance;
 
@@ -10,10 +10,11 @@ use sinew_types::{GOLDEN_GAMMA, TensorSource, TensorView, TokenId, finalize64};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What is stored for a token: enough to notice that a slot belongs to another prefix.
+/// The stored value of a token: enough to notice that a slot belongs to another prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Slot {
     token: TokenId,
+    /// Number of the weights that computed it.
     weights: u64,
     /// Of the slot before it, this token and these weights.
     hash: u64,
@@ -23,11 +24,14 @@ struct Slot {
 /// be: a wrong block table, a missing copy or a reused block changes the hash, and panics.
 #[derive(Debug)]
 pub struct HashForward {
+    /// Sizes of the block memory.
     limits: ForwardLimits,
     weights: u64,
     slots: Vec<Option<Slot>>,
     logits: Vec<f32>,
+    /// Rows computed so far.
     computed: Arc<AtomicU64>,
+    /// Number of the pass that fails, from 0.
     fail_at_pass: Option<u64>,
     passes: u64,
 }
@@ -36,6 +40,7 @@ fn mix(a: u64, b: u64) -> u64 {
     finalize64((a ^ b.wrapping_mul(GOLDEN_GAMMA)).wrapping_add(0x1234_5678_9ABC_DEF1))
 }
 
+/// Hash of a prefix and one more token under some weights.
 fn extend(before: Option<u64>, token: TokenId, weights: u64) -> u64 {
     mix(
         mix(before.unwrap_or(0x0001_D000), weights),
@@ -43,6 +48,7 @@ fn extend(before: Option<u64>, token: TokenId, weights: u64) -> u64 {
     )
 }
 
+/// Logits between -3 and 3 from a hash.
 fn logits_of(hash: u64, vocab: usize) -> impl Iterator<Item = f32> {
     (0..vocab as u64).map(move |i| (mix(hash, i) >> 40) as f32 / (1u64 << 24) as f32 * 6.0 - 3.0)
 }
@@ -73,7 +79,7 @@ impl HashForward {
         Arc::clone(&self.computed)
     }
 
-    /// The logits after `tokens` under weights number `weights`, computed from nothing.
+    /// The logits after `tokens` under weights number `weights`, computed without any stored state.
     pub fn logits_after(vocab: usize, weights: u64, tokens: &[TokenId]) -> Vec<f32> {
         let mut hash = None;
         for &token in tokens {
@@ -87,7 +93,7 @@ impl HashForward {
         block * self.limits.block_tokens + position % self.limits.block_tokens
     }
 
-    /// The hash of the first `past` tokens, checked link by link.
+    /// The hash of the first `past` tokens, checked slot by slot.
     fn past_hash(&self, table: &[u32], past: usize) -> Option<u64> {
         let mut hash = None;
         for position in 0..past {

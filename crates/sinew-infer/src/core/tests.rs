@@ -1,6 +1,7 @@
 //! The whole core against a naive engine that computes every token from nothing.
 
 use super::*;
+use crate::draw::Draw;
 use crate::sampler;
 use crate::scheduler::SwapPolicy;
 use crate::testing::{HashForward, HashWeights};

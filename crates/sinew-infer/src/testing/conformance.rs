@@ -1,7 +1,9 @@
-//! What every [`Forward`] must pass.
+//! The tests that every [`Forward`] must pass.
 
 use crate::constraint::Constraint;
-use crate::forward::{Batch, BatchSequence, BlockCopy, BlockId, Draw, Forward, Sampler};
+use crate::draw::Draw;
+use crate::forward::{Batch, BatchSequence, BlockCopy, BlockId, Forward};
+use crate::sampler::Sampler;
 use sinew_grammar::{ListGrammars, Vocabulary};
 use sinew_types::{
     Format, GenerateRequest, Grammar, RequestId, SamplingParams, TensorSource, TensorView, TokenId,
@@ -52,7 +54,8 @@ impl<F: Forward> Bench<F> {
         }
     }
 
-    /// Computes the next `rows` tokens of each sequence; the logits of the last `.2` of them are wanted.
+    /// Computes the next `rows` tokens of each sequence; the logits of the last `.2` of them are
+    /// asked for.
     fn batch(sequences: &mut [(&mut Stored, usize, usize)]) -> Batch {
         let mut batch = Batch::default();
         for (sequence, rows, wanted) in sequences {
@@ -84,7 +87,7 @@ impl<F: Forward> Bench<F> {
         draws
     }
 
-    /// Computes what is left of the sequence, and draws its next token.
+    /// Computes the remaining tokens of the sequence, and draws its next one.
     fn next(&mut self, sequence: &mut Stored, params: &SamplingParams) -> Draw {
         let rows = sequence.tokens.len() - sequence.past;
         let position = sequence.tokens.len();
@@ -121,8 +124,11 @@ fn prompt(vocab: usize, len: usize, seed: usize) -> Vec<TokenId> {
     (0..len).map(|i| token(i) as TokenId).collect()
 }
 
-/// Tests the contract of [`Forward`]. `make` always gives the same one, with at least 64 blocks and a context
-/// of four blocks and 16 tokens, for a vocabulary of at least 8 tokens.
+/// Tests the contract of [`Forward`]. `make` always gives the same one, with at least 64 blocks and
+/// a context of four blocks and 16 tokens, for a vocabulary of at least 8 tokens.
+///
+/// # Panics
+/// At the first broken rule.
 pub fn conformance<F: Forward>(make: impl Fn() -> F) {
     draws_do_not_depend_on_the_batch(Bench::new(make()));
     draws_are_of_the_logits(Bench::new(make()));

@@ -39,12 +39,6 @@ const ALLOWED: &[(&str, &str, &str)] = &[
     ("sinew-env", "registry tiny", "two halves of one part"),
     ("sinew-grammar", "cache guided", "two halves of one part"),
     (
-        "sinew-infer",
-        "constraint forward sampler",
-        "parts of one machine",
-    ),
-    ("sinew-infer", "core plan scheduler", "parts of one machine"),
-    (
         "sinew-jail",
         "agent/run agent/waiting",
         "two halves of one part",

@@ -88,7 +88,6 @@ const BELOW: &[(&str, usize)] = &[
     ("sinew-gateway", 9),
     ("sinew-guest", 13),
     ("sinew-image", 10),
-    ("sinew-infer", 9),
     ("sinew-jail", 9),
     ("sinew-lab", 6),
     ("sinew-microvm", 10),

@@ -1,8 +1,13 @@
-//! What one forward pass does, and how the scheduler decides it.
+//! The decisions about one forward pass: which rows it computes, which blocks it writes, which
+//! tokens it draws.
+//!
+//! Order of a pass: sequences that generate, one row each; prompts that have begun; waiting
+//! requests by priority and arrival, as far as rows, sequences and blocks suffice; and, only if
+//! rows are left and none waits, draft tokens.
 
+use super::Scheduler;
 use crate::blocks::{Parent, PrefixMatch};
 use crate::forward::{Batch, BatchSequence, BlockCopy, BlockId};
-use crate::scheduler::Scheduler;
 use crate::sequence::{OrderKey, Sequence};
 use sinew_types::TokenId;
 use std::collections::{HashMap, HashSet};
@@ -10,13 +15,14 @@ use std::collections::{HashMap, HashSet};
 /// One pass: copies, then the forward pass, then copies, then sampling.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
-    /// To be done before the forward pass, in order.
+    /// Copies to carry out before the forward pass, in order.
     pub(crate) copies_before: Vec<BlockCopy>,
+    /// The rows, as the device gets them.
     pub(crate) batch: Batch,
-    /// Copies of what the forward pass stores.
+    /// Copies of keys and values that the forward pass stores.
     pub(crate) copies_after: Vec<BlockCopy>,
-    /// Which sequences draw a token from which row of the logits. Requests with the same tokens may
-    /// share a row.
+    /// The sequences that draw a token, and the rows of the logits that they draw from. Requests
+    /// with the same tokens can share a row.
     pub(crate) samples: Vec<SampleSlot>,
     /// Sequences that would lose their state if the pass failed.
     pub(crate) members: Vec<OrderKey>,
@@ -28,7 +34,7 @@ pub(crate) struct Plan {
     pub(crate) prefill_tokens: usize,
     /// Blocks that prefills write in this pass.
     prefilled: HashSet<BlockId>,
-    /// Row of the logits that follow the first `.1` tokens of block `.0`.
+    /// Row of the logits after the first `.1` tokens of block `.0`.
     logits_at: HashMap<(BlockId, usize), usize>,
     /// Whether a sequence reaches the end of its known tokens in this pass.
     prefill_ends: bool,
@@ -44,7 +50,8 @@ pub(crate) struct SampleSlot {
     pub(crate) drafted: usize,
 }
 
-/// A sequence whose every token is computed in this pass by another one.
+/// A sequence of this pass with exactly the tokens of a waiting one, which can share all its work:
+/// several samples of one prompt.
 struct Twin {
     full: Vec<BlockId>,
     last: BlockId,
@@ -53,11 +60,15 @@ struct Twin {
     logits: usize,
 }
 
+/// Whether a waiting sequence can start in this pass.
 enum Admission {
+    /// It starts on the blocks that were found.
     Run(PrefixMatch),
-    /// What it needs next is computed in this pass by another sequence.
+    /// Another sequence computes a part of its prompt in this pass; later it finds that part
+    /// stored.
     Wait,
-    NoRoom,
+    /// There are not enough blocks.
+    NoBlocks,
 }
 
 impl Plan {
@@ -98,7 +109,7 @@ impl Scheduler {
                 self.running.insert(key, sequence);
                 continue;
             }
-            let mut rows = self.make_room(key, &sequence, rows);
+            let mut rows = self.free_blocks_for(key, &sequence, rows);
             if rows == 0 {
                 self.preempt(key, sequence);
                 continue;
@@ -127,26 +138,26 @@ impl Scheduler {
         rows
     }
 
-    /// Appends a draft of up to `most` tokens to a sequence that generates; says how many. It
+    /// Appends a draft of up to `limit` tokens to a sequence that generates; returns its length. It
     /// takes no block that another sequence needs.
-    fn draft(&mut self, sequence: &mut Sequence, most: usize) -> usize {
-        if most == 0 {
+    fn draft(&mut self, sequence: &mut Sequence, limit: usize) -> usize {
+        if limit == 0 {
             return 0;
         }
         let block_tokens = self.blocks.block_tokens();
         let open = sequence.chain.len() * block_tokens - sequence.computed;
         let spared = self.blocks.available();
         let spared = spared.saturating_sub(self.running.len() + 1);
-        let room = (open + spared * block_tokens).saturating_sub(1);
-        let most = most.min(room).min(sequence.draftable(self.context()));
-        let draft = self.drafts.draft(&sequence.tokens, most);
+        let space = (open + spared * block_tokens).saturating_sub(1);
+        let count = limit.min(space).min(sequence.draftable(self.context()));
+        let draft = self.drafts.draft(&sequence.tokens, count);
         sequence.tokens.extend_from_slice(draft);
         draft.len()
     }
 
-    /// Preempts sequences worse than `key` until `rows` more tokens have blocks; says how
-    /// many of them have.
-    fn make_room(&mut self, key: OrderKey, sequence: &Sequence, rows: usize) -> usize {
+    /// Preempts sequences worse than `key` until `rows` more tokens have blocks; returns the number
+    /// of tokens that have.
+    fn free_blocks_for(&mut self, key: OrderKey, sequence: &Sequence, rows: usize) -> usize {
         let block_tokens = self.blocks.block_tokens();
         let open = sequence.chain.len() * block_tokens - sequence.computed;
         let needed = rows.saturating_sub(open).div_ceil(block_tokens);
@@ -224,7 +235,7 @@ impl Scheduler {
                 _ => {
                     let parent = last.map_or(self.blocks.root(), Parent::Block);
                     let block = self.blocks.allocate(parent, tokens);
-                    let block = block.expect("room was made before rows are added");
+                    let block = block.expect("blocks were freed before rows are added");
                     sequence.chain.push(block);
                     block
                 }
@@ -237,7 +248,7 @@ impl Scheduler {
         }
     }
 
-    /// Lets waiting sequences run, best first, as long as there is room for the next one.
+    /// Starts waiting sequences, best first, as long as the next one has blocks.
     fn plan_waiting(&mut self, plan: &mut Plan, budget: &mut usize) {
         /// Bounds the work of a pass; more could not start in it anyway.
         const SCANNED_PER_SLOT: usize = 2;
@@ -264,7 +275,7 @@ impl Scheduler {
                     self.waiting.insert(key, sequence);
                     continue;
                 }
-                (Admission::NoRoom, _) => {
+                (Admission::NoBlocks, _) => {
                     self.waiting.insert(key, sequence);
                     break;
                 }
@@ -291,13 +302,15 @@ impl Scheduler {
         tokens.div_ceil(self.blocks.block_tokens())
     }
 
-    /// Whether `needed` blocks can be had without soon preempting what runs: what runs gets
-    /// the blocks of its known tokens, and some more to grow.
-    fn has_room(&self, needed: usize, reserved: usize) -> bool {
+    /// Whether `needed` blocks can be allocated without preempting soon: running sequences keep the
+    /// blocks of their known tokens, and some more to grow.
+    fn has_blocks(&self, needed: usize, reserved: usize) -> bool {
         let growth = self.running.len().min(self.blocks.total() / 16);
         self.blocks.available() >= needed + reserved + growth
     }
 
+    /// Whether a sequence can start: it finds its stored prefix and needs blocks for the rest and
+    /// one more token.
     fn admit(&self, sequence: &Sequence, plan: &Plan, reserved: usize) -> Admission {
         // The last token is computed in any case: its logits are needed.
         let known = &sequence.tokens[..sequence.tokens.len() - 1];
@@ -315,14 +328,14 @@ impl Scheduler {
         let pinned = found.tail.is_some_and(|(block, slots)| {
             !self.blocks.is_used(block) && slots < self.blocks.filled(block)
         });
-        if self.has_room(needed + usize::from(pinned), reserved) {
+        if self.has_blocks(needed + usize::from(pinned), reserved) {
             return Admission::Run(found);
         }
         found.tail = None;
-        if self.running.is_empty() || (pinned && self.has_room(needed, reserved)) {
+        if self.running.is_empty() || (pinned && self.has_blocks(needed, reserved)) {
             return Admission::Run(found);
         }
-        Admission::NoRoom
+        Admission::NoBlocks
     }
 
     /// Whether a prefill of this pass stores more of `known` than was found.
@@ -374,6 +387,7 @@ impl Scheduler {
         block.expect("admission made sure of a block for the copy")
     }
 
+    /// Counts the prompt tokens that were found stored, once per request.
     fn note_cached(&mut self, sequence: &mut Sequence, found: usize) {
         if sequence.cached_prompt.is_none() {
             let cached = found.min(sequence.prompt);
@@ -411,19 +425,20 @@ impl Scheduler {
         })
     }
 
+    /// Whether a sequence can start on the work of its twin.
     fn admit_twin(&self, sequence: &Sequence, twin: &Twin, reserved: usize) -> Admission {
         let whole = twin.slots == self.blocks.block_tokens();
         let shared = twin.full.len() + usize::from(whole);
         let needed = self.blocks_for(sequence.tokens.len() + 1) - shared;
-        if self.has_room(needed, reserved) {
+        if self.has_blocks(needed, reserved) {
             Admission::Run(PrefixMatch::default())
         } else {
-            Admission::NoRoom
+            Admission::NoBlocks
         }
     }
 
-    /// Starts a sequence on what its twin computes: it draws from the same logits, and gets
-    /// a copy of the last block, unless that is full.
+    /// Starts a sequence on the rows of its twin: it draws from the same logits, and gets a copy of
+    /// the last block, unless that is full.
     fn start_twin(&mut self, plan: &mut Plan, key: OrderKey, sequence: &mut Sequence, twin: Twin) {
         self.note_cached(sequence, sequence.prompt);
         for &block in twin.full.iter().chain([&twin.last]) {
