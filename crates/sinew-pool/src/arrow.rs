@@ -1,7 +1,10 @@
-//! An Arrow IPC stream of the schema: a row a trajectory, columns named as the fields of JSON,
-//! what the batch says as metadata of the schema (`sinew.version`, `sinew.tokenizer`,
+//! An Arrow IPC stream of the schema: a row a trajectory, columns named as the fields of JSON, and
+//! the fields of the batch as metadata of the schema (`sinew.version`, `sinew.tokenizer`,
 //! `sinew.model`, `sinew.source`). Nulls are fields left out. `messages`, `tools`, `metrics`, `end`
-//! and `finish` may be JSON in text columns.
+//! and `finish` can be JSON in text columns.
+//!
+//! A stream comes from outside, so everything about it is bounded: rows, nesting, and values per
+//! byte.
 
 use crate::reason::Reason;
 use crate::schema::Batch;
@@ -19,12 +22,13 @@ use serde_json::{Map, Value, json};
 /// Columns whose text is JSON.
 const JSON_COLUMNS: [&str; 5] = ["messages", "tools", "metrics", "end", "finish"];
 
-/// Deepest nesting of columns: a trajectory has its nodes, these their tokens.
+/// Maximum nesting of columns: a trajectory has its nodes, these their tokens.
 const MAX_DEPTH: usize = 12;
 
-/// Values that a stream may hold whatever its length; beyond them, one for each `BYTES_OF_VALUE`.
-/// Columns without values of their own take no bytes: a short stream can say any number of them.
+/// Values that a stream of any length can hold; beyond them, one for each `BYTES_OF_VALUE`. Columns
+/// without values of their own take no bytes, so a short stream could claim any number of them.
 const SPARE_VALUES: usize = 1 << 16;
+/// Minimum bytes of the stream for each further value.
 const BYTES_OF_VALUE: usize = 2;
 
 fn wrong(detail: impl std::fmt::Display) -> Reason {
@@ -33,16 +37,18 @@ fn wrong(detail: impl std::fmt::Display) -> Reason {
     }
 }
 
-/// The batch that a stream holds, of up to `max_rows` trajectories.
+/// Reads the batch of a stream, of up to `max_rows` trajectories.
 ///
 /// # Errors
-/// If the bytes are no stream, or hold a column of another type than the schema's.
+/// If the bytes are no stream, hold more rows or values than allowed, or a column of another type
+/// than the schema's.
 pub fn batch(bytes: Vec<u8>, max_rows: usize) -> Result<Batch, Reason> {
     // The reader checks offsets and lengths, but has asserts for what it takes for granted.
     let read = std::panic::catch_unwind(|| read(bytes, max_rows));
     read.unwrap_or_else(|_| Err(wrong("it contradicts itself")))
 }
 
+/// Reads a stream, record batch by record batch.
 fn read(bytes: Vec<u8>, max_rows: usize) -> Result<Batch, Reason> {
     let mut values = Left(bytes.len() / BYTES_OF_VALUE + SPARE_VALUES);
     let mut buffer = Buffer::from_vec(bytes);
@@ -84,7 +90,7 @@ fn read(bytes: Vec<u8>, max_rows: usize) -> Result<Batch, Reason> {
     })
 }
 
-/// Values that may still come.
+/// Values that the stream can still have.
 struct Left(usize);
 
 fn trajectory(rows: &RecordBatch, row: usize, left: &mut Left) -> Result<Value, Reason> {
@@ -98,6 +104,7 @@ fn trajectory(rows: &RecordBatch, row: usize, left: &mut Left) -> Result<Value, 
     Ok(Value::Object(out))
 }
 
+/// The value of a column in one row, as JSON.
 fn value(
     name: &str,
     column: &dyn Array,
@@ -132,7 +139,7 @@ fn value(
         DataType::UInt16 => column.as_primitive::<UInt16Type>().value(row).into(),
         DataType::UInt32 => column.as_primitive::<UInt32Type>().value(row).into(),
         DataType::UInt64 => column.as_primitive::<UInt64Type>().value(row).into(),
-        // What is not finite becomes null, which the checks name.
+        // A number that is not finite becomes null, which the checks report.
         DataType::Float32 => json!(f64::from(column.as_primitive::<Float32Type>().value(row))),
         DataType::Float64 => json!(column.as_primitive::<Float64Type>().value(row)),
         DataType::Utf8 => text(name, column.as_string::<i32>().value(row))?,
@@ -157,6 +164,7 @@ fn value(
     })
 }
 
+/// A text, or the JSON in it for columns that hold JSON.
 fn text(name: &str, text: &str) -> Result<Value, Reason> {
     if !JSON_COLUMNS.contains(&name) {
         return Ok(text.into());

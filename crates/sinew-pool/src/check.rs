@@ -1,13 +1,13 @@
-//! From what was pushed to a trace that may be trained, token by token; pure.
+//! Checks a pushed item, token by token, and makes it a trace that can be trained; pure.
 //!
 //! In this order, and the first failure is the reason:
 //!
 //! 1. The item is of the schema; its model, and for nodes its tokenizer, are the pool's.
 //! 2. Nodes form a tree; each id is in the vocabulary; sizes are within the limits.
 //! 3. Sampled nodes have one finite log-probability of at most 0 and one version for each token
-//!    (`sft` and `dpo` may leave the log-probabilities out), and a temperature in range.
-//! 4. Messages, where given, are what the tokens decode to.
-//! 5. The reward is finite (`sft` may leave it out).
+//!    (`sft` and `dpo` can leave the log-probabilities out), and a temperature in range.
+//! 4. Messages, where given, are equal to the decoded tokens.
+//! 5. The reward is finite (`sft` can leave it out).
 //! 6. The trace is valid as a whole; the filter of its task type admits it.
 //!
 //! An item of text only is rendered with this model's template, for `sft` and `dpo`.
@@ -28,32 +28,38 @@ use sinew_types::{
 };
 use std::collections::BTreeMap;
 
-/// Rounding of a log-softmax can leave a probability of one a little above it.
+/// Maximum accepted log-probability: rounding of a log-softmax can leave a probability of one a
+/// little above it.
 const LOGPROB_ROUNDING: f32 = 1e-3;
 
 /// Maximum length of the id of a trajectory, group or task, in bytes.
 const MAX_NAME_BYTES: usize = 256;
 
-/// Most named measurements of a trajectory.
+/// Maximum named measurements of a trajectory.
 const MAX_METRICS: usize = 256;
 
 /// A trajectory that passed every check.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
-    /// Episode, group and task are what was pushed; step is 0.
+    /// The trajectory; episode, group and task are as pushed, and the step is 0.
     pub trace: Trace,
+    /// The training that it is for.
     pub kind: Kind,
+    /// Number of trajectories that make its group complete, at least 1.
     pub group_size: u32,
+    /// Name of the sender; empty if none was given.
     pub source: String,
-    /// Of everything but the id, as hexadecimal digits.
+    /// Hash of everything but the id, as 32 hexadecimal digits: the same id with another hash is a
+    /// conflict.
     pub hash: String,
+    /// Seconds since 1970 at which it was admitted.
     pub admitted_unix_s: f64,
-    /// Largest difference to the engine's log-probabilities, where some were compared.
+    /// Maximum difference to the engine's log-probabilities in nats, if some were compared.
     pub engine_gap: Option<f32>,
 }
 
-/// What a tokenizer is recognized by: SHA-256 over every id's bytes, each after its length as
-/// four bytes, least significant first.
+/// The identity of a tokenizer: SHA-256 over every id's bytes, each after its length as four bytes,
+/// least significant first. Hexadecimal.
 pub fn tokenizer_hash(renderer: &dyn Renderer) -> String {
     let mut hasher = Sha256::new();
     for id in 0..renderer.vocab_size() as u32 {
@@ -64,16 +70,20 @@ pub fn tokenizer_hash(renderer: &dyn Renderer) -> String {
     hex(&hasher.finalize())
 }
 
-/// What trajectories are checked against.
+/// The facts that trajectories are checked against.
 pub(crate) struct Checker<'a> {
     pub(crate) config: &'a PoolConfig,
     pub(crate) renderer: &'a dyn Renderer,
     pub(crate) tokenizer: &'a str,
+    /// Seconds since 1970.
     pub(crate) now_s: f64,
 }
 
 impl Checker<'_> {
-    /// The trajectory, or the first reason against it.
+    /// The admitted trajectory.
+    ///
+    /// # Errors
+    /// With the first reason against it.
     pub(crate) fn check(&self, pushed: &Pushed) -> Result<Entry, Reason> {
         let schema = |detail: String| Reason::Schema { detail };
         let (trajectory, rendered) = self.read(pushed)?;
@@ -123,8 +133,8 @@ impl Checker<'_> {
         Ok(entry)
     }
 
-    /// What was pushed as a trajectory, or the trajectory that spans describe, and whether its tokens
-    /// were made here.
+    /// Parses a pushed trajectory, or builds one from pushed spans; and whether its tokens were
+    /// made here.
     fn read(&self, pushed: &Pushed) -> Result<(Trajectory, bool), Reason> {
         let schema = |e: serde_json::Error| Reason::Schema {
             detail: e.to_string(),
@@ -148,6 +158,7 @@ impl Checker<'_> {
         Ok((read, rendered))
     }
 
+    /// Refuses a number above its limit.
     fn limit(&self, field: &str, value: usize, limit: usize) -> Result<(), Reason> {
         if value <= limit {
             return Ok(());
@@ -159,6 +170,7 @@ impl Checker<'_> {
         })
     }
 
+    /// Checks all nodes in order; at least one must be sampled.
     fn nodes(&self, pushed: &[PushedNode], kind: Kind) -> Result<Vec<Node>, Reason> {
         let total: usize = pushed.iter().map(|n| n.tokens.len()).sum();
         self.limit("tokens", total, self.config.max_tokens)?;
@@ -177,6 +189,7 @@ impl Checker<'_> {
         }
     }
 
+    /// Checks one node against those before it.
     fn node(
         &self,
         node: NodeId,
@@ -231,8 +244,8 @@ impl Checker<'_> {
         }
     }
 
-    /// What the tokens say is what their messages say. A model's turn is read as the
-    /// gateway reads it; of what was given to the model, each message's text must be there.
+    /// Compares the decoded tokens of a node with its messages. A model's turn is parsed as the
+    /// gateway parses it; in tokens that were given to the model, each message's text must occur.
     fn messages_agree(&self, id: NodeId, node: &Node) -> Result<(), Reason> {
         let differ = |tokens: &str, message: &Message| Reason::MessagesDiffer {
             node: id,
@@ -269,6 +282,7 @@ impl Checker<'_> {
         }
     }
 
+    /// Fills in reward, metrics, end and start.
     fn outcome(&self, from: &Trajectory, kind: Kind, trace: &mut Trace) -> Result<(), Reason> {
         let reward = match (from.reward, kind) {
             (Some(reward), _) => finite("reward", reward)?,
@@ -304,6 +318,7 @@ impl Checker<'_> {
         Ok(())
     }
 
+    /// Fills in task, type and group after checking their names.
     fn name(&self, from: &Trajectory, pushed: &Pushed, trace: &mut Trace) -> Result<(), Reason> {
         let names = [
             ("id", from.id.as_deref()),
@@ -341,6 +356,7 @@ impl Checker<'_> {
     }
 }
 
+/// A trace of the nodes, with everything else still empty.
 fn trace_of(nodes: Vec<Node>) -> Trace {
     Trace {
         format_version: TRACE_FORMAT_VERSION,
@@ -361,10 +377,12 @@ fn trace_of(nodes: Vec<Node>) -> Trace {
     }
 }
 
+/// The first 200 characters of a text, for a reason.
 fn clipped(text: &str) -> String {
     text.chars().take(200).collect()
 }
 
+/// Refuses a number that is not finite.
 fn finite(field: &str, value: f64) -> Result<f64, Reason> {
     match value.is_finite() {
         true => Ok(value),
@@ -375,6 +393,7 @@ fn finite(field: &str, value: f64) -> Result<f64, Reason> {
     }
 }
 
+/// The temperature of a sampled node; 1 if it is left out.
 fn temperature(node: NodeId, pushed: &PushedNode) -> Result<f32, Reason> {
     let temperature = pushed.temperature.unwrap_or(1.0);
     match TEMPERATURES.contains(&temperature) {
@@ -386,6 +405,8 @@ fn temperature(node: NodeId, pushed: &PushedNode) -> Result<f32, Reason> {
     }
 }
 
+/// The log-probabilities of a sampled node. `sft` and `dpo` without any get zeros, which the
+/// trainer replaces.
 fn logprobs(node: NodeId, pushed: &PushedNode, kind: Kind) -> Result<Vec<f32>, Reason> {
     let tokens = pushed.tokens.len();
     let Some(given) = &pushed.logprobs else {
@@ -414,6 +435,7 @@ fn logprobs(node: NodeId, pushed: &PushedNode, kind: Kind) -> Result<Vec<f32>, R
     each.collect()
 }
 
+/// The version of each token: one for all, or spans that cover the tokens in order without a gap.
 fn versions(node: NodeId, pushed: &PushedNode, kind: Kind) -> Result<Vec<VersionSpan>, Reason> {
     let tokens = pushed.tokens.len();
     let wrong = |detail: String| Err(Reason::Versions { node, detail });
@@ -443,7 +465,7 @@ fn versions(node: NodeId, pushed: &PushedNode, kind: Kind) -> Result<Vec<Version
     }
 }
 
-/// Of everything that the trajectory says but its id.
+/// Hash of all fields of the trajectory but its id.
 fn content_hash(trajectory: &Trajectory, pushed: &Pushed) -> String {
     let anonymous = Trajectory {
         id: None,
@@ -461,6 +483,8 @@ fn content_hash(trajectory: &Trajectory, pushed: &Pushed) -> String {
     hex(&hasher.finalize()[..16])
 }
 
+/// Gives the entry its id: the pushed one, or one made from the hash. Without a group it is a group
+/// of its own.
 fn identified(mut entry: Entry, id: Option<&str>) -> Entry {
     let id = id.map_or_else(|| format!("c-{}", entry.hash), str::to_owned);
     if entry.trace.group.as_str().is_empty() {
@@ -470,7 +494,7 @@ fn identified(mut entry: Entry, id: Option<&str>) -> Entry {
     entry
 }
 
-/// Refuses what the filter of its task type does not admit.
+/// Refuses an entry that the filter of its task type does not admit.
 fn filter(config: &PoolConfig, entry: &Entry) -> Result<(), Reason> {
     let trace = &entry.trace;
     let TypeFilter {
@@ -506,11 +530,11 @@ fn filter(config: &PoolConfig, entry: &Entry) -> Result<(), Reason> {
             return refused(rule, value.to_string(), format!("{least} to {most}"));
         }
     }
-    if let Some(wanted) = success.filter(|wanted| *wanted != trace.outcome.success) {
+    if let Some(expected) = success.filter(|expected| *expected != trace.outcome.success) {
         return refused(
             "success",
             trace.outcome.success.to_string(),
-            wanted.to_string(),
+            expected.to_string(),
         );
     }
     match sources {
@@ -521,7 +545,7 @@ fn filter(config: &PoolConfig, entry: &Entry) -> Result<(), Reason> {
     }
 }
 
-/// Tokens from a root to the leaf that is farthest from it.
+/// Number of tokens from a root to the leaf that is farthest from it.
 pub(crate) fn longest_path(nodes: &[Node]) -> usize {
     let mut lengths: Vec<usize> = Vec::with_capacity(nodes.len());
     for node in nodes {

@@ -4,25 +4,28 @@ use serde::{Deserialize, Serialize};
 use sinew_algo::AdaptiveConfig;
 use std::collections::BTreeMap;
 
-/// Why a configuration is refused.
+/// A refused key: its name, its value, and the allowed range.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("pool.{key} = {value}: allowed: {allowed}")]
 pub struct ConfigError {
+    /// Name below `pool.`.
     pub key: String,
+    /// The value that was given.
     pub value: String,
+    /// The allowed range, for people.
     pub allowed: String,
 }
 
-/// What is pushed as spans and says only text.
+/// The handling of spans that have only text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TextSpans {
     /// Into quarantine: text is no evidence of which tokens were sampled.
     #[default]
     Quarantine,
-    /// Rendered and tokenized here, as something to imitate.
+    /// Rendered and tokenized here, for imitation.
     Sft,
-    /// Likewise, as a side of a preference.
+    /// Rendered and tokenized here, as a side of a preference.
     Dpo,
 }
 
@@ -30,10 +33,10 @@ pub enum TextSpans {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SpotCheck {
-    /// Tokens of each trajectory; 0 checks none. Only those that the engine's present weights
-    /// sampled can be compared.
+    /// Tokens of each trajectory, 0 to 64; 0 checks none. Only tokens that the engine's present
+    /// weights sampled can be compared. Default: 0.
     pub tokens: u32,
-    /// Largest difference, in nats.
+    /// Maximum difference, in nats. Default: 0.25.
     pub gap: f32,
 }
 
@@ -46,7 +49,8 @@ impl Default for SpotCheck {
     }
 }
 
-/// What is admitted of a task type, and how old it may be when it is trained.
+/// The conditions for admission of a task type, and its maximum age at training. Ranges are
+/// inclusive; a field that is left out admits everything.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TypeFilter {
@@ -58,21 +62,24 @@ pub struct TypeFilter {
     pub sampled_tokens: Option<[u64; 2]>,
     /// Minimum and maximum of the longest path, in tokens.
     pub path_tokens: Option<[u64; 2]>,
+    /// Only successes, or only failures.
     pub success: Option<bool>,
-    /// Names of sources; left out: all of them.
+    /// Names of admitted senders; left out: all of them.
     pub sources: Option<Vec<String>>,
-    /// Most versions that a sampled token may be behind the trainer's weights, for kind `rl`.
+    /// Maximum number of versions that a sampled token can be behind the trainer's weights, for
+    /// kind `rl`. Checked when a lease is asked for; older groups go to quarantine.
     pub max_staleness: Option<u64>,
 }
 
-/// In which order groups are given to trainers.
+/// The order in which groups are given to trainers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Sampling {
     /// As they became whole.
     // With braces: serde lets a variant without them have any keys.
+    /// In the order in which they became complete.
     Fifo {},
-    /// Task types by what there is to learn from them, the oldest group of the type first.
+    /// Task types with more to learn from them first, the oldest group of the type first.
     Adaptive(AdaptiveConfig),
 }
 
@@ -82,44 +89,48 @@ impl Default for Sampling {
     }
 }
 
-/// The `[pool]` table.
+/// The `[pool]` table of `sinew pool serve`. Every limit is at least 1.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PoolConfig {
-    /// Name of the one model whose trajectories are taken; left out: it is not compared.
+    /// Name of the one model whose trajectories are admitted; left out: it is not compared.
     pub model: Option<String>,
-    /// Most trajectories that wait or are leased.
+    /// Maximum trajectories that wait or are leased. Default: 65,536.
     pub max_rows: usize,
-    /// Their bytes, compressed.
+    /// Their maximum size in bytes, compressed. Default: 4 GiB.
     pub max_bytes: u64,
-    /// Most bytes of one request.
+    /// Maximum bytes of one request. Default: 16 MiB.
     pub max_body_bytes: usize,
-    /// Most trajectories of one request.
+    /// Maximum trajectories of one request. Default: 4096.
     pub max_batch: usize,
-    /// Most nodes of one trajectory.
+    /// Maximum nodes of one trajectory. Default: 4096.
     pub max_nodes: usize,
-    /// Most tokens of one trajectory, and of one path.
+    /// Maximum tokens of one trajectory, and of one path. Default: 262,144.
     pub max_tokens: usize,
-    /// Most trajectories of one group.
+    /// Maximum trajectories of one group. Default: 1024.
     pub max_group: u32,
-    /// Most rows in quarantine, and of spans whose trace is not whole.
+    /// Maximum rows in quarantine, and of spans whose trace is incomplete. Default: 16,384.
     pub max_quarantine: usize,
-    /// Time for a group to become whole.
+    /// Seconds for a group to become complete. Default: 3600.
     pub group_ttl_s: f64,
-    /// Time from the first span of a trace to its root.
+    /// Seconds from the first span of a trace to its root. Default: 900.
     pub span_ttl_s: f64,
-    /// Times that a trajectory is given out without being acknowledged.
+    /// Times that a trajectory is given out without being acknowledged; then it goes to quarantine.
+    /// Default: 8.
     pub max_attempts: u32,
-    /// Ids of trained trajectories that stay known.
+    /// Ids of trained trajectories that stay known, to recognize duplicates. Default: 1,048,576.
     pub remember: usize,
-    /// Decode tokens that come with messages, and compare.
+    /// Decode tokens that come with messages, and compare. Default: true.
     pub check_messages: bool,
+    /// Compare some log-probabilities with the engine's. Default: none.
     pub spot_check: SpotCheck,
+    /// Handling of spans that have only text. Default: quarantine.
     pub text_spans: TextSpans,
+    /// Order of groups. Default: `fifo`.
     pub sampling: Sampling,
-    /// Of every task type.
+    /// Conditions for every task type.
     pub filter: TypeFilter,
-    /// Of a task type by name, in the place of `filter`.
+    /// Conditions for a task type by name, which replace `filter`.
     pub filters: BTreeMap<String, TypeFilter>,
 }
 
@@ -167,9 +178,11 @@ impl PoolConfig {
             ("max_attempts", u64::from(self.max_attempts), 1 << 20),
             ("remember", self.remember as u64, 1 << 28),
         ];
-        let outside = counts.into_iter().find(|(_, v, most)| *v < 1 || v > most);
-        if let Some((key, value, most)) = outside {
-            return Err(refused(key, value, format!("1 to {most}")));
+        let outside = counts
+            .into_iter()
+            .find(|(_, v, maximum)| *v < 1 || v > maximum);
+        if let Some((key, value, maximum)) = outside {
+            return Err(refused(key, value, format!("1 to {maximum}")));
         }
         for (key, s) in [
             ("group_ttl_s", self.group_ttl_s),
@@ -196,13 +209,14 @@ impl PoolConfig {
         filters.try_for_each(|(kind, filter)| filter.check(&format!("filters.{kind}")))
     }
 
-    /// The filter of a task type.
+    /// The filter of a task type: its own, or the general one.
     pub fn filter_of(&self, task_kind: &str) -> &TypeFilter {
         self.filters.get(task_kind).unwrap_or(&self.filter)
     }
 }
 
 impl TypeFilter {
+    /// Refuses ranges that admit nothing.
     fn check(&self, name: &str) -> Result<(), ConfigError> {
         if let Some([least, most]) = self.reward
             && (least.is_nan() || most.is_nan() || least > most)
@@ -226,6 +240,7 @@ impl TypeFilter {
     }
 }
 
+/// The error for a key, its value and the allowed range.
 fn refused(key: &str, value: impl ToString, allowed: impl Into<String>) -> ConfigError {
     ConfigError {
         key: key.to_owned(),

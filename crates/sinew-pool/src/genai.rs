@@ -1,11 +1,11 @@
 //! A tree of GenAI spans as one trajectory.
 //!
-//! Read are the GenAI semantic conventions of OpenTelemetry (1.37 and later, where messages are
-//! attributes): `gen_ai.operation.name`, `gen_ai.system_instructions`, `gen_ai.input.messages`,
+//! The sources are the GenAI semantic conventions of OpenTelemetry (1.37 and later, where messages
+//! are attributes): `gen_ai.operation.name`, `gen_ai.system_instructions`, `gen_ai.input.messages`,
 //! `gen_ai.output.messages` on a span or on its `gen_ai.client.inference.operation.details` event,
-//! and `gen_ai.evaluation.result` events for rewards. What the conventions have no word for is
-//! read from `sinew.*` attributes; with `sinew.output.token_ids` and its companions a span says
-//! exactly what was sampled, without them only text is known.
+//! and `gen_ai.evaluation.result` events for rewards. Facts without a convention are in `sinew.*`
+//! attributes; with `sinew.output.token_ids` and its companions a span has exactly the sampled
+//! tokens, without them only text is known.
 
 use crate::reason::Reason;
 use crate::schema::{Kind, Pushed, PushedNode, Trajectory};
@@ -16,23 +16,23 @@ use serde_json::{Map, Value};
 use sinew_render::Renderer;
 use sinew_types::{Message, Node, NodeId, Role, TokenId, TokenKind, ToolCall};
 
-/// Operations that are a call of a model.
+/// Operations that call a model.
 const CALLS: [&str; 3] = ["chat", "text_completion", "generate_content"];
 
-/// An event that can hold what the span does not.
+/// The event that can have attributes in place of the span.
 const DETAILS: &str = "gen_ai.client.inference.operation.details";
 
-/// The spans of one trace, as they are kept before they are checked.
+/// The spans of one trace, as they are kept before they are checked. Stored as JSON.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Bundle {
     pub(crate) spans: Vec<Span>,
-    /// What they are admitted as if they say only text; left out: as `text_spans` says.
+    /// The kind that they are admitted as if they have only text; left out: as `text_spans` says.
     #[serde(default)]
     pub(crate) kind: Option<Kind>,
 }
 
-/// Spans of one trace as an item of the pool.
+/// The spans of one trace as an item of the pool, in order of their start.
 pub(crate) fn item(mut spans: Vec<Span>) -> Pushed {
     spans.sort_by(|a, b| (a.start_ns, &a.span_id).cmp(&(b.start_ns, &b.span_id)));
     let find = |name: &str| {
@@ -66,7 +66,7 @@ fn attribute<'a>(span: &'a Span, name: &str) -> Option<&'a Value> {
     all.find_map(|a| a.get(name)).filter(|v| !v.is_null())
 }
 
-/// A value that is structured, or JSON in a text.
+/// A structured value, or the JSON in a text: exporters differ in which of the two they send.
 fn structured(value: &Value) -> Result<Value, Reason> {
     match value {
         Value::String(text) => {
@@ -83,7 +83,7 @@ struct Call {
     exact: Option<Exact>,
 }
 
-/// Exactly what a call was given and what it sampled.
+/// The exact tokens of a call: its prompt and its output.
 struct Exact {
     input: Vec<TokenId>,
     output: Vec<TokenId>,
@@ -92,8 +92,12 @@ struct Exact {
     version: Option<u64>,
 }
 
-/// The trajectory that the spans of one trace describe. `text` is what spans without token ids are
-/// taken as. Also whether its tokens were made here.
+/// The trajectory that the spans of one trace describe; and whether its tokens were made here.
+/// `text` is the kind for spans without token ids.
+///
+/// # Errors
+/// If no span is a call with contents, a field is malformed, or only text is known and `text` is
+/// `None`.
 pub(crate) fn trajectory(
     bundle: &Bundle,
     text: Option<Kind>,
@@ -113,7 +117,7 @@ pub(crate) fn trajectory(
     if calls.is_empty() {
         return Err(wrong(
             "no span is a call of a model with gen_ai.output.messages; instrumentations need to be \
-             told to record contents",
+             configured to record contents",
         ));
     }
     let mut out = named(spans)?;
@@ -137,6 +141,7 @@ pub(crate) fn trajectory(
     Ok((out, true))
 }
 
+/// A node that was rendered here, in the form of a pushed one.
 fn pushed(node: Node) -> PushedNode {
     PushedNode {
         parent: (node.parent != sinew_types::NO_PARENT).then_some(node.parent),
@@ -154,7 +159,7 @@ fn pushed(node: Node) -> PushedNode {
     }
 }
 
-/// Everything about the trajectory but its nodes.
+/// Everything about the trajectory but its nodes. Attributes of root spans come first.
 fn named(spans: &[Span]) -> Result<Trajectory, Reason> {
     let roots_first = || {
         let (roots, others): (Vec<_>, Vec<_>) = spans.iter().partition(|s| s.parent_id.is_empty());
@@ -201,6 +206,7 @@ fn named(spans: &[Span]) -> Result<Trajectory, Reason> {
     })
 }
 
+/// Input and output of a call.
 fn call(span: &Span) -> Result<Call, Reason> {
     let messages = |name: &str| -> Result<Vec<Message>, Reason> {
         let Some(value) = attribute(span, name) else {
@@ -239,6 +245,7 @@ fn call(span: &Span) -> Result<Call, Reason> {
     })
 }
 
+/// The exact tokens of a call; `None` without both lists of ids.
 fn exact(span: &Span) -> Result<Option<Exact>, Reason> {
     fn list<T: serde::de::DeserializeOwned>(span: &Span, name: &str) -> Result<Option<T>, Reason> {
         let value = attribute(span, name).map(structured).transpose()?;
@@ -260,8 +267,9 @@ fn exact(span: &Span) -> Result<Option<Exact>, Reason> {
     }))
 }
 
-/// At which a call's log-probabilities are: `sinew.output.temperature`. What was asked for
-/// (`gen_ai.request.temperature`) does not say it: many servers report them at 1 whatever is asked for.
+/// The temperature of a call's log-probabilities: `sinew.output.temperature`. The requested one
+/// (`gen_ai.request.temperature`) is not used: many servers report log-probabilities at 1 at any
+/// temperature.
 fn temperature(span: &Span) -> Result<Option<f32>, Reason> {
     let Some(value) = attribute(span, "sinew.output.temperature") else {
         return Ok(None);
@@ -275,6 +283,7 @@ fn temperature(span: &Span) -> Result<Option<f32>, Reason> {
     number.map(|t| Some(t as f32)).ok_or_else(wrong)
 }
 
+/// Adds a message of the conventions, and a message of its own for each tool response in it.
 fn read_message(value: &Value, out: &mut Vec<Message>) -> Result<(), Reason> {
     let role: Role = serde_json::from_value(value["role"].clone())
         .map_err(|_| wrong(format!("a message has role {}", value["role"])))?;
@@ -282,7 +291,7 @@ fn read_message(value: &Value, out: &mut Vec<Message>) -> Result<(), Reason> {
         .as_array()
         .ok_or_else(|| wrong("a message has no parts"))?;
     let mut message = Message::new(role, "");
-    let mut told = false;
+    let mut responded = false;
     for part in parts {
         let text = |field: &str| part[field].as_str().unwrap_or_default();
         match text("type") {
@@ -309,7 +318,7 @@ fn read_message(value: &Value, out: &mut Vec<Message>) -> Result<(), Reason> {
                     tool_call_id: part["id"].as_str().map(str::to_owned),
                     ..Message::new(Role::Tool, content.unwrap_or_else(|| response.to_string()))
                 });
-                told = true;
+                responded = true;
             }
             other => return Err(wrong(format!("a part of a message is {other:?}, not text"))),
         }
@@ -317,20 +326,20 @@ fn read_message(value: &Value, out: &mut Vec<Message>) -> Result<(), Reason> {
     let says = !message.content.is_empty()
         || message.reasoning.is_some()
         || !message.tool_calls.is_empty();
-    if says || !told {
+    if says || !responded {
         out.push(message);
     }
     Ok(())
 }
 
-/// Where the longest of `known` that `input` goes on from ends, and which it is.
+/// The longest of `known` paths that `input` begins with: its node and its length.
 fn longest<T: PartialEq>(known: &[(NodeId, Vec<T>)], input: &[T]) -> Option<(NodeId, usize)> {
     let fits = known.iter().filter(|(_, path)| input.starts_with(path));
     let found = fits.max_by_key(|(_, path)| path.len());
     found.map(|(node, path)| (*node, path.len()))
 }
 
-/// Token by token: what a call was given goes on from an earlier output, or is a root.
+/// Builds the nodes token by token: the prompt of a call continues an earlier output, or is a root.
 fn exact_nodes(calls: &[Call]) -> Result<Vec<PushedNode>, Reason> {
     let mut nodes: Vec<PushedNode> = Vec::new();
     let mut roots: Vec<(NodeId, Vec<TokenId>)> = Vec::new();
@@ -379,7 +388,8 @@ fn exact_nodes(calls: &[Call]) -> Result<Vec<PushedNode>, Reason> {
     Ok(nodes)
 }
 
-/// Message by message, rendered here.
+/// Builds the nodes message by message, rendered here. A call continues an earlier one if its input
+/// begins with that call's whole conversation and adds no turn of the model.
 fn text_nodes(calls: &[Call], tree: &mut Tree<'_>) -> Result<(), Reason> {
     let mut roots: Vec<(NodeId, Vec<Message>)> = Vec::new();
     let mut said: Vec<(NodeId, Vec<Message>)> = Vec::new();

@@ -1,4 +1,4 @@
-//! A row of the quarantine: a pushed item and why it is not given to trainers.
+//! A row of the quarantine: a pushed item and the reason why it is not given to trainers.
 
 use crate::hex::hex;
 use crate::reason::Reason;
@@ -10,12 +10,15 @@ use sinew_store::{QueueRow, StoreError};
 /// A row of the quarantine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Held {
+    /// The item, as it was pushed.
     pub item: Pushed,
+    /// The reason, with its fields.
     pub reason: Reason,
+    /// Seconds since 1970 at which it was put here.
     pub at_unix_s: f64,
 }
 
-/// A row of the quarantine and its id: the same item is the same row.
+/// A row of the quarantine and its id, which is a hash of the item: the same item is the same row.
 pub(crate) fn held_row(
     item: Pushed,
     reason: &Reason,

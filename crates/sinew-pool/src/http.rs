@@ -40,22 +40,23 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// Requests that are read and answered at the same time; more wait. Their bodies are large.
+/// Maximum requests that are read and answered at the same time; more wait. Their bodies are large.
 const MAX_REQUESTS: usize = 8;
 
-/// Maximum rows of one page of the quarantine.
+/// Maximum rows of one page of the quarantine. Default of the parameter `limit`: 100.
 const MAX_PAGE: usize = 1000;
 
-/// Time for a body to arrive.
+/// Maximum time for a body to arrive.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Content type of OTLP in protobuf.
 const PROTOBUF: &str = "application/x-protobuf";
 
 /// Seconds since 1970.
 pub type Clock = Arc<dyn Fn() -> f64 + Send + Sync>;
 
 /// The routes of a pool, below `/pool` and `/v1/traces`. Bodies have at most
-/// [`crate::PoolConfig::max_body_bytes`] and 30 seconds to arrive.
+/// [`crate::PoolConfig::max_body_bytes`] and 30 seconds to arrive. The caller adds authorization.
 pub fn router(pool: Arc<Pool>, clock: Clock) -> Router {
     Router::new()
         .route("/pool", get(status))
@@ -82,7 +83,7 @@ pub fn router(pool: Arc<Pool>, clock: Clock) -> Router {
         })
 }
 
-/// What requests are answered from.
+/// Shared state of all requests.
 #[derive(Clone)]
 struct Api {
     pool: Arc<Pool>,
@@ -98,21 +99,22 @@ impl fmt::Debug for Api {
     }
 }
 
-/// A request that was read.
-struct Asked {
-    /// In lower case, without parameters.
+/// A request that has been read.
+struct Received {
+    /// Lower case, without parameters.
     content_type: String,
     body: Bytes,
 }
 
-type Told = Result<Value, Refusal>;
+/// The JSON of an answer, or a refusal.
+type Reply = Result<Value, Refusal>;
 
 impl Api {
-    /// Reads a request and does `work`, which may block, on a thread of its own.
+    /// Reads a request and runs `work`, which can block, on a thread of its own.
     async fn answer(
         self,
         request: Request,
-        work: impl FnOnce(&Pool, Asked, f64) -> Told + Send + 'static,
+        work: impl FnOnce(&Pool, Received, f64) -> Reply + Send + 'static,
     ) -> Result<Json<Value>, Refusal> {
         check_encoding(request.headers())?;
         let content_type = content_type(request.headers());
@@ -123,7 +125,7 @@ impl Api {
         let body = read(request, self.pool.config().max_body_bytes).await?;
         let done = tokio::task::spawn_blocking(move || {
             let _place = place;
-            work(&self.pool, Asked { content_type, body }, (self.clock)())
+            work(&self.pool, Received { content_type, body }, (self.clock)())
         });
         done.await.map_err(|e| closed(&e))?.map(Json)
     }
@@ -142,7 +144,7 @@ fn content_type(headers: &HeaderMap) -> String {
         .to_lowercase()
 }
 
-/// Refuses compressed bodies: their length says nothing about their size.
+/// Refuses compressed bodies: a short one could unpack to any size.
 fn check_encoding(headers: &HeaderMap) -> Result<(), Refusal> {
     match text(headers, &CONTENT_ENCODING) {
         None | Some("identity") => Ok(()),
@@ -153,7 +155,10 @@ fn check_encoding(headers: &HeaderMap) -> Result<(), Refusal> {
     }
 }
 
-/// A whole body within its limits of size and time.
+/// Reads a whole body within its limits of size and time.
+///
+/// # Errors
+/// 413 for a body that is too large, 408 for one that is too slow.
 async fn read(request: Request, limit: usize) -> Result<Bytes, Refusal> {
     let body = Limited::new(request.into_body(), limit).collect();
     match tokio::time::timeout(READ_TIMEOUT, body).await {
@@ -173,7 +178,7 @@ async fn read(request: Request, limit: usize) -> Result<Bytes, Refusal> {
     }
 }
 
-/// A refusal: status, a word that programs match, a text.
+/// A refusal: status, a code for programs, a text for people.
 struct Refusal(u16, &'static str, String);
 
 impl IntoResponse for Refusal {
@@ -207,6 +212,7 @@ impl From<PoolError> for Refusal {
     }
 }
 
+/// Body of `ack` and `release`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Leased {
@@ -214,6 +220,7 @@ struct Leased {
     ids: Vec<String>,
 }
 
+/// Body of `reject`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Rejected {
@@ -222,12 +229,14 @@ struct Rejected {
     reason: String,
 }
 
+/// Body of a release from quarantine.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Released {
     kind: Option<Kind>,
 }
 
+/// Parses a JSON body; an empty one counts as an empty object.
 fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
     let body = if body.is_empty() { b"{}" } else { body };
     serde_json::from_slice(body).map_err(|e| Refusal(400, "invalid_body", e.to_string()))
@@ -235,44 +244,52 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
 
 type Answered = Result<Json<Value>, Refusal>;
 
+/// `GET /pool`. Also ends leases, groups and traces whose time is over, so that the counts are
+/// current.
 async fn status(State(api): State<Api>, request: Request) -> Answered {
-    let work = |pool: &Pool, _: Asked, now_s| {
+    let work = |pool: &Pool, _: Received, now_s| {
         pool.sweep(now_s)?;
         Ok(pool.status()?)
     };
     api.answer(request, work).await
 }
 
+/// `POST /pool/trajectories`. 200 even if every item went to quarantine: `items` has each one's
+/// status.
 async fn push(State(api): State<Api>, request: Request) -> Answered {
     api.answer(request, pushed).await
 }
 
+/// `POST /pool/lease`. `lease` is null if no group is ready; the trainer asks again later.
 async fn lease(State(api): State<Api>, request: Request) -> Answered {
-    let work = |pool: &Pool, asked: Asked, now_s| {
-        let wanted: LeaseRequest = parse(&asked.body)?;
-        Ok(json!(pool.lease(&wanted, now_s)?))
+    let work = |pool: &Pool, asked: Received, now_s| {
+        let asked: LeaseRequest = parse(&asked.body)?;
+        Ok(json!(pool.lease(&asked, now_s)?))
     };
     api.answer(request, work).await
 }
 
+/// `POST /pool/ack`. Can be repeated: acknowledging again changes nothing.
 async fn ack(State(api): State<Api>, request: Request) -> Answered {
-    let work = |pool: &Pool, asked: Asked, _| {
+    let work = |pool: &Pool, asked: Received, _| {
         let Leased { lease, ids } = parse(&asked.body)?;
         Ok(json!({"lost": pool.ack(lease, &ids)?}))
     };
     api.answer(request, work).await
 }
 
+/// `POST /pool/release`.
 async fn release(State(api): State<Api>, request: Request) -> Answered {
-    let work = |pool: &Pool, asked: Asked, _| {
+    let work = |pool: &Pool, asked: Received, _| {
         let Leased { lease, ids } = parse(&asked.body)?;
         Ok(json!({"released": pool.release(lease, &ids)?}))
     };
     api.answer(request, work).await
 }
 
+/// `POST /pool/reject`. The reason is for the people who look at the quarantine.
 async fn reject(State(api): State<Api>, request: Request) -> Answered {
-    let work = |pool: &Pool, asked: Asked, now_s| {
+    let work = |pool: &Pool, asked: Received, now_s| {
         let Rejected { lease, ids, reason } = parse(&asked.body)?;
         let rejected = pool.reject(lease, &ids, &reason, now_s)?;
         Ok(json!({"rejected": rejected}))
@@ -280,29 +297,32 @@ async fn reject(State(api): State<Api>, request: Request) -> Answered {
     api.answer(request, work).await
 }
 
+/// `GET /pool/quarantine`, page by page: `next` is the `after` of the next page, or null.
 async fn quarantine(State(api): State<Api>, request: Request) -> Answered {
     let query = request.uri().query().unwrap_or_default().to_owned();
     api.answer(request, move |pool, _, _| page(pool, &query))
         .await
 }
 
+/// `POST /pool/quarantine/{id}/release`.
 async fn revalidate(State(api): State<Api>, Path(id): Path<String>, request: Request) -> Answered {
-    let work = move |pool: &Pool, asked: Asked, now_s| {
+    let work = move |pool: &Pool, asked: Received, now_s| {
         let Released { kind } = parse(&asked.body)?;
         Ok(json!(pool.revalidate(&id, kind, now_s)?))
     };
     api.answer(request, work).await
 }
 
+/// `DELETE /pool/quarantine/{id}`.
 async fn discard(State(api): State<Api>, Path(id): Path<String>, request: Request) -> Answered {
-    let work = move |pool: &Pool, _: Asked, _| {
+    let work = move |pool: &Pool, _: Received, _| {
         pool.discard(&id)?;
         Ok(json!({"deleted": id}))
     };
     api.answer(request, work).await
 }
 
-/// Spans by OTLP: a request in protobuf is answered in protobuf.
+/// Receives spans by OTLP: a request in protobuf is answered in protobuf.
 async fn spans(State(api): State<Api>, request: Request) -> Response {
     let protobuf = content_type(request.headers()) == PROTOBUF;
     match api.answer(request, received).await {
@@ -313,7 +333,8 @@ async fn spans(State(api): State<Api>, request: Request) -> Response {
     }
 }
 
-fn pushed(pool: &Pool, asked: Asked, now_s: f64) -> Told {
+/// Admits or quarantines a batch.
+fn pushed(pool: &Pool, asked: Received, now_s: f64) -> Reply {
     let batch: Batch = match asked.content_type.as_str() {
         "application/json" | "" => parse(&asked.body)?,
         "application/vnd.apache.arrow.stream" => {
@@ -337,7 +358,7 @@ fn pushed(pool: &Pool, asked: Asked, now_s: f64) -> Told {
         return Err(Refusal(400, "schema_version", text));
     }
     let answers = pool.push(batch.pushed(), now_s)?;
-    let count = |wanted: fn(&Answer) -> bool| answers.iter().filter(|a| wanted(a)).count();
+    let count = |of: fn(&Answer) -> bool| answers.iter().filter(|a| of(a)).count();
     Ok(json!({
         "admitted": count(|a| matches!(a, Answer::Admitted { .. })),
         "duplicates": count(|a| matches!(a, Answer::Duplicate { .. })),
@@ -347,7 +368,7 @@ fn pushed(pool: &Pool, asked: Asked, now_s: f64) -> Told {
 }
 
 /// OTLP's answer: refused spans are reported as a partial success, so that they are not sent again.
-fn received(pool: &Pool, asked: Asked, now_s: f64) -> Told {
+fn received(pool: &Pool, asked: Received, now_s: f64) -> Reply {
     let read = match asked.content_type.as_str() {
         PROTOBUF => otlp::from_protobuf(&asked.body),
         "application/json" => otlp::from_json(&asked.body),
@@ -369,8 +390,8 @@ fn received(pool: &Pool, asked: Asked, now_s: f64) -> Told {
     })
 }
 
-/// A page of the quarantine.
-fn page(pool: &Pool, query: &str) -> Told {
+/// A page of the quarantine: `after` an id, `limit` rows (100).
+fn page(pool: &Pool, query: &str) -> Reply {
     let (mut after, mut limit) = (None, 100);
     for pair in query.split('&').filter(|p| !p.is_empty()) {
         match pair.split_once('=') {

@@ -20,14 +20,18 @@ pub(crate) fn parts(key: &str) -> (&str, &str) {
     key.split_once(':').unwrap_or(("", key))
 }
 
-/// A row that is not acked.
+/// A row that is not acknowledged.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
+    /// Key in the queue.
     pub(crate) key: String,
     pub(crate) success: bool,
     pub(crate) reward: f64,
+    /// Oldest version of its sampled tokens.
     pub(crate) oldest: PolicyVersion,
+    /// Stored size.
     pub(crate) bytes: u64,
+    /// Tokens of its longest path.
     pub(crate) path_tokens: usize,
 }
 
@@ -35,9 +39,11 @@ pub(crate) struct Row {
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
     pub(crate) task_kind: String,
+    /// Number of rows that make it complete.
     pub(crate) size: u32,
+    /// Seconds since 1970 at which its first row was admitted.
     pub(crate) since_s: f64,
-    /// It was whole once; acknowledged rows leave it.
+    /// Whether it has been complete; acknowledged rows leave it.
     pub(crate) whole: bool,
     pub(crate) rows: Vec<Row>,
 }
@@ -45,19 +51,22 @@ pub(crate) struct Group {
 /// Kind and name of a group.
 pub(crate) type GroupKey = (Kind, String);
 
-/// All rows that are not acked, by group, and the ids that are known.
+/// All rows that are not acknowledged, by group, and all known ids.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
-    /// Id to the hash of its contents, acked rows included.
+    /// Hash of the contents by id, acknowledged rows included.
     pub(crate) ids: HashMap<String, String>,
-    /// Groups with their place in the order of arrival.
+    /// Groups by their place in the order of arrival.
     pub(crate) groups: BTreeMap<u64, (GroupKey, Group)>,
-    /// Where a group is collected that is not whole.
+    /// Places of the groups that are still incomplete.
     open: HashMap<GroupKey, u64>,
+    /// Last place that was given.
     next: u64,
 }
 
 impl Index {
+    /// Adds a row to its group. A row for a group that is complete begins another group of the same
+    /// name.
     pub(crate) fn add(&mut self, entry: &Entry, bytes: u64) {
         let trace = &entry.trace;
         let id = trace.episode.as_str();
@@ -87,7 +96,7 @@ impl Index {
             bytes,
             path_tokens: longest_path(&trace.nodes),
         });
-        // What comes later under the same name is another group.
+        // A later row of the same name begins another group.
         group.whole = group.rows.len() >= group.size as usize;
         if group.whole {
             self.open.remove(&name);
@@ -119,7 +128,8 @@ impl Index {
     }
 }
 
-/// Which of `ready` groups (place, task type) to give out, most wanted first, up to `count`.
+/// Selects up to `count` of the `ready` groups (place, group): in their order, or by what there is
+/// to learn from their task types, as estimated from the waiting rows.
 pub(crate) fn draw(
     adaptive: Option<&AdaptiveConfig>,
     ready: &[(u64, &Group)],

@@ -1,18 +1,24 @@
 //! The data pool: finished trajectories of outside systems, checked token by token, stored until a
-//! trainer took them.
+//! trainer has acknowledged them.
 //!
-//! [`Pool::push`] takes trajectories in the schema of [`schema`], from JSON or from an Arrow stream
-//! (`arrow`); [`Pool::push_spans`] takes OpenTelemetry's GenAI spans (`otlp`). What is wrong goes
-//! to a quarantine with a typed [`Reason`]. [`Pool::lease`] gives whole groups to trainers, by age or
-//! by what there is to learn from them; `http` is all of it as requests and answers.
+//! | part | purpose |
+//! |---|---|
+//! | [`Pool::push`] | trajectories in the schema of [`schema`], from JSON or from an Arrow stream (`arrow`) |
+//! | [`Pool::push_spans`] | OpenTelemetry's GenAI spans (`otlp`) |
+//! | [`Reason`] | why an item is in quarantine instead of the pool |
+//! | [`Pool::lease`] | complete groups for trainers, by age or by what there is to learn from them |
+//! | [`conversation`] | a conversation of text as a trace, for imitation |
+//! | `http` | all of it as requests and answers |
 //!
 //! Invariants:
 //! - An answer is durable before it is given; pushing again changes nothing.
 //! - Only tokens that come with the log-probability and the version that sampled them are trained
-//!   as a policy's; text alone is something to imitate, and its kind says so.
+//!   as a policy's; text alone is for imitation, and its kind says so.
 //! - A trajectory is given out to one consumer at a time, and never after it was acknowledged.
-//! - Nothing is dropped silently: what leaves unused is in quarantine, with the reason.
+//! - Nothing is dropped silently: rows that leave unused are in quarantine, with the reason.
 //! - Rows, bytes, groups, bodies and times have limits; time is an argument.
+//!
+//! To test: a pool without a folder is in memory; time is a number, so expiry needs no waiting.
 
 #[cfg(feature = "server")]
 pub mod arrow;

@@ -1,4 +1,4 @@
-//! OpenTelemetry's traces as they come over HTTP: protobuf or JSON, made into plain spans.
+//! OpenTelemetry's traces as OTLP over HTTP carries them, protobuf or JSON, made into plain spans.
 //!
 //! Unknown fields are skipped, as protobuf and OTLP ask. JSON is read by hand: a request that has
 //! one wrong field would be refused as a whole by the messages' own reader.
@@ -18,6 +18,7 @@ use serde_json::{Map, Value, json};
 /// Maximum bytes of the resources of all spans of a request: each span is stored with its own.
 const MAX_RESOURCE_BYTES: usize = 64 << 20;
 
+/// A value of protobuf as JSON; bytes become hexadecimal digits.
 fn plain(value: Option<AnyValue>) -> Value {
     match value.and_then(|v| v.value) {
         // An index into a table of strings is of profiles, which are not read.
@@ -25,7 +26,7 @@ fn plain(value: Option<AnyValue>) -> Value {
         Some(Any::StringValue(text)) => text.into(),
         Some(Any::BoolValue(b)) => b.into(),
         Some(Any::IntValue(i)) => i.into(),
-        // What is not finite has no JSON: null, which no reader takes for a number.
+        // JSON has no number that is not finite: null, which no reader takes for a number.
         Some(Any::DoubleValue(d)) => json!(d),
         Some(Any::BytesValue(bytes)) => json!(hex(&bytes)),
         Some(Any::ArrayValue(array)) => array.values.into_iter().map(|v| plain(Some(v))).collect(),
@@ -33,6 +34,7 @@ fn plain(value: Option<AnyValue>) -> Value {
     }
 }
 
+/// Key-value pairs as an object; of equal keys the last one stays.
 fn attributes(pairs: Vec<KeyValue>) -> Map<String, Value> {
     pairs.into_iter().map(|p| (p.key, plain(p.value))).collect()
 }
@@ -147,6 +149,7 @@ fn json_attributes(value: &Value) -> Map<String, Value> {
     pairs.iter().map(pair).collect()
 }
 
+/// A value of OTLP's JSON as plain JSON.
 fn json_value(value: &Value) -> Value {
     let Some((kind, inner)) = value.as_object().and_then(|o| o.iter().next()) else {
         return Value::Null;

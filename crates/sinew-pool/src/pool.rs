@@ -1,9 +1,15 @@
 //! The pool: admit, quarantine, lease, acknowledge. Every answer is durable before it is given.
 //!
-//! A row is *waiting* until its group is complete, then *ready*. A lease gives whole groups to one
-//! consumer for a time; acknowledged rows are deleted and their ids remembered, released rows and
-//! rows of an expired lease are ready again. Rows that are rejected, too old, too often leased or
-//! never complete go to quarantine, with the reason.
+//! ```text
+//! pushed --checks pass--> waiting --group complete--> ready --lease--> leased --ack--> deleted, id remembered
+//!    |                       |                          ^  |              |
+//!    |                       |                          |  |   release, or the lease's time is over
+//!    |                       |                          +--|--------------+
+//!    +--a check fails--------+--not complete in time-------+--too stale, leased too often, rejected--> quarantine
+//! ```
+//!
+//! A lease gives complete groups to one consumer for a time. A row of the quarantine keeps its
+//! reason until it is released, which checks it again, or deleted.
 //!
 //! Rows, quarantine and collected spans are three queues of one store. The index in memory holds
 //! what the choice of groups needs, and is built again from the rows when the pool is opened.
@@ -30,20 +36,18 @@ use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Most bytes of traces that one lease gives out.
+/// Maximum bytes of traces that one lease gives out, 16 MiB; a single larger group is given alone.
 const MAX_LEASE_BYTES: u64 = 16 << 20;
 
-/// What became of one item of a push.
+/// The result for one item of a push.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
 pub enum Answer {
-    Admitted {
-        id: String,
-    },
-    /// It is there, or was there, with the same contents.
-    Duplicate {
-        id: String,
-    },
+    /// It is stored, under this id.
+    Admitted { id: String },
+    /// An item with this id and the same contents is or was stored; nothing changed.
+    Duplicate { id: String },
+    /// It is in quarantine under this id; the same reason as object and as text.
     Quarantined {
         quarantine: String,
         reason: Reason,
@@ -51,16 +55,19 @@ pub enum Answer {
     },
 }
 
-/// A lease on groups.
+/// A lease on groups. Its rows are this consumer's alone until they are acknowledged, released or
+/// rejected, or the time is over.
 #[derive(Clone, Debug, Serialize)]
 pub struct Loan {
-    /// `None`: nothing was ready.
+    /// Number of the lease, for `ack`, `release` and `reject`; `None`: nothing was ready.
     pub lease: Option<u64>,
+    /// Complete groups, in the order of their names.
     pub groups: Vec<Vec<Entry>>,
+    /// Groups that were ready, but not given out.
     pub passed_over: PassedOver,
 }
 
-/// Groups that are ready, but not what the consumer asked for: they wait for another one.
+/// Groups that are ready, but do not fit the consumer's request: they wait for another one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PassedOver {
     /// With fewer trajectories than `min_group`.
@@ -69,32 +76,36 @@ pub struct PassedOver {
     pub too_long: usize,
 }
 
-/// What a trainer asks for.
+/// A trainer's request for groups.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LeaseRequest {
+    /// Name of the trainer, 1 to 256 bytes, for reports.
     pub consumer: String,
+    /// Kind of trajectories.
     pub kind: Kind,
-    /// Most groups.
+    /// Maximum groups, 1 to 65,536.
     pub groups: usize,
+    /// Seconds until unacknowledged rows are ready again, 1 to 86,400.
     pub ttl_s: f64,
-    /// Version of the trainer's weights, for staleness.
+    /// Version of the trainer's weights; older groups are stale by the difference.
     pub version: u64,
-    /// Of adaptive draws.
+    /// Seed of adaptive draws.
     pub seed: u64,
-    /// Maximum path in tokens that the trainer takes.
+    /// Maximum path in tokens that the trainer accepts.
     #[serde(default)]
     pub max_path_tokens: Option<usize>,
-    /// Least trajectories of a group that the trainer takes: 2 if it compares them.
+    /// Minimum trajectories of a group that the trainer accepts: 2 if it compares them.
     #[serde(default)]
     pub min_group: usize,
 }
 
-/// Where an engine is asked for log-probabilities.
+/// The engine that is asked for log-probabilities.
 #[derive(Clone)]
 pub struct Scorer {
+    /// An engine that honours a logit bias.
     pub engine: Arc<dyn Engine>,
-    /// Numbers of requests, shared with all users of the engine.
+    /// Counter of request ids, shared with all users of the engine.
     pub requests: Arc<AtomicU64>,
 }
 
@@ -104,15 +115,17 @@ impl std::fmt::Debug for Scorer {
     }
 }
 
-/// Where a pool is kept.
+/// The place of a pool on disk.
 #[derive(Clone, Copy, Debug)]
 pub struct Folder<'a> {
+    /// Its directory; one process opens it at a time.
     pub path: &'a Path,
-    /// Open it although rows that were kept there cannot be read, and go on without them.
+    /// Open it although stored rows cannot be read, and go on without them.
     pub accept_loss: bool,
 }
 
-/// The pool. Calls block and may be made from any thread.
+/// The pool. Thread-safe: calls block on disk and locks and can be made from any thread, but not
+/// from async tasks.
 pub struct Pool {
     pub(crate) config: PoolConfig,
     renderer: Arc<dyn Renderer>,
@@ -134,25 +147,29 @@ impl std::fmt::Debug for Pool {
     }
 }
 
-/// Why a call failed as a whole; nothing of it happened, and it may be repeated.
+/// Reasons for which a call failed as a whole; nothing of it happened, and it can be repeated.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// A value outside its range.
     #[error("{field} is {value}, allowed: {allowed}")]
     Argument {
         field: &'static str,
         value: String,
         allowed: String,
     },
+    /// No such row in quarantine.
     #[error("no row {id:?} in quarantine")]
     Unknown { id: String },
+    /// An earlier call panicked in the middle of a change.
     #[error("an earlier call panicked inside the pool; start the server again")]
     Poisoned,
 }
 
 impl Pool {
-    /// Opens the pool in `folder`, or makes one; without a folder it dies with the process.
+    /// Opens the pool in `folder`, or creates one; without a folder it is in memory and ends with
+    /// the process. Reads every row once to build the index.
     ///
     /// # Errors
     /// If the folder is in use, cannot be written, or holds something else.
@@ -199,15 +216,18 @@ impl Pool {
         &self.config
     }
 
-    /// What trajectories must say that they were tokenized by.
+    /// Hash of the pool's tokenizer, which batches of token ids must name.
     pub fn tokenizer(&self) -> &str {
         &self.tokenizer
     }
 
+    /// Locks the index. After a panic inside a change every later call fails: the index and the
+    /// rows could differ.
     pub(crate) fn guard(&self) -> Result<MutexGuard<'_, Index>, PoolError> {
         self.index.lock().map_err(|_| PoolError::Poisoned)
     }
 
+    /// Builds the index from the stored rows.
     fn reindex(&self) -> Result<(), PoolError> {
         let mut fresh = Index::default();
         for (key, state) in self.rows.rows()? {
@@ -224,7 +244,11 @@ impl Pool {
         Ok(())
     }
 
-    /// Checks each item and admits or quarantines it. Pushing again changes nothing.
+    /// Checks each item and admits or quarantines it; one answer for each, in order. Pushing again
+    /// changes nothing.
+    ///
+    /// # Errors
+    /// If there are too many items, or pool or quarantine are full; then nothing was stored.
     pub fn push(&self, items: Vec<Pushed>, now_s: f64) -> Result<Vec<Answer>, PoolError> {
         if items.len() > self.config.max_batch {
             return Err(PoolError::Argument {
@@ -233,7 +257,7 @@ impl Pool {
                 allowed: format!("up to {} in one request", self.config.max_batch),
             });
         }
-        // Checked before the lock is taken: it is most of the work.
+        // Checked before the lock is taken, because checking is the larger part of the work.
         let checked = items.into_iter().map(|item| {
             let entry = self.check(&item, now_s);
             (item, entry)
@@ -242,6 +266,8 @@ impl Pool {
         self.admit(checked, now_s)
     }
 
+    /// Checks an item, and compares some of its log-probabilities with the engine's if the
+    /// configuration asks for it.
     pub(crate) fn check(&self, item: &Pushed, now_s: f64) -> Result<Entry, Reason> {
         let checker = Checker {
             config: &self.config,
@@ -260,6 +286,8 @@ impl Pool {
         Ok(entry)
     }
 
+    /// Stores checked items: rows to the pool, refused items to quarantine. The quarantine is
+    /// written first, so that after a crash in between a repeated push gives the same answers.
     pub(crate) fn admit(
         &self,
         checked: Vec<(Pushed, Result<Entry, Reason>)>,
@@ -309,8 +337,11 @@ impl Pool {
         Ok(answers)
     }
 
-    /// Takes in spans; traces whose root is there become trajectories. Returns one answer for
-    /// each trace that became whole, and reasons for spans that were refused.
+    /// Stores spans; traces whose root has arrived become trajectories. Returns one answer for each
+    /// trace that became complete, and reasons for spans that were refused.
+    ///
+    /// # Errors
+    /// If the store is full or fails.
     pub fn push_spans(
         &self,
         spans: Vec<Span>,
@@ -337,7 +368,7 @@ impl Pool {
         Ok((answers, refused))
     }
 
-    /// The keys of all spans of some traces, in one look.
+    /// The keys of all spans of some traces, in one pass over the queue.
     fn spans_of(
         &self,
         traces: &BTreeSet<String>,
@@ -355,6 +386,7 @@ impl Pool {
         Ok(keys)
     }
 
+    /// Makes one item of the spans of a trace, and deletes the spans.
     fn finish_trace(
         &self,
         keys: &[String],
@@ -381,7 +413,10 @@ impl Pool {
         Ok(answer)
     }
 
-    /// Gives out whole groups of a kind. What is too stale goes to quarantine instead.
+    /// Gives out complete groups of a kind. Groups that are too stale go to quarantine instead.
+    ///
+    /// # Errors
+    /// If a value of the request is out of range, or the store fails.
     pub fn lease(&self, asked: &LeaseRequest, now_s: f64) -> Result<Loan, PoolError> {
         check_lease(asked)?;
         self.sweep(now_s)?;
@@ -445,7 +480,8 @@ impl Pool {
         Ok(loan)
     }
 
-    /// Groups that are too old for the consumer, while quarantine is full.
+    /// Moves groups that are too old for the consumer to quarantine; returns those for which it has
+    /// no space.
     fn retire_stale(
         &self,
         index: &mut Index,
@@ -481,8 +517,8 @@ impl Pool {
         Ok(left)
     }
 
-    /// Moves the rows of a group that are not leased to quarantine. `false`: that is full, so all stays
-    /// where it is; a client that fills quarantine must not stop the trainers.
+    /// Moves the rows of a group that are not leased to quarantine. `false` if that is full, so all
+    /// stays where it is; a client that fills quarantine must not stop the trainers.
     fn retire(
         &self,
         index: &mut Index,
@@ -519,8 +555,12 @@ impl Pool {
         Ok(true)
     }
 
-    /// Takes rows out for good: they are the consumer's now. Returns those that were not its own
-    /// any more; they must not be trained.
+    /// Deletes rows: the consumer has stored them. Returns the ids that its lease does not hold any
+    /// more; they must not be trained. A lease whose time is over still counts as long as no other
+    /// consumer was given the row.
+    ///
+    /// # Errors
+    /// If the store fails; rows before the failing one are acknowledged.
     pub fn ack(&self, lease: u64, ids: &[String]) -> Result<Vec<String>, PoolError> {
         let mut index = self.guard()?;
         let mut lost = Vec::new();
@@ -538,7 +578,8 @@ impl Pool {
         Ok(lost)
     }
 
-    /// Gives rows back unused; those that are not the lease's own any more are left alone.
+    /// Returns rows unused, and how many; rows that the lease does not hold any more are left
+    /// alone.
     pub fn release(&self, lease: u64, ids: &[String]) -> Result<usize, PoolError> {
         let index = self.guard()?;
         let mut released = 0;
@@ -556,8 +597,9 @@ impl Pool {
         Ok(released)
     }
 
-    /// Ends what took too long: leases, groups that stay incomplete, traces without a root, rows
-    /// without an acknowledgement. Forgets the oldest trained ids beyond the bound.
+    /// Ends everything whose time is over: leases, groups that stay incomplete, traces without a
+    /// root, rows without an acknowledgement. Forgets the oldest trained ids beyond
+    /// [`PoolConfig::remember`]. Called before every lease.
     pub fn sweep(&self, now_s: f64) -> Result<(), PoolError> {
         self.rows.expire(millis(now_s))?;
         let mut overdue = BTreeSet::new();
@@ -569,12 +611,12 @@ impl Pool {
         }
         for (trace, keys) in self.spans_of(&overdue)? {
             let detail = "the root span did not come in time".to_owned();
-            let told = self.finish_trace(&keys, now_s, Some(Reason::Spans { detail }));
-            match told {
+            let finished = self.finish_trace(&keys, now_s, Some(Reason::Spans { detail }));
+            match finished {
                 Err(PoolError::Store(StoreError::Queue(QueueError::Full { .. }))) => {
                     tracing::warn!(trace, "quarantine is full: its spans wait");
                 }
-                told => drop(told?),
+                finished => drop(finished?),
             }
         }
         let mut index = self.guard()?;
@@ -607,7 +649,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Counts: rows by state, groups, task types, reasons of the quarantine.
+    /// Counts for people and dashboards: rows by state, groups, task types, reasons of the
+    /// quarantine, and the tokenizer's hash. Reads the whole quarantine.
     pub fn status(&self) -> Result<Value, PoolError> {
         let mut reasons: BTreeMap<String, u64> = BTreeMap::new();
         for (key, _) in self.quarantine.rows()? {
@@ -645,6 +688,7 @@ impl Pool {
     }
 }
 
+/// Refuses a request with a value out of range.
 fn check_lease(asked: &LeaseRequest) -> Result<(), PoolError> {
     let wrong = |field, value: String, allowed: &str| {
         Err(PoolError::Argument {
@@ -665,6 +709,7 @@ fn check_lease(asked: &LeaseRequest) -> Result<(), PoolError> {
     Ok(())
 }
 
+/// Approximate size of a row that was read, in bytes: 8 for each token.
 fn size_of(entry: &Entry) -> u64 {
     entry
         .trace

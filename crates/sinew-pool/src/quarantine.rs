@@ -2,8 +2,8 @@
 //! deleted.
 //!
 //! A row holds the item as it was pushed. To release it is to push it again, with the current
-//! configuration and perhaps another kind. A full quarantine refuses wrong items and leaves rows that
-//! should move there where they are.
+//! configuration and perhaps another kind. A full quarantine refuses wrong items, and rows that
+//! should move to it stay where they are.
 
 use crate::check::Entry;
 use crate::held::{Held, held_row};
@@ -14,11 +14,11 @@ use crate::schema::{Kind, Pushed};
 use serde_json::{Value, json};
 use sinew_store::{LeaseId, QueueError, StoreError};
 
-/// Maximum length of a trainer's reason, in characters.
+/// Maximum length of a trainer's reason, in characters; a longer one is cut.
 const MAX_DETAIL_CHARS: usize = 1000;
 
 impl Pool {
-    /// An entry as it could have been pushed.
+    /// An admitted entry in the form of a pushed item.
     pub(crate) fn unchecked(&self, entry: &Entry) -> Result<Pushed, PoolError> {
         let trace = &entry.trace;
         let nodes: Vec<Value> = trace.nodes.iter().map(pushed_node).collect();
@@ -37,9 +37,9 @@ impl Pool {
         })
     }
 
-    /// Moves rows that the lease holds and the trainer cannot use to quarantine, with what it says.
-    /// Returns how many; the others are not the lease's own any more, or quarantine is full: then
-    /// they stay leased, and are not given out meanwhile.
+    /// Moves rows that the lease holds and the trainer cannot use to quarantine, with the trainer's
+    /// reason. Returns their number; the others are not the lease's own any more, or quarantine is
+    /// full: then they stay leased, and are not given out meanwhile.
     pub fn reject(
         &self,
         lease: u64,
@@ -79,7 +79,7 @@ impl Pool {
         Ok(rejected)
     }
 
-    /// Rows of the quarantine, oldest first, from after the row `after`.
+    /// Rows of the quarantine, oldest first, from after the row `after`, at most `limit`.
     pub fn quarantined(
         &self,
         after: Option<&str>,
@@ -102,8 +102,12 @@ impl Pool {
         Ok(out)
     }
 
-    /// Checks a row of the quarantine again, with the configuration of now, as another kind if one
-    /// is given: text that is no policy's sample may still be something to imitate.
+    /// Checks a row of the quarantine again, with the present configuration, and as another kind if
+    /// one is given: text that is no policy's sample can still be imitated. An admitted row leaves
+    /// the quarantine.
+    ///
+    /// # Errors
+    /// If there is no such row.
     pub fn revalidate(
         &self,
         id: &str,
@@ -148,6 +152,7 @@ impl Pool {
     }
 }
 
+/// A node in the form of a pushed one.
 fn pushed_node(node: &sinew_types::Node) -> Value {
     let mut value = json!({
         "parent": (node.parent != sinew_types::NO_PARENT).then_some(node.parent),

@@ -1,4 +1,7 @@
-//! What is pushed: schema version 1, the same in JSON and Arrow. `docs/pool.md` describes it.
+//! The form of pushed items: schema version 1, the same in JSON and Arrow. `docs/pool.md` describes
+//! it.
+//!
+//! Unknown fields are refused: a misspelled field would otherwise be lost in silence.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -10,7 +13,7 @@ use std::collections::BTreeMap;
 /// Version of the schema; others are refused.
 pub const SCHEMA_VERSION: u64 = 1;
 
-/// What a trajectory may be trained for.
+/// The training that a trajectory can be used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -40,29 +43,36 @@ pub struct PushedNode {
     /// Index of the node before it; `null` for a root.
     #[serde(default)]
     pub parent: Option<NodeId>,
+    /// Prompt, sampled, forced or observation.
     pub kind: TokenKind,
+    /// Ids that the node adds, at least one.
     pub tokens: Vec<TokenId>,
     /// `null` stands for a value that is not finite.
     #[serde(default, deserialize_with = "narrowed")]
     pub logprobs: Option<Vec<Option<f32>>>,
-    /// At which its tokens were sampled and their log-probabilities are; left out: 1.
+    /// Temperature of the sampling and of the log-probabilities; left out: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub temperature: Option<f32>,
     /// Version of the weights that sampled all of its tokens.
     #[serde(default)]
     pub version: Option<u64>,
-    /// Or of spans of them.
+    /// Or the versions of spans of them, which cover the tokens in order.
     #[serde(default)]
     pub versions: Option<Vec<VersionSpan>>,
     /// Left out: the number of sampled nodes up to it.
     #[serde(default)]
     pub turn: Option<u32>,
+    /// Messages that the tokens stand for; compared with the decoded tokens.
     #[serde(default)]
     pub messages: Option<Vec<Message>>,
+    /// Why the sampling ended.
     #[serde(default)]
     pub finish: Option<FinishReason>,
+    /// Reward of the turn, finite; left out: 0.
     #[serde(default)]
     pub process_reward: Option<f64>,
+    /// Identity of the environment's state before the turn, for algorithms that compare turns in
+    /// equal states.
     #[serde(default)]
     pub state_hash: Option<u64>,
 }
@@ -82,6 +92,7 @@ pub struct Trajectory {
     /// Left out: made from the contents.
     #[serde(default)]
     pub id: Option<String>,
+    /// Name of the task.
     pub task: String,
     /// Left out: `default`.
     #[serde(default)]
@@ -89,7 +100,7 @@ pub struct Trajectory {
     /// Trajectories whose rewards are compared; left out: a group of its own.
     #[serde(default)]
     pub group: Option<String>,
-    /// How many make the group whole; left out: 1.
+    /// Number of trajectories that make the group complete; left out: 1.
     #[serde(default)]
     pub group_size: Option<u32>,
     /// Left out: `rl`.
@@ -101,28 +112,36 @@ pub struct Trajectory {
     /// Left out: whether the reward is above 0.
     #[serde(default)]
     pub success: Option<bool>,
+    /// Named measurements, finite, at most 256.
     #[serde(default)]
     pub metrics: Option<BTreeMap<String, f64>>,
     /// Left out: `{"type": "terminated"}`.
     #[serde(default)]
     pub end: Option<EpisodeEnd>,
+    /// Seconds since 1970; left out: now.
     #[serde(default)]
     pub started_unix_s: Option<f64>,
+    /// Token by token: a tree, parents first.
     #[serde(default)]
     pub nodes: Option<Vec<PushedNode>>,
+    /// Or as a conversation, where only text is known.
     #[serde(default)]
     pub messages: Option<Vec<Message>>,
+    /// Tools that the conversation's prompt lists.
     #[serde(default)]
     pub tools: Option<Vec<ToolSpec>>,
 }
 
-/// A trajectory with what its batch says of it, before it is checked.
+/// A trajectory with the fields of its batch, before it is checked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Pushed {
     /// The trajectory's JSON text, kept as it came so that it can be checked again.
     pub raw: String,
+    /// Hash of the tokenizer that made its ids.
     pub tokenizer: Option<String>,
+    /// Name of the model that sampled it.
     pub model: Option<String>,
+    /// Name of the sender; empty if none was given.
     pub source: String,
 }
 
@@ -130,18 +149,23 @@ pub struct Pushed {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Batch {
+    /// [`SCHEMA_VERSION`].
     pub version: u64,
+    /// Hash of the tokenizer, see [`crate::tokenizer_hash`].
     #[serde(default)]
     pub tokenizer: Option<String>,
+    /// Name of the model.
     #[serde(default)]
     pub model: Option<String>,
+    /// Name of the sender.
     #[serde(default)]
     pub source: Option<String>,
+    /// The items, each checked by itself: one wrong item does not refuse the others.
     pub trajectories: Vec<Value>,
 }
 
 impl Batch {
-    /// Its trajectories, each with what the batch says of it.
+    /// Its trajectories, each with the fields of the batch.
     pub fn pushed(self) -> Vec<Pushed> {
         let source = self.source.unwrap_or_default();
         let one = |value: Value| Pushed {

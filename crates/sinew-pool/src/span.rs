@@ -1,10 +1,11 @@
-//! Spans of OpenTelemetry, as far as the pool reads them.
+//! Spans of OpenTelemetry, as far as the pool reads them. Kept as JSON until the root of their
+//! trace arrives.
 
 use crate::reason::Reason;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Maximum attributes of a span with its events.
+/// Maximum attributes of a span with its resource and its events.
 const MAX_ATTRIBUTES: usize = 4096;
 
 /// A span, as far as it is read.
@@ -17,9 +18,13 @@ pub struct Span {
     pub span_id: String,
     /// Empty for a root.
     pub parent_id: String,
+    /// Name of the operation.
     pub name: String,
+    /// Nanoseconds since 1970.
     pub start_ns: u64,
+    /// Attributes as plain JSON.
     pub attributes: Map<String, Value>,
+    /// Events within the span.
     pub events: Vec<Event>,
     /// Attributes of the resource that sent it.
     pub resource: Map<String, Value>,
@@ -29,12 +34,14 @@ pub struct Span {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Event {
+    /// Name of the event.
     pub name: String,
+    /// Attributes as plain JSON.
     pub attributes: Map<String, Value>,
 }
 
 impl Span {
-    /// Refuses a span whose ids are not OpenTelemetry's, or that is too large.
+    /// Refuses a span with ids that are not OpenTelemetry's, or with too many attributes.
     pub(crate) fn check(&self) -> Result<(), Reason> {
         let digits = |text: &str, len: usize| {
             text.len() == len && text.bytes().all(|b| b.is_ascii_hexdigit())

@@ -1,4 +1,7 @@
 //! Compares some pushed log-probabilities with the engine's own.
+//!
+//! A sender that reports log-probabilities of another temperature or of other weights is noticed by
+//! a few tokens.
 
 use crate::check::Entry;
 use crate::config::SpotCheck;
@@ -11,18 +14,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Time for the engine to score one token.
+/// Maximum time for the engine to score one token.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Added to the logit of the token that is to be drawn: no other one is drawn, and the
+/// Bias of the logit of the token that is to be drawn: no other one is drawn, and the
 /// log-probability that comes back is from before any bias.
 const FORCE: f32 = 1e4;
 
-/// The largest difference over the tokens that could be compared; `None` if there was none: the
-/// engine has other weights, or does not honour the bias.
+/// The maximum difference in nats over the tokens that could be compared; `None` if there was none:
+/// the engine has other weights, or does not honour the bias.
 ///
 /// # Errors
-/// The first token whose difference is beyond the bound.
+/// With the first token that exceeds the bound.
 pub(crate) fn check(
     engine: &dyn Engine,
     spot: SpotCheck,
@@ -72,7 +75,7 @@ pub(crate) fn check(
     Ok(gap)
 }
 
-/// Tokens spread evenly over all that were sampled: node and index within it.
+/// Tokens spread evenly over all sampled ones: node and index within it.
 fn chosen(entry: &Entry, count: u32) -> Vec<(NodeId, u32)> {
     let nodes = entry.trace.nodes.iter().enumerate();
     let sampled = nodes.filter(|(_, n)| n.kind == TokenKind::Sampled);
@@ -85,7 +88,8 @@ fn chosen(entry: &Entry, count: u32) -> Vec<(NodeId, u32)> {
         .collect()
 }
 
-/// The engine's log-probability of `token` after `prompt` at `temperature`.
+/// The engine's log-probability of `token` after `prompt` at `temperature`; `None` if it is busy,
+/// too slow or draws another token. Runs at priority -1, after generation.
 fn score(
     engine: &dyn Engine,
     id: RequestId,

@@ -1,5 +1,5 @@
-//! Messages to the tokens that this model would say them in. Honest for imitation alone: which
-//! tokens another program sampled cannot be seen in its text.
+//! Renders messages to the tokens that this model would write them in. Right for imitation alone:
+//! the tokens that another program sampled cannot be seen in its text.
 
 use crate::reason::Reason;
 use sinew_render::Renderer;
@@ -9,11 +9,11 @@ use sinew_types::{
     TokenKind, ToolSpec, Trace, VersionSpan,
 };
 
-/// A tree of nodes under way.
+/// A tree of nodes that is being built.
 pub(crate) struct Tree<'a> {
     pub(crate) renderer: &'a dyn Renderer,
     pub(crate) tools: &'a [ToolSpec],
-    /// Most tokens of a path.
+    /// Maximum tokens of a path.
     pub(crate) max_tokens: usize,
     pub(crate) nodes: Vec<Node>,
 }
@@ -36,6 +36,7 @@ impl Tree<'_> {
         path.into_iter().rev().flatten().copied().collect()
     }
 
+    /// Adds a node after `parent`, unless it has no tokens.
     fn add(
         &mut self,
         parent: NodeId,
@@ -62,14 +63,14 @@ impl Tree<'_> {
         Ok(node)
     }
 
-    /// A root: what was said before the model spoke first.
+    /// Adds a root: the messages before the model's first turn.
     pub(crate) fn prompt(&mut self, messages: &[Message]) -> Result<NodeId, Reason> {
         let tokens = self.renderer.render_prompt(messages, self.tools);
         let tokens = tokens.map_err(render)?;
         self.add(NO_PARENT, TokenKind::Prompt, tokens, messages.to_vec())
     }
 
-    /// What the model said last in `messages`, after `parent`.
+    /// Adds the last of `messages`, a turn of the model, after `parent`.
     pub(crate) fn say(&mut self, parent: NodeId, messages: &[Message]) -> Result<NodeId, Reason> {
         let tokens = self.renderer.render_turn(messages, self.tools);
         let tokens = tokens.map_err(render)?;
@@ -87,7 +88,7 @@ impl Tree<'_> {
         Ok(id)
     }
 
-    /// What the world said after the model's turn `said`.
+    /// Adds the messages that follow the model's turn `said`, with the tokens between the two.
     pub(crate) fn observe(&mut self, said: NodeId, new: &[Message]) -> Result<NodeId, Reason> {
         let node = self.nodes.get(said as usize);
         let finish = node.and_then(|n| n.finish.clone());
@@ -106,7 +107,7 @@ impl Tree<'_> {
         )
     }
 
-    /// The finished trace of an episode that ended by itself.
+    /// The nodes as a trace of an episode that ended by itself.
     pub(crate) fn trace(self) -> Trace {
         Trace {
             format_version: TRACE_FORMAT_VERSION,
@@ -128,7 +129,7 @@ impl Tree<'_> {
     }
 }
 
-/// All tokens of a node by one version.
+/// One span that gives all tokens of a node to one version; none for no tokens.
 pub fn whole(count: usize, version: PolicyVersion) -> Vec<VersionSpan> {
     let len = count as u32;
     match len {
@@ -141,8 +142,8 @@ pub fn whole(count: usize, version: PolicyVersion) -> Vec<VersionSpan> {
     }
 }
 
-/// A conversation as a trace of one path: what the assistant says is trained, all else is not.
-/// Its log-probabilities are 0, to be replaced by a trainer's own.
+/// A conversation as a trace of one path: turns of the assistant are trained, all else is not. Its
+/// log-probabilities are 0, to be replaced by a trainer's own.
 ///
 /// # Errors
 /// If it does not begin with a prompt and end with the assistant, if two turns of the assistant
