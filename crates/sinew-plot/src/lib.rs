@@ -1,7 +1,8 @@
 //! Line plots as SVG, for reports and benches.
 //!
-//! Invariants: every set of points can be drawn, also an empty one. The legend is in the corner with the
-//! fewest points.
+//! Invariants: every set of points can be drawn, also an empty one. The legend is in the corner
+//! with the fewest points. The same input gives the same text, so plots in documents change only
+//! with their data.
 
 use plotters::prelude::{
     ChartBuilder, Circle, Color, IntoDrawingArea, LineSeries, PathElement, RGBColor, SVGBackend,
@@ -11,13 +12,14 @@ use plotters::prelude::{
 /// A line or a set of marked points of a plot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
-    /// Name in the legend.
+    /// Name in the legend. A single curve has none: the title names it.
     pub name: String,
-    /// Points as (x, y). Non-finite points are ignored.
+    /// Points as (x, y), connected in this order. Non-finite points are ignored.
     pub points: Vec<(f64, f64)>,
 }
 
-/// Draws a line plot as SVG with 520 x 300 pixels.
+/// Draws a line plot as SVG with 520 x 300 pixels. `x` and `y` are the labels of the axes, with
+/// units. Axes are linear and include y = 0.
 ///
 /// # Errors
 /// Returns a message with the title if the plot cannot be drawn.
@@ -65,7 +67,8 @@ fn finite(curve: &Curve) -> impl Iterator<Item = (f64, f64)> + '_ {
     points.filter(|p| p.0.is_finite() && p.1.is_finite())
 }
 
-/// Draws a plot into `svg`. Axes include y = 0 and all points.
+/// Draws a plot into `svg`. Axes include y = 0 and all points; an empty plot has axes from 0 to
+/// about 1.
 fn draw_plot(
     svg: &mut String,
     (title, x, y): (&str, &str, &str),
@@ -128,7 +131,8 @@ fn draw_plot(
     Ok(())
 }
 
-/// Colors that are distinct for readers with color blindness (Okabe and Ito).
+/// Colors that are distinct for readers with color blindness (Okabe and Ito 2008), one curve after
+/// the other; the sixth curve has the first color again.
 const COLORS: [RGBColor; 5] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -137,7 +141,8 @@ const COLORS: [RGBColor; 5] = [
     RGBColor(204, 121, 167),
 ];
 
-/// Returns the corner with the fewest points.
+/// The corner with the fewest points in its 40 % of both axes; lower right wins between equals,
+/// then upper right, upper left, lower left.
 fn emptiest_corner(
     points: impl Iterator<Item = (f64, f64)>,
     (x0, x1): (f64, f64),

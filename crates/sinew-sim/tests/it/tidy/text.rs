@@ -92,8 +92,6 @@ const BELOW: &[(&str, usize)] = &[
     ("sinew-lab", 6),
     ("sinew-microvm", 10),
     ("sinew-pipeline", 12),
-    ("sinew-plot", 7),
-    ("sinew-pool", 7),
     ("sinew-provision", 11),
     ("sinew-render", 8),
     ("sinew-rollout", 9),
