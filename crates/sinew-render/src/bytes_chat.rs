@@ -3,12 +3,13 @@
 //! With a fake engine it lets agents talk to the gateway before anything was downloaded.
 
 use crate::chat::{ChatConfig, ChatRenderer};
-use crate::renderer::RenderError;
+use crate::error::RenderError;
 use crate::tokenizer::{GgufVocab, Tokenizer};
 use sinew_types::TokenId;
 
-/// `tokenizer.ggml.token_type` of control tokens and of normal ones.
+/// `tokenizer.ggml.token_type` of control tokens.
 const CONTROL: i32 = 3;
+/// `tokenizer.ggml.token_type` of normal tokens.
 const NORMAL: i32 = 1;
 
 /// Closes a message.

@@ -9,13 +9,18 @@ use serde_json::{Map, Value};
 
 /// Start of a call of a built-in tool of Llama.
 pub(crate) const PYTHON_TAG: &str = "<|python_tag|>";
+/// Start of a DeepSeek call up to V3.1.
 const DEEPSEEK_BEGIN: &str = "<｜tool▁call▁begin｜>";
+/// Separates name and arguments of a DeepSeek call.
 const DEEPSEEK_SEP: &str = "<｜tool▁sep｜>";
 const DEEPSEEK_END: &str = "<｜tool▁call▁end｜>";
+/// Start of a DeepSeek call from V3.2 on.
 const DSML_INVOKE: &str = "<｜DSML｜invoke";
 const DSML_INVOKE_END: &str = "</｜DSML｜invoke>";
+/// Start of an XML call; also a call of a custom tool of Llama.
 const FUNCTION: &str = "<function=";
 const FUNCTION_END: &str = "</function>";
+/// Start of a call of Hermes, SmolLM, GLM and XML.
 const TOOL_CALL: &str = "<tool_call>";
 const TOOL_CALL_END: &str = "</tool_call>";
 
@@ -283,7 +288,7 @@ fn tagged(
     }
 }
 
-/// A call of `tool` with the body as argument `code`.
+/// A call of `tool` with the body as argument `code`, without its surrounding line breaks.
 fn code(body: &str, tool: &str) -> Result<Vec<ParsedCall>, ToolCallError> {
     if body.trim().is_empty() {
         return Err(ToolCallError::Empty);
@@ -294,6 +299,7 @@ fn code(body: &str, tool: &str) -> Result<Vec<ParsedCall>, ToolCallError> {
     Ok(vec![ParsedCall::new(tool, arguments)])
 }
 
+/// Parses JSON with whitespace around it.
 fn parse_json(text: &str) -> Result<Value, ToolCallError> {
     serde_json::from_str(text.trim()).map_err(|e| ToolCallError::Json(e.to_string()))
 }
@@ -732,6 +738,7 @@ fn typed(schemas: &Schemas, tool: &str, key: &str, raw: &str) -> Result<Value, T
     }
 }
 
+/// Whether a value has a type of JSON Schema. An integer is also a number.
 fn is_of_type(value: &Value, name: &str) -> bool {
     match name {
         "null" => value.is_null(),

@@ -17,11 +17,12 @@
 //!
 //! Sources: the chat templates of the models; reference/agent-layer.md section 1.2.
 
-use crate::renderer::{Extension, RenderError, Renderer, text_only};
+use crate::error::RenderError;
+use crate::format::TurnFormat;
+use crate::renderer::{Extension, Renderer, text_only};
 use crate::template::{ChatTemplate, MessageStyle, role_name};
 use crate::tokenizer::{GgufVocab, Tokenizer};
 use crate::tool_call::ToolCallFormat;
-use crate::turn::TurnFormat;
 use crate::write::{tool_instructions, write_tool_calls};
 use serde_json::{Value, json};
 use sinew_types::{FinishReason, Message, Role, TokenId, ToolCall, ToolSpec};
@@ -34,7 +35,8 @@ const SENTINEL: &str = "sinewturnsentinel";
 /// it closes a turn.
 const MAX_CLOSING_TOKENS: usize = 4;
 
-/// Tokenizer, template and stop ids of one model.
+/// Tokenizer, template and stop ids of one model. Immutable and thread-safe; a render takes time
+/// linear in the conversation, bounded by the template's fuel.
 #[derive(Debug)]
 pub struct ChatRenderer {
     /// Tokenizer of the model.
@@ -66,7 +68,8 @@ pub struct Shows {
     pub whitespace: bool,
 }
 
-/// Conversation format of a model.
+/// Conversation format of a model. From files it is filled by [`ChatRenderer::from_dir`] and
+/// [`ChatRenderer::from_gguf`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChatConfig {
     /// Jinja source of the chat template.
@@ -360,7 +363,7 @@ impl ChatRenderer {
         let suffix = self.tokenizer.encode(suffix)?;
         let closing = match self.text(&start, tools, false) {
             Ok(alone) => match alone.split_once(SENTINEL) {
-                // The next role's token may be the stop token.
+                // The next role's token can be the stop token.
                 Some((_, tail)) => self.tokenizer.encode(tail)?.len() + 1,
                 None => MAX_CLOSING_TOKENS,
             },
@@ -637,6 +640,7 @@ fn template_of(value: &Value) -> Option<String> {
     }
 }
 
+/// A text for `tokenizer_config.json`, where an absent token is null.
 fn text_or_null(text: &str) -> Value {
     if text.is_empty() {
         Value::Null

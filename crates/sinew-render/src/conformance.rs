@@ -10,7 +10,8 @@
 //! intentionally differ from a full render. Such a difference passes only if it is a [`Rewrite`] and
 //! everything else is equal.
 
-use crate::renderer::{Mismatch, RenderError, Renderer};
+use crate::error::{Mismatch, RenderError};
+use crate::renderer::Renderer;
 use crate::turn::parse_tokens;
 use serde_json::json;
 use sinew_types::{FinishReason, Message, Role, TokenId, ToolCall, ToolSpec};

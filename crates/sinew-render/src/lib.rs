@@ -1,19 +1,32 @@
 //! Conversion between messages and tokens: tokenizers, chat templates, turn boundaries, tool calls.
 //!
-//! A [`Renderer`] converts messages to the token ids that an engine reads. After a sampled turn it appends
-//! ids. Sampled ids are never decoded and tokenized again.
+//! A [`Renderer`] converts messages to the token ids that an engine reads. After a sampled turn it
+//! appends ids. Sampled ids are never decoded and tokenized again.
+//!
+//! | part | purpose |
+//! |---|---|
+//! | [`ChatRenderer`] | renderer of a pretrained model: its tokenizer and its chat template |
+//! | [`TinyRenderer`], [`byte_renderer`] | renderers without a model's files, for tiny models and fake engines |
+//! | [`conformance_check`] | proof that appended turns have the tokens of a full render |
+//! | [`TurnParser`], [`TurnStream`] | text of a turn to reasoning, content and tool calls, piece by piece |
+//! | [`write_calls`] | the way back: calls as text, for templates that do not print them |
 //!
 //! Invariants:
-//! - Rendering is a pure function of messages and tools: equal prompts give equal ids, so that prefixes can
-//!   be shared.
+//! - Rendering is a pure function of messages and tools: equal prompts give equal ids, so that
+//!   prefixes can be shared.
 //! - [`Renderer::extend`] returns ids to append. It never changes the context.
 //! - All returned ids are in the vocabulary.
 //! - This crate reads no clock, environment variable or network.
+//!
+//! To test: the templates of published models are in `tests/templates`, each with conversations
+//! that must pass the conformance check; parsers are fed the same text in every split.
 
 mod bytes_chat;
 mod calls;
 mod chat;
 mod conformance;
+mod error;
+mod format;
 mod renderer;
 mod size;
 mod template;
@@ -29,14 +42,14 @@ pub use chat::{ChatConfig, ChatRenderer, Shows};
 pub use conformance::{
     ConformanceReport, ConformanceStep, MockTrajectory, Rewrite, conformance_check,
 };
-pub use renderer::{Extension, Mismatch, RenderError, Renderer, text_only};
+pub use error::{Mismatch, RenderError};
+pub use format::{Reasoning, TurnFormat};
+pub use renderer::{Extension, Renderer, text_only};
 pub use size::{exceeds, render_after, text_exceeds};
 pub use template::ChatTemplate;
 pub use tiny::{CharTokenizer, TinyRenderer};
 pub use tokenizer::{GgufVocab, StreamDecoder, Tokenizer};
 pub use tool_call::{MAX_CALLS, ParsedCall, ToolCallError, ToolCallFormat, UnknownFormat};
-pub use turn::{
-    ParsedTurn, Reasoning, TurnDelta, TurnFormat, TurnParser, TurnStream, parse_tokens, parse_turn,
-};
+pub use turn::{ParsedTurn, TurnDelta, TurnParser, TurnStream, parse_tokens, parse_turn};
 pub use turn_reader::{Piece, TurnOptions, TurnReader, call_end, call_marks, forced_opening};
 pub use write::{tool_instructions, write_calls};

@@ -1,104 +1,14 @@
-//! The `Renderer` port and its errors.
+//! The [`Renderer`] port: messages to the tokens that a model reads, and sampled tokens to
+//! messages.
+//!
+//! An episode calls [`Renderer::render_prompt`] once. After each sampled turn it calls
+//! [`Renderer::extend`] with the environment's answer and appends the result: the context only ever
+//! grows.
 
+use crate::error::RenderError;
+use crate::format::TurnFormat;
 use crate::template::role_name;
-use crate::turn::TurnFormat;
 use sinew_types::{FinishReason, Message, TokenId, ToolSpec};
-use std::path::PathBuf;
-
-/// Reason why messages cannot be converted to tokens, or tokens to text.
-#[derive(Debug, thiserror::Error)]
-pub enum RenderError {
-    /// A file of the model cannot be read.
-    #[error("cannot read {path}: {message}")]
-    Read { path: PathBuf, message: String },
-    /// The tokenizer is invalid or not supported.
-    #[error("tokenizer from {source_name}: {message}")]
-    Tokenizer {
-        source_name: String,
-        message: String,
-    },
-    /// The chat template is invalid or refuses the messages. Line 0: unknown.
-    #[error("chat template line {line}: {message}")]
-    Template { line: usize, message: String },
-    /// The model has no chat template.
-    #[error("the model has no chat template: {hint}")]
-    NoTemplate { hint: String },
-    /// The renderer does not support a message.
-    #[error("cannot render {role} message: {message}")]
-    Message { role: String, message: String },
-    /// A message has an image or audio part.
-    #[error(
-        "message {message} ({role}) has {kind} in part {part}: the model reads text alone; send what it \
-         shows as text, or use a model that takes {kind}"
-    )]
-    Media {
-        /// Index of the message.
-        message: usize,
-        role: &'static str,
-        part: usize,
-        /// `image` or `audio`.
-        kind: &'static str,
-    },
-    /// No token ends a turn.
-    #[error("no stop token: neither eos nor a token that closes a turn is known; {hint}")]
-    NoStopToken { hint: String },
-    /// A character outside of the alphabet of a character tokenizer.
-    #[error("character {character:?} is not in the alphabet {alphabet:?}")]
-    UnknownCharacter { character: char, alphabet: String },
-    /// A token id outside of the vocabulary.
-    #[error("token id {id} is outside the vocabulary of {vocab}")]
-    UnknownToken { id: TokenId, vocab: usize },
-    /// The template does not show the text between two turns.
-    #[error("the boundary between two turns cannot be found: {0}")]
-    Join(String),
-    /// Calls that the template writes do not parse to themselves.
-    #[error(
-        "{trajectory}, message {message}: the model writes its calls as {written:?}, which reads \
-         as {read}; set the tool-call format that the model was trained on"
-    )]
-    Calls {
-        trajectory: String,
-        message: usize,
-        written: String,
-        read: String,
-    },
-    /// Incremental ids differ from a full render.
-    #[error(transparent)]
-    Mismatch(Box<Mismatch>),
-}
-
-/// First difference between incremental ids and a full render.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{trajectory}, message {message}: bridged ids differ from a full render at token {index}: \
-     bridged ...{bridged_context:?} [{}], full render ...{full_context:?} [{}]",
-    token_shown(.bridged),
-    token_shown(.full)
-)]
-pub struct Mismatch {
-    /// Name of the conversation.
-    pub trajectory: String,
-    /// Index of the assistant message before the boundary.
-    pub message: usize,
-    /// Index of the first different token.
-    pub index: usize,
-    /// Text of the incremental token. `None` after the end.
-    pub bridged: Option<String>,
-    /// Text of the token of the full render. `None` after the end.
-    pub full: Option<String>,
-    /// Text of up to eight incremental tokens before the difference.
-    pub bridged_context: String,
-    /// Text of up to eight tokens of the full render before the difference.
-    pub full_context: String,
-}
-
-/// The different token, or `end`.
-fn token_shown(token: &Option<String>) -> String {
-    match token {
-        Some(text) => format!("{text:?}"),
-        None => "end".into(),
-    }
-}
 
 /// Tokens that follow a sampled turn.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -131,15 +41,22 @@ pub fn text_only(messages: &[Message]) -> Result<(), RenderError> {
 
 /// Conversion of messages to tokens. Sampled tokens stay as they are.
 pub trait Renderer: Send + Sync {
-    /// Renders a conversation with the generation prompt.
+    /// Renders a conversation with the generation prompt, so that the model continues with its
+    /// turn.
+    ///
+    /// # Errors
+    /// If the template refuses the messages, or a message has a part other than text.
     fn render_prompt(
         &self,
         messages: &[Message],
         tools: &[ToolSpec],
     ) -> Result<Vec<TokenId>, RenderError>;
 
-    /// Renders the last message as the model would sample it after the others, with the stop token if the
-    /// template writes one.
+    /// Renders the last message as the model would sample it after the others, with the stop token
+    /// if the template writes one. For imitation: these tokens are trained, but were not sampled.
+    ///
+    /// # Errors
+    /// As [`Renderer::render_prompt`].
     fn render_turn(
         &self,
         messages: &[Message],
@@ -166,9 +83,12 @@ pub trait Renderer: Send + Sync {
         None
     }
 
-    /// Returns the tokens after a sampled turn. `context` has all tokens so far, `finish` is the end of the
-    /// last turn, and `new_messages` are the response of the environment. The result ends with the generation
-    /// prompt.
+    /// Returns the tokens after a sampled turn. `context` has all tokens so far, `finish` is the
+    /// end of the last turn, and `new_messages` are the response of the environment. The result
+    /// ends with the generation prompt.
+    ///
+    /// # Errors
+    /// If the template does not show the text between two turns, or refuses the messages.
     fn extend(
         &self,
         context: &[TokenId],
@@ -187,7 +107,7 @@ pub trait Renderer: Send + Sync {
     /// span several tokens.
     fn token_bytes(&self, id: TokenId) -> Option<Vec<u8>>;
 
-    /// Maximum bytes of a token. Vocabularies contain runs of 128 spaces.
+    /// Maximum bytes of a token, 256 by default: vocabularies contain runs of 128 spaces.
     fn longest_token_bytes(&self) -> usize {
         256
     }

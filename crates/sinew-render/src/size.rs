@@ -1,6 +1,10 @@
 //! Lower bounds for the number of prompt tokens, without a full render. Pure.
+//!
+//! A gateway that receives a prompt far above the context refuses it here: rendering and tokenizing
+//! megabytes first would cost seconds of CPU for each such request.
 
-use crate::renderer::{RenderError, Renderer};
+use crate::error::RenderError;
+use crate::renderer::Renderer;
 use sinew_types::{Message, Role, TokenId, ToolSpec};
 
 /// Normalization (NFC, NFKC) makes a text at most this many times shorter.
@@ -57,6 +61,7 @@ pub fn text_exceeds(
     }
 }
 
+/// Minimum tokens of so many bytes, from the longest token of the vocabulary.
 fn least_tokens(renderer: &dyn Renderer, bytes: usize) -> usize {
     bytes / (SHRINKING * renderer.longest_token_bytes().max(1))
 }

@@ -7,7 +7,7 @@
 //!
 //! Blocks trim whitespace like Hugging Face's renderer: `trim_blocks` and `lstrip_blocks` are on.
 
-use crate::renderer::RenderError;
+use crate::error::RenderError;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{Environment, Error, ErrorKind, context};
@@ -302,6 +302,7 @@ fn short_id(id: &str) -> String {
         .collect()
 }
 
+/// A tool in the form of OpenAI's API, which templates expect.
 fn tool_value(tool: &ToolSpec) -> serde_json::Value {
     json!({
         "type": "function",
@@ -352,6 +353,7 @@ pub(crate) fn to_python_json(value: &serde_json::Value) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
+/// Text with all other characters as `\u` escapes, as Python writes JSON by default.
 fn escape_non_ascii(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

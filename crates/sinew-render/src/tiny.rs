@@ -4,7 +4,8 @@
 //! <user> c h a r s <end> <model> c h a r s <end> <tool> c h a r s <end> <model>
 //! ```
 
-use crate::renderer::{Extension, RenderError, Renderer, text_only};
+use crate::error::RenderError;
+use crate::renderer::{Extension, Renderer, text_only};
 use sinew_types::{FinishReason, Message, Role, TokenId, ToolSpec};
 
 /// End of a message.
@@ -87,6 +88,7 @@ impl TinyRenderer {
         }
     }
 
+    /// Appends one message: the role's token, its characters, the end token.
     fn push(&self, message: &Message, out: &mut Vec<TokenId>) -> Result<(), RenderError> {
         out.push(role_id(message.role));
         out.extend(self.tokenizer.encode(&message.content.text())?);

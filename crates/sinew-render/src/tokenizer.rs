@@ -7,7 +7,7 @@
 //!
 //! Other GGUF vocabularies are errors: use a model folder with `tokenizer.json`.
 
-use crate::renderer::RenderError;
+use crate::error::RenderError;
 use sinew_types::TokenId;
 use std::collections::BTreeMap;
 use tokenizers::decoders::byte_level::ByteLevel;

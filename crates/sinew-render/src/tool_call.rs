@@ -61,6 +61,9 @@ impl ToolCallFormat {
     }
 
     /// Detects the format from the markers that a chat template prints. `None` if it prints none.
+    ///
+    /// A recipe can name another format: small models often write calls in the notation of the data
+    /// that they were trained on, whatever their template prints.
     pub fn of_template(source: &str) -> Option<Self> {
         let has = |mark: &str| source.contains(mark);
         Some(if has("<arg_key>") {

@@ -1,5 +1,10 @@
 //! Streaming parser for a turn of the model: reasoning, text and calls.
 //!
+//! ```text
+//! "<think>2 + 2</think>I compute. <tool_call>{...}</tool_call>"
+//!    Reasoning("2 + 2")   Text("I compute. ")   Call { index: 0, .. }
+//! ```
+//!
 //! Invariants:
 //! - The sum of all deltas does not depend on how the text is split.
 //! - No part of a marker is returned as text.
@@ -7,85 +12,12 @@
 //! - A broken call is returned as text, with the reason. No text of the model is lost.
 
 use crate::calls::{Marks, Region, Scan, Schemas, marks, read};
+use crate::format::TurnFormat;
 use crate::renderer::Renderer;
 use crate::tokenizer::StreamDecoder;
-use crate::tool_call::{MAX_CALLS, ParsedCall, ToolCallError, ToolCallFormat};
+use crate::tool_call::{MAX_CALLS, ParsedCall, ToolCallError};
 use serde_json::Value;
 use sinew_types::{TokenId, ToolSpec};
-
-/// Markers of reasoning.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reasoning {
-    /// Start marker.
-    pub open: String,
-    /// End marker.
-    pub close: String,
-    /// True if the generation prompt ends with the start marker, so that the turn starts with reasoning.
-    pub opened_by_prompt: bool,
-}
-
-/// Notation of turns of a model family.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TurnFormat {
-    /// Format of calls. `None`: the turn has no calls.
-    pub calls: Option<ToolCallFormat>,
-    /// Markers of reasoning. `None`: the turn has no reasoning.
-    pub reasoning: Option<Reasoning>,
-}
-
-impl TurnFormat {
-    /// A format with calls and without reasoning.
-    pub fn of_calls(format: ToolCallFormat) -> Self {
-        Self {
-            calls: Some(format),
-            reasoning: None,
-        }
-    }
-
-    /// Detects the format from a chat template and its generation prompt.
-    pub fn of_template(source: &str, generation_prompt: &str) -> Self {
-        let pair = [("<think>", "</think>"), ("[THINK]", "[/THINK]")]
-            .into_iter()
-            .find(|(_, close)| source.contains(close));
-        let reasoning = pair.map(|(open, close)| Reasoning {
-            open: open.into(),
-            close: close.into(),
-            opened_by_prompt: generation_prompt
-                .rfind(open)
-                .is_some_and(|at| !generation_prompt[at..].contains(close)),
-        });
-        Self {
-            calls: ToolCallFormat::of_template(source),
-            reasoning,
-        }
-    }
-
-    /// True if a control token is a marker of calls or reasoning, such as `[TOOL_CALLS]`. The parser needs
-    /// its text.
-    pub fn is_mark(&self, token: &str) -> bool {
-        let reasoning = self
-            .reasoning
-            .as_ref()
-            .is_some_and(|r| token == r.open || token == r.close);
-        let inner = [
-            "<｜tool▁sep｜>",
-            "[ARGS]",
-            "[CALL_ID]",
-            "<arg_key>",
-            "</arg_key>",
-            "<arg_value>",
-            "</arg_value>",
-        ];
-        let calls = self.calls.as_ref().is_some_and(|format| {
-            let marks = marks(format);
-            inner.contains(&token)
-                || marks.open.iter().any(|m| m == token)
-                || marks.wrapper.iter().any(|m| m == token)
-                || marks.stray.iter().any(|(_, close)| close == token)
-        });
-        reasoning || calls
-    }
-}
 
 /// A part of a turn.
 #[derive(Clone, Debug, PartialEq)]

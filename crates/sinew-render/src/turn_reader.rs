@@ -1,9 +1,10 @@
 //! Streaming conversion of sampled tokens to text, reasoning and tool calls for a client.
 
+use crate::format::TurnFormat;
 use crate::renderer::Renderer;
 use crate::tokenizer::StreamDecoder;
 use crate::tool_call::ToolCallFormat;
-use crate::turn::{TurnDelta, TurnFormat, TurnParser};
+use crate::turn::{TurnDelta, TurnParser};
 use sinew_types::{Message, Role, SampledToken, ToolCall, ToolSpec};
 
 /// A part of a turn, in order.

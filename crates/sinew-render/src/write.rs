@@ -8,8 +8,8 @@ use crate::tool_call::{ParsedCall, ToolCallFormat};
 use serde_json::{Value, json};
 use sinew_types::{ToolCall, ToolSpec};
 
-/// Writes calls in a format. [`crate::parse_turn`] parses the text to the same calls. Formats for code write
-/// only the argument `code`.
+/// Writes calls in a format. [`crate::parse_turn`] parses the text to the same calls. Formats for
+/// code write only the argument `code`.
 pub fn write_calls(calls: &[ParsedCall], format: &ToolCallFormat) -> String {
     let each = |write: &dyn Fn(&ParsedCall) -> String, between: &str| {
         calls.iter().map(write).collect::<Vec<_>>().join(between)

@@ -71,11 +71,6 @@ const ALLOWED: &[(&str, &str, &str)] = &[
         "two halves of one part",
     ),
     ("sinew-pipeline", "ports rows", "two halves of one part"),
-    (
-        "sinew-render",
-        "renderer template tokenizer turn",
-        "parts of one machine",
-    ),
     ("sinew-rollout", "driver harness", "two halves of one part"),
     (
         "sinew-sandbox",

@@ -93,7 +93,6 @@ const BELOW: &[(&str, usize)] = &[
     ("sinew-microvm", 10),
     ("sinew-pipeline", 12),
     ("sinew-provision", 11),
-    ("sinew-render", 8),
     ("sinew-rollout", 9),
     ("sinew-sandbox", 12),
     ("sinew-store", 7),
