@@ -3,18 +3,16 @@
 //! Scripts go by its exit code: 0 the recipe runs, 1 it is refused, 3 it is right but needs something
 //! outside first (a server that answers, a program that starts), which is named.
 
+mod disk;
 mod memory;
 mod prompts;
 mod reach;
 
 use crate::failure::Failure;
-use crate::harness;
-use crate::models;
 use crate::output;
 use crate::wire;
 use serde_json::json;
 use sinew_env::Split;
-use sinew_model::{ModelConfig, ParamLayout};
 use sinew_recipe::{EngineType, ModelSection, RunPlan};
 use sinew_render::{MockTrajectory, conformance_check};
 use sinew_sandbox::{ExecRequest, Program, SandboxProvider, SandboxSpec};
@@ -92,7 +90,7 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
     let has_model = report.row("model", shape);
     if has_model {
         let mut judged = true;
-        for (key, source) in models::named(&recipe) {
+        for (key, source) in wire::scoring_sources(&recipe) {
             judged &= report.row(key, judge(&recipe, key, &source));
         }
         if recipe.data.is_some() {
@@ -102,7 +100,7 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
         if judged {
             report.row("memory", memory::memory(&recipe));
         }
-        report.row("disk", disk(&recipe, Path::new(".")));
+        report.row("disk", disk::disk(&recipe, Path::new(".")));
     }
     if recipe.env.needs().sandbox {
         report.row("sandbox", sandbox(&recipe));
@@ -111,10 +109,10 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
         report.row("engine", reach::engine(&recipe));
     }
     if !recipe.harness.is_built_in() {
-        let row = harness::check(&recipe.harness, &recipe.sandbox);
+        let row = wire::check_harness(&recipe.harness, &recipe.sandbox);
         if report.row("harness", row) {
-            let asks = wire::taskset(&recipe).and_then(|tasks| {
-                harness::asks_model(&recipe.harness, &recipe.sandbox, tasks.as_ref())
+            let asks = wire::taskset(&recipe.env, recipe.seed).and_then(|tasks| {
+                wire::asks_model(&recipe.harness, &recipe.sandbox, tasks.as_ref())
             });
             report.row(
                 "program",
@@ -134,7 +132,7 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
 pub(crate) fn before_training(run_dir: &Path, recipe: &RunPlan) -> Result<(), Failure> {
     template(recipe)?;
     model(recipe)?;
-    for (key, source) in models::named(recipe) {
+    for (key, source) in wire::scoring_sources(recipe) {
         judge(recipe, key, &source)?;
     }
     data(recipe)?;
@@ -142,14 +140,14 @@ pub(crate) fn before_training(run_dir: &Path, recipe: &RunPlan) -> Result<(), Fa
         sandbox(recipe)?;
     }
     if !recipe.harness.is_built_in() {
-        harness::check(&recipe.harness, &recipe.sandbox)?;
+        wire::check_harness(&recipe.harness, &recipe.sandbox)?;
     }
     tasks(recipe)?;
     if recipe.harness.is_built_in() {
         prompts::prompts(recipe)?;
     }
     memory::memory(recipe)?;
-    disk(recipe, &run_dir.join("checkpoints")).map(|_| ())
+    disk::disk(recipe, &run_dir.join("checkpoints")).map(|_| ())
 }
 
 fn device() -> Result<String, Failure> {
@@ -161,15 +159,9 @@ fn device() -> Result<String, Failure> {
 fn model(recipe: &RunPlan) -> Result<String, Failure> {
     let config = wire::model_config(recipe)?;
     if let Some(lora) = &recipe.train.lora {
-        crate::plan::lora_config(lora)?;
+        wire::lora_config(lora)?;
     }
-    let asked = recipe.rollout.max_context_tokens as usize;
-    if asked > config.max_context {
-        return Err(Failure::input(format!(
-            "rollout.max_context_tokens = {asked}: allowed: up to {}, the context of the model",
-            config.max_context
-        )));
-    }
+    wire::check_context(recipe.rollout.max_context_tokens, &config)?;
     Ok(format!(
         "{:?}, {} layers of {}, context {}",
         config.family, config.layers, config.d_model, config.max_context
@@ -178,7 +170,7 @@ fn model(recipe: &RunPlan) -> Result<String, Failure> {
 
 /// Joins between turns must give the ids that a full render gives, or training is refused.
 fn template(recipe: &RunPlan) -> Result<String, Failure> {
-    let renderer = wire::renderer(recipe)?;
+    let renderer = wire::renderer(&recipe.model, &recipe.env)?;
     let tiny = matches!(recipe.model, ModelSection::Scratch { .. });
     let (system, text) = if tiny {
         (None, "l")
@@ -209,7 +201,7 @@ fn template(recipe: &RunPlan) -> Result<String, Failure> {
 /// A reference or teacher must be there and speak the policy's tokens.
 fn judge(recipe: &RunPlan, key: &str, source: &str) -> Result<String, Failure> {
     let vocab = wire::model_config(recipe)?.vocab;
-    let config = models::check(key, source, vocab)?;
+    let config = wire::check_scoring(key, source, vocab)?;
     Ok(format!(
         "{:?}, {} layers of {}",
         config.family, config.layers, config.d_model
@@ -218,10 +210,10 @@ fn judge(recipe: &RunPlan, key: &str, source: &str) -> Result<String, Failure> {
 
 fn data(recipe: &RunPlan) -> Result<String, Failure> {
     if recipe.draws_from_pool() {
-        return crate::pool::check(recipe);
+        return wire::check_pool(recipe);
     }
-    let renderer = wire::renderer(recipe)?;
-    let loaded = crate::plan::dataset(recipe, renderer.as_ref())?;
+    let renderer = wire::renderer(&recipe.model, &recipe.env)?;
+    let loaded = wire::dataset(recipe, renderer.as_ref())?;
     let groups = loaded.map_or(0, |d| d.len());
     Ok(format!("{groups} rows to train on"))
 }
@@ -270,7 +262,7 @@ async fn try_one(provider: &dyn SandboxProvider, spec: &SandboxSpec) -> Result<V
 }
 
 fn tasks(recipe: &RunPlan) -> Result<String, Failure> {
-    let taskset = wire::taskset(recipe)?;
+    let taskset = wire::taskset(&recipe.env, recipe.seed)?;
     let (train, held_out) = (taskset.len(Split::Train), taskset.len(Split::HeldOut));
     if recipe.eval.tasks > held_out {
         return Err(Failure::input(format!(
@@ -328,26 +320,6 @@ fn solvable(recipe: &RunPlan) -> Result<String, Failure> {
     ))
 }
 
-/// Weights, two moments, and as many checkpoints as are kept plus the one being written.
-fn disk(recipe: &RunPlan, at: &Path) -> Result<String, Failure> {
-    let weights = weight_bytes(&wire::model_config(recipe)?);
-    let per_checkpoint = if recipe.train.lora.is_some() {
-        weights / 2
-    } else {
-        3 * weights
-    };
-    let at_once = (recipe.train.keep_checkpoints as u64).saturating_add(1);
-    wire::room(at, per_checkpoint.saturating_mul(at_once))?;
-    Ok(format!(
-        "room for {at_once} checkpoints of {} MiB",
-        per_checkpoint.div_ceil(1 << 20)
-    ))
-}
-
-fn weight_bytes(config: &ModelConfig) -> u64 {
-    4 * ParamLayout::new(config).total() as u64
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -358,7 +330,7 @@ mod tests {
 
     fn sizes(recipe: &RunPlan) -> Result<(), Failure> {
         memory::memory(recipe)?;
-        disk(recipe, Path::new(".")).map(|_| ())
+        disk::disk(recipe, Path::new(".")).map(|_| ())
     }
 
     /// Sets every whole number below `at`, one at a time.

@@ -64,7 +64,7 @@ pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
         )));
     };
     let recipe = run_dir::recipe(run_dir)?;
-    let renderer = wire::renderer(&recipe)?;
+    let renderer = wire::renderer(&recipe.model, &recipe.env)?;
     if args.json {
         let text = sinew_view::json(&trace, renderer.as_ref()).map_err(Failure::system)?;
         output::print(&(text + "\n"));

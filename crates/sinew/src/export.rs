@@ -38,7 +38,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     }
     let recipe = run_dir::recipe(&args.run_dir)?;
     let checkpoint = checkpoint(&args.run_dir)?;
-    let renderer = wire::renderer(&recipe)?;
+    let renderer = wire::renderer(&recipe.model, &recipe.env)?;
     let adapters = checkpoint.join("adapter_config.json").exists();
     let params = if adapters {
         let base = wire::loaded_params(&recipe, renderer.as_ref())?;

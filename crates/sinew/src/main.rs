@@ -1,9 +1,7 @@
 //! The command line: the only place where concrete parts meet.
 
-mod admission;
 mod check;
 mod curves;
-mod device;
 mod egress;
 mod episodes;
 mod eval;
@@ -11,16 +9,10 @@ mod export;
 mod failure;
 mod features;
 mod gc;
-mod harness;
 mod lab;
-mod levels;
-mod models;
 mod output;
-mod outside;
-mod plan;
 mod pool;
 mod python;
-
 mod run_dir;
 mod runs;
 mod sandbox;
@@ -246,7 +238,7 @@ fn finite(text: &str) -> Result<f64, String> {
 }
 
 fn main() -> ExitCode {
-    if let Some(code) = levels::child_main_if_requested() {
+    if let Some(code) = wire::child_main_if_requested() {
         return ExitCode::from(u8::try_from(code).unwrap_or(1));
     }
     // Not a command of the table: nobody types it, and none that is mistyped shall be taken for it.

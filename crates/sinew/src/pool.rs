@@ -1,22 +1,17 @@
-//! The data pool: behind `sinew serve --pool`, asked by `sinew pool`, drawn from by `sinew train`.
+//! The data pool: its routes for `sinew serve --pool`, and its client `sinew pool`.
 
 use crate::failure::Failure;
 use crate::output;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
-use sinew_algo::Advantage;
 use sinew_gateway::Router;
-use sinew_pipeline::{PoolClient, PoolSource, PoolSourceConfig};
+use sinew_pipeline::PoolClient;
 use sinew_pool::Scorer;
-use sinew_pool::schema::Kind;
 #[cfg(feature = "pool")]
 use sinew_pool::{Folder, Pool, PoolConfig};
-use sinew_recipe::RunPlan;
 use sinew_render::Renderer;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::sync::watch;
 
 #[cfg(feature = "pool")]
 #[derive(serde::Deserialize)]
@@ -63,76 +58,6 @@ pub(crate) fn router(
     Ok(sinew_pool::http::router(pool, Arc::new(clock)))
 }
 
-/// What a recipe's algorithm draws from a pool.
-pub(crate) fn kind_of(recipe: &RunPlan) -> Kind {
-    let composition = recipe.algorithm.composition(recipe.rollout.group_size);
-    match composition.map(|c| c.advantage) {
-        Ok(Advantage::One) => Kind::Sft,
-        Ok(Advantage::Preference { .. }) => Kind::Dpo,
-        _ => Kind::Rl,
-    }
-}
-
-/// A recipe's pool, if it answers and has the tokenizer of the model, and what it says of itself.
-fn reached(recipe: &RunPlan) -> Result<(PoolClient, Value), Failure> {
-    let Some(sinew_recipe::DataSection::Pool {
-        url, token_file, ..
-    }) = &recipe.data
-    else {
-        return Err(Failure::system("data.type is not `pool`"));
-    };
-    let client = PoolClient::new(url, Path::new(token_file))?;
-    let told = client.call("GET", "/pool", &Value::Null)?;
-    let own = sinew_pool::tokenizer_hash(crate::wire::renderer(recipe)?.as_ref());
-    if told["tokenizer"] != own.as_str() {
-        return Err(Failure::input(format!(
-            "data.url = {url:?}: its tokenizer is {}, this model's is {own}\n  \
-             hint: serve the pool with the same --model",
-            told["tokenizer"]
-        )));
-    }
-    Ok((client, told))
-}
-
-/// Whether a recipe's pool can be drawn from, in words.
-pub(crate) fn check(recipe: &RunPlan) -> Result<String, Failure> {
-    let (_, told) = reached(recipe)?;
-    Ok(format!(
-        "pool: {} whole groups wait",
-        told["groups"]["whole"]
-    ))
-}
-
-/// Minimum trajectories of a group that a recipe's algorithm compares.
-fn min_group(recipe: &RunPlan) -> usize {
-    let composition = recipe.algorithm.composition(recipe.rollout.group_size);
-    let compares = composition.is_ok_and(|c| c.advantage.compares());
-    if compares { 2 } else { 1 }
-}
-
-/// The pool of `[data] type = "pool"`; `None` with other data.
-pub(crate) fn source(
-    recipe: &RunPlan,
-    run_dir: &Path,
-    cancel: watch::Receiver<bool>,
-) -> Result<Option<PoolSource>, Failure> {
-    let Some(sinew_recipe::DataSection::Pool {
-        wait_s, lease_s, ..
-    }) = &recipe.data
-    else {
-        return Ok(None);
-    };
-    let (client, _) = reached(recipe)?;
-    let config = PoolSourceConfig {
-        run_dir: run_dir.into(),
-        kind: kind_of(recipe),
-        wait: Duration::from_secs_f64(*wait_s),
-        lease_s: *lease_s,
-        min_group: min_group(recipe),
-    };
-    Ok(Some(PoolSource::new(client, config, cancel)?))
-}
-
 #[derive(Debug, Args)]
 pub(crate) struct PoolArgs {
     /// Where `sinew serve --pool` listens
@@ -176,8 +101,8 @@ pub(crate) fn run(args: &PoolArgs) -> Result<(), Failure> {
     let client = PoolClient::new(&args.url, &args.token_file)?;
     match &args.command {
         PoolCommand::Status => {
-            let told = client.call("GET", "/pool", &Value::Null)?;
-            let text = serde_json::to_string_pretty(&told).map_err(Failure::system)?;
+            let reply = client.call("GET", "/pool", &Value::Null)?;
+            let text = serde_json::to_string_pretty(&reply).map_err(Failure::system)?;
             output::print(&(text + "\n"));
         }
         PoolCommand::Push { file } => output::print_json(&client.push(file)?),
@@ -198,8 +123,8 @@ pub(crate) fn run(args: &PoolArgs) -> Result<(), Failure> {
         }
         PoolCommand::Release { id, kind } => {
             let path = format!("/pool/quarantine/{id}/release");
-            let told = client.call("POST", &path, &json!({"kind": kind}))?;
-            output::print_json(&told);
+            let reply = client.call("POST", &path, &json!({"kind": kind}))?;
+            output::print_json(&reply);
         }
         PoolCommand::Delete { id } => {
             let path = format!("/pool/quarantine/{id}");

@@ -359,7 +359,8 @@ fn fake(args: &ServeArgs) -> Result<Model, Failure> {
     let renderer: Arc<dyn Renderer> = match recipe {
         Some(path) => {
             let recipe = RunPlan::load(Path::new(path));
-            wire::renderer(&recipe.map_err(|e| Failure::input(format!("--model: {e}")))?)?
+            let recipe = recipe.map_err(|e| Failure::input(format!("--model: {e}")))?;
+            wire::renderer(&recipe.model, &recipe.env)?
         }
         None => match files(args)? {
             Some(files) => Arc::new(wire::chat_renderer(&files)?),
@@ -441,7 +442,7 @@ fn outside(args: &ServeArgs, urls: &str) -> Result<Model, Failure> {
         )
     })?;
     let renderer: Arc<dyn Renderer> = Arc::new(wire::chat_renderer(&files)?);
-    let engine = crate::outside::serve_engine(
+    let engine = wire::serve_engine(
         urls,
         args.engine_logprobs,
         args.engine_formats,

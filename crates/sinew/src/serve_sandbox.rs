@@ -4,6 +4,7 @@ use crate::egress::{self, WayOut};
 use crate::failure::Failure;
 use crate::output;
 use crate::signals::StopSignals;
+use crate::wire;
 use clap::Args;
 use serde_json::json;
 use sinew_provision::{Bounds, Egress, Service, Tokens};
@@ -78,7 +79,7 @@ pub(crate) fn run(
     let provider = ProcessProvider::start(config).map_err(Failure::system)?;
     let mut providers: Vec<Arc<dyn SandboxProvider>> = vec![Arc::new(provider)];
     if let Some(folder) = &args.wasm_modules {
-        providers.push(crate::wire::sandboxes(&SandboxPlan {
+        providers.push(wire::sandboxes(&SandboxPlan {
             level: Level::Wasm,
             wasm_modules: folder.to_string_lossy().into_owned(),
             max_live: args.max_sandboxes,
@@ -86,14 +87,14 @@ pub(crate) fn run(
         })?);
     }
     if args.containers {
-        providers.push(crate::wire::sandboxes(&SandboxPlan {
+        providers.push(wire::sandboxes(&SandboxPlan {
             level: Level::Container,
             max_live: args.max_sandboxes,
             ..SandboxPlan::default()
         })?);
     }
     if let Some(folder) = &args.microvm_images {
-        providers.push(crate::wire::sandboxes(&SandboxPlan {
+        providers.push(wire::sandboxes(&SandboxPlan {
             level: Level::Microvm,
             microvm_images: folder.to_string_lossy().into_owned(),
             max_live: args.max_sandboxes,

@@ -1,7 +1,6 @@
 //! `sinew train` and `sinew eval`: the training loop with its readers, and what it shows at its end.
 
 use crate::failure::Failure;
-use crate::plan;
 use crate::run_dir::{Resume, RunDir};
 use crate::signals::StopSignals;
 use crate::wire;
@@ -154,7 +153,7 @@ fn run(
         cancel,
         started,
     };
-    let config = plan::Invocation {
+    let config = wire::Invocation {
         goal,
         command: options.command,
         accept_loss: options.accept_loss,
@@ -162,7 +161,7 @@ fn run(
     let (pipeline, renderer) = wire::pipeline(recipe, config, session)?;
     dir.write_recipe(recipe).map_err(Failure::input)?;
     if goal == Goal::Train {
-        let facts = plan::facts(recipe)?;
+        let facts = wire::facts(recipe)?;
         bus.record(Box::new(ReportFile::new(
             dir.report_path(),
             facts,

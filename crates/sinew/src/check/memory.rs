@@ -1,8 +1,6 @@
 //! What a run will hold in memory, before any of it is taken.
 
-use crate::device::precision;
 use crate::failure::Failure;
-use crate::models;
 use crate::wire;
 use sinew_model::{Activations, Keep, ModelConfig, ParamLayout, Precision};
 use sinew_recipe::{EngineType, RunPlan};
@@ -86,7 +84,7 @@ fn engine(recipe: &RunPlan, config: &ModelConfig, kernels: KernelSet) -> u128 {
     let embedding = config.vocab as u128 * config.d_model as u128;
     let tied = if config.tied_embeddings { 0 } else { embedding };
     let matrices = f32s(config) - tied;
-    let bits = match (precision(recipe, kernels), kernels) {
+    let bits = match (wire::precision(&recipe.engine, kernels), kernels) {
         (Precision::Bf16, _) => 12,
         (Precision::Int8, _) => 9,
         (Precision::F32, KernelSet::Amx) => 16,
@@ -99,8 +97,8 @@ fn engine(recipe: &RunPlan, config: &ModelConfig, kernels: KernelSet) -> u128 {
 pub(super) fn memory(recipe: &RunPlan) -> Result<String, Failure> {
     let config = wire::model_config(recipe)?;
     let mut beside = Vec::new();
-    for (key, source) in models::named(recipe) {
-        beside.push(models::check(key, &source, config.vocab)?);
+    for (key, source) in wire::scoring_sources(recipe) {
+        beside.push(wire::check_scoring(key, &source, config.vocab)?);
     }
     let from_the_start = recipe.needs().reference() && recipe.reference.is_none();
     if from_the_start && recipe.train.lora.is_none() {

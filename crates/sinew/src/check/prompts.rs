@@ -24,7 +24,7 @@ struct Size {
 /// room for the shortest turn of their solution: nothing could be learned.
 pub(super) fn prompts(recipe: &RunPlan) -> Result<String, Failure> {
     let (taskset, envs) = wire::world(recipe)?;
-    let renderer = wire::renderer(recipe)?;
+    let renderer = wire::renderer(&recipe.model, &recipe.env)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -1,35 +1,20 @@
-//! The models beside the policy: which files they are, and their weights.
+//! Reference and teacher: their files and weights.
 
+use super::model::{resolve_env, unresolved};
 use crate::failure::Failure;
-use crate::wire;
 use sinew_algo::Needs;
-use sinew_model::{
-    ModelConfig, ModelFiles, Params, ResolveError, load_config, load_model, resolve_model,
-};
+use sinew_model::{ModelConfig, ModelFiles, Params, load_config, load_model, resolve_model};
 use sinew_pipeline::{ReferenceWeights, ScoringModels};
 use sinew_recipe::RunPlan;
 use sinew_tensor::Cpu;
 use std::path::Path;
 
-/// A model that is not there: something to get first, or a name that cannot be one.
-pub(crate) fn unresolved(key: &str, e: ResolveError) -> Failure {
-    let text = format!("{key}: {e}");
-    match e {
-        ResolveError::NoPath { .. }
-        | ResolveError::Missing { .. }
-        | ResolveError::NoPackage { .. }
-        | ResolveError::Offline { .. }
-        | ResolveError::Hub { .. } => Failure::outside(text),
-        _ => Failure::input(text),
-    }
-}
-
 /// Files of a reference or teacher: of a model, or the last checkpoint of a run's folder.
-pub(crate) fn files(key: &str, source: &str) -> Result<ModelFiles, Failure> {
+fn files(key: &str, source: &str) -> Result<ModelFiles, Failure> {
     let run = Path::new(source).join("checkpoints");
     let folder = match std::fs::read_to_string(run.join("LATEST")) {
         Err(_) => {
-            return resolve_model(source, &wire::resolve_env())
+            return resolve_model(source, &resolve_env())
                 .map_err(|e| unresolved(&format!("{key} = {source:?}"), e));
         }
         Ok(name) => run.join(name.trim()),
@@ -90,7 +75,7 @@ pub(crate) fn scoring_models(
     )?)
 }
 
-/// Where the models beside the policy lie, for messages: key and source.
+/// Reference and teacher of a recipe: key and source.
 pub(crate) fn named(recipe: &RunPlan) -> Vec<(&'static str, String)> {
     let mut named = Vec::new();
     named.extend(

@@ -1,8 +1,8 @@
 //! The harness of a recipe: the built-in loop, or a program whose model server is a gateway.
 
-use crate::admission::TurnCapacity;
+use super::admission::TurnCapacity;
+use super::sandbox::containers;
 use crate::failure::Failure;
-use crate::levels;
 use futures::future::BoxFuture;
 use sinew_env::{Split, Taskset};
 use sinew_gateway::{
@@ -136,7 +136,7 @@ fn provider(
                 max_live: section.max_live,
                 ..sandbox.clone()
             };
-            levels::containers(&own, command.shows.clone())
+            containers(&own, command.shows.clone())
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use sinew_model::Precision;
-use sinew_recipe::{RunPlan, WeightFormat};
+use sinew_recipe::{EnginePlan, WeightFormat};
 use sinew_tensor::{Cpu, KernelSet};
 
 /// The device that `SINEW_CPU` and `SINEW_THREADS` ask for, else the best there is.
@@ -47,11 +47,11 @@ pub(crate) fn kernels(device: &Cpu) -> String {
 }
 
 /// How the embedded engine stores its matrices.
-pub(crate) fn precision(recipe: &RunPlan, kernels: KernelSet) -> Precision {
-    let asked = match recipe.engine.weights {
+pub(crate) fn precision(engine: &EnginePlan, kernels: KernelSet) -> Precision {
+    let asked = match engine.weights {
         WeightFormat::F32 => Precision::F32,
         WeightFormat::Bf16 => Precision::Bf16,
         WeightFormat::Int8 => Precision::Int8,
     };
-    asked.suited(kernels, recipe.engine.max_num_seqs)
+    asked.suited(kernels, engine.max_num_seqs)
 }

@@ -2,7 +2,6 @@
 
 use crate::egress::{WayOut, WithEgress};
 use crate::failure::Failure;
-use crate::wire;
 use sinew_container::{Choice, ContainerConfig, ContainerProvider, EngineKind, Image};
 use sinew_recipe::{ContainerEngine, SandboxPlan};
 use sinew_sandbox::{Pool, PoolConfig, ProcessConfig, SandboxProvider};
@@ -44,7 +43,7 @@ fn provider(
     let search = std::env::var("PATH").unwrap_or_default();
     let engine = section.container_engine;
     let socket = section.container_socket.as_ref().map(PathBuf::from);
-    let image = match wire::image(section)? {
+    let image = match super::image(section)? {
         Some(unpacked) => Image::Folder(unpacked.root),
         None => Image::parse(section.image.as_deref().unwrap_or("host")),
     };

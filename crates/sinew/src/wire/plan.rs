@@ -8,7 +8,9 @@ use sinew_pipeline::{
     CoreConfig, Dataset, DatasetConfig, EvalConfig, Goal, LearnerConfig, PipelineConfig,
     PolicyConfig, SampleKind, TaskSampling, TasksByKind,
 };
-use sinew_recipe::{DataSection, LoraSection, LrSchedule, RunPlan, TasksSection, TrainPlan};
+use sinew_recipe::{
+    DataSection, LoraSection, LrSchedule, RolloutPlan, RunPlan, TasksSection, TrainPlan,
+};
 use sinew_render::Renderer;
 use sinew_rollout::{EpisodeLimits, EpisodeOptions};
 use sinew_train::TrainerConfig;
@@ -139,8 +141,7 @@ pub(crate) struct Invocation {
 }
 
 /// How training episodes are sampled and bounded.
-pub(crate) fn episode_options(recipe: &RunPlan) -> EpisodeOptions {
-    let r = &recipe.rollout;
+pub(crate) fn episode_options(r: &RolloutPlan) -> EpisodeOptions {
     EpisodeOptions {
         limits: EpisodeLimits {
             max_turns: r.max_turns,

@@ -3,17 +3,17 @@
 
 use futures::future::BoxFuture;
 use sinew_gateway::{Capacity, CapacityPermit};
-use sinew_recipe::RunPlan;
+use sinew_recipe::{HarnessSection, RolloutPlan};
 use sinew_rollout::{Admission, AdmissionConfig, PressureConfig};
 use sinew_types::{EpisodeId, TokenId};
 use std::sync::Arc;
 
 /// Bounds of a recipe's episodes. Programs have a quota of sandboxes, and deadlines that go on
 /// while they wait: a quarter of one is the longest that a call of theirs is held back.
-pub(crate) fn config(recipe: &RunPlan) -> AdmissionConfig {
-    let (r, section) = (&recipe.rollout, &recipe.rollout.admission);
+pub(crate) fn config(r: &RolloutPlan, harness: &HarnessSection) -> AdmissionConfig {
+    let section = &r.admission;
     let mut config = AdmissionConfig::new(r.max_in_flight, r.max_turn_tokens as usize);
-    if let Some((max_live, timeout_s)) = recipe.harness.quota() {
+    if let Some((max_live, timeout_s)) = harness.quota() {
         config.max_running = config.max_running.min(max_live);
         let timeout_s = timeout_s.min(r.episode_timeout_s);
         config.force_after_s = config.force_after_s.min(timeout_s / 4.0);
@@ -41,6 +41,7 @@ impl Capacity for TurnCapacity {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sinew_recipe::RunPlan;
     use std::path::Path;
 
     fn parse(more: &str) -> Result<RunPlan, String> {
@@ -52,7 +53,7 @@ mod tests {
     #[test]
     fn defaults_are_those_of_the_field() {
         let recipe = parse("").unwrap();
-        let config = config(&recipe);
+        let config = config(&recipe.rollout, &recipe.harness);
         assert_eq!((config.max_running, config.max_starting), (128, 64));
         assert_eq!((config.reserve_tokens, config.force_after_s), (96, 1800.0));
         assert_eq!(config.pressure, Some(PressureConfig::default()));
@@ -61,7 +62,8 @@ mod tests {
     #[test]
     fn programs_have_a_quota_and_wait_for_less_than_their_deadline() {
         let harness = "[harness]\ntype = \"command\"\ncommand = [\"true\"]\nmax_live = 16\ntimeout_s = 40.0\n";
-        let config = config(&parse(harness).unwrap());
+        let recipe = parse(harness).unwrap();
+        let config = config(&recipe.rollout, &recipe.harness);
         assert_eq!((config.max_running, config.force_after_s), (16, 10.0));
     }
 

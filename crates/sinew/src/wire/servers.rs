@@ -5,7 +5,7 @@ use sinew_engines::{
     ConnectOptions, EngineKind, FolderDtype, FormatMode, LogprobMode, RemoteConfig, RemoteEngine,
     ServerConfig, TextCodec, VllmApi, VllmOptions, WeightsFolder, connect, split_url,
 };
-use sinew_recipe::{Api, EngineType, Formats, Logprobs, RunPlan};
+use sinew_recipe::{Api, EnginePlan, EngineType, Formats, Logprobs};
 use sinew_render::Renderer;
 use sinew_types::{Engine, PolicyVersion, TensorSource, TokenId};
 use std::hash::{BuildHasher, RandomState};
@@ -85,13 +85,12 @@ pub(crate) fn serve_engine(
 /// before the first token, whatever they were started with. `base` is a folder with the
 /// model's configuration and tokenizer.
 pub(crate) fn training_engine(
-    recipe: &RunPlan,
+    section: &EnginePlan,
     renderer: &dyn Renderer,
     base: Option<PathBuf>,
     version: PolicyVersion,
     weights: Arc<dyn TensorSource>,
 ) -> Result<Arc<dyn Engine>, Failure> {
-    let section = &recipe.engine;
     let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
     let kind = match section.kind {
         EngineType::Vllm => EngineKind::Vllm,

@@ -1,0 +1,54 @@
+//! Whether the checkpoints of a run have space where they are written.
+
+use crate::failure::Failure;
+use crate::wire;
+use sinew_model::{ModelConfig, ParamLayout};
+use sinew_recipe::RunPlan;
+use std::path::Path;
+
+/// Weights, two moments, and as many checkpoints as are kept plus the one being written.
+pub(super) fn disk(recipe: &RunPlan, at: &Path) -> Result<String, Failure> {
+    let weights = weight_bytes(&wire::model_config(recipe)?);
+    let per_checkpoint = if recipe.train.lora.is_some() {
+        weights / 2
+    } else {
+        3 * weights
+    };
+    let at_once = (recipe.train.keep_checkpoints as u64).saturating_add(1);
+    room(at, per_checkpoint.saturating_mul(at_once))?;
+    Ok(format!(
+        "room for {at_once} checkpoints of {} MiB",
+        per_checkpoint.div_ceil(1 << 20)
+    ))
+}
+
+fn weight_bytes(config: &ModelConfig) -> u64 {
+    4 * ParamLayout::new(config).total() as u64
+}
+
+/// Whether a folder can be written and has room for `bytes`.
+fn room(path: &Path, bytes: u64) -> Result<(), Failure> {
+    let mut at = path;
+    while !at.exists() {
+        match at.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => at = parent,
+            _ => {
+                at = Path::new(".");
+                break;
+            }
+        }
+    }
+    let free = rustix::fs::statvfs(at)
+        .map(|s| s.f_bavail * s.f_frsize)
+        .map_err(|e| Failure::system(format!("{}: {e}", at.display())))?;
+    if free >= bytes {
+        return Ok(());
+    }
+    let mib = |b: u64| b >> 20;
+    Err(Failure::input(format!(
+        "{}: {} MiB free, checkpoints of this run need about {} MiB\n  hint: free some space, or lower train.keep_checkpoints",
+        at.display(),
+        mib(free),
+        mib(bytes)
+    )))
+}

@@ -1,0 +1,118 @@
+//! The engine that generates tokens: in this process, twice for cross-policy sampling, or servers.
+
+use super::device::precision;
+use super::model::model_files;
+use super::{clock, servers};
+use crate::failure::Failure;
+use sinew_grammar::Grammars;
+use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig, TokenBytes};
+use sinew_model::{InferModel, ModelFiles, Params};
+use sinew_pipeline::{CrossPolicy, CrossPolicyConfig, EmbeddedLearner, Learner};
+use sinew_recipe::{EnginePlan, EngineType, RolloutPlan, RunPlan};
+use sinew_render::Renderer;
+use sinew_tensor::Cpu;
+use sinew_types::{Engine, Format, PolicyVersion};
+use std::sync::Arc;
+
+/// Compiles formats into masks. The recipe's own format is compiled now.
+///
+/// # Errors
+/// If that cannot be compiled.
+pub(crate) fn grammars(
+    format: Option<&Format>,
+    renderer: &Arc<dyn Renderer>,
+    columns: usize,
+) -> Result<Arc<dyn Grammars>, Failure> {
+    let grammars = sinew_pipeline::grammars(renderer, columns)?;
+    if let Some(format) = format {
+        let compiled = grammars.start(&Arc::new(format.clone()));
+        compiled.map_err(|e| Failure::input(format!("rollout.format: {e}")))?;
+    }
+    Ok(grammars)
+}
+
+/// An engine in this process with the learner's weights.
+fn embedded(
+    section: &EnginePlan,
+    rollout: &RolloutPlan,
+    device: &Cpu,
+    params: &Params,
+    renderer: &dyn Renderer,
+    grammars: &Arc<dyn Grammars>,
+    version: PolicyVersion,
+) -> Result<EmbeddedEngine, Failure> {
+    let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
+    let precision = precision(section, device.kernels());
+    let model = InferModel::with_precision(
+        device,
+        params.config(),
+        params,
+        rollout.max_context_tokens as usize,
+        precision,
+    )
+    .map_err(|e| failed(&e))?;
+    let forward =
+        ModelForward::new(device.clone(), model, section.kv_tokens).map_err(|e| failed(&e))?;
+    let bytes = (0..renderer.vocab_size() as u32)
+        .map(|id| renderer.token_bytes(id).unwrap_or_default())
+        .collect::<Vec<_>>();
+    let config = EngineConfig {
+        scheduler: SchedulerConfig {
+            max_num_seqs: section.max_num_seqs,
+            max_batched_tokens: section.max_batched_tokens,
+            speculative_tokens: section.speculative_tokens,
+            ..SchedulerConfig::default()
+        },
+        max_waiting: rollout.max_in_flight.max(4096),
+        version,
+    };
+    let (bytes, grammars) = (TokenBytes::new(bytes), Arc::clone(grammars));
+    EmbeddedEngine::with_formats(forward, config, Some(bytes), Some(grammars), clock())
+        .map_err(|e| failed(&e))
+}
+
+/// The engine that episodes use, and what cross-policy sampling adds to it.
+pub(crate) type Engines = (Arc<dyn Engine>, Option<Arc<CrossPolicy>>);
+
+/// The engine that episodes use: one, or two for cross-policy sampling.
+pub(crate) fn engines(
+    recipe: &RunPlan,
+    device: &Cpu,
+    renderer: &dyn Renderer,
+    grammars: &Arc<dyn Grammars>,
+    learner: &EmbeddedLearner,
+) -> Result<Engines, Failure> {
+    let weights = learner.params()?;
+    if recipe.engine.kind != EngineType::Embedded {
+        let base = match model_files(&recipe.model)? {
+            Some(ModelFiles::Dir(dir)) => Some(dir),
+            _ => None,
+        };
+        let version = learner.version();
+        let engine = servers::training_engine(&recipe.engine, renderer, base, version, weights)?;
+        return Ok((engine, None));
+    }
+    let one = || {
+        embedded(
+            &recipe.engine,
+            &recipe.rollout,
+            device,
+            &weights,
+            renderer,
+            grammars,
+            learner.version(),
+        )
+    };
+    let current: Arc<dyn Engine> = Arc::new(one()?);
+    let Some(section) = recipe.rollout.cross_policy else {
+        return Ok((current, None));
+    };
+    let old: Arc<dyn Engine> = Arc::new(one()?);
+    let config = CrossPolicyConfig {
+        share: section.share,
+        every: section.every,
+    };
+    let both = CrossPolicy::new(current, old, config, learner.version());
+    let both = Arc::new(both);
+    Ok((both.clone(), Some(both)))
+}

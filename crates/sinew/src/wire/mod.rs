@@ -1,0 +1,195 @@
+//! Wiring: from a plan to engine, environment, sandboxes, store and trainer. The only place where
+//! concrete parts meet; each file makes one part, and [`pipeline`] puts them together.
+
+mod admission;
+mod device;
+mod engine;
+mod env;
+mod harness;
+mod learner;
+mod model;
+mod plan;
+mod sandbox;
+mod scoring;
+mod servers;
+mod source;
+mod store;
+
+pub(crate) use device::{device, kernels, precision};
+pub(crate) use env::{taskset, world};
+pub(crate) use harness::{asks_model, check as check_harness};
+pub(crate) use learner::train_worker;
+pub(crate) use model::{
+    chat_renderer, check_context, loaded_params, model_config, renderer, resolve_env,
+};
+pub(crate) use plan::{Invocation, dataset, facts, lora_config};
+pub(crate) use sandbox::{child_main_if_requested, image, sandbox_spec, sandboxes};
+pub(crate) use scoring::{check as check_scoring, named as scoring_sources};
+pub(crate) use servers::serve_engine;
+pub(crate) use source::check_pool;
+pub(crate) use store::disk_store;
+
+use crate::failure::Failure;
+use crate::run_dir::{Resume, RunDir};
+use sinew_env::EnvFactory;
+use sinew_model::ModelConfig;
+use sinew_pipeline::{Bus, EngineRollouts, Pipeline, RolloutParts, RunEvent, SavedState};
+use sinew_recipe::{EngineType, RunPlan};
+use sinew_render::Renderer;
+use sinew_rollout::{Admission, EpisodeParts, Gauges, RunInfo};
+use sinew_tensor::Cpu;
+use sinew_types::{Clock, Component, Engine, Provenance};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Instant;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+/// Seconds since the first call: the clock that pure parts are given.
+pub(crate) fn clock() -> Clock {
+    let start = Instant::now();
+    Box::new(move || start.elapsed().as_secs_f64())
+}
+
+/// What every trace of a run says of how it came about.
+fn run_info(
+    recipe: &RunPlan,
+    dir: &RunDir,
+    (envs, renderer): (&dyn EnvFactory, &dyn Renderer),
+    device: &Cpu,
+) -> RunInfo {
+    let name = dir.path().file_name().unwrap_or_default();
+    let embedded = recipe.engine.kind == EngineType::Embedded;
+    let sandboxed = recipe.env.needs().sandbox;
+    RunInfo {
+        name: name.to_string_lossy().into_owned(),
+        provenance: Provenance {
+            environment: Some(Component {
+                name: envs.name().to_owned(),
+                version: envs.version().to_owned(),
+            }),
+            chat_template: renderer.template_hash(),
+            tools: envs.tools(),
+            kernels: embedded.then(|| kernels(device)),
+            sandbox: sandboxed.then(|| recipe.sandbox.level.name().into()),
+            ..Provenance::default()
+        },
+    }
+}
+
+/// Where and how a run goes on.
+pub(crate) struct Session<'a> {
+    pub(crate) dir: &'a RunDir,
+    pub(crate) resume: Option<&'a Resume>,
+    pub(crate) runtime: Handle,
+    pub(crate) bus: Bus,
+    /// Turns true when the run is asked to stop.
+    pub(crate) cancel: watch::Receiver<bool>,
+    pub(crate) started: Instant,
+}
+
+/// The parts that every episode of a run shares. A program's harness starts its gateway here.
+fn episode_parts(
+    recipe: &RunPlan,
+    runtime: &Handle,
+    run: RunInfo,
+    (engine, renderer): (&Arc<dyn Engine>, &Arc<dyn Renderer>),
+    envs: Arc<dyn EnvFactory>,
+) -> Result<EpisodeParts, Failure> {
+    let bounds = admission::config(&recipe.rollout, &recipe.harness);
+    let admission = Admission::new(bounds, Arc::clone(engine));
+    let requests = Arc::new(AtomicU64::new(1));
+    let shared = harness::Shared {
+        engine,
+        renderer,
+        admission: &admission,
+        requests: &requests,
+    };
+    let harness = harness::build(&recipe.harness, &recipe.sandbox, &shared, runtime)?;
+    Ok(EpisodeParts {
+        run: Arc::new(run),
+        engine: Arc::clone(engine),
+        renderer: Arc::clone(renderer),
+        envs,
+        harness,
+        admission,
+        gauges: Arc::new(Gauges::default()),
+        requests,
+    })
+}
+
+/// The training loop of a recipe with all its parts, and the renderer of its model. With
+/// [`Session::resume`] it begins at the last good checkpoint.
+///
+/// The order is that of the refusals: what is cheap to check comes before what loads weights, and the
+/// engine, which copies them, comes last.
+pub(crate) fn pipeline(
+    recipe: &RunPlan,
+    how: Invocation,
+    session: Session<'_>,
+) -> Result<(Pipeline, Arc<dyn Renderer>), Failure> {
+    let (dir, cancel) = (session.dir, &session.cancel);
+    let device = device()?;
+    let renderer = renderer(&recipe.model, &recipe.env)?;
+    let (taskset, envs) = world(recipe)?;
+    let mut store = store::open_store(&recipe.store, dir)?;
+    let params = loaded_params(recipe, renderer.as_ref())?;
+    let model = params.config().clone();
+    check_context(recipe.rollout.max_context_tokens, &model)?;
+    let algorithm = recipe
+        .algorithm()
+        .map_err(|e| Failure::input(format!("algorithm: {e}")))?;
+    let files = renderer.files().map_err(Failure::system)?;
+    let config = plan::pipeline(recipe, how, dir.path(), taskset.as_ref(), &algorithm)?;
+    store.draws_per_step = config.core.draws_per_step();
+    let mut learner = learner::learner(recipe, dir, &device, params, &algorithm, files)?;
+    let saved = match session.resume {
+        Some(resume) => learner::restore(&mut learner, recipe, dir, resume)?,
+        None => SavedState::default(),
+    };
+    learner::follow(&mut learner, &session, saved.wall_s);
+    let grammars = engine::grammars(recipe.rollout.format.as_ref(), &renderer, model.vocab)?;
+    let source = source::source(recipe, dir, renderer.as_ref(), &grammars, cancel)?;
+    let (engine, cross) = engine::engines(recipe, &device, renderer.as_ref(), &grammars, &learner)?;
+    let run = run_info(recipe, dir, (envs.as_ref(), renderer.as_ref()), &device);
+    let episode = episode_parts(recipe, &session.runtime, run, (&engine, &renderer), envs)?;
+    let parts = RolloutParts {
+        episode,
+        taskset,
+        options: plan::episode_options(&recipe.rollout),
+        max_in_flight: recipe.rollout.max_in_flight,
+        cross,
+    };
+    let traces = Arc::clone(&store.traces);
+    let rollouts = EngineRollouts::new(session.runtime, parts, traces, session.cancel);
+    session
+        .bus
+        .emit(RunEvent::Described(describe(&model, &device)))?;
+    let pipeline = Pipeline {
+        config,
+        algorithm,
+        rollouts: Box::new(rollouts),
+        source,
+        learner: Box::new(learner),
+        transport: Box::new(engine),
+        store,
+        grammars,
+        bus: session.bus,
+        saved,
+        started: session.started,
+    };
+    Ok((pipeline, renderer))
+}
+
+/// One line about what runs.
+fn describe(model: &ModelConfig, device: &Cpu) -> String {
+    format!(
+        "model {:?}, {} layers of {}, vocabulary {}; kernels {}, {} threads",
+        model.family,
+        model.layers,
+        model.d_model,
+        model.vocab,
+        kernels(device),
+        device.threads()
+    )
+}

@@ -1,0 +1,166 @@
+//! The policy's model: its files, tokenizer, shape and weights.
+
+use crate::failure::Failure;
+use sinew_model::{
+    ConfigError, Family, LoadedModel, ModelConfig, ModelFiles, Params, ResolveEnv, ResolveError,
+    RopeScaling, load_gguf_metadata, load_model, resolve_model,
+};
+use sinew_recipe::{EnvSection, ModelSection, RunPlan};
+use sinew_render::{ChatRenderer, GgufVocab, Renderer, TinyRenderer};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// What the environment says about where models are.
+pub(crate) fn resolve_env() -> ResolveEnv {
+    let var = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
+    let home = PathBuf::from(var("HOME").unwrap_or_else(|| ".".into()));
+    let cache_root = var("XDG_CACHE_HOME").map_or_else(|| home.join(".cache"), PathBuf::from);
+    let hub_home = var("HF_HOME").map_or_else(|| cache_root.join("huggingface"), PathBuf::from);
+    let mut package_dirs: Vec<PathBuf> = var("SINEW_PACKAGE_DIRS")
+        .map(|v| std::env::split_paths(&v).collect())
+        .unwrap_or_default();
+    package_dirs.push(PathBuf::from(".cache/wheels"));
+    let program = std::env::current_exe().unwrap_or_default();
+    package_dirs.extend(program.ancestors().map(|a| a.join(".cache/wheels")));
+    package_dirs.extend(crate::python::package_dirs());
+    ResolveEnv {
+        package_dirs: package_dirs.into_iter().filter(|d| d.is_dir()).collect(),
+        cache_dir: var("SINEW_CACHE").map_or_else(|| cache_root.join("sinew"), PathBuf::from),
+        hub_cache: var("HF_HUB_CACHE").map_or_else(|| hub_home.join("hub"), PathBuf::from),
+        hub_endpoint: var("HF_ENDPOINT").unwrap_or_else(|| ResolveEnv::HUB.into()),
+        hub_token: var("HF_TOKEN"),
+        offline: var("HF_HUB_OFFLINE").is_some_and(|v| v != "0"),
+        progress: None,
+    }
+}
+
+/// A model that is not there: something to get first, or a name that cannot be one.
+pub(crate) fn unresolved(key: &str, e: ResolveError) -> Failure {
+    let text = format!("{key}: {e}");
+    match e {
+        ResolveError::NoPath { .. }
+        | ResolveError::Missing { .. }
+        | ResolveError::NoPackage { .. }
+        | ResolveError::Offline { .. }
+        | ResolveError::Hub { .. } => Failure::outside(text),
+        _ => Failure::input(text),
+    }
+}
+
+/// Files of the recipe's model; `None` for one from scratch.
+pub(crate) fn model_files(section: &ModelSection) -> Result<Option<ModelFiles>, Failure> {
+    match section {
+        ModelSection::Scratch { .. } => Ok(None),
+        ModelSection::Pretrained { source } => resolve_model(source, &resolve_env())
+            .map(Some)
+            .map_err(|e| unresolved("model", e)),
+    }
+}
+
+pub(crate) fn chat_renderer(files: &ModelFiles) -> Result<ChatRenderer, Failure> {
+    let failed = |e: &dyn std::fmt::Display| Failure::input(format!("model: {e}"));
+    match files {
+        ModelFiles::Dir(dir) => ChatRenderer::from_dir(dir).map_err(|e| failed(&e)),
+        ModelFiles::Gguf(path) => {
+            let meta = load_gguf_metadata(path).map_err(|e| failed(&e))?;
+            let config = |e: ConfigError| failed(&e);
+            let types = meta.token_types().map_err(config)?.unwrap_or_default();
+            let vocab = GgufVocab {
+                model: meta.tokenizer_model().map_err(config)?.into(),
+                pre: meta
+                    .pre_tokenizer()
+                    .map_err(config)?
+                    .unwrap_or_default()
+                    .into(),
+                tokens: meta.tokens().map_err(config)?.to_vec(),
+                token_types: types.iter().map(|&t| t as i32).collect(),
+                merges: meta.merges().map_err(config)?.to_vec(),
+            };
+            ChatRenderer::from_gguf(
+                &vocab,
+                meta.chat_template().map_err(config)?,
+                meta.token_id("bos").map_err(config)?,
+                meta.token_id("eos").map_err(config)?,
+            )
+            .map_err(|e| failed(&e))
+        }
+    }
+}
+
+/// The renderer of a recipe's model.
+pub(crate) fn renderer(
+    section: &ModelSection,
+    env: &EnvSection,
+) -> Result<Arc<dyn Renderer>, Failure> {
+    Ok(match model_files(section)? {
+        None => Arc::new(TinyRenderer::new(env.needs().alphabet.unwrap_or_default())),
+        Some(files) => Arc::new(chat_renderer(&files)?),
+    })
+}
+
+pub(crate) fn loaded_params(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Params, Failure> {
+    if let Some(files) = model_files(&recipe.model)? {
+        let loaded: LoadedModel =
+            load_model(&files).map_err(|e| Failure::input(format!("model: {e}")))?;
+        return Ok(loaded.params);
+    }
+    let config = scratch_config(recipe, renderer)?;
+    Ok(Params::random(&config, recipe.seed))
+}
+
+/// Shape of a recipe's model, without its weights.
+pub(crate) fn model_config(recipe: &RunPlan) -> Result<ModelConfig, Failure> {
+    match model_files(&recipe.model)? {
+        None => scratch_config(recipe, renderer(&recipe.model, &recipe.env)?.as_ref()),
+        Some(files) => {
+            sinew_model::check_model(&files).map_err(|e| Failure::input(format!("model: {e}")))
+        }
+    }
+}
+
+/// Configuration of a model from scratch: a small Llama.
+fn scratch_config(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<ModelConfig, Failure> {
+    let ModelSection::Scratch {
+        d_model,
+        layers,
+        heads,
+        kv_heads,
+        d_ff,
+    } = recipe.model
+    else {
+        return Err(Failure::system("model.type is not `scratch`"));
+    };
+    ModelConfig {
+        family: Family::Llama,
+        vocab: renderer.vocab_size(),
+        d_model,
+        layers,
+        heads,
+        kv_heads,
+        head_dim: d_model / heads,
+        d_ff,
+        rope_theta: 10_000.0,
+        rope_scaling: RopeScaling::None,
+        rms_eps: 1e-5,
+        tied_embeddings: true,
+        qkv_bias: false,
+        qk_norm: false,
+        max_context: recipe.rollout.max_context_tokens as usize,
+        bos_id: None,
+        eos_ids: renderer.stop_ids().to_vec(),
+    }
+    .checked()
+    .map_err(|e| Failure::input(format!("model: {e}")))
+}
+
+/// Whether the model has the context that `rollout.max_context_tokens` asks for.
+pub(crate) fn check_context(asked: u32, config: &ModelConfig) -> Result<(), Failure> {
+    let asked = asked as usize;
+    if asked <= config.max_context {
+        return Ok(());
+    }
+    Err(Failure::input(format!(
+        "rollout.max_context_tokens = {asked}: allowed: up to {}, the context of the model",
+        config.max_context
+    )))
+}

@@ -1,0 +1,35 @@
+//! The root of sandboxes that `sandbox.image` names.
+
+use crate::failure::Failure;
+use sinew_image::{Image, ImageConfig, ImageError, UnpackLimits};
+use sinew_recipe::{Level, SandboxPlan};
+use std::path::Path;
+
+/// The root of sandboxes and what it wants to run, unpacked if it is not yet. At level `container`
+/// none is also the answer for a tar file of a plain root, and for the name of an image that Docker
+/// or Podman has.
+pub(crate) fn image(section: &SandboxPlan) -> Result<Option<Image>, Failure> {
+    let Some(path) = &section.image else {
+        return Ok(None);
+    };
+    let named = |e: &dyn std::fmt::Display| Failure::system(format!("sandbox.image: {e}"));
+    let path = Path::new(path);
+    let container = section.level == Level::Container;
+    if container && !path.exists() && !sinew_image::is_packed(path) {
+        return Ok(None);
+    }
+    if path.is_dir() && !sinew_image::is_packed(path) {
+        return Ok(Some(Image {
+            id: String::new(),
+            root: path.canonicalize().map_err(|e| named(&e))?,
+            config: ImageConfig::default(),
+            bytes: 0,
+            fresh: false,
+        }));
+    }
+    let cache = Path::new(&section.image_cache);
+    match sinew_image::unpack(path, cache, &UnpackLimits::default()) {
+        Err(ImageError::NotAnImage { .. }) if container => Ok(None),
+        unpacked => unpacked.map(Some).map_err(|e| named(&e)),
+    }
+}

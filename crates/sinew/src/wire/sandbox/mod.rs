@@ -1,0 +1,94 @@
+//! Sandboxes of a recipe, at every level.
+//!
+//! The levels beyond `process` are each built with the feature of their name, and refused with that
+//! name where they are not.
+
+#[cfg(feature = "container")]
+mod container;
+mod image;
+#[cfg(feature = "microvm")]
+mod microvm;
+mod process;
+#[cfg(feature = "wasm")]
+mod wasm;
+
+use crate::failure::Failure;
+use sinew_recipe::{Level, SandboxPlan};
+use sinew_sandbox::{Limits, SandboxProvider, SandboxSpec};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+pub(crate) use image::image;
+
+type Provider = Result<Arc<dyn SandboxProvider>, Failure>;
+
+/// Starts the sandboxes of a recipe, with a few ready. A host that cannot enforce the level is found
+/// now, and not by the first episode.
+///
+/// # Errors
+/// If the level cannot be started here, or this program was built without it.
+pub(crate) fn sandboxes(section: &SandboxPlan) -> Provider {
+    if let (Some(image), Level::Wasm | Level::Microvm) = (&section.image, section.level) {
+        return Err(Failure::input(format!(
+            "sandbox.image = {image:?}: level {} has roots of its own; allowed at level process and container",
+            section.level
+        )));
+    }
+    match section.level {
+        Level::Process => process::sandboxes(section),
+        #[cfg(feature = "container")]
+        Level::Container => container::sandboxes(section),
+        #[cfg(feature = "microvm")]
+        Level::Microvm => microvm::sandboxes(section),
+        #[cfg(feature = "wasm")]
+        Level::Wasm => wasm::sandboxes(section),
+        #[cfg(not(all(feature = "container", feature = "microvm", feature = "wasm")))]
+        level => Err(missing(level)),
+    }
+}
+
+/// What a recipe allows in a sandbox, with the environment of its image.
+///
+/// # Errors
+/// If the image cannot be unpacked.
+pub(crate) fn sandbox_spec(section: &SandboxPlan) -> Result<SandboxSpec, Failure> {
+    let env = image(section)?.map(|i| i.config.env).unwrap_or_default();
+    Ok(SandboxSpec {
+        env,
+        live: section.live,
+        limits: Limits {
+            cpu_s: section.cpu_s,
+            memory_bytes: section.memory_mb << 20,
+            processes: section.processes,
+            ..Limits::default()
+        },
+        strict: section.strict,
+        ..SandboxSpec::default()
+    })
+}
+
+/// Containers without a pool, which see these folders of the host.
+pub(crate) fn containers(section: &SandboxPlan, shows: Vec<(PathBuf, PathBuf)>) -> Provider {
+    #[cfg(feature = "container")]
+    return container::unpooled(section, shows);
+    #[cfg(not(feature = "container"))]
+    {
+        drop(shows);
+        Err(missing(section.level))
+    }
+}
+
+#[cfg(not(all(feature = "container", feature = "microvm", feature = "wasm")))]
+fn missing(level: Level) -> Failure {
+    // The feature has the level's name.
+    let name = level.name();
+    crate::features::missing(&format!("sandbox.level = {name:?}"), name)
+}
+
+/// Runs a child process of a level, where this process was started as one; its exit code.
+pub(crate) fn child_main_if_requested() -> Option<i32> {
+    #[cfg(feature = "wasm")]
+    return sinew_wasm::worker_main_if_requested();
+    #[cfg(not(feature = "wasm"))]
+    None
+}

@@ -1,0 +1,79 @@
+//! The store of a run.
+
+use crate::failure::Failure;
+use crate::run_dir::RunDir;
+use sinew_pipeline::RunStore;
+use sinew_recipe::{StoreKind, StorePlan};
+use sinew_store::{DiskStore, MemoryStore, Recovery, StoreError, StoreOptions};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Capacity of a store in memory; what does not fit is refused.
+const MEMORY_STORE_BYTES: u64 = 4 << 30;
+
+/// The store of a run, and what of trained episodes it has just lost.
+pub(crate) fn open_store(plan: &StorePlan, dir: &RunDir) -> Result<RunStore, Failure> {
+    if plan.kind == StoreKind::Memory {
+        return Ok(RunStore {
+            traces: Arc::new(MemoryStore::new(MEMORY_STORE_BYTES)),
+            torn: BTreeSet::new(),
+            forgets: true,
+            draws_per_step: 1,
+        });
+    }
+    let store = disk_store(&dir.store(), dir.accepts_loss())
+        .map_err(|e| Failure::system(format!("store: {e}")))?;
+    let recovery = store.recovery();
+    let gone = recovery.torn_trained.iter().chain(&recovery.lost_trained);
+    let torn = gone.cloned().collect();
+    Ok(RunStore {
+        traces: Arc::new(store),
+        torn,
+        forgets: false,
+        draws_per_step: 1,
+    })
+}
+
+/// Opens a store for writing, and says what of it was found damaged.
+pub(crate) fn disk_store(folder: &Path, accept_loss: bool) -> Result<DiskStore, StoreError> {
+    let options = StoreOptions {
+        accept_loss,
+        ..StoreOptions::default()
+    };
+    let store = DiskStore::open(folder, options)?;
+    let Recovery {
+        torn,
+        torn_trained,
+        damaged,
+        lost,
+        lost_trained,
+        index_remade,
+        ..
+    } = store.recovery();
+    if let Some(reason) = index_remade {
+        tracing::error!(
+            store = %folder.display(), reason,
+            "the index was damaged: it was made anew from the segments, the old one is index.sqlite.damaged"
+        );
+    }
+    for stretch in damaged {
+        tracing::error!(
+            segment = %stretch.path.display(), from = stretch.from, to = stretch.to,
+            "cannot be read: left as it is, what was stored there is given up"
+        );
+    }
+    if let Some(first) = lost.first().or(lost_trained.first()) {
+        tracing::error!(
+            store = %folder.display(), lost = lost.len(), lost_trained = lost_trained.len(), first = %first,
+            "known episodes cannot be read: those that are still needed are run again, trained ones are not"
+        );
+    }
+    if let Some(first) = torn.first().or(torn_trained.first()) {
+        tracing::error!(
+            store = %folder.display(), lost = torn.len(), lost_trained = torn_trained.len(), first = %first,
+            "the newest segment ended in a torn write: what of the lost episodes is still needed is run again, trained ones are not"
+        );
+    }
+    Ok(store)
+}
