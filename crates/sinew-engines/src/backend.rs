@@ -216,6 +216,8 @@ pub struct AttemptSink {
 }
 
 impl AttemptSink {
+    /// A sink for one attempt. `vocab` and `context` are the server's limits, if known; with `hold`
+    /// the tokens wait for [`AttemptSink::flush`].
     pub(crate) fn new(
         attempt: &Attempt,
         vocab: Option<usize>,
@@ -288,6 +290,10 @@ impl AttemptSink {
         self.send(held, None).await
     }
 
+    /// Sends a message to the thread, if there is anything to say.
+    ///
+    /// # Errors
+    /// If the engine was dropped; the attempt ends then.
     async fn send(
         &self,
         tokens: Vec<AttemptToken>,

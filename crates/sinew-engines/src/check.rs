@@ -119,6 +119,10 @@ impl AttemptCheck {
         })
     }
 
+    /// Checks the next tokens and counts them as sampled.
+    ///
+    /// # Errors
+    /// With the first fault; then none of them counts.
     pub(crate) fn tokens(
         &mut self,
         ids: &[TokenId],
@@ -182,6 +186,8 @@ impl AttemptCheck {
         }
     }
 
+    /// Checks the server's end against the tokens, and translates it. An end by length is
+    /// `ContextFull` if the server's context was the limit.
     pub(crate) fn end(&self, end: &ServerEnd) -> Result<FinishReason, AttemptError> {
         let fault = |why: String| {
             AttemptError::from(TokenFault::End {

@@ -157,6 +157,8 @@ impl WeightsFolder {
         Ok(target)
     }
 
+    /// Writes all tensors into one file and syncs it; returns their list with checksums. Holds all
+    /// tensors of the file in memory if their type has to be converted.
     fn write_tensors(
         &self,
         path: &Path,
@@ -249,6 +251,7 @@ impl WeightsFolder {
     }
 }
 
+/// Directory of a version: `v` and eight digits, so that names sort by version.
 fn name(version: PolicyVersion) -> String {
     format!("v{:08}", version.0)
 }

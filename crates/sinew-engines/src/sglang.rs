@@ -103,6 +103,8 @@ impl SglangBackend {
         format!("sinew-{:016x}-{}", self.session, attempt.0)
     }
 
+    /// Context and KV capacity. Asked for once; the configured context is used if the server does
+    /// not report one.
     async fn limits(&self) -> Result<Limits, AttemptError> {
         let known = *self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(limits) = known {
@@ -237,6 +239,7 @@ impl SglangBackend {
         }
     }
 
+    /// Labels the server's weights; running requests go on.
     async fn set_label(&self, label: &str) -> Result<(), AttemptError> {
         let body = json!({ "new_version": label, "abort_all_requests": false });
         let control_s = self.http.timeouts.control_s;

@@ -18,6 +18,7 @@ pub(crate) struct Tree<'a> {
     pub(crate) nodes: Vec<Node>,
 }
 
+/// The reason for text that the template refuses.
 fn render(e: impl std::fmt::Display) -> Reason {
     Reason::Render {
         detail: e.to_string(),

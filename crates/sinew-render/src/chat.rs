@@ -56,6 +56,9 @@ pub struct ChatRenderer {
 }
 
 /// Parts of messages that a template prints.
+///
+/// Found by rendering a probe conversation with every form of messages that templates are known to
+/// expect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shows {
     /// Tool descriptions. If false, they are written in the system message.

@@ -146,6 +146,7 @@ impl Shared {
         }
     }
 
+    /// Queues a control; its reply comes when it is carried out.
     pub(super) fn control(&self, control: Control) -> Result<(), EngineError> {
         let mut inbox = self.lock();
         if let Some(why) = &inbox.stopped {

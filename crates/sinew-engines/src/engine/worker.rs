@@ -200,6 +200,7 @@ impl Worker {
         }
     }
 
+    /// Takes the result of a task. A panic of a task is passed on and ends the engine.
     fn report(&mut self, report: Result<Report, tokio::task::JoinError>) {
         let now = self.now();
         match report {
@@ -250,6 +251,7 @@ impl Worker {
         }
     }
 
+    /// Takes a current probe: limits, repair of weights, and the router's view.
     fn probed(&mut self, now: f64, engine: usize, result: Result<Probe, AttemptError>) {
         if let Ok(probe) = &result {
             self.limits[engine] = ModelLimits {
@@ -440,6 +442,7 @@ impl Worker {
         self.next_control();
     }
 
+    /// Ends a sleep or a wake-up: no engine is trusted until its next probe.
     fn slept(&mut self, now: f64, result: Result<(), AttemptError>) {
         let Some(Job::Sleep { reply, woke }) = self.job.take() else {
             return;
@@ -482,6 +485,7 @@ impl Worker {
         }
     }
 
+    /// Runs an attempt as a task.
     fn start_attempt(&mut self, engine: usize, attempt: Attempt) {
         let backend = Arc::clone(&self.backends[engine]);
         let limits = self.limits[engine];
@@ -529,6 +533,7 @@ impl Worker {
         }
     }
 
+    /// Shows status, engines, counters and limits to callers, and wakes those that wait.
     fn publish(&mut self) {
         let now = self.now();
         let status = self.router.status(now);

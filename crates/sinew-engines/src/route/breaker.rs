@@ -42,6 +42,7 @@ enum State {
     Open { until: f64 },
 }
 
+/// The breaker of one engine.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Breaker {
     config: BreakerConfig,
@@ -75,6 +76,7 @@ impl Breaker {
         }
     }
 
+    /// Closes it: one success is enough.
     pub(super) fn succeeded(&mut self) {
         self.state = State::Closed { failures: 0 };
         self.opened = 0;

@@ -410,6 +410,7 @@ impl Router {
         self.schedule(now);
     }
 
+    /// Fails requests whose deadline is over, with the reason for each engine.
     fn fail_late(&mut self, now: f64) {
         let late = |id: &RequestId| self.requests.get(id).is_some_and(|r| r.deadline <= now);
         let ids = self.waiting.iter().map(|(_, _, id)| *id);
@@ -537,6 +538,7 @@ impl Router {
         })
     }
 
+    /// Starts an attempt of a request on an engine.
     fn start(&mut self, request: RequestId, engine: usize, matched: usize) {
         let id = AttemptId(self.next_attempt);
         let version = self.version;
@@ -602,6 +604,7 @@ impl Router {
         }
     }
 
+    /// Ends a request with its last event.
     fn finish(&mut self, request: RequestId, reason: FinishReason) {
         if let Some(state) = self.requests.remove(&request) {
             self.waiting.remove(&state.place());

@@ -70,6 +70,7 @@ pub struct EngineView {
     pub idle_because: Option<String>,
 }
 
+/// An engine, as far as the router knows it.
 #[derive(Debug)]
 pub(super) struct EngineState {
     pub(super) name: String,
@@ -153,6 +154,7 @@ impl EngineState {
 /// Place in the queue: larger priority first, then the order of arrival.
 pub(super) type Place = (Reverse<i32>, u64, RequestId);
 
+/// A request that has not ended.
 #[derive(Debug)]
 pub(super) struct RequestState {
     pub(super) id: RequestId,
