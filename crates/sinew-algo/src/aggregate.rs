@@ -3,7 +3,7 @@
 use crate::batch::Batch;
 use crate::composition::Composition;
 use crate::episode::{Episode, EpisodeColumns, Path};
-use crate::pipeline::AlgoError;
+use crate::error::AlgoError;
 use crate::report::AlgoReport;
 use sinew_types::{Aggregation, TrainRow};
 

@@ -2,7 +2,7 @@
 
 use crate::composition::{Advantage, Composition, Needs, ProcessRewards, Truncated};
 use crate::episode::{Columns, Episode, EpisodeColumns};
-use crate::pipeline::AlgoError;
+use crate::error::AlgoError;
 use crate::report::{AlgoReport, Moments, Quarantined};
 use sinew_types::{EpisodeEnd, FailureKind, GroupId, TokenKind, TokenLogprob, Trace};
 use std::collections::HashSet;

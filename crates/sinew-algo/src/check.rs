@@ -4,7 +4,7 @@ use crate::composition::{
     Advantage, Baseline, Composition, EqualGroups, Normalize, ProcessRewards, RunFacts, Scale,
     Truncated,
 };
-use crate::config::ConfigError;
+use crate::error::ConfigError;
 use sinew_types::{Aggregation, Correction, KlEstimator, RejectionMetric, Surrogate};
 
 impl Composition {

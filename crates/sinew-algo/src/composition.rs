@@ -263,7 +263,7 @@ pub struct RunFacts {
     pub teacher: bool,
     /// True if a critic is trained.
     pub critic: bool,
-    /// Maximum number of versions that a trained token may be behind. 0: synchronous.
+    /// Maximum number of versions that a trained token can be behind. 0: synchronous.
     pub max_staleness: u64,
     /// Optimizer steps per batch. All but the first are off-policy.
     pub updates_per_batch: usize,

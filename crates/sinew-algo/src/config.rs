@@ -7,6 +7,7 @@ use crate::composition::{
     Scale, Truncated,
 };
 use crate::dialect::Dialect;
+use crate::error::ConfigError;
 use crate::kind::AlgorithmKind;
 use crate::pipeline::Algorithm;
 use crate::strict::strict;
@@ -98,7 +99,17 @@ macro_rules! options {
             )*
         }
 
-        impl AlgorithmConfig {
+        impl Algorithm {
+    /// Resolves a recipe section, see [`AlgorithmConfig::resolve`].
+    ///
+    /// # Errors
+    /// The first problem of the section.
+    pub fn new(config: &AlgorithmConfig, facts: &RunFacts) -> Result<Self, ConfigError> {
+        config.resolve(facts)
+    }
+}
+
+impl AlgorithmConfig {
             /// Creates a section without changes to the preset of `kind`.
             pub fn new(kind: AlgorithmKind) -> Self {
                 Self { kind, $($strict: None,)* $($field: None,)* }
@@ -179,34 +190,6 @@ options! {
         value_coefficient: f32,
         /// Clip range of the value loss, above 0.
         value_clip: f32,
-    }
-}
-
-/// Reason why an algorithm cannot run as configured.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum ConfigError {
-    /// A number is out of range.
-    #[error("algorithm.{field} is {value}, allowed: {allowed}")]
-    Range {
-        field: &'static str,
-        value: f64,
-        allowed: &'static str,
-    },
-    /// An option has no effect on the algorithm.
-    #[error("algorithm.{field} has no effect on `{kind}`: {reason}; remove it")]
-    NoEffect {
-        field: &'static str,
-        kind: AlgorithmKind,
-        reason: &'static str,
-    },
-    /// Options contradict each other or the run.
-    #[error("{reason}")]
-    Impossible { reason: String },
-}
-
-impl ConfigError {
-    pub(crate) fn impossible(reason: String) -> Self {
-        Self::Impossible { reason }
     }
 }
 

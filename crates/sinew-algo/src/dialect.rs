@@ -5,7 +5,7 @@
 //! are silently zero.
 
 use crate::composition::{Advantage, Composition, EqualGroups, Normalize, Scale};
-use crate::config::ConfigError;
+use crate::error::ConfigError;
 use crate::kind::AlgorithmKind as Kind;
 use serde::{Deserialize, Serialize};
 use sinew_types::{Aggregation, Correction, Surrogate};

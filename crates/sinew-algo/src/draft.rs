@@ -6,7 +6,8 @@
 
 use crate::batch::Batch;
 use crate::episode::{Columns, EpisodeColumns};
-use crate::pipeline::{AlgoError, Prepared};
+use crate::error::AlgoError;
+use crate::pipeline::Prepared;
 use sinew_types::{EpisodeId, NodeId, RowMasks, TokenLogprob, TrainRow};
 
 /// Column for scores.

@@ -1,7 +1,7 @@
 //! Internal form of an episode: leaf paths, the tokens that each path trains, and turns.
 
 use crate::composition::{Composition, Truncated};
-use crate::pipeline::AlgoError;
+use crate::error::AlgoError;
 use sinew_types::{
     Enforced, EpisodeEnd, EpisodeId, NodeId, PathToken, RowMasks, TokenKind, TokenLogprob, Trace,
 };

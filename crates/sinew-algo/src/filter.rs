@@ -2,7 +2,7 @@
 
 use crate::batch::Batch;
 use crate::composition::{Composition, EqualGroups, ProcessRewards};
-use crate::pipeline::AlgoError;
+use crate::error::AlgoError;
 use crate::report::AlgoReport;
 use crate::stats;
 

@@ -1,7 +1,5 @@
-//! Names of algorithms.
+//! Names of algorithms. Their presets and computations are in [`crate::algorithms`].
 
-use crate::algorithms as a;
-use crate::composition::Composition;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -28,13 +26,6 @@ macro_rules! kinds {
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)*
-                }
-            }
-
-            /// Default composition of the algorithm.
-            pub fn preset(self) -> Composition {
-                match self {
-                    $(Self::$variant => a::$module::preset(),)*
                 }
             }
         }

@@ -27,6 +27,7 @@ mod config;
 mod dialect;
 mod draft;
 mod episode;
+mod error;
 mod filter;
 mod kind;
 mod pipeline;
@@ -41,11 +42,12 @@ pub use composition::{
     Advantage, Baseline, Composition, EqualGroups, Filters, Needs, Normalize, Overlong,
     ProcessRewards, Resample, Rewards, RunFacts, Scale, Truncated,
 };
-pub use config::{AlgorithmConfig, ConfigError, KlConfig, KlPlace, RewardConfig, TeacherConfig};
+pub use config::{AlgorithmConfig, KlConfig, KlPlace, RewardConfig, TeacherConfig};
 pub use dialect::Dialect;
 pub use draft::{Column, Draft};
 pub use episode::{Columns, EpisodeColumns};
+pub use error::{AlgoError, ConfigError};
 pub use kind::AlgorithmKind;
-pub use pipeline::{AlgoError, Algorithm, Prepared};
+pub use pipeline::{Algorithm, Prepared};
 pub use repair::{GroupRepair, Repair};
 pub use report::{AlgoReport, Moments, PreferenceReport, Quarantined, RepairReport};

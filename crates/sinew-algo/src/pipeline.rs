@@ -3,13 +3,13 @@
 use crate::aggregate;
 use crate::algorithms;
 use crate::batch::Batch;
-use crate::composition::{Advantage, Composition, Needs, ProcessRewards, RunFacts};
-use crate::config::{AlgorithmConfig, ConfigError};
+use crate::composition::{Advantage, Composition, Needs, ProcessRewards};
 use crate::episode::Columns;
+use crate::error::{AlgoError, ConfigError};
 use crate::filter;
 use crate::repair::{self, Repair};
 use crate::report::{AlgoReport, Moments};
-use sinew_types::{EpisodeId, GroupId, LossSpec, NodeId, Trace, TrainRow, TrainRowError};
+use sinew_types::{GroupId, LossSpec, Trace, TrainRow};
 
 /// An algorithm that is ready to run.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,102 +19,7 @@ pub struct Algorithm {
     repair: Repair,
 }
 
-/// Reason why a batch cannot be converted. These are errors of the caller. Unusable episodes are no error:
-/// they are quarantined and counted.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum AlgoError {
-    /// A group without episodes.
-    #[error("group {index} of the batch is empty")]
-    EmptyGroup { index: usize },
-    /// A group with one episode, for an algorithm that compares episodes.
-    #[error(
-        "group {group} holds one episode: it would be its own baseline; \
-         give all {expected} episodes of the group, or use `reinforce` or `ppo`"
-    )]
-    GroupOfOne { group: GroupId, expected: usize },
-    /// An episode in another group's list.
-    #[error("episode {episode} belongs to group {actual}, but was given in group {expected}")]
-    MixedGroup {
-        episode: EpisodeId,
-        actual: GroupId,
-        expected: GroupId,
-    },
-    /// A group in two lists.
-    #[error("group {group} was given twice; its episodes must be compared together")]
-    SplitGroup { group: GroupId },
-    /// An episode that occurs twice.
-    #[error("episode {episode} is twice in the batch")]
-    DuplicateEpisode { episode: EpisodeId },
-    /// A required column without values for an episode.
-    #[error("`{algorithm}` reads {column}, but none were given for episode {episode}")]
-    MissingColumn {
-        algorithm: &'static str,
-        column: &'static str,
-        episode: EpisodeId,
-    },
-    /// A column whose length differs from the node's.
-    #[error(
-        "{column} of episode {episode}: node {node} has {actual} entries for {expected} tokens"
-    )]
-    ColumnLength {
-        column: &'static str,
-        episode: EpisodeId,
-        node: usize,
-        actual: usize,
-        expected: usize,
-    },
-    /// A column with a non-finite value.
-    #[error("{column} of episode {episode}: node {node} token {index} is {value}")]
-    ColumnValue {
-        column: &'static str,
-        episode: EpisodeId,
-        node: usize,
-        index: usize,
-        value: f32,
-    },
-    /// A token sampled under a format, without its mask.
-    #[error(
-        "episode {episode}: token {index} of node {node} was drawn under a format, \
-         but its mask was not given: it cannot be trained"
-    )]
-    MissingMask {
-        episode: EpisodeId,
-        node: NodeId,
-        index: u32,
-    },
-    /// No state hash in the batch, for an algorithm that compares states.
-    #[error("`{algorithm}` compares states, but no turn of the batch has a state_hash")]
-    NoStates { algorithm: &'static str },
-    /// No episode with a metric that resampling needs.
-    #[error(
-        "`{algorithm}` chooses among successes by failed tool calls, but no episode of the batch \
-         has the metric `{metric}`: take an environment that counts them, or leave resampling out"
-    )]
-    NoMetric {
-        algorithm: &'static str,
-        metric: &'static str,
-    },
-    /// Scores whose length differs from the draft's.
-    #[error("scores were given for {actual} {what}, expected {expected}")]
-    Scores {
-        what: &'static str,
-        actual: usize,
-        expected: usize,
-    },
-    /// An invalid row.
-    #[error(transparent)]
-    Row(#[from] TrainRowError),
-}
-
 impl Algorithm {
-    /// Resolves a recipe section, see [`AlgorithmConfig::resolve`].
-    ///
-    /// # Errors
-    /// The first problem of the section.
-    pub fn new(config: &AlgorithmConfig, facts: &RunFacts) -> Result<Self, ConfigError> {
-        config.resolve(facts)
-    }
-
     /// Creates an algorithm from a checked composition.
     pub(crate) fn from_checked(composition: Composition, group_size: usize) -> Self {
         Self {

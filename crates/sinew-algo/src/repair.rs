@@ -6,7 +6,7 @@
 
 use crate::batch::Batch;
 use crate::composition::{Advantage, Composition};
-use crate::config::ConfigError;
+use crate::error::ConfigError;
 use crate::report::RepairReport;
 use serde::{Deserialize, Serialize};
 

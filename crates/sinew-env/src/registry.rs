@@ -43,7 +43,9 @@ pub struct KeyError {
 /// Sandboxes for environments that run code.
 #[derive(Clone)]
 pub struct Sandboxes {
+    /// Source of sandboxes.
     pub provider: Arc<dyn SandboxProvider>,
+    /// Limits and contents of each sandbox.
     pub spec: SandboxSpec,
 }
 

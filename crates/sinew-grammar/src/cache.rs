@@ -1,23 +1,32 @@
-//! LRU cache of compiled formats.
+//! LRU cache of compiled formats. A group of episodes asks for the same format many times;
+//! compiling it can take seconds.
 
-use crate::guided::Compiled;
 use std::collections::HashMap;
 
-/// Maximum number of compiled formats. One may take several megabytes.
+/// Maximum number of compiled formats. One can take several megabytes.
 const CAPACITY: usize = 64;
 
-/// Compiled formats by format hash.
-#[derive(Debug, Default)]
-pub(crate) struct Cache {
+/// Compiled formats `T` by format hash.
+#[derive(Debug)]
+pub(crate) struct Cache<T> {
     /// Time of last use, counted in `uses`, and the format.
-    entries: HashMap<String, (u64, Compiled)>,
+    entries: HashMap<String, (u64, T)>,
     /// Number of accesses so far.
     uses: u64,
 }
 
-impl Cache {
+impl<T> Default for Cache<T> {
+    fn default() -> Self {
+        Self {
+            entries: HashMap::new(),
+            uses: 0,
+        }
+    }
+}
+
+impl<T: Clone> Cache<T> {
     /// Returns a compiled format and marks it as used.
-    pub(crate) fn get(&mut self, hash: &str) -> Option<Compiled> {
+    pub(crate) fn get(&mut self, hash: &str) -> Option<T> {
         self.uses += 1;
         let entry = self.entries.get_mut(hash)?;
         entry.0 = self.uses;
@@ -25,7 +34,7 @@ impl Cache {
     }
 
     /// Adds a format. A full cache evicts the least recently used one.
-    pub(crate) fn put(&mut self, hash: String, compiled: Compiled) {
+    pub(crate) fn put(&mut self, hash: String, compiled: T) {
         self.uses += 1;
         if self.entries.len() >= CAPACITY
             && let Some(oldest) = self.entries.iter().min_by_key(|(_, e)| e.0)

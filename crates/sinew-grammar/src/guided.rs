@@ -36,7 +36,7 @@ pub struct GuidedGrammars {
     built: OnceLock<Result<Built, GrammarError>>,
     shared: Arc<Shared>,
     environment: String,
-    cache: Mutex<Cache>,
+    cache: Mutex<Cache<Compiled>>,
 }
 
 /// Tables derived from the vocabulary.

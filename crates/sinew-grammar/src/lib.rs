@@ -51,7 +51,7 @@ pub trait Grammars: Send + Sync + Debug {
     fn start(&self, format: &Arc<Format>) -> Result<Box<dyn Matcher>, GrammarError>;
 
     /// Checks that the text of `tokens` belongs to the format's language. The tokenization does not matter.
-    /// The last token may be the end token.
+    /// The last token can be the end token.
     ///
     /// # Errors
     /// Returns an error if the format is invalid, or the first position where the text violates it.

@@ -1,4 +1,4 @@
-//! What a message or an observation contains: text, and media by reference.
+//! Content of a message or an observation: text, and media by reference.
 
 use serde::de::{self, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};

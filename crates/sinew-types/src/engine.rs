@@ -1,6 +1,6 @@
 //! The `Engine` port: tokens in, sampled tokens with log-probabilities and versions out.
 
-use crate::format::{Choice, Format, shared_option};
+use crate::format::{Choice, Format, NodeFormat, shared_option};
 use crate::ids::{PolicyVersion, RequestId, TokenId};
 use crate::weights::TensorSource;
 use serde::{Deserialize, Serialize};
@@ -11,15 +11,15 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingParams {
-    /// Divides the logits; 0 means greedy.
+    /// Divides the logits; 0 means greedy. Otherwise within [`TEMPERATURES`]. Default: 1.
     pub temperature: f32,
-    /// Nucleus mass in (0, 1]; 1 keeps all.
+    /// Nucleus mass in (0, 1]; 1 keeps all. Default: 1.
     pub top_p: f32,
-    /// Number of most likely tokens kept; 0 keeps all.
+    /// Number of most likely tokens kept; 0 keeps all. Default: 0.
     pub top_k: u32,
-    /// Tokens below `min_p` times the largest probability are dropped; 0 keeps all.
+    /// Tokens below `min_p` times the largest probability are dropped; 0 keeps all. Default: 0.
     pub min_p: f32,
-    /// Maximum of tokens to sample.
+    /// Maximum of tokens to sample, at least 1. Default: 256.
     pub max_tokens: u32,
     /// Sampling one of these ends the generation; the token itself is part of the output.
     pub stop_ids: Vec<TokenId>,
@@ -31,7 +31,7 @@ pub struct SamplingParams {
     pub logit_bias: Vec<(TokenId, f32)>,
     /// Number of most likely alternatives to report for each token.
     pub top_logprobs: u8,
-    /// What the output must be; `None`: anything.
+    /// Format that the output must have; `None`: any text.
     #[serde(with = "shared_option", skip_serializing_if = "Option::is_none")]
     pub format: Option<Arc<Format>>,
 }
@@ -73,11 +73,13 @@ impl SamplingParams {
 /// One generation to run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerateRequest {
+    /// Unique among the requests of the engine that have not ended.
     pub id: RequestId,
     /// Everything the model sees, exactly. Shared, so that a caller whose context grows from turn to turn
     /// does not copy it for each request. The engine drops its share before the last event, so that the
     /// caller can append in place.
     pub prompt: Arc<Vec<TokenId>>,
+    /// How its tokens are drawn.
     pub sampling: SamplingParams,
     /// Larger runs first when KV capacity is short.
     pub priority: i32,
@@ -86,13 +88,16 @@ pub struct GenerateRequest {
 /// A token and its log-probability.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprob {
+    /// The token.
     pub id: TokenId,
+    /// Natural logarithm of its probability.
     pub logprob: f32,
 }
 
 /// One sampled token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SampledToken {
+    /// The token.
     pub id: TokenId,
     /// Natural log-probability under the full softmax of `logits / temperature`, with the request's
     /// [`SamplingParams::policy_temperature`], before bias and any truncation of the distribution: what a
@@ -103,9 +108,22 @@ pub struct SampledToken {
     pub version: PolicyVersion,
     /// The most likely alternatives, best first, if requested.
     pub top: Vec<TokenLogprob>,
-    /// What the token was chosen from, if the request has a format.
+    /// The tokens that it was chosen from, if the request has a format.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub choice: Option<Choice>,
+}
+
+impl NodeFormat {
+    /// Records `token`'s choice in `format`. The first token sets the format.
+    pub fn push(format: &mut Option<Box<Self>>, token: &SampledToken) {
+        let Some(choice) = &token.choice else { return };
+        let format = format.get_or_insert_with(|| Box::new(Self::new((*choice.law).clone())));
+        if format.masked() {
+            format.allowed.push(choice.allowed);
+            format.masks.push(choice.mask);
+            format.log_mass.push(choice.log_mass);
+        }
+    }
 }
 
 /// Why a generation ended.
@@ -124,7 +142,7 @@ pub enum FinishReason {
     Aborted,
 }
 
-/// What an engine reports about a request. The last event is exactly one `Finished` or `Failed`.
+/// An event of a request. The last one is exactly one `Finished` or `Failed`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EngineEvent {
     Tokens {
@@ -149,28 +167,36 @@ pub type EventSink = Box<dyn FnMut(EngineEvent) + Send>;
 /// Why an engine refused or failed a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum EngineError {
+    /// Too many requests wait; try again later.
     #[error("engine queue is full: {waiting} requests wait, the limit is {limit}")]
     QueueFull { waiting: usize, limit: usize },
+    /// No output would fit after the prompt.
     #[error("prompt of {prompt} tokens does not fit: the context holds {context}")]
     PromptTooLong { prompt: usize, context: usize },
+    /// An id that the model does not have.
     #[error("token id {id} at position {position} is outside the vocabulary of {vocab}")]
     UnknownToken {
         id: TokenId,
         position: usize,
         vocab: usize,
     },
+    /// A parameter out of its range.
     #[error("invalid sampling parameter {name} = {value}: {allowed}")]
     InvalidSampling {
         name: String,
         value: String,
         allowed: String,
     },
+    /// A format that cannot be enforced, or no longer.
     #[error("output format: {0}")]
     Format(String),
+    /// Weights that do not fit; the old ones stay.
     #[error("weights refused: {0}")]
     Weights(String),
+    /// The engine has ended.
     #[error("engine stopped: {0}")]
     Stopped(String),
+    /// Any other failure of the request.
     #[error("engine failed: {0}")]
     Failed(String),
 }
@@ -178,16 +204,23 @@ pub enum EngineError {
 /// Load and health of an engine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EngineStatus {
+    /// The weights that sample now.
     pub version: PolicyVersion,
+    /// Requests that are computed.
     pub running: usize,
+    /// Requests in the queue.
     pub waiting: usize,
-    /// KV capacity in tokens, free and in total.
+    /// Free KV capacity in tokens; 0 if the engine does not report it.
     pub kv_tokens_free: usize,
+    /// KV capacity in tokens; 0 if the engine does not report it.
     pub kv_tokens_total: usize,
-    /// Counters since start.
+    /// Sampled tokens since the engine's start.
     pub sampled_tokens: u64,
+    /// Computed tokens of prompts since the start.
     pub prefill_tokens: u64,
+    /// Prompt tokens that the prefix cache had, since the start.
     pub cached_prompt_tokens: u64,
+    /// Times that a running request gave up its KV capacity, since the start.
     pub preemptions: u64,
     /// Seconds of computing since start.
     pub busy_s: f64,

@@ -1,6 +1,5 @@
-//! Output formats: what a generated text must be, and the record of how that was enforced.
+//! Output formats: the form that a generated text must have, and the record of how it was enforced.
 
-use crate::engine::SampledToken;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -9,10 +8,11 @@ pub const MAX_FORMAT_BYTES: usize = 256 * 1024;
 /// Maximum of texts of a [`Grammar::Choice`] and of calls of a [`Grammar::Tools`].
 pub const MAX_FORMAT_ITEMS: usize = 256;
 
-/// What the output must be, to the byte.
+/// A format that the output must have, to the byte.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Format {
+    /// The language of the output.
     pub grammar: Grammar,
     /// How JSON inside the format is laid out.
     #[serde(default)]
@@ -29,7 +29,7 @@ impl Format {
     }
 }
 
-/// How JSON is laid out.
+/// The layout of JSON inside a format.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema,
 )]
@@ -68,10 +68,11 @@ pub enum Grammar {
 pub struct ToolGrammar {
     /// Text that ends free text and opens a call. Every [`ToolTag::begin`] starts with it.
     pub trigger: String,
+    /// The tools that can be called.
     pub calls: Vec<ToolTag>,
-    /// Whether the output may be text without a call.
+    /// Whether the output can be text without a call.
     pub need: ToolNeed,
-    /// Whether more calls may follow the first.
+    /// Whether more calls can follow the first.
     pub parallel: bool,
     /// JSON Schema of an answer that is allowed instead of the calls, where calls are required.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -82,9 +83,11 @@ pub struct ToolGrammar {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ToolTag {
+    /// Text before the arguments, with the name of the tool.
     pub begin: String,
     /// JSON Schema of the arguments, as it was given.
     pub schema: String,
+    /// Text after the arguments.
     pub end: String,
 }
 
@@ -150,7 +153,7 @@ impl Format {
     /// Checks sizes and everything else that needs no compiler.
     ///
     /// # Errors
-    /// The field, its value and what is allowed.
+    /// The field, its value and the allowed ones.
     pub fn validate(&self) -> Result<(), FormatError> {
         let too_large = |field, actual, limit| FormatError::TooLarge {
             field,
@@ -209,8 +212,10 @@ impl Format {
 /// A format and how it was enforced; recorded once per generation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FormatLaw {
+    /// The format that was asked for.
     #[serde(with = "shared")]
     pub format: Arc<Format>,
+    /// How it was enforced.
     pub enforced: Enforced,
 }
 
@@ -233,9 +238,10 @@ pub enum Enforced {
     Advice,
 }
 
-/// What one token was chosen from.
+/// The set of tokens that one token was chosen from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Choice {
+    /// The format and how it was enforced, shared by the tokens of a generation.
     #[serde(with = "shared")]
     pub law: Arc<FormatLaw>,
     /// Number of tokens that the mask allows; 1: no choice. 0 where no mask is known.
@@ -250,6 +256,7 @@ pub struct Choice {
 /// The output format of a sampled node. The vectors have one entry for each token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NodeFormat {
+    /// The format and how it was enforced.
     pub law: FormatLaw,
     /// Number of allowed tokens; 1: no choice. Empty where no masks are known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -281,17 +288,6 @@ impl NodeFormat {
     /// Whether the mask allowed only one token at `index`.
     pub fn forced(&self, index: usize) -> bool {
         self.allowed.get(index) == Some(&1)
-    }
-
-    /// Records `token`'s choice in `format`. The first token sets the format.
-    pub fn push(format: &mut Option<Box<Self>>, token: &SampledToken) {
-        let Some(choice) = &token.choice else { return };
-        let format = format.get_or_insert_with(|| Box::new(Self::new((*choice.law).clone())));
-        if format.masked() {
-            format.allowed.push(choice.allowed);
-            format.masks.push(choice.mask);
-            format.log_mass.push(choice.log_mass);
-        }
     }
 
     /// Keeps the first `tokens`.

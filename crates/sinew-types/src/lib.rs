@@ -16,7 +16,6 @@ mod message;
 mod origin;
 mod seed;
 mod signal;
-mod stored;
 mod task;
 mod trace;
 mod weights;

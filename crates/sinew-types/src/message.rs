@@ -16,7 +16,9 @@ pub enum Role {
 /// A call of a tool that the model asked for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ToolCall {
+    /// Id of the call, which the result's `tool_call_id` repeats.
     pub id: String,
+    /// Name of the tool.
     pub name: String,
     /// Parsed arguments; a JSON object for every known format.
     pub arguments: serde_json::Value,
@@ -25,23 +27,31 @@ pub struct ToolCall {
 /// A tool as it is shown to the model: name, description, JSON schema of its arguments.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ToolSpec {
+    /// Name that calls use.
     pub name: String,
+    /// Text for the model.
     pub description: String,
+    /// JSON Schema of the arguments.
     pub parameters: serde_json::Value,
 }
 
 /// One chat message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Message {
+    /// The speaker.
     pub role: Role,
     /// Serialized as a string where it is text alone.
     pub content: Content,
+    /// Text that the model wrote before its answer, without its marks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<String>,
+    /// Calls of a turn of the model.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
+    /// With role `tool`: the call that this message answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
+    /// With role `tool`: the tool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }

@@ -1,10 +1,10 @@
-//! Where an episode comes from: what asked for it, and what produced it.
+//! Where an episode comes from: the request for it, and the parts that produced it.
 
 use crate::engine::SamplingParams;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What asked for an episode.
+/// The request that an episode answers.
 ///
 /// An episode belongs to no training step when it runs: which update trained it is known from that update's
 /// commit alone.
@@ -16,11 +16,11 @@ pub struct Origin {
     /// Number of the draw within its purpose: the task that was drawn, and the group of its episodes. Of
     /// traces of formats 1 and 2: the training step.
     pub draw: u64,
-    /// `train`, `eval-before`, ... : what the episode was run for.
+    /// Purpose of the episode: `train`, `eval-before` and others.
     pub purpose: String,
 }
 
-/// What produced an episode, as far as it is known. Nothing is made up: what is not known is absent.
+/// The parts that produced an episode, as far as they are known. Nothing is made up: unknown facts are absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Provenance {
@@ -30,8 +30,10 @@ pub struct Provenance {
     /// Seed of everything that the episode draws.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
+    /// The environment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub environment: Option<Component>,
+    /// Sampling parameters of its turns.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sampling: Option<Sampling>,
     /// BLAKE3 of the chat template's text, hexadecimal.
@@ -59,17 +61,24 @@ impl Provenance {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Component {
+    /// Name of the part.
     pub name: String,
+    /// Its version, as the part reports it.
     pub version: String,
 }
 
-/// How an episode's turns were sampled: [`SamplingParams`] without what differs between turns.
+/// How an episode's turns were sampled: [`SamplingParams`] without the fields that differ between
+/// turns.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sampling {
+    /// As [`SamplingParams::temperature`].
     pub temperature: f32,
+    /// As [`SamplingParams::top_p`].
     pub top_p: f32,
+    /// As [`SamplingParams::top_k`].
     pub top_k: u32,
+    /// As [`SamplingParams::min_p`].
     pub min_p: f32,
     /// Maximum of sampled tokens in a turn.
     pub max_tokens: u32,

@@ -12,7 +12,9 @@ use std::collections::HashMap;
 /// `tokens[..t]`; entry 0 never trains. Where `weights[t] == 0` the other signals are ignored.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainRow {
+    /// The episode of the path.
     pub episode: EpisodeId,
+    /// The path, prompt first, `[tokens]`.
     pub tokens: Vec<TokenId>,
     /// Share of the token in the loss, with the *global* denominator of the batch already
     /// applied: `loss = Σ weights[t] · L_t` over all rows, micro-batches and ranks.
@@ -20,6 +22,7 @@ pub struct TrainRow {
     /// The row's share of the loss denominator: tokens, or episodes where each episode counts the same.
     /// Dividing the weights of a part of the batch by the sum of its shares gives the mean over that part.
     pub share: f64,
+    /// How much better than expected the token was; the surrogate reads it.
     pub advantages: Vec<f32>,
     /// Per-token sampling temperature, above 0. The policy is `softmax(logits / temperature)`, for
     /// log-probs and entropies alike. Empty: 1 for all.
@@ -31,8 +34,9 @@ pub struct TrainRow {
     pub ref_logprobs: Option<Vec<f32>>,
     /// Of the proximal policy; `None`: of the trainer's first forward pass, or of the behaviour policy.
     pub prox_logprobs: Option<Vec<f32>>,
-    /// Value estimates at sampling time and the returns to fit, if there is a critic.
+    /// Value estimates at sampling time, if there is a critic.
     pub values: Option<Vec<f32>>,
+    /// The returns that the critic learns, if there is one.
     pub returns: Option<Vec<f32>>,
     /// A teacher's most likely tokens at each place, best first; required if the loss has a
     /// teacher term.
@@ -328,7 +332,7 @@ pub enum RejectionMetric {
     KlK3,
 }
 
-/// At what grain a rejection acts.
+/// The unit that a rejection removes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RejectionLevel {
@@ -384,20 +388,22 @@ pub enum KlEstimator {
 /// A KL term in the loss.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KlSpec {
+    /// Estimator of the divergence.
     pub estimator: KlEstimator,
+    /// Factor of the term, above 0.
     pub coefficient: f32,
 }
 
-/// Which way the distance to a teacher's distribution is measured.
+/// The direction of the distance to a teacher's distribution.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Divergence {
-    /// KL(π‖teacher): the policy keeps to what the teacher would say.
+    /// KL(π‖teacher): the policy avoids tokens that are unlikely for the teacher.
     #[default]
     Reverse,
-    /// KL(teacher‖π): the policy covers all that the teacher would say.
+    /// KL(teacher‖π): the policy covers all tokens that are likely for the teacher.
     Forward,
 }
 
@@ -407,8 +413,11 @@ pub enum Divergence {
 /// the KL divergence of distributions made coarser, a lower bound of the full one.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TeacherSpec {
+    /// Number of the teacher's tokens in each place, at least 1.
     pub top_k: u32,
+    /// Direction of the divergence.
     pub divergence: Divergence,
+    /// Factor of the term, above 0.
     pub coefficient: f32,
 }
 
@@ -428,11 +437,14 @@ pub enum Aggregation {
     TokenSum,
 }
 
-/// All that a trainer knows of an algorithm.
+/// The loss of an algorithm: the only thing that a trainer knows of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossSpec {
+    /// The policy term.
     pub surrogate: Surrogate,
+    /// Correction for the gap between the sampling and the training policy.
     pub correction: Correction,
+    /// KL term against the reference model, if any.
     pub kl: Option<KlSpec>,
     /// Coefficient of the entropy bonus; 0 for none.
     pub entropy: f32,

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 /// One problem: what an environment needs to build the world of an episode.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Task {
+    /// Identity within the taskset; equal ids are equal tasks.
     pub id: TaskId,
     /// Task type within the taskset, for per-type metrics and curricula.
     pub kind: String,

@@ -3,12 +3,13 @@
 //! A node holds only the tokens it adds to its parent; a path from the root to a leaf is what
 //! the model saw, and a training sample. Branches share their prefix.
 
+mod stored;
+
 use crate::engine::{FinishReason, TEMPERATURES};
 use crate::format::NodeFormat;
 use crate::ids::{EpisodeId, GroupId, PolicyVersion, TaskId, TokenId};
 use crate::message::Message;
 use crate::origin::{Origin, Provenance};
-use crate::stored::StoredTrace;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -40,8 +41,11 @@ pub enum TokenKind {
 /// `len` tokens from `start` within a node, sampled by one version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VersionSpan {
+    /// First token, counted within the node.
     pub start: u32,
+    /// Number of tokens, at least 1.
     pub len: u32,
+    /// The weights that sampled them.
     pub version: PolicyVersion,
 }
 
@@ -52,7 +56,9 @@ pub struct Node {
     pub parent: NodeId,
     /// 0 for the prompt, then the number of the turn.
     pub turn: u32,
+    /// Origin of its tokens.
     pub kind: TokenKind,
+    /// Ids that the node adds to its parent's path.
     pub tokens: Vec<TokenId>,
     /// One for each token of a sampled node, otherwise empty.
     pub logprobs: Vec<f32>,
@@ -130,8 +136,11 @@ impl Node {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Limit {
+    /// Maximum number of turns.
     Turns,
+    /// Maximum tokens of the model's context.
     Context,
+    /// Maximum time of the episode.
     WallTime,
 }
 
@@ -182,9 +191,13 @@ pub struct Outcome {
 /// Wall time of an episode, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Timing {
+    /// Seconds since 1970 at the start.
     pub started_unix_s: f64,
+    /// From start to score.
     pub total_s: f64,
+    /// Waiting for the engine's tokens.
     pub generate_s: f64,
+    /// Inside the environment, tools included.
     pub tool_s: f64,
     /// From the request for admission until the episode started. Not part of `total_s`.
     pub queue_s: f64,
@@ -192,21 +205,30 @@ pub struct Timing {
 
 /// One episode, from boot to score.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "StoredTrace")]
+#[serde(try_from = "stored::StoredTrace")]
 pub struct Trace {
     /// [`TRACE_FORMAT_VERSION`], whatever format was read.
     pub format_version: u32,
+    /// Identity; a second commit with the same id is recognized.
     pub episode: EpisodeId,
+    /// The episodes that it is compared with.
     pub group: GroupId,
+    /// The task.
     pub task: TaskId,
     /// Task type, for per-type metrics.
     pub task_kind: String,
+    /// The request that it answers.
     pub origin: Origin,
+    /// The parts that produced it.
     #[serde(skip_serializing_if = "Provenance::is_empty")]
     pub provenance: Provenance,
+    /// The token graph: parents before their children.
     pub nodes: Vec<Node>,
+    /// The score.
     pub outcome: Outcome,
+    /// How it ended.
     pub end: EpisodeEnd,
+    /// Where its time went.
     pub timing: Timing,
     /// Fields of an outside agent's requests that had no effect: paths and counts.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -216,14 +238,19 @@ pub struct Trace {
 /// A token on a path, with its log-prob, temperature and version.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PathToken {
+    /// The token.
     pub id: TokenId,
+    /// Its origin; a sampled node's forced tokens are [`TokenKind::Forced`].
     pub kind: TokenKind,
+    /// Its node.
     pub node: NodeId,
+    /// Turn of its node.
     pub turn: u32,
     /// Only of sampled tokens; forced tokens within a sampled node have none.
     pub logprob: Option<f32>,
     /// Of its node.
     pub temperature: f32,
+    /// The weights that sampled it; none for tokens that were not sampled.
     pub version: Option<PolicyVersion>,
 }
 

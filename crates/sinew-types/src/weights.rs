@@ -38,16 +38,22 @@ impl Dtype {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{bytes} bytes are not a tensor of {} {shape:?}, which has {expected}", .dtype.name())]
 pub struct TensorSizeError {
+    /// Type of the elements.
     pub dtype: Dtype,
+    /// Shape that was claimed.
     pub shape: Vec<usize>,
+    /// Bytes that were given.
     pub bytes: usize,
+    /// Bytes that such a tensor has.
     pub expected: usize,
 }
 
 /// The type and shape of a tensor, without its elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorInfo<'a> {
+    /// Type of the elements.
     pub dtype: Dtype,
+    /// Sizes, the outermost first; `[out, in]` for matrices.
     pub shape: &'a [usize],
 }
 
@@ -75,8 +81,10 @@ pub struct TensorView<'a> {
 const _: () = assert!(cfg!(target_endian = "little"));
 
 impl<'a> TensorView<'a> {
+    /// A tensor from its type, shape and bytes.
+    ///
     /// # Errors
-    /// If the storage has not the bytes of such a tensor.
+    /// If the storage does not have the bytes of such a tensor.
     pub fn new(
         dtype: Dtype,
         shape: &'a [usize],
@@ -106,14 +114,17 @@ impl<'a> TensorView<'a> {
         )
     }
 
+    /// Type of the elements.
     pub fn dtype(&self) -> Dtype {
         self.info.dtype
     }
 
+    /// Sizes, the outermost first.
     pub fn shape(&self) -> &'a [usize] {
         self.info.shape
     }
 
+    /// Type and shape.
     pub fn info(&self) -> TensorInfo<'a> {
         self.info
     }
@@ -156,7 +167,7 @@ impl<'a> TensorView<'a> {
 
 /// Named tensors in the names of the Hugging Face layout (`model.layers.0.self_attn.q_proj.weight`).
 ///
-/// What lies on a device is copied to the host tensor by tensor, as it is asked for: readers ask for one
+/// Tensors on a device are copied to the host one by one, as they are asked for: readers ask for one
 /// after the other and keep none longer than needed.
 pub trait TensorSource: Send + Sync {
     /// Every name, in a stable order.
@@ -212,20 +223,24 @@ impl TensorSource for TensorList<'_> {
     }
 }
 
-/// What a trainer publishes and engines load: always the full set.
+/// The list of weights that a trainer publishes and engines load: always the full set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WeightsManifest {
+    /// The update that produced the weights.
     pub version: PolicyVersion,
+    /// All tensors of the model.
     pub tensors: Vec<WeightsManifestTensor>,
 }
 
 /// One tensor of a manifest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WeightsManifestTensor {
+    /// Name in the Hugging Face layout.
     pub name: String,
-    /// Of its elements in the file.
+    /// Type of its elements in the file.
     #[serde(default = "published_before")]
     pub dtype: Dtype,
+    /// Sizes, the outermost first.
     pub shape: Vec<usize>,
     /// Path of the safetensors file that holds it, relative to the manifest.
     pub file: String,

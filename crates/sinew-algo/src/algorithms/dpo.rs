@@ -10,8 +10,8 @@
 use super::{grpo, required};
 use crate::batch::Batch;
 use crate::composition::{Advantage, Composition, EqualGroups, Filters};
+use crate::error::AlgoError;
 use crate::kind::AlgorithmKind;
-use crate::pipeline::AlgoError;
 use crate::report::{AlgoReport, PreferenceReport};
 use sinew_types::{Aggregation, LossSpec, Surrogate};
 

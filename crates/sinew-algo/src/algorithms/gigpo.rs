@@ -10,8 +10,8 @@
 use super::grpo;
 use crate::batch::Batch;
 use crate::composition::{Advantage, Composition, ProcessRewards};
+use crate::error::AlgoError;
 use crate::kind::AlgorithmKind;
-use crate::pipeline::AlgoError;
 use crate::report::AlgoReport;
 use crate::stats;
 use std::collections::BTreeMap;

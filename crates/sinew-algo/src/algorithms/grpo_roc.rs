@@ -12,8 +12,8 @@
 use super::dapo;
 use crate::batch::Batch;
 use crate::composition::{Composition, EqualGroups, Filters, Resample};
+use crate::error::AlgoError;
 use crate::kind::AlgorithmKind;
-use crate::pipeline::AlgoError;
 use crate::report::AlgoReport;
 
 /// Default composition.

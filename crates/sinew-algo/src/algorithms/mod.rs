@@ -30,9 +30,42 @@ mod normalize;
 use crate::batch::Batch;
 use crate::composition::{Advantage, Composition, ProcessRewards};
 use crate::episode::{Episode, Path};
-use crate::pipeline::AlgoError;
+use crate::error::AlgoError;
+use crate::kind::AlgorithmKind;
 use crate::report::AlgoReport;
 pub(crate) use normalize::normalize;
+
+impl AlgorithmKind {
+    /// Default composition of the algorithm.
+    pub fn preset(self) -> Composition {
+        match self {
+            Self::Grpo => grpo::preset(),
+            Self::DrGrpo => dr_grpo::preset(),
+            Self::Dapo => dapo::preset(),
+            Self::Gspo => gspo::preset(),
+            Self::Sapo => sapo::preset(),
+            Self::Cispo => cispo::preset(),
+            Self::MaxRl => max_rl::preset(),
+            Self::StarpoS => starpo_s::preset(),
+            Self::GrpoRoc => grpo_roc::preset(),
+            Self::Gigpo => gigpo::preset(),
+            Self::ProcessGrpo => process_grpo::preset(),
+            Self::AgentRl => agent_rl::preset(),
+            Self::Erpo => erpo::preset(),
+            Self::Rloo => rloo::preset(),
+            Self::Reinforce => reinforce::preset(),
+            Self::ReinforcePp => reinforce_pp::preset(),
+            Self::ReinforcePpBaseline => reinforce_pp_baseline::preset(),
+            Self::Ppo => ppo::preset(),
+            Self::TurnPpo => turn_ppo::preset(),
+            Self::DecoupledPpo => decoupled_ppo::preset(),
+            Self::Opd => opd::preset(),
+            Self::OpdTopK => opd_top_k::preset(),
+            Self::Dpo => dpo::preset(),
+            Self::Sft => sft::preset(),
+        }
+    }
+}
 
 /// Computes advantages and returns of all paths in the batch.
 pub(crate) fn advantages(

@@ -7,8 +7,8 @@
 use super::{grpo, required};
 use crate::batch::Batch;
 use crate::composition::{Advantage, Composition};
+use crate::error::AlgoError;
 use crate::kind::AlgorithmKind;
-use crate::pipeline::AlgoError;
 use sinew_types::Aggregation;
 
 /// Default composition.

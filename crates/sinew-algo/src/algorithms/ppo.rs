@@ -10,8 +10,8 @@
 use super::grpo;
 use crate::batch::Batch;
 use crate::composition::{Advantage, Composition, Normalize};
+use crate::error::AlgoError;
 use crate::kind::AlgorithmKind;
-use crate::pipeline::AlgoError;
 use sinew_types::{Aggregation, LossSpec};
 
 /// Coefficient and clip of the value loss.

@@ -9,8 +9,8 @@ use super::{grpo, ppo};
 use crate::batch::Batch;
 use crate::composition::{Advantage, Composition, Normalize, ProcessRewards};
 use crate::episode::Path;
+use crate::error::AlgoError;
 use crate::kind::AlgorithmKind;
-use crate::pipeline::AlgoError;
 use sinew_types::{Aggregation, LossSpec};
 
 /// Default composition.

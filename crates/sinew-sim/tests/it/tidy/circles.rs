@@ -12,11 +12,6 @@ use std::path::Path;
 const ALLOWED: &[(&str, &str, &str)] = &[
     ("sinew", "models pool wire", "wiring: to be cut by part"),
     (
-        "sinew-algo",
-        "aggregate algorithms algorithms/dapo algorithms/grpo algorithms/grpo_roc algorithms/opd_top_k algorithms/ppo batch composition config dialect episode filter kind pipeline repair",
-        "an algorithm names the parts that compose it, and the parts name the table of algorithms",
-    ),
-    (
         "sinew-container",
         "api engine runtime",
         "parts of one machine",
@@ -33,11 +28,9 @@ const ALLOWED: &[(&str, &str, &str)] = &[
     ),
     (
         "sinew-env",
-        "math/arithmetic math/generated math/word",
-        "parts of one machine",
+        "registry tiny",
+        "the registry lists every environment, and an environment implements the registry's traits",
     ),
-    ("sinew-env", "registry tiny", "two halves of one part"),
-    ("sinew-grammar", "cache guided", "two halves of one part"),
     (
         "sinew-jail",
         "agent/run agent/waiting",
@@ -82,8 +75,6 @@ const ALLOWED: &[(&str, &str, &str)] = &[
         "codec disk error gc index queue_disk reader recover remake segment store sums",
         "the store and its recovery share segments and index; to be cut with the queue of rows",
     ),
-    ("sinew-types", "engine format", "two halves of one part"),
-    ("sinew-types", "stored trace", "two halves of one part"),
     ("sinew-wasm", "engine live", "two halves of one part"),
     ("sinew-wasm", "provider workers", "two halves of one part"),
 ];

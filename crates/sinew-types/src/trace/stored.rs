@@ -6,11 +6,9 @@
 //! | 2 | a node may have a `format` |
 //! | 3 | `origin` in place of `step` and `purpose`; `provenance`; content may be a list of parts |
 
+use super::{EpisodeEnd, Node, NodeId, Outcome, TRACE_FORMAT_VERSION, Timing, Trace, TraceError};
 use crate::ids::{EpisodeId, GroupId, TaskId};
 use crate::origin::{Origin, Provenance};
-use crate::trace::{
-    EpisodeEnd, Node, NodeId, Outcome, TRACE_FORMAT_VERSION, Timing, Trace, TraceError,
-};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
