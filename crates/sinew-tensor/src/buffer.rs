@@ -102,7 +102,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let bytes = self.len * 4;
         if bytes >= HUGE {
-            // SAFETY: mapped by `map_huge` with this size, and nobody uses it any more.
+            // SAFETY: mapped by `map_huge` with this size, and it is not used any more.
             unsafe { libc::munmap(self.ptr.as_ptr().cast(), bytes.next_multiple_of(HUGE)) };
         } else if bytes > 0 {
             // SAFETY: allocated by `alloc_small` with this layout.

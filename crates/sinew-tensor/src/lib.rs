@@ -4,7 +4,7 @@
 //! see [`KernelSet::detect`])
 //! and a bounded [`Pool`] of threads. Values are `f32` (AMX products round operands to bfloat16, see
 //! [`amx`]). There is no tensor type and no graph: operators take slices or strided views ([`Mat`],
-//! [`MatMut`]) and write where they are told.
+//! [`MatMut`]) and write to memory of the caller.
 //!
 //! # Invariants
 //! * A row of a matrix product has the same bits alone and in any batch, packed or not (see [`gemm`]):
@@ -24,6 +24,20 @@
 //! dev.matmul_packed(Mat::new(&[1.0, 10.0], 1, 2), &weights, MatMut::new(&mut y, 1, 3), false);
 //! assert_eq!(y, [21.0, 43.0, 65.0]);
 //! ```
+//!
+//! | module | purpose |
+//! |---|---|
+//! | [`gemm`], [`int8`], [`amx`] | matrix products: f32, weights of 12 bits, of 8 bits, tiles of bfloat16 |
+//! | [`attention`] | attention of packed training batches that share prefixes, forward and backward |
+//! | [`paged`] | attention over stored keys and values, for generation |
+//! | [`logprob`] | log-probabilities of chosen tokens under a linear head, and their gradients |
+//! | [`ops`] | norms, rotary embedding, SwiGLU, AdamW and other row-wise operators |
+//! | [`buffer`], [`matrix`], [`pool`], [`cpu`] | memory, views, threads, the handle that operators take |
+//! | [`probe`] | the limits of the machine, which speeds are compared with |
+//!
+//! To test: `tests/it/reference.rs` has plain counterparts in f64; every kernel set that runs is
+//! compared with them, gradients with differences, and kernel sets with each other to the bit where
+//! that is promised.
 #![expect(
     unsafe_code,
     reason = "vector instructions, aligned memory and disjoint writes of tasks"

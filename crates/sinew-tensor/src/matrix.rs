@@ -160,7 +160,7 @@ impl<'a> MatMut<'a> {
     /// Row-major view from a pointer.
     ///
     /// # Safety
-    /// All elements must be valid and used by nobody else while the view is used, and `ld >= cols`.
+    /// All elements must be valid and used by no other code while the view is used, and `ld >= cols`.
     #[must_use]
     pub unsafe fn from_raw(ptr: *mut f32, rows: usize, cols: usize, ld: usize) -> Self {
         Self {

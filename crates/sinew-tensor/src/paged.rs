@@ -1,6 +1,6 @@
 //! Keys and values in blocks, and attention over them, for generation.
 //!
-//! Physical blocks belong to nobody here: the caller hands out block ids, may let sequences share
+//! Physical blocks have no owner here: the caller hands out block ids, can let sequences share
 //! them, and copies a shared block before it writes to it ([`KvPool::copy_block`]).
 //! A row's result depends on its query and its visible keys alone, bit for bit: not on the rest of
 //! the batch, not on how a prompt was cut into chunks, not on threads.
@@ -283,7 +283,7 @@ impl<'a> PagedBatch<'a> {
     }
 
     /// The same batch with `rows` alone as queries; output row `i` is that of query `rows[i]`. For the last
-    /// layer, of whose other rows nobody needs more than keys and values.
+    /// layer, which needs only keys and values of the other rows.
     ///
     /// # Panics
     /// If a row does not exist.

@@ -1,7 +1,7 @@
 //! A bounded pool of threads for data-parallel loops.
 //!
 //! The caller always takes part, so a loop finishes even when no worker gets CPU time: a worker that
-//! wakes late finds the loop closed and goes back to sleep, and nobody waits for it. Waiting threads
+//! wakes late finds the loop closed and goes back to sleep, and no thread waits for it. Waiting threads
 //! spin for some microseconds and then park.
 
 use std::any::Any;
@@ -120,7 +120,7 @@ impl Pool {
         // SAFETY: only the lifetime changes; `finish` below waits for all users before this frame ends.
         let raw: RawBody =
             unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), RawBody>(body) };
-        // SAFETY: we hold `submit`, and the loop before has ended, so nobody reads `current`.
+        // SAFETY: we hold `submit`, and the loop before has ended, so no thread reads `current`.
         unsafe { *shared.current.get() = Some((raw, tasks, thread::current())) };
         shared.next.store(0, Ordering::Relaxed);
         let epoch = shared.state.load(Ordering::Relaxed) & !(EPOCH_ONE - 1);
@@ -145,7 +145,7 @@ impl Pool {
         }
     }
 
-    /// Splits `0..items` into ranges of `grain` items (the last may be shorter) and runs `body` on each.
+    /// Splits `0..items` into ranges of `grain` items (the last can be shorter) and runs `body` on each.
     pub fn parallel_ranges(
         &self,
         items: usize,

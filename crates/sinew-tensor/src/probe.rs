@@ -1,4 +1,5 @@
-//! What the machine could do at most: the limits that speeds are compared with.
+//! Measurements of the machine's own limits, which speeds are compared with: arithmetic and reading
+//! memory.
 //!
 //! Nothing here reads a clock: callers time the calls.
 
@@ -16,7 +17,7 @@ const CHUNK: usize = 256 << 10;
 const AHEAD: usize = 512;
 
 /// `turns` rounds of independent multiply-adds on each thread, in registers alone: those of the device's
-/// matrix products, which for AMX are in tiles. Answers the number of floating-point operations, two for each
+/// matrix products, which for AMX are in tiles. Returns the number of floating-point operations, two for each
 /// multiply-add.
 #[must_use]
 pub fn multiply_add(dev: &Cpu, turns: usize) -> f64 {
@@ -40,7 +41,7 @@ pub fn multiply_add(dev: &Cpu, turns: usize) -> f64 {
 }
 
 simd_fn! {
-/// Answers the number of lanes.
+/// Returns the number of lanes.
 fn spin<V>(turns: usize) -> usize {
     let (a, b) = (V::splat(std::hint::black_box(0.999)), V::splat(std::hint::black_box(1e-3)));
     let mut sums = [b; CHAINS];
@@ -58,7 +59,8 @@ fn spin<V>(turns: usize) -> usize {
 }
 }
 
-/// Reads all of `values` once, on all threads. Answers their sum, which nobody needs but the compiler.
+/// Reads all of `values` once, on all threads. Returns their sum, so that the compiler keeps the
+/// reads.
 #[must_use]
 pub fn read(dev: &Cpu, values: &[f32]) -> f32 {
     let tasks = values.len().div_ceil(CHUNK);

@@ -1,7 +1,7 @@
 //! A circuit breaker: an engine that fails repeatedly gets no attempts for a while.
 //!
 //! ```text
-//! closed --(failures in a row, or a trip)--> open --(time is over: one trial)--> closed, or open for twice as long
+//! closed --failures in a row, or a trip--> open --time is over: one trial--> closed, or open twice as long
 //! ```
 
 /// When a breaker opens and for how long.

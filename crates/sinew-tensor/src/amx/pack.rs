@@ -217,7 +217,7 @@ mod tests {
             let tiles = steps.div_ceil(DEPTH);
             for side in [Side::Left, Side::Right] {
                 let mut words = vec![7u32; tiles * TILE_WORDS];
-                // SAFETY: strides keep the strip inside `values`; the tiles have their room.
+                // SAFETY: strides keep the strip inside `values`; the tiles have their space.
                 unsafe { pack(&strip, side, words.as_mut_ptr(), TILE_WORDS) };
                 for lane in 0..SIDE {
                     for step in 0..tiles * DEPTH {
@@ -267,7 +267,7 @@ mod tests {
                 state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                 match i % 5 {
                     0 => special[i / 5 % special.len()],
-                    // Any bits, but for NaN, whose payload is nobody's business.
+                    // Any bits, but for NaN, whose payload has no meaning.
                     _ => match f32::from_bits(state) {
                         x if x.is_nan() => 1.5,
                         x => x,

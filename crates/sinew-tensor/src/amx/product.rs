@@ -59,7 +59,7 @@ fn parallel_for(pool: Option<&Pool>, tasks: usize, body: &(dyn Fn(usize) + Sync)
     }
 }
 
-/// Multiply-adds in tiles alone for `turns` rounds, on the calling thread. Answers the floating-point
+/// Only multiply-adds in tiles for `turns` rounds, on the calling thread. Returns the floating-point
 /// operations.
 ///
 /// # Safety
@@ -82,12 +82,12 @@ pub(crate) fn pack_weights(pool: Option<&Pool>, b: Mat<'_>, dst: &mut [f32]) {
         packed_len(b.cols(), b.rows()),
         "words of packed weights"
     );
-    // SAFETY: the room was checked.
+    // SAFETY: the length was checked.
     unsafe { pack_right(pool, b, 0..b.cols(), 0..b.rows(), Part(dst.as_mut_ptr())) };
 }
 
 /// # Safety
-/// `dst` has room for the columns and steps in whole blocks.
+/// `dst` has space for the columns and steps in whole blocks.
 unsafe fn pack_right(
     pool: Option<&Pool>,
     b: Mat<'_>,
@@ -116,7 +116,7 @@ unsafe fn pack_right(
                     steps: steps.len(),
                 };
                 let to = dst.at(block * words + half * TILE_WORDS).cast();
-                // SAFETY: the strip lies in `b`, blocks of tasks are disjoint, and the caller gave the room.
+                // SAFETY: the strip lies in `b`, blocks of tasks are disjoint, and the caller gave the space.
                 unsafe { pack(&strip, Side::Right, to, STEP_WORDS) };
             }
         }
@@ -124,7 +124,7 @@ unsafe fn pack_right(
 }
 
 /// # Safety
-/// `dst` has room for the rows and steps in whole tiles.
+/// `dst` has space for the rows and steps in whole tiles.
 unsafe fn pack_left(
     pool: Option<&Pool>,
     a: Mat<'_>,
@@ -151,7 +151,7 @@ unsafe fn pack_left(
                 lanes: SIDE.min(rows.len() - first),
                 steps: steps.len(),
             };
-            // SAFETY: the strip lies in `a`, blocks of tasks are disjoint, and the caller gave the room.
+            // SAFETY: the strip lies in `a`, blocks of tasks are disjoint, and the caller gave the space.
             unsafe { pack(&strip, Side::Left, dst.at(block * words).cast(), TILE_WORDS) };
         }
     });
@@ -205,7 +205,7 @@ impl Product<'_> {
         match self.b {
             Right::Plain(b) => {
                 let tiles = steps.len().div_ceil(DEPTH);
-                // SAFETY: the scratch has room for a pass.
+                // SAFETY: the scratch has space for a pass.
                 unsafe { pack_right(self.pool, b, cols, steps, room) };
                 PackedRight {
                     data: room.0,

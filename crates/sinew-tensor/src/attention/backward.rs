@@ -1,4 +1,9 @@
-//! The backward kernel: recomputes the probabilities of a strip block by block and sums five products.
+//! The backward kernel: recomputes the probabilities of a strip block by block and sums five
+//! products.
+//!
+//! With scores `s`, probabilities `p`, output gradients `do` and `delta = sum(out · do)` of a row
+//! (FlashAttention-2, Dao 2023, algorithm 2): `dv += pᵀ do`, `dp = do vᵀ`, `ds = p (dp - delta)`,
+//! `dq += ds k`, `dk += dsᵀ q`.
 //!
 //! Gradients of queries are complete when a strip is done. Gradients of keys and values collect
 //! contributions of many strips: each task sums those of its chunk into memory of its own, and
@@ -19,7 +24,7 @@ use super::{AttentionShape, BackwardInput};
 use crate::buffer::{Scratch, SharedMut};
 use crate::simd::{Vector, simd_fn};
 
-/// Where a task writes.
+/// The targets of a task.
 #[derive(Clone, Copy)]
 pub(super) struct Output<'a> {
     /// `[rows, qkv_width]`; the task writes the queries of its rows and heads.
@@ -75,6 +80,7 @@ impl<'a> Memory<'a> {
     }
 }
 
+/// All strips of a task, each by the number of vectors that it fills.
 #[inline(always)]
 unsafe fn backward_task<V: Product>(
     task: &Task<'_>,
@@ -152,6 +158,7 @@ unsafe fn load_strip<V: Vector>(
     transpose::<V>(width, padded, d_outs, columns);
 }
 
+/// The dot product of two slices of equal length.
 #[inline(always)]
 unsafe fn dot<V: Vector>(a: &[f32], b: &[f32]) -> f32 {
     let whole = a.len() / V::LANES * V::LANES;
@@ -163,6 +170,8 @@ unsafe fn dot<V: Vector>(a: &[f32], b: &[f32]) -> f32 {
     sum.sum() + tail
 }
 
+/// One strip of `NV` vectors of lanes: gradients of its queries, and its part of those of keys and
+/// values.
 #[inline(always)]
 unsafe fn backward_strip<V: Product, const NV: usize>(
     task: &Task<'_>,
@@ -190,7 +199,8 @@ unsafe fn backward_strip<V: Product, const NV: usize>(
     }
 }
 
-/// What one block of keys adds to the gradients of the strip's queries and of its own keys and values.
+/// The part of one block of keys in the gradients of the strip's queries and of its own keys and
+/// values.
 #[inline(always)]
 unsafe fn backward_block<V: Product, const NV: usize>(
     task: &Task<'_>,
@@ -261,7 +271,8 @@ unsafe fn grade_block<V: Vector, const NV: usize>(
     }
 }
 
-/// What [`reduce_rows`] adds up: each chunk with its sums, in the order of chunks, for one key head.
+/// One term of [`reduce_rows`]: a chunk with its sums for one key head. Terms come in the order of
+/// chunks.
 pub(super) struct Partial<'a> {
     pub(super) chunk: &'a Chunk,
     pub(super) d_keys: &'a [f32],
@@ -303,6 +314,7 @@ pub(super) unsafe fn reduce_rows(
     }
 }
 
+/// `to += from`.
 fn add(to: &mut [f32], from: &[f32]) {
     for (t, f) in to.iter_mut().zip(from) {
         *t += f;

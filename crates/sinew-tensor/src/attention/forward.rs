@@ -17,7 +17,8 @@ use super::tile::{In, LOWEST, Out, Product, exp2_below, transpose};
 use crate::buffer::{Scratch, SharedMut};
 use crate::simd::{Vector, simd_fn};
 
-/// Where a task writes: its own rows and heads of `out` `[rows, out_width]` and `lse` `[rows, heads]`.
+/// The targets of a task: its own rows and heads of `out` `[rows, out_width]` and `lse` `[rows,
+/// heads]`.
 #[derive(Clone, Copy)]
 pub(super) struct Output<'a> {
     pub(super) out: SharedMut<'a>,
@@ -56,6 +57,7 @@ impl<'a> Memory<'a> {
     }
 }
 
+/// All strips of a task, each by the number of vectors that it fills.
 #[inline(always)]
 unsafe fn forward_task<V: Product>(task: &Task<'_>, to: Output<'_>, scratch: &mut Scratch) {
     let mut memory = Memory::new(task, scratch);
@@ -79,6 +81,7 @@ simd_fn! {
     }
 }
 
+/// One strip of `NV` vectors of lanes: all its blocks of keys, then the division by the sums.
 #[inline(always)]
 unsafe fn forward_strip<V: Product, const NV: usize>(
     task: &Task<'_>,

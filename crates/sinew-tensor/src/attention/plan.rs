@@ -1,28 +1,31 @@
-//! How the rows of a layout are cut into strips and tasks, and which keys each strip reads.
+//! The plan of a layout: how its rows are cut into strips and tasks, and which keys each strip
+//! reads.
 //!
 //! A *strip* is a few rows (with the query heads that share a key head: the lanes of the kernels).
 //! A *chunk* is a run of strips that one task handles; it numbers the rows whose keys it needs
-//! locally, so that they are copied next to each other once. Strips may span segments: keys that only
-//! some of the rows see carry a mask.
+//! locally, so that they are copied next to each other once. Strips can span segments: keys that
+//! only some of the rows see carry a mask.
 //!
-//! The plan depends on the layout, the group size and the vector width, never on threads.
+//! The plan depends on the layout, the group size and the vector width, never on threads. It costs
+//! time linear in the number of segments times their depth, and is kept for all layers.
 
 use super::layout::{Segment, TreeLayout};
 
-/// Most vectors of a strip: with 8 keys or values at a time they fill the registers.
+/// Maximum vectors of a strip: with 8 keys or values at a time they fill the registers.
 pub(super) const STRIP_VECTORS: usize = 3;
-/// Most lanes of a strip.
+/// Maximum lanes of a strip.
 pub(super) const MAX_LANES: usize = 16 * STRIP_VECTORS;
 /// Keys that a kernel handles at once; their scores stay in the first cache level.
 pub(super) const BLOCK_KEYS: usize = 64;
-/// Unseen keys that a block may include to bridge the gap between seen ones: cheaper than a new block.
+/// Maximum unseen keys that a block includes to bridge the gap between seen ones: cheaper than a
+/// new block.
 const BRIDGE_KEYS: usize = 16;
-/// Cost of a strip besides its keys, in keys: moving its rows in and out.
+/// Cost of a strip in addition to its keys, in keys: loading and storing its rows.
 const STRIP_COST: usize = 32;
 /// Chunks of a layout times head groups: enough to balance the load of some threads.
 const TASKS: usize = 48;
 
-/// Parameters of a plan besides the layout.
+/// Parameters of a plan in addition to the layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PlanKey {
     /// Query heads in a strip.
@@ -34,15 +37,18 @@ pub(super) struct PlanKey {
 }
 
 impl PlanKey {
+    /// Maximum rows of a strip.
     fn strip_rows(&self) -> usize {
         STRIP_VECTORS * self.lanes / self.heads
     }
 
+    /// Vectors that so many rows fill.
     fn vectors(&self, rows: usize) -> usize {
         (rows * self.heads).div_ceil(self.lanes)
     }
 }
 
+/// All chunks of a layout, with the layout and the parameters that they were made for.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) chunks: Vec<Chunk>,
@@ -58,6 +64,7 @@ pub(super) struct LocalRun {
     pub(super) len: usize,
 }
 
+/// The work of one task.
 #[derive(Debug, Default)]
 pub(super) struct Chunk {
     /// Rows whose keys the chunk reads, in local order.
@@ -67,11 +74,14 @@ pub(super) struct Chunk {
     pub(super) strips: Vec<Strip>,
 }
 
+/// Rows that go through their keys together.
 #[derive(Debug, Default)]
 pub(super) struct Strip {
     /// Rows of the layout whose queries the strip holds.
     pub(super) rows: Vec<u32>,
+    /// The keys that they read, in ascending local order.
     pub(super) blocks: Vec<KeyBlock>,
+    /// Masks of the blocks in which not every row sees every key.
     pub(super) spans: Vec<Span>,
 }
 
@@ -92,7 +102,7 @@ pub(super) struct Span {
     pub(super) seen_by: u64,
 }
 
-/// A segment that a strip sees.
+/// A segment that some rows of a strip see.
 struct Seen {
     segment: usize,
     /// Rows that see all of it.
@@ -131,6 +141,7 @@ impl Plan {
         }
     }
 
+    /// Whether this is the plan of such a layout.
     pub(super) fn fits(&self, layout: &TreeLayout, key: PlanKey) -> bool {
         self.key == key && self.segments == layout.segments()
     }
@@ -175,13 +186,14 @@ impl<'a> Forest<'a> {
         }
     }
 
+    /// The parent of a segment, its parent, and so on.
     fn ancestors(&self, segment: usize) -> impl Iterator<Item = usize> {
         let parent = |i: usize| self.segments[i].parent.map(|p| p as usize);
         std::iter::successors(parent(segment), move |&i| parent(i))
     }
 
-    /// Fills strips in depth-first order; a strip goes on into the next segment if that costs less
-    /// than a strip of its own.
+    /// Fills strips in depth-first order; a strip continues into the next segment if that costs
+    /// less than a strip of its own.
     fn cut_strips(&self, key: &PlanKey) -> Vec<Draft> {
         let cost = |rows: usize, keys: usize| key.vectors(rows) * (keys + STRIP_COST);
         let mut strips: Vec<Draft> = Vec::new();
@@ -239,6 +251,7 @@ impl<'a> Forest<'a> {
         strips
     }
 
+    /// The chunk of some strips: numbers the rows whose keys they need.
     fn chunk(&self, drafts: &[Draft]) -> Chunk {
         // Rows of each segment, from its start, whose keys are needed.
         let mut needed = vec![0usize; self.segments.len()];

@@ -1,4 +1,5 @@
-//! Weights rounded to 16 bits (bfloat16), for generation where reading the weights is what takes time.
+//! Weights rounded to 16 bits (bfloat16), for generation, where reading the weights takes most of
+//! the time.
 
 use std::cell::RefCell;
 
@@ -57,7 +58,7 @@ impl PackedBf16 {
                 let words = wide.wrapping_add(room).cast::<u32>();
                 let rows = nr.min(n - panel * nr);
                 let from = w[panel * nr * k..].as_ptr();
-                // SAFETY: `rows` rows of `k` values lie at `from`, `wide` and `words` have room for a whole
+                // SAFETY: `rows` rows of `k` values lie at `from`, `wide` and `words` have space for a whole
                 // panel of whole blocks, and so has `to`.
                 unsafe {
                     pack_even(dev, from, k, 1, rows, k, nr, wide);
@@ -111,7 +112,7 @@ fn bf16_bits(value: f32) -> u32 {
 
 simd_fn! {
 /// Rounds the values of each of `depth` steps and puts two in a word, those of the first half of the columns
-/// in the low halves. Columns from `rows` on, of which nobody needs a result, become as the first one.
+/// in the low halves. Columns from `rows` on, whose results are not needed, become as the first one.
 ///
 /// # Safety
 /// Both are valid for all steps of a panel.

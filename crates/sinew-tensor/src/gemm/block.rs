@@ -8,7 +8,7 @@ pub(super) const BLOCK: usize = 4;
 /// High bytes in a table.
 pub(super) const TABLE: usize = 16;
 
-/// What belongs to a panel beside its blocks.
+/// Data of a panel in addition to its blocks.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Side {
     /// The high bytes that the indices stand for.

@@ -82,7 +82,7 @@ impl PackedWeights {
         if self.kernels == KernelSet::Amx {
             return amx::pack_weights(Some(dev.pool()), b, &mut self.data);
         }
-        // SAFETY: `data` has room for all panels of `[n, k]`.
+        // SAFETY: `data` has space for all panels of `[n, k]`.
         unsafe { pack_b(dev, b, 0..n, 0..k, self.data.as_mut_ptr()) };
     }
 
@@ -226,7 +226,7 @@ impl Sizes {
 /// Packs `cols` and `steps` of `b` `[k, n]` into panels at `dst`.
 ///
 /// # Safety
-/// `dst` must have room for `cols.len()` rounded up to whole panels times `steps.len()` values.
+/// `dst` must have space for `cols.len()` rounded up to whole panels times `steps.len()` values.
 unsafe fn pack_b(dev: &Cpu, b: Mat<'_>, cols: Range<usize>, steps: Range<usize>, dst: *mut f32) {
     let nr = Sizes::of(dev.kernels()).cols;
     let (rs, cs) = (b.row_stride(), b.col_stride());
@@ -242,7 +242,7 @@ unsafe fn pack_b(dev: &Cpu, b: Mat<'_>, cols: Range<usize>, steps: Range<usize>,
     let body = |task: usize| {
         let (first, last) = (task * panels / tasks, (task + 1) * panels / tasks);
         let rows = (last * nr).min(cols.len()) - first * nr;
-        // SAFETY: `b` covers the block, the caller promises the room, panels of tasks are disjoint.
+        // SAFETY: `b` covers the block, the caller promises the space, panels of tasks are disjoint.
         unsafe {
             pack_even(
                 dev,

@@ -1,4 +1,5 @@
-//! Packing: operands in the order in which the tiles read them.
+//! Packing: copies operands into the order in which the tiles read them, so that a tile reads
+//! memory in one stream.
 
 use std::ops::Range;
 
@@ -8,7 +9,7 @@ use crate::simd::{Vector, simd_fn};
 /// short and far apart, which hardware prefetchers do not follow.
 const AHEAD: usize = 12;
 
-/// Steps that one panel takes before the next: so many lines of the source stay in L1 for the panels beside
+/// Steps that one panel takes before the next: so many lines of the source stay in L1 for the panels next to
 /// it.
 const STRIP: usize = 16;
 
@@ -149,8 +150,8 @@ unsafe fn strip<V: Vector>(
     dst: *mut f32,
 ) {
     let (start, rows) = (panels.start(i), panels.start(i + 1) - panels.start(i));
-    // A whole vector may be read where there are so many rows, and written where what follows in the panel
-    // is written later.
+    // A whole vector can be read where there are so many rows, and written where the values after it are
+    // written later.
     let readable = rows <= V::LANES && start + V::LANES <= panels.start(panels.count);
     let last = if readable {
         (depth + 1).saturating_sub(V::LANES.div_ceil(rows))

@@ -65,10 +65,15 @@ pub(super) enum Source<'a> {
 
 /// One product with checked shapes.
 pub(super) struct Product<'a> {
+    /// Kernels and threads.
     pub dev: &'a Cpu,
+    /// Left operand, `[m, k]`.
     pub a: Mat<'a>,
+    /// Right operand, `[k, n]`, as a view or packed.
     pub b: Source<'a>,
+    /// Result, `[m, n]`.
     pub c: MatMut<'a>,
+    /// Whether the product is added to `c`, or overwrites it.
     pub accumulate: bool,
 }
 
@@ -214,7 +219,7 @@ impl Product<'_> {
             let cut = |i: usize| i * panels.count / tasks;
             let range = cut(task)..cut(task + 1);
             let to = place.at(panels.start(range.start) * depth);
-            // SAFETY: `a` covers the pass and `place` has room for it; panels of tasks are disjoint.
+            // SAFETY: `a` covers the pass and `place` has space for it; panels of tasks are disjoint.
             unsafe { pack_balanced(self.dev, from.at(0), a.rs, a.cs, panels, range, depth, to) };
         });
         place.at(0)
@@ -352,7 +357,7 @@ impl Job<'_> {
     /// Rows in `rows` over `steps`, which are packed at `block` unless they are already.
     ///
     /// # Safety
-    /// As for [`Vector`](crate::simd::Vector); `block` has room for them.
+    /// As for [`Vector`](crate::simd::Vector); `block` has space for them.
     #[inline(always)]
     unsafe fn left<V: Tile>(
         &self,
@@ -420,7 +425,7 @@ impl Job<'_> {
 }
 
 simd_fn! {
-/// Computes the part of `c` in the given panels. `block` has room for the rows over a block of steps,
+/// Computes the part of `c` in the given panels. `block` has space for the rows over a block of steps,
 /// unless they are packed already, behind what [`compute_group`] needs.
 fn compute<V: Tile>(job: &Job<'_>, rows: Range<usize>, cols: Range<usize>, block: *mut f32) {
     let joined = block;
@@ -453,7 +458,7 @@ fn compute<V: Tile>(job: &Job<'_>, rows: Range<usize>, cols: Range<usize>, block
 }
 }
 
-/// Computes the first of `cols`, or some of the first for few rows, over `depth` steps from `p` on. Answers
+/// Computes the first of `cols`, or some of the first for few rows, over `depth` steps from `p` on. Returns
 /// how many.
 ///
 /// # Safety
@@ -533,7 +538,7 @@ unsafe fn compute_few<V: Tile>(
 /// their many tiles.
 ///
 /// # Safety
-/// As for `compute`; `joined` has room for the group.
+/// As for `compute`; `joined` has space for the group.
 #[inline(always)]
 unsafe fn compute_group<V: Tile>(
     job: &Job<'_>,

@@ -4,7 +4,7 @@
 //! arXiv 2504.11651). The high byte of a bfloat16 is its sign and all of its exponent but the last bit; of
 //! its 256 values 16 cover a panel but for about one weight in 10,000. So a value is its low byte and an
 //! index of 4 bits into the panel's table of high bytes. A block of values with a high byte that the table
-//! lacks keeps all of its high bytes beside the others, so that any weights have their exact bits.
+//! lacks keeps all of its high bytes next to the others, so that any weights have their exact bits.
 //!
 //! Reading weights is what a token of one request costs, so that `engine.weights = "bf16"` in 12 bits instead
 //! of 16 takes a fifth off its products; batch 1 reaches 1.8 times the speed of llama.cpp with it
@@ -82,10 +82,10 @@ impl Split {
     }
 
     /// Brings `steps` steps from a block on of the panels from `panel` on that make up a group to 32 bits:
-    /// panels of [`Tile::NR`] columns at `to`, with room for whole blocks.
+    /// panels of [`Tile::NR`] columns at `to`, with space for whole blocks.
     ///
     /// # Safety
-    /// As for [`Vector`]; the steps exist, and `to` has room for the panels.
+    /// As for [`Vector`]; the steps exist, and `to` has space for the panels.
     #[inline(always)]
     pub(super) unsafe fn join<V: Tile>(
         &self,
@@ -124,7 +124,7 @@ impl Split {
 }
 
 simd_fn! {
-/// Encodes a panel of `k` steps from its `words`, which have room for whole blocks.
+/// Encodes a panel of `k` steps from its `words`, which have space for whole blocks.
 ///
 /// # Safety
 /// `words` and `to` are valid for the blocks of a panel.

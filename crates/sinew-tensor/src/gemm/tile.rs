@@ -22,9 +22,11 @@ pub(super) struct Operands {
     pub b_stride: usize,
     /// Top left of the tile, row-major with `ldc` values a row.
     pub c: *mut f32,
+    /// Values from one row of `c` to the next.
     pub ldc: usize,
     /// Columns of `c` in the (last) panel, at most those of a panel.
     pub cols: usize,
+    /// Steps of the contracted index.
     pub depth: usize,
     /// Whether the sum starts from `c`, not from 0.
     pub load_c: bool,
@@ -38,6 +40,7 @@ pub(super) struct Operands {
     pub ahead_lines: usize,
     /// Of `b` with 12 bits a value: what belongs to its panels, and the first block.
     pub sides: *const Side,
+    /// First block of those values.
     pub first_block: usize,
 }
 
@@ -50,9 +53,9 @@ pub(super) struct Operands {
 /// measured to load little more than once a cycle while they multiply and add twice, so that 9 x 3 (12 loads
 /// for 27) runs at the speed of the multiply-adds where 14 x 2 (16 for 28) reaches nine tenths of it.
 pub(super) trait Tile: Vector {
-    /// Rows at most.
+    /// Maximum rows of a tile.
     const MR: usize;
-    /// Columns.
+    /// Columns of a tile.
     const NR: usize;
     /// Rows at most that take values of 12 bits apart in registers, and the columns of their panels: an even
     /// number of vectors, which those halves of words fill.
@@ -68,14 +71,14 @@ pub(super) trait Tile: Vector {
     unsafe fn tile(rows: usize, x: &Operands);
 
     /// Computes several full panels for few rows at once, which hides the latency of the
-    /// chains and keeps several streams of `b` in flight. Answers how many it did, maybe 0.
+    /// chains and keeps several streams of `b` in flight. Returns how many it did, maybe 0.
     ///
     /// # Safety
     /// As for [`Tile::tile`].
     unsafe fn wide(rows: usize, panels: usize, x: &Operands) -> usize;
 
     /// Computes, for at least one row and at most [`Tile::SPLIT_MR`], one panel of 12 bits a value or several
-    /// full ones of `panels`. Answers how many.
+    /// full ones of `panels`. Returns how many.
     ///
     /// # Safety
     /// As for [`Tile::tile`].

@@ -143,7 +143,7 @@ impl PackedInt8 {
         let scales = Part(self.scales.as_mut_ptr());
         dev.pool().parallel_for(n.div_ceil(LANES), &|panel| {
             let bytes = groups * GROUP_BYTES;
-            // SAFETY: both buffers have room for all panels, and this one is this task's alone.
+            // SAFETY: both buffers have space for all panels, and this one is this task's alone.
             let (data, scales) = unsafe {
                 (
                     std::slice::from_raw_parts_mut(data.at(panel * bytes), bytes),

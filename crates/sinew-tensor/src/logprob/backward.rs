@@ -28,6 +28,8 @@ struct Pass<'a> {
     grad: &'a LogprobGrad<'a>,
 }
 
+/// The backward pass. Rows without a gradient are skipped: blocks in which most rows have one are
+/// computed as a whole, the rows of all others are gathered first.
 pub(super) fn backward(
     dev: &Cpu,
     input: &LinearLogprob<'_>,
@@ -80,11 +82,11 @@ pub(super) fn backward(
     }
 }
 
-/// Where a block's logits are.
+/// The place of a block's logits.
 enum Logits<'a> {
     /// All of them, `[rows, vocab]`, rows [`row_stride`] apart.
     Kept(&'a mut [f32]),
-    /// Room for those of a section, likewise.
+    /// Memory for those of a section, likewise.
     Again(&'a mut [f32]),
 }
 
@@ -164,6 +166,7 @@ impl Pass<'_> {
         });
     }
 
+    /// The constants of a row's gradient; all 0 if it has none.
     fn curve(&self, row: usize) -> Curve {
         if !self.touches(row) {
             return Curve::default();
@@ -184,13 +187,16 @@ impl Pass<'_> {
     }
 }
 
-/// What turns a logit `z` of a row, in units of `ln 2`, into the gradient of its product: with
-/// `b = z - lse`, `2^b (base + slope b)`, and `target` on top for the target.
+/// Constants that turn a logit `z` of a row, in units of `ln 2`, into the gradient of its product:
+/// with `b = z - lse`, `2^b (base + slope b)`, and `target` on top for the target.
 #[derive(Default)]
 struct Curve {
+    /// Log-sum-exp in units of `ln 2`.
     lse: f32,
     base: f32,
+    /// Factor of `b`: the part of the entropy's gradient.
     slope: f32,
+    /// Gradient of the log-probability over the temperature.
     target: f32,
 }
 

@@ -1,4 +1,8 @@
 //! Softmax statistics of each row, gathered over sections of the vocabulary.
+//!
+//! Sections are joined like parts of an online softmax (Milakov & Gimelshein 2018): the larger
+//! maximum stays, the other sum is scaled down. Within a section sums are `f32` vectors, between
+//! sections `f64`.
 
 #![expect(
     unsafe_op_in_unsafe_fn,
@@ -18,14 +22,14 @@ use crate::cpu::Cpu;
 use crate::matrix::{Mat, MatMut};
 use crate::simd::{Vector, simd_fn};
 
-/// What is known of a row after some sections; logits in units of `ln 2` are products times a scale.
+/// Statistics of a row after some sections; logits in units of `ln 2` are products times a scale.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Stat {
     /// Largest product.
     max: f32,
     /// Sum of `2^(logit - max)`; 0 before the first section.
     total: f64,
-    /// Sum of `2^(logit - max) (logit - max)`, where entropy is wanted.
+    /// Sum of `2^(logit - max) (logit - max)`, if entropy is asked for.
     weighted: f64,
     /// The target's product.
     target: f32,
@@ -54,6 +58,8 @@ impl Stat {
     }
 }
 
+/// The forward pass: blocks of rows, and for each the sections of the vocabulary. The first rows
+/// keep their logits, as many as the scratch allows.
 pub(super) fn forward(
     dev: &Cpu,
     input: &LinearLogprob<'_>,
@@ -260,8 +266,8 @@ unsafe fn scan_tokens<V: Vector, const MASKED: bool>(
     stat
 }
 
-/// Log-probabilities, log-sum-exps and entropies from the statistics of whole rows; notes what the kept
-/// logits are of.
+/// Log-probabilities, log-sum-exps and entropies from the statistics of whole rows; records the
+/// input that the kept logits belong to.
 fn finish(stats: &[Stat], out: LogprobOut<'_>, kept: &mut Kept, input: &LinearLogprob<'_>) {
     for (row, stat) in stats.iter().enumerate() {
         let softmax = SoftmaxRow {

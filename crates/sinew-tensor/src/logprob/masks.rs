@@ -9,7 +9,7 @@ const BITS: usize = u32::BITS as usize;
 /// Words of a section.
 pub(super) const SECTION_WORDS: usize = SECTION / BITS;
 
-/// The tokens that each row may be, as bit sets: bit `v % 32` of word `v / 32` says that token `v` is
+/// The allowed tokens of each row, as bit sets: bit `v % 32` of word `v / 32` says that token `v` is
 /// allowed. Tokens beyond the last word are not.
 #[derive(Clone, Copy, Debug)]
 pub struct Masks<'a> {

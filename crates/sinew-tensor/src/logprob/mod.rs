@@ -4,7 +4,7 @@
 //! ([`crate::gemm`]). A section's logits stay in cache; backward computes them again, except those for which
 //! the caller grants memory ([`LogprobScratch::keeping`]): a quarter of the work. A row's log-probability
 //! does not depend on the other rows, on the number of threads or on their timing, and no result on what was
-//! kept. A row may be restricted to some tokens ([`Masks`]): with all of them allowed it has the bits of one
+//! kept. A row can be restricted to some tokens ([`Masks`]): with all of them allowed it has the bits of one
 //! without a mask. With AMX, logits and gradients are products of rounded operands ([`crate::amx`]), as those
 //! of the engine are.
 
@@ -24,7 +24,7 @@ pub use masks::Masks;
 
 /// Tokens of a section. A constant, so that sums over the vocabulary do not depend on the rows.
 const SECTION: usize = 2048;
-/// Rows of a block at most: with a section's logits (16 MiB) they stay in the last-level cache.
+/// Maximum rows of a block: with a section's logits (16 MiB) they stay in the last-level cache.
 const BLOCK_ROWS: usize = 2048;
 /// Rows that a task takes through a section.
 const ROW_GRAIN: usize = 8;
@@ -42,12 +42,12 @@ pub struct LinearLogprob<'a> {
     pub targets: &'a [u32],
     /// Divides each row's logits, `[n]`, above 0; empty: 1 for all, the plain model.
     pub temperatures: &'a [f32],
-    /// The tokens that each row may be: its distribution is the softmax over them alone, and so are its
-    /// entropy and gradients, which are exactly 0 at all others. None: all tokens.
+    /// The allowed tokens of each row: its distribution is the softmax over them alone, and so are
+    /// its entropy and gradients, which are exactly 0 at all others. `None`: all tokens.
     pub masks: Option<Masks<'a>>,
 }
 
-/// Where [`linear_logprob_forward`] writes.
+/// Outputs of [`linear_logprob_forward`].
 #[derive(Debug)]
 pub struct LogprobOut<'a> {
     /// Natural log-probability of each row's target, `[n]`.
@@ -58,7 +58,8 @@ pub struct LogprobOut<'a> {
     pub entropy: Option<&'a mut [f32]>,
 }
 
-/// What [`linear_logprob_backward`] needs from the forward pass, and the gradients that arrive.
+/// Results of the forward pass that [`linear_logprob_backward`] reads, and the gradients of its
+/// outputs.
 #[derive(Clone, Copy, Debug)]
 pub struct LogprobGrad<'a> {
     /// Log-sum-exp of the forward pass, `[n]`.
@@ -96,7 +97,7 @@ pub struct LogprobScratch {
     d_rows: Scratch,
 }
 
-/// Which forward pass the kept logits are of.
+/// The forward pass that the kept logits belong to.
 #[derive(Debug, Default)]
 struct Kept {
     /// The first rows have their logits kept.
@@ -157,6 +158,8 @@ impl LinearLogprob<'_> {
         self.w.len() / self.dim
     }
 
+    /// Panics on lengths that do not fit, targets outside the vocabulary or barred, and
+    /// temperatures not above 0.
     fn check(&self) {
         assert!(
             self.dim > 0 && self.w.len().is_multiple_of(self.dim),
@@ -195,7 +198,7 @@ impl LinearLogprob<'_> {
         Mat::new(rows, tokens.len(), self.dim)
     }
 
-    /// Bits of the tokens that `row` may be; none: all.
+    /// Bits of the allowed tokens of `row`; `None`: all.
     fn mask(&self, row: usize) -> Option<&[u32]> {
         self.masks.and_then(|masks| masks.of(row))
     }
@@ -204,7 +207,8 @@ impl LinearLogprob<'_> {
         self.temperatures.get(row).copied().unwrap_or(1.0)
     }
 
-    /// What products of `row` are multiplied with to be logits in units of `ln 2`.
+    /// The factor that makes a product of `row` a logit in units of `ln 2`: kernels compute powers
+    /// of 2.
     fn scale(&self, row: usize) -> f32 {
         LOG2_E / self.temperature(row)
     }

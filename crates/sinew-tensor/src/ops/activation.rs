@@ -1,10 +1,13 @@
 //! SwiGLU (Shazeer 2020, arXiv 2002.05202): `silu(gate) * up` with `silu(g) = g / (1 + e^-g)`.
+//!
+//! Gate and up are two halves of one row, as one fused product writes them.
 
 use super::row_grain;
 use crate::buffer::SharedMut;
 use crate::cpu::Cpu;
 use crate::simd::{sigmoid, simd_fn};
 
+/// Number of rows of `2 ff` values.
 fn rows(gate_up: &[f32], ff: usize) -> usize {
     assert!(
         gate_up.len().is_multiple_of(2 * ff.max(1)),
@@ -14,7 +17,11 @@ fn rows(gate_up: &[f32], ff: usize) -> usize {
     gate_up.len() / (2 * ff.max(1))
 }
 
-/// `out[i, j] = silu(gate_up[i, j]) * gate_up[i, ff + j]`; `gate_up`: `[m, 2 ff]`, `out`: `[m, ff]`.
+/// `out[i, j] = silu(gate_up[i, j]) * gate_up[i, ff + j]`; `gate_up`: `[m, 2 ff]`, `out`: `[m,
+/// ff]`.
+///
+/// # Panics
+/// If the lengths are not those of whole rows.
 pub fn swiglu(dev: &Cpu, gate_up: &[f32], ff: usize, out: &mut [f32]) {
     let m = rows(gate_up, ff);
     assert_eq!(out.len(), m * ff, "out [{m}, {ff}]");
@@ -43,7 +50,11 @@ fn forward_row<V>(gate_up: &[f32], out: &mut [f32]) {
 }
 }
 
-/// Gradient of [`swiglu`]: writes `dgate_up` `[m, 2 ff]` from `gate_up` and `dout` `[m, ff]`.
+/// Gradient of [`swiglu`]: overwrites `dgate_up` `[m, 2 ff]` from `gate_up` and `dout` `[m, ff]`.
+/// `gate_up` is the input of the forward pass; the output is not needed.
+///
+/// # Panics
+/// If the lengths are not those of whole rows.
 pub fn swiglu_backward(dev: &Cpu, gate_up: &[f32], dout: &[f32], ff: usize, dgate_up: &mut [f32]) {
     let m = rows(gate_up, ff);
     assert_eq!(dout.len(), m * ff, "dout [{m}, {ff}]");

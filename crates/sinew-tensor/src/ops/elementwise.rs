@@ -5,19 +5,20 @@ use crate::buffer::SharedMut;
 use crate::cpu::Cpu;
 use crate::simd::simd_fn;
 
-/// Values whose squares one task adds up.
+/// Values whose squares one task adds up. A constant, so that the sum does not depend on the number
+/// of threads.
 const NORM_BLOCK: usize = 1 << 16;
-/// Partial sums of squares.
+/// Partial sums of squares of a task: a multiple of every vector width.
 const NORM_LANES: usize = 16;
-/// Columns a task of a column sum takes: 1 KiB of each row.
+/// Columns of a task of a column sum: 1 KiB of each row.
 const COLUMN_STRIP: usize = 256;
 
-/// `y += x`, the residual connection.
+/// `y += x`, the residual connection. Equal lengths.
 pub fn add(dev: &Cpu, x: &[f32], y: &mut [f32]) {
     axpy(dev, 1.0, x, y);
 }
 
-/// `y += a x`.
+/// `y += a x`. Equal lengths.
 pub fn axpy(dev: &Cpu, a: f32, x: &[f32], y: &mut [f32]) {
     assert_eq!(x.len(), y.len(), "x and y");
     let y = SharedMut::new(y);
@@ -43,7 +44,7 @@ fn axpy_part<V>(a: f32, x: &[f32], y: &mut [f32]) {
 }
 }
 
-/// `x *= a`.
+/// `x *= a`, in place.
 pub fn scale(dev: &Cpu, a: f32, x: &mut [f32]) {
     let len = x.len();
     let x = SharedMut::new(x);
@@ -54,6 +55,9 @@ pub fn scale(dev: &Cpu, a: f32, x: &mut [f32]) {
 }
 
 /// Adds `bias` `[n]` to each row of `y` `[m, n]`.
+///
+/// # Panics
+/// If `y` does not have whole rows of `n`.
 pub fn bias_add(dev: &Cpu, bias: &[f32], y: &mut [f32]) {
     let n = bias.len().max(1);
     assert!(

@@ -1,11 +1,13 @@
-//! Rows of a table by id.
+//! Rows of a table by id: token embeddings, and picking rows of any matrix.
 
 use super::row_grain;
 use crate::buffer::SharedMut;
 use crate::cpu::Cpu;
 
-/// `out[i] = table[ids[i]]`; `table`: `[vocab, dim]`, `out`: `[ids.len(), dim]`. Panics on an id
-/// beyond the table.
+/// `out[i] = table[ids[i]]`; `table`: `[vocab, dim]`, `out`: `[ids.len(), dim]`.
+///
+/// # Panics
+/// On an id beyond the table, or if `out` has another length.
 pub fn embedding(dev: &Cpu, table: &[f32], dim: usize, ids: &[u32], out: &mut [f32]) {
     assert_eq!(out.len(), ids.len() * dim, "out [{}, {dim}]", ids.len());
     let out = SharedMut::new(out);
@@ -23,8 +25,11 @@ pub fn embedding(dev: &Cpu, table: &[f32], dim: usize, ids: &[u32], out: &mut [f
 /// No row in the `place` of [`spread`].
 pub const NOWHERE: u32 = u32::MAX;
 
-/// The reverse of picking rows with [`embedding`]: `out[i] = x[place[i]]`, zeros where `place[i]` is
-/// [`NOWHERE`]. `x`: `[n, dim]`, `out`: `[place.len(), dim]`. Panics on a place beyond `x`.
+/// The reverse of picking rows with [`embedding`]: `out[i] = x[place[i]]`, zeros where `place[i]`
+/// is [`NOWHERE`]. `x`: `[n, dim]`, `out`: `[place.len(), dim]`.
+///
+/// # Panics
+/// On a place beyond `x`, or if `out` has another length.
 pub fn spread(dev: &Cpu, x: &[f32], dim: usize, place: &[u32], out: &mut [f32]) {
     assert_eq!(out.len(), place.len() * dim, "out [{}, {dim}]", place.len());
     let out = SharedMut::new(out);
@@ -41,7 +46,8 @@ pub fn spread(dev: &Cpu, x: &[f32], dim: usize, place: &[u32], out: &mut [f32]) 
         });
 }
 
-/// Gradient of [`embedding`]: `dtable[ids[i]] += dy[i]`, in the order of `i` for every table row.
+/// Gradient of [`embedding`]: `dtable[ids[i]] += dy[i]`, in the order of `i` for every table row:
+/// an id that occurs often gets the same bits with any number of threads.
 pub fn embedding_backward(dev: &Cpu, ids: &[u32], dy: &[f32], dim: usize, dtable: &mut [f32]) {
     assert_eq!(dy.len(), ids.len() * dim, "dy [{}, {dim}]", ids.len());
     let dtable = SharedMut::new(dtable);

@@ -1,8 +1,13 @@
 //! Fused elementwise and row-wise operators, forward and backward.
 //!
-//! All run on the threads of the [`Cpu`]; the plain counterparts are in [`crate::reference`].
-//! Results do not depend on the number of threads: each output value, sums over rows included, is
-//! computed in an order that the shape alone fixes. Shapes that do not fit panic with both shapes.
+//! All run on the threads of the [`Cpu`]; plain counterparts are in the tests
+//! (`tests/it/reference.rs`). Results do not depend on the number of threads: each output value,
+//! sums over rows included, is computed in an order that the shape alone fixes. Shapes that do not
+//! fit panic with both shapes.
+//!
+//! Rows are the first index everywhere: `[m, n]` is `m` rows of `n` values, row-major and dense
+//! unless a view says otherwise. Gradients that are sums over rows are added to their target; all
+//! other outputs are overwritten.
 
 mod activation;
 mod adamw;
@@ -23,10 +28,10 @@ pub use row::{CHUNK, chunk_exp_sums, chunk_maxima, exp_nonpositive};
 #[cfg(doc)]
 use crate::cpu::Cpu;
 
-/// Values that one task handles at least: some 5 us of work, well above the cost of handing it over.
+/// Minimum values that one task handles: some 5 µs of work, well above the cost of handing it over.
 const GRAIN: usize = 16 << 10;
 
-/// Rows a task, for rows of `width` values.
+/// Rows of one task, for rows of `width` values.
 fn row_grain(width: usize) -> usize {
     (GRAIN / width.max(1)).max(1)
 }

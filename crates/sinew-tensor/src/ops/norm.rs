@@ -1,4 +1,7 @@
 //! Root mean square normalization (Zhang & Sennrich 2019, arXiv 1910.07467).
+//!
+//! Whole rows for the norms of layers, groups of columns for the per-head norms of queries and
+//! keys.
 
 use std::cell::RefCell;
 
@@ -8,15 +11,15 @@ use crate::cpu::Cpu;
 use crate::matrix::{Mat, MatMut};
 use crate::simd::simd_fn;
 
-/// Row blocks of the weight gradient: more than any sensible thread count, few enough that summing
-/// them is cheap. The split depends on the shape alone, and so does the order of the sum.
+/// Maximum row blocks of the weight gradient: more than any sensible thread count, few enough that
+/// summing them is cheap. The split depends on the shape alone, and so does the order of the sum.
 const MAX_BLOCKS: usize = 32;
 
 thread_local! {
     static PARTIAL: RefCell<Scratch> = RefCell::new(Scratch::new());
 }
 
-/// Groups of `dim` columns in rows of `cols`.
+/// Number of groups of `dim` columns in rows of `cols`.
 fn groups(cols: usize, dim: usize) -> usize {
     assert!(
         dim > 0 && cols.is_multiple_of(dim),
@@ -30,6 +33,9 @@ fn groups(cols: usize, dim: usize) -> usize {
 /// `x`, `y`: `[m, groups * dim]` with unit column stride; `w`: `[dim]`; `rstd`: `[m * groups]`, kept
 /// for the backward pass. One group normalizes whole rows; `heads` groups give the per-head
 /// normalization of queries and keys in Qwen3.
+///
+/// # Panics
+/// If the shapes do not fit each other.
 pub fn rms_norm(dev: &Cpu, x: Mat<'_>, w: &[f32], eps: f32, y: MatMut<'_>, rstd: &mut [f32]) {
     let groups = groups(x.cols(), w.len());
     assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()), "x and y");
@@ -57,7 +63,7 @@ pub fn rms_norm(dev: &Cpu, x: Mat<'_>, w: &[f32], eps: f32, y: MatMut<'_>, rstd:
         });
 }
 
-/// [`rms_norm`] of `x` onto itself, for inference.
+/// [`rms_norm`] of `x` onto itself, for inference: nothing is kept for a backward pass.
 pub fn rms_norm_in_place(dev: &Cpu, x: MatMut<'_>, w: &[f32], eps: f32) {
     let groups = groups(x.cols(), w.len());
     dev.pool()

@@ -1,5 +1,8 @@
-//! Rotary position embedding (Su et al. 2021, arXiv 2104.09864), half-split form: dimension `j` of a
-//! head turns with dimension `j + head_dim / 2`.
+//! Rotary position embedding (Su et al. 2021, arXiv 2104.09864), half-split form: dimension `j` of
+//! a head turns with dimension `j + head_dim / 2`.
+//!
+//! With angle `a = position · frequency[j]`: `(x_j, x_{j+h}) -> (x_j cos a - x_{j+h} sin a, x_{j+h}
+//! cos a + x_j sin a)`, where `h = head_dim / 2`. This is the layout of the Hugging Face weights.
 
 use super::row_grain;
 use crate::buffer::Buffer;
@@ -7,9 +10,10 @@ use crate::cpu::Cpu;
 use crate::matrix::MatMut;
 use crate::simd::simd_fn;
 
-/// Cosines and sines for positions `0..positions`.
+/// Cosines and sines for positions `0..positions`, `4 · positions · head_dim` bytes.
 #[derive(Debug, Clone)]
 pub struct RopeTable {
+    /// Half of the head dimension: number of frequencies.
     half: usize,
     positions: usize,
     /// `[positions, half]` each.
@@ -92,6 +96,7 @@ pub fn rope_backward(dev: &Cpu, dx: MatMut<'_>, positions: &[u32], table: &RopeT
     rotate(dev, dx, positions, table, -1.0);
 }
 
+/// Turns all heads of all rows, by the angle (`sign` 1) or back (-1).
 fn rotate(dev: &Cpu, x: MatMut<'_>, positions: &[u32], table: &RopeTable, sign: f32) {
     let dim = table.head_dim();
     assert!(

@@ -1,8 +1,9 @@
-//! Passes over a row of logits in chunks: maxima, and sums of exponentials.
+//! Passes over a row of logits in chunks: maxima, and sums of exponentials. The engine's sampler is
+//! built on them.
 //!
-//! Elementwise loops over one chunk at a time, compiled once per instruction set; sums and maxima fold a
-//! chunk in halves, which is elementwise too. No fused multiply-add and a fixed order of additions, so that
-//! every CPU has the same bits, and draws the same tokens from the same logits.
+//! Elementwise loops over one chunk at a time, compiled once per instruction set; sums and maxima
+//! fold a chunk in halves, which is elementwise too. No fused multiply-add and a fixed order of
+//! additions, so that every CPU has the same bits, and draws the same tokens from the same logits.
 
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::KernelSet;
@@ -78,7 +79,7 @@ fn add(a: f32, b: f32) -> f32 {
     a + b
 }
 
-/// The larger one, in the form that becomes one instruction.
+/// The larger one of two values, in the form that becomes one instruction.
 #[inline(always)]
 fn larger(a: f32, b: f32) -> f32 {
     if b > a { b } else { a }

@@ -23,7 +23,7 @@ use crate::simd::{Vector, simd_fn};
 const TILE_PANELS: usize = 4;
 /// Keys of a tile.
 const TILE_KEYS: usize = TILE_PANELS * PANEL_TOKENS;
-/// Most query heads that go through a tile together.
+/// Maximum query heads that go through a tile together.
 const MAX_HEADS: usize = 4;
 
 simd_fn! {
@@ -69,7 +69,7 @@ impl Tile {
             tile.values[panel] = pool.data.as_ptr().add(base + pool.value_at(token, 0));
         }
         // Sums of all panels run at once in the time of one: a missing panel repeats the first, and
-        // nobody looks at its scores.
+        // its scores are not read.
         for panel in tile.panels()..TILE_PANELS {
             tile.keys[panel] = tile.keys[0];
         }
@@ -94,6 +94,8 @@ struct Heads {
     scores: *mut f32,
 }
 
+/// All rows and heads of a bundle, tile by tile: a tile's keys stay in cache for all rows that see
+/// it.
 #[inline(always)]
 unsafe fn run<V: Vector>(bundle: &Bundle<'_>, out: SharedMut<'_>, memory: &mut Scratch) {
     let shape = bundle.pool.shape;
@@ -140,6 +142,7 @@ unsafe fn run<V: Vector>(bundle: &Bundle<'_>, out: SharedMut<'_>, memory: &mut S
     }
 }
 
+/// Adds a tile to all heads of a row, some at a time.
 #[inline(always)]
 unsafe fn add_tile<V: Vector>(tile: &Tile, all: Heads, group: usize) {
     let most = if group.is_multiple_of(3) {
@@ -165,6 +168,7 @@ unsafe fn add_tile<V: Vector>(tile: &Tile, all: Heads, group: usize) {
     }
 }
 
+/// Adds a tile to `G` heads: scores, weights, weighted values.
 #[inline(always)]
 unsafe fn add_heads<V: Vector, const G: usize>(tile: &Tile, heads: Heads) {
     if V::LANES == PANEL_TOKENS {
@@ -280,6 +284,7 @@ unsafe fn softmax_head<V: Vector>(tile: &Tile, heads: Heads, g: usize) {
     }
 }
 
+/// The value of the first lane.
 #[inline(always)]
 unsafe fn first_lane<V: Vector>(v: V) -> f32 {
     let mut lanes = [0.0; 16];

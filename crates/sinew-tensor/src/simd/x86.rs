@@ -1,4 +1,4 @@
-//! Vectors of AVX2 and AVX-512.
+//! Vectors of AVX2 (8 lanes) and AVX-512 (16 lanes).
 #![expect(
     unsafe_op_in_unsafe_fn,
     reason = "each body is one or few intrinsics under the contract of `Vector`"

@@ -96,7 +96,6 @@ const BELOW: &[(&str, usize)] = &[
     ("sinew-rollout", 9),
     ("sinew-sandbox", 12),
     ("sinew-store", 7),
-    ("sinew-tensor", 10),
     ("sinew-view", 6),
     ("sinew-wasm", 6),
 ];
