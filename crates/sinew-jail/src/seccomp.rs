@@ -439,12 +439,15 @@ mod tests {
             let (filter, answers) = (filter(tcp).unwrap(), allow_list(tcp));
             assert!(filter.instructions < 900, "{}", filter.instructions);
             for number in (0..600).chain([1 << 30, (1 << 30) + 59, u32::MAX]) {
-                for a in values.into_iter().chain(large) {
-                    for b in values.into_iter().chain(large) {
+                assert_eq!(answer(&filter, 0x4000_0003, number, [0; 6]), KILL);
+                let checked = matches!(answers.get(&number), Some(Answer::Check(..)));
+                for (i, a) in values.into_iter().chain(large).enumerate() {
+                    // All pairs where the answer depends on arguments, each value once elsewhere.
+                    let all = values.into_iter().chain(large).enumerate();
+                    for (_, b) in all.filter(|(j, _)| checked || *j == i) {
                         let arguments = [a, b, a ^ b, 0, 0, 0];
                         let got = answer(&filter, AUDIT_ARCH, number, arguments);
                         assert_eq!(got, expected(&answers, number, arguments), "{number}");
-                        assert_eq!(answer(&filter, 0x4000_0003, number, arguments), KILL);
                     }
                 }
             }
