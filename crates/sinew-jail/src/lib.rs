@@ -17,8 +17,10 @@ mod landlock;
 pub mod monitor;
 mod mounts;
 pub mod protocol;
+mod python;
 pub mod seccomp;
 pub mod spawner;
 pub mod spec;
 pub mod walls;
 pub mod wire;
+

@@ -143,7 +143,7 @@ impl Agent {
         }
     }
 
-    /// Waits for the host; makes an interpreter ready when it is quiet.
+    /// Waits for the host; when it asks for nothing, makes an interpreter ready first.
     fn rest(&mut self) -> Result<()> {
         let wants = self.waiting.wants(&self.setup);
         let poll = |fd: i32| PollFd {
@@ -156,7 +156,7 @@ impl Agent {
             poll(self.children.as_fd().as_raw_fd()),
             poll(self.waiting.fd()),
         ];
-        sys::wait_for(&mut fds, if wants { self.waiting.quiet_ms() } else { -1 })?;
+        sys::wait_for(&mut fds, if wants { 0 } else { -1 })?;
         let said = fds.map(|fd| fd.revents != 0);
         if said[0] {
             return self.link.fill();

@@ -7,6 +7,7 @@ use super::sys::{self, POLLHUP, POLLIN, POLLOUT, PollFd};
 use super::waiting::Waiting;
 use crate::cgroup::CgroupEvents;
 use crate::exec;
+use crate::python;
 use crate::seccomp::Filter;
 use crate::walls::{EXECVE, FORK, Failure, GuestProgram, PROGRAM, Plan};
 use crate::wire::{CHUNK, Put, Take, ask, content, cut, tell};
@@ -100,10 +101,6 @@ pub(super) struct Child {
 /// left back when it gets its program.
 const READY_S: u64 = 60;
 
-/// What runs in an interpreter that waits: it loads what programs often use, takes environment
-/// and program from descriptor 3, and becomes the program.
-const BOOT: &str = include_str!("boot.py");
-
 impl Child {
     /// One that waits at the other ends of its streams, the last of which brings its program.
     pub(super) fn waiting(pid: i32, [stdin, out, err, control]: [OwnedFd; 4]) -> Result<Self> {
@@ -194,7 +191,7 @@ impl Setup {
 
     /// An interpreter that forks others; what it is asked by.
     pub(super) fn reserve(&self) -> Option<(i32, UnixStream)> {
-        let mut argv = self.python_argv(BOOT.as_bytes()).ok()?;
+        let mut argv = python::waiting(&self.python, "guest", python::GUEST).ok()?;
         // The filter, which its forks set: it says itself that no process may look into it.
         let filter: String = self
             .walls
@@ -222,16 +219,9 @@ impl Setup {
         if !self.warm || self.python.is_empty() {
             return None;
         }
-        let argv = self.python_argv(BOOT.as_bytes()).ok()?;
+        let argv = python::waiting(&self.python, "guest", python::GUEST).ok()?;
         let env = texts(&self.env).ok()?;
         self.start(&argv, &env, true).ok()
-    }
-
-    fn python_argv(&self, code: &[u8]) -> Result<Vec<CString>> {
-        [&self.python[..], b"-I", b"-S", b"-B", b"-c", code]
-            .into_iter()
-            .map(sys::text)
-            .collect()
     }
 }
 
@@ -413,7 +403,7 @@ fn start(
         if setup.python.is_empty() {
             return Err((EXECVE, 2));
         }
-        let argv = setup.python_argv(code).map_err(&failed)?;
+        let argv = python::command(&setup.python, code).map_err(|e| failed(e.into()))?;
         return setup.start(&argv, &texts(&env).map_err(&failed)?, false);
     }
     waiting.make_room();

@@ -77,15 +77,9 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// Whether another should be made ready when it is quiet.
+    /// Whether another should be made ready when nothing is asked.
     pub(super) fn wants(&self, setup: &Setup) -> bool {
         setup.warm && self.spare.is_none() && self.reserve.as_ref().is_none_or(|r| r.ready)
-    }
-
-    /// How long nothing must be asked before that is made. A fork is soon made where one is missing;
-    /// the next request, or a copy of the machine, should not find one half made.
-    pub(super) fn quiet_ms(&self) -> i32 {
-        if self.reserve.is_some() { 20 } else { 2 }
     }
 
     /// Descriptor of a reserve that gets ready, to be polled.
@@ -125,7 +119,7 @@ impl Waiting {
     fn fork(&mut self) {
         match self.reserve.as_mut().map(Reserve::fork) {
             Some(Ok(child)) => self.spare = Some(child),
-            // Something stopped it: another starts when it is quiet again.
+            // Something stopped it: another starts when nothing is asked.
             Some(Err(_)) => self.discard(),
             None => {}
         }

@@ -176,6 +176,10 @@ impl Spawner {
             // Nothing of it is left that could take more.
             end.cpu_us = end.cpu_us.max(live.spent.end(&live.group));
             self.reply(&Reply::Ended { seq, end }, &[]);
+            // The counters of the next one start here, not when somebody waits for it.
+            if let Some(live) = self.live.get_mut(&id) {
+                live.group.begin();
+            }
             if warm {
                 self.to_warm.push_back((Instant::now() + WARM_PAUSE, id));
             }

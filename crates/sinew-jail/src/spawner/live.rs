@@ -8,6 +8,7 @@ use super::init::loopback_up;
 use super::launch::Launch;
 use super::zygote::BASE_ENV;
 use crate::cgroup::{Bounds, Group};
+use crate::python;
 use crate::protocol::{Creation, End, Exit, MAX_PACKET, Notice, Numbered, Start, send_bytes};
 use crate::spec::{Limits, Network};
 use crate::walls::{Confinement, Plan, Who};
@@ -47,6 +48,11 @@ pub(super) enum Way {
 }
 
 impl Entrant {
+    /// Whether it is a fork of the zygote that has no plan yet.
+    fn lacks_plan(&self) -> bool {
+        self.child.is_some() && matches!(self.way, Way::Python { entered: false, .. })
+    }
+
     /// Has a fork of the zygote enter its namespaces. A packet that cannot be sent means that the
     /// fork is dead, which its end shows.
     fn enter(&mut self, plan: &[u8], given: &[RawFd]) {
@@ -329,7 +335,6 @@ impl Spawner {
             return Err(format!("{} files, expected 3", files.len()));
         }
         let live = self.idle(id)?;
-        live.group.begin();
         live.run = seq;
         if live.init.is_none() {
             self.start_init(id)?;
@@ -337,12 +342,11 @@ impl Spawner {
         let entrant = match start {
             Start::Python(code) if self.zygote.is_some() => self.python(id, &code, &env, files)?,
             Start::Python(code) => {
-                let python = self.python.clone().ok_or("the image has no python3")?;
-                let argv = ["-I", "-S", "-B", "-c", &code].map(String::from);
-                let argv = std::iter::once(python).chain(argv).collect();
-                self.program(id, argv, env, files)?
+                let python = self.python.as_deref().ok_or("the image has no python3")?;
+                let argv = python::command(python.as_bytes(), code.as_bytes());
+                self.program(id, argv.map_err(|e| e.to_string())?, env, files)?
             }
-            Start::Argv(argv) => self.program(id, argv, env, files)?,
+            Start::Argv(argv) => self.program(id, c_strings(argv)?, env, files)?,
         };
         if let Some(live) = self.live.get_mut(&id) {
             live.running = Some(entrant);
@@ -373,11 +377,10 @@ impl Spawner {
     fn program(
         &mut self,
         id: u64,
-        argv: Vec<String>,
+        argv: Vec<CString>,
         env: Vec<(String, String)>,
         files: Vec<OwnedFd>,
     ) -> Result<Entrant, String> {
-        let argv = c_strings(argv)?;
         if argv.is_empty() {
             return Err("no program".into());
         }
@@ -420,7 +423,11 @@ impl Spawner {
         let Some(live) = self.live.get(&id) else {
             return;
         };
-        let plan = Plan::confine(Who::Python, &self.confinement(live)).encode();
+        let both = [&live.running, &live.warm];
+        let plan = match both.into_iter().flatten().any(Entrant::lacks_plan) {
+            true => Plan::confine(Who::Python, &self.confinement(live)).encode(),
+            false => Vec::new(),
+        };
         let Some(live) = self.live.get_mut(&id) else {
             return;
         };

@@ -3,6 +3,7 @@
 use super::children::Child;
 use super::init::enter_root;
 use crate::exec::{execve, place, pointers};
+use crate::python;
 use crate::walls::Plan;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, unshare};
@@ -33,14 +34,6 @@ pub(crate) struct Zygote {
     asked: VecDeque<Instant>,
 }
 
-/// Its program; numbers of system calls are filled in.
-fn source() -> String {
-    include_str!("zygote.py")
-        .replace("CALL_CLONE", &libc::SYS_clone.to_string())
-        .replace("CALL_SETNS", &libc::SYS_setns.to_string())
-        .replace("STEP_OPTIONAL", &crate::walls::OPTIONAL.to_string())
-}
-
 /// Environment that programs start from and that the zygote has.
 pub(crate) const BASE_ENV: [(&str, &str); 4] = [
     ("PATH", "/usr/bin:/bin"),
@@ -53,17 +46,12 @@ impl Zygote {
     /// Starts one; it says on the notice pipe when it is ready.
     pub(crate) fn start(python: &str, notices: RawFd, at_root: bool) -> Result<Self, String> {
         let text = |s: &str| CString::new(s).map_err(|e| e.to_string());
-        // The program runs beside `__main__`, which stays empty for the programs of forks.
-        let boot = "import sys; exec(compile(sys.argv[1], '<zygote>', 'exec'), {'__name__': 'zygote', '__builtins__': __builtins__})";
-        let argv: Result<Vec<CString>, String> = [python, "-I", "-S", "-B", "-c", boot, &source()]
-            .into_iter()
-            .map(text)
-            .collect();
+        let argv = python::waiting(python.as_bytes(), "zygote", &python::zygote());
         let env: Result<Vec<CString>, String> = BASE_ENV
             .iter()
             .map(|(k, v)| text(&format!("{k}={v}")))
             .collect();
-        let (argv, env) = (argv?, env?);
+        let (argv, env) = (argv.map_err(|e| e.to_string())?, env?);
         let (ours, theirs) = socketpair(
             AddressFamily::Unix,
             SockType::SeqPacket,

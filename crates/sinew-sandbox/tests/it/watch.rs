@@ -310,7 +310,7 @@ async fn a_slow_reader_of_output_changes_no_ending() {
     let mut sandbox = provider.acquire(&small()).await.unwrap();
     for (code, expected) in [
         (
-            "while True: print('x' * 1000, flush=True)",
+            "while True: print('x' * 100_000, flush=True)",
             Ending::OutputLimit,
         ),
         (
