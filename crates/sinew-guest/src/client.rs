@@ -397,7 +397,7 @@ impl Guest {
     /// # Errors
     /// If the walls cannot be described on this host or the agent refuses them.
     pub async fn set_up(&mut self, setup: &Setup) -> Made<()> {
-        let filter = seccomp_filter(setup.tcp).map_err(|e| self.unavailable(e))?;
+        let filter = seccomp_filter(setup.tcp).map_err(|e| self.unavailable(e.to_string()))?;
         let env = [
             ("PATH", "/usr/local/bin:/usr/bin:/bin"),
             ("HOME", "/work"),

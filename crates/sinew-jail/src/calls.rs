@@ -1,14 +1,51 @@
 //! System calls that are allowed with some arguments only: which, and why not the others.
 
-use crate::seccomp::{Condition, error, is, is_not, masked, within};
+/// What must hold of the low 32 bits of an argument: of these, this value, or not it. No allowed
+/// call has a meaning for the upper bits of an argument that is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Condition {
+    /// Which of the six, from 0.
+    pub(super) argument: u8,
+    /// Bits that are looked at.
+    pub(super) mask: u32,
+    /// What these bits are compared with.
+    pub(super) value: u32,
+    /// Whether they must be equal or must differ.
+    pub(super) equal: bool,
+}
+
+fn is(argument: u8, value: i32) -> Condition {
+    masked(argument, u32::MAX, value as u32)
+}
+
+fn is_not(argument: u8, value: i32) -> Condition {
+    Condition {
+        equal: false,
+        ..is(argument, value)
+    }
+}
+
+/// No bits but these are set.
+fn within(argument: u8, bits: u32) -> Condition {
+    masked(argument, !bits, 0)
+}
+
+fn masked(argument: u8, mask: u32, value: u32) -> Condition {
+    Condition {
+        argument,
+        mask,
+        value,
+        equal: true,
+    }
+}
 
 /// A call whose arguments are looked at.
 pub(super) struct Checked {
     pub(super) call: i64,
     /// Allowed if all conditions of one of these lists hold.
     pub(super) lists: Vec<Vec<Condition>>,
-    /// What is answered else.
-    pub(super) otherwise: u32,
+    /// The errno that it fails with else.
+    pub(super) otherwise: i32,
 }
 
 /// What forks and threads of glibc, musl and Go ask for: VM, FS, FILES, SIGHAND, VFORK, THREAD,
@@ -195,7 +232,7 @@ fn answered(call: i64, lists: Vec<Vec<Condition>>, errno: i32) -> Checked {
     Checked {
         call,
         lists,
-        otherwise: error(errno),
+        otherwise: errno,
     }
 }
 

@@ -4,6 +4,7 @@
 //! Groups are named `PREFIX PID-START-...` after the process that made them: those of processes that are
 //! gone are removed by the next one, with what still runs in them.
 
+use crate::error::{Result, on};
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
@@ -162,7 +163,7 @@ impl Hierarchy {
     ///
     /// # Errors
     /// The reason.
-    pub fn limits_memory(&self) -> Result<&'static str, &'static str> {
+    pub fn limits_memory(&self) -> std::result::Result<&'static str, &'static str> {
         match (&self.memory, self.v2) {
             (Some(_), false) => Ok("cgroup v1 memory controller"),
             (Some(_), true) => Ok("cgroup v2 memory controller"),
@@ -192,7 +193,7 @@ impl Hierarchy {
     ///
     /// # Errors
     /// The reason.
-    pub fn limits_tcp(&self) -> Result<&'static str, &'static str> {
+    pub fn limits_tcp(&self) -> std::result::Result<&'static str, &'static str> {
         match self.limits_memory() {
             Ok(_) if !self.v2 && self.tcp_v1 => Ok("cgroup v1 memory.kmem.tcp.limit_in_bytes"),
             Ok(_) if !self.v2 => {
@@ -206,7 +207,7 @@ impl Hierarchy {
     ///
     /// # Errors
     /// What could not be made or limited.
-    pub fn create(&self, name: &str, bounds: &Bounds) -> Result<Group, String> {
+    pub fn create(&self, name: &str, bounds: &Bounds) -> Result<Group> {
         let place = |mount: &Option<Mount>| {
             mount.as_ref().map(|mount| Place {
                 below: Some((Arc::clone(&mount.dir), name.to_owned())),
@@ -223,7 +224,7 @@ impl Hierarchy {
         for (dir, name) in group.places().filter_map(|p| p.below.as_ref()) {
             match mkdirat(dir, name.as_str(), Mode::from_bits_truncate(0o755)) {
                 Ok(()) | Err(nix::errno::Errno::EEXIST) => {}
-                Err(e) => return Err(format!("cgroup mkdir: {e}")),
+                Err(e) => return Err(on("make the cgroup", name)(e)),
             }
         }
         group.limit(bounds, self.tcp_v1).inspect_err(|_| {
@@ -434,10 +435,10 @@ impl Group {
     ///
     /// # Errors
     /// The limit that could not be set.
-    pub fn limit(&self, bounds: &Bounds, tcp_v1: bool) -> Result<(), String> {
+    pub fn limit(&self, bounds: &Bounds, tcp_v1: bool) -> Result<()> {
         let set = |place: &Place, file: &str, value: u64| {
             let written = place.write(file, &value.to_string());
-            written.map_err(|e| format!("cgroup {file}: {e}"))
+            written.map_err(on("limit the cgroup by", file))
         };
         let bytes = bounds.memory_bytes;
         // Swap accounting can be off.

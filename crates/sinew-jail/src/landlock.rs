@@ -1,5 +1,6 @@
 //! Landlock: a second wall around files, signals and abstract sockets, whatever mounts do.
 
+use crate::error::{Error, Result, on};
 use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 use std::ffi::CStr;
@@ -86,16 +87,15 @@ impl Common {
     ///
     /// # Errors
     /// What cannot be opened.
-    pub(crate) fn open(root: &Path) -> Result<Option<Self>, String> {
+    pub(crate) fn open(root: &Path) -> Result<Option<Self>> {
         let abi = abi();
         let mut common = Vec::new();
         for (path, _) in rules(abi, false).paths {
-            let name = path.to_str().map_err(|e| e.to_string())?;
-            if !["/work", "/tmp"].contains(&name) {
+            if path != c"/work" && path != c"/tmp" {
+                let name = path.to_string_lossy();
                 let at = root.join(name.trim_start_matches('/'));
                 let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
-                let fd = nix::fcntl::open(&at, flags, Mode::empty())
-                    .map_err(|e| format!("open {}: {e}", at.display()))?;
+                let fd = nix::fcntl::open(&at, flags, Mode::empty()).map_err(on("open", &at))?;
                 common.push((path, fd));
             }
         }
@@ -106,18 +106,13 @@ impl Common {
     ///
     /// # Errors
     /// The call that failed.
-    pub(crate) fn ruleset(
-        &self,
-        work: &OwnedFd,
-        tmp: &OwnedFd,
-        tcp: bool,
-    ) -> Result<OwnedFd, String> {
+    pub(crate) fn ruleset(&self, work: &OwnedFd, tmp: &OwnedFd, tcp: bool) -> Result<OwnedFd> {
         let rules = rules(self.abi, tcp);
         // SAFETY: reads the bytes of a structure; the descriptor is new and ours.
         let ruleset = unsafe {
             let (at, size) = (rules.ruleset.as_ptr(), rules.ruleset.len());
             match libc::syscall(libc::SYS_landlock_create_ruleset, at, size, 0) {
-                -1 => return Err(failed("landlock_create_ruleset")),
+                -1 => return Err(Error::last("landlock_create_ruleset")),
                 fd => OwnedFd::from_raw_fd(fd as i32),
             }
         };
@@ -127,7 +122,7 @@ impl Common {
                 b"/tmp" => tmp,
                 path => {
                     let at = self.common.iter().find(|(p, _)| p.to_bytes() == path);
-                    &at.ok_or_else(|| format!("no descriptor of {path:?}"))?.1
+                    &at.ok_or(Error::NoSuch("folder of the rules"))?.1
                 }
             };
             allow(&ruleset, beneath, access)?;
@@ -136,12 +131,8 @@ impl Common {
     }
 }
 
-fn failed(what: &str) -> String {
-    format!("{what}: {}", std::io::Error::last_os_error())
-}
-
 /// LANDLOCK_RULE_PATH_BENEATH.
-fn allow(ruleset: &OwnedFd, beneath: &OwnedFd, access: u64) -> Result<(), String> {
+fn allow(ruleset: &OwnedFd, beneath: &OwnedFd, access: u64) -> Result<()> {
     // struct landlock_path_beneath_attr, packed: rights, descriptor.
     let mut rule = [0; 12];
     rule[..8].copy_from_slice(&access.to_ne_bytes());
@@ -150,6 +141,6 @@ fn allow(ruleset: &OwnedFd, beneath: &OwnedFd, access: u64) -> Result<(), String
     // SAFETY: a packed structure of 12 bytes that names an open descriptor.
     match unsafe { libc::syscall(libc::SYS_landlock_add_rule, ruleset, 1, rule, 0) } {
         0 => Ok(()),
-        _ => Err(failed("landlock_add_rule")),
+        _ => Err(Error::last("landlock_add_rule")),
     }
 }

@@ -12,10 +12,12 @@ pub mod agent;
 pub mod archive;
 mod calls;
 pub mod cgroup;
+mod error;
 mod exec;
 mod landlock;
 pub mod monitor;
 mod mounts;
+mod process;
 pub mod protocol;
 mod python;
 pub mod seccomp;
@@ -24,3 +26,4 @@ pub mod spec;
 pub mod walls;
 pub mod wire;
 
+pub use error::{Error, Result};

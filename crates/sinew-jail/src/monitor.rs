@@ -5,6 +5,7 @@
 //! control channel (1) and a log (2). What else the monitor needs is opened by path and passed by
 //! number. A step that the probe found possible and that fails later is fatal.
 
+use crate::error::{Error, Result, call, on};
 use crate::walls;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
@@ -76,18 +77,12 @@ pub struct Plan {
     pub args: Vec<String>,
 }
 
-type Step = Result<(), String>;
-
-fn at<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> String {
-    move |e| format!("{what}: {e}")
-}
-
 /// Builds walls and becomes the monitor of this [`Plan`] in JSON. Returns the exit code if it could
 /// not.
 #[must_use]
 pub fn main(plan: &str) -> i32 {
     let failure = serde_json::from_str::<Plan>(plan)
-        .map_err(at("the plan of a jail"))
+        .map_err(Error::from)
         .and_then(become_monitor);
     use std::io::Write;
     // It may be that no process reads it: the exit code is enough.
@@ -98,31 +93,30 @@ pub fn main(plan: &str) -> i32 {
     FAILED
 }
 
-fn become_monitor(plan: Plan) -> Result<std::convert::Infallible, String> {
-    prctl::set_pdeathsig(Signal::SIGKILL).map_err(at("set_pdeathsig"))?;
+fn become_monitor(plan: Plan) -> Result<std::convert::Infallible> {
+    prctl::set_pdeathsig(Signal::SIGKILL).map_err(call("set_pdeathsig"))?;
     for group in &plan.groups {
-        fs::write(group, "0").map_err(|e| format!("{}: {e}", group.display()))?;
+        fs::write(group, "0").map_err(on("join", group))?;
     }
     let opened = plan.opens.iter().enumerate().map(open);
-    let opened: Vec<(String, OwnedFd)> = opened.collect::<Result<_, _>>()?;
+    let opened: Vec<(String, OwnedFd)> = opened.collect::<Result<_>>()?;
     if plan.walls {
         leave_namespaces()?;
         new_root(&plan)?;
     }
     if let Some(work) = &plan.work {
         let inside = if plan.walls { Path::new(WORK) } else { work };
-        std::env::set_current_dir(inside).map_err(at("chdir"))?;
+        std::env::set_current_dir(inside).map_err(call("chdir"))?;
     }
     let limits = limits(plan.file_bytes);
     let mut walls = walls::Plan::monitor(&limits, plan.user);
     walls.run([-1; 2]).map_err(|(step, errno)| {
-        let why = std::io::Error::from_raw_os_error(errno);
-        format!("{}: {why}", walls::step_name(step))
+        call(walls::step_name(step))(std::io::Error::from_raw_os_error(errno))
     })?;
     // A change of user clears it.
-    prctl::set_pdeathsig(Signal::SIGKILL).map_err(at("set_pdeathsig"))?;
+    prctl::set_pdeathsig(Signal::SIGKILL).map_err(call("set_pdeathsig"))?;
     if getppid().as_raw() != plan.parent {
-        return Err("the process that started it is gone".into());
+        return Err(Error::NoSuch("process any more that started it"));
     }
     let mut argv = Vec::new();
     for arg in std::iter::once(&plan.program).chain(&plan.args) {
@@ -132,48 +126,54 @@ fn become_monitor(plan: Plan) -> Result<std::convert::Infallible, String> {
         argv.push(numbered);
     }
     let argv = argv.into_iter().map(CString::new);
-    let argv: Vec<CString> = argv.collect::<Result<_, _>>().map_err(at("arguments"))?;
-    execve(&argv[0], &argv, &[c"LC_ALL=C"]).map_err(at("execve"))
+    let argv: Vec<CString> = argv
+        .collect::<std::result::Result<_, _>>()
+        .map_err(|e| Error::refused("arguments", e.to_string()))?;
+    execve(&argv[0], &argv, &[c"LC_ALL=C"]).map_err(call("execve"))
 }
 
 /// Opened without close-on-exec: it is for the monitor, which knows its number.
-fn open((index, file): (usize, &Opened)) -> Result<(String, OwnedFd), String> {
+fn open((index, file): (usize, &Opened)) -> Result<(String, OwnedFd)> {
     use nix::fcntl::OFlag;
     let flags = if file.write {
         OFlag::O_RDWR
     } else {
         OFlag::O_RDONLY
     };
-    let failed = |e: &dyn std::fmt::Display| format!("{}: {e}", file.path.display());
     let fd = nix::fcntl::open(&file.path, flags, nix::sys::stat::Mode::empty());
-    let fd = fd.map_err(|e| failed(&e))?;
-    let fd = rustix::io::fcntl_dupfd_cloexec(&fd, number(index)).map_err(|e| failed(&e))?;
+    let fd = fd.map_err(on("open", &file.path))?;
+    let fd = rustix::io::fcntl_dupfd_cloexec(&fd, number(index)).map_err(on("dup", &file.path))?;
     if fd.as_raw_fd() != number(index) {
-        return Err(failed(&"its descriptor's number is taken"));
+        let path = file.path.display().to_string();
+        return Err(Error::refused(
+            path,
+            "the number of its descriptor is taken",
+        ));
     }
-    rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::empty()).map_err(|e| failed(&e))?;
+    rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::empty())
+        .map_err(on("keep open", &file.path))?;
     Ok((file.name.clone(), fd))
 }
 
 /// Without rights of the host, a user namespace gives those that the rest needs.
-fn leave_namespaces() -> Step {
+fn leave_namespaces() -> Result<()> {
     let mut flags = CloneFlags::CLONE_NEWNS
         | CloneFlags::CLONE_NEWNET
         | CloneFlags::CLONE_NEWIPC
         | CloneFlags::CLONE_NEWUTS;
     let (user, group) = (Uid::effective(), Gid::effective());
     if user.is_root() {
-        return unshare(flags).map_err(at("unshare"));
+        return unshare(flags).map_err(call("unshare"));
     }
     flags |= CloneFlags::CLONE_NEWUSER;
-    unshare(flags).map_err(at("unshare with a user namespace"))?;
-    fs::write("/proc/self/setgroups", "deny").map_err(at("setgroups"))?;
-    fs::write("/proc/self/uid_map", format!("{user} {user} 1")).map_err(at("uid_map"))?;
-    fs::write("/proc/self/gid_map", format!("{group} {group} 1")).map_err(at("gid_map"))
+    unshare(flags).map_err(call("unshare with a user namespace"))?;
+    fs::write("/proc/self/setgroups", "deny").map_err(call("setgroups"))?;
+    fs::write("/proc/self/uid_map", format!("{user} {user} 1")).map_err(call("uid_map"))?;
+    fs::write("/proc/self/gid_map", format!("{group} {group} 1")).map_err(call("gid_map"))
 }
 
-fn bind(from: &Path, to: &Path, flags: MsFlags) -> Step {
-    let failed = |e: nix::Error| format!("show {} as {}: {e}", from.display(), to.display());
+fn bind(from: &Path, to: &Path, flags: MsFlags) -> Result<()> {
+    let failed = |e: nix::Error| on("show", from)(e);
     let none: Option<&str> = None;
     let rec = MsFlags::MS_BIND | MsFlags::MS_REC;
     mount(Some(from), to, none, rec, none).map_err(failed)?;
@@ -181,13 +181,13 @@ fn bind(from: &Path, to: &Path, flags: MsFlags) -> Step {
     mount(none, to, none, again, none).map_err(failed)
 }
 
-fn new_root(plan: &Plan) -> Step {
+fn new_root(plan: &Plan) -> Result<()> {
     let none: Option<&str> = None;
-    let (root, made) = (&plan.root, at("make the root"));
-    mount(none, "/", none, MsFlags::MS_PRIVATE | MsFlags::MS_REC, none).map_err(at("mounts"))?;
+    let (root, made) = (&plan.root, call("make the root"));
+    mount(none, "/", none, MsFlags::MS_PRIVATE | MsFlags::MS_REC, none).map_err(call("mounts"))?;
     let safe = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     let options = Some("size=1m,nr_inodes=256,mode=0755");
-    mount(Some("tmpfs"), root, Some("tmpfs"), safe, options).map_err(at("tmpfs"))?;
+    mount(Some("tmpfs"), root, Some("tmpfs"), safe, options).map_err(call("tmpfs"))?;
     let inside = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
     for (from, to) in &plan.shows {
         let to = inside(to);
@@ -208,7 +208,8 @@ fn new_root(plan: &Plan) -> Step {
         let options = format!("{WORK_OPTIONS}{owner}");
         let flags = safe | MsFlags::MS_NOEXEC;
         let options = Some(options.as_str());
-        mount(Some("tmpfs"), &to, Some("tmpfs"), flags, options).map_err(at("tmpfs of its own"))?;
+        mount(Some("tmpfs"), &to, Some("tmpfs"), flags, options)
+            .map_err(call("tmpfs of its own"))?;
     }
     fs::create_dir_all(inside(Path::new("/dev"))).map_err(&made)?;
     for (device, shown) in plan.devices.iter().filter(|(d, _)| d.exists()) {
@@ -222,10 +223,10 @@ fn new_root(plan: &Plan) -> Step {
     proc_of_its_own(&proc)?;
     let old = inside(Path::new("/old"));
     fs::create_dir_all(&old).map_err(&made)?;
-    pivot_root(root, &old).map_err(at("pivot_root"))?;
-    std::env::set_current_dir("/").map_err(at("chdir"))?;
-    umount2("/old", MntFlags::MNT_DETACH).map_err(at("umount"))?;
-    fs::remove_dir("/old").map_err(at("rmdir"))?;
+    pivot_root(root, &old).map_err(call("pivot_root"))?;
+    std::env::set_current_dir("/").map_err(call("chdir"))?;
+    umount2("/old", MntFlags::MNT_DETACH).map_err(call("umount"))?;
+    fs::remove_dir("/old").map_err(call("rmdir"))?;
     let again = MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY | safe;
     mount(
         none,
@@ -234,12 +235,12 @@ fn new_root(plan: &Plan) -> Step {
         again,
         Some("size=1m,nr_inodes=256,mode=0755"),
     )
-    .map_err(at("remount"))
+    .map_err(call("remount"))
 }
 
 /// Memory is opened by its number in `/proc/self/fd`. Other users' processes stay hidden; where
 /// the kernel does not give a new one (user namespaces), the host's is shown.
-fn proc_of_its_own(to: &Path) -> Step {
+fn proc_of_its_own(to: &Path) -> Result<()> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     let options = Some("hidepid=2,subset=pid");
     if mount(Some("proc"), to, Some("proc"), flags, options).is_ok() {

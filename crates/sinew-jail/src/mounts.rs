@@ -1,5 +1,5 @@
 //! File systems by the mount calls of Linux 5.2: a context is configured, becomes a mount that is
-//! mounted nowhere, and is moved to its place.
+//! mounted nowhere, and is moved to its place. And what stands in every `/dev`.
 
 use rustix::fs::CWD;
 use rustix::io::Errno;
@@ -8,6 +8,24 @@ use rustix::mount::{
     fsconfig_set_fd, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, open_tree,
 };
 use std::os::fd::{AsFd, OwnedFd};
+
+/// Devices of every sandbox that have no state: name and minor number under major 1 (Linux's
+/// `admin-guide/devices.txt`).
+pub(crate) const DEVICES: [(&str, u64); 5] = [
+    ("null", 3),
+    ("zero", 5),
+    ("full", 7),
+    ("random", 8),
+    ("urandom", 9),
+];
+
+/// Links in `/dev` to the files that a process has open.
+pub(crate) const STREAMS: [(&str, &str); 4] = [
+    ("fd", "/proc/self/fd"),
+    ("stdin", "/proc/self/fd/0"),
+    ("stdout", "/proc/self/fd/1"),
+    ("stderr", "/proc/self/fd/2"),
+];
 
 /// A file system that is being configured.
 #[derive(Debug)]

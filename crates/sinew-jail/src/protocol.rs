@@ -1,6 +1,7 @@
 //! What the host and the spawner say to each other: one JSON message a packet, with files.
 
 use crate::cgroup::CgroupEvents;
+use crate::error::{Error, Result, call};
 use crate::spec::{Limits, Network, Protection};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
@@ -236,18 +237,17 @@ impl Notice {
 }
 
 /// Sends one message with files.
-pub fn send<T: Serialize>(
-    socket: BorrowedFd<'_>,
-    message: &T,
-    fds: &[RawFd],
-) -> Result<(), String> {
-    let bytes = serde_json::to_vec(message).map_err(|e| e.to_string())?;
+pub fn send<T: Serialize>(socket: BorrowedFd<'_>, message: &T, fds: &[RawFd]) -> Result<()> {
+    let bytes = serde_json::to_vec(message)?;
     if bytes.len() <= MAX_PACKET {
         return send_bytes(socket, &bytes, fds);
     }
     if bytes.len() > MAX_MESSAGE {
-        let length = bytes.len();
-        return Err(format!("message of {length} bytes, at most {MAX_MESSAGE}"));
+        return Err(Error::TooLong {
+            what: "message",
+            bytes: bytes.len(),
+            max: MAX_MESSAGE,
+        });
     }
     let file = memory_file(&bytes)?;
     let fds: Vec<RawFd> = fds.iter().copied().chain([file.as_raw_fd()]).collect();
@@ -255,12 +255,13 @@ pub fn send<T: Serialize>(
 }
 
 /// Sends one packet with files.
-pub fn send_bytes(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[RawFd]) -> Result<(), String> {
+pub fn send_bytes(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[RawFd]) -> Result<()> {
     if bytes.len() > MAX_PACKET {
-        return Err(format!(
-            "message of {} bytes, at most {MAX_PACKET}",
-            bytes.len()
-        ));
+        return Err(Error::TooLong {
+            what: "message",
+            bytes: bytes.len(),
+            max: MAX_PACKET,
+        });
     }
     let rights = [ControlMessage::ScmRights(fds)];
     let control = if fds.is_empty() {
@@ -279,7 +280,7 @@ pub fn send_bytes(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[RawFd]) -> Result
         match sent {
             Ok(_) => return Ok(()),
             Err(nix::errno::Errno::EINTR) => {}
-            Err(e) => return Err(format!("sendmsg: {e}")),
+            Err(e) => return Err(call("sendmsg")(e)),
         }
     }
 }
@@ -288,18 +289,18 @@ pub fn send_bytes(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[RawFd]) -> Result
 pub fn receive<T: for<'a> Deserialize<'a>>(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8],
-) -> Result<Option<(T, Vec<OwnedFd>)>, String> {
+) -> Result<Option<(T, Vec<OwnedFd>)>> {
     let mut control = nix::cmsg_space!([RawFd; MAX_FDS]);
     let mut slices = [IoSliceMut::new(buffer)];
     let received = loop {
         let flags = MsgFlags::MSG_CMSG_CLOEXEC;
         match recvmsg::<()>(socket.as_raw_fd(), &mut slices, Some(&mut control), flags) {
             Err(nix::errno::Errno::EINTR) => {}
-            other => break other.map_err(|e| format!("recvmsg: {e}"))?,
+            other => break other.map_err(call("recvmsg"))?,
         }
     };
     let mut fds = Vec::new();
-    for message in received.cmsgs().map_err(|e| format!("recvmsg: {e}"))? {
+    for message in received.cmsgs().map_err(call("recvmsg"))? {
         if let ControlMessageOwned::ScmRights(raw) = message {
             // SAFETY: the kernel has just installed these descriptors for us alone.
             fds.extend(
@@ -313,25 +314,27 @@ pub fn receive<T: for<'a> Deserialize<'a>>(
         return Ok(None);
     }
     if received.flags.contains(MsgFlags::MSG_TRUNC) {
-        return Err("message was cut".into());
+        return Err(Error::refused("message", "it was cut"));
     }
     let kept;
     let bytes = match &buffer[..len] == IN_FILE {
         false => &buffer[..len],
         true => {
-            kept = whole(File::from(fds.pop().ok_or("message without its file")?))?;
+            kept = whole(File::from(
+                fds.pop().ok_or(Error::NoSuch("file of a long message"))?,
+            ))?;
             &kept
         }
     };
-    let message = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+    let message = serde_json::from_slice(bytes)?;
     Ok(Some((message, fds)))
 }
 
-fn whole(mut file: File) -> Result<Vec<u8>, String> {
+fn whole(mut file: File) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.rewind()
         .and_then(|()| file.take(MAX_MESSAGE as u64).read_to_end(&mut bytes))
-        .map_err(|e| format!("message: {e}"))?;
+        .map_err(call("read a message"))?;
     Ok(bytes)
 }
 
@@ -339,12 +342,13 @@ fn whole(mut file: File) -> Result<Vec<u8>, String> {
 ///
 /// # Errors
 /// The call that failed.
-pub fn memory_file(bytes: &[u8]) -> Result<OwnedFd, String> {
-    let failed = |e: &dyn std::fmt::Display| format!("memory file: {e}");
-    let memory = memfd_create(c"sinew-file", MFdFlags::MFD_CLOEXEC).map_err(|e| failed(&e))?;
-    let mut memory = File::from(memory);
-    memory.write_all(bytes).map_err(|e| failed(&e))?;
-    memory.rewind().map_err(|e| failed(&e))?;
+pub fn memory_file(bytes: &[u8]) -> Result<OwnedFd> {
+    let memory = memfd_create(c"sinew-file", MFdFlags::MFD_CLOEXEC);
+    let mut memory = File::from(memory.map_err(call("make a memory file"))?);
+    memory
+        .write_all(bytes)
+        .map_err(call("write a memory file"))?;
+    memory.rewind().map_err(call("rewind a memory file"))?;
     Ok(memory.into())
 }
 
@@ -369,6 +373,6 @@ mod tests {
             assert_eq!(files.len(), 3);
         }
         let error = send(ours.as_fd(), &"x".repeat(MAX_MESSAGE), &[]).expect_err("too long");
-        assert!(error.contains("at most 2097152"), "{error}");
+        assert!(error.to_string().contains("at most 2097152"), "{error}");
     }
 }

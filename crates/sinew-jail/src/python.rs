@@ -13,6 +13,14 @@ pub(crate) const GUEST: &str = concat!(
     include_str!("python/guest.py")
 );
 
+/// Environment that programs of the process level start from and that the zygote has.
+pub(crate) const BASE_ENV: [(&str, &str); 4] = [
+    ("PATH", "/usr/bin:/bin"),
+    ("HOME", "/work"),
+    ("TMPDIR", "/tmp"),
+    ("LANG", "C.UTF-8"),
+];
+
 /// The program of the zygote, with the numbers of system calls on this architecture.
 pub(crate) fn zygote() -> String {
     concat!(

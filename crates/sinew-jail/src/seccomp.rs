@@ -6,7 +6,8 @@
 //! Where a call takes flags, options or commands that reach beyond the sandbox or into rarely used
 //! parts of the kernel, the allowed ones are listed in `calls`, not the refused ones.
 
-use crate::calls;
+use crate::calls::{Condition, checked};
+use crate::error::{Error, Result};
 use std::collections::BTreeMap;
 
 /// Allowed whatever the arguments. Chosen from what CPython, shells and the usual tools use on
@@ -196,7 +197,7 @@ const REFUSE: u32 = error(libc::EPERM);
 const MISSING: u32 = error(libc::ENOSYS);
 
 /// The call fails with this number.
-pub(crate) const fn error(errno: i32) -> u32 {
+const fn error(errno: i32) -> u32 {
     0x0005_0000 | errno as u32
 }
 
@@ -204,41 +205,6 @@ pub(crate) const fn error(errno: i32) -> u32 {
 const AUDIT_ARCH: u32 = 0xC000_003E;
 #[cfg(not(target_arch = "x86_64"))]
 const AUDIT_ARCH: u32 = 0xC000_00B7;
-
-/// What must hold of the low 32 bits of an argument: of these, this value, or not it. No allowed
-/// call has a meaning for the upper bits of an argument that is looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Condition {
-    argument: u8,
-    mask: u32,
-    value: u32,
-    equal: bool,
-}
-
-pub(crate) fn is(argument: u8, value: i32) -> Condition {
-    masked(argument, u32::MAX, value as u32)
-}
-
-pub(crate) fn is_not(argument: u8, value: i32) -> Condition {
-    Condition {
-        equal: false,
-        ..is(argument, value)
-    }
-}
-
-/// No bits but these are set.
-pub(crate) fn within(argument: u8, bits: u32) -> Condition {
-    masked(argument, !bits, 0)
-}
-
-pub(crate) fn masked(argument: u8, mask: u32, value: u32) -> Condition {
-    Condition {
-        argument,
-        mask,
-        value,
-        equal: true,
-    }
-}
 
 /// What is answered to a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -254,12 +220,12 @@ type Answers = BTreeMap<u32, Answer>;
 ///
 /// # Errors
 /// If it has too many instructions.
-pub fn filter(tcp: bool) -> Result<Filter, String> {
+pub fn filter(tcp: bool) -> Result<Filter> {
     compile(&allow_list(tcp))
 }
 
 /// The filter of the sandbox init, which reports that it is ready and then waits.
-pub(crate) fn init_filter() -> Result<Filter, String> {
+pub(crate) fn init_filter() -> Result<Filter> {
     let calls = [
         libc::SYS_write,
         libc::SYS_close_range,
@@ -281,8 +247,8 @@ fn allow_list(tcp: bool) -> Answers {
     let mut answers: Answers = free.map(|&c| (c as u32, Answer::Return(ALLOW))).collect();
     // `clone3` hides its flags behind a pointer: ENOSYS makes glibc use `clone`, which is checked.
     answers.insert(libc::SYS_clone3 as u32, Answer::Return(MISSING));
-    for checked in calls::checked(tcp) {
-        let answer = Answer::Check(checked.lists, checked.otherwise);
+    for checked in checked(tcp) {
+        let answer = Answer::Check(checked.lists, error(checked.otherwise));
         answers.insert(checked.call as u32, answer);
     }
     if tcp {
@@ -301,7 +267,7 @@ fn allow_list(tcp: bool) -> Answers {
 
 /// A search tree over the numbers. The kernel walks a filter once for each call number when it
 /// is set, and translates it anew for each process: a list of all calls takes 0.5 ms, this 0.05.
-fn compile(answers: &Answers) -> Result<Filter, String> {
+fn compile(answers: &Answers) -> Result<Filter> {
     let refused = Answer::Return(REFUSE);
     // Where the answer changes: from this number on, that one.
     let mut steps: Vec<(u32, &Answer)> = vec![(0, &refused)];
@@ -326,7 +292,11 @@ fn compile(answers: &Answers) -> Result<Filter, String> {
         (LOAD, 0, 0, AT_NUMBER),
     ];
     program.extend(search(&steps));
-    let instructions = u16::try_from(program.len()).map_err(|e| format!("filter: {e}"))?;
+    let instructions = u16::try_from(program.len()).map_err(|_| Error::TooLong {
+        what: "filter",
+        bytes: 8 * program.len(),
+        max: 8 * usize::from(u16::MAX),
+    })?;
     let bytes = program.iter().flat_map(|&(code, jt, jf, k)| {
         let ([a, b], [k0, k1, k2, k3]) = (code.to_ne_bytes(), k.to_ne_bytes());
         [a, b, jt, jf, k0, k1, k2, k3]

@@ -3,6 +3,7 @@
 //! One table serves all ways in: children of the spawner and of the agent carry it out in Rust,
 //! forks of the Python zygote through `ctypes`. So none can be weaker.
 
+use crate::error::{Error, Result};
 use crate::seccomp::Filter;
 use crate::spec::Limits;
 use std::os::fd::RawFd;
@@ -371,7 +372,7 @@ impl Plan {
     ///
     /// # Errors
     /// The first call that failed.
-    pub(crate) fn run(&mut self, given: [RawFd; 2]) -> Result<(), Failure> {
+    pub(crate) fn run(&mut self, given: [RawFd; 2]) -> std::result::Result<(), Failure> {
         let base = self.blob.as_mut_ptr();
         for row in &self.rows {
             let [nr, a, b, ..] = *row;
@@ -400,13 +401,12 @@ impl Plan {
 
 /// Takes everything that no child may have out of the bounding set of this process: once, where each
 /// child would do it. The highest capability that the kernel has.
-pub(crate) fn bound() -> Result<i32, String> {
+pub(crate) fn bound() -> Result<i32> {
     let last = last_capability();
     for capability in (0..=last).filter(|c| !KEPT.contains(c)) {
         // SAFETY: an option with an integer.
         if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) } != 0 {
-            let error = std::io::Error::last_os_error();
-            return Err(format!("drop capability {capability}: {error}"));
+            return Err(Error::last("drop a capability from the bounding set"));
         }
     }
     Ok(last as i32)

@@ -9,6 +9,7 @@
 mod files;
 mod group;
 mod link;
+mod program;
 mod run;
 mod sys;
 mod waiting;
@@ -21,7 +22,7 @@ use nix::fcntl::OFlag;
 use nix::mount::MsFlags;
 use nix::sys::signalfd::SignalFd;
 use nix::sys::stat::Mode;
-use run::{Setup, Walls};
+use program::{Setup, Walls};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Error, Result};

@@ -1,5 +1,7 @@
 //! System calls of the agent.
 
+use crate::mounts::{DEVICES, STREAMS};
+use crate::process;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::SigHandler;
@@ -88,32 +90,16 @@ pub(super) fn reap(block: bool) -> Option<Gone> {
         // SAFETY: writes to two local values.
         let pid = unsafe { libc::wait4(-1, &raw mut status, flags, &raw mut usage) };
         if pid > 0 {
-            let us = |t: libc::timeval| (t.tv_sec * 1_000_000 + t.tv_usec) as u64;
             return Some(Gone {
                 pid,
                 status,
-                cpu_us: us(usage.ru_utime) + us(usage.ru_stime),
+                cpu_us: process::ended_us(&usage),
                 max_rss_kib: usage.ru_maxrss as u64,
             });
         }
         if pid == 0 || Error::last_os_error().kind() != std::io::ErrorKind::Interrupted {
             return None;
         }
-    }
-}
-
-/// Time on processors that a process has taken so far.
-pub(super) fn cpu_us(pid: i32) -> u64 {
-    // The clock of a process (clock_getcpuclockid(3)): its number inverted, and CPUCLOCK_SCHED.
-    let clock = (!pid << 3) | 2;
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: writes a local value.
-    match unsafe { libc::clock_gettime(clock, &raw mut time) } {
-        0 => (time.tv_sec * 1_000_000 + time.tv_nsec / 1000) as u64,
-        _ => 0,
     }
 }
 
@@ -256,27 +242,15 @@ pub(super) fn reseed(random: RawFd, bytes: &[u8]) -> Result<()> {
 
 /// The devices that programs may have, and the usual links.
 pub(super) fn make_devices() -> Result<()> {
-    let devices = [
-        ("null", 3),
-        ("zero", 5),
-        ("full", 7),
-        ("random", 8),
-        ("urandom", 9),
-    ];
-    for (name, minor) in devices {
+    for (name, minor) in DEVICES {
         let path = Path::new("/dev").join(name);
         let mode = Mode::from_bits_truncate(0o666);
         mknod(&path, SFlag::S_IFCHR, mode, makedev(1, minor))?;
         // Whatever the mask says.
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666))?;
     }
-    for (name, target) in [
-        ("fd", ""),
-        ("stdin", "/0"),
-        ("stdout", "/1"),
-        ("stderr", "/2"),
-    ] {
-        std::os::unix::fs::symlink(format!("/proc/self/fd{target}"), format!("/dev/{name}"))?;
+    for (name, target) in STREAMS {
+        std::os::unix::fs::symlink(target, Path::new("/dev").join(name))?;
     }
     Ok(())
 }

@@ -6,7 +6,7 @@
 //! starts another where it is dead or silent.
 
 use super::group;
-use super::run::{Child, Setup};
+use super::program::{Child, Setup};
 use super::sys::{self, Gone, POLLIN, PollFd};
 use std::fs::File;
 use std::io::{Error, Read, Result, Write};
@@ -135,8 +135,8 @@ impl Waiting {
             return Some(child);
         }
         // A program may have stopped it.
-        sys::go_on(child.pid());
-        if group::join(child.pid()).is_err() {
+        sys::go_on(child.pid);
+        if group::join(child.pid).is_err() {
             self.spare = Some(child);
             self.discard();
             return None;
@@ -153,7 +153,7 @@ impl Waiting {
 
     /// Whether a process that ended is one of these.
     pub(super) fn lost(&mut self, pid: i32) -> bool {
-        let spare = self.spare.as_ref().is_some_and(|c| c.pid() == pid);
+        let spare = self.spare.as_ref().is_some_and(|c| c.pid == pid);
         let reserve = self.reserve.as_ref().is_some_and(|r| r.pid == pid);
         if spare {
             self.spare = None;
@@ -176,7 +176,7 @@ impl Waiting {
 
     /// Ends what waits, and nothing else.
     fn discard(&mut self) {
-        let spare = self.spare.take().map(|c| c.pid());
+        let spare = self.spare.take().map(|c| c.pid);
         let reserve = self.reserve.take().map(|r| r.pid);
         for pid in spare.into_iter().chain(reserve) {
             sys::end(pid);

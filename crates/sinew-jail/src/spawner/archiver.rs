@@ -7,11 +7,11 @@
 
 use super::Spawner;
 use super::children::{Child, Fate, Role};
-use super::ends::WARM_PAUSE;
 use super::files::{self, Files, Layer};
+use super::live::NO_SANDBOX;
 use super::tree;
-use crate::protocol::memory_file;
-use crate::protocol::{Reply, Request};
+use crate::error::{Error, Result, call, on};
+use crate::protocol::{Reply, Request, memory_file};
 use nix::fcntl::{OFlag, openat};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::stat::Mode;
@@ -19,16 +19,18 @@ use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::rc::Rc;
-use std::time::Instant;
 
+/// A request for which a file must come.
+const NO_FILE: Error = Error::Files {
+    got: 0,
+    expected: 1,
+};
 /// How long a task may take.
 const TIME_S: u32 = 120;
 /// Private memory of an archiver: names of the largest archive, buffers, and what it has of the spawner.
 const MEMORY_BYTES: u64 = 256 << 20;
 /// Largest text of a failure.
 const MAX_WHY: u64 = 4096;
-
-type Outcome<T> = Result<T, String>;
 
 /// What is to be done.
 #[derive(Debug)]
@@ -74,24 +76,31 @@ impl Archiver {
         self.child.kill();
     }
 
-    fn outcome(&mut self, fate: Fate) -> Outcome<()> {
+    fn outcome(&mut self, fate: Fate) -> Result<()> {
         match fate {
             Fate::Code(0) => return Ok(()),
-            Fate::Signal(libc::SIGALRM) => return Err(format!("it took more than {TIME_S} s")),
+            Fate::Signal(libc::SIGALRM) => {
+                return Err(failed(format!("it took more than {TIME_S} s")));
+            }
             _ => {}
         }
         let mut why = String::new();
         let _ = self.why.rewind();
         let _ = (&mut self.why).take(MAX_WHY).read_to_string(&mut why);
-        match why.is_empty() {
-            true => Err("it took too much memory, or was killed".into()),
-            false => Err(why),
-        }
+        Err(failed(match why.is_empty() {
+            true => "it took too much memory, or was killed".into(),
+            false => why,
+        }))
     }
 }
 
+/// Of an archiver, in its own words where it has some.
+fn failed(why: String) -> Error {
+    Error::Unavailable(why)
+}
+
 /// Gives up what an archiver does not need.
-fn confine(keep: &[RawFd]) -> Outcome<()> {
+fn confine(keep: &[RawFd]) -> Result<()> {
     let mut keep = keep.to_vec();
     keep.sort_unstable();
     let mut from = 0;
@@ -108,16 +117,16 @@ fn confine(keep: &[RawFd]) -> Outcome<()> {
         libc::setpriority(libc::PRIO_PROCESS, 0, 10);
         libc::alarm(TIME_S);
     }
-    let failed = |e: nix::errno::Errno| format!("setrlimit: {e}");
-    setrlimit(Resource::RLIMIT_DATA, MEMORY_BYTES, MEMORY_BYTES).map_err(failed)
+    setrlimit(Resource::RLIMIT_DATA, MEMORY_BYTES, MEMORY_BYTES).map_err(call("setrlimit"))
 }
 
 /// What an archiver does from its fork to its end.
-fn work(keep: &[RawFd], mut why: &File, task: impl FnOnce() -> Outcome<()>) -> i32 {
+fn work(keep: &[RawFd], mut why: &File, task: impl FnOnce() -> Result<()>) -> i32 {
     let all = std::panic::AssertUnwindSafe(|| confine(keep).and_then(|()| task()));
     match std::panic::catch_unwind(all) {
         Ok(Ok(())) => 0,
         Ok(Err(error)) => {
+            let error = error.to_string();
             let end = error.floor_char_boundary(MAX_WHY as usize);
             let _ = why.write_all(&error.as_bytes()[..end]);
             1
@@ -136,25 +145,25 @@ fn copy(
     max_bytes: u64,
     uid: Option<u32>,
     group: &Members,
-) -> Outcome<()> {
+) -> Result<()> {
     // Threads come first: the group may have no room for another.
     let mut copies = Vec::new();
     for (from, to) in pairs {
-        let (reader, writer) = std::io::pipe().map_err(|e| format!("pipe: {e}"))?;
+        let (reader, writer) = std::io::pipe().map_err(call("pipe"))?;
         let writing = std::thread::Builder::new()
             .spawn(move || tree::write(&from, writer, u64::MAX))
-            .map_err(|e| format!("start a thread: {e}"))?;
+            .map_err(call("start a thread"))?;
         copies.push((reader, to, writing));
     }
     for (folder, file) in group {
-        join(*folder, file).map_err(|e| format!("{file}: {e}"))?;
+        join(*folder, file).map_err(on("join", file))?;
     }
     for (reader, to, writing) in copies {
         let read = tree::read(&reader, &to, max_bytes, uid);
         drop(reader);
         let written = writing.join();
         read?;
-        written.unwrap_or_else(|_| Err("the archive could not be written".into()))?;
+        written.unwrap_or_else(|_| Err(failed("the archive could not be written".into())))?;
     }
     Ok(())
 }
@@ -173,13 +182,13 @@ impl Spawner {
         &mut self,
         (seq, what): (u64, Task),
         keep: &[RawFd],
-        task: impl FnOnce() -> Outcome<()>,
-    ) -> Outcome<()> {
+        task: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         let why = File::from(memory_file(&[])?);
         let keep = [keep, &[why.as_raw_fd()]].concat();
         // SAFETY: this process has one thread; the child ends here.
         let number = match unsafe { libc::fork() } {
-            -1 => return Err(format!("fork: {}", std::io::Error::last_os_error())),
+            -1 => return Err(Error::last("fork")),
             0 => {
                 let code = work(&keep, &why, task);
                 // SAFETY: ends this process, without what others left to be done at an exit.
@@ -224,19 +233,17 @@ impl Spawner {
                 snapshot,
                 max_bytes,
             } => self.import(seq, (snapshot, max_bytes), given),
-            _ => self.done(seq, Err("not about snapshots".into())),
+            _ => self.done(seq, Err(Error::NoSuch("request about snapshots"))),
         }
     }
 
     /// A snapshot's archive into a file of the host's.
     fn export(&mut self, seq: u64, what: Exported, given: Vec<OwnedFd>) {
-        self.stores += 1;
-        let number = self.stores;
         let begin = || {
-            let out = given.into_iter().next().ok_or("no file")?;
-            let layers = self.snapshots.get(&what.snapshot);
-            let layers = layers.ok_or("no such snapshot")?;
-            let view = Files::new(number, 1 << 20, None, self.mounting, layers.clone())?;
+            let out = given.into_iter().next().ok_or(NO_FILE)?;
+            let layers = self.stores.layers(Some(what.snapshot))?;
+            let number = self.stores.next();
+            let view = Files::new(number, 1 << 20, None, self.host.mounting, layers)?;
             let work = view.work()?;
             let keep = [out.as_raw_fd(), work.as_raw_fd()];
             let task = Task::Export {
@@ -247,7 +254,7 @@ impl Spawner {
                 tree::write(&work, File::from(out), what.max_bytes)
             })
         };
-        let begun: Outcome<()> = begin();
+        let begun: Result<()> = begin();
         if begun.is_err() {
             self.done(seq, begun);
         }
@@ -255,13 +262,11 @@ impl Spawner {
 
     /// A snapshot from an archive of the host's.
     fn import(&mut self, seq: u64, (snapshot, max): (u64, u64), given: Vec<OwnedFd>) {
-        self.stores += 1;
-        let number = self.stores;
         let begin = || {
-            let archive = given.into_iter().next().ok_or("no archive")?;
-            let user = self.new_user()?;
+            let archive = given.into_iter().next().ok_or(NO_FILE)?;
+            let user = self.stores.new_user()?;
             let uid = user.as_ref().map(|user| user.uid);
-            let layer = files::blank(max, user, self.mounting, number)?;
+            let layer = files::blank(max, user, self.host.mounting, self.stores.next())?;
             let work = layer.work()?;
             let keep = [archive.as_raw_fd(), work.as_raw_fd()];
             let what = Task::Import { snapshot, layer };
@@ -270,7 +275,7 @@ impl Spawner {
                 tree::read(archive, &work, max, uid)
             })
         };
-        let begun: Outcome<()> = begin();
+        let begun: Result<()> = begin();
         if begun.is_err() {
             self.done(seq, begun);
         }
@@ -286,28 +291,28 @@ impl Spawner {
     }
 
     /// Whether it is done already.
-    fn freeze(&mut self, seq: u64, id: u64, snapshot: u64) -> Outcome<bool> {
+    fn freeze(&mut self, seq: u64, id: u64, snapshot: u64) -> Result<bool> {
         self.idle(id)?;
         // The namespaces hold the folder as it was.
         self.stop_init(id);
         let live = self.idle(id)?;
         live.ruleset = None;
-        let files = live.files.as_mut().ok_or("no such sandbox")?;
+        let files = live.files.as_mut().ok_or(NO_SANDBOX)?;
         if files.is_deep() {
             self.copy_files(seq, id, snapshot)?;
             return Ok(false);
         }
         let layers = files.freeze()?;
-        self.snapshots.insert(snapshot, layers);
-        self.warm_later(id);
+        self.stores.keep(snapshot, layers);
+        self.warming.later(id);
         Ok(true)
     }
 
-    fn copy_files(&mut self, seq: u64, id: u64, snapshot: u64) -> Outcome<()> {
-        self.stores += 1;
-        let live = self.live.get(&id).ok_or("no such sandbox")?;
-        let files = live.files.as_ref().ok_or("no such sandbox")?;
-        let layer = files.blank(self.stores)?;
+    fn copy_files(&mut self, seq: u64, id: u64, snapshot: u64) -> Result<()> {
+        let number = self.stores.next();
+        let live = self.live.get(&id).ok_or(NO_SANDBOX)?;
+        let files = live.files.as_ref().ok_or(NO_SANDBOX)?;
+        let layer = files.blank(number)?;
         let (work, temporary) = files.folders()?;
         let pairs = [(work, layer.work()?), (temporary, layer.temporary()?)];
         let members: Members = live.group.members().collect();
@@ -333,7 +338,7 @@ impl Spawner {
 
     /// A snapshot is not needed any more, be it made or not.
     fn drop_snapshot(&mut self, dropped: u64) {
-        self.snapshots.remove(&dropped);
+        self.stores.forget(dropped);
         for archiver in self.archivers.values() {
             match archiver.task {
                 Task::Import { snapshot: it, .. }
@@ -372,7 +377,7 @@ impl Spawner {
             } => match outcome {
                 Ok(()) => {
                     layer.measure();
-                    self.snapshots.insert(snapshot, vec![layer]);
+                    self.stores.keep(snapshot, vec![layer]);
                     self.answer(seq, snapshot);
                 }
                 failed => self.done(seq, failed),
@@ -393,13 +398,13 @@ impl Spawner {
     }
 
     /// The files of a sandbox are in a layer now.
-    fn copied(&mut self, id: u64, snapshot: u64, mut layer: Layer) -> Outcome<()> {
-        self.stores += 1;
-        let live = self.live.get_mut(&id).ok_or("no such sandbox")?;
-        let files = live.files.as_mut().ok_or("no such sandbox")?;
+    fn copied(&mut self, id: u64, snapshot: u64, mut layer: Layer) -> Result<()> {
+        let number = self.stores.next();
+        let live = self.live.get_mut(&id).ok_or(NO_SANDBOX)?;
+        let files = live.files.as_mut().ok_or(NO_SANDBOX)?;
         layer.measure();
-        *files = files.over(self.stores, layer.clone())?;
-        self.snapshots.insert(snapshot, vec![layer]);
+        *files = files.over(number, layer.clone())?;
+        self.stores.keep(snapshot, vec![layer]);
         Ok(())
     }
 
@@ -410,26 +415,21 @@ impl Spawner {
         live.copying = false;
         live.children -= 1;
         let deferred = std::mem::take(&mut live.deferred);
-        self.warm_later(id);
+        self.warming.later(id);
         self.settle(id);
         for (message, files) in deferred {
             self.handle(message, files);
         }
     }
 
-    fn warm_later(&mut self, id: u64) {
-        let due = Instant::now() + WARM_PAUSE;
-        self.to_warm.push_back((due, id));
-    }
-
     /// Tells that a snapshot is made, and what it keeps.
     fn answer(&self, seq: u64, snapshot: u64) {
-        let layers = self.snapshots.get(&snapshot);
+        let layers = self.stores.layers(Some(snapshot)).unwrap_or_default();
         let done = Reply::Done {
             seq,
             error: None,
             stats: None,
-            held: layers.map_or(Vec::new(), |layers| files::held(layers)),
+            held: files::held(&layers),
         };
         self.reply(&done, &[]);
     }

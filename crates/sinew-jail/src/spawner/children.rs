@@ -2,6 +2,8 @@
 //! it, its end is seen on it, and it is reaped through it. So no number of a process can come to
 //! mean another one, and nothing is kept of a process that was not forked here.
 
+use crate::error::{Error, Result, call};
+use crate::process;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -54,10 +56,6 @@ pub(super) struct Child {
     reaped: Cell<bool>,
 }
 
-fn last_error(what: &str) -> String {
-    format!("{what}: {}", std::io::Error::last_os_error())
-}
-
 /// Waits for a process through a file; `None` if it has not ended.
 fn wait(pidfd: &OwnedFd, flags: i32) -> std::io::Result<Option<Ended>> {
     // SAFETY: plain data, for which zero is a value.
@@ -90,13 +88,12 @@ fn wait(pidfd: &OwnedFd, flags: i32) -> std::io::Result<Option<Ended>> {
     }
     // SAFETY: the kernel has filled in what belongs to an end of a child, or nothing.
     let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
-    let us = |t: libc::timeval| t.tv_sec as u64 * 1_000_000 + t.tv_usec as u64;
     Ok((pid != 0).then(|| Ended {
         fate: match info.si_code {
             libc::CLD_EXITED => Fate::Code(status),
             _ => Fate::Signal(status),
         },
-        cpu_us: us(usage.ru_utime) + us(usage.ru_stime),
+        cpu_us: process::ended_us(&usage),
         max_rss_kib: usage.ru_maxrss as u64,
     }))
 }
@@ -106,11 +103,11 @@ impl Child {
     ///
     /// # Errors
     /// If it is none, or if no file can be opened for it; in that case it is killed and reaped.
-    pub(super) fn of(number: i32) -> Result<Rc<Self>, String> {
+    pub(super) fn of(number: i32) -> Result<Rc<Self>> {
         // SAFETY: no pointers.
         let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, number, 0) };
         if opened < 0 {
-            let why = last_error("pidfd_open");
+            let why = Error::last("pidfd_open");
             // SAFETY: waits for a child alone, which still has this number.
             unsafe {
                 let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
@@ -126,7 +123,7 @@ impl Child {
         // SAFETY: the descriptor is new and ours.
         let pidfd = unsafe { OwnedFd::from_raw_fd(opened as RawFd) };
         wait(&pidfd, libc::WNOHANG | libc::WNOWAIT)
-            .map_err(|e| format!("process {number} is no child: {e}"))?;
+            .map_err(call("wait for a process that is no child"))?;
         Ok(Rc::new(Self {
             pidfd,
             number,
@@ -167,17 +164,7 @@ impl Child {
 
     /// CPU time of it, dead or alive.
     pub(super) fn cpu_us(&self) -> Option<u64> {
-        // The clock of a process: CPUCLOCK_SCHED is 2 (linux/posix-timers.h).
-        let clock = (!self.number()? << 3) | 2;
-        let mut time = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        // SAFETY: writes a local value.
-        match unsafe { libc::clock_gettime(clock, &raw mut time) } {
-            0 => Some(time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1000),
-            _ => None,
-        }
+        process::cpu_us(self.number()?)
     }
 }
 
@@ -208,10 +195,10 @@ impl AsFd for Children {
 }
 
 impl Children {
-    pub(super) fn new() -> Result<Self, String> {
+    pub(super) fn new() -> Result<Self> {
         // SAFETY: no pointers; the descriptor is new and ours.
         match unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) } {
-            -1 => Err(last_error("epoll")),
+            -1 => Err(Error::last("epoll")),
             fd => {
                 // SAFETY: the descriptor is new and owned by nothing else.
                 let epoll = unsafe { OwnedFd::from_raw_fd(fd) };
@@ -225,7 +212,7 @@ impl Children {
     ///
     /// # Errors
     /// If the kernel has no room for that; then the child is gone.
-    pub(super) fn watch(&mut self, child: &Rc<Child>, role: Role) -> Result<(), String> {
+    pub(super) fn watch(&mut self, child: &Rc<Child>, role: Role) -> Result<()> {
         let fd = child.as_raw_fd();
         let mut event = libc::epoll_event {
             events: libc::EPOLLIN as u32,
@@ -234,7 +221,7 @@ impl Children {
         let (epoll, add) = (self.epoll.as_raw_fd(), libc::EPOLL_CTL_ADD);
         // SAFETY: open descriptors and a local event.
         if unsafe { libc::epoll_ctl(epoll, add, fd, &raw mut event) } != 0 {
-            let why = last_error("epoll_ctl");
+            let why = Error::last("epoll_ctl");
             child.end();
             return Err(why);
         }
@@ -334,7 +321,7 @@ mod tests {
     fn a_process_that_is_no_child_is_refused_and_lives() {
         let parent = std::os::unix::process::parent_id() as i32;
         let error = Child::of(parent).expect_err("no child");
-        assert!(error.contains("is no child"), "{error}");
+        assert!(error.to_string().contains("is no child"), "{error}");
         assert!(Child::of(i32::MAX).is_err());
     }
 

@@ -55,7 +55,7 @@ fn pause(left_us: u64, at_once: u64) -> Duration {
 impl Spawner {
     /// Looks at what runs in a sandbox from now on.
     pub(super) fn watch_cpu(&mut self, id: u64) {
-        let processors = self.processors;
+        let processors = self.host.processors;
         let Some(live) = self.live.get_mut(&id) else {
             return;
         };

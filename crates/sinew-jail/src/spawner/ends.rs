@@ -3,20 +3,12 @@
 use super::Spawner;
 use super::archiver::Archiver;
 use super::children::{Child, Ended, Fate, Role};
-use super::live::{Entrant, Live, Way};
-use super::zygote::MAX_STARTS;
+use super::entrant::Entrant;
+use super::live::Live;
 use crate::cgroup::CgroupEvents;
+use crate::error::Error;
 use crate::protocol::{End, Exit, Reply};
-use nix::fcntl::{OFlag, openat};
-use nix::sys::stat::Mode;
-use std::fs::File;
-use std::os::fd::AsFd;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
-
-/// Pause after an execution before the next interpreter is made ready: a sandbox that is used
-/// once is destroyed meanwhile.
-pub(super) const WARM_PAUSE: Duration = Duration::from_millis(3);
 
 impl Spawner {
     pub(super) fn reap(&mut self) {
@@ -38,67 +30,6 @@ impl Spawner {
             Role::Init { id, serial } => self.init_died(id, serial),
             Role::Program { id } => self.program_died(id, child, end),
             Role::Archiver => self.archiver_ended(child, end.fate),
-        }
-    }
-
-    /// Has another one do what it was asked for; if there is none, programs start by execve.
-    fn zygote_died(&mut self) {
-        // What it said before it died.
-        self.read_notices();
-        self.zygote = None;
-        self.end_strays();
-        if self.zygote_starts > 0 && self.zygote_starts < MAX_STARTS {
-            let _ = self.start_zygote();
-        }
-        let unanswered = |e: &Option<Entrant>| {
-            let python = |e: &Entrant| e.child.is_none() && matches!(e.way, Way::Python { .. });
-            e.as_ref().is_some_and(python)
-        };
-        let lost: Vec<u64> = self.live.keys().copied().collect();
-        for id in lost {
-            if let Some(live) = self.live.get_mut(&id) {
-                if unanswered(&live.warm) {
-                    live.warm = None;
-                    self.to_warm.push_back((Instant::now() + WARM_PAUSE, id));
-                }
-                let runs = self.live.get(&id).map(|live| &live.running);
-                if runs.is_some_and(unanswered)
-                    && let Err(why) = self.ask_again(id)
-                {
-                    self.lost(id, format!("the zygote died: {why}"));
-                }
-            }
-        }
-    }
-
-    /// Asks the next zygote for what the last one did not fork.
-    fn ask_again(&mut self, id: u64) -> Result<(), String> {
-        let mut again = self.fork_python(id)?;
-        let live = self.live.get_mut(&id).ok_or("no such sandbox")?;
-        let before = live.running.as_mut().map(|e| &mut e.way);
-        if let (Some(Way::Python { program, .. }), Way::Python { program: next, .. }) =
-            (before, &mut again.way)
-        {
-            *next = program.take();
-        }
-        live.running = Some(again);
-        Ok(())
-    }
-
-    /// Kills children that the zygote made for this process and did not live to report. Where the
-    /// kernel lists no children, they stay until this process ends.
-    fn end_strays(&mut self) {
-        let children = self.own_proc.as_ref().and_then(|proc| {
-            let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
-            let opened = openat(proc.as_fd(), "1/task/1/children", flags, Mode::empty()).ok()?;
-            std::io::read_to_string(File::from(opened)).ok()
-        });
-        let numbers = children.unwrap_or_default();
-        let numbers = numbers.split_whitespace().flat_map(str::parse);
-        let strays: Vec<i32> = numbers.filter(|n| !self.children.knows(*n)).collect();
-        for stray in strays.into_iter().flat_map(Child::of) {
-            stray.kill();
-            let _ = self.children.watch(&stray, Role::Stray);
         }
     }
 
@@ -181,7 +112,7 @@ impl Spawner {
                 live.group.begin();
             }
             if warm {
-                self.to_warm.push_back((Instant::now() + WARM_PAUSE, id));
+                self.warming.later(id);
             }
         }
     }
@@ -212,12 +143,73 @@ impl Spawner {
         if let Some(live) = self.live.remove(&id) {
             let gone = match live.group.removed() {
                 true => Ok(()),
-                false => Err("its cgroup cannot be removed".into()),
+                false => Err(Error::Unavailable("its cgroup cannot be removed".into())),
             };
             self.done(seq, gone);
             // Freeing its files takes longer than the answer.
             drop(live);
         }
+    }
+
+    /// What was to run never did.
+    pub(super) fn lost(&mut self, id: u64, why: String) {
+        let Some(live) = self.live.get_mut(&id) else {
+            return;
+        };
+        if live.running.take().is_none() {
+            return;
+        }
+        let exit = match live.failed.take() {
+            Some((step, errno)) => Exit::SetUp(step, errno),
+            None => Exit::Lost(why),
+        };
+        live.ended = Some(End {
+            exit,
+            cpu_us: 0,
+            cpu_spent: false,
+            max_rss_kib: 0,
+            events: live.group.events(true),
+            file_bytes: live.file_bytes(),
+        });
+        self.stop_init(id);
+        self.settle(id);
+    }
+
+    /// Killing the first process of a PID namespace kills all of it, whatever sessions or
+    /// groups it made.
+    pub(super) fn stop_init(&mut self, id: u64) {
+        let Some(live) = self.live.get_mut(&id) else {
+            return;
+        };
+        live.warm = None;
+        live.evict = false;
+        if let Some(init) = live.init.take() {
+            init.child.kill();
+        }
+    }
+
+    /// Ends what runs: its end is reported as that of any other.
+    pub(super) fn kill(&mut self, id: u64) {
+        if let Some(init) = self.live.get(&id).and_then(|l| l.init.as_ref()) {
+            init.child.kill();
+        }
+    }
+
+    /// Ends everything in a sandbox; the request is answered when all of it is gone.
+    pub(super) fn destroy(&mut self, id: u64, seq: u64) {
+        let Some(live) = self.live.get_mut(&id) else {
+            self.done(seq, Ok(()));
+            return;
+        };
+        live.destroyed_by = Some(seq);
+        self.stop_init(id);
+        self.end_copy(id);
+        // The kernel waits for a grace period when it takes a mount apart: meanwhile the processes
+        // go. What runs is counted once more at its end.
+        if let Some(live) = self.live.get_mut(&id).filter(|l| l.running.is_none()) {
+            (live.files, live.ruleset) = (None, None);
+        }
+        self.settle(id);
     }
 
     /// Kills everything and removes what would outlive this process.

@@ -5,20 +5,19 @@
 //! thousands of mounts would be copied with every new mount namespace. Kernels before 6.15 cannot copy a
 //! mount that is mounted nowhere; there it is mounted in the spawner.
 
-pub(crate) use super::users::{User, Users, uid_range};
+use super::beneath::{read_file, write_file};
+use super::users::User;
+use crate::error::{Result, call, on};
 use crate::mounts::{self, Context};
-use crate::protocol::memory_file;
 use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat, openat2, renameat};
+use nix::fcntl::{AT_FDCWD, OFlag, openat, renameat};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, unlinkat};
 use rustix::mount::MountAttrFlags;
 use std::ffi::CString;
-use std::fs::File;
-use std::io::{Read, Seek};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 /// Files and folders that one sandbox may make.
@@ -128,12 +127,12 @@ pub(crate) fn held(layers: &[Layer]) -> Vec<(u64, u64)> {
 
 impl Layer {
     /// The folder that its files stand in.
-    pub(crate) fn work(&self) -> Outcome<OwnedFd> {
+    pub(crate) fn work(&self) -> Result<OwnedFd> {
         open_folder(&self.store.mount, &self.folder)
     }
 
     /// A second folder in the same store, for a copy of `/tmp`.
-    pub(crate) fn temporary(&self) -> Outcome<OwnedFd> {
+    pub(crate) fn temporary(&self) -> Result<OwnedFd> {
         open_folder(&self.store.mount, "tmp")
     }
 
@@ -234,21 +233,7 @@ const FOLDER: OFlag = OFlag::O_RDONLY
     .union(OFlag::O_CLOEXEC)
     .union(OFlag::O_NOFOLLOW);
 
-type Outcome<T> = Result<T, String>;
-
-fn failed<'a>(what: &'a str) -> impl Fn(Errno) -> String + 'a {
-    move |e| format!("{what}: {e}")
-}
-
-fn mounting<'a>(what: &'a str) -> impl Fn(rustix::io::Errno) -> String + 'a {
-    move |e| format!("mount {what}: {e}")
-}
-
-fn io<'a>(what: &'a str) -> impl Fn(std::io::Error) -> String + 'a {
-    move |e| format!("{what}: {e}")
-}
-
-fn store(number: u64, bytes: u64, inodes: u64, attach_as: Option<PathBuf>) -> Outcome<Store> {
+fn store(number: u64, bytes: u64, inodes: u64, attach_as: Option<PathBuf>) -> Result<Store> {
     let mount = || {
         Context::new("tmpfs")?
             .set("size", &bytes.to_string())?
@@ -256,14 +241,14 @@ fn store(number: u64, bytes: u64, inodes: u64, attach_as: Option<PathBuf>) -> Ou
             .set("mode", "0755")?
             .mount(MountAttrFlags::empty())
     };
-    attached(number, mount().map_err(mounting("tmpfs"))?, attach_as)
+    attached(number, mount().map_err(on("mount", "tmpfs"))?, attach_as)
 }
 
-fn attached(number: u64, mount: OwnedFd, attach_as: Option<PathBuf>) -> Outcome<Store> {
+fn attached(number: u64, mount: OwnedFd, attach_as: Option<PathBuf>) -> Result<Store> {
     if let Some(path) = &attach_as {
         let target = path.to_string_lossy();
-        std::fs::create_dir_all(path).map_err(io(&target))?;
-        mounts::attach(&mount, &target).map_err(mounting(&target))?;
+        std::fs::create_dir_all(path).map_err(on("make", path))?;
+        mounts::attach(&mount, &target).map_err(on("mount", &*target))?;
     }
     Ok(Store {
         mount,
@@ -273,15 +258,15 @@ fn attached(number: u64, mount: OwnedFd, attach_as: Option<PathBuf>) -> Outcome<
 }
 
 /// A folder that belongs to a sandbox's user alone.
-fn own_folder(store: &Store, name: &str, uid: Option<u32>) -> Outcome<()> {
-    mkdirat(store.mount.as_fd(), name, Mode::S_IRWXU).map_err(failed("mkdir"))?;
+fn own_folder(store: &Store, name: &str, uid: Option<u32>) -> Result<()> {
+    mkdirat(store.mount.as_fd(), name, Mode::S_IRWXU).map_err(call("mkdir"))?;
     let folder = open_folder(&store.mount, name)?;
     let (user, group) = (uid.map(Uid::from_raw), uid.map(Gid::from_raw));
-    fchown(folder.as_fd(), user, group).map_err(failed("chown"))
+    fchown(folder.as_fd(), user, group).map_err(call("chown"))
 }
 
-fn open_folder(dir: &OwnedFd, name: &str) -> Outcome<OwnedFd> {
-    openat(dir.as_fd(), name, FOLDER, Mode::empty()).map_err(failed("open"))
+fn open_folder(dir: &OwnedFd, name: &str) -> Result<OwnedFd> {
+    openat(dir.as_fd(), name, FOLDER, Mode::empty()).map_err(call("open"))
 }
 
 impl Files {
@@ -292,7 +277,7 @@ impl Files {
         user: Option<Rc<User>>,
         mounting: Mounting,
         layers: Vec<Layer>,
-    ) -> Outcome<Self> {
+    ) -> Result<Self> {
         let uid = user.as_ref().map(|u| u.uid);
         let path = (!mounting.detached).then(|| Path::new(ATTACHED).join(format!("{serial}")));
         let store = Rc::new(store(serial, bytes, MAX_INODES, path)?);
@@ -315,7 +300,7 @@ impl Files {
     }
 
     /// Mounts the top folder over the layers.
-    fn merge(&mut self) -> Outcome<()> {
+    fn merge(&mut self) -> Result<()> {
         self.merged = None;
         let scratch = format!("{}.scratch", self.top);
         // It is there if this is tried again.
@@ -329,8 +314,8 @@ impl Files {
         Ok(())
     }
 
-    fn merge_detached(&self, scratch: &str) -> Outcome<Store> {
-        let lower: Outcome<Vec<OwnedFd>> = self.layers.iter().map(Layer::work).collect();
+    fn merge_detached(&self, scratch: &str) -> Result<Store> {
+        let lower: Result<Vec<OwnedFd>> = self.layers.iter().map(Layer::work).collect();
         let (lower, upper) = (lower?, open_folder(&self.store.mount, &self.top)?);
         let scratch = open_folder(&self.store.mount, scratch)?;
         let mount = || {
@@ -344,12 +329,12 @@ impl Files {
             }
             context.mount(MountAttrFlags::empty())
         };
-        attached(self.serial, mount().map_err(mounting("overlay"))?, None)
+        attached(self.serial, mount().map_err(on("mount", "overlay"))?, None)
     }
 
     /// By mount(2), whose options are as long as a page: those of fsconfig(2) end after 255 bytes,
     /// which is less than the names of many layers take.
-    fn merge_attached(&self, scratch: &str) -> Outcome<Store> {
+    fn merge_attached(&self, scratch: &str) -> Result<Store> {
         let path = |store: &Store, folder: &str| {
             let path = store.path.as_deref().unwrap_or(Path::new(ATTACHED));
             path.join(folder).to_string_lossy().into_owned()
@@ -367,11 +352,11 @@ impl Files {
             },
         );
         let target = Path::new(ATTACHED).join(format!("{}.merged", self.serial));
-        std::fs::create_dir_all(&target).map_err(io("mkdir"))?;
+        std::fs::create_dir_all(&target).map_err(call("mkdir"))?;
         let (kind, flags) = (Some("overlay"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV);
-        mount(kind, &target, kind, flags, Some(options.as_str())).map_err(failed("mount"))?;
+        mount(kind, &target, kind, flags, Some(options.as_str())).map_err(call("mount"))?;
         let mounted = Store {
-            mount: openat(AT_FDCWD, &target, FOLDER, Mode::empty()).map_err(failed("open"))?,
+            mount: openat(AT_FDCWD, &target, FOLDER, Mode::empty()).map_err(call("open"))?,
             path: Some(target),
             number: self.serial,
         };
@@ -396,7 +381,7 @@ impl Files {
     }
 
     /// The work folder as it is seen inside.
-    pub(crate) fn work(&self) -> Outcome<OwnedFd> {
+    pub(crate) fn work(&self) -> Result<OwnedFd> {
         match &self.merged {
             Some(merged) => open_folder(&merged.mount, "."),
             None => open_folder(&self.store.mount, &self.top),
@@ -404,7 +389,7 @@ impl Files {
     }
 
     /// The folders `work` and `tmp`.
-    pub(crate) fn folders(&self) -> Outcome<(OwnedFd, OwnedFd)> {
+    pub(crate) fn folders(&self) -> Result<(OwnedFd, OwnedFd)> {
         Ok((self.work()?, open_folder(&self.store.mount, "tmp")?))
     }
 
@@ -414,13 +399,13 @@ impl Files {
     }
 
     /// An empty layer that can hold a copy of all its files.
-    pub(crate) fn blank(&self, number: u64) -> Outcome<Layer> {
+    pub(crate) fn blank(&self, number: u64) -> Result<Layer> {
         let user = self.user.clone();
         blank(self.bytes.saturating_mul(2), user, self.mounting, number)
     }
 
     /// The same files, of which a layer holds a copy: in the store of that layer.
-    pub(crate) fn over(&self, number: u64, copy: Layer) -> Outcome<Self> {
+    pub(crate) fn over(&self, number: u64, copy: Layer) -> Result<Self> {
         let mut files = Self {
             store: Rc::clone(&copy.store),
             top: "up".into(),
@@ -437,7 +422,7 @@ impl Files {
     }
 
     /// Freezes the work folder; nothing may run in the sandbox meanwhile.
-    pub(crate) fn freeze(&mut self) -> Outcome<Vec<Layer>> {
+    pub(crate) fn freeze(&mut self) -> Result<Vec<Layer>> {
         let top = format!("up{}", self.layers.len());
         own_folder(&self.store, &top, self.uid())?;
         let frozen = Layer {
@@ -469,11 +454,11 @@ impl Files {
         (bytes, inodes.saturating_sub(3))
     }
 
-    pub(crate) fn write_file(&self, path: &str, content: OwnedFd) -> Outcome<()> {
+    pub(crate) fn write_file(&self, path: &str, content: OwnedFd) -> Result<()> {
         write_file(&self.work()?, path, content, self.bytes, self.uid())
     }
 
-    pub(crate) fn read_file(&self, path: &str, max_bytes: u64) -> Outcome<OwnedFd> {
+    pub(crate) fn read_file(&self, path: &str, max_bytes: u64) -> Result<OwnedFd> {
         read_file(&self.work()?, path, max_bytes)
     }
 }
@@ -484,7 +469,7 @@ pub(crate) fn blank(
     user: Option<Rc<User>>,
     mounting: Mounting,
     number: u64,
-) -> Outcome<Layer> {
+) -> Result<Layer> {
     let uid = user.as_ref().map(|u| u.uid);
     let path = Path::new(ATTACHED).join(format!("{number}.layer"));
     let path = (!mounting.detached).then_some(path);
@@ -499,122 +484,10 @@ pub(crate) fn blank(
     })
 }
 
-/// A path of plain names below the work folder.
-fn plain(path: &str) -> Outcome<PathBuf> {
-    let path = Path::new(path);
-    let parts: Vec<_> = path.components().collect();
-    let fine = !parts.is_empty()
-        && parts.len() <= 32
-        && parts.iter().all(|c| matches!(c, Component::Normal(_)));
-    if fine {
-        Ok(path.into())
-    } else {
-        Err("path must be relative, below the work folder, without `..`, at most 32 deep".into())
-    }
-}
-
-/// Opens below `dir` without following any link on the way (openat2, RESOLVE_BENEATH).
-pub(super) fn open_beneath(dir: &OwnedFd, path: &Path, flags: OFlag) -> Outcome<OwnedFd> {
-    let mode = if flags.contains(OFlag::O_CREAT) {
-        0o600
-    } else {
-        0
-    };
-    let how = OpenHow::new()
-        .flags(flags | OFlag::O_CLOEXEC)
-        .mode(Mode::from_bits_truncate(mode))
-        .resolve(
-            ResolveFlag::RESOLVE_BENEATH
-                | ResolveFlag::RESOLVE_NO_SYMLINKS
-                | ResolveFlag::RESOLVE_NO_MAGICLINKS,
-        );
-    openat2(dir.as_fd(), path, how).map_err(|e| format!("open {}: {e}", path.display()))
-}
-
-fn regular(fd: OwnedFd, path: &Path) -> Outcome<File> {
-    let file = File::from(fd);
-    match file.metadata() {
-        Ok(meta) if meta.is_file() => Ok(file),
-        Ok(_) => Err(format!("{} is not a regular file", path.display())),
-        Err(e) => Err(format!("{}: {e}", path.display())),
-    }
-}
-
-/// Makes the folders above `path`, for `uid`.
-pub(super) fn make_parents(dir: &OwnedFd, path: &Path, uid: Option<u32>) -> Outcome<()> {
-    let (user, group) = (uid.map(Uid::from_raw), uid.map(Gid::from_raw));
-    let mut folder = PathBuf::new();
-    for part in path.parent().into_iter().flat_map(Path::components) {
-        folder.push(part);
-        let above = folder.parent().filter(|p| !p.as_os_str().is_empty());
-        let above = above.unwrap_or(Path::new("."));
-        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
-        let parent = open_beneath(dir, above, flags)?;
-        let name = folder.file_name().unwrap_or_default();
-        match mkdirat(parent.as_fd(), Path::new(name), Mode::S_IRWXU) {
-            Ok(()) => {
-                let made = open_beneath(dir, &folder, flags)?;
-                fchown(made.as_fd(), user, group).map_err(failed("chown"))?;
-            }
-            Err(Errno::EEXIST) => {}
-            Err(e) => return Err(format!("mkdir {}: {e}", folder.display())),
-        }
-    }
-    Ok(())
-}
-
-/// Writes `content` (a memory file) to `path` below `dir`.
-fn write_file(
-    dir: &OwnedFd,
-    path: &str,
-    content: OwnedFd,
-    max_bytes: u64,
-    uid: Option<u32>,
-) -> Outcome<()> {
-    let path = plain(path)?;
-    let (user, group) = (uid.map(Uid::from_raw), uid.map(Gid::from_raw));
-    make_parents(dir, &path, uid)?;
-    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-    let mut file = regular(open_beneath(dir, &path, flags)?, &path)?;
-    file.set_len(0).map_err(io("truncate"))?;
-    fchown(file.as_fd(), user, group).map_err(failed("chown"))?;
-    let mut source = File::from(content);
-    source.rewind().map_err(io("rewind"))?;
-    if source.metadata().map_err(io("read"))?.len() > max_bytes {
-        return Err(format!(
-            "content is larger than the {max_bytes} bytes of the work folder"
-        ));
-    }
-    std::io::copy(&mut source, &mut file).map_err(io("write"))?;
-    Ok(())
-}
-
-/// Copies a regular file below `dir` into a memory file.
-fn read_file(dir: &OwnedFd, path: &str, max_bytes: u64) -> Outcome<OwnedFd> {
-    let path = plain(path)?;
-    // Opening a FIFO without O_NONBLOCK would wait for a writer for ever.
-    let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-    let file = regular(open_beneath(dir, &path, flags)?, &path)?;
-    let refused = || {
-        let path = path.display();
-        Err(format!("{path} is larger than {max_bytes} bytes"))
-    };
-    if file.metadata().map_err(io("read"))?.len() > max_bytes {
-        return refused();
-    }
-    let memory = memory_file(&[])?;
-    let mut memory = File::from(memory);
-    let copied = std::io::copy(&mut file.take(max_bytes.saturating_add(1)), &mut memory);
-    if copied.map_err(io("read"))? > max_bytes {
-        return refused();
-    }
-    memory.rewind().map_err(io("rewind"))?;
-    Ok(memory.into())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::File;
 
     #[test]
     fn a_folder_is_emptied_whatever_is_in_it() {

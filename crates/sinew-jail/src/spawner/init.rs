@@ -6,19 +6,17 @@
 use super::Spawner;
 use super::children::{Child, Role};
 use super::files::{Files, Source};
-use super::live::InitState;
+use super::live::{InitState, NO_SANDBOX};
+use super::root;
 use crate::cgroup::Group;
+use crate::error::{Error, Result};
 use crate::mounts;
 use crate::protocol::Notice;
 use crate::spec::Network;
 use crate::walls::{self, Confinement, Failure, Plan, Who};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
-use nix::unistd::{chdir, pivot_root};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-
-/// The read-only root that all sandboxes of a spawner start from.
-pub(crate) const ROOT: &str = "/root";
 
 /// What the init needs.
 #[derive(Debug)]
@@ -30,7 +28,7 @@ struct Init<'a> {
     ruleset: Option<&'a OwnedFd>,
     /// The network that it shares with the sandbox's other executions; else it makes a new one.
     net_ns: Option<&'a OwnedFd>,
-    /// Whether it starts in the root that programs see; else that is at [`ROOT`].
+    /// Whether it starts in the root that programs see; else that is at [`root::ROOT`].
     at_root: bool,
     /// Whether a `/proc` is mounted already, as user namespaces need it.
     proc_below: bool,
@@ -43,7 +41,7 @@ fn at<E: Into<std::io::Error>>(step: u32) -> impl Fn(E) -> Failure {
 
 impl Init<'_> {
     /// All that it does before it reports that it is ready.
-    fn build(&self) -> Result<(), Failure> {
+    fn build(&self) -> std::result::Result<(), Failure> {
         self.group.join(0).map_err(at(walls::JOIN))?;
         let mut flags = CloneFlags::CLONE_NEWNS
             | CloneFlags::CLONE_NEWIPC
@@ -60,7 +58,7 @@ impl Init<'_> {
         .map_err(at(walls::NAMESPACES))?;
         self.attach()?;
         if !self.at_root {
-            enter_root().map_err(at(walls::PIVOT))?;
+            root::enter().map_err(at(walls::PIVOT))?;
         }
         let proc = mounts::new_proc().map_err(at(walls::MOUNT_PROC))?;
         if self.proc_below {
@@ -72,8 +70,8 @@ impl Init<'_> {
     }
 
     /// Mounts the folders of the sandbox.
-    fn attach(&self) -> Result<(), Failure> {
-        let root = if self.at_root { "" } else { ROOT };
+    fn attach(&self) -> std::result::Result<(), Failure> {
+        let root = if self.at_root { "" } else { root::ROOT };
         for folder in ["work", "tmp"] {
             let target = format!("{root}/{folder}");
             match self.files.source(folder) {
@@ -118,17 +116,16 @@ impl Init<'_> {
 
 impl Spawner {
     /// Makes namespaces for a sandbox that has none.
-    pub(super) fn start_init(&mut self, id: u64) -> Result<(), String> {
-        let live = self.live.get_mut(&id).ok_or("no such sandbox")?;
+    pub(super) fn start_init(&mut self, id: u64) -> Result<()> {
+        let live = self.live.get_mut(&id).ok_or(NO_SANDBOX)?;
         let tcp = live.creation.network == Network::Loopback;
-        let files = live.files.as_ref().ok_or("no such sandbox")?;
-        if let (None, Some(common)) = (&live.ruleset, &self.landlock) {
-            let (work, tmp) = files.folders()?;
+        if let (None, Some(common)) = (&live.ruleset, &self.host.landlock) {
+            let (work, tmp) = live.files()?.folders()?;
             live.ruleset = Some(common.ruleset(&work, &tmp, tcp)?);
         }
         live.serial += 1;
         let serial = live.serial;
-        let live = self.live.get(&id).ok_or("no such sandbox")?;
+        let live = self.live.get(&id).ok_or(NO_SANDBOX)?;
         let init = Init {
             notice: Notice {
                 id,
@@ -138,26 +135,23 @@ impl Spawner {
                 errno: 0,
             },
             group: &live.group,
-            files: live.files.as_ref().ok_or("no such sandbox")?,
-            confinement: Confinement {
-                filter: &self.init_filter,
-                ..self.confinement(live)
-            },
+            files: live.files()?,
+            confinement: self.host.init_confinement(&live.creation, live.uid()),
             ruleset: live.ruleset.as_ref(),
             net_ns: live.net_ns.as_ref(),
-            at_root: self.detached,
-            proc_below: self.proc_below,
+            at_root: self.host.mounting.detached,
+            proc_below: self.host.proc_below,
         };
         let flags = i64::from(libc::CLONE_NEWPID | libc::SIGCHLD);
         // SAFETY: one thread, so the copy is consistent; the child never returns.
         let number = match unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) } {
-            -1 => return Err(format!("clone: {}", std::io::Error::last_os_error())),
-            0 => init.run(self.notices_in.as_raw_fd()),
+            -1 => return Err(Error::last("clone")),
+            0 => init.run(self.notices.writer()),
             pid => pid as i32,
         };
         let child = Child::of(number)?;
         self.children.watch(&child, Role::Init { id, serial })?;
-        let live = self.live.get_mut(&id).ok_or("no such sandbox")?;
+        let live = self.live.get_mut(&id).ok_or(NO_SANDBOX)?;
         live.children += 1;
         live.failed = None;
         live.init = Some(InitState {
@@ -166,42 +160,5 @@ impl Spawner {
             ready: false,
         });
         Ok(())
-    }
-}
-
-/// Makes [`ROOT`] the root of this process's mount namespace and drops what was there.
-pub(crate) fn enter_root() -> nix::Result<()> {
-    chdir(ROOT)?;
-    pivot_root(".", ".")?;
-    umount2(".", MntFlags::MNT_DETACH)?;
-    chdir("/")
-}
-
-/// Sets IFF_UP on `lo` of this process's network namespace.
-///
-/// # Errors
-/// What the kernel refuses.
-pub fn loopback_up() -> std::io::Result<()> {
-    #[repr(C)]
-    struct Request {
-        name: [u8; 16],
-        flags: i16,
-        rest: [u8; 22],
-    }
-    let mut request = Request {
-        name: *b"lo\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
-        flags: (libc::IFF_UP | libc::IFF_RUNNING) as i16,
-        rest: [0; 22],
-    };
-    let socket = nix::sys::socket::socket(
-        nix::sys::socket::AddressFamily::Inet,
-        nix::sys::socket::SockType::Datagram,
-        nix::sys::socket::SockFlag::SOCK_CLOEXEC,
-        None,
-    )?;
-    // SAFETY: SIOCSIFFLAGS reads a `struct ifreq` of 40 bytes.
-    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw mut request) } {
-        0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()),
     }
 }

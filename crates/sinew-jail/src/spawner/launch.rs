@@ -8,6 +8,7 @@
 //! there: its namespaces hold the sandbox init alone, which only waits.
 
 use crate::cgroup::Group;
+use crate::error::{Error, Result};
 use crate::exec::{execve, place, pointers};
 use crate::walls::{self, Failure, Plan};
 use std::ffi::CString;
@@ -43,9 +44,12 @@ struct Shared<'a> {
 impl Launch<'_> {
     /// The process id, and why hostile code did not come to run in it, if it did not; then it is
     /// about to end.
-    pub(super) fn start(self) -> Result<(i32, Option<Failure>), String> {
+    pub(super) fn start(self) -> Result<(i32, Option<Failure>)> {
         let [input, output, error] = self.files else {
-            return Err(format!("{} files, expected 3", self.files.len()));
+            return Err(Error::Files {
+                got: self.files.len(),
+                expected: 3,
+            });
         };
         let mut shared = Shared {
             files: [input, output, error].map(AsRawFd::as_raw_fd),
@@ -68,7 +72,7 @@ impl Launch<'_> {
             pid
         };
         match pid {
-            -1 => Err(format!("clone: {}", std::io::Error::last_os_error())),
+            -1 => Err(Error::last("clone")),
             pid => Ok((pid, shared.failure)),
         }
     }

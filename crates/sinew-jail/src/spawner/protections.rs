@@ -1,6 +1,6 @@
 //! What this host enforces, as it is reported.
 
-use super::Spawner;
+use super::host::Host;
 use crate::spec::Protection;
 
 /// Row that matters only where connections can be made.
@@ -14,7 +14,8 @@ fn row(name: &str, enforced: bool, how: String) -> Protection {
     }
 }
 
-impl Spawner {
+impl Host {
+    /// Every protection of the level, in force or not.
     pub(super) fn protections(&self) -> Vec<Protection> {
         let always = |name, how: &str| row(name, true, how.into());
         let landlock = match &self.landlock {

@@ -1,5 +1,7 @@
 //! The file system that sandboxes see.
 
+use crate::error::{Result, on};
+use crate::mounts::{DEVICES, STREAMS};
 use nix::fcntl::OFlag;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::{Mode, SFlag};
@@ -12,15 +14,10 @@ use std::path::{Path, PathBuf};
 /// Where the spawner builds the file system that becomes its own root.
 const BASE: &str = "/tmp";
 
+/// The read-only root that all sandboxes of a spawner start from, in the spawner's own.
+pub(crate) const ROOT: &str = "/root";
+
 const NONE: Option<&str> = None;
-
-fn failed<'a>(what: &'a str, path: &'a Path) -> impl Fn(nix::errno::Errno) -> String + 'a {
-    move |e| format!("{what} {}: {e}", path.display())
-}
-
-fn io<'a>(path: &'a Path) -> impl Fn(std::io::Error) -> String + 'a {
-    move |e| format!("{}: {e}", path.display())
-}
 
 /// Builds the root: system folders read-only (the host's, or an image's), a handful of devices
 /// and files, nothing else; then makes the place it was built in the root of this process. With
@@ -31,9 +28,9 @@ pub(crate) fn build(
     binds: &[PathBuf],
     shows: &[(PathBuf, PathBuf)],
     image: Option<&Path>,
-) -> Result<(), String> {
+) -> Result<()> {
     let base = Path::new(BASE);
-    let root = &inside(base, Path::new(super::init::ROOT));
+    let root = &inside(base, Path::new(ROOT));
     mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NONE).map_err(|e| {
         let plain = match e {
             nix::errno::Errno::EINVAL => {
@@ -42,7 +39,7 @@ pub(crate) fn build(
             }
             _ => "",
         };
-        failed("make private", Path::new("/"))(e) + plain
+        on("make private", "/")(e).hint(plain)
     })?;
     // What lies under the base itself is opened before it is covered.
     let mut held = Vec::new();
@@ -55,11 +52,11 @@ pub(crate) fn build(
         held.push((target, hold(&source)?));
     }
     tmpfs(base, "size=16m,mode=0755")?;
-    fs::create_dir(root).map_err(io(root))?;
+    fs::create_dir(root).map_err(on("make", root))?;
     tmpfs(root, "size=4m,mode=0755")?;
     for folder in ["work", "tmp", "proc", "dev"] {
         let path = root.join(folder);
-        fs::create_dir(&path).map_err(io(&path))?;
+        fs::create_dir(&path).map_err(on("make", &path))?;
     }
     match image {
         None => {
@@ -70,7 +67,7 @@ pub(crate) fn build(
         }
         Some(_) => {
             for (target, link) in links {
-                symlink(link, inside(root, &target)).map_err(io(&target))?;
+                symlink(link, inside(root, &target)).map_err(on("link", &target))?;
             }
         }
     }
@@ -83,19 +80,19 @@ pub(crate) fn build(
     }
     devices(root)?;
     let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | MsFlags::MS_NOSUID;
-    mount(NONE, root, NONE, flags, NONE).map_err(failed("make read-only", root))?;
-    leave_host(base).map_err(failed("leave the host's files for", base))
+    mount(NONE, root, NONE, flags, NONE).map_err(on("make read-only", root))?;
+    pivot(base).map_err(on("leave the host's files for", base))
 }
 
 /// A `/proc` of this process's PID namespace.
-fn own_proc(root: &Path) -> Result<(), String> {
+fn own_proc(root: &Path) -> Result<()> {
     let path = root.join("proc");
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     mount(Some("proc"), &path, Some("proc"), flags, NONE).map_err(|e| {
-        format!(
-            "mount /proc: {e}; user namespaces can do this only where nothing is mounted over \
-             parts of /proc, as container engines do: run as root of the host, or start the \
-             container with its /proc unmasked"
+        on("mount", "/proc")(e).hint(
+            "; user namespaces can do this only where nothing is mounted over parts of /proc, as \
+             container engines do: run as root of the host, or start the container with its /proc \
+             unmasked",
         )
     })
 }
@@ -103,15 +100,8 @@ fn own_proc(root: &Path) -> Result<(), String> {
 /// The devices that every program expects (numbers: Linux's `admin-guide/devices.txt`), and the links
 /// to its standard streams. Nobody can change their times or rights: their mounts are read-only,
 /// which writing to a device does not mind.
-fn devices(root: &Path) -> Result<(), String> {
+fn devices(root: &Path) -> Result<()> {
     let folder = root.join("dev");
-    let nodes = [
-        ("null", 3),
-        ("zero", 5),
-        ("full", 7),
-        ("random", 8),
-        ("urandom", 9),
-    ];
     let fixed = MsFlags::MS_REMOUNT
         | MsFlags::MS_BIND
         | MsFlags::MS_RDONLY
@@ -120,8 +110,8 @@ fn devices(root: &Path) -> Result<(), String> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
     let options = Some("size=64k,mode=0755");
     mount(Some("tmpfs"), &folder, Some("tmpfs"), flags, options)
-        .map_err(failed("mount tmpfs on", &folder))?;
-    for (device, minor) in nodes {
+        .map_err(on("mount tmpfs on", &folder))?;
+    for (device, minor) in DEVICES {
         let target = folder.join(device);
         let number = nix::sys::stat::makedev(1, minor);
         let rights = Mode::from_bits_truncate(0o666);
@@ -129,24 +119,18 @@ fn devices(root: &Path) -> Result<(), String> {
         let made = nix::sys::stat::mknod(&target, SFlag::S_IFCHR, rights, number);
         if made.is_ok() {
             let rights = fs::Permissions::from_mode(0o666);
-            fs::set_permissions(&target, rights).map_err(io(&target))?;
+            fs::set_permissions(&target, rights).map_err(on("chmod", &target))?;
             continue;
         }
         let source = Path::new("/dev").join(device);
-        File::create(&target).map_err(io(&target))?;
-        mount(Some(&source), &target, NONE, MsFlags::MS_BIND, NONE)
-            .map_err(failed("bind", &source))?;
-        mount(NONE, &target, NONE, fixed, NONE).map_err(failed("make read-only", &target))?;
+        File::create(&target).map_err(on("make", &target))?;
+        mount(Some(&source), &target, NONE, MsFlags::MS_BIND, NONE).map_err(on("bind", &source))?;
+        mount(NONE, &target, NONE, fixed, NONE).map_err(on("make read-only", &target))?;
     }
-    for (link, target) in [
-        ("fd", "/proc/self/fd"),
-        ("stdin", "/proc/self/fd/0"),
-        ("stdout", "/proc/self/fd/1"),
-        ("stderr", "/proc/self/fd/2"),
-    ] {
-        symlink(target, folder.join(link)).map_err(io(root))?;
+    for (link, target) in STREAMS {
+        symlink(target, folder.join(link)).map_err(on("link", target))?;
     }
-    mount(NONE, &folder, NONE, fixed, NONE).map_err(failed("make read-only", &folder))
+    mount(NONE, &folder, NONE, fixed, NONE).map_err(on("make read-only", &folder))
 }
 
 type Pairs = Vec<(PathBuf, PathBuf)>;
@@ -154,18 +138,18 @@ type Pairs = Vec<(PathBuf, PathBuf)>;
 /// What is at the top of an image: folders (on the host, inside) and links such as `/bin` (name
 /// inside, what it says). Links lead inside: the image's root is the only one there is. Folders
 /// that each sandbox or its spawner makes are left out.
-fn image_parts(image: &Path) -> Result<(Pairs, Pairs), String> {
+fn image_parts(image: &Path) -> Result<(Pairs, Pairs)> {
     let own = ["work", "tmp", "proc", "dev", "sys"];
     let (mut folders, mut links) = (Pairs::new(), Pairs::new());
-    for entry in fs::read_dir(image).map_err(io(image))? {
-        let entry = entry.map_err(io(image))?;
-        let kind = entry.file_type().map_err(io(image))?;
+    for entry in fs::read_dir(image).map_err(on("list", image))? {
+        let entry = entry.map_err(on("list", image))?;
+        let kind = entry.file_type().map_err(on("list", image))?;
         let target = Path::new("/").join(entry.file_name());
         if own.iter().any(|o| entry.file_name() == *o) {
             continue;
         }
         if kind.is_symlink() {
-            let link = fs::read_link(entry.path()).map_err(io(&target))?;
+            let link = fs::read_link(entry.path()).map_err(on("read", &target))?;
             links.push((target, link));
         } else if kind.is_dir() {
             folders.push((entry.path(), target));
@@ -174,50 +158,56 @@ fn image_parts(image: &Path) -> Result<(Pairs, Pairs), String> {
     Ok((folders, links))
 }
 
-/// Makes `base` the root of this process; the host's mounts are gone for it and its children.
-fn leave_host(base: &Path) -> nix::Result<()> {
-    chdir(base)?;
+/// Makes `folder` the root of this process's mount namespace; what was mounted before is gone for it
+/// and its children.
+fn pivot(folder: &Path) -> nix::Result<()> {
+    chdir(folder)?;
     pivot_root(".", ".")?;
     umount2(".", MntFlags::MNT_DETACH)?;
     chdir("/")
 }
 
-fn hold(path: &Path) -> Result<OwnedFd, String> {
-    let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
-    nix::fcntl::open(path, flags, Mode::empty()).map_err(failed("open", path))
+/// Makes [`ROOT`] the root of this process.
+pub(crate) fn enter() -> nix::Result<()> {
+    pivot(Path::new(ROOT))
 }
 
-fn tmpfs(path: &Path, options: &str) -> Result<(), String> {
+fn hold(path: &Path) -> Result<OwnedFd> {
+    let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
+    nix::fcntl::open(path, flags, Mode::empty()).map_err(on("open", path))
+}
+
+fn tmpfs(path: &Path, options: &str) -> Result<()> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     mount(Some("tmpfs"), path, Some("tmpfs"), flags, Some(options))
-        .map_err(failed("mount tmpfs on", path))
+        .map_err(on("mount tmpfs on", path))
 }
 
 fn inside(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-fn system_folder(path: &Path, root: &Path) -> Result<(), String> {
+fn system_folder(path: &Path, root: &Path) -> Result<()> {
     let target = inside(root, path);
     match fs::symlink_metadata(path) {
         Err(_) => Ok(()),
         Ok(meta) if meta.is_symlink() => {
-            let link = fs::read_link(path).map_err(io(path))?;
-            symlink(link, &target).map_err(io(&target))
+            let link = fs::read_link(path).map_err(on("read", path))?;
+            symlink(link, &target).map_err(on("link", &target))
         }
         Ok(_) => bind_read_only(path, &target),
     }
 }
 
-fn bind_read_only(source: &Path, target: &Path) -> Result<(), String> {
-    fs::create_dir_all(target).map_err(io(target))?;
-    mount(Some(source), target, NONE, MsFlags::MS_BIND, NONE).map_err(failed("bind", target))?;
+fn bind_read_only(source: &Path, target: &Path) -> Result<()> {
+    fs::create_dir_all(target).map_err(on("make", target))?;
+    mount(Some(source), target, NONE, MsFlags::MS_BIND, NONE).map_err(on("bind", target))?;
     let flags = MsFlags::MS_REMOUNT
         | MsFlags::MS_BIND
         | MsFlags::MS_RDONLY
         | MsFlags::MS_NOSUID
         | MsFlags::MS_NODEV;
-    mount(NONE, target, NONE, flags, NONE).map_err(failed("make read-only", target))
+    mount(NONE, target, NONE, flags, NONE).map_err(on("make read-only", target))
 }
 
 /// What stands in `/etc` in place of the host's files, by name: no account, password, key or host
@@ -235,18 +225,19 @@ pub const ETC_FILES: [(&str, &str); 4] = [
     ),
 ];
 
-fn etc(root: &Path) -> Result<(), String> {
+fn etc(root: &Path) -> Result<()> {
     let etc = root.join("etc");
-    fs::create_dir(&etc).map_err(io(&etc))?;
+    fs::create_dir(&etc).map_err(on("make", &etc))?;
     for (file, text) in ETC_FILES {
         let path = etc.join(file);
-        fs::write(&path, text).map_err(io(&path))?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o444)).map_err(io(&path))?;
+        fs::write(&path, text).map_err(on("write", &path))?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o444))
+            .map_err(on("chmod", &path))?;
     }
     let cache = Path::new("/etc/ld.so.cache");
     if cache.exists() {
         let target = etc.join("ld.so.cache");
-        fs::copy(cache, &target).map_err(io(&target))?;
+        fs::copy(cache, &target).map_err(on("write", &target))?;
     }
     let alternatives = Path::new("/etc/alternatives");
     if alternatives.is_dir() {

@@ -4,9 +4,10 @@
 //! out. So the same files give the same bytes, and a hash of them names the content. Names of one
 //! file stay names of one file.
 
-use super::files::open_beneath;
-use crate::archive::reader::{self, Budget, Entry, Kind, ReadLimits};
+use super::beneath::open_beneath;
+use crate::archive::reader::{self, Budget, Entry, Kind, ReadError, ReadLimits};
 use crate::archive::{Held, Writer, fill};
+use crate::error::{Error, Result, call, on};
 use nix::fcntl::{AtFlags, OFlag, readlinkat};
 use nix::sys::stat::{Mode, fchmod, mkdirat};
 use nix::unistd::{Gid, Uid, fchown, linkat, symlinkat};
@@ -26,39 +27,33 @@ const MAX_ENTRIES: usize = 65_536;
 /// Most folders that are entered for the entries of an archive, one after the other.
 const MAX_STEPS: usize = 1 << 20;
 
-type Outcome<T> = Result<T, String>;
-
-fn at<'a>(path: &'a Path) -> impl Fn(std::io::Error) -> String + 'a {
-    move |e| format!("{}: {e}", path.display())
-}
-
-fn errno<'a>(path: &'a Path) -> impl Fn(nix::errno::Errno) -> String + 'a {
-    move |e| format!("{}: {e}", path.display())
+fn refused(why: String) -> Error {
+    Error::refused("archive", why)
 }
 
 /// Writes the folder `dir` as an archive of at most `max_bytes`.
-pub(crate) fn write(dir: &OwnedFd, out: impl Write, max_bytes: u64) -> Outcome<()> {
+pub(crate) fn write(dir: &OwnedFd, out: impl Write, max_bytes: u64) -> Result<()> {
     let mut walk = Walk {
         writer: Writer::new(out, max_bytes),
         entries: 0,
         linked: HashMap::new(),
     };
     walk.folder(dir, &Rc::from(Path::new("")), 0)?;
-    walk.writer.end().map_err(|e| e.to_string())?;
+    walk.writer.end().map_err(call("archive"))?;
     Ok(())
 }
 
 /// Sorted names in a folder, `most` of them.
-fn names(dir: &OwnedFd, path: &Path, most: usize) -> Outcome<Vec<OsString>> {
+fn names(dir: &OwnedFd, path: &Path, most: usize) -> Result<Vec<OsString>> {
     let again = open_beneath(dir, Path::new("."), OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
-    let mut listing = nix::dir::Dir::from_fd(again).map_err(errno(path))?;
+    let mut listing = nix::dir::Dir::from_fd(again).map_err(on("list", path))?;
     let mut names = Vec::new();
     for entry in listing.iter() {
-        let entry = entry.map_err(errno(path))?;
+        let entry = entry.map_err(on("list", path))?;
         let name = entry.file_name().to_bytes();
         if name != b"." && name != b".." {
             if names.len() == most {
-                return Err(format!("more than {MAX_ENTRIES} files"));
+                return Err(refused(format!("more than {MAX_ENTRIES} files")));
             }
             names.push(std::os::unix::ffi::OsStringExt::from_vec(name.to_vec()));
         }
@@ -75,14 +70,17 @@ struct Walk<W: Write> {
 }
 
 impl<W: Write> Walk<W> {
-    fn folder(&mut self, dir: &OwnedFd, path: &Rc<Path>, depth: usize) -> Outcome<()> {
+    fn folder(&mut self, dir: &OwnedFd, path: &Rc<Path>, depth: usize) -> Result<()> {
         if depth > MAX_DEPTH {
-            return Err(format!("{}: deeper than {MAX_DEPTH}", path.display()));
+            let path = path.display();
+            return Err(refused(format!(
+                "{path} is deeper than {MAX_DEPTH} folders"
+            )));
         }
         for name in names(dir, path, MAX_ENTRIES - self.entries)? {
             self.entries += 1;
             if self.entries > MAX_ENTRIES {
-                return Err(format!("more than {MAX_ENTRIES} files"));
+                return Err(refused(format!("more than {MAX_ENTRIES} files")));
             }
             self.entry(dir, path, name, depth)?;
         }
@@ -95,21 +93,25 @@ impl<W: Write> Walk<W> {
         above: &Rc<Path>,
         name: OsString,
         depth: usize,
-    ) -> Outcome<()> {
+    ) -> Result<()> {
         let path = above.join(&name);
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
         let held = open_beneath(dir, Path::new(&name), flags)?;
-        let meta = File::from(held).metadata().map_err(at(&path))?;
+        let meta = File::from(held).metadata().map_err(on("archive", &path))?;
         let mode = meta.permissions().mode();
         if meta.is_dir() {
-            self.writer.folder(&path, mode).map_err(at(&path))?;
+            self.writer
+                .folder(&path, mode)
+                .map_err(on("archive", &path))?;
             let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
             let below = open_beneath(dir, Path::new(&name), flags)?;
             self.folder(&below, &path.into(), depth + 1)
         } else if meta.is_symlink() {
-            let target = readlinkat(dir.as_fd(), name.as_os_str()).map_err(errno(&path))?;
+            let target = readlinkat(dir.as_fd(), name.as_os_str()).map_err(on("archive", &path))?;
             let target = Path::new(&target);
-            self.writer.link(&path, mode, target).map_err(at(&path))
+            self.writer
+                .link(&path, mode, target)
+                .map_err(on("archive", &path))
         } else if meta.is_file() {
             self.file(dir, above, name, &meta)
         } else {
@@ -123,7 +125,7 @@ impl<W: Write> Walk<W> {
         above: &Rc<Path>,
         name: OsString,
         meta: &Metadata,
-    ) -> Outcome<()> {
+    ) -> Result<()> {
         let path = above.join(&name);
         let mode = meta.permissions().mode();
         if meta.nlink() > 1 {
@@ -133,16 +135,21 @@ impl<W: Write> Walk<W> {
                 return self
                     .writer
                     .hard_link(&path, mode, &first)
-                    .map_err(at(&path));
+                    .map_err(on("archive", &path));
             }
             self.linked.insert(inode, (Rc::clone(above), name.clone()));
         }
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK;
         let file = File::from(open_beneath(dir, Path::new(&name), flags)?);
         let content = Held(&file, meta.size());
-        self.writer.file(&path, mode, &content).map_err(at(&path))
+        self.writer
+            .file(&path, mode, &content)
+            .map_err(on("archive", &path))
     }
 }
+
+/// Outcome of one entry; the reader adds its number and path to a broken rule.
+type Put = std::result::Result<(), ReadError>;
 
 /// Where the entries of an archive go.
 struct Target<'a> {
@@ -159,19 +166,19 @@ const FOLDER: OFlag = OFlag::O_RDONLY
 
 impl Target<'_> {
     /// The folder at `path`, made where it is not there; no link on the way is followed.
-    fn enter(&mut self, path: &Path) -> Outcome<&OwnedFd> {
+    fn enter(&mut self, path: &Path) -> Result<&OwnedFd> {
         if self.last.0 != path {
             let mut folder = open_beneath(self.root, Path::new("."), FOLDER)?;
             for part in path.components() {
                 self.steps += 1;
                 if self.steps > MAX_STEPS {
-                    return Err(format!(
-                        "archive: its entries jump between folders more than {MAX_STEPS} times; \
-                         sort them by name"
-                    ));
+                    return Err(refused(format!(
+                        "its entries jump between folders more than {MAX_STEPS} times; sort them \
+                         by name"
+                    )));
                 }
                 let name = Path::new(part.as_os_str());
-                self.folder(&folder, name).map_err(errno(path))?;
+                self.folder(&folder, name).map_err(on("unpack", path))?;
                 folder = open_beneath(&folder, name, FOLDER)?;
             }
             self.last = (path.into(), folder);
@@ -195,53 +202,57 @@ impl Target<'_> {
         fchown(made.as_fd(), self.owner.0, self.owner.1)
     }
 
-    fn put(&mut self, entry: &mut Entry<'_>, budget: &mut Budget) -> Outcome<()> {
+    fn put(&mut self, entry: &mut Entry<'_>, budget: &mut Budget) -> Put {
         let path = std::mem::take(&mut entry.path);
         let path = path.as_path();
         let above = path.parent().unwrap_or(Path::new(""));
         let name = Path::new(path.file_name().ok_or("it names the work folder itself")?);
         let mode = Mode::from_bits_truncate(entry.mode & 0o777);
         let (user, group) = self.owner;
+        let failed = || on("unpack", path);
         match &entry.kind {
             Kind::Folder => {
                 self.enter(above)?;
-                self.folder(&self.last.1, name).map_err(errno(path))?;
+                self.folder(&self.last.1, name).map_err(failed())?;
                 let made = open_beneath(&self.last.1, name, FOLDER)?;
-                fchmod(made.as_fd(), mode).map_err(errno(path))
+                fchmod(made.as_fd(), mode).map_err(failed())?;
             }
             Kind::Symlink(target) => {
                 let above = self.enter(above)?;
-                symlinkat(target, above.as_fd(), name).map_err(errno(path))
+                symlinkat(target, above.as_fd(), name).map_err(failed())?;
             }
-            Kind::HardLink(first) => self.hard_link(first, path),
+            Kind::HardLink(first) => self.hard_link(first, path)?,
             Kind::File => {
                 let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL;
                 let mut file = File::from(open_beneath(self.enter(above)?, name, flags)?);
                 let filled = fill(entry.content, entry.size, budget.left(), &mut file);
-                let Some(data) = filled.map_err(at(path))? else {
-                    return Err(budget.full().to_string());
-                };
-                budget.charge(data).map_err(|e| e.to_string())?;
-                fchown(file.as_fd(), user, group).map_err(errno(path))?;
-                fchmod(file.as_fd(), mode).map_err(errno(path))
+                let data = filled.map_err(on("unpack", path))?;
+                budget.charge(data.ok_or_else(|| budget.full())?)?;
+                fchown(file.as_fd(), user, group).map_err(failed())?;
+                fchmod(file.as_fd(), mode).map_err(failed())?;
             }
-            Kind::Device(kind) => Err(format!("it is a device or pipe ({kind})")),
+            Kind::Device(kind) => return Err(format!("it is a device or pipe ({kind})").into()),
         }
+        Ok(())
     }
 
     /// Another name of a regular file that an entry before this one made.
-    fn hard_link(&mut self, first: &Path, path: &Path) -> Outcome<()> {
+    fn hard_link(&mut self, first: &Path, path: &Path) -> Result<()> {
         let (from, name) = (first.parent(), first.file_name().unwrap_or(OsStr::new("")));
         self.enter(from.unwrap_or(Path::new("")))?;
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
         let held = open_beneath(&self.last.1, Path::new(name), flags)?;
-        if !File::from(held).metadata().map_err(at(path))?.is_file() {
-            return Err(format!("archive: {} links to no file", path.display()));
+        if !File::from(held)
+            .metadata()
+            .map_err(on("archive", path))?
+            .is_file()
+        {
+            return Err(refused(format!("{} links to no file", path.display())));
         }
-        let from = self.last.1.try_clone().map_err(at(path))?;
+        let from = self.last.1.try_clone().map_err(on("archive", path))?;
         let above = self.enter(path.parent().unwrap_or(Path::new("")))?;
         let own = path.file_name().unwrap_or_default();
-        linkat(from.as_fd(), name, above.as_fd(), own, AtFlags::empty()).map_err(errno(path))
+        linkat(from.as_fd(), name, above.as_fd(), own, AtFlags::empty()).map_err(on("unpack", path))
     }
 }
 
@@ -252,7 +263,7 @@ pub(crate) fn read(
     dir: &OwnedFd,
     max_bytes: u64,
     uid: Option<u32>,
-) -> Outcome<()> {
+) -> Result<()> {
     let mut target = Target {
         root: dir,
         owner: (uid.map(Uid::from_raw), uid.map(Gid::from_raw)),
@@ -260,8 +271,6 @@ pub(crate) fn read(
         steps: 0,
     };
     let mut budget = Budget::new(ReadLimits::work_folder(max_bytes));
-    let read = reader::read(archive, &mut budget, |entry, budget| {
-        Ok(target.put(entry, budget)?)
-    });
-    read.map_err(|e| e.to_string())
+    let put = |entry: &mut Entry<'_>, budget: &mut Budget| target.put(entry, budget);
+    Ok(reader::read(archive, &mut budget, put)?)
 }

@@ -1,5 +1,6 @@
 //! User ids of sandboxes.
 
+use crate::error::{Error, Result};
 use std::rc::Rc;
 
 /// First user id of sandboxes; no two lineages of sandboxes that are alive share one.
@@ -26,7 +27,7 @@ pub(crate) struct User {
 }
 
 impl Users {
-    pub(crate) fn take(&self) -> Result<Rc<User>, String> {
+    pub(crate) fn take(&self) -> Result<Rc<User>> {
         let free = self.free.borrow_mut().pop();
         let uid = match free {
             Some(uid) => uid,
@@ -34,7 +35,10 @@ impl Users {
                 self.used.set(self.used.get() + 1);
                 FIRST_UID + self.used.get()
             }
-            None => return Err(format!("all {UIDS} user ids are taken")),
+            None => {
+                let why = format!("all {UIDS} user ids of sandboxes are taken");
+                return Err(Error::Unavailable(why));
+            }
         };
         let free = Rc::clone(&self.free);
         Ok(Rc::new(User { uid, free }))

@@ -1,15 +1,16 @@
 //! Starts the zygote: a Python interpreter inside the read-only root, ready to be forked.
 
 use super::children::Child;
-use super::init::enter_root;
+use super::entrant::c_strings;
+use super::root;
+use crate::error::{Error, Result, call};
 use crate::exec::{execve, place, pointers};
-use crate::python;
+use crate::python::{self, BASE_ENV};
 use crate::walls::Plan;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use std::collections::VecDeque;
-use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -34,34 +35,22 @@ pub(crate) struct Zygote {
     asked: VecDeque<Instant>,
 }
 
-/// Environment that programs start from and that the zygote has.
-pub(crate) const BASE_ENV: [(&str, &str); 4] = [
-    ("PATH", "/usr/bin:/bin"),
-    ("HOME", "/work"),
-    ("TMPDIR", "/tmp"),
-    ("LANG", "C.UTF-8"),
-];
-
 impl Zygote {
     /// Starts one; it says on the notice pipe when it is ready.
-    pub(crate) fn start(python: &str, notices: RawFd, at_root: bool) -> Result<Self, String> {
-        let text = |s: &str| CString::new(s).map_err(|e| e.to_string());
+    pub(crate) fn start(python: &str, notices: RawFd, at_root: bool) -> Result<Self> {
         let argv = python::waiting(python.as_bytes(), "zygote", &python::zygote());
-        let env: Result<Vec<CString>, String> = BASE_ENV
-            .iter()
-            .map(|(k, v)| text(&format!("{k}={v}")))
-            .collect();
-        let (argv, env) = (argv.map_err(|e| e.to_string())?, env?);
+        let argv = argv.map_err(|e| Error::refused("python", e.to_string()))?;
+        let env = c_strings(BASE_ENV.iter().map(|(k, v)| format!("{k}={v}")))?;
         let (ours, theirs) = socketpair(
             AddressFamily::Unix,
             SockType::SeqPacket,
             None,
             SockFlag::SOCK_CLOEXEC,
         )
-        .map_err(|e| format!("socketpair: {e}"))?;
+        .map_err(call("socketpair"))?;
         // Programs have pipes as standard streams; the objects of the interpreter are made for
         // the same kind of file.
-        let (read_end, write_end) = std::io::pipe().map_err(|e| format!("pipe: {e}"))?;
+        let (read_end, write_end) = std::io::pipe().map_err(call("pipe"))?;
         let stdio = [
             read_end.as_raw_fd(),
             write_end.as_raw_fd(),
@@ -71,7 +60,7 @@ impl Zygote {
         ];
         // SAFETY: this process has one thread; the child never returns.
         match unsafe { libc::fork() } {
-            -1 => Err(format!("fork: {}", std::io::Error::last_os_error())),
+            -1 => Err(Error::last("fork")),
             0 => {
                 if confine(at_root).is_ok() && place(&stdio).is_ok() {
                     execve(&pointers(&argv), &pointers(&env));
@@ -93,18 +82,12 @@ impl Zygote {
         }
     }
 
-    fn send(&self, bytes: &[u8], fds: &[RawFd]) -> Result<(), String> {
+    fn send(&self, bytes: &[u8], fds: &[RawFd]) -> Result<()> {
         crate::protocol::send_bytes(self.socket.as_fd(), bytes, fds)
     }
 
     /// Asks for a fork in the PID namespace of `init`, which gets `socket`.
-    pub(crate) fn fork(
-        &mut self,
-        id: u64,
-        serial: u32,
-        init: RawFd,
-        socket: RawFd,
-    ) -> Result<(), String> {
+    pub(crate) fn fork(&mut self, id: u64, serial: u32, init: RawFd, socket: RawFd) -> Result<()> {
         let mut bytes = [0; 12];
         bytes[..8].copy_from_slice(&id.to_ne_bytes());
         bytes[8..].copy_from_slice(&serial.to_ne_bytes());
@@ -150,5 +133,5 @@ fn confine(at_root: bool) -> nix::Result<()> {
         | CloneFlags::CLONE_NEWUTS
         | CloneFlags::CLONE_NEWCGROUP;
     unshare(flags)?;
-    if at_root { Ok(()) } else { enter_root() }
+    if at_root { Ok(()) } else { root::enter() }
 }

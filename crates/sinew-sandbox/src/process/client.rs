@@ -207,8 +207,9 @@ impl Client {
 }
 
 /// A spawner that dies closes its socket a moment before that is noticed.
-fn unsent(waiting: &Waiting, why: &str) -> SandboxError {
-    match waiting.dead.is_some() || why.contains("EPIPE") || why.contains("ECONNRESET") {
+fn unsent(waiting: &Waiting, why: &sinew_jail::Error) -> SandboxError {
+    let hung_up = matches!(why.errno(), Some(libc::EPIPE | libc::ECONNRESET));
+    match waiting.dead.is_some() || hung_up {
         true => gone(),
         false => io_error("ask the spawner", why),
     }
@@ -257,6 +258,6 @@ fn hello(socket: &OwnedFd) -> Result<(Vec<Protection>, Vec<String>), SandboxErro
             "the spawner ended at once ({:?})",
             other.map(|o| o.0)
         ))),
-        Err(e) => Err(unavailable(e)),
+        Err(e) => Err(unavailable(e.to_string())),
     }
 }

@@ -4,6 +4,7 @@ mod client;
 mod output;
 mod provider;
 mod sandbox;
+mod snapshot;
 mod supervisor;
 
 pub use provider::{ProcessConfig, ProcessProvider};
@@ -13,7 +14,7 @@ pub use provider::{ProcessConfig, ProcessProvider};
 ///
 /// # Errors
 /// If there is no filter for this architecture.
-pub fn seccomp_filter(tcp: bool) -> Result<Vec<u8>, String> {
+pub fn seccomp_filter(tcp: bool) -> Result<Vec<u8>, sinew_jail::Error> {
     sinew_jail::seccomp::filter(tcp).map(|f| f.bytes)
 }
 

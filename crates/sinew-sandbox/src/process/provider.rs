@@ -1,7 +1,8 @@
 //! Sandboxes of the process level, as the host sees them.
 
-use super::client::{Client, unavailable};
+use super::client::unavailable;
 use super::sandbox::ProcessSandbox;
+use super::snapshot::{Kept, kept, own};
 use super::supervisor::Supervisor;
 use crate::port::{
     Network, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,
@@ -10,8 +11,8 @@ use crate::port::{
 use sinew_jail::protocol::{Config, Creation, Request};
 use sinew_jail::spawner::TCP_MEMORY;
 use std::fs::File;
-use std::io::{Read, Seek};
-use std::os::fd::{AsRawFd, RawFd};
+use std::io::Seek;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -118,45 +119,6 @@ pub struct ProcessProvider {
     config: ProcessConfig,
 }
 
-/// A snapshot that the spawner keeps.
-#[derive(Debug)]
-struct Kept {
-    client: Arc<Client>,
-    id: u64,
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        self.client
-            .tell(Request::DropSnapshot { snapshot: self.id });
-    }
-}
-
-/// A snapshot that is about to be made under a number of its own. A caller that stops waiting drops
-/// it.
-pub(super) async fn kept(
-    client: &Arc<Client>,
-    request: impl FnOnce(u64) -> Request,
-    files: &[RawFd],
-) -> Result<Snapshot, SandboxError> {
-    let id = client.number();
-    let kept = Kept {
-        client: Arc::clone(client),
-        id,
-    };
-    let answer = client.ask(request(id), files).await?;
-    Ok(Snapshot {
-        level: "process",
-        id,
-        handle: Arc::new(kept),
-        stores: answer
-            .held
-            .into_iter()
-            .map(|(store, bytes)| (client.unique(store), bytes))
-            .collect(),
-    })
-}
-
 impl ProcessProvider {
     /// Starts a spawner and asks it what this host enforces.
     ///
@@ -211,21 +173,6 @@ impl ProcessProvider {
         let sandbox = ProcessSandbox::new(&client, id, spec.clone(), permit, base.cloned());
         client.ask(Request::Create { id, creation }, &[]).await?;
         Ok(Box::new(sandbox))
-    }
-}
-
-/// The number of a snapshot, if this spawner keeps it.
-fn own(snapshot: &Snapshot, client: &Arc<Client>) -> Result<u64, SandboxError> {
-    match snapshot.handle.downcast_ref::<Kept>() {
-        Some(kept) if Arc::ptr_eq(&kept.client, client) => Ok(kept.id),
-        Some(kept) if kept.client.is_dead() => Err(SandboxError::Died(
-            "the process that kept the snapshot is gone".into(),
-        )),
-        _ => Err(SandboxError::Request {
-            field: "snapshot",
-            value: format!("{} of level {}", snapshot.id, snapshot.level),
-            allowed: "one that this provider made; others are exported and imported".into(),
-        }),
     }
 }
 
@@ -284,13 +231,10 @@ impl SandboxProvider for ProcessProvider {
             let _turn = self.turns.acquire().await;
             let mut file = crate::archive::spool(&[]).map_err(failed)?;
             // Dropped, it ends the export.
-            let kept = Kept {
-                client: Arc::clone(&client),
-                id: client.number(),
-            };
+            let kept = Kept::new(&client);
             let request = Request::Export {
                 snapshot,
-                export: kept.id,
+                export: kept.id(),
                 max_bytes,
             };
             client.ask(request, &[file.as_raw_fd()]).await?;
@@ -310,11 +254,4 @@ impl SandboxProvider for ProcessProvider {
             kept(&client, request, &[archive.as_raw_fd()]).await
         })
     }
-}
-
-/// Everything that a memory file holds, at most `max_bytes`.
-pub(super) fn read_all(file: File, max_bytes: u64) -> std::io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    file.take(max_bytes).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }

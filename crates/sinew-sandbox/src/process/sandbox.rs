@@ -1,15 +1,16 @@
 //! One sandbox of the process level, as the host sees it.
 
 use super::client::{Answer, Client, gone, io_error, unavailable};
-
 use super::output::{Bounds, Captured, capture, drain, feed};
-use super::provider::{kept, read_all};
+use super::snapshot::kept;
 use crate::port::{
     Ending, ExecOptions, ExecRequest, ExecResult, OutputChunk, OutputStream, Program, Sandbox,
     SandboxError, SandboxFuture, SandboxSpec, SandboxStats, Snapshot, Usage,
 };
 use sinew_jail::protocol::{End, Exit, Request, Start, memory_file};
 use sinew_jail::walls::{EXECVE, step_name};
+use std::fs::File;
+use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -100,11 +101,13 @@ fn pipes(fed: bool) -> std::io::Result<Pipes> {
 }
 
 /// Content of the file that an answer brings.
-pub(super) fn content(answer: Answer, max_bytes: u64) -> Result<Vec<u8>, SandboxError> {
-    let file = answer
-        .file
-        .ok_or_else(|| io_error("read", "the answer had no content"))?;
-    read_all(file.into(), max_bytes).map_err(|e| io_error("read", e))
+fn content(answer: Answer, max_bytes: u64) -> Result<Vec<u8>, SandboxError> {
+    let file = answer.file;
+    let file = file.ok_or_else(|| io_error("read", "the answer had no content"))?;
+    let mut bytes = Vec::new();
+    let read = File::from(file).take(max_bytes).read_to_end(&mut bytes);
+    read.map_err(|e| io_error("read", e))?;
+    Ok(bytes)
 }
 
 fn checked(program: Program) -> Result<Start, SandboxError> {

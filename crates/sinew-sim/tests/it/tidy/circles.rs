@@ -32,22 +32,6 @@ const ALLOWED: &[(&str, &str, &str)] = &[
         "the registry lists every environment, and an environment implements the registry's traits",
     ),
     (
-        "sinew-jail",
-        "agent/run agent/waiting",
-        "two halves of one part",
-    ),
-    ("sinew-jail", "calls seccomp", "two halves of one part"),
-    (
-        "sinew-jail",
-        "spawner/archiver spawner/ends",
-        "two halves of one part",
-    ),
-    (
-        "sinew-jail",
-        "spawner/init spawner/live spawner/zygote",
-        "parts of one machine",
-    ),
-    (
         "sinew-lab",
         "bench/gateway/client bench/gateway/process",
         "two halves of one part",
@@ -65,11 +49,6 @@ const ALLOWED: &[(&str, &str, &str)] = &[
     ),
     ("sinew-pipeline", "ports rows", "two halves of one part"),
     ("sinew-rollout", "driver harness", "two halves of one part"),
-    (
-        "sinew-sandbox",
-        "process/provider process/sandbox",
-        "two halves of one part",
-    ),
     (
         "sinew-store",
         "codec disk error gc index queue_disk reader recover remake segment store sums",

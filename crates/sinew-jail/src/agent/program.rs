@@ -1,0 +1,280 @@
+//! Programs of a guest and interpreters that wait for one: how they start, inside which walls.
+
+use super::group;
+use super::sys;
+use crate::exec;
+use crate::process;
+use crate::python;
+use crate::seccomp::Filter;
+use crate::walls::{EXECVE, FORK, Failure, GuestProgram, PROGRAM, Plan};
+use crate::wire::Put;
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{Error, Read, Result, Write};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+
+/// What SETUP described.
+#[derive(Default)]
+pub(super) struct Walls {
+    pub(super) user: u32,
+    /// Resource, soft and hard limit (setrlimit(2)).
+    pub(super) limits: Vec<[u64; 3]>,
+    pub(super) filter: Filter,
+    pub(super) landlock: Option<OwnedFd>,
+    /// Programs share a group that counts what they use.
+    pub(super) group: bool,
+    /// None at all: for a machine whose own walls are under test.
+    pub(super) open: bool,
+}
+
+/// Of `setrlimit(2)`.
+pub(super) const CPU: u64 = libc::RLIMIT_CPU as u64;
+
+/// Adds the step to an error.
+pub(super) fn at(step: u32) -> impl Fn(Error) -> Failure {
+    move |e| (step, e.raw_os_error().unwrap_or(0))
+}
+
+impl Walls {
+    /// Confines this process. It may take `ready_s` seconds of processors more than its limit says,
+    /// and wait `apart`.
+    fn confine(&self, ready_s: u64, apart: bool) -> std::result::Result<(), Failure> {
+        if self.open {
+            return std::env::set_current_dir("/work").map_err(at(PROGRAM));
+        }
+        if self.group {
+            let joined = if apart { group::wait() } else { group::join(0) };
+            joined.map_err(at(crate::walls::JOIN))?;
+        }
+        let mut limits = self.limits.clone();
+        for [_, soft, hard] in limits.iter_mut().filter(|l| l[0] == CPU) {
+            (*soft, *hard) = (*soft + ready_s, *hard + ready_s);
+        }
+        let program = GuestProgram {
+            user: self.user,
+            limits: &limits,
+            landlock: self.landlock.is_some(),
+            // The forks of one that waits apart set it before their programs.
+            filter: (!apart).then_some(&self.filter),
+        };
+        let ruleset = self.landlock.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        Plan::guest(&program).run([-1, ruleset])
+    }
+}
+
+/// What SETUP said.
+#[derive(Default)]
+pub(super) struct Setup {
+    pub(super) walls: Walls,
+    pub(super) env: Vec<Vec<u8>>,
+    /// The interpreter, empty without one.
+    pub(super) python: Vec<u8>,
+    /// Keep an interpreter waiting.
+    pub(super) warm: bool,
+    /// A whole machine is the sandbox: its kernel's counters are the sandbox's.
+    pub(super) machine: bool,
+}
+
+/// A program that was started.
+pub(super) struct Child {
+    pub(super) pid: i32,
+    /// Writing end of its standard input, until something feeds it.
+    pub(super) stdin: Option<OwnedFd>,
+    /// Reading ends of its standard output and error.
+    pub(super) output: [OwnedFd; 2],
+    /// Where an interpreter that waits gets its program.
+    control: Option<OwnedFd>,
+    /// Time on processors before it got its program.
+    pub(super) before_us: u64,
+}
+
+/// Seconds that an interpreter may take to get ready, emulated on a busy machine; it takes what is
+/// left back when it gets its program.
+const READY_S: u64 = 60;
+
+impl Child {
+    /// One that waits at the other ends of its streams, the last of which brings its program.
+    pub(super) fn waiting(pid: i32, [stdin, out, err, control]: [OwnedFd; 4]) -> Result<Self> {
+        for fd in [&stdin, &out, &err] {
+            sys::set_nonblocking(fd, true)?;
+        }
+        Ok(Self {
+            pid,
+            stdin: Some(stdin),
+            output: [out, err],
+            control: Some(control),
+            before_us: 0,
+        })
+    }
+
+    /// Gives an interpreter that waits its program: seconds of processor time, environment, code; false
+    /// if it is none.
+    pub(super) fn give(&mut self, cpu_s: u64, env: &[Vec<u8>], code: &[u8]) -> bool {
+        let Some(control) = self.control.take() else {
+            return false;
+        };
+        let program = Put::default().bytes(cpu_s.to_string().as_bytes()).list(env);
+        let program = program.bytes(code).0;
+        let size = (program.len() as u64).to_le_bytes();
+        let program = [&size, program.as_slice()].concat();
+        self.before_us = process::cpu_us(self.pid).unwrap_or(0);
+        // It dies only if it was killed; then its end shows it.
+        let _ = File::from(control).write_all(&program);
+        true
+    }
+}
+
+impl Setup {
+    /// Starts a program with these descriptors; its number. It comes back when the program has taken the
+    /// child's place, or with the step that failed.
+    fn launch(
+        &self,
+        theirs: &[RawFd],
+        argv: &[CString],
+        env: &[CString],
+        (waits, apart): (bool, bool),
+    ) -> std::result::Result<i32, Failure> {
+        let failed = at(FORK);
+        let (said, say) = sys::pipe().map_err(&failed)?;
+        // SAFETY: this process has one thread; the child ends here.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            let ready_s = if waits { READY_S } else { 0 };
+            let (step, errno) = become_program(&self.walls, (ready_s, apart), theirs, argv, env);
+            let mut record = step.to_ne_bytes().to_vec();
+            record.extend_from_slice(&errno.to_ne_bytes());
+            let _ = File::from(say).write_all(&record);
+            // SAFETY: ends without destructors, which are the parent's to run.
+            unsafe { libc::_exit(127) }
+        }
+        if pid < 0 {
+            return Err(failed(Error::last_os_error()));
+        }
+        drop(say);
+        let mut record = Vec::new();
+        // Ends when the program has taken the child's place.
+        let _ = File::from(said).read_to_end(&mut record);
+        if let Ok(record) = <[u8; 8]>::try_from(record.as_slice()) {
+            let [a, b, c, d, e, f, g, h] = record;
+            sys::end(pid);
+            return Err((
+                u32::from_ne_bytes([a, b, c, d]),
+                i32::from_ne_bytes([e, f, g, h]),
+            ));
+        }
+        Ok(pid)
+    }
+
+    pub(super) fn start(
+        &self,
+        argv: &[CString],
+        env: &[CString],
+        waits: bool,
+    ) -> std::result::Result<Child, Failure> {
+        let failed = at(FORK);
+        let (in_r, stdin) = sys::pipe().map_err(&failed)?;
+        let (out_r, out_w) = sys::pipe().map_err(&failed)?;
+        let (err_r, err_w) = sys::pipe().map_err(&failed)?;
+        let (control_r, control) = sys::pipe().map_err(&failed)?;
+        let theirs = [&in_r, &out_w, &err_w, &control_r].map(AsRawFd::as_raw_fd);
+        let theirs = if waits { &theirs[..] } else { &theirs[..3] };
+        let pid = self.launch(theirs, argv, env, (waits, false))?;
+        let child = Child::waiting(pid, [stdin, out_r, err_r, control]);
+        let mut child = child.map_err(&failed)?;
+        if !waits {
+            child.control = None;
+        }
+        Ok(child)
+    }
+
+    /// Whether an interpreter can stand apart from programs, out of their reach.
+    pub(super) fn divides(&self) -> bool {
+        let walls = &self.walls;
+        self.machine && !walls.open && walls.landlock.is_some() && group::divides()
+    }
+
+    /// An interpreter that forks others; what it is asked by.
+    pub(super) fn reserve(&self) -> Option<(i32, UnixStream)> {
+        let mut argv = python::waiting(&self.python, "guest", python::GUEST).ok()?;
+        // The filter, which its forks set: it says itself that no process may look into it.
+        let filter: String = self
+            .walls
+            .filter
+            .bytes
+            .iter()
+            .map(|b| format!("{b:02x}"))
+            .collect();
+        argv.push(sys::text(filter.as_bytes()).ok()?);
+        let env = texts(&self.env).ok()?;
+        let null = File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/null")
+            .ok()?;
+        let (ours, theirs) = UnixStream::pair().ok()?;
+        let null = null.as_raw_fd();
+        let fds = [null, null, null, theirs.as_raw_fd()];
+        let pid = self.launch(&fds, &argv, &env, (true, true)).ok()?;
+        Some((pid, ours))
+    }
+
+    /// An interpreter for the next program, if one is to wait.
+    pub(super) fn spare(&self) -> Option<Child> {
+        if !self.warm || self.python.is_empty() {
+            return None;
+        }
+        let argv = python::waiting(&self.python, "guest", python::GUEST).ok()?;
+        let env = texts(&self.env).ok()?;
+        self.start(&argv, &env, true).ok()
+    }
+}
+
+pub(super) fn texts(list: &[Vec<u8>]) -> Result<Vec<CString>> {
+    list.iter().map(|t| sys::text(t)).collect()
+}
+
+/// In the child: from here on nothing of the agent is left in it but what the program gets.
+fn become_program(
+    walls: &Walls,
+    (ready_s, apart): (u64, bool),
+    fds: &[RawFd],
+    argv: &[CString],
+    env: &[CString],
+) -> Failure {
+    let _ = nix::unistd::setsid();
+    nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
+    // Where memory runs out, programs go first.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
+    if let Err(errno) = exec::place(fds) {
+        return (PROGRAM, errno);
+    }
+    if let Err(failure) = walls.confine(ready_s, apart) {
+        return failure;
+    }
+    let environment = exec::pointers(env);
+    let name = argv
+        .first()
+        .map(|a| a.to_bytes().to_vec())
+        .unwrap_or_default();
+    if name.contains(&b'/') {
+        return (EXECVE, exec::execve(&exec::pointers(argv), &environment));
+    }
+    let path = env
+        .iter()
+        .find_map(|e| e.to_bytes().strip_prefix(b"PATH="))
+        .unwrap_or(b"/usr/bin:/bin");
+    let mut failure = libc::ENOENT;
+    for folder in path.split(|&b| b == b':') {
+        let Ok(full) = sys::text(&[folder, b"/", &name].concat()) else {
+            continue;
+        };
+        let mut argv = argv.to_vec();
+        argv[0] = full;
+        let tried = exec::execve(&exec::pointers(&argv), &environment);
+        if tried != libc::ENOENT {
+            failure = tried;
+        }
+    }
+    (EXECVE, failure)
+}

@@ -1,0 +1,144 @@
+//! Failures of the jail: what was done, to which file, and what the kernel said.
+
+use crate::archive::reader::ReadError;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why something of a sandbox could not be made, run, read or written.
+///
+/// None of them is the doing of code inside, which is reported by [`Exit`](crate::protocol::Exit).
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The kernel refused a call.
+    #[error("{operation}{}: {source}{hint}", separated(path))]
+    Call {
+        /// The call, or the step of which it is a part.
+        operation: &'static str,
+        /// The file or folder, empty for a call without one.
+        path: PathBuf,
+        /// Holds the errno ([`io::Error::raw_os_error`]).
+        source: io::Error,
+        /// What to do about it, or empty; begins with a separator.
+        hint: &'static str,
+    },
+    /// A request or a task names what does not exist, or does not any more.
+    #[error("no such {0}")]
+    NoSuch(&'static str),
+    /// One program at a time runs in a sandbox, and its files are untouched meanwhile.
+    #[error("something runs in it")]
+    Busy,
+    /// A packet came without the files that its request needs.
+    #[error("{got} files, expected {expected}")]
+    Files {
+        /// Files that came.
+        got: usize,
+        /// Files that the request needs.
+        expected: usize,
+    },
+    /// Something is larger than the spawner takes.
+    #[error("{what} of {bytes} bytes, at most {max}")]
+    TooLong {
+        /// A message, a program, ...
+        what: &'static str,
+        /// Its size.
+        bytes: usize,
+        /// The bound.
+        max: usize,
+    },
+    /// A value of a request, or an entry of an archive, that is not allowed.
+    #[error("{what}: {why}")]
+    Refused {
+        /// The value or the entry.
+        what: String,
+        /// What is allowed.
+        why: String,
+    },
+    /// An archive that breaks a rule or a limit.
+    #[error(transparent)]
+    Archive(#[from] ReadError),
+    /// Something that this host or this image cannot do, and why.
+    #[error("{0}")]
+    Unavailable(String),
+    /// A message that is no JSON of its type.
+    #[error("message: {0}")]
+    Json(#[from] serde_json::Error),
+}
+
+/// What a fallible function of the jail returns.
+pub type Result<T> = std::result::Result<T, Error>;
+
+fn separated(path: &Path) -> String {
+    match path.as_os_str().is_empty() {
+        true => String::new(),
+        false => format!(" {}", path.display()),
+    }
+}
+
+/// What keeps an entry of an archive from its place.
+impl From<Error> for ReadError {
+    fn from(error: Error) -> Self {
+        error.to_string().into()
+    }
+}
+
+impl Error {
+    /// The errno of the call that failed, if a call did.
+    #[must_use]
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Call { source, .. } => source.raw_os_error(),
+            _ => None,
+        }
+    }
+
+    /// The call that set `errno` last on this thread.
+    pub(crate) fn last(operation: &'static str) -> Self {
+        call(operation)(io::Error::last_os_error())
+    }
+
+    pub(crate) fn refused(what: impl Into<String>, why: impl Into<String>) -> Self {
+        let (what, why) = (what.into(), why.into());
+        Self::Refused { what, why }
+    }
+
+    /// With what to do about it.
+    pub(crate) fn hint(self, text: &'static str) -> Self {
+        match self {
+            Self::Call {
+                operation,
+                path,
+                source,
+                ..
+            } => Self::Call {
+                operation,
+                path,
+                source,
+                hint: text,
+            },
+            other => other,
+        }
+    }
+}
+
+/// Adds the operation to the error of a call.
+pub(crate) fn call<E: Into<io::Error>>(operation: &'static str) -> impl Fn(E) -> Error {
+    move |source| Error::Call {
+        operation,
+        path: PathBuf::new(),
+        source: source.into(),
+        hint: "",
+    }
+}
+
+/// Adds the operation and the file to the error of a call.
+pub(crate) fn on<'a, E: Into<io::Error>>(
+    operation: &'static str,
+    path: &'a (impl AsRef<Path> + ?Sized),
+) -> impl Fn(E) -> Error + 'a {
+    move |source| Error::Call {
+        operation,
+        path: path.as_ref().into(),
+        source: source.into(),
+        hint: "",
+    }
+}
