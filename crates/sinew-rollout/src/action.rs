@@ -1,4 +1,7 @@
 //! A model's turn as an environment receives it: the text, and the calls in it.
+//!
+//! Calls are parsed once, here, for every environment. The notation is the model's own, of its chat template,
+//! or a tag that the environment teaches in its prompt.
 
 use sinew_env::{Action, CallError, CallNotation};
 use sinew_render::{
@@ -6,7 +9,8 @@ use sinew_render::{
 };
 use sinew_types::{TokenId, ToolCall, ToolSpec};
 
-/// How an environment's episodes write calls; `None` where there are none to look for.
+/// The notation of calls as the renderer parses it; `None` for an environment without tools, whose text is
+/// never a call.
 fn turn_format(
     notation: &CallNotation,
     renderer: &dyn Renderer,
@@ -26,7 +30,8 @@ fn tag_format(tag: &str, tool: &str) -> TurnFormat {
     })
 }
 
-/// The action of a sampled turn.
+/// The action of a sampled turn. `truncated`: a limit ended it, so that an unfinished call is no mistake of
+/// the notation.
 pub(crate) fn of_tokens(
     renderer: &dyn Renderer,
     notation: &CallNotation,

@@ -1,4 +1,7 @@
 //! Many episodes at once: admission, ownership, durable commit.
+//!
+//! An episode is reported only after its trace is durable, so that a crash neither loses one that was
+//! trained nor runs it twice. Episodes that end together share one synchronization of the disk.
 
 use crate::admission::READ_EVERY;
 use crate::driver::{EpisodeOptions, EpisodeParts};
@@ -13,8 +16,10 @@ use tokio::task::{Id, JoinSet};
 /// Why a batch of episodes stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum BatchError {
+    /// The store refused or failed; episodes that ended meanwhile are not reported.
     #[error("episodes cannot be stored: {0}")]
     Store(#[from] StoreError),
+    /// The run was asked to stop. Committed episodes stay, the others are run again.
     #[error("stopped on request")]
     Cancelled,
 }
@@ -22,6 +27,7 @@ pub enum BatchError {
 /// An episode that ended and is durable in the store.
 #[derive(Clone, Debug)]
 pub struct Finished {
+    /// Valid, with its outcome or the reason of its failure.
     pub trace: Trace,
     /// The store held it already: it was not run.
     pub known: bool,
@@ -35,14 +41,18 @@ type Job = (EpisodeSpec, Arc<EpisodeOptions>);
 pub struct Runner {
     parts: EpisodeParts,
     store: Arc<dyn TraceStore>,
+    /// Maximum number of tasks; admission lets fewer of them begin.
     max_in_flight: usize,
     waiting: VecDeque<Job>,
     running: JoinSet<Trace>,
+    /// The job of each task, for the trace of one that panicked.
     owners: HashMap<Id, Job>,
+    /// Episodes that the store held already and that are not reported yet.
     known: Vec<Finished>,
 }
 
 impl Runner {
+    /// Runs nothing yet. `max_in_flight` is at least 1.
     pub fn new(parts: EpisodeParts, store: Arc<dyn TraceStore>, max_in_flight: usize) -> Self {
         Self {
             parts,
@@ -129,7 +139,7 @@ impl Runner {
         Ok(finished.collect())
     }
 
-    /// Begins what waits, as far as there is room.
+    /// Begins what waits, up to `max_in_flight`.
     fn fill(&mut self) {
         while self.running.len() < self.max_in_flight
             && let Some((spec, options)) = self.waiting.pop_front()
@@ -147,7 +157,8 @@ impl Runner {
     }
 }
 
-/// The trace of an episode whose task died: nothing of it can be trusted but that it failed.
+/// The trace of an episode whose task panicked: it has no nodes, since nothing that the task did can be
+/// trusted.
 fn panicked(
     parts: &EpisodeParts,
     spec: &EpisodeSpec,
@@ -162,6 +173,7 @@ fn panicked(
     machine.into_trace(Timing::default())
 }
 
+/// Commits traces in one batch, on a thread that may block.
 async fn commit(store: &Arc<dyn TraceStore>, traces: Vec<Trace>) -> Result<Vec<Trace>, StoreError> {
     let store = Arc::clone(store);
     let committed = tokio::task::spawn_blocking(move || {

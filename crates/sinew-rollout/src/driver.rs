@@ -1,4 +1,7 @@
 //! Carries an [`EpisodeMachine`]'s commands out: engine, environment, renderer, clock.
+//!
+//! Each phase has a deadline of its own: the start of the world, all turns together, and the score. Time in
+//! the queue of admission is added to the deadline of the turns, since other episodes cause it.
 
 use crate::action;
 use crate::admission::Admission;
@@ -22,18 +25,22 @@ use tokio::time::{Instant, timeout_at};
 /// How long an environment may take to close after its episode is over.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The parts an episode is run with.
+/// The parts that an episode is run with, shared by all episodes of a run. A clone shares them, too.
 #[derive(Clone)]
 pub struct EpisodeParts {
+    /// Samples tokens from tokens.
     pub engine: Arc<dyn Engine>,
+    /// Tokenizer and chat template of the engine's model.
     pub renderer: Arc<dyn Renderer>,
+    /// Makes the environment of each episode.
     pub envs: Arc<dyn EnvFactory>,
     /// Drives the turns.
     pub harness: Arc<dyn Harness>,
+    /// Counts what episodes do, for views.
     pub gauges: Arc<Gauges>,
-    /// Who may begin and generate.
+    /// Decides which episodes begin and generate.
     pub admission: Arc<Admission>,
-    /// Source of request ids, shared by everybody who uses the engine.
+    /// Source of request ids, shared by all users of the engine.
     pub requests: Arc<AtomicU64>,
     /// Written into each trace.
     pub run: Arc<RunInfo>,
@@ -51,6 +58,7 @@ impl std::fmt::Debug for EpisodeParts {
 /// How an episode is sampled and bounded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EpisodeOptions {
+    /// Turns and tokens.
     pub limits: EpisodeLimits,
     /// `max_tokens`, `stop_ids` and `seed` are set for each turn.
     pub sampling: SamplingParams,
@@ -62,15 +70,20 @@ pub struct EpisodeOptions {
     pub score_timeout: Duration,
 }
 
+/// An episode while it runs.
 struct Running<'a> {
     parts: &'a EpisodeParts,
     options: &'a EpisodeOptions,
     spec: &'a EpisodeSpec,
     /// Of the turns; of the world's start before.
     deadline: Instant,
+    /// Tools that the environment offers, for the chat template and the parser of calls.
     tools: Vec<ToolSpec>,
+    /// How the model writes calls of them.
     calls: CallNotation,
+    /// End of the last turn, which says how the next message is joined to it.
     last_finish: FinishReason,
+    /// Times so far, for the trace.
     timing: Timing,
 }
 
@@ -82,7 +95,8 @@ impl EpisodeOptions {
         EpisodeMachine::new(trace, self.limits.clone(), temperature)
     }
 
-    /// How turns are sampled that nothing but the limit of a turn cuts.
+    /// Sampling of a turn that only the limit of a turn cuts: recorded in the trace, as the context may
+    /// cut single turns shorter.
     pub fn turn_sampling(&self) -> SamplingParams {
         SamplingParams {
             max_tokens: self.limits.max_turn_tokens,
@@ -92,6 +106,9 @@ impl EpisodeOptions {
 }
 
 /// Runs one episode to its end. Never fails: what goes wrong is in the trace.
+///
+/// The environment is closed in any case; one that does not close in 10 seconds is left, with a line in the
+/// log.
 pub async fn run_episode(
     parts: &EpisodeParts,
     options: &EpisodeOptions,
@@ -130,6 +147,7 @@ pub async fn run_episode(
     machine.into_trace(running.timing)
 }
 
+/// An error of the environment as an event, with its kind of failure.
 fn failed(e: &EnvError) -> EpisodeEvent {
     EpisodeEvent::Failed {
         kind: e.failure_kind(),
@@ -138,6 +156,7 @@ fn failed(e: &EnvError) -> EpisodeEvent {
 }
 
 impl Running<'_> {
+    /// Carries commands out until the machine is over.
     async fn drive(&mut self, machine: &mut EpisodeMachine, env: &mut dyn Env) {
         let event = self.reset(env).await;
         let mut command = machine.on_event(event);
@@ -157,7 +176,8 @@ impl Running<'_> {
         }
     }
 
-    /// Awaits an environment's answer until the deadline, and counts the time as tool time.
+    /// Awaits an environment's answer until the deadline, and counts the time as tool time. A call past the
+    /// deadline is dropped, so environments must bear that at every await.
     async fn env_call<T>(
         &mut self,
         deadline: Instant,
@@ -176,6 +196,7 @@ impl Running<'_> {
         }
     }
 
+    /// Starts the world and renders its first messages. The deadline of the turns begins here.
     async fn reset(&mut self, env: &mut dyn Env) -> EpisodeEvent {
         let reset = match self.env_call(self.deadline, Phase::Boot, env.reset()).await {
             Ok(reset) => reset,
@@ -201,10 +222,11 @@ impl Running<'_> {
         }
     }
 
+    /// Samples one turn. Its seed is a function of the episode's seed and the number of the turn.
     async fn generate(&mut self, machine: &mut EpisodeMachine, max_tokens: u32) -> EpisodeCommand {
         let admission = Arc::clone(&self.parts.admission);
         let place = admission.turn(&self.spec.episode, machine.context()).await;
-        // Others held the room: that time is not the episode's own.
+        // Other episodes held the KV capacity: that time is not the episode's own.
         self.deadline += place.as_ref().map_or(Duration::ZERO, |p| p.waited);
         let started = Instant::now();
         let (gauges, deadline) = (Arc::clone(&self.parts.gauges), Some(self.deadline));
@@ -219,7 +241,7 @@ impl Running<'_> {
                 seed: mix_seed(self.spec.seed, u64::from(machine.turns())),
                 ..self.options.sampling.clone()
             },
-            // Later turns first: they free their room sooner.
+            // Later turns first: they free their KV capacity sooner.
             priority: machine.turns() as i32,
         };
         // Each event carries at least one token or is the last one, so that the engine's
@@ -236,6 +258,8 @@ impl Running<'_> {
         command
     }
 
+    /// Feeds a request's events to the machine until its last one, or until the deadline, at which the
+    /// request is aborted.
     async fn follow(
         &mut self,
         machine: &mut EpisodeMachine,
@@ -266,6 +290,7 @@ impl Running<'_> {
         }
     }
 
+    /// Lets the environment act on the sampled turn, and renders its answer as tokens that follow it.
     async fn step(&mut self, machine: &EpisodeMachine, env: &mut dyn Env) -> EpisodeEvent {
         let truncated = matches!(
             self.last_finish,
@@ -320,6 +345,7 @@ impl Running<'_> {
         }
     }
 
+    /// Asks for the score of an episode that a limit ended.
     async fn score(&mut self, env: &mut dyn Env) -> EpisodeEvent {
         // An episode whose time is up still gets its score, within a time of its own.
         let deadline = Instant::now() + self.options.score_timeout;

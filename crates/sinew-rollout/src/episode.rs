@@ -10,22 +10,25 @@ use sinew_types::{
 };
 use std::sync::Arc;
 
-/// What bounds an episode.
+/// Limits of an episode. One that reaches a limit is truncated: it is scored, and counts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EpisodeLimits {
-    /// Most model turns.
+    /// Maximum number of model turns.
     pub max_turns: u32,
-    /// Most sampled tokens in one turn.
+    /// Maximum number of sampled tokens in one turn.
     pub max_turn_tokens: u32,
-    /// Most tokens in the context, prompt included.
+    /// Maximum number of tokens in the context, prompt included.
     pub max_context_tokens: u32,
 }
 
-/// Who the episode is and what it is run for.
+/// Identity and purpose of an episode.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EpisodeSpec {
+    /// Unique in the run. An id that the store has is not run again.
     pub episode: EpisodeId,
+    /// Episodes of one group are compared with each other.
     pub group: GroupId,
+    /// The task, with the data that only its environment reads.
     pub task: Task,
     /// Number of the draw within its purpose.
     pub draw: u64,
@@ -64,15 +67,16 @@ impl EpisodeSpec {
     }
 }
 
-/// What all episodes of a run have in common.
+/// Facts that all episodes of a run have in common.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunInfo {
+    /// Name of the run's folder.
     pub name: String,
     /// Without seeds and sampling, which are the episode's.
     pub provenance: Provenance,
 }
 
-/// What happened.
+/// An event of an episode, from engine, environment or clock.
 #[derive(Clone, Debug)]
 pub enum EpisodeEvent {
     /// The environment is ready; its first messages, rendered.
@@ -107,7 +111,7 @@ pub enum EpisodeEvent {
     Deadline,
 }
 
-/// What the driver is to do next.
+/// The driver's next action.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EpisodeCommand {
     /// Sample a turn: at most `max_tokens` after the context.
@@ -122,6 +126,7 @@ pub enum EpisodeCommand {
     Wait,
 }
 
+/// The command that the machine waits for the result of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Booting,
@@ -131,7 +136,7 @@ enum State {
     Over,
 }
 
-/// The machine.
+/// The state machine of one episode. It builds the trace as it goes.
 #[derive(Debug)]
 pub struct EpisodeMachine {
     limits: EpisodeLimits,
@@ -195,7 +200,7 @@ impl EpisodeMachine {
         self.trace
     }
 
-    /// Takes one event and says what to do next. Events that come after the end are ignored:
+    /// Takes one event and gives the next command. Events that come after the end are ignored:
     /// an abort races with the last tokens.
     pub fn on_event(&mut self, event: EpisodeEvent) -> EpisodeCommand {
         match (self.state, event) {

@@ -1,4 +1,7 @@
-//! What is going on right now, for whoever shows it.
+//! Counters and live episodes of a run, for views.
+//!
+//! Nothing decides by them: a value may be stale by a few episodes, and no reader blocks an episode for
+//! longer than it takes to copy the list of live ones.
 
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::collections::HashMap;
@@ -6,16 +9,18 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::time::Instant;
 
-/// Where an episode is.
+/// Phase of an episode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Its world is made.
+    /// Its environment starts.
     Boot,
+    /// The engine samples a turn.
     Generate,
     /// Its environment acts, or the program that drives it runs.
     Tool,
+    /// Its environment grades it.
     Score,
-    /// Between two others, or until there is room to generate.
+    /// Between two others, or until admission lets it generate.
     Wait,
 }
 
@@ -37,15 +42,20 @@ impl Phase {
 /// Counters that the driver moves and a view reads. All relaxed: they are for people.
 #[derive(Debug, Default)]
 pub struct Gauges {
+    /// Episodes in each phase, by its number.
     in_phase: [AtomicUsize; Phase::COUNT],
+    /// Episodes that have begun and not ended.
     in_flight: AtomicUsize,
     finished: AtomicU64,
     succeeded: AtomicU64,
     failed: AtomicU64,
+    /// Microseconds in environments, of finished episodes.
     tool_calls_us: AtomicU64,
+    /// Episodes in flight.
     live: Mutex<HashMap<EpisodeId, Live>>,
 }
 
+/// A live episode, without its name.
 #[derive(Debug)]
 struct Live {
     phase: Phase,
@@ -56,9 +66,11 @@ struct Live {
 /// An episode that has begun and not ended.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LiveEpisode {
+    /// Its id.
     pub episode: EpisodeId,
+    /// Its current phase.
     pub phase: Phase,
-    /// Seconds in it.
+    /// Seconds in that phase.
     pub phase_s: f64,
     /// Seconds until it is cut; `None`: it has no time of its own.
     pub left_s: Option<f64>,
@@ -96,9 +108,13 @@ impl Drop for FlightGuard<'_> {
 /// A reading of [`Gauges`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GaugesReading {
+    /// Episodes that have begun and not ended.
     pub in_flight: usize,
+    /// Of these, in [`Phase::Boot`].
     pub booting: usize,
+    /// In [`Phase::Generate`].
     pub generating: usize,
+    /// In [`Phase::Tool`] or [`Phase::Score`].
     pub in_tool: usize,
     /// Since the start of the program.
     pub finished: u64,
@@ -154,10 +170,10 @@ impl Gauges {
         }
     }
 
-    /// At most so many of the live episodes: those that have been in their phase for the longest.
+    /// Live episodes, those first that have been in their phase for the longest; at most `most` of them.
     pub fn longest(&self, most: usize) -> Vec<LiveEpisode> {
         let now = Instant::now();
-        let told = |(episode, live): (&EpisodeId, &Live)| LiveEpisode {
+        let shown = |(episode, live): (&EpisodeId, &Live)| LiveEpisode {
             episode: episode.clone(),
             phase: live.phase,
             phase_s: now.saturating_duration_since(live.since).as_secs_f64(),
@@ -165,7 +181,7 @@ impl Gauges {
                 .deadline
                 .map(|at| at.saturating_duration_since(now).as_secs_f64()),
         };
-        let mut all: Vec<LiveEpisode> = self.live().iter().map(told).collect();
+        let mut all: Vec<LiveEpisode> = self.live().iter().map(shown).collect();
         all.sort_by(|a, b| {
             let longer = b.phase_s.total_cmp(&a.phase_s);
             longer.then_with(|| a.episode.cmp(&b.episode))
@@ -174,7 +190,7 @@ impl Gauges {
         all
     }
 
-    /// Counts a finished episode.
+    /// Counts a finished episode. A failed one counts as finished, too.
     pub fn finish(&self, trace: &Trace) {
         self.finished.fetch_add(1, Ordering::Relaxed);
         if trace.outcome.success {
@@ -216,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_in_a_phase_for_the_longest_is_told_with_its_deadline() {
+    fn episodes_that_are_longest_in_a_phase_come_first_with_their_deadline() {
         let gauges = Gauges::default();
         let ids = ["a", "b", "c"].map(EpisodeId::new);
         let guards = ids.each_ref().map(|id| gauges.begin(id));

@@ -1,12 +1,21 @@
 //! The way of an episode: task, environment, render, generate, act, observe, score, store.
 //!
-//! [`EpisodeMachine`] is the pure core: events in, commands out. [`run_episode`] carries its
-//! commands out; [`Runner`] runs hundreds of them side by side, so that the engine works
-//! while tools run. [`AdmissionCore`], pure as well, says who may start and who may generate
-//! next: as many as the engine's key-value room bears. A [`Harness`] that is not the built-in loop lets an
-//! outside program drive the turns. Invariants: every episode that was begun ends in exactly one trace,
-//! valid and committed before anyone is told; a failure is data with a typed reason; rollout knows no
-//! concrete engine, environment or store.
+//! | part | what it does |
+//! |---|---|
+//! | [`EpisodeMachine`] | one episode as a pure state machine: events in, commands out |
+//! | [`run_episode`] | carries its commands out: engine, environment, renderer, clock |
+//! | [`Runner`] | runs hundreds of episodes side by side, so that the engine works while tools run |
+//! | [`AdmissionCore`] | decides, as pure, which episodes start and which generate next: as many as fit into the engine's KV cache |
+//! | [`Harness`] | port of what drives the turns: the built-in loop, or an agent program ([`ProgramHarness`]) |
+//! | [`Gauges`] | counters and live episodes, for views |
+//!
+//! # Invariants
+//!
+//! - Every episode that was begun ends in exactly one trace, which is valid, and committed before it is
+//!   reported.
+//! - A failure is data with a typed reason. It ends the episode and nothing else.
+//! - Every token that the model saw or sampled is in exactly one node of the trace.
+//! - This crate names no concrete engine, gateway, environment or store.
 
 mod action;
 mod admission;

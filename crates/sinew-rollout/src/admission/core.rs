@@ -1,13 +1,13 @@
-//! Who may start, and who may generate next, as a pure state machine: no clock, no engine.
+//! Which episodes start, and which generate next, as a pure state machine: no clock, no engine.
 //!
 //! An episode waits as new, is starting until its world is up, and then turns between generating
 //! and acting (being in a tool). While it does, its context is held in the bucket. An episode that
 //! acts can be paused: it keeps working, but what it holds is given to others, and its next turn
-//! waits for room. Nothing is ever cancelled.
+//! waits for KV capacity. Nothing is ever cancelled.
 //!
-//! Nobody starves: turns come before new episodes, so what has begun drains; new ones come in
-//! order; whoever has waited for `force_after_s` goes on whatever the room; and if nobody holds
-//! room, the next one gets it however large it is.
+//! No episode starves: turns come before new episodes, so what has begun drains; new ones come in
+//! order; a turn that has waited for `force_after_s` goes on in any case; and if no episode holds
+//! capacity, the next one gets it however large it is.
 
 use super::bucket::{Bucket, Held};
 use super::pressure::{Pressure, PressureConfig};
@@ -17,19 +17,19 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 /// Bounds of [`AdmissionCore`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdmissionConfig {
-    /// Most episodes that have begun and not ended.
+    /// Maximum number of episodes that have begun and not ended.
     pub max_running: usize,
-    /// Most of them whose world is not up yet.
+    /// Maximum number of them whose world is not up yet.
     pub max_starting: usize,
-    /// Whether contexts must fit into the engine's key-value room.
+    /// Whether contexts must fit into the engine's KV cache.
     pub kv_room: bool,
-    /// Tokens beside its context that an episode is expected to need next.
+    /// Tokens in addition to its context that an episode is expected to need next.
     pub reserve_tokens: usize,
     /// Seconds in a tool after which an episode gives way to those that wait.
     pub acting_hold_s: f64,
     /// Seconds after which a turn waits no longer.
     pub force_after_s: f64,
-    /// How many episodes the engine bears; `None`: not asked.
+    /// Control of the number of episodes by the engine's status; `None`: none.
     pub pressure: Option<PressureConfig>,
 }
 
@@ -53,7 +53,7 @@ impl AdmissionConfig {
     }
 }
 
-/// An episode.
+/// An episode, by the order in which it asked to begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EpisodeKey(u64);
 
@@ -89,20 +89,25 @@ struct Waiting {
 pub struct AdmissionReading {
     /// Episodes that have not begun.
     pub new: usize,
+    /// Episodes whose world is not up yet.
     pub starting: usize,
+    /// Episodes with a turn that generates.
     pub generating: usize,
+    /// Episodes in a tool whose context is kept for them.
     pub acting: usize,
-    /// Episodes that hold no room: in a tool, or waiting for their turn.
+    /// Episodes that hold no capacity: in a tool, or waiting for their turn.
     pub paused: usize,
-    /// Turns that wait for room.
+    /// Turns that wait for capacity.
     pub waiting_turns: usize,
-    /// Most episodes that may hold room.
+    /// Maximum number of episodes that may hold capacity.
     pub limit: usize,
+    /// Tokens that are held, reserves included.
     pub held_tokens: usize,
-    /// Key-value room of the engine; 0: not known.
+    /// KV capacity of the engine, in tokens; 0: not known.
     pub room_tokens: usize,
-    /// Since the start:
+    /// Episodes that began, since the start.
     pub started: u64,
+    /// Times that an episode in a tool gave its capacity to others.
     pub pauses: u64,
     /// Turns that had to wait, those of them that went on without room, and their seconds.
     pub waited_turns: u64,
@@ -137,7 +142,7 @@ pub struct AdmissionCore {
 }
 
 impl AdmissionCore {
-    /// Nobody is there yet.
+    /// Without episodes.
     pub fn new(config: AdmissionConfig) -> Self {
         let pressure = config.pressure;
         Self {

@@ -1,4 +1,8 @@
 //! Admission: [`AdmissionCore`] decides, [`Admission`] asks it for episodes that run.
+//!
+//! The core is pure and has time as an argument, so that a simulator can drive it. Here are the clock, the
+//! engine's status, and the futures of episodes that wait. A place that is dropped lets the next one go on
+//! at once; the engine's status is read every 250 ms.
 
 mod bucket;
 mod core;
@@ -14,10 +18,10 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-/// How often the engine is looked at while episodes run.
+/// Interval at which the engine's status is read while episodes run.
 pub(crate) const READ_EVERY: Duration = Duration::from_millis(250);
 
-/// Lets episodes begin and generate as the core says. Shared by all of a run.
+/// Lets episodes begin and generate as the core says. Shared by all episodes of a run.
 pub struct Admission {
     engine: Arc<dyn Engine>,
     origin: Instant,
@@ -71,7 +75,7 @@ pub struct TurnPlace {
     admission: Arc<Admission>,
     key: EpisodeKey,
     ticket: Ticket,
-    /// How long the turn waited for its room.
+    /// Time for which the turn waited until it might generate.
     pub waited: Duration,
 }
 
@@ -100,7 +104,7 @@ impl Admission {
         })
     }
 
-    /// What is going on.
+    /// Counts of what waits and goes on.
     pub fn reading(&self) -> AdmissionReading {
         self.lock().core.reading()
     }

@@ -1,4 +1,8 @@
 //! The program of a recipe, as it stands inside a sandbox.
+//!
+//! A sandbox shows the system folders of the host (`/usr`, `/bin`, `/lib`, `/lib64`) at their own place and
+//! nothing else. So the folders of a script and of a virtual environment are shown below `/agent`, and the
+//! command names their files there.
 
 use super::error::{ProgramError, invalid, missing};
 use std::collections::BTreeMap;
@@ -75,6 +79,8 @@ impl ProgramCommand {
         program.to_string_lossy().starts_with("python") && name(1).ends_with(".py")
     }
 
+    /// The path inside of the program itself. A name without `/` is found in `/usr/bin` or `/bin`: the folders
+    /// that a sandbox searches, whatever `PATH` is here.
     fn program(&mut self, program: &str) -> Result<String, ProgramError> {
         let path = if program.contains('/') {
             PathBuf::from(program)
@@ -142,6 +148,7 @@ impl ProgramCommand {
         Ok(text(&inside.join(rest)))
     }
 
+    /// Shows a folder where the user wants it. Places that a sandbox uses itself are refused.
     fn mount(&mut self, inside: &str, host: &Path) -> Result<(), ProgramError> {
         let target = Path::new(inside);
         let taken = ["/work", "/tmp", "/proc", "/dev", "/etc", SHOWN];
@@ -172,6 +179,7 @@ impl ProgramCommand {
         Ok(())
     }
 
+    /// Notes a folder to show, once.
     fn show(&mut self, host: PathBuf, inside: PathBuf) {
         let pair = (host, inside);
         if !self.shows.contains(&pair) {

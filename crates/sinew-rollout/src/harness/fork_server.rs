@@ -19,6 +19,7 @@ use tokio::net::tcp::OwnedWriteHalf;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
+/// The program that imports and forks, in Python; its protocol is described there.
 const SCRIPT: &str = include_str!("fork_server.py");
 /// Port inside on which the fork server finds this side.
 const CONTROL_PORT: u16 = 4100;
@@ -26,9 +27,10 @@ const CONTROL_PORT: u16 = 4100;
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Longest life of one server.
 const LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Messages to the server that wait to be written.
+/// Capacity of the queue of messages to the server; more wait.
 const QUEUE: usize = 1024;
 
+/// Episodes that run, by number.
 type Waiting = Arc<Mutex<HashMap<u64, oneshot::Sender<Ended>>>>;
 
 /// A running server. Dropping it ends the server and every fork of it.
@@ -41,6 +43,7 @@ pub(super) struct ForkServer {
     _forward: PortForward,
 }
 
+/// A line from the fork server: it is ready, or an episode ended.
 #[derive(Deserialize)]
 struct Message {
     #[serde(default)]
@@ -59,7 +62,10 @@ fn broken(what: impl std::fmt::Display) -> ProgramError {
 }
 
 impl ForkServer {
-    /// Starts one and waits until it has imported everything.
+    /// Starts one and waits until it has imported everything, 120 seconds at most.
+    ///
+    /// # Errors
+    /// If the sandbox cannot be made, or the server ends or is not ready in time.
     pub(super) async fn start(
         sandboxes: &Sandboxes,
         command: &ProgramCommand,
@@ -122,7 +128,10 @@ impl ForkServer {
         !self.queue.is_closed()
     }
 
-    /// Runs one episode to its end or its deadline.
+    /// Runs one episode to its end or its deadline. Dropping the future kills the episode.
+    ///
+    /// # Errors
+    /// If the server ends, or does not end an episode 10 seconds after its deadline.
     pub(super) async fn run(
         &self,
         env: Vec<(String, String)>,
@@ -179,6 +188,7 @@ impl Drop for KillOnDrop<'_> {
     }
 }
 
+/// Writes queued lines until the connection breaks; from then on the server counts as dead.
 async fn write_all(mut to: OwnedWriteHalf, mut queue: mpsc::Receiver<String>) {
     while let Some(line) = queue.recv().await {
         if to.write_all(line.as_bytes()).await.is_err() {
@@ -187,6 +197,7 @@ async fn write_all(mut to: OwnedWriteHalf, mut queue: mpsc::Receiver<String>) {
     }
 }
 
+/// Hands results to the episodes that wait for them. At the end of the connection, all of them fail.
 async fn read_all(mut from: BufReader<tokio::net::tcp::OwnedReadHalf>, waiting: Waiting) {
     let mut line = String::new();
     while let Ok(1..) = from.read_line(&mut line).await {

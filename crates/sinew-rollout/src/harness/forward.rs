@@ -32,6 +32,8 @@ impl Drop for PortForward {
     }
 }
 
+/// Connects each accepted connection to `to`. One that cannot be connected is closed, which the program
+/// sees as a server that hangs up.
 async fn forward(listener: TcpListener, to: SocketAddr) {
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut connections = JoinSet::new();

@@ -59,6 +59,9 @@ pub struct ModelAccess {
 }
 
 /// Runs a program for each episode.
+///
+/// The program's exit code decides nothing about the reward: it must end with 0, and the environment grades
+/// its answer. A program that is cut by a limit of its rollout has an answer, too, if it printed one.
 pub struct ProgramHarness {
     programs: Programs,
     server: Arc<dyn ModelServer>,
@@ -104,7 +107,7 @@ impl Harness for ProgramHarness {
 }
 
 impl ProgramHarness {
-    /// Episodes of `programs`, which reach `server` and nothing else.
+    /// Episodes of `programs`, which must have been made for the address of `server`.
     pub fn new(programs: Programs, server: Arc<dyn ModelServer>) -> Self {
         Self { programs, server }
     }
@@ -190,6 +193,7 @@ async fn grade(
     }
 }
 
+/// A program that the sandbox refused to start is a mistake of the harness; all else is the sandbox's.
 fn sandbox_kind(e: &SandboxError) -> FailureKind {
     match e {
         SandboxError::Request { .. } => FailureKind::Harness,

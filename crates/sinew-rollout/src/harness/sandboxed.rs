@@ -1,4 +1,7 @@
 //! One run of the program in a sandbox of its own.
+//!
+//! The sandbox has a loopback interface alone. A listener on it, at the port of the model server, is the one
+//! thing that the program can connect to.
 
 use super::command::ProgramCommand;
 use super::error::ProgramError;
@@ -11,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How a program ended, and what it wrote.
+/// How a program ended, and its output as far as it was kept, with invalid UTF-8 replaced.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Ended {
     pub(super) ending: Ending,
@@ -48,7 +51,10 @@ impl Sandboxes {
         Ok((sandbox, forward))
     }
 
-    /// Runs the program once, in a sandbox of its own.
+    /// Runs the program once, in a sandbox of its own, which is destroyed afterwards.
+    ///
+    /// # Errors
+    /// If the sandbox fails; a program that fails is an [`Ended`].
     pub(super) async fn run(
         &self,
         command: &ProgramCommand,
@@ -72,7 +78,7 @@ impl Sandboxes {
     }
 }
 
-/// The last lines of a text, for messages.
+/// The last four lines of a text with something on them, cut to 600 bytes, for messages.
 pub(super) fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).collect();
     let last = lines[lines.len().saturating_sub(4)..].join(" | ");
