@@ -1,5 +1,23 @@
 //! `sinew check`: refuse now what would fail later. Nothing is trained and nothing is kept.
 //!
+//! | row | what is checked | made |
+//! |---|---|---|
+//! | `recipe` | keys and values | always |
+//! | `device` | kernels and threads of this machine | always |
+//! | `template` | joins between turns against a full render | always |
+//! | `model` | files and shape, context, adapters | always |
+//! | `reference.model`, `teacher.model` | files and vocabulary | where the recipe has them |
+//! | `data` | each row, or the pool | with `[data]` |
+//! | `memory`, `disk` | what a run will need against what is there | with a model |
+//! | `sandbox` | one Python program in a sandbox | if the environment runs code |
+//! | `engine` | connections to the servers | if it is not in this process |
+//! | `harness`, `program` | the sandbox of a program, and that it asks the model | with an agent program |
+//! | `tasks`, `env` | counts, and the solutions of some tasks | always |
+//! | `prompts` | tokens of prompts and solutions against the limits | with the built-in loop |
+//!
+//! A row is one check: its name, `ok` or `FAIL`, and what was found. All rows are made even after one
+//! failed, but for those that need what failed: without a model there is no memory to estimate.
+//!
 //! Scripts go by its exit code: 0 the recipe runs, 1 it is refused, 3 it is right but needs something
 //! outside first (a server that answers, a program that starts), which is named.
 
@@ -19,15 +37,19 @@ use sinew_sandbox::{ExecRequest, Program, SandboxProvider, SandboxSpec};
 use std::path::Path;
 use std::time::Duration;
 
+/// The rows so far.
 struct Report {
+    /// Rows are JSON lines.
     json: bool,
+    /// Checks that failed, as `name: reason`.
     failures: Vec<String>,
     /// What is missing outside; the recipe itself is right.
     missing: Vec<String>,
 }
 
 impl Report {
-    /// Tells one check; whether it went well.
+    /// Prints one check; whether it succeeded. A failure of the kind `Outside` counts as missing and not
+    /// as a refusal.
     fn row(&mut self, name: &str, result: Result<String, Failure>) -> bool {
         let (ok, text) = match result {
             Ok(text) => (true, text),
@@ -50,6 +72,7 @@ impl Report {
         ok
     }
 
+    /// The result of the command: refusals before what is missing.
     fn end(self) -> Result<(), Failure> {
         let of_the = |what: &str, all: &[String]| {
             format!("{} of the checks {what}; the first: {}", all.len(), all[0])
@@ -65,7 +88,8 @@ impl Report {
     }
 }
 
-/// Runs every check and reports each.
+/// Runs every check and reports each. Checks that share a cause are reported once: without a model,
+/// `template` and `model` fail for one reason.
 pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
     let recipe = RunPlan::load(path).map_err(Failure::system)?;
     let mut report = Report {
@@ -80,24 +104,24 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
     report.row("device", device());
     let (joins, shape) = (template(&recipe), model(&recipe));
     // What needs the model would say again why there is none.
-    let told_twice = match (&joins, &shape) {
+    let same_reason = match (&joins, &shape) {
         (Err(joins), Err(shape)) => joins.text() == shape.text(),
         _ => false,
     };
-    if !told_twice {
+    if !same_reason {
         report.row("template", joins);
     }
     let has_model = report.row("model", shape);
     if has_model {
-        let mut judged = true;
+        let mut scored = true;
         for (key, source) in wire::scoring_sources(&recipe) {
-            judged &= report.row(key, judge(&recipe, key, &source));
+            scored &= report.row(key, scoring_model(&recipe, key, &source));
         }
         if recipe.data.is_some() {
             let data = reach::pool(&recipe).and_then(|()| data(&recipe));
             report.row("data", data);
         }
-        if judged {
+        if scored {
             report.row("memory", memory::memory(&recipe));
         }
         report.row("disk", disk::disk(&recipe, Path::new(".")));
@@ -128,12 +152,13 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
     report.end()
 }
 
-/// The checks that `sinew train` makes before it creates anything.
+/// The checks that `sinew train` makes before it creates anything: those of `sinew check`, less those
+/// that play solutions, start a program or connect to the engine. The first that fails ends them.
 pub(crate) fn before_training(run_dir: &Path, recipe: &RunPlan) -> Result<(), Failure> {
     template(recipe)?;
     model(recipe)?;
     for (key, source) in wire::scoring_sources(recipe) {
-        judge(recipe, key, &source)?;
+        scoring_model(recipe, key, &source)?;
     }
     data(recipe)?;
     if recipe.env.needs().sandbox {
@@ -150,12 +175,14 @@ pub(crate) fn before_training(run_dir: &Path, recipe: &RunPlan) -> Result<(), Fa
     disk::disk(recipe, &run_dir.join("checkpoints")).map(|_| ())
 }
 
+/// The kernels and threads that everything is computed with.
 fn device() -> Result<String, Failure> {
     let device = wire::device()?;
     let (kernels, threads) = (wire::kernels(&device), device.threads());
     Ok(format!("kernels {kernels}, {threads} threads"))
 }
 
+/// The shape of the model. Its files are read, but for the weights.
 fn model(recipe: &RunPlan) -> Result<String, Failure> {
     let config = wire::model_config(recipe)?;
     if let Some(lora) = &recipe.train.lora {
@@ -168,7 +195,8 @@ fn model(recipe: &RunPlan) -> Result<String, Failure> {
     ))
 }
 
-/// Joins between turns must give the ids that a full render gives, or training is refused.
+/// Joins between turns must give the ids that a full render gives, or training is refused: the policy
+/// would learn from tokens that it never saw. Mock conversations are rendered both ways.
 fn template(recipe: &RunPlan) -> Result<String, Failure> {
     let renderer = wire::renderer(&recipe.model, &recipe.env)?;
     let tiny = matches!(recipe.model, ModelSection::Scratch { .. });
@@ -198,8 +226,8 @@ fn template(recipe: &RunPlan) -> Result<String, Failure> {
     Ok(told)
 }
 
-/// A reference or teacher must be there and speak the policy's tokens.
-fn judge(recipe: &RunPlan, key: &str, source: &str) -> Result<String, Failure> {
+/// A reference or teacher must be there and have the policy's vocabulary.
+fn scoring_model(recipe: &RunPlan, key: &str, source: &str) -> Result<String, Failure> {
     let vocab = wire::model_config(recipe)?.vocab;
     let config = wire::check_scoring(key, source, vocab)?;
     Ok(format!(
@@ -208,6 +236,7 @@ fn judge(recipe: &RunPlan, key: &str, source: &str) -> Result<String, Failure> {
     ))
 }
 
+/// The rows of `[data]`, all of them read and tokenized, or the pool.
 fn data(recipe: &RunPlan) -> Result<String, Failure> {
     if recipe.draws_from_pool() {
         return wire::check_pool(recipe);
@@ -218,6 +247,7 @@ fn data(recipe: &RunPlan) -> Result<String, Failure> {
     Ok(format!("{groups} rows to train on"))
 }
 
+/// Runs `print(6 * 7)` in a sandbox of the recipe, and lists the protections that are not in force.
 fn sandbox(recipe: &RunPlan) -> Result<String, Failure> {
     let provider = wire::sandboxes(&recipe.sandbox)?;
     let spec = wire::sandbox_spec(&recipe.sandbox)?;
@@ -249,6 +279,7 @@ fn sandbox(recipe: &RunPlan) -> Result<String, Failure> {
     Ok(format!("{level}: {in_force}{machine}"))
 }
 
+/// Standard output of one Python program in a fresh sandbox, which is destroyed afterwards.
 async fn try_one(provider: &dyn SandboxProvider, spec: &SandboxSpec) -> Result<Vec<u8>, Failure> {
     let mut sandbox = provider.acquire(spec).await.map_err(Failure::system)?;
     let request = ExecRequest {
@@ -261,6 +292,7 @@ async fn try_one(provider: &dyn SandboxProvider, spec: &SandboxSpec) -> Result<V
     Ok(result.stdout)
 }
 
+/// Numbers of tasks, which `eval.tasks` and `rollout.tasks_per_step` must not exceed.
 fn tasks(recipe: &RunPlan) -> Result<String, Failure> {
     let taskset = wire::taskset(&recipe.env, recipe.seed)?;
     let (train, held_out) = (taskset.len(Split::Train), taskset.len(Split::HeldOut));
@@ -284,10 +316,11 @@ fn tasks(recipe: &RunPlan) -> Result<String, Failure> {
     ))
 }
 
-/// Most tasks of each split that are played with their solutions.
+/// Maximum number of tasks of each split that are played with their solutions.
 const GOLD_TASKS: usize = 4;
 
-/// The solutions of some tasks must succeed in their environment.
+/// The solutions of some tasks must succeed in their environment: else a reward or a tool is broken,
+/// and no training could find that out.
 fn solvable(recipe: &RunPlan) -> Result<String, Failure> {
     let (taskset, envs) = wire::world(recipe)?;
     let mut tasks = Vec::new();

@@ -1,4 +1,7 @@
 //! `sinew plot`: the learning curves of several runs in one picture.
+//!
+//! A curve is the success of training episodes, averaged over a window of steps, from a run's
+//! `metrics.jsonl`. Runs that still train can be drawn.
 
 use crate::failure::Failure;
 use crate::output;
@@ -8,7 +11,10 @@ use sinew_plot::{Curve, plot};
 use sinew_view::{WINDOW, lines, smoothed};
 use std::path::{Path, PathBuf};
 
-/// Writes `out`, an SVG with one curve for each run.
+/// Writes `out`, an SVG with one curve for each run, named by its folder.
+///
+/// # Errors
+/// If a folder has no `metrics.jsonl`, or `out` cannot be written; an existing file is replaced whole.
 pub(crate) fn run(runs: &[PathBuf], out: &Path) -> Result<(), Failure> {
     let mut curves = Vec::new();
     for dir in runs {

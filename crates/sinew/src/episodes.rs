@@ -1,4 +1,7 @@
-//! Looking into a run's store: one episode, or a list of them.
+//! `sinew show` and `sinew episodes`: one episode of a run's store, or a list of them.
+//!
+//! The store is opened for reading: a run that trains is not disturbed, and its newest committed episodes
+//! are shown.
 
 use crate::failure::Failure;
 use crate::output;
@@ -14,11 +17,14 @@ use std::io::IsTerminal;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
-/// How an episode ended.
+/// How an episode ended, as a value of `--end`. Truncated is not failed: a limit ended it, and it counts.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum End {
+    /// The task ended
     Terminated,
+    /// A limit of turns, tokens or time ended it
     Truncated,
+    /// A part of the system failed
     Failed,
 }
 
@@ -32,6 +38,7 @@ impl From<End> for EndKind {
     }
 }
 
+/// Opens the store of a run for reading.
 fn open_store(run_dir: &Path) -> Result<StoreReader, Failure> {
     let path = store_path(run_dir);
     if !path.exists() {
@@ -43,7 +50,9 @@ fn open_store(run_dir: &Path) -> Result<StoreReader, Failure> {
     StoreReader::open(&path).map_err(Failure::system)
 }
 
-/// `sinew show`.
+/// `sinew show`: an episode as text, tokens or JSON; without `--run-dir`, the counts of a run.
+///
+/// Tokens are decoded with the tokenizer of the run's recipe, which must be reachable.
 pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
     let Some(run_dir) = &args.run_dir else {
         let run = run_dir::summary(Path::new(&args.what))?;
@@ -78,7 +87,11 @@ pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// `sinew episodes`.
+/// `sinew episodes`: one line an episode, in the order of the store, a page at a time. Text of models and
+/// programs is shown without control characters.
+///
+/// # Errors
+/// If nothing fits the filters: a script that counts lines must not take a mistyped filter for an empty run.
 pub(crate) fn list(args: &EpisodesArgs) -> Result<(), Failure> {
     let store = open_store(&args.run_dir)?;
     let filter = Filter {
@@ -147,7 +160,7 @@ pub(crate) fn list(args: &EpisodesArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The range of rewards that was asked for.
+/// The range of rewards of `--min-reward` and `--max-reward`, both included; `None` without either.
 fn rewards(args: &EpisodesArgs) -> Result<Option<RangeInclusive<f64>>, Failure> {
     let (least, most) = (args.min_reward, args.max_reward);
     if least.is_none() && most.is_none() {

@@ -1,4 +1,7 @@
 //! `sinew eval`: a recipe's held-out tasks, once.
+//!
+//! It is the measurement of `sinew train` without the training, for a model that was trained elsewhere or
+//! exported from a run.
 
 use crate::failure::Failure;
 use crate::{RunArgs, train};
@@ -6,6 +9,7 @@ use clap::Args;
 use sinew_recipe::{ModelSection, RunPlan};
 use std::path::Path;
 
+/// Arguments of `sinew eval`.
 #[derive(Debug, Args)]
 pub(crate) struct EvalArgs {
     #[command(flatten)]
@@ -15,7 +19,7 @@ pub(crate) struct EvalArgs {
     model: Option<String>,
 }
 
-/// `sinew eval RECIPE`.
+/// `sinew eval RECIPE`. Its folder has the name of the recipe with `-eval` behind it.
 pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let mut recipe = args.run.recipe()?;
     if let Some(source) = &args.model {
@@ -28,6 +32,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     args.run.run(&recipe, "eval", train::evaluate)
 }
 
+/// The section of `--model`. Its tokenizer and template replace those of the recipe, too.
 fn other_model(recipe: &RunPlan, source: &str) -> Result<ModelSection, Failure> {
     if matches!(recipe.model, ModelSection::Scratch { .. }) {
         return Err(Failure::input(format!(

@@ -1,4 +1,7 @@
 //! `sinew export`: the weights of a run as one model folder, adapters merged into the model that they adapt.
+//!
+//! The folder has the form of Hugging Face: `config.json`, `model.safetensors`, `tokenizer.json` and the
+//! chat template. vLLM, SGLang and transformers load it, and so does `model = "FOLDER"` in a recipe.
 
 use crate::failure::Failure;
 use crate::{output, run_dir, wire};
@@ -7,6 +10,7 @@ use sinew_model::{Lora, ModelFiles, Params, SaveDtype, load_model, merge_lora, s
 use sinew_train::checkpoint::CheckpointStore;
 use std::path::{Path, PathBuf};
 
+/// Arguments of `sinew export`.
 #[derive(Debug, Args)]
 pub(crate) struct ExportArgs {
     /// Folder of the run
@@ -18,13 +22,19 @@ pub(crate) struct ExportArgs {
     dtype: Stored,
 }
 
+/// Values of `--dtype`. Training keeps weights in 32 bits; bf16 halves the file and rounds.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Stored {
+    /// 32 bits, as trained
     F32,
+    /// bfloat16: half the size
     Bf16,
 }
 
-/// `sinew export RUN OUT`.
+/// `sinew export RUN OUT`, from the newest whole checkpoint.
+///
+/// # Errors
+/// If `out` is not empty, or the run has no checkpoint whose checksums are right.
 pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     if args
         .out
@@ -61,7 +71,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The newest good checkpoint of a run.
+/// The newest good checkpoint of a run. Damaged ones are passed over, with a line in the log.
 fn checkpoint(run_dir: &Path) -> Result<PathBuf, Failure> {
     let dir = run_dir.join("checkpoints");
     let none = || Failure::input(format!("{}: no checkpoint to export", dir.display()));
@@ -77,6 +87,7 @@ fn checkpoint(run_dir: &Path) -> Result<PathBuf, Failure> {
     Ok(loaded.path)
 }
 
+/// `base` with the adapters of a checkpoint added, in 32 bits.
 fn merged(checkpoint: &Path, base: &Params) -> Result<Params, Failure> {
     let lora = Lora::load(checkpoint, base.config()).map_err(Failure::input)?;
     let mut merged = Params::zeros(base.config());

@@ -1,4 +1,8 @@
 //! Why a command ended badly, and the exit code that says so.
+//!
+//! Library errors become a [`Failure`] where the command knows whose mistake it is: the same missing file is
+//! wrong input if it was typed, and a failure of the system if a run wrote it. Messages are for people, name
+//! the key or the option, and end with a hint where there is one.
 
 use sinew_pipeline::PipelineError;
 use std::path::Path;
@@ -20,14 +24,17 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
+    /// A mistake in a recipe, an argument or a file. The text says what is allowed and what to do.
     pub(crate) fn input(text: impl std::fmt::Display) -> Self {
         Self::Input(text.to_string())
     }
 
+    /// Anything that the user did not cause by what was typed.
     pub(crate) fn system(text: impl std::fmt::Display) -> Self {
         Self::System(text.to_string())
     }
 
+    /// Something that must be started, installed or downloaded first.
     pub(crate) fn outside(text: impl std::fmt::Display) -> Self {
         Self::Outside(text.to_string())
     }
@@ -40,6 +47,7 @@ impl Failure {
         ))
     }
 
+    /// Whether it is no failure, but an end that was asked for.
     pub(crate) fn is_interrupt(&self) -> bool {
         matches!(self, Self::Interrupt(_))
     }
@@ -55,6 +63,7 @@ impl Failure {
         }
     }
 
+    /// The message without the program's name; empty where it was printed already.
     pub(crate) fn text(&self) -> &str {
         match self {
             Self::Input(text)

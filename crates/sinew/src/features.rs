@@ -1,6 +1,7 @@
 //! Parts that a build may leave out, and what is reported where a recipe or a command needs one of them.
 //!
-//! The features are those of `crates/sinew/Cargo.toml`.
+//! The features are those of `crates/sinew/Cargo.toml`. A recipe that needs one is valid in every build, and
+//! is refused with exit code 3: the recipe is right, the program is not the one for it.
 
 use crate::failure::Failure;
 

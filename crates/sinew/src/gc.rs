@@ -1,4 +1,7 @@
-//! `sinew gc`: frees the room of episodes that were trained and that no resume will ask for.
+//! `sinew gc`: deletes episodes that were trained and that no resume will ask for.
+//!
+//! A resume goes back to a checkpoint and trains the steps after it again, from the store. So the episodes
+//! of steps before the oldest kept checkpoint are needed by people alone.
 
 use crate::failure::Failure;
 use crate::{output, run_dir, wire};
@@ -7,6 +10,7 @@ use serde_json::json;
 use sinew_store::{GcPolicy, StoreError, TraceStore};
 use std::path::{Path, PathBuf};
 
+/// Arguments of `sinew gc`.
 #[derive(Debug, Args)]
 pub(crate) struct GcArgs {
     /// Folder of the run
@@ -21,6 +25,9 @@ pub(crate) struct GcArgs {
 
 /// Removes trained episodes of the steps that every kept checkpoint holds. Held-out episodes, and
 /// those that nothing trained on, stay: a resumed run compares with the former.
+///
+/// # Errors
+/// If a process holds the store, or the run has no checkpoint.
 pub(crate) fn run(args: &GcArgs) -> Result<(), Failure> {
     run_dir::recipe(&args.run_dir)?;
     let store = run_dir::store_path(&args.run_dir);

@@ -1,4 +1,7 @@
 //! `sinew bench` and `sinew sandbox attack|bench|leaks`: another program, `sinew-lab`, carries them out.
+//!
+//! Benches and hostile programs are no part of the product, so that its size and its dependencies do not
+//! grow with them.
 
 use crate::failure::Failure;
 use clap::Args;
@@ -7,8 +10,10 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// Name of the program; it is installed apart.
 const PROGRAM: &str = "sinew-lab";
 
+/// Arguments that are handed on as they are, also those that begin with `-`.
 #[derive(Debug, Args)]
 pub(crate) struct LabArgs {
     /// Arguments of sinew-lab; `--help` lists them
@@ -20,7 +25,8 @@ pub(crate) struct LabArgs {
     args: Vec<OsString>,
 }
 
-/// Becomes `sinew-lab COMMAND ARGS`: its output and its exit code are those of this command.
+/// Becomes `sinew-lab COMMAND ARGS`: its output and its exit code are those of this command. Returns only
+/// with an error.
 pub(crate) fn run(command: &[&str], args: &LabArgs) -> Result<(), Failure> {
     let own = std::env::current_exe().map_err(Failure::system)?;
     let search = std::env::var_os("PATH").unwrap_or_default();
@@ -36,7 +42,8 @@ pub(crate) fn run(command: &[&str], args: &LabArgs) -> Result<(), Failure> {
     Err(Failure::system(format!("{}: {error}", program.display())))
 }
 
-/// The program beside this one, else the first on the search path.
+/// The program in the folder of this one, else the first on the search path: a build finds its own `sinew-lab`
+/// before an installed one.
 fn find(own: &Path, search: &OsString) -> Option<PathBuf> {
     let beside = own.with_file_name(PROGRAM);
     let on_path = std::env::split_paths(search).map(|dir| dir.join(PROGRAM));

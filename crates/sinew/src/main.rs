@@ -1,4 +1,11 @@
 //! The command line: the only place where concrete parts meet.
+//!
+//! A command is a file here. Those that run a recipe read a plan (`sinew-recipe`), make its parts
+//! (`wire/`) and hand them to the loop (`sinew-pipeline`). Two more programs hide behind this one: workers
+//! of `train.data_parallel`, and workers of the wasm level; both are started by a run, never by people.
+//!
+//! Standard output has the result, as text or JSON lines. Logs go to standard error, by the filter
+//! `SINEW_LOG` (`error` if it is not set, as in `SINEW_LOG=sinew_engines=debug`).
 
 mod check;
 mod curves;
@@ -43,6 +50,7 @@ struct Cli {
     command: Command,
 }
 
+/// Sub-commands, in the order of `sinew --help`.
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run a recipe: evaluate, train, evaluate again
@@ -89,7 +97,7 @@ enum Command {
     /// Write a run's weights as one model folder, adapters merged
     #[command(after_help = "Example: sinew export runs/lora model --dtype bf16")]
     Export(export::ExportArgs),
-    /// Free the room of trained episodes that no resume will ask for
+    /// Free the space of trained episodes that no resume will ask for
     #[command(after_help = "Example: sinew gc runs/quickstart")]
     Gc(gc::GcArgs),
     /// Serve a model to agents, and capture what they do with it
@@ -99,7 +107,10 @@ enum Command {
     #[command(
         after_help = "Example: sinew completions bash > ~/.local/share/bash-completion/completions/sinew"
     )]
-    Completions { shell: clap_complete::Shell },
+    Completions {
+        /// Shell that reads them
+        shell: clap_complete::Shell,
+    },
     /// Look into the data pool of a running `sinew serve --pool`, and release what it holds back
     #[command(
         after_help = "Example: sinew pool status --url http://127.0.0.1:8080 --token-file token"
@@ -116,6 +127,7 @@ enum Command {
     Bench(lab::LabArgs),
 }
 
+/// Arguments of `sinew train`, and most of those of `sinew eval`.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// Recipe file (TOML)
@@ -141,6 +153,7 @@ pub(crate) struct RunArgs {
     seed: Option<u64>,
 }
 
+/// Arguments of `sinew check`.
 #[derive(Debug, Args)]
 struct CheckArgs {
     /// Recipe file (TOML)
@@ -150,6 +163,7 @@ struct CheckArgs {
     json: bool,
 }
 
+/// Arguments of `sinew show`.
 #[derive(Debug, Args)]
 pub(crate) struct ShowArgs {
     /// Episode id with --run-dir, else the folder of a run
@@ -166,6 +180,7 @@ pub(crate) struct ShowArgs {
     pub(crate) json: bool,
 }
 
+/// Arguments of `sinew episodes`: filters, all of which must fit.
 #[derive(Debug, Args)]
 pub(crate) struct EpisodesArgs {
     /// Folder of the run
@@ -186,13 +201,13 @@ pub(crate) struct EpisodesArgs {
     /// Whether it succeeded
     #[arg(long, value_name = "true|false")]
     pub(crate) success: Option<bool>,
-    /// Least total reward
+    /// Minimum total reward
     #[arg(long, value_parser = finite, allow_negative_numbers = true)]
     pub(crate) min_reward: Option<f64>,
-    /// Most total reward
+    /// Maximum total reward
     #[arg(long, value_parser = finite, allow_negative_numbers = true)]
     pub(crate) max_reward: Option<f64>,
-    /// Most episodes to list, up to 10000
+    /// Maximum number of episodes to list, up to 10000
     #[arg(long, default_value_t = 50, value_parser = page_size)]
     pub(crate) limit: usize,
     /// Start after this one: the number that the last page ended with (`cursor` in JSON)
@@ -209,7 +224,7 @@ struct SandboxArgs {
     command: sandbox::SandboxCommand,
 }
 
-/// A count that lists something.
+/// A count of 1 or more, for options where 0 would mean nothing at all.
 fn at_least_one(text: &str) -> Result<usize, String> {
     let count: usize = text.parse().map_err(|e| format!("{e}"))?;
     if count == 0 {
@@ -228,7 +243,7 @@ fn page_size(text: &str) -> Result<usize, String> {
     Ok(count)
 }
 
-/// A number that is one.
+/// A number, but not NaN or infinite: filters with those fit nothing or everything.
 fn finite(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|e| format!("{e}"))?;
     match number.is_finite() {
@@ -241,7 +256,7 @@ fn main() -> ExitCode {
     if let Some(code) = wire::child_main_if_requested() {
         return ExitCode::from(u8::try_from(code).unwrap_or(1));
     }
-    // Not a command of the table: nobody types it, and none that is mistyped shall be taken for it.
+    // Not a command of the table: a run starts it, and a mistyped command must not become it.
     let mut words = std::env::args_os().skip(1);
     let is_worker = words
         .next()
@@ -268,6 +283,7 @@ fn main() -> ExitCode {
     }
 }
 
+/// Carries out a command.
 fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Train(args) => run_train(&args),
@@ -299,6 +315,7 @@ fn run(command: Command) -> Result<(), Failure> {
     }
 }
 
+/// Prints a failure with the program's name before it; an empty one was printed already.
 fn eprint_failure(failure: &Failure) {
     use std::io::Write;
     if failure.text().is_empty() {
@@ -313,18 +330,25 @@ fn run_train(args: &RunArgs) -> Result<(), Failure> {
     args.run(&args.recipe()?, "train", train::train)
 }
 
-/// What a command does with a recipe.
+/// The work of a command in the folder of a run.
 type Job = fn(&RunPlan, &RunDir, &train::TrainOptions) -> Result<train::Finished, Failure>;
 
 impl RunArgs {
-    /// The recipe, with the seed that was asked for.
+    /// The recipe, with the seed of `--seed` if that was given.
+    ///
+    /// # Errors
+    /// If the recipe is refused.
     pub(crate) fn recipe(&self) -> Result<RunPlan, Failure> {
         let mut recipe = RunPlan::load(&self.recipe).map_err(Failure::input)?;
         recipe.seed = self.seed.unwrap_or(recipe.seed);
         Ok(recipe)
     }
 
-    /// Does `job` in the run's folder, after all that can be refused was.
+    /// Does `job` in the run's folder, after everything that can be checked before was. How it ended is noted
+    /// in the folder, for `sinew runs`.
+    ///
+    /// # Errors
+    /// With what was refused, or why the job ended badly.
     pub(crate) fn run(
         &self,
         recipe: &RunPlan,

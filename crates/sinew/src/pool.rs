@@ -1,4 +1,6 @@
 //! The data pool: its routes for `sinew serve --pool`, and its client `sinew pool`.
+//!
+//! The server needs the feature `pool`; the client and training from a pool do not.
 
 use crate::failure::Failure;
 use crate::output;
@@ -17,10 +19,12 @@ use std::sync::Arc;
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PoolFile {
+    /// Limits and checks of the pool, see `docs/pool.md`.
     pool: PoolConfig,
 }
 
-/// The refusal of `serve --pool`, whose routes this program was built without.
+/// The refusal of `serve --pool`, whose routes this program was built without. Training from a pool works
+/// without them.
 #[cfg(not(feature = "pool"))]
 pub(crate) fn router(
     file: &Path,
@@ -33,7 +37,11 @@ pub(crate) fn router(
     Err(crate::features::missing(&what, "pool"))
 }
 
-/// The routes of the pool that a file configures; without a folder it is kept in memory.
+/// The routes of the pool that a file configures; without a folder it is kept in memory. `scorer` is
+/// the engine that is asked for log-probs.
+///
+/// # Errors
+/// If the file is no pool, or the folder is in use or holds something else.
 #[cfg(feature = "pool")]
 pub(crate) fn router(
     file: &Path,
@@ -58,6 +66,7 @@ pub(crate) fn router(
     Ok(sinew_pool::http::router(pool, Arc::new(clock)))
 }
 
+/// Arguments of `sinew pool`: the server is named after the sub-command, too.
 #[derive(Debug, Args)]
 pub(crate) struct PoolArgs {
     /// Where `sinew serve --pool` listens
@@ -75,10 +84,13 @@ enum PoolCommand {
     /// Count what waits, by task type, and what is in quarantine, by reason
     Status,
     /// Send trajectories: a JSON batch, or an Arrow stream in a file that ends in .arrow
-    Push { file: PathBuf },
+    Push {
+        /// File to send
+        file: PathBuf,
+    },
     /// List the quarantine, oldest first, one JSON object a line
     Quarantine {
-        /// Maximum rows
+        /// Maximum number of rows
         #[arg(long, default_value_t = 100)]
         limit: usize,
         /// Start after this row
@@ -87,16 +99,20 @@ enum PoolCommand {
     },
     /// Check a row of the quarantine again, and admit it if nothing speaks against it any more
     Release {
+        /// Id of the row, as `sinew pool quarantine` lists it
         id: String,
         /// Admit it as another kind: sft or dpo for what says only text
         #[arg(long)]
         kind: Option<String>,
     },
     /// Delete a row of the quarantine
-    Delete { id: String },
+    Delete {
+        /// Id of the row, as `sinew pool quarantine` lists it
+        id: String,
+    },
 }
 
-/// `sinew pool`.
+/// `sinew pool`: one call of the pool's HTTP API; replies are JSON.
 pub(crate) fn run(args: &PoolArgs) -> Result<(), Failure> {
     let client = PoolClient::new(&args.url, &args.token_file)?;
     match &args.command {

@@ -1,4 +1,6 @@
 //! Where `pip` installs: models that come as Python packages are found in the environment that is active.
+//!
+//! Only names of folders are read. No Python is started, and nothing is installed.
 
 use std::path::{Path, PathBuf};
 
@@ -32,7 +34,8 @@ fn above(program: &Path) -> Option<PathBuf> {
     }
 }
 
-/// The folders of packages below installation prefixes, each once.
+/// The folders of packages below installation prefixes, each once, in the order of the prefixes: the first
+/// package of a name wins.
 fn below(prefixes: &[PathBuf]) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = Vec::new();
     for prefix in prefixes {

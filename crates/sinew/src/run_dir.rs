@@ -1,4 +1,15 @@
 //! The folder of a run: one owner at a time, the recipe that ran, everything it produced.
+//!
+//! | file | content |
+//! |---|---|
+//! | `recipe.toml` | the effective recipe; people may edit it |
+//! | `began.toml` | the recipe of the last session, for the comparison when the run goes on |
+//! | `lock` | held by the process that trains; freed by the kernel when it dies |
+//! | `metrics.jsonl` | a record for each step |
+//! | `checkpoints/` | weights, optimizer and state, the newest few |
+//! | `store/` | episodes |
+//! | `report.html` | the report |
+//! | `end.json` | how the last process ended |
 
 use crate::failure::Failure;
 use sinew_recipe::{Change, RunPlan, changes};
@@ -9,21 +20,28 @@ use std::path::{Path, PathBuf};
 /// Why a run folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunDirError {
+    /// It cannot be made, read or written.
     #[error("{}: {source}\n  hint: --run-dir needs a folder that can be written", path.display())]
     Io {
         path: PathBuf,
         source: std::io::Error,
     },
+    /// There is a run, and `--resume` was not given: a mistyped folder must not overwrite it.
     #[error("{} holds a run already\n  hint: go on with the same command and --resume, or name another --run-dir", path.display())]
     Exists { path: PathBuf },
+    /// Another process holds the lock.
     #[error("{} is in use by another sinew process", path.display())]
     Locked { path: PathBuf },
+    /// A resumed run would not be the run that its checkpoints come from.
     #[error("{}: the recipe differs from the one that this run was trained with:\n{changes}  hint: put that back, or start a new run in another --run-dir; to go on with the change all the same: {flags}", path.display())]
     Recipe {
         path: PathBuf,
+        /// A line for each key: its old and its new value.
         changes: String,
+        /// The options that allow these changes.
         flags: String,
     },
+    /// A file of the folder is not what a run writes.
     #[error("{}: {message}\n  hint: put the file right, or start a new run in another --run-dir", path.display())]
     Damaged { path: PathBuf, message: String },
 }
@@ -32,6 +50,7 @@ pub(crate) enum RunDirError {
 #[derive(Debug)]
 pub(crate) struct RunDir {
     path: PathBuf,
+    /// Whether episodes that cannot be read any more may be left out.
     accept_loss: bool,
     _lock: File,
 }
@@ -44,7 +63,8 @@ pub(crate) struct Resume {
 }
 
 impl RunDir {
-    /// Creates the folder for `recipe`, or opens it again.
+    /// Creates the folder for `recipe`, or opens it again. With `resume`, a folder without a run is created,
+    /// too, so that a script can give the same command each time.
     pub(crate) fn open(
         path: &Path,
         recipe: &RunPlan,
@@ -100,7 +120,7 @@ impl RunDir {
     }
 
     /// Compares with the recipe of the last session, of which `recipe.toml` is a copy that people
-    /// edit.
+    /// edit. A folder of an earlier version has that copy alone.
     fn check_same(&self, recipe: &RunPlan, resume: &Resume) -> Result<(), RunDirError> {
         let began = self.began_path();
         let path = match began.exists() {
@@ -116,7 +136,11 @@ impl RunDir {
         self.check_changes(&old, recipe, resume)
     }
 
-    /// A resumed run may differ in what bounds it (steps, wall time), and in what was allowed.
+    /// A resumed run may differ in what bounds it (steps, wall time), and in what was allowed. Defaults of
+    /// this version stand for keys that an earlier version did not have.
+    ///
+    /// # Errors
+    /// All changes that were not allowed, with the options that allow them.
     pub(crate) fn check_changes(
         &self,
         old: &RunPlan,
@@ -153,11 +177,13 @@ impl RunDir {
         }
     }
 
+    /// As set by [`RunDir::accepting_loss`].
     pub(crate) fn accepts_loss(&self) -> bool {
         self.accept_loss
     }
 
-    /// Says in the folder how the process ended, for `sinew runs`. A process that is killed says nothing.
+    /// Writes to `end.json` how the process ended, for `sinew runs`. A process that is killed writes nothing,
+    /// and the next session removes the file first.
     pub(crate) fn note_end(&self, failure: Option<&Failure>) {
         let state = match failure {
             None => "ended",
@@ -172,10 +198,12 @@ impl RunDir {
         }
     }
 
+    /// The folder as it was named.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
+    /// The effective recipe.
     pub(crate) fn recipe_path(&self) -> PathBuf {
         self.path.join("recipe.toml")
     }
@@ -185,18 +213,22 @@ impl RunDir {
         self.path.join("began.toml")
     }
 
+    /// Records of steps, one JSON object a line.
     pub(crate) fn metrics_path(&self) -> PathBuf {
         self.path.join("metrics.jsonl")
     }
 
+    /// The report, which is written anew as the run goes on.
     pub(crate) fn report_path(&self) -> PathBuf {
         self.path.join("report.html")
     }
 
+    /// Folder of checkpoints; `LATEST` in it names the newest.
     pub(crate) fn checkpoints(&self) -> PathBuf {
         self.path.join("checkpoints")
     }
 
+    /// Folder of the store; empty with `store.type = "memory"`.
     pub(crate) fn store(&self) -> PathBuf {
         store_path(&self.path)
     }
@@ -213,19 +245,22 @@ pub(crate) fn end_of(run_dir: &Path) -> Option<(String, Option<String>)> {
     Some((text("state")?, text("why")))
 }
 
-/// Whether a run was begun in this folder.
+/// Whether a run was begun in this folder, ended or not.
 pub(crate) fn holds_run(run_dir: &Path) -> bool {
     run_dir.join("recipe.toml").exists()
 }
 
-/// Whether a process holds the run.
+/// Whether a process holds the run. The lock is tried and given back at once.
 pub(crate) fn in_use(run_dir: &Path) -> bool {
     let lock = File::open(run_dir.join("lock"));
     let tried = lock.map(|lock| lock.try_lock());
     matches!(tried, Ok(Err(std::fs::TryLockError::WouldBlock)))
 }
 
-/// The recipe that a run folder began with.
+/// The recipe in a run folder.
+///
+/// # Errors
+/// If the folder holds no run, or its recipe cannot be read.
 pub(crate) fn recipe(run_dir: &Path) -> Result<RunPlan, Failure> {
     let path = run_dir.join("recipe.toml");
     if !path.is_file() {
@@ -237,7 +272,7 @@ pub(crate) fn recipe(run_dir: &Path) -> Result<RunPlan, Failure> {
     RunPlan::load(&path).map_err(Failure::input)
 }
 
-/// How far the run in a folder is.
+/// How far the run in a folder is, from its recipe and its metrics. The run may be training.
 pub(crate) fn summary(run_dir: &Path) -> Result<RunSummary, Failure> {
     let recipe = recipe(run_dir)?;
     RunSummary::read(run_dir, recipe.name, recipe.train.steps).map_err(Failure::system)

@@ -1,4 +1,6 @@
 //! `sinew runs`: the runs below a folder.
+//!
+//! A run is a folder with `recipe.toml`. Folders below it are not searched.
 
 use crate::failure::Failure;
 use crate::output;
@@ -8,6 +10,7 @@ use serde_json::json;
 use sinew_view::RunSummary;
 use std::path::{Path, PathBuf};
 
+/// Arguments of `sinew runs`.
 #[derive(Debug, Args)]
 pub(crate) struct RunsArgs {
     /// Folder that holds the runs' folders
@@ -46,6 +49,7 @@ pub(crate) fn run(args: &RunsArgs) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Prints one run: `running`, `ended`, `interrupted`, `failed` or `killed`, and how far it is.
 fn one(folder: &Path, as_json: bool) {
     let shown = folder.display();
     let read = run_dir::summary(folder);
@@ -58,8 +62,8 @@ fn one(folder: &Path, as_json: bool) {
     };
     match (read, as_json) {
         (Ok(run), true) => {
-            let told = json!({ "run_dir": folder, "state": state, "why": why, "run": run });
-            output::print_json(&told);
+            let line = json!({ "run_dir": folder, "state": state, "why": why, "run": run });
+            output::print_json(&line);
         }
         (Ok(run), false) => output::print(&format!("{shown}  {state}  {}\n", run.line())),
         (Err(e), true) => output::print_json(&json!({ "run_dir": folder, "why": e.text() })),

@@ -1,4 +1,7 @@
 //! `sinew sandbox`: use the sandboxes alone.
+//!
+//! `run` makes a sandbox as a recipe would, runs one program in it and destroys it. What the program wrote
+//! is hostile: on a terminal, control characters are shown and not carried out.
 
 use crate::failure::Failure;
 use crate::lab::{self, LabArgs};
@@ -14,6 +17,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// Sub-commands. `attack`, `bench` and `leaks` are those of `sinew-lab`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SandboxCommand {
     /// Run code in a fresh sandbox and say how it ended
@@ -143,7 +147,8 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
     }
 }
 
-/// What was asked for, else what the image names. A name without a slash is looked up in the image.
+/// The program of the command line, else that of the image. A name without a slash is looked up in the
+/// image, on the image's own `PATH`.
 fn words(section: &SandboxPlan, argv: &[String]) -> Result<Program, Failure> {
     let Some(image) = wire::image(section)? else {
         return match argv.is_empty() {
@@ -164,11 +169,13 @@ fn nothing_to_run() -> Failure {
     Failure::input("nothing to run\n  hint: sinew sandbox run --code 'print(6 * 7)'")
 }
 
+/// The plan of `--level`, with the defaults of a recipe for everything else.
 fn at_level(level: &str) -> Result<SandboxPlan, Failure> {
     SandboxPlan::at(level)
         .ok_or_else(|| Failure::input(format!("--level {level:?}: allowed: {LEVEL_NAMES}")))
 }
 
+/// Prints each protection of a level, whether it is in force here, and what makes the level slower.
 fn probe(level: &str, as_json: bool) -> Result<(), Failure> {
     let provider = wire::sandboxes(&at_level(level)?)?;
     for p in provider.protections().iter() {
@@ -190,13 +197,16 @@ fn probe(level: &str, as_json: bool) -> Result<(), Failure> {
 
 /// Snapshots that an execution starts from and leaves.
 struct Kept<'a> {
+    /// Snapshot to start from; `None`: an empty work folder.
     from: Option<&'a Path>,
+    /// Path of the snapshot to leave.
     save: Option<&'a Path>,
 }
 
 /// Largest snapshot that is read: what the largest work folder takes.
 const MAX_SNAPSHOT_BYTES: u64 = 1 << 30;
 
+/// A fresh sandbox, or one with the files of a snapshot, of whatever level that was taken at.
 async fn begin(
     provider: &dyn SandboxProvider,
     spec: &SandboxSpec,
@@ -216,7 +226,7 @@ async fn begin(
     made.await.map_err(Failure::system)
 }
 
-/// Writes the files of a sandbox; their digest.
+/// Writes the files of a sandbox as a snapshot; their digest.
 async fn save(
     provider: &dyn SandboxProvider,
     sandbox: &mut dyn Sandbox,
@@ -227,6 +237,11 @@ async fn save(
     sinew_image::write_snapshot(&archive, path).map_err(Failure::system)
 }
 
+/// Runs one program in a sandbox of `section`, prints what it wrote and destroys the sandbox, also after an
+/// error.
+///
+/// # Errors
+/// With the program's own status if it did not end with 0.
 fn exec(
     section: &SandboxPlan,
     program: Program,
@@ -276,6 +291,7 @@ fn visible(text: &str) -> String {
     shown
 }
 
+/// Prints a result: as one JSON object, or output and the reason of a bad end apart.
 fn show(result: &ExecResult, digest: Option<&str>, as_json: bool) -> Result<(), Failure> {
     if as_json {
         output::print_json(&json!({
@@ -319,8 +335,16 @@ fn show(result: &ExecResult, digest: Option<&str>, as_json: bool) -> Result<(), 
     Err(Failure::Program(status(result.ending), text))
 }
 
-/// Exit code of `sinew sandbox run`, as shells and `timeout` have it: the program's own, 128 and the signal
-/// that ended it, 124 after its time.
+/// Exit code of `sinew sandbox run`, as shells and `timeout` have it.
+///
+/// | code | ending |
+/// |---|---|
+/// | 0 to 255 | the program's own |
+/// | 124 | after its time, by the clock or on the processor |
+/// | 128 + n | by signal n |
+/// | 137 | too much memory or output: killed (9) |
+/// | 159 | a forbidden system call (31) |
+/// | 1 | the sandbox failed, or the program started too many processes |
 fn status(ending: Ending) -> u8 {
     let byte = |code: i32| u8::try_from(code).unwrap_or(1);
     match ending {

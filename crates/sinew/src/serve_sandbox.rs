@@ -1,6 +1,10 @@
 //! `sinew serve --sandbox-only`: sandboxes over HTTP, without engine and gateway.
+//!
+//! For agents whose code runs elsewhere. Each owner has a token, sees its own sandboxes only, and has quotas
+//! of its own. The level `process` is always offered; the others where the command line names what they
+//! need.
 
-use crate::egress::{self, WayOut};
+use crate::egress::{self, EgressProxy};
 use crate::failure::Failure;
 use crate::output;
 use crate::signals::StopSignals;
@@ -14,6 +18,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+/// Arguments of `sinew serve --sandbox-only`.
 #[derive(Debug, Args)]
 pub(crate) struct SandboxOnlyArgs {
     /// Serve sandboxes alone, to agents outside: no engine, no gateway
@@ -37,18 +42,19 @@ pub(crate) struct SandboxOnlyArgs {
     /// Folder of kernels and roots: offers the level `microvm`, too
     #[arg(long, requires = "sandbox_only")]
     microvm_images: Option<PathBuf>,
-    /// Most live sandboxes, of one owner and of all together
+    /// Maximum number of live sandboxes, of one owner and of all together
     #[arg(long, default_value_t = 256, value_parser = crate::at_least_one)]
     max_sandboxes: usize,
-    /// Bytes that the snapshots of one owner keep in memory, at most
+    /// Maximum bytes that the snapshots of one owner keep in memory
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 30, requires = "sandbox_only")]
     max_snapshot_bytes: u64,
-    /// Open connections of one owner, at most
+    /// Maximum number of open connections of one owner
     #[arg(long, default_value_t = 512, value_parser = crate::at_least_one, requires = "sandbox_only")]
     max_connections: usize,
 }
 
 impl SandboxOnlyArgs {
+    /// Quotas of an owner, and the service's defaults for the others.
     fn bounds(&self) -> Bounds {
         Bounds {
             sandboxes: self.max_sandboxes,
@@ -59,23 +65,23 @@ impl SandboxOnlyArgs {
     }
 }
 
-/// Runs until Ctrl-C, then destroys every sandbox.
+/// Runs until Ctrl-C, TERM or HUP, then destroys every sandbox. Sandboxes do not survive the process.
 pub(crate) fn run(
     args: &SandboxOnlyArgs,
     listen: SocketAddr,
     as_json: bool,
 ) -> Result<(), Failure> {
     let (tokens, shown) = tokens(args, listen)?;
-    let way_out = match &args.egress {
+    let proxy = match &args.egress {
         None => None,
-        Some(path) => Some(Arc::new(WayOut::start(
+        Some(path) => Some(Arc::new(EgressProxy::start(
             egress::load(path)?,
             args.egress_audit.clone(),
         )?)),
     };
     let mut config = ProcessConfig::new(&std::env::var("PATH").unwrap_or_default());
     config.max_live = args.max_sandboxes;
-    config.shows.extend(way_out.as_ref().map(|w| w.shows()));
+    config.shows.extend(proxy.as_ref().map(|w| w.shows()));
     let provider = ProcessProvider::start(config).map_err(Failure::system)?;
     let mut providers: Vec<Arc<dyn SandboxProvider>> = vec![Arc::new(provider)];
     if let Some(folder) = &args.wasm_modules {
@@ -102,11 +108,11 @@ pub(crate) fn run(
         })?);
     }
     let bounds = args.bounds();
-    let egress = way_out.map(|w| w as Arc<dyn Egress>);
+    let egress = proxy.map(|w| w as Arc<dyn Egress>);
     let service = Arc::new(Service::new(providers, tokens, bounds, egress));
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
     runtime.block_on(async {
-        // Whoever is told where it listens may send one.
+        // A script may send one as soon as it reads the address.
         let mut signals = StopSignals::new()?;
         let listener = tokio::net::TcpListener::bind(listen)
             .await
@@ -119,7 +125,7 @@ pub(crate) fn run(
         tokio::select! {
             ended = &mut serving => ended.map_err(Failure::system),
             () = signals.next() => {
-                // Nobody listens only if serving has ended already.
+                // The receiver is gone only if serving has ended already.
                 let _ = stop.send(());
                 serving.await.map_err(Failure::system)
             }
@@ -127,7 +133,8 @@ pub(crate) fn run(
     })
 }
 
-/// Beyond this host only with tokens that were chosen.
+/// The owners of `--token-file`, or one with a random token, which is returned to be printed. An address
+/// that other hosts reach needs a file.
 fn tokens(args: &SandboxOnlyArgs, listen: SocketAddr) -> Result<(Tokens, Option<String>), Failure> {
     let Some(path) = &args.token_file else {
         if !listen.ip().is_loopback() {
@@ -145,6 +152,7 @@ fn tokens(args: &SandboxOnlyArgs, listen: SocketAddr) -> Result<(Tokens, Option<
     Ok((Tokens::parse(&text).map_err(|e| named(&e))?, None))
 }
 
+/// Prints where it listens. A token from a file is not shown.
 fn announce(address: SocketAddr, token: Option<&str>, as_json: bool) {
     let url = format!("http://{address}");
     if as_json {

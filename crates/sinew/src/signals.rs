@@ -1,4 +1,7 @@
 //! Signals that end a command in order: Ctrl-C, TERM, and HUP when the terminal goes.
+//!
+//! A command makes [`StopSignals`] before it says where it listens, so that no signal of a script comes too
+//! early.
 
 use crate::failure::Failure;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -6,7 +9,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// A write beyond `ulimit -f`; the same number on every architecture that Linux has but MIPS.
 const FILE_SIZE: i32 = 25;
 
-/// All of them from the moment that it is made: until then they end the process at once.
+/// Catches them from the moment that it is made: until then they end the process at once.
 pub(crate) struct StopSignals {
     interrupt: Signal,
     terminate: Signal,
@@ -32,7 +35,8 @@ impl StopSignals {
         })
     }
 
-    /// Waits for one of them; one that came since the last call counts.
+    /// Waits for one of them; one that came since the last call counts. May be called again, for a second
+    /// signal that ends at once what the first ended in order.
     pub(crate) async fn next(&mut self) {
         let hangup = async {
             match &mut self.hangup {
@@ -48,7 +52,7 @@ impl StopSignals {
     }
 }
 
-/// Whether this process was started with a signal ignored.
+/// Whether this process was started with a signal ignored: bit `n - 1` of `SigIgn` (proc(5)).
 fn is_ignored(kind: SignalKind) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|l| l.strip_prefix("SigIgn:"));

@@ -1,4 +1,17 @@
 //! `sinew train` and `sinew eval`: the training loop with its readers, and what it shows at its end.
+//!
+//! The loop itself is in `sinew-pipeline`. Here it gets its parts from [`wire::pipeline`], its readers (live
+//! view or lines, report), and the signals that stop it.
+//!
+//! The last line of `sinew train --json`:
+//!
+//! | field | content |
+//! |---|---|
+//! | `eval.before`, `eval.after` | averages over held-out episodes: `success`, `reward`, `turns`, `sampled_tokens`, metrics |
+//! | `wall_s` | wall time of the run, in seconds |
+//! | `samples` | episodes trained, dropped for a reason, trained twice, lost |
+//! | `tokens` | what became of each sampled token |
+//! | `trouble` | reasons for a bad end; empty: there are none |
 
 use crate::failure::Failure;
 use crate::run_dir::{Resume, RunDir};
@@ -20,7 +33,9 @@ const INTERRUPTED: i32 = 130;
 pub(crate) struct TrainOptions {
     /// `train` or `eval`.
     pub(crate) command: &'static str,
+    /// Go on with the run in the folder; `None`: it is new.
     pub(crate) resume: Option<Resume>,
+    /// Standard output is JSON lines: no live view, no summary.
     pub(crate) json: bool,
     /// Stored episodes that are gone are no reason to end badly.
     pub(crate) accept_loss: bool,
@@ -35,7 +50,11 @@ pub(crate) struct Finished {
     pub(crate) trouble: Option<Failure>,
 }
 
-/// Runs a recipe to its end.
+/// `sinew train`: held-out tasks, training, held-out tasks again.
+///
+/// # Errors
+/// If it cannot start or go on. A run that ended, but collapsed or lost data, is no error here: see
+/// [`Finished::trouble`].
 pub(crate) fn train(
     recipe: &RunPlan,
     dir: &RunDir,
@@ -79,13 +98,14 @@ pub(crate) fn evaluate(
     Ok(finished(last, &ended))
 }
 
+/// The end of a command; all reasons of trouble in one failure.
 fn finished(last: serde_json::Value, ended: &Ended) -> Finished {
     let trouble = (!ended.trouble.is_empty()).then(|| Failure::system(ended.trouble.join("\n")));
     Finished { last, trouble }
 }
 
-/// The first signal makes `sender` true and is answered at once; the second ends the process. What is
-/// committed stays, as after `kill -9`.
+/// The first signal makes `sender` true and is answered at once; the second ends the process, also in the
+/// middle of a pass. What is committed stays, as after `kill -9`.
 #[expect(
     clippy::disallowed_methods,
     reason = "the second signal asks for no clean end, and the main thread may be deep in a pass"
@@ -111,7 +131,8 @@ fn stop_on_signal(
     });
 }
 
-/// Builds the loop of a recipe with its readers, and runs it.
+/// Builds the loop of a recipe with its readers, and runs it. Signals are caught before the model is loaded,
+/// which may take minutes.
 fn run(
     recipe: &RunPlan,
     dir: &RunDir,
@@ -176,7 +197,7 @@ fn run(
     })
 }
 
-/// Averages by name.
+/// Averages over episodes, by name; metrics of the environment with the names that it gives them.
 fn measures(s: &EpisodeStats) -> BTreeMap<String, f64> {
     let mut map = BTreeMap::from([
         ("success".to_string(), s.success),

@@ -1,4 +1,7 @@
 //! Whether the checkpoints of a run have space where they are written.
+//!
+//! A full disk would end a run at its first checkpoint, after hours of work. The store of episodes is not
+//! counted: its size depends on how much the model samples.
 
 use crate::failure::Failure;
 use crate::wire;
@@ -6,7 +9,11 @@ use sinew_model::{ModelConfig, ParamLayout};
 use sinew_recipe::RunPlan;
 use std::path::Path;
 
-/// Weights, two moments, and as many checkpoints as are kept plus the one being written.
+/// Weights, two moments, and as many checkpoints as are kept plus the one being written. With adapters
+/// half of the weights is counted for a checkpoint.
+///
+/// # Errors
+/// If the file system of `at` has less free.
 pub(super) fn disk(recipe: &RunPlan, at: &Path) -> Result<String, Failure> {
     let weights = weight_bytes(&wire::model_config(recipe)?);
     let per_checkpoint = if recipe.train.lora.is_some() {
@@ -22,11 +29,13 @@ pub(super) fn disk(recipe: &RunPlan, at: &Path) -> Result<String, Failure> {
     ))
 }
 
+/// Bytes of all weights in 32 bits, as checkpoints hold them.
 fn weight_bytes(config: &ModelConfig) -> u64 {
     4 * ParamLayout::new(config).total() as u64
 }
 
-/// Whether a folder can be written and has room for `bytes`.
+/// Whether the file system of a folder has `bytes` free. The folder need not exist yet: the nearest one
+/// above it counts.
 fn room(path: &Path, bytes: u64) -> Result<(), Failure> {
     let mut at = path;
     while !at.exists() {

@@ -1,4 +1,7 @@
-//! What a run will hold in memory, before any of it is taken.
+//! Memory that a run will hold, before any of it is taken.
+//!
+//! The estimate is an upper bound, made of the shapes alone. Sandboxes are not counted: they have limits of
+//! their own.
 
 use crate::failure::Failure;
 use crate::wire;
@@ -6,15 +9,15 @@ use sinew_model::{Activations, Keep, ModelConfig, ParamLayout, Precision};
 use sinew_recipe::{EngineType, RunPlan};
 use sinew_tensor::KernelSet;
 
-/// Bytes of logits that a pass with gradients keeps at most.
+/// Maximum bytes of logits that a pass with gradients keeps.
 const KEPT_LOGITS: u128 = 640 << 20;
 
-/// What a run holds at its peak, in bytes, part by part.
+/// Memory of a run at its peak, in bytes, part by part.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Estimate {
     /// Weights, gradients and the optimizer's two moments; reference and teacher.
     pub(super) weights: u128,
-    /// What a pass of `train.micro_batch_tokens` keeps for its gradient.
+    /// Activations and logits that a pass of `train.micro_batch_tokens` keeps for its gradient.
     pub(super) activations: u128,
     /// The embedded engine's own copy of the weights.
     pub(super) engine: u128,
@@ -23,11 +26,13 @@ pub(super) struct Estimate {
 }
 
 impl Estimate {
+    /// All parts together.
     pub(super) fn total(&self) -> u128 {
         self.weights + self.activations + self.engine + self.keys
     }
 }
 
+/// Numbers in the weights of a model.
 fn f32s(config: &ModelConfig) -> u128 {
     ParamLayout::new(config).total() as u128
 }
@@ -41,11 +46,11 @@ fn adapters(config: &ModelConfig, rank: usize) -> u128 {
 }
 
 /// An upper bound of what `recipe` holds: rows that a step does not fill are counted as filled.
-/// `judges` are the models in addition to the policy.
+/// `others` are the models in addition to the policy.
 pub(super) fn estimate(
     recipe: &RunPlan,
     config: &ModelConfig,
-    judges: &[ModelConfig],
+    others: &[ModelConfig],
     kernels: KernelSet,
 ) -> Estimate {
     let own = 4 * f32s(config);
@@ -58,11 +63,11 @@ pub(super) fn estimate(
         + (4 * rows * config.vocab as u128).min(KEPT_LOGITS);
     // Each further process has its weights and its gradient.
     let processes = recipe.train.data_parallel as u128;
-    let others = processes.saturating_sub(1) * (own + trained + pass);
+    let workers = processes.saturating_sub(1) * (own + trained + pass);
     let base = if recipe.train.lora.is_some() { own } else { 0 };
-    let judged: u128 = judges.iter().map(|c| 4 * f32s(c)).sum();
+    let scoring: u128 = others.iter().map(|c| 4 * f32s(c)).sum();
     let mut estimate = Estimate {
-        weights: base + 4 * trained + judged + others,
+        weights: base + 4 * trained + scoring + workers,
         activations: pass,
         ..Estimate::default()
     };
@@ -79,7 +84,8 @@ pub(super) fn estimate(
     estimate
 }
 
-/// Embeddings stay `f32`; matrices, the output's among them, are packed.
+/// The engine's own copy of the weights. Embeddings stay `f32`; matrices, the output's among them, are
+/// packed.
 fn engine(recipe: &RunPlan, config: &ModelConfig, kernels: KernelSet) -> u128 {
     let embedding = config.vocab as u128 * config.d_model as u128;
     let tied = if config.tied_embeddings { 0 } else { embedding };
@@ -93,7 +99,7 @@ fn engine(recipe: &RunPlan, config: &ModelConfig, kernels: KernelSet) -> u128 {
     4 * embedding + matrices * bits / 8
 }
 
-/// Tells what a run needs, and refuses it where the machine has less.
+/// The memory that a run needs, in words; refused where the machine has less installed.
 pub(super) fn memory(recipe: &RunPlan) -> Result<String, Failure> {
     let config = wire::model_config(recipe)?;
     let mut beside = Vec::new();

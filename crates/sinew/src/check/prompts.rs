@@ -7,14 +7,15 @@ use sinew_recipe::RunPlan;
 use sinew_render::Renderer;
 use sinew_types::{Message, Role, Task, ToolSpec};
 
-/// Most tasks of each split whose prompts are rendered.
+/// Maximum number of tasks of each split whose prompts are rendered, evenly spread.
 const TASKS: usize = 32;
-/// Most turns of a solution that are looked at.
+/// Maximum number of turns of a solution that are measured.
 const TURNS: usize = 64;
 
-/// Tokens of one task.
+/// Tokens of one task, as the policy's tokenizer and template give them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Size {
+    /// All messages before the first turn, with the opening of that turn.
     prompt: usize,
     /// The shortest turn of its solution, with the token that ends it.
     turn: usize,
@@ -46,7 +47,8 @@ pub(super) fn prompts(recipe: &RunPlan) -> Result<String, Failure> {
     )
 }
 
-/// What an episode of `task` begins with.
+/// Messages and tools that an episode of `task` begins with. The environment is closed again: no turn is
+/// played.
 async fn ask(envs: &dyn EnvFactory, task: &Task) -> Result<(Vec<Message>, Vec<ToolSpec>), Failure> {
     let failed = |e| Failure::input(format!("task {}: {e}", task.id));
     let mut env = envs.create(task).map_err(failed)?;
@@ -56,6 +58,8 @@ async fn ask(envs: &dyn EnvFactory, task: &Task) -> Result<(Vec<Message>, Vec<To
     Ok((reset.messages, reset.tools))
 }
 
+/// Renders the prompt of a task and each turn of its solution. A task without a solution counts as one
+/// with a turn of one token.
 fn size(
     envs: &dyn EnvFactory,
     renderer: &dyn Renderer,
@@ -82,7 +86,7 @@ fn size(
     })
 }
 
-/// What the sizes say of the limits, or which limit is too small for most of them.
+/// The sizes in words, or the limit that is too small for more than half of the tasks.
 fn judge(sizes: &[Size], context: usize, turn: usize) -> Result<String, Failure> {
     let shortest = sizes.iter().map(|s| s.prompt).min().unwrap_or(0);
     let longest = sizes.iter().map(|s| s.prompt).max().unwrap_or(0);

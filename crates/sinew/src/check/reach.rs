@@ -1,14 +1,15 @@
-//! Whether what a run needs from outside answers: servers that generate, a pool of trajectories.
+//! Whether what a run needs from outside takes connections: servers that generate, a pool of
+//! trajectories. Nothing is sent: a server that is still loading its model counts as there.
 
 use crate::failure::Failure;
 use sinew_recipe::{DataSection, RunPlan};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
-/// How long an address has to take a connection.
+/// Time that one address has to take a connection.
 const WITHIN: Duration = Duration::from_secs(5);
 
-/// Addresses of the recipe's engine.
+/// Addresses of the recipe's engine; each of them must take a connection.
 pub(super) fn engine(recipe: &RunPlan) -> Result<String, Failure> {
     let kind = recipe.engine.kind;
     for url in recipe.engine.urls() {
@@ -30,7 +31,10 @@ pub(super) fn pool(recipe: &RunPlan) -> Result<(), Failure> {
     }
 }
 
-/// Connects to the host and port of a URL, and says what is missing if that does not work.
+/// Connects to the host and port of a URL. Each address of the name is tried in turn.
+///
+/// # Errors
+/// The last problem, as something that is missing outside, with `hint`.
 fn reach(key: &str, url: &str, hint: &str) -> Result<(), Failure> {
     let failed = |why: &dyn std::fmt::Display| {
         Failure::outside(format!(
@@ -49,7 +53,7 @@ fn reach(key: &str, url: &str, hint: &str) -> Result<(), Failure> {
     Err(failed(&problem))
 }
 
-/// `host:port` of a URL, with the scheme's port where none is typed.
+/// `host:port` of a URL, with the scheme's port where none is typed. Credentials before `@` are left out.
 fn authority(url: &str) -> String {
     let (port, rest) = match url.split_once("://") {
         Some(("https", rest)) => (443, rest),

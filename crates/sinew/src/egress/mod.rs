@@ -1,22 +1,54 @@
-//! The way to the network for sandboxes; refused where this program was built without the feature `egress`.
+//! The egress proxy of sandboxes, which have no other network; refused where this program was built
+//! without the feature `egress`.
+//!
+//! The rules of a recipe are read and checked in every build: a recipe that cannot run here is refused
+//! with the name of the feature, and not as one with an unknown key.
 
 #[cfg(feature = "egress")]
 mod proxy;
 
 use crate::failure::Failure;
 use sinew_egress::EgressConfig;
-use std::path::Path;
+use sinew_recipe::SandboxPlan;
+use sinew_sandbox::SandboxProvider;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 #[cfg(not(feature = "egress"))]
-pub(crate) use absent::{WayOut, WithEgress};
+pub(crate) use absent::EgressProxy;
+#[cfg(not(feature = "egress"))]
+use absent::WithEgress;
 #[cfg(feature = "egress")]
-pub(crate) use proxy::{WayOut, WithEgress};
+pub(crate) use proxy::EgressProxy;
+#[cfg(feature = "egress")]
+use proxy::WithEgress;
 
 /// A file with the keys of `[sandbox.egress]`.
 pub(crate) fn load(path: &Path) -> Result<EgressConfig, Failure> {
     let text = std::fs::read_to_string(path)
         .map_err(|e| Failure::input(format!("--egress {}: {e}", path.display())))?;
     toml::from_str(&text).map_err(|e| Failure::input(format!("--egress {}: {e}", path.display())))
+}
+
+/// The proxy of a recipe's sandboxes; `None` without `[sandbox.egress]`.
+///
+/// # Errors
+/// If a credential of the rules is not in the environment, or the feature is missing.
+pub(crate) fn start(section: &SandboxPlan) -> Result<Option<EgressProxy>, Failure> {
+    let audit = section.egress_audit.as_ref().map(PathBuf::from);
+    let rules = section.egress.clone();
+    rules.map(|r| EgressProxy::start(r, audit)).transpose()
+}
+
+/// A provider whose sandboxes reach the network through the proxy, each with a session of its own.
+pub(crate) fn wrap(
+    provider: Arc<dyn SandboxProvider>,
+    proxy: Option<EgressProxy>,
+) -> Arc<dyn SandboxProvider> {
+    match proxy {
+        Some(proxy) => WithEgress::wrap(provider, proxy),
+        None => provider,
+    }
 }
 
 #[cfg(not(feature = "egress"))]
@@ -28,9 +60,9 @@ mod absent {
     use std::sync::Arc;
 
     /// A proxy that cannot be started: there is no value of this type.
-    pub(crate) enum WayOut {}
+    pub(crate) enum EgressProxy {}
 
-    impl WayOut {
+    impl EgressProxy {
         pub(crate) fn start(_: EgressConfig, _: Option<PathBuf>) -> Result<Self, Failure> {
             Err(crate::features::missing("sandbox.egress", "egress"))
         }
@@ -40,7 +72,7 @@ mod absent {
         }
     }
 
-    impl sinew_provision::Egress for WayOut {
+    impl sinew_provision::Egress for EgressProxy {
         fn port(&self) -> u16 {
             match *self {}
         }
@@ -59,15 +91,15 @@ mod absent {
         }
     }
 
-    /// The other half of [`WayOut`].
+    /// The other half of [`EgressProxy`].
     pub(crate) struct WithEgress;
 
     impl WithEgress {
         pub(crate) fn wrap(
             _: Arc<dyn SandboxProvider>,
-            way_out: WayOut,
+            proxy: EgressProxy,
         ) -> Arc<dyn SandboxProvider> {
-            match way_out {}
+            match proxy {}
         }
     }
 }

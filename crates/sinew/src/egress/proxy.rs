@@ -1,4 +1,11 @@
 //! The egress proxy of a run, and a session of it for each sandbox; built with the feature `egress`.
+//!
+//! ```text
+//! program in a sandbox -> 127.0.0.1:3128 inside -> session -> rules, quotas, log -> server
+//! ```
+//!
+//! A program finds the proxy by `HTTP_PROXY` and its like, and trusts its certificates by a bundle in a
+//! folder that the sandbox shows. A program that ignores both reaches nothing.
 
 use crate::failure::Failure;
 use sinew_egress::{
@@ -21,9 +28,9 @@ const FOLDER_INSIDE: &str = "/opt/sinew-egress";
 /// The host's own certificates, where tunnels pass without being looked into.
 const HOST_BUNDLE: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// A proxy with its rules.
+/// A proxy with its rules, shared by the sandboxes of a run. It ends with the last of them.
 #[derive(Debug)]
-pub(crate) struct WayOut {
+pub(crate) struct EgressProxy {
     proxy: Proxy,
     policy: Policy,
     config: EgressConfig,
@@ -33,8 +40,11 @@ pub(crate) struct WayOut {
     trust: tempfile::TempDir,
 }
 
-impl WayOut {
-    /// Starts the proxy. Credentials come from this process's environment.
+impl EgressProxy {
+    /// Starts the proxy. Credentials come from this process's environment; sandboxes never see them.
+    ///
+    /// # Errors
+    /// If a variable of a credential is not set, or the folder of certificates cannot be written.
     pub(crate) fn start(config: EgressConfig, audit: Option<PathBuf>) -> Result<Self, Failure> {
         let policy = config
             .policy(&|name| std::env::var(name).ok())
@@ -67,15 +77,17 @@ impl WayOut {
         })
     }
 
-    /// What sandboxes must be shown.
+    /// The folder that sandboxes must be shown, on the host and inside: certificates to trust.
     pub(crate) fn shows(&self) -> (PathBuf, PathBuf) {
         (self.trust.path().into(), FOLDER_INSIDE.into())
     }
 
+    /// Environment variables by which programs find the proxy and the certificates.
     fn variables() -> Vec<(String, String)> {
         environment(PORT, Some(&format!("{FOLDER_INSIDE}/bundle.pem")))
     }
 
+    /// A session of the proxy for one sandbox: its own log, quotas and connections.
     fn open(&self, name: &str, listener: TcpListener) -> Result<Served, String> {
         let log = self.audit.as_ref().map(|dir| unused(dir, name));
         let log = log.transpose()?;
@@ -87,11 +99,11 @@ impl WayOut {
     }
 }
 
-/// Most logs of one name.
+/// Maximum number of logs of one name.
 const MAX_LOGS: usize = 10_000;
 
-/// A log that is not there yet: `NAME.jsonl`, else `NAME.2.jsonl`, ... Whoever chooses names must
-/// not be able to wipe out what was logged under them.
+/// A log that is not there yet: `NAME.jsonl`, else `NAME.2.jsonl`, ... Names come from clients, which must
+/// not be able to overwrite what was logged under them.
 fn unused(folder: &Path, name: &str) -> Result<PathBuf, String> {
     let failed = |e: std::io::Error| format!("audit log: {e}");
     std::fs::create_dir_all(folder).map_err(failed)?;
@@ -109,7 +121,7 @@ fn unused(folder: &Path, name: &str) -> Result<PathBuf, String> {
     Err(format!("audit log: there are {MAX_LOGS} of {name} already"))
 }
 
-impl sinew_provision::Egress for WayOut {
+impl sinew_provision::Egress for EgressProxy {
     fn port(&self) -> u16 {
         PORT
     }
@@ -137,38 +149,40 @@ impl sinew_provision::Egress for WayOut {
     }
 }
 
-/// Gives every sandbox of a provider the way out.
+/// Gives every sandbox of a provider a session of the proxy. Sandboxes have a loopback interface alone;
+/// the proxy listens there.
 pub(crate) struct WithEgress {
     inner: Arc<dyn SandboxProvider>,
-    way_out: WayOut,
+    proxy: EgressProxy,
     next: AtomicU64,
 }
 
 impl WithEgress {
     pub(crate) fn wrap(
         inner: Arc<dyn SandboxProvider>,
-        way_out: WayOut,
+        proxy: EgressProxy,
     ) -> Arc<dyn SandboxProvider> {
         Arc::new(Self {
             inner,
-            way_out,
+            proxy,
             next: AtomicU64::new(0),
         })
     }
 
+    /// The specification with a loopback interface and the proxy's variables.
     fn with_network(spec: &SandboxSpec) -> SandboxSpec {
         let mut spec = spec.clone();
         spec.network = Network::Loopback;
-        spec.env.extend(WayOut::variables());
+        spec.env.extend(EgressProxy::variables());
         spec
     }
 
     async fn open(&self, mut inner: Box<dyn Sandbox>) -> Result<Box<dyn Sandbox>, SandboxError> {
         let listener = inner.listen_inside(PORT).await?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let served = self.way_out.open(&format!("sandbox-{number:06}"), listener);
+        let served = self.proxy.open(&format!("sandbox-{number:06}"), listener);
         let served = served.map_err(|message| SandboxError::Io {
-            operation: "open the way out".into(),
+            operation: "open the egress proxy".into(),
             message,
         })?;
         Ok(Box::new(Guarded { inner, served }))
@@ -225,7 +239,7 @@ impl SandboxProvider for WithEgress {
     }
 }
 
-/// A sandbox whose way out ends with it.
+/// A sandbox whose session of the proxy ends with it.
 struct Guarded {
     inner: Box<dyn Sandbox>,
     served: Served,

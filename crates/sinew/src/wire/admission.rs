@@ -1,5 +1,7 @@
-//! Admission of a run: what a recipe says of it, what the run writes about it, and the gate for
-//! programs that call the gateway.
+//! Admission of a run: the bounds of a recipe, and the same admission for programs that call the gateway.
+//!
+//! The built-in loop asks for each turn itself. A program's turns are seen by the gateway alone, so the
+//! gateway asks for it.
 
 use futures::future::BoxFuture;
 use sinew_gateway::{Capacity, CapacityPermit};
@@ -8,8 +10,10 @@ use sinew_rollout::{Admission, AdmissionConfig, PressureConfig};
 use sinew_types::{EpisodeId, TokenId};
 use std::sync::Arc;
 
-/// Bounds of a recipe's episodes. Programs have a quota of sandboxes, and deadlines that go on
-/// while they wait: a quarter of one is the longest that a call of theirs is held back.
+/// Bounds of a recipe's episodes; keys that are left out have the defaults of `sinew-rollout`.
+///
+/// Programs have a quota of sandboxes, and deadlines that go on while they wait: a call of theirs waits at
+/// most a quarter of its deadline.
 pub(crate) fn config(r: &RolloutPlan, harness: &HarnessSection) -> AdmissionConfig {
     let section = &r.admission;
     let mut config = AdmissionConfig::new(r.max_in_flight, r.max_turn_tokens as usize);
@@ -25,7 +29,8 @@ pub(crate) fn config(r: &RolloutPlan, harness: &HarnessSection) -> AdmissionConf
     config
 }
 
-/// Calls of programs take their turns like those of the built-in loop.
+/// Calls of programs take their turns like those of the built-in loop. A call that is dropped leaves the
+/// queue.
 pub(crate) struct TurnCapacity(pub(crate) Arc<Admission>);
 
 impl Capacity for TurnCapacity {

@@ -1,11 +1,18 @@
 //! The processor that everything is computed with.
+//!
+//! Kernels and threads come from the environment and not from the recipe: they belong to the machine. The
+//! kernel set is recorded in each trace, since other kernels round differently.
 
 use crate::failure::Failure;
 use sinew_model::Precision;
 use sinew_recipe::{EnginePlan, WeightFormat};
 use sinew_tensor::{Cpu, KernelSet};
 
-/// The device that `SINEW_CPU` and `SINEW_THREADS` ask for, else the best there is.
+/// The device of `SINEW_CPU` (a kernel set) and `SINEW_THREADS` (1 to 1024). Left out: the best kernels
+/// of this processor, and a thread for each core that this process may use.
+///
+/// # Errors
+/// If the processor lacks the kernels, or the number is out of range.
 pub(crate) fn device() -> Result<Cpu, Failure> {
     let kernels = match std::env::var("SINEW_CPU") {
         Ok(name) => {
@@ -35,7 +42,7 @@ pub(crate) fn device() -> Result<Cpu, Failure> {
     Ok(Cpu::new(kernels, threads))
 }
 
-/// The kernels in words, with what they do to the numbers.
+/// The kernels in words, with how they round.
 pub(crate) fn kernels(device: &Cpu) -> String {
     let rounding = match device.kernels() {
         KernelSet::Amx => {
@@ -46,7 +53,8 @@ pub(crate) fn kernels(device: &Cpu) -> String {
     format!("{}{rounding}", device.kernels())
 }
 
-/// How the embedded engine stores its matrices.
+/// How the embedded engine stores its matrices: as `engine.weights` says, changed to what suits the kernels
+/// and the number of sequences in a pass.
 pub(crate) fn precision(engine: &EnginePlan, kernels: KernelSet) -> Precision {
     let asked = match engine.weights {
         WeightFormat::F32 => Precision::F32,

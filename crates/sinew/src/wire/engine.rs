@@ -1,4 +1,7 @@
 //! The engine that generates tokens: in this process, twice for cross-policy sampling, or servers.
+//!
+//! An engine of this process copies the weights of the learner, since generation packs them for its own
+//! kernels. Servers get them over a folder before the first token.
 
 use super::device::precision;
 use super::model::model_files;
@@ -31,7 +34,10 @@ pub(crate) fn grammars(
     Ok(grammars)
 }
 
-/// An engine in this process with the learner's weights.
+/// An engine in this process with the weights `params` of policy `version`.
+///
+/// Its queue holds at least as many requests as episodes may be in flight, so that admission and not the
+/// queue refuses.
 fn embedded(
     section: &EnginePlan,
     rollout: &RolloutPlan,
@@ -71,10 +77,13 @@ fn embedded(
         .map_err(|e| failed(&e))
 }
 
-/// The engine that episodes use, and what cross-policy sampling adds to it.
+/// The engine that episodes use, and the switch between two policies if there is one.
 pub(crate) type Engines = (Arc<dyn Engine>, Option<Arc<CrossPolicy>>);
 
-/// The engine that episodes use: one, or two for cross-policy sampling.
+/// The engine that episodes use: one, or two for cross-policy sampling, which begin with the same weights.
+///
+/// # Errors
+/// If KV cache and weights do not fit, or a server does not answer or cannot load the weights.
 pub(crate) fn engines(
     recipe: &RunPlan,
     device: &Cpu,

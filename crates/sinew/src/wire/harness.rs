@@ -1,4 +1,8 @@
 //! The harness of a recipe: the built-in loop, or a program whose model server is a gateway.
+//!
+//! `sinew-rollout` runs programs against the port [`ModelServer`]; here the gateway implements it. The
+//! gateway shares engine, admission and request ids with the run, and has no store: traces are committed
+//! by the run, with their outcome.
 
 use super::admission::TurnCapacity;
 use super::sandbox::containers;
@@ -32,7 +36,8 @@ impl From<ProgramError> for Failure {
     }
 }
 
-/// The parts of a run that a gateway for programs shares with it.
+/// The parts of a run that a gateway for programs shares with it, so that its calls and those of the run
+/// wait in one queue.
 pub(crate) struct Shared<'a> {
     pub(crate) engine: &'a Arc<dyn Engine>,
     pub(crate) renderer: &'a Arc<dyn Renderer>,
@@ -43,6 +48,9 @@ pub(crate) struct Shared<'a> {
 
 /// The harness of a recipe. For a program, a gateway on a free port of the loopback interface and the
 /// sandboxes' spawner are started now and end with the harness.
+///
+/// # Errors
+/// If the program or a folder of it is missing, or its sandboxes cannot be started here.
 pub(crate) fn build(
     section: &HarnessSection,
     sandbox: &SandboxPlan,
@@ -59,7 +67,7 @@ pub(crate) fn build(
     Ok(Arc::new(ProgramHarness::new(programs, Arc::new(server))))
 }
 
-/// Checks that the program is there and that its sandbox can be built.
+/// Checks that the program is there and that its sandbox can be built; the answer is a row of `sinew check`.
 pub(crate) fn check(section: &HarnessSection, sandbox: &SandboxPlan) -> Result<String, Failure> {
     let HarnessSection::Command(section) = section else {
         return Ok("built in".into());
@@ -98,6 +106,7 @@ pub(crate) fn asks_model(
     Ok(runtime.block_on(Programs::asks_model(config, provider, &task))?)
 }
 
+/// The program and its limits, with paths as they are inside of a sandbox.
 fn config(section: &CommandSection, sandbox: &SandboxPlan) -> Result<ProgramConfig, Failure> {
     let in_image = section.image.is_some();
     Ok(ProgramConfig {
@@ -112,7 +121,8 @@ fn config(section: &CommandSection, sandbox: &SandboxPlan) -> Result<ProgramConf
     })
 }
 
-/// Sandboxes that show the folders of a program.
+/// Sandboxes that show the folders of a program, without a pool. In a container, the other keys of
+/// `[sandbox]` say how it is started.
 fn provider(
     section: &CommandSection,
     command: &ProgramCommand,
@@ -203,6 +213,7 @@ impl ModelServer for GatewayServer {
     }
 }
 
+/// The rollout of an episode: its identity and seed, and sampling that a program cannot change.
 fn rollout(parts: &EpisodeParts, options: &EpisodeOptions, spec: &EpisodeSpec) -> RolloutSpec {
     let trace = spec.empty_trace(&parts.run, &options.turn_sampling());
     RolloutSpec {

@@ -1,4 +1,7 @@
 //! The trainer of a run: new, from a checkpoint, or as a worker of another process.
+//!
+//! With `train.data_parallel`, this program starts itself as workers. A worker reads the recipe from its
+//! parent and makes the same model; it has no engine, no environment and no run folder.
 
 use super::model::{loaded_params, renderer};
 use super::{Session, clock, plan, scoring};
@@ -11,7 +14,8 @@ use sinew_recipe::RunPlan;
 use sinew_tensor::Cpu;
 use std::path::Path;
 
-/// A trainer at step 0 with the models that score for it.
+/// A trainer at step 0 with the models that score for it. `files` are the tokenizer and template that each
+/// checkpoint gets, so that it can be loaded as a model.
 pub(crate) fn learner(
     recipe: &RunPlan,
     dir: &RunDir,
@@ -32,8 +36,10 @@ pub(crate) fn learner(
     )?)
 }
 
-/// Goes back to the last good checkpoint, if there is one. What it was trained with may
-/// differ in what `resume` allows.
+/// Goes back to the last good checkpoint, if there is one; without one the run begins anew.
+///
+/// # Errors
+/// If the recipe of the checkpoint differs in more than `resume` allows, or no checkpoint can be read.
 pub(crate) fn restore(
     learner: &mut EmbeddedLearner,
     recipe: &RunPlan,
@@ -56,7 +62,8 @@ pub(crate) fn restore(
     Ok(saved.map_err(|e| unreadable(&e))?)
 }
 
-/// Reports the progress of training steps, and ends them on request.
+/// Reports the progress of training steps on the bus, and ends them between micro-batches when the run is
+/// asked to stop. `earlier_s` is the wall time of sessions before this one.
 pub(crate) fn follow(learner: &mut EmbeddedLearner, session: &Session<'_>, earlier_s: f64) {
     let (bus, started) = (session.bus.clone(), session.started);
     learner.follow(session.cancel.clone(), move |p| {
@@ -71,7 +78,8 @@ pub(crate) fn follow(learner: &mut EmbeddedLearner, session: &Session<'_>, earli
     });
 }
 
-/// What `sinew train-worker` does.
+/// A worker of `train.data_parallel`: computes its share of each gradient until its parent closes the
+/// connection. The recipe comes from the parent, which has checked it.
 pub(crate) fn train_worker() -> Result<(), Failure> {
     Ok(sinew_pipeline::work(|run, device| {
         let load = || -> Result<_, Failure> {

@@ -1,5 +1,21 @@
 //! Wiring: from a plan to engine, environment, sandboxes, store and trainer. The only place where
 //! concrete parts meet; each file makes one part, and [`pipeline`] puts them together.
+//!
+//! | file | tables of the plan | makes |
+//! |---|---|---|
+//! | `model` | `model` | files, renderer, shape, first weights |
+//! | `scoring` | `reference`, `teacher` | frozen models |
+//! | `env` | `env` | tasks and environments |
+//! | `sandbox/` | `sandbox` | providers of sandboxes, at each level |
+//! | `harness` | `harness` | what drives the turns, and the gateway for programs |
+//! | `engine`, `servers` | `engine` | what generates tokens |
+//! | `admission` | `rollout` | bounds on episodes, and the gateway's part of it |
+//! | `learner` | `train`, `critic` | the trainer |
+//! | `source` | `data` | training data that exists already |
+//! | `store` | `store` | traces |
+//! | `plan` | all | options of the loop and its parts |
+//!
+//! A function takes the tables that it uses where they are one or two, and the whole plan otherwise.
 
 mod admission;
 mod device;
@@ -51,7 +67,8 @@ pub(crate) fn clock() -> Clock {
     Box::new(move || start.elapsed().as_secs_f64())
 }
 
-/// What every trace of a run says of how it came about.
+/// The part of a trace's provenance that is the same for all episodes of a run: its name, environment,
+/// chat template, tools, and the kernels and sandbox level where those matter.
 fn run_info(
     recipe: &RunPlan,
     dir: &RunDir,
@@ -77,18 +94,24 @@ fn run_info(
     }
 }
 
-/// Where and how a run goes on.
+/// Where and how a run goes on: the parts that belong to the process and not to the recipe.
 pub(crate) struct Session<'a> {
+    /// The run's folder, which this process holds.
     pub(crate) dir: &'a RunDir,
+    /// What may differ from the checkpoint; `None`: the run is new.
     pub(crate) resume: Option<&'a Resume>,
+    /// Runs episodes, tools and the gateway; training has threads of its own.
     pub(crate) runtime: Handle,
+    /// Events of the run, for views and files.
     pub(crate) bus: Bus,
     /// Turns true when the run is asked to stop.
     pub(crate) cancel: watch::Receiver<bool>,
+    /// Start of this session, for wall times.
     pub(crate) started: Instant,
 }
 
-/// The parts that every episode of a run shares. A program's harness starts its gateway here.
+/// The parts that every episode of a run shares: one admission in front of the engine, and one source of
+/// request ids for the built-in loop and the gateway. A program's harness starts its gateway here.
 fn episode_parts(
     recipe: &RunPlan,
     runtime: &Handle,
@@ -181,7 +204,7 @@ pub(crate) fn pipeline(
     Ok((pipeline, renderer))
 }
 
-/// One line about what runs.
+/// One line about model and machine, for the views.
 fn describe(model: &ModelConfig, device: &Cpu) -> String {
     format!(
         "model {:?}, {} layers of {}, vocabulary {}; kernels {}, {} threads",

@@ -1,4 +1,8 @@
 //! The policy's model: its files, tokenizer, shape and weights.
+//!
+//! A pretrained model is found each time by its source; a second look finds it in the cache. A model from
+//! scratch has no files: its shape is in the recipe, its vocabulary is the environment's alphabet, and its
+//! weights are a function of the seed.
 
 use crate::failure::Failure;
 use sinew_model::{
@@ -10,7 +14,15 @@ use sinew_render::{ChatRenderer, GgufVocab, Renderer, TinyRenderer};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// What the environment says about where models are.
+/// Where models are searched for, from the environment of this process.
+///
+/// | variable | meaning | left out |
+/// |---|---|---|
+/// | `SINEW_PACKAGE_DIRS` | folders of Python packages, searched first | - |
+/// | `SINEW_CACHE` | unpacked models | `sinew` in `XDG_CACHE_HOME` or `~/.cache` |
+/// | `HF_HUB_CACHE`, `HF_HOME` | downloads | `~/.cache/huggingface/hub` |
+/// | `HF_ENDPOINT`, `HF_TOKEN` | another hub, access to it | the public hub, none |
+/// | `HF_HUB_OFFLINE` | no downloads, unless `0` | downloads |
 pub(crate) fn resolve_env() -> ResolveEnv {
     let var = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
     let home = PathBuf::from(var("HOME").unwrap_or_else(|| ".".into()));
@@ -47,7 +59,7 @@ pub(crate) fn unresolved(key: &str, e: ResolveError) -> Failure {
     }
 }
 
-/// Files of the recipe's model; `None` for one from scratch.
+/// Files of the recipe's model, downloaded if they are on the hub; `None` for one from scratch.
 pub(crate) fn model_files(section: &ModelSection) -> Result<Option<ModelFiles>, Failure> {
     match section {
         ModelSection::Scratch { .. } => Ok(None),
@@ -57,6 +69,7 @@ pub(crate) fn model_files(section: &ModelSection) -> Result<Option<ModelFiles>, 
     }
 }
 
+/// Tokenizer and chat template of a folder or a GGUF file, which has both in its metadata.
 pub(crate) fn chat_renderer(files: &ModelFiles) -> Result<ChatRenderer, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::input(format!("model: {e}"));
     match files {
@@ -87,7 +100,8 @@ pub(crate) fn chat_renderer(files: &ModelFiles) -> Result<ChatRenderer, Failure>
     }
 }
 
-/// The renderer of a recipe's model.
+/// The renderer of a recipe's model: its tokenizer and chat template, or characters of the environment's
+/// alphabet for one from scratch.
 pub(crate) fn renderer(
     section: &ModelSection,
     env: &EnvSection,
@@ -98,6 +112,7 @@ pub(crate) fn renderer(
     })
 }
 
+/// Weights that a run begins with, in 32 bits: from files, or random ones from the seed.
 pub(crate) fn loaded_params(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Params, Failure> {
     if let Some(files) = model_files(&recipe.model)? {
         let loaded: LoadedModel =
@@ -118,7 +133,8 @@ pub(crate) fn model_config(recipe: &RunPlan) -> Result<ModelConfig, Failure> {
     }
 }
 
-/// Configuration of a model from scratch: a small Llama.
+/// Configuration of a model from scratch: a small Llama with tied embeddings, whose context is that of
+/// `rollout.max_context_tokens`.
 fn scratch_config(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<ModelConfig, Failure> {
     let ModelSection::Scratch {
         d_model,

@@ -1,4 +1,7 @@
-//! From a recipe to what the training loop takes: the one place where the two meet.
+//! From a recipe to the options of the training loop: the one place where the two meet.
+//!
+//! The loop, the trainer and the rollouts know no recipe. Their options are plain data, made here of the
+//! tables that concern them.
 
 use crate::failure::Failure;
 use sinew_algo::Algorithm;
@@ -21,13 +24,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time until an episode's world is up, unless a recipe says.
+/// Default of `rollout.boot_timeout_s`.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A value head starts from nothing, so that by default it learns this much faster.
 const CRITIC_LR_FACTOR: f32 = 10.0;
 
-/// Adapters of `train.lora`.
+/// Adapters of `train.lora`. No targets: all projections.
+///
+/// # Errors
+/// For a target that is no projection, and for a rank or scale that cannot be.
 pub(crate) fn lora_config(section: &LoraSection) -> Result<LoraConfig, Failure> {
     let named: Result<Vec<_>, _> = section
         .targets
@@ -50,6 +56,8 @@ pub(crate) fn lora_config(section: &LoraSection) -> Result<LoraConfig, Failure> 
     Ok(config)
 }
 
+/// The learning rate over optimizer updates. A step has `train.minibatches` of them, so the steps of the
+/// recipe are multiplied; decay ends with 0 at the last.
 fn schedule(t: &TrainPlan) -> Schedule {
     let updates = t.steps * t.minibatches as u64;
     let warmup = t.warmup_steps * t.minibatches as u64;
@@ -71,7 +79,8 @@ fn schedule(t: &TrainPlan) -> Schedule {
     }
 }
 
-/// The policy that a recipe trains.
+/// The policy that a recipe trains, with its optimizer. `critic.learning_rate` becomes a factor of that of
+/// the policy, since both follow one schedule.
 pub(crate) fn policy(recipe: &RunPlan) -> Result<PolicyConfig, Failure> {
     let t = &recipe.train;
     let lora = t.lora.as_ref().map(lora_config).transpose()?;
@@ -98,7 +107,7 @@ pub(crate) fn policy(recipe: &RunPlan) -> Result<PolicyConfig, Failure> {
     })
 }
 
-/// The trainer of a recipe's run.
+/// The trainer of a recipe's run. Workers get the effective recipe as text.
 pub(crate) fn learner(recipe: &RunPlan, run_dir: &Path) -> Result<LearnerConfig, Failure> {
     let t = &recipe.train;
     Ok(LearnerConfig {
@@ -112,7 +121,11 @@ pub(crate) fn learner(recipe: &RunPlan, run_dir: &Path) -> Result<LearnerConfig,
     })
 }
 
-/// The recipe's data; `None` where it samples its own, or leases it from a pool.
+/// The recipe's data; `None` where it samples its own, or leases it from a pool. All rows are read and
+/// rendered now.
+///
+/// # Errors
+/// With the file and the line of the first row that cannot be trained on.
 pub(crate) fn dataset(
     recipe: &RunPlan,
     renderer: &dyn Renderer,
@@ -132,15 +145,18 @@ pub(crate) fn dataset(
     Ok(Some(Dataset::load(&config, renderer, context)?))
 }
 
-/// How a command runs a recipe.
+/// How a command runs a recipe: the part that is typed on the command line.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Invocation {
+    /// To train, or to measure only.
     pub(crate) goal: Goal,
+    /// `train` or `eval`, for messages that say how to go on.
     pub(crate) command: &'static str,
+    /// Stored episodes that are gone are no reason to end badly.
     pub(crate) accept_loss: bool,
 }
 
-/// How training episodes are sampled and bounded.
+/// Limits and sampling of training episodes. Measurements have the same limits.
 pub(crate) fn episode_options(r: &RolloutPlan) -> EpisodeOptions {
     EpisodeOptions {
         limits: EpisodeLimits {
@@ -162,7 +178,7 @@ pub(crate) fn episode_options(r: &RolloutPlan) -> EpisodeOptions {
     }
 }
 
-/// What the decisions of a recipe's run depend on.
+/// Options of the pure core of the loop: everything that its decisions depend on, but for events.
 fn core(
     recipe: &RunPlan,
     goal: Goal,
@@ -203,7 +219,7 @@ fn core(
     })
 }
 
-/// A recipe's run, for the loop.
+/// Options of the whole loop: those of the core, and where the run is kept.
 pub(crate) fn pipeline(
     recipe: &RunPlan,
     how: Invocation,
@@ -221,7 +237,7 @@ pub(crate) fn pipeline(
     })
 }
 
-/// What a report says of a recipe.
+/// Facts of a recipe for the head of a report.
 pub(crate) fn facts(recipe: &RunPlan) -> Result<RunFacts, Failure> {
     Ok(RunFacts {
         name: recipe.name.clone(),

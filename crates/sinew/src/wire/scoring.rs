@@ -1,4 +1,7 @@
 //! Reference and teacher: their files and weights.
+//!
+//! They are frozen, and score the tokens that the policy sampled. So they must have its vocabulary; whether
+//! the tokens mean the same in both is up to the user.
 
 use super::model::{resolve_env, unresolved};
 use crate::failure::Failure;
@@ -28,7 +31,8 @@ fn files(key: &str, source: &str) -> Result<ModelFiles, Failure> {
     Ok(ModelFiles::Dir(folder))
 }
 
-/// The configuration of a reference or teacher, which must speak the policy's tokens.
+/// The configuration of a reference or teacher, which must have as many tokens as the policy. Weights are
+/// not read.
 pub(crate) fn check(key: &str, source: &str, vocab: usize) -> Result<ModelConfig, Failure> {
     let files = files(key, source)?;
     let config = load_config(&files).map_err(|e| Failure::input(format!("{key}: {e}")))?;
@@ -41,6 +45,7 @@ pub(crate) fn check(key: &str, source: &str, vocab: usize) -> Result<ModelConfig
     )))
 }
 
+/// Weights of a reference or teacher, in 32 bits.
 fn load(key: &str, source: &str, vocab: usize) -> Result<Params, Failure> {
     check(key, source, vocab)?;
     let loaded = load_model(&files(key, source)?);
@@ -50,6 +55,9 @@ fn load(key: &str, source: &str, vocab: usize) -> Result<Params, Failure> {
 }
 
 /// Loads what `needs` asks for; `initial` are the weights that the run begins with.
+///
+/// Without `[reference]` the first weights are the reference: a copy of them, or with adapters the policy
+/// without its adapters, which needs no memory.
 pub(crate) fn scoring_models(
     recipe: &RunPlan,
     needs: Needs,

@@ -1,4 +1,7 @@
 //! Engines outside of this process: addresses of the command line and of recipes.
+//!
+//! Several addresses are one engine: requests go to the server that suits them, and to another one when it
+//! fails. `SINEW_ENGINE_KEY` is sent to each as the bearer token.
 
 use crate::failure::Failure;
 use sinew_engines::{
@@ -13,10 +16,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Servers may be loading their model when we start.
+/// Time that servers get until they answer: they may still be loading their model.
 const READY_WITHIN: Duration = Duration::from_secs(120);
 
-/// For servers that know text only.
+/// Tokens as text, for servers that know text only.
 struct Codec(Arc<dyn Renderer>);
 
 impl TextCodec for Codec {
@@ -32,10 +35,12 @@ impl TextCodec for Codec {
     }
 }
 
+/// Random bits, which decide no sample: names of sessions, and when a failed server is tried again.
 fn random() -> u64 {
     RandomState::new().hash_one(0)
 }
 
+/// Options of the router.
 fn config(version: PolicyVersion, formats: Option<FormatMode>) -> RemoteConfig {
     let jitter = || (random() >> 11) as f64 / (1u64 << 53) as f64;
     let mut config = RemoteConfig::new(Box::new(jitter));
@@ -45,7 +50,11 @@ fn config(version: PolicyVersion, formats: Option<FormatMode>) -> RemoteConfig {
 }
 
 /// The engine of `sinew serve --engine URL[,URL...]`; an address may begin with `vllm+`,
-/// `sglang+` or `openai+`, otherwise the server is asked what it is.
+/// `sglang+` or `openai+`, otherwise the server is asked what it is. `context` is the maximum of tokens of
+/// prompt and output.
+///
+/// # Errors
+/// If an address is none, or a server does not answer within two minutes.
 pub(crate) fn serve_engine(
     urls: &str,
     logprobs: Option<LogprobMode>,
@@ -81,7 +90,7 @@ pub(crate) fn serve_engine(
     Ok(Arc::new(engine))
 }
 
-/// The engine of a recipe that trains with servers. They are given the trainer's weights
+/// The engine of a recipe that trains with servers. They load the trainer's weights
 /// before the first token, whatever they were started with. `base` is a folder with the
 /// model's configuration and tokenizer.
 pub(crate) fn training_engine(
@@ -129,6 +138,7 @@ pub(crate) fn training_engine(
     Ok(Arc::new(engine))
 }
 
+/// The endpoint of `engine.api`.
 fn vllm_api(api: Api) -> VllmApi {
     match api {
         Api::Completions => VllmApi::Completions,
@@ -136,6 +146,7 @@ fn vllm_api(api: Api) -> VllmApi {
     }
 }
 
+/// The log-probs of `engine.logprobs`.
 fn logprob_mode(logprobs: Logprobs) -> LogprobMode {
     match logprobs {
         Logprobs::Raw => LogprobMode::Raw,
@@ -143,6 +154,7 @@ fn logprob_mode(logprobs: Logprobs) -> LogprobMode {
     }
 }
 
+/// The treatment of output formats of `engine.formats`.
 fn format_mode(formats: Formats) -> FormatMode {
     match formats {
         Formats::Guided => FormatMode::Guided,

@@ -1,4 +1,5 @@
-//! Training data that exists already: rows of files, stored episodes, or a data pool.
+//! Training data that exists already: rows of files, stored episodes, or a data pool. With `[data]`, tasks
+//! are run for the measurement only.
 
 use super::model::renderer;
 use super::plan;
@@ -16,7 +17,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Where training episodes come from that are not run here.
+/// The source of `[data]`; `None` where the run samples its own episodes.
+///
+/// # Errors
+/// If a row cannot be read or rendered, or the pool does not answer or has another tokenizer.
 pub(crate) fn source(
     recipe: &RunPlan,
     dir: &RunDir,
@@ -32,7 +36,7 @@ pub(crate) fn source(
     Ok(pool.map(|pool| Box::new(pool) as Box<dyn SampleSource>))
 }
 
-/// What a recipe's algorithm draws from a pool.
+/// The kind of rows that a recipe's algorithm draws from a pool.
 fn kind_of(recipe: &RunPlan) -> Kind {
     let composition = recipe.algorithm.composition(recipe.rollout.group_size);
     match composition.map(|c| c.advantage) {
@@ -42,7 +46,7 @@ fn kind_of(recipe: &RunPlan) -> Kind {
     }
 }
 
-/// A recipe's pool, if it answers and has the tokenizer of the model, and what it says of itself.
+/// A recipe's pool, if it answers and has the tokenizer of the model, and its status.
 fn reached(recipe: &RunPlan) -> Result<(PoolClient, Value), Failure> {
     let Some(DataSection::Pool {
         url, token_file, ..
@@ -63,7 +67,7 @@ fn reached(recipe: &RunPlan) -> Result<(PoolClient, Value), Failure> {
     Ok((client, reply))
 }
 
-/// Whether a recipe's pool can be drawn from, in words.
+/// Whether a recipe's pool can be drawn from, with the number of whole groups in it.
 pub(crate) fn check_pool(recipe: &RunPlan) -> Result<String, Failure> {
     let (_, reply) = reached(recipe)?;
     Ok(format!(

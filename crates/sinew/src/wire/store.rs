@@ -1,4 +1,7 @@
-//! The store of a run.
+//! The store of a run: on disk or in memory.
+//!
+//! What a store on disk lost in a crash is reported here once, where it is opened for writing. The loop runs
+//! again what is still needed.
 
 use crate::failure::Failure;
 use crate::run_dir::RunDir;
@@ -12,7 +15,10 @@ use std::sync::Arc;
 /// Capacity of a store in memory; what does not fit is refused.
 const MEMORY_STORE_BYTES: u64 = 4 << 30;
 
-/// The store of a run, and what of trained episodes it has just lost.
+/// The store of a run, with the trained episodes that it has just lost.
+///
+/// # Errors
+/// If another process holds it, or a part of it cannot be read and the loss was not accepted.
 pub(crate) fn open_store(plan: &StorePlan, dir: &RunDir) -> Result<RunStore, Failure> {
     if plan.kind == StoreKind::Memory {
         return Ok(RunStore {
@@ -35,7 +41,10 @@ pub(crate) fn open_store(plan: &StorePlan, dir: &RunDir) -> Result<RunStore, Fai
     })
 }
 
-/// Opens a store for writing, and says what of it was found damaged.
+/// Opens a store for writing, and logs each damage that it repaired or went around.
+///
+/// # Errors
+/// If another process holds it, or a part of it cannot be read and `accept_loss` is not set.
 pub(crate) fn disk_store(folder: &Path, accept_loss: bool) -> Result<DiskStore, StoreError> {
     let options = StoreOptions {
         accept_loss,

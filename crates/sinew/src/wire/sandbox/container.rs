@@ -1,6 +1,8 @@
 //! The container level, built with the feature `container`.
+//!
+//! Without `sandbox.image`, the root of a container is made of the system folders of the host.
 
-use crate::egress::{WayOut, WithEgress};
+use crate::egress::{self, EgressProxy};
 use crate::failure::Failure;
 use sinew_container::{Choice, ContainerConfig, ContainerProvider, EngineKind, Image};
 use sinew_recipe::{ContainerEngine, SandboxPlan};
@@ -8,7 +10,7 @@ use sinew_sandbox::{Pool, PoolConfig, ProcessConfig, SandboxProvider};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Containers that are kept ready, at most: each takes about 15 MB.
+/// Maximum number of containers that are kept ready: each takes about 15 MB.
 const READY: usize = 8;
 
 fn choice(engine: ContainerEngine) -> Choice {
@@ -25,7 +27,8 @@ fn named(e: &dyn std::fmt::Display) -> Failure {
     Failure::system(format!("sandbox.level = \"container\": {e}"))
 }
 
-/// Where the variable of an engine says that it listens, if that is a socket of this host.
+/// The socket that `DOCKER_HOST` or `CONTAINER_HOST` names. An address of another host is no answer: the
+/// folders that containers see are those of this one.
 fn engine_host(engine: ContainerEngine) -> Option<PathBuf> {
     let variable = match engine {
         ContainerEngine::Docker => "DOCKER_HOST",
@@ -68,12 +71,11 @@ pub(crate) fn unpooled(
     Ok(Arc::new(provider(section, shows)?))
 }
 
-/// Containers for a recipe: a few are ready before they are asked for.
+/// Containers for a recipe: a few are ready before they are asked for, at most half of
+/// `sandbox.max_live`.
 pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider>, Failure> {
-    let audit = section.egress_audit.as_ref().map(PathBuf::from);
-    let way_out = section.egress.clone().map(|e| WayOut::start(e, audit));
-    let way_out = way_out.transpose()?;
-    let shows = way_out.as_ref().map(WayOut::shows).into_iter().collect();
+    let proxy = egress::start(section)?;
+    let shows = proxy.as_ref().map(EgressProxy::shows).into_iter().collect();
     let pool = PoolConfig {
         floor: 0,
         ceiling: READY.min(section.max_live / 2),
@@ -81,8 +83,5 @@ pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider
     };
     let provider = provider(section, shows)?;
     let pool = Pool::new(Arc::new(provider), pool).map_err(|e| named(&e))?;
-    Ok(match way_out {
-        Some(way_out) => WithEgress::wrap(Arc::new(pool), way_out),
-        None => Arc::new(pool),
-    })
+    Ok(egress::wrap(Arc::new(pool), proxy))
 }

@@ -5,9 +5,14 @@ use sinew_image::{Image, ImageConfig, ImageError, UnpackLimits};
 use sinew_recipe::{Level, SandboxPlan};
 use std::path::Path;
 
-/// The root of sandboxes and what it wants to run, unpacked if it is not yet. At level `container`
-/// none is also the answer for a tar file of a plain root, and for the name of an image that Docker
-/// or Podman has.
+/// The root of sandboxes, unpacked into `sandbox.image_cache` if it is not there yet, with the program
+/// that it names. A folder that is a root already is used where it stands.
+///
+/// `None` without an image; at level `container` also for a tar file of a plain root, and for the name of
+/// an image that Docker or Podman has.
+///
+/// # Errors
+/// If the file is no image, is damaged, or is larger than the limits of unpacking.
 pub(crate) fn image(section: &SandboxPlan) -> Result<Option<Image>, Failure> {
     let Some(path) = &section.image else {
         return Ok(None);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// Where Firecracker is looked for if FIRECRACKER_BIN does not name it.
 const FIRECRACKER: [&str; 2] = ["/usr/local/bin/firecracker", "/usr/bin/firecracker"];
-/// Machines that are kept ready, at most: each takes about 100 MB.
+/// Maximum number of machines that are kept ready: each takes about 100 MB.
 const READY: usize = 4;
 
 fn backend(backend: MicrovmBackend) -> Backend {
@@ -36,7 +36,7 @@ fn provider(section: &SandboxPlan) -> Result<MicrovmProvider, Failure> {
     MicrovmProvider::start(config).map_err(|e| named(&e))
 }
 
-/// Machines for a recipe: a few are ready before they are asked for.
+/// Machines for a recipe: a few are ready before they are asked for. One is started at a time.
 pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider>, Failure> {
     let pool = PoolConfig {
         floor: 0,

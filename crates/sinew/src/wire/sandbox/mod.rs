@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 pub(crate) use image::image;
 
+/// A started level.
 type Provider = Result<Arc<dyn SandboxProvider>, Failure>;
 
 /// Starts the sandboxes of a recipe, with a few ready. A host that cannot enforce the level is found
@@ -47,7 +48,8 @@ pub(crate) fn sandboxes(section: &SandboxPlan) -> Provider {
     }
 }
 
-/// What a recipe allows in a sandbox, with the environment of its image.
+/// Limits of a sandbox and the environment variables of its image. It has no network; the egress proxy
+/// adds a loopback interface.
 ///
 /// # Errors
 /// If the image cannot be unpacked.
@@ -67,7 +69,7 @@ pub(crate) fn sandbox_spec(section: &SandboxPlan) -> Result<SandboxSpec, Failure
     })
 }
 
-/// Containers without a pool, which see these folders of the host.
+/// Containers without a pool, which see these folders of the host, read-only: for agent programs.
 pub(crate) fn containers(section: &SandboxPlan, shows: Vec<(PathBuf, PathBuf)>) -> Provider {
     #[cfg(feature = "container")]
     return container::unpooled(section, shows);
@@ -85,7 +87,8 @@ fn missing(level: Level) -> Failure {
     crate::features::missing(&format!("sandbox.level = {name:?}"), name)
 }
 
-/// Runs a child process of a level, where this process was started as one; its exit code.
+/// Runs a child process of a level, where this process was started as one; its exit code. To be called
+/// before arguments are parsed.
 pub(crate) fn child_main_if_requested() -> Option<i32> {
     #[cfg(feature = "wasm")]
     return sinew_wasm::worker_main_if_requested();

@@ -6,7 +6,8 @@ use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
 use sinew_wasm::{WasmConfig, WasmProvider};
 use std::sync::Arc;
 
-/// Interpreters in jailed workers, one worker a core.
+/// Interpreters in jailed workers, one worker for each core. A worker is this program, started in a sandbox
+/// of the level `process`: code that escapes from WebAssembly is still inside that.
 pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider>, Failure> {
     let named =
         |e: &dyn std::fmt::Display| Failure::system(format!("sandbox.level = \"wasm\": {e}"));
