@@ -42,8 +42,8 @@ pub(crate) fn run(command: &[&str], args: &LabArgs) -> Result<(), Failure> {
     Err(Failure::system(format!("{}: {error}", program.display())))
 }
 
-/// The program in the folder of this one, else the first on the search path: a build finds its own `sinew-lab`
-/// before an installed one.
+/// The program in the folder of this one, else the first on the search path: a build finds its own
+/// `sinew-lab` before an installed one.
 fn find(own: &Path, search: &OsString) -> Option<PathBuf> {
     let beside = own.with_file_name(PROGRAM);
     let on_path = std::env::split_paths(search).map(|dir| dir.join(PROGRAM));

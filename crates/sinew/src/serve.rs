@@ -1,8 +1,8 @@
 //! `sinew serve`: the gateway and an engine behind it.
 //!
-//! Agents call it with the API of OpenAI or Anthropic; a client with the control token opens
-//! rollouts for them, and takes the traces. With `--store`, open rollouts and finished traces survive the process:
-//! the same command goes on with them.
+//! Agents call it with the API of OpenAI or Anthropic. A client with the control token opens rollouts for
+//! them, and takes the traces. With `--store`, open rollouts and finished traces survive the process: the
+//! same command goes on with them.
 
 use crate::failure::Failure;
 use crate::signals::StopSignals;
