@@ -18,7 +18,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 /// How tokens are drawn for one sequence, from consecutive rows of logits.
 #[derive(Clone, Copy, Debug)]
 pub struct Sampler<'a> {
-    /// Index in [`Batch::logit_rows`](crate::Batch::logit_rows) of the row after the known tokens. Samplers can share a row.
+    /// Index of the row after the known tokens, in [`Batch::logit_rows`](crate::Batch::logit_rows).
+    /// Samplers can share a row.
     pub row: usize,
     /// Draft tokens, which follow the known ones in the batch: a row of logits follows for each.
     pub draft: &'a [TokenId],

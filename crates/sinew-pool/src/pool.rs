@@ -1,15 +1,17 @@
 //! The pool: admit, quarantine, lease, acknowledge. Every answer is durable before it is given.
 //!
 //! ```text
-//! pushed --checks pass--> waiting --group complete--> ready --lease--> leased --ack--> deleted, id remembered
-//!    |                       |                          ^  |              |
-//!    |                       |                          |  |   release, or the lease's time is over
-//!    |                       |                          +--|--------------+
-//!    +--a check fails--------+--not complete in time-------+--too stale, leased too often, rejected--> quarantine
+//! pushed --checks pass--> waiting --group complete--> ready --lease--> leased --ack--> deleted
+//!    |                       |                        |  ^               |
+//!    |                       |                        |  +--release, or the lease's time is over
+//!    v                       v                        v
+//!    a check fails           not complete in time     too stale, leased too often, rejected
+//!    +-----------------------+------------------------+--> quarantine
 //! ```
 //!
-//! A lease gives complete groups to one consumer for a time. A row of the quarantine keeps its
-//! reason until it is released, which checks it again, or deleted.
+//! The id of a deleted row stays known, so that a repeated push is recognized. A lease gives
+//! complete groups to one consumer for a time. A row of the quarantine keeps its reason until it is
+//! released, which checks it again, or deleted.
 //!
 //! Rows, quarantine and collected spans are three queues of one store. The index in memory holds
 //! what the choice of groups needs, and is built again from the rows when the pool is opened.

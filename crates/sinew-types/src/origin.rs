@@ -20,7 +20,7 @@ pub struct Origin {
     pub purpose: String,
 }
 
-/// The parts that produced an episode, as far as they are known. Nothing is made up: unknown facts are absent.
+/// The parts that produced an episode, as far as they are known. Unknown facts are absent, not made up.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Provenance {
