@@ -139,7 +139,7 @@ impl<'a> Batch<'a> {
             let summed = matches!(c.advantage, Advantage::Group { .. });
             if rewards.kl != 0.0 && summed {
                 let penalty = |path| -> Result<f64, AlgoError> {
-                    let kl = crate::algorithms::kl_rewards(c, episode, path)?;
+                    let kl = crate::path_signals::kl_rewards(c, episode, path)?;
                     let own = kl.iter().zip(&path.trains).filter(|(_, t)| **t);
                     Ok(own.map(|(k, _)| k).sum())
                 };

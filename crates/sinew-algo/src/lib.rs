@@ -30,6 +30,7 @@ mod episode;
 mod error;
 mod filter;
 mod kind;
+mod path_signals;
 mod pipeline;
 mod repair;
 mod report;

@@ -1,11 +1,11 @@
 //! The `Reward` port: functions that score finished episodes.
 //!
-//! A reward sees a [`RewardSample`]: the task and everything that the model said and did, as messages. It does not see
-//! tokens, and it runs after the episode, apart from its environment. The environment's own score stays in
-//! [`RewardSample::metrics`].
+//! A reward sees a [`RewardSample`]: the task and everything that the model said and did, as messages.
+//! It does not see tokens, and it runs after the episode, apart from its environment. The environment's
+//! own score stays in [`RewardSample::metrics`].
 //!
-//! A reward that cannot judge a sample returns [`Unscored`] with the reason. Callers never replace it with 0: the sample
-//! leaves the loss and the baseline of its group, and the reason is counted.
+//! A reward that cannot judge a sample returns [`Unscored`] with the reason. Callers never replace it with
+//! 0: the sample leaves the loss and the baseline of its group, and the reason is counted.
 
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
@@ -63,8 +63,8 @@ impl Score {
         }
     }
 
-    /// True if the task counts as solved: the part `success` is positive, or without that part, `value` is 1 or
-    /// more.
+    /// True if the task counts as solved: the part `success` is positive, or without that part, `value` is
+    /// 1 or more.
     pub fn is_success(&self) -> bool {
         match self.parts.get("success") {
             Some(success) => *success > 0.0,
