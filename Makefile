@@ -32,7 +32,7 @@ deny: setup ## licences, banned crates and sources of all dependencies
 advisories: setup ## known vulnerabilities of dependencies; needs the network
 	$(DENY) --all-features check advisories
 
-test-aarch64: ## the numeric crates, cross-built, under emulation (Debian 12 on x86-64, root)
+test-aarch64: ## the numeric crates, cross-built, under emulation (Debian on x86-64, root for the tools)
 	./scripts/aarch64.sh setup
 	./scripts/aarch64.sh test
 

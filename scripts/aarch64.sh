@@ -1,17 +1,17 @@
 #!/bin/sh
-# Builds for aarch64 and runs the tests of the numeric crates under qemu-user.
+# Builds for aarch64 and runs the tests of the numeric crates under qemu-user, with the NEON kernels.
 #
-#   scripts/aarch64.sh setup             cross compiler, emulator, Rust standard library (Debian 12, x86-64, root)
-#   scripts/aarch64.sh test [ARGS]       nextest of sinew-tensor, sinew-model and sinew-infer; ARGS go to nextest
+#   scripts/aarch64.sh setup             cross compiler and emulator (Debian on x86-64, root), Rust standard library (rustup)
+#   scripts/aarch64.sh ready             whether all of these are there
+#   scripts/aarch64.sh kernels           tests of sinew-tensor: NEON against plain references and portable kernels
+#   scripts/aarch64.sh test [ARGS]       these, and the tests of sinew-model and sinew-infer; ARGS go to nextest
 #   scripts/aarch64.sh cargo ARGS        any other cargo command with the target, the compiler and the emulator set
-#
-# rustup offers no aarch64 standard library where only Debian's mirrors can be reached. Debian has one for its own
-# compiler (`rustc-web`), so that both come from there; they are unpacked, not installed, and leave rustup alone.
 set -eu
 cd "$(dirname "$0")/.."
-here="$(pwd)/.cache/aarch64"
-root="$here/root"
 target=aarch64-unknown-linux-gnu
+
+std() { [ -d "$(rustc --print target-libdir --target $target)" ]; }
+tools() { command -v qemu-aarch64-static && command -v aarch64-linux-gnu-g++ && command -v cargo-nextest; } >/dev/null
 
 setup() {
 	if ! command -v qemu-aarch64-static >/dev/null || ! command -v aarch64-linux-gnu-g++ >/dev/null; then
@@ -19,27 +19,13 @@ setup() {
 		apt-get install -qq -y --no-install-recommends \
 			gcc-aarch64-linux-gnu g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static >/dev/null
 	fi
-	if [ ! -e "$here/ready" ]; then
-		dpkg --add-architecture arm64
-		apt-get update -qq
-		rm -rf "$here" && mkdir -p "$here/deb" "$root"
-		chmod a+rwx "$here/deb"
-		std="$(apt-cache depends rustc-web | sed -n 's/.*Depends: \(libstd-rust-web-dev\)$/\1/p')"
-		driver="$(apt-cache depends "$std" | sed -n 's/.*Depends: \(libstd-rust-web-[0-9.]*\)$/\1/p')"
-		llvm="$(apt-cache depends "$driver" | sed -n 's/.*Depends: \(libllvm[0-9]*\)$/\1/p')"
-		(cd "$here/deb" && apt-get download -qq rustc-web "$std" "$driver" "$llvm" libz3-4 libedit2 libxml2 libbsd0 libmd0 "$std:arm64")
-		for deb in "$here"/deb/*.deb; do dpkg -x "$deb" "$root"; done
-		rm -rf "$here/deb"
-		"$root/usr/bin/rustc" --version >/dev/null 2>&1 || LD_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu" "$root/usr/bin/rustc" --version
-		touch "$here/ready"
-	fi
+	command -v cargo-nextest >/dev/null || cargo install --locked cargo-nextest
+	std || rustup target add $target
 }
 
 with_target() {
-	[ -e "$here/ready" ] || { echo "run scripts/aarch64.sh setup first" >&2; exit 1; }
-	export LD_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-	export RUSTC="$root/usr/bin/rustc"
-	export CARGO_TARGET_DIR="$here/target" CARGO_BUILD_TARGET="$target"
+	tools && std || { echo "aarch64: run scripts/aarch64.sh setup first" >&2; exit 1; }
+	export CARGO_BUILD_TARGET=$target
 	export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 	export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu"
 	export CC_aarch64_unknown_linux_gnu=aarch64-linux-gnu-gcc CXX_aarch64_unknown_linux_gnu=aarch64-linux-gnu-g++
@@ -50,8 +36,11 @@ command="${1:-}"
 [ $# -gt 0 ] && shift
 case "$command" in
 setup) setup ;;
-# Whole language models take minutes each under emulation; their kernels are in the other tests.
+ready) tools && std ;;
+kernels) with_target nextest run --locked -p sinew-tensor ;;
+# Left out, by name: tests of the packaged SmolLM2. With 135 million weights each takes many minutes under emulation,
+# and its kernels are those of the tiny models of the same families.
 test) with_target nextest run --locked -p sinew-tensor -p sinew-model -p sinew-infer -E 'not test(/smollm2/)' "$@" ;;
 cargo) with_target "$@" ;;
-*) sed -n '2,7p' "$0" >&2; exit 2 ;;
+*) sed -n '2,8p' "$0" >&2; exit 2 ;;
 esac
