@@ -1,10 +1,10 @@
 //! Docker's API over its Unix socket; Podman answers the same. Images are never pulled.
 
-use crate::engine::{
-    AGENT_CAPABILITIES, Birth, Common, EngineKind, INODES, MASKED, READ_ONLY, open_files,
+use crate::root::{AGENT, HOST};
+use crate::spec::{
+    AGENT_CAPABILITIES, Common, EngineKind, INODES, MASKED, READ_ONLY, StartSpec, open_files,
     unavailable,
 };
-use crate::root::{AGENT, HOST};
 use crate::state::{alive, io};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
@@ -16,30 +16,34 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::net::UnixStream;
 
-/// Version of the API: Docker 20.10 and Podman 4 speak it.
+/// Version of the API. Docker 20.10 and Podman 4 support it.
 const VERSION: &str = "v1.41";
-/// Largest answer.
+/// Maximum bytes of a response, which is held in memory.
 const MAX_ANSWER: usize = 4 << 20;
-/// How long one request may take; importing an image takes longest.
+/// Maximum time of one request. The import of an image takes longest.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Label of every container, with the tag of its run.
 const LABEL: &str = "sinew.run";
 
-/// Processes of all of Podman's containers together, which have the same user.
+/// Maximum processes of all Podman containers together, as they run as one user. The group limits each
+/// container.
 const ALL_PROCESSES: u64 = 16_384;
 
-/// A daemon that answers.
+/// A daemon that has answered, reached by one connection for each request.
 #[derive(Debug)]
 pub(crate) struct Api {
+    /// Docker or Podman. They differ in mounts, users and masked paths.
     kind: EngineKind,
+    /// Path of the Unix socket.
     socket: PathBuf,
-    /// The image of all containers, once it is known.
+    /// Image of all containers. Empty until [`Self::use_image`] or [`Self::import`].
     image: String,
 }
 
 type Made<T> = Result<T, SandboxError>;
 
 impl Api {
+    /// Asks for the version.
     pub(crate) async fn new(kind: EngineKind, socket: &Path) -> Made<Self> {
         let api = Self {
             kind,
@@ -54,7 +58,8 @@ impl Api {
         self.kind
     }
 
-    /// Status and body of the answer to one request.
+    /// Sends one request and returns status and body of the response. A body that starts with `{` is sent as
+    /// JSON, any other as a tar file.
     async fn call(&self, method: Method, path: &str, body: Bytes) -> Made<(u16, Bytes)> {
         let failed = |e: &dyn std::fmt::Display| io(self.socket.display().to_string(), e);
         let exchange = async {
@@ -90,6 +95,10 @@ impl Api {
         }
     }
 
+    /// Sends a request that must succeed, and returns the response as JSON (null if it is none).
+    ///
+    /// # Errors
+    /// [`SandboxError::Io`] with the status and the message of the daemon.
     async fn ask(&self, method: Method, path: &str, body: Bytes) -> Made<Value> {
         let asked = format!("{} {method} {path}", self.kind.name());
         let (status, body) = self.call(method, path, body).await?;
@@ -103,6 +112,9 @@ impl Api {
     }
 
     /// Uses an image that the daemon has under this name.
+    ///
+    /// # Errors
+    /// [`SandboxError::Unavailable`] if it has none. It is not pulled.
     pub(crate) async fn use_image(&mut self, name: &str) -> Made<()> {
         let path = format!("/images/{}/json", encode(name));
         let (status, _) = self.call(Method::GET, &path, Bytes::new()).await?;
@@ -116,7 +128,8 @@ impl Api {
         Ok(())
     }
 
-    /// Makes an image from the archive of a root, unless the daemon has it already.
+    /// Makes an image from the archive of a root. Its name has a hash of the archive, so that equal roots are
+    /// imported once.
     pub(crate) async fn import(&mut self, archive: Vec<u8>) -> Made<()> {
         let digest = {
             use sha2::Digest;
@@ -136,12 +149,12 @@ impl Api {
         self.use_image(&name).await
     }
 
-    /// Starts a container; its number.
-    pub(crate) async fn start(&self, common: &Common, birth: &Birth<'_>) -> Made<String> {
-        let body = creation(self.kind, &self.image, common, birth).to_string();
-        let path = format!("/containers/create?name={}", birth.name);
+    /// Creates and starts a container and returns its id. Nothing is left after a failure.
+    pub(crate) async fn start(&self, common: &Common, start: &StartSpec<'_>) -> Made<String> {
+        let body = creation(self.kind, &self.image, common, start).to_string();
+        let path = format!("/containers/create?name={}", start.name);
         let made = self.ask(Method::POST, &path, body.into()).await?;
-        let id = made["Id"].as_str().unwrap_or(&birth.name).to_owned();
+        let id = made["Id"].as_str().unwrap_or(&start.name).to_owned();
         let path = format!("/containers/{id}/start");
         if let Err(e) = self.ask(Method::POST, &path, Bytes::new()).await {
             // The failure is what the caller must know.
@@ -151,7 +164,7 @@ impl Api {
         Ok(id)
     }
 
-    /// Removes a container, and waits until nothing knows it any more.
+    /// Removes a container by force, and waits up to 200 requests until the daemon does not know it any more.
     pub(crate) async fn remove(&self, id: &str) -> Made<()> {
         let path = format!("/containers/{id}?force=1&v=1");
         let mut last = String::new();
@@ -177,7 +190,7 @@ impl Api {
         Err(io(what, format!("it is still there: {last}")))
     }
 
-    /// Removes containers of runs whose processes are gone.
+    /// Removes containers with the label of a process that is gone.
     pub(crate) async fn sweep(&self) -> Made<()> {
         let filter = encode(&json!({ "label": [LABEL] }).to_string());
         let path = format!("/containers/json?all=1&filters={filter}");
@@ -191,7 +204,7 @@ impl Api {
         Ok(())
     }
 }
-/// Bytes that mean something in a path, in hexadecimal.
+/// Percent-encodes the bytes that are special in a path or query.
 fn encode(text: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~/:".contains(&b);
     text.bytes()
@@ -205,8 +218,12 @@ fn encode(text: &str) -> String {
         .collect()
 }
 
-fn creation(kind: EngineKind, image: &str, common: &Common, birth: &Birth<'_>) -> Value {
-    let limits = &birth.spec.limits;
+/// Body of a request that creates a container.
+///
+/// The first process is the agent as root with [`AGENT_CAPABILITIES`], without a network, on a read-only
+/// root. Memory includes swap. Files in the work folder count as memory.
+fn creation(kind: EngineKind, image: &str, common: &Common, start: &StartSpec<'_>) -> Value {
+    let limits = &start.spec.limits;
     let files = open_files(limits);
     let show = |source: &Path, inside: &Path| {
         let (source, inside) = (source.display(), inside.display());
@@ -214,11 +231,11 @@ fn creation(kind: EngineKind, image: &str, common: &Common, birth: &Birth<'_>) -
     };
     let mut binds: Vec<String> = common.root.binds.iter().map(|(s, i)| show(s, i)).collect();
     binds.push(show(&common.agent, Path::new(AGENT)));
-    binds.push(show(&birth.host, Path::new(HOST)));
+    binds.push(show(&start.host, Path::new(HOST)));
     let owner = match kind {
         // It takes neither an owner nor a number of files, which count as memory then.
         EngineKind::Podman => "mode=1777".into(),
-        _ => format!("nr_inodes={INODES},mode=700,uid={0},gid={0}", birth.uid),
+        _ => format!("nr_inodes={INODES},mode=700,uid={0},gid={0}", start.uid),
     };
     let tmpfs = format!("rw,exec,nosuid,nodev,size={},{owner}", limits.work_bytes);
     let mut host = json!({
@@ -263,7 +280,7 @@ fn creation(kind: EngineKind, image: &str, common: &Common, birth: &Birth<'_>) -
     })
 }
 
-/// What Podman takes in other words, or makes of its own accord.
+/// Differences of Podman from Docker.
 fn mend_podman(host: &mut Value) {
     // Its own default may be more than it has itself; the group bounds each container.
     let processes = json!({ "Name": "nproc", "Soft": ALL_PROCESSES, "Hard": ALL_PROCESSES });

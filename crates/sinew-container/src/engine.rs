@@ -1,111 +1,25 @@
-//! Who starts containers: a runtime without a daemon, or a daemon with an API.
+//! Choice of an engine: a runtime without a daemon, or a daemon with an API.
 
 use crate::api::Api;
-use crate::reaper::Reaper;
-use crate::root::Root;
 use crate::runtime::Runtime;
-use sinew_sandbox::{Limits, SandboxError, SandboxSpec};
-use std::path::{Path, PathBuf};
+use crate::spec::{Body, Common, EngineKind, StartSpec, unavailable};
+use sinew_sandbox::SandboxError;
+use std::path::Path;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
-/// How long an engine may take to end a container whose agent is gone.
-pub(crate) const END: Duration = Duration::from_secs(15);
-/// Programs that the agent needs: SETUID, SETGID, SETPCAP to give everything up in the programs
-/// that it starts, KILL to end them. Programs have none.
-pub(crate) const AGENT_CAPABILITIES: [&str; 4] = ["SETUID", "SETGID", "SETPCAP", "KILL"];
-/// Files of `/proc` that tell of the host or change it.
-pub(crate) const MASKED: [&str; 9] = [
-    "/proc/acpi",
-    "/proc/asound",
-    "/proc/interrupts",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/proc/timer_list",
-    "/sys",
-];
-/// Folders of `/proc` that nobody inside may write.
-pub(crate) const READ_ONLY: [&str; 5] = [
-    "/proc/bus",
-    "/proc/fs",
-    "/proc/irq",
-    "/proc/sys",
-    "/proc/sysrq-trigger",
-];
-/// The user of programs where an engine knows few users.
-pub(crate) const SHARED_UID: u32 = 65_534;
-/// First user of programs elsewhere, and how many there are: beyond those of people, of services and of
-/// the process level.
-const FIRST_UID: u32 = 2_000_000;
-const UIDS: u64 = 1 << 24;
-/// So many containers of one process come before the users of the next.
-const UIDS_OF_PROCESS: u64 = 1 << 13;
-
-/// A user that no other living container of this process has. What the kernel bounds for each user
-/// (descriptors in flight, pages of pipes, locks) is then not shared.
-pub(crate) fn next_uid() -> u32 {
-    static MADE: AtomicU64 = AtomicU64::new(0);
-    let number = MADE.fetch_add(1, Ordering::Relaxed);
-    let number = u64::from(std::process::id()) * UIDS_OF_PROCESS + number;
-    // Less than 2^24.
-    FIRST_UID + (number % UIDS) as u32
-}
-/// Files and folders that one sandbox may make.
-pub(crate) const INODES: u64 = 4096;
-
-/// Open files that a container may have: what its programs may, and the agent's own.
-pub(crate) fn open_files(limits: &Limits) -> u64 {
-    limits.open_files.max(1024)
-}
-
-/// What starts containers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EngineKind {
-    /// `crun`, without a daemon.
-    Crun,
-    /// `runc`, without a daemon.
-    Runc,
-    /// The Docker daemon, through its API.
-    Docker,
-    /// The Podman service, through Docker's API.
-    Podman,
-}
-
-impl EngineKind {
-    /// As recipes and commands name it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Crun => "crun",
-            Self::Runc => "runc",
-            Self::Docker => "docker",
-            Self::Podman => "podman",
-        }
-    }
-
-    /// Where its API listens if nothing else is said.
-    fn socket(self) -> &'static str {
-        match self {
-            Self::Podman => "/run/podman/podman.sock",
-            _ => "/var/run/docker.sock",
-        }
-    }
-}
-
-/// Which engine to use.
+/// Choice of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// The first that works: crun, runc, Docker, Podman.
+    /// The first that works, in this order: crun, runc, Docker, Podman. With a socket: Docker's API at that
+    /// socket.
     #[default]
     Auto,
-    /// This one.
+    /// This one, or an error.
     Only(EngineKind),
 }
 
 impl Choice {
-    /// What can be written for it.
+    /// Names that can be parsed.
     pub const NAMES: [&str; 5] = ["auto", "crun", "runc", "docker", "podman"];
 }
 
@@ -130,73 +44,20 @@ impl FromStr for Choice {
     }
 }
 
-/// A container that is to be.
-pub(crate) struct Birth<'a> {
-    /// Unique on the host while it lives.
-    pub(crate) name: String,
-    /// Folder of its own on the host.
-    pub(crate) folder: &'a Path,
-    /// The user of its programs, to whom its folders belong.
-    pub(crate) uid: u32,
-    /// Folder that holds the socket, and nothing else; stands at `/.host` inside.
-    pub(crate) host: PathBuf,
-    pub(crate) spec: &'a SandboxSpec,
-}
-
-/// A container as its engine knows it.
-#[derive(Debug)]
-pub(crate) enum Body {
-    /// The process that waits for it and cleans up after it.
-    Process(Box<Waiter>),
-    /// Its number.
-    Named(String),
-}
-
-/// A runtime's process that waits for a container. Where it is dropped before it has ended, container and
-/// groups go with it: nothing else would end them.
-#[derive(Debug)]
-pub(crate) struct Waiter {
-    pub(crate) child: tokio::process::Child,
-    /// Of the container and of its groups.
-    pub(crate) name: String,
-    pub(crate) ended: bool,
-    /// Removes the groups if the container has not ended.
-    pub(crate) reaper: Reaper,
-}
-
-impl Drop for Waiter {
-    fn drop(&mut self) {
-        if !self.ended {
-            let _ = self.child.start_kill();
-            self.reaper.groups(&self.name);
-        }
-    }
-}
-
-/// What all containers of a provider share.
-#[derive(Clone, Debug)]
-pub(crate) struct Common {
-    /// The agent on the host.
-    pub(crate) agent: PathBuf,
-    /// An empty root with mount points.
-    pub(crate) root_folder: PathBuf,
-    pub(crate) root: Root,
-    /// Share of processors, if bounded.
-    pub(crate) cpus: Option<f64>,
-    /// Tag of this run.
-    pub(crate) tag: String,
-    /// Removes what dropped containers leave.
-    pub(crate) reaper: Reaper,
-}
-
+/// An engine that works on this host.
 #[derive(Debug)]
 pub(crate) enum Engine {
+    /// crun or runc.
     Runtime(Runtime),
+    /// Docker or Podman.
     Api(Api),
 }
 
 impl Engine {
-    /// The engine that was chosen, if it works on this host.
+    /// Finds the engine of a choice.
+    ///
+    /// # Errors
+    /// [`SandboxError::Unavailable`] with the reason of every engine that was tried.
     pub(crate) async fn find(
         choice: Choice,
         socket: Option<&Path>,
@@ -246,6 +107,7 @@ impl Engine {
         Err(unavailable(why.join("; ")))
     }
 
+    /// Name of the engine.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Runtime(runtime) => runtime.name(),
@@ -253,14 +115,15 @@ impl Engine {
         }
     }
 
+    /// Starts a container. The agent connects later.
     pub(crate) async fn start(
         &self,
         common: &Common,
-        birth: &Birth<'_>,
+        start: &StartSpec<'_>,
     ) -> Result<Body, SandboxError> {
         match self {
-            Self::Runtime(runtime) => runtime.start(common, birth),
-            Self::Api(api) => api.start(common, birth).await.map(Body::Named),
+            Self::Runtime(runtime) => runtime.start(common, start),
+            Self::Api(api) => api.start(common, start).await.map(Body::Named),
         }
     }
 
@@ -271,12 +134,5 @@ impl Engine {
             (Self::Api(api), Body::Named(id)) => api.remove(&id).await,
             _ => Err(unavailable("a container of another engine".into())),
         }
-    }
-}
-
-pub(crate) fn unavailable(reason: String) -> SandboxError {
-    SandboxError::Unavailable {
-        level: "container".into(),
-        reason,
     }
 }

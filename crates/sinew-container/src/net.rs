@@ -3,8 +3,8 @@
 use std::io::{Error, Result};
 use std::net::TcpListener;
 
-/// Listens on `127.0.0.1:port` in the network namespace of process `pid`, whose loopback
-/// interface is turned on.
+/// Listens on `127.0.0.1:port` in the network namespace of process `pid`, and turns its loopback interface
+/// on. A short-lived thread enters the namespace, so that no thread of the caller moves.
 ///
 /// # Errors
 /// If the namespace cannot be entered or the port is taken.

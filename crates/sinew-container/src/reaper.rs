@@ -1,8 +1,9 @@
 //! Removal of containers that are dropped instead of destroyed.
 //!
-//! A removal waits until the kernel and the runtime have let go, and a drop can happen on a thread of an async
-//! runtime, which must not wait. So each provider has one thread that waits. It ends with the provider and its
-//! last container. A run whose process ends first is cleaned up by the next one, which looks for leftovers.
+//! A removal waits until the kernel and the runtime have let go, and a drop can happen on a thread of an
+//! async runtime, which must not wait. So each provider has one thread that waits. It ends with the provider
+//! and its last container. A run whose process ends first is cleaned up by the next one, which looks for
+//! leftovers.
 
 use crate::state::{Folder, io};
 use sinew_sandbox::SandboxError;
@@ -60,6 +61,8 @@ impl Reaper {
         }
     }
 
+    /// Hands a removal to the thread without waiting. If too many wait, the leftovers stay for the next
+    /// run.
     fn send(&self, job: Job) {
         if let Err(TrySendError::Full(_)) = self.0.try_send(job) {
             tracing::warn!("a dropped container is left for the next run: too many are waiting");
@@ -73,6 +76,7 @@ fn is_busy(folder: &Folder) -> bool {
     state.is_ok_and(|mut entries| entries.next().is_some())
 }
 
+/// Body of the thread: one removal after the other, until the last handle is dropped.
 fn reap(jobs: &Receiver<Job>) {
     while let Ok(job) = jobs.recv() {
         match job {

@@ -7,30 +7,37 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// Where the agent and its socket stand inside.
+/// Path of the agent inside.
 pub(crate) const AGENT: &str = "/.agent";
+/// Folder of the agent's socket inside.
 pub(crate) const HOST: &str = "/.host";
-/// What the agent or the runtime makes inside, whatever the image says.
+/// Folders that the agent or the runtime makes inside. Those of the image are not shown.
 const OWN: [&str; 5] = ["work", "tmp", "proc", "dev", ".host"];
-/// System folders of the host.
+/// Folders of the host's system, shown read-only where no image is given.
 const SYSTEM: [&str; 6] = ["usr", "bin", "sbin", "lib", "lib32", "lib64"];
 
-/// An empty root with mount points and links, and what is bound on it.
+/// Mounts of an empty root with mount points and links.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Root {
     /// Folders and files on the host, and where they stand inside; all read-only.
     pub(crate) binds: Vec<(PathBuf, PathBuf)>,
-    /// Python as it is called inside.
+    /// Path of Python inside.
     pub(crate) python: Option<String>,
 }
 
 type Made<T> = Result<T, SandboxError>;
 
+/// Adds the path to an I/O error.
 fn within<T>(path: &Path, done: std::io::Result<T>) -> Made<T> {
     done.map_err(|e| io(format!("make {}", path.display()), e))
 }
 
-/// Builds the root in `folder`: the host's system, or what `image` holds; `shows` besides.
+/// Builds the root in `folder` from an unpacked `image`, or else from the host's system with `python`.
+/// `shows` are further paths of the host, and their paths inside.
+///
+/// # Errors
+/// [`SandboxError::Io`] with the path. A mount point below a link of the image is refused, because the link
+/// would lead out of the root.
 pub(crate) fn build(
     folder: &Path,
     image: Option<&Path>,
@@ -64,7 +71,7 @@ pub(crate) fn build(
     Ok(root)
 }
 
-/// A bind, and the place on which it is made.
+/// Adds a read-only mount and makes its mount point.
 fn bind(root: &mut Root, folder: &Path, source: &Path, inside: &Path) -> Made<()> {
     let relative = inside.strip_prefix("/").unwrap_or(inside);
     let target = folder.join(relative);
@@ -90,6 +97,7 @@ fn bind(root: &mut Root, folder: &Path, source: &Path, inside: &Path) -> Made<()
     Ok(())
 }
 
+/// Adds the system folders of the host, four files of `/etc`, and the folder of a Python outside of `/usr`.
 fn from_host(root: &mut Root, folder: &Path, python: Option<&Path>) -> Made<()> {
     for name in SYSTEM {
         let path = Path::new("/").join(name);
@@ -125,6 +133,7 @@ fn from_host(root: &mut Root, folder: &Path, python: Option<&Path>) -> Made<()> 
     Ok(())
 }
 
+/// Adds every folder of an unpacked image, and copies its links. Files at the top of the image are not shown.
 fn from_image(root: &mut Root, folder: &Path, image: &Path) -> Made<()> {
     let image = &image
         .canonicalize()
@@ -152,8 +161,8 @@ fn from_image(root: &mut Root, folder: &Path, image: &Path) -> Made<()> {
     Ok(())
 }
 
-/// The root without its binds as an archive, for engines that keep images themselves. The same
-/// root gives the same bytes, so that they keep it once.
+/// The root without its mounts as a tar file, for engines with images. Equal roots give equal bytes, so that
+/// an engine keeps each once.
 pub(crate) fn archive(folder: &Path) -> Made<Vec<u8>> {
     let mut builder = tar::Builder::new(Vec::new());
     add(&mut builder, folder, Path::new(""))
@@ -161,6 +170,7 @@ pub(crate) fn archive(folder: &Path) -> Made<Vec<u8>> {
         .map_err(|e| io("pack a root", e))
 }
 
+/// Adds a folder in the order of names, without owners and times.
 fn add(builder: &mut tar::Builder<Vec<u8>>, folder: &Path, inside: &Path) -> std::io::Result<()> {
     let names = fs::read_dir(folder)?.map(|e| e.map(|e| e.file_name()));
     let mut names = names.collect::<std::io::Result<Vec<_>>>()?;

@@ -4,28 +4,33 @@
 //! The bundle is plain JSON, not oci-spec's types: their defaults grant capabilities and mounts, and
 //! here a container gets only what is written.
 
-use crate::engine::{
-    AGENT_CAPABILITIES, Birth, Body, Common, END, INODES, MASKED, READ_ONLY, Waiter, open_files,
-    unavailable,
-};
 use crate::root::{AGENT, HOST};
+use crate::spec::{
+    AGENT_CAPABILITIES, Body, Common, END, INODES, MASKED, READ_ONLY, StartSpec, Waiter,
+    open_files, unavailable,
+};
 use crate::state::io;
 use serde_json::{Value, json};
 use sinew_sandbox::SandboxError;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-/// A runtime that is installed.
+/// An installed runtime.
 #[derive(Debug)]
 pub(crate) struct Runtime {
+    /// `crun` or `runc`.
     name: &'static str,
-    /// What comes before the runtime's own arguments.
+    /// Program and first arguments: the runtime itself, or the agent that starts it without a mount.
     command: Vec<String>,
-    /// Where it keeps what it knows of containers.
+    /// Folder for the runtime's state of containers, below the provider's folder.
     state: PathBuf,
 }
 
 impl Runtime {
+    /// Checks that the runtime is installed and that this process may mount.
+    ///
+    /// # Errors
+    /// [`SandboxError::Unavailable`] with the package to install, or the other levels that need no root.
     pub(crate) fn new(
         name: &'static str,
         common: &Common,
@@ -76,6 +81,7 @@ impl Runtime {
         self.name
     }
 
+    /// A command of the runtime on its state, without input and output.
     fn invoke(&self, args: &[&str]) -> tokio::process::Command {
         let mut command = tokio::process::Command::new(&self.command[0]);
         command
@@ -88,26 +94,36 @@ impl Runtime {
         command
     }
 
-    pub(crate) fn start(&self, common: &Common, birth: &Birth<'_>) -> Result<Body, SandboxError> {
-        let bundle = bundle(common, birth).to_string();
-        let path = birth.folder.join("config.json");
+    /// Writes the bundle and starts `run`, which stays until the container has ended. Standard error goes to
+    /// `log` in the container's folder.
+    pub(crate) fn start(
+        &self,
+        common: &Common,
+        start: &StartSpec<'_>,
+    ) -> Result<Body, SandboxError> {
+        let bundle = bundle(common, start).to_string();
+        let path = start.folder.join("config.json");
         std::fs::write(&path, bundle).map_err(|e| io("write a bundle", e))?;
-        let log = std::fs::File::create(birth.folder.join("log"));
+        let log = std::fs::File::create(start.folder.join("log"));
         let log = log.map_err(|e| io("write a log", e))?;
-        let folder = birth.folder.to_string_lossy().into_owned();
+        let folder = start.folder.to_string_lossy().into_owned();
         let child = self
-            .invoke(&["run", "--bundle", &folder, &birth.name])
+            .invoke(&["run", "--bundle", &folder, &start.name])
             .stderr(log)
             .spawn()
             .map_err(|e| io(format!("start {}", self.name), e))?;
         Ok(Body::Process(Box::new(Waiter {
             child,
-            name: birth.name.clone(),
+            name: start.name.clone(),
             ended: false,
             reaper: common.reaper.clone(),
         })))
     }
 
+    /// Waits until the container has ended and its groups are removed. After [`END`] it is deleted by force.
+    ///
+    /// # Errors
+    /// [`SandboxError::Died`] if it still runs after another [`END`].
     pub(crate) async fn end(&self, mut waiter: Box<Waiter>) -> Result<(), SandboxError> {
         if tokio::time::timeout(END, waiter.child.wait())
             .await
@@ -128,6 +144,7 @@ impl Runtime {
         Ok(())
     }
 
+    /// Deletes a container by force.
     async fn delete(&self, name: &str) -> Result<(), SandboxError> {
         let mut command = self.invoke(&["delete", "--force", name]);
         let status = command.stderr(Stdio::null()).status().await;
@@ -136,7 +153,7 @@ impl Runtime {
             .map_err(|e| io(format!("start {}", self.name), e))
     }
 
-    /// Removes what a run that is gone left in its own folder for states.
+    /// Deletes containers whose state a dead run left in `state`.
     pub(crate) async fn sweep(&self, state: &Path) {
         let theirs = Self {
             name: self.name,
@@ -152,7 +169,7 @@ impl Runtime {
     }
 }
 
-/// Whether this process has CAP_SYS_ADMIN; where nothing tells, the runtime will.
+/// True if this process has CAP_SYS_ADMIN, or if `/proc` does not say.
 fn may_mount() -> bool {
     const SYS_ADMIN: u32 = 21;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -161,7 +178,7 @@ fn may_mount() -> bool {
     set.is_none_or(|set| set & 1 << SYS_ADMIN != 0)
 }
 
-/// Where version 2 of the groups is mounted with controllers while version 1 is in use.
+/// Mount point of control groups version 2 where it has controllers while version 1 is in use.
 fn hybrid() -> Option<String> {
     let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
     let of = |kind: &str| {
@@ -174,12 +191,14 @@ fn hybrid() -> Option<String> {
     (!controllers.trim().is_empty()).then_some(unified)
 }
 
+/// A read-only mount of a file or folder of the host, without devices and set-user-ID programs.
 fn bind(source: &Path, inside: &Path, more: &[&str]) -> Value {
     let options = ["rbind", "ro", "nosuid", "nodev"];
     let options: Vec<_> = options.iter().chain(more).collect();
     json!({ "destination": inside, "type": "bind", "source": source, "options": options })
 }
 
+/// A file system in memory, without devices and set-user-ID programs.
 fn tmpfs(inside: &str, options: &[String]) -> Value {
     let options: Vec<_> = ["nosuid", "nodev"]
         .into_iter()
@@ -189,9 +208,12 @@ fn tmpfs(inside: &str, options: &[String]) -> Value {
     json!({ "destination": inside, "type": "tmpfs", "source": "tmpfs", "options": options })
 }
 
-/// The container as the OCI runtime specification (1.0) describes one.
-fn bundle(common: &Common, birth: &Birth<'_>) -> Value {
-    let limits = &birth.spec.limits;
+/// Configuration of a container (OCI runtime specification 1.0, config.json).
+///
+/// It has all namespaces, no user namespace, only the agent's capabilities, memory without swap, and no
+/// network interface but loopback. Files in `/work` and `/tmp` count as memory.
+fn bundle(common: &Common, start: &StartSpec<'_>) -> Value {
+    let limits = &start.spec.limits;
     let files = open_files(limits);
     let mut mounts = vec![
         json!({ "destination": "/proc", "type": "proc", "source": "proc",
@@ -199,7 +221,7 @@ fn bundle(common: &Common, birth: &Birth<'_>) -> Value {
         json!({ "destination": "/dev", "type": "tmpfs", "source": "tmpfs",
             "options": ["nosuid", "noexec", "mode=755", "size=64k"] }),
     ];
-    let user = [format!("uid={}", birth.uid), format!("gid={}", birth.uid)];
+    let user = [format!("uid={}", start.uid), format!("gid={}", start.uid)];
     for folder in ["/work", "/tmp"] {
         let size = format!("size={}", limits.work_bytes);
         let own = [size, format!("nr_inodes={INODES}"), "mode=700".into()];
@@ -209,7 +231,7 @@ fn bundle(common: &Common, birth: &Birth<'_>) -> Value {
         mounts.push(bind(source, inside, &[]));
     }
     mounts.push(bind(&common.agent, Path::new(AGENT), &[]));
-    mounts.push(bind(&birth.host, Path::new(HOST), &["noexec"]));
+    mounts.push(bind(&start.host, Path::new(HOST), &["noexec"]));
     let capabilities = AGENT_CAPABILITIES.map(|c| format!("CAP_{c}"));
     let mut resources = json!({
         "memory": { "limit": limits.memory_bytes, "swap": limits.memory_bytes },
@@ -242,7 +264,7 @@ fn bundle(common: &Common, birth: &Birth<'_>) -> Value {
         },
         "mounts": mounts,
         "linux": {
-            "cgroupsPath": format!("/{}", birth.name),
+            "cgroupsPath": format!("/{}", start.name),
             "resources": resources,
             "namespaces": namespaces,
             "maskedPaths": MASKED,

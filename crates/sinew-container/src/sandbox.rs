@@ -1,8 +1,9 @@
 //! One container as a sandbox.
 
-use crate::engine::Body;
+use crate::containers::{Containers, Started};
 use crate::net::listen_in;
-use crate::provider::{Born, Inner, keep};
+use crate::snapshot::keep;
+use crate::spec::Body;
 use crate::state::{Folder, io};
 use sinew_guest::{Entry, Guest, Outcome};
 use sinew_jail::cgroup::{CgroupEvents as Events, Group};
@@ -14,50 +15,61 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::OwnedSemaphorePermit;
 
-/// How long the kernel may take to count what killed a container.
+/// Maximum time of the kernel to count the event that killed a container.
 const COUNTING: Duration = Duration::from_millis(50);
 
+/// One container behind the port. Dropping it ends the container without waiting; [`Sandbox::destroy`] waits.
 pub(crate) struct ContainerSandbox {
+    /// Limits, environment and network.
     spec: SandboxSpec,
-    /// First: the agent ends with its connection, and the container with the agent.
+    /// Connection to the agent. It is dropped before the container: the agent ends with it, and the container
+    /// with the agent.
     guest: Guest,
     /// `None` once it is destroyed.
     body: Option<Body>,
+    /// First process in the host's numbers.
     pid: i32,
+    /// Control groups, for usage and limits that were reached.
     group: Group,
     /// What it started from.
     base: Arc<Vec<Entry>>,
+    /// Completed executions.
     executions: u64,
+    /// CPU seconds of all executions.
     cpu_s: f64,
+    /// Folder on the host, removed with the sandbox.
     folder: Folder,
+    /// Permit of the provider, held until the container is gone.
     permit: OwnedSemaphorePermit,
     /// Last: the provider's folder is removed after the container.
-    inner: Arc<Inner>,
+    inner: Arc<Containers>,
 }
 
 impl ContainerSandbox {
     pub(crate) fn new(
-        inner: Arc<Inner>,
+        inner: Arc<Containers>,
         spec: SandboxSpec,
-        born: Born,
+        started: Started,
         base: Arc<Vec<Entry>>,
         permit: OwnedSemaphorePermit,
     ) -> Self {
         Self {
             inner,
             spec,
-            guest: born.guest,
-            body: Some(born.body),
-            pid: born.pid,
-            group: born.group,
+            guest: started.guest,
+            body: Some(started.body),
+            pid: started.pid,
+            group: started.group,
             base,
             executions: 0,
             cpu_s: 0.0,
-            folder: born.folder,
+            folder: started.folder,
             permit,
         }
     }
 
+    /// Runs a program through the agent. If the agent dies, the ending says so and the sandbox cannot be used
+    /// again.
     async fn run(&mut self, request: ExecRequest, options: ExecOptions) -> ExecDone {
         let began = Instant::now();
         let limits = &self.spec.limits;
@@ -79,6 +91,7 @@ impl ContainerSandbox {
         Ok(result)
     }
 
+    /// Result of a program that ended. Peak memory is that of the group where the kernel counts it.
     fn result(&self, began: Instant, outcome: Outcome, events: Events) -> ExecResult {
         let ended = outcome.ended;
         let mut usage = ended.usage(began);
@@ -99,7 +112,7 @@ impl ContainerSandbox {
         }
     }
 
-    /// The whole container is gone, or its agent is not to be trusted any more.
+    /// Result of an execution in which the container ended, or its agent broke the rules of the connection.
     async fn died(&mut self, began: Instant, why: &str) -> ExecResult {
         tokio::time::sleep(COUNTING).await;
         tracing::warn!(why, "a container died");

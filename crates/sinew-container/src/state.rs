@@ -4,8 +4,8 @@ use sinew_sandbox::SandboxError;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Tag of everything that a process makes on the host: its number and when it started, so that
-/// a number used again is told apart.
+/// Tag of a process: its number and start time, so that a number that is used again is another tag. `None` if
+/// there is no such process.
 pub(crate) fn run_tag(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // Field 22, counted after the name in parentheses.
@@ -13,12 +13,13 @@ pub(crate) fn run_tag(pid: u32) -> Option<String> {
     Some(format!("{pid}-{started}"))
 }
 
-/// Whether the process that a tag names still runs.
+/// True if the process of a tag still runs.
 pub(crate) fn alive(tag: &str) -> bool {
     let pid = tag.split('-').next().and_then(|p| p.parse().ok());
     pid.and_then(run_tag).as_deref() == Some(tag)
 }
 
+/// Error of a file or a request.
 pub(crate) fn io(operation: impl Into<String>, e: impl std::fmt::Display) -> SandboxError {
     SandboxError::Io {
         operation: operation.into(),
@@ -26,11 +27,12 @@ pub(crate) fn io(operation: impl Into<String>, e: impl std::fmt::Display) -> San
     }
 }
 
-/// A folder of this run; removed when it is dropped.
+/// A folder of this process, removed on drop. After a failed removal the next run removes it.
 #[derive(Debug)]
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
+    /// Makes the folder, and those above it, readable by the owner alone.
     pub(crate) fn new(path: PathBuf) -> Result<Self, SandboxError> {
         use std::os::unix::fs::DirBuilderExt;
         let mut builder = fs::DirBuilder::new();
