@@ -1,4 +1,8 @@
 //! Functions of WASI preview 1 for interpreters.
+//!
+//! Each function takes numbers and addresses and returns an error number. Functions that an interpreter
+//! imports and this level does not support return `Notsup`, so that the interpreter starts and its program
+//! sees an exception. <https://github.com/WebAssembly/WASI/blob/main/legacy/preview1/docs.md>
 
 use crate::fs::Errno;
 use crate::wasi::*;
@@ -9,6 +13,10 @@ use wasmtime::{Caller, Extern, Linker};
 /// Module name of the imports.
 const MODULE: &str = "wasi_snapshot_preview1";
 
+/// Runs a function of the interface on the program's memory and the host's state.
+///
+/// The program gets 0 or an error number. A function that ends the program, at the deadline or a limit,
+/// returns an error that unwinds the instance.
 fn with(
     mut caller: Caller<'_, Host>,
     f: impl FnOnce(&mut [u8], &mut Host) -> Answer,
@@ -35,6 +43,7 @@ pub(crate) fn define(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     refused(linker)
 }
 
+/// Arguments, environment, clocks, random numbers, exit and waiting.
 fn process(l: &mut Linker<Host>) -> wasmtime::Result<()> {
     l.func_wrap(
         MODULE,
@@ -103,6 +112,7 @@ fn process(l: &mut Linker<Host>) -> wasmtime::Result<()> {
     Ok(())
 }
 
+/// State of open descriptors: close, type and rights, size.
 fn descriptors(l: &mut Linker<Host>) -> wasmtime::Result<()> {
     l.func_wrap(MODULE, "fd_close", |c: Caller<'_, Host>, fd: u32| {
         with(c, |_, h| {
@@ -165,6 +175,7 @@ fn descriptors(l: &mut Linker<Host>) -> wasmtime::Result<()> {
     Ok(())
 }
 
+/// Preopened folders and lists of entries. `fd_sync` succeeds, because nothing is on a disk.
 fn folders(l: &mut Linker<Host>) -> wasmtime::Result<()> {
     l.func_wrap(
         MODULE,
@@ -213,6 +224,7 @@ fn folders(l: &mut Linker<Host>) -> wasmtime::Result<()> {
     Ok(())
 }
 
+/// Reads, writes and offsets. Every buffer is checked before the first byte is copied.
 fn transfers(l: &mut Linker<Host>) -> wasmtime::Result<()> {
     l.func_wrap(
         MODULE,
@@ -269,6 +281,7 @@ fn transfers(l: &mut Linker<Host>) -> wasmtime::Result<()> {
     Ok(())
 }
 
+/// Open, `stat` and new folders by a path.
 fn paths(l: &mut Linker<Host>) -> wasmtime::Result<()> {
     #[expect(clippy::too_many_arguments, reason = "the interface's own")]
     fn open(
@@ -313,6 +326,7 @@ fn paths(l: &mut Linker<Host>) -> wasmtime::Result<()> {
     Ok(())
 }
 
+/// Removed and renamed entries. Times are accepted and not kept: files have none.
 fn changes(l: &mut Linker<Host>) -> wasmtime::Result<()> {
     l.func_wrap(
         MODULE,
@@ -354,6 +368,7 @@ fn changes(l: &mut Linker<Host>) -> wasmtime::Result<()> {
 
 /// Functions that always fail: links and sockets are not supported.
 fn refused(l: &mut Linker<Host>) -> wasmtime::Result<()> {
+    /// Answer to a function that this level does not support.
     const NO: i32 = Errno::Notsup as i32;
     l.func_wrap(
         MODULE,

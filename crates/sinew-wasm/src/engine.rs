@@ -1,41 +1,22 @@
 //! Loads compiled interpreters and runs instances.
 
 use crate::live::{Frozen, Live};
-use crate::wasi::{Bounds, Host, Setting, Stop, thread_cpu};
+use crate::outcome::{Outcome, ended, failed, finish, store};
+use crate::ticks::{Running, Ticker};
+use crate::wasi::{Bounds, Host, Setting, thread_cpu};
 use sinew_sandbox::Ending;
 use std::collections::{BTreeMap, VecDeque};
 use std::io::Write;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use wasmtime::{Config, Engine, InstancePre, Linker, Module, Store, Trap, UpdateDeadline};
+use wasmtime::{Config, Engine, InstancePre, Linker, Module};
 
-/// Interval of epoch checks, the precision of deadlines.
-const TICK: Duration = Duration::from_millis(2);
 /// Bytes of the WebAssembly stack. Deeper recursion traps.
 const WASM_STACK_BYTES: usize = 1 << 20;
 /// Maximum time to start Python, and for the first empty turn of a fork.
 const BOOT_TIME: Duration = Duration::from_secs(60);
 /// Memory limit of Python during the start, before the program's limit applies.
 const BOOT_MEMORY: usize = 256 << 20;
-
-/// Result of an execution.
-#[derive(Debug)]
-pub(crate) struct Outcome {
-    /// End of the program.
-    pub(crate) ending: Ending,
-    /// True if output was cut at the limit.
-    pub(crate) truncated: bool,
-    /// CPU seconds of the program.
-    pub(crate) cpu_s: f64,
-    /// Maximum linear memory in bytes.
-    pub(crate) peak_memory_bytes: u64,
-    /// Files after the execution, if they have changed.
-    pub(crate) files: Option<crate::wire::Tree>,
-    /// Failure of the worker or module, not of the program.
-    pub(crate) failure: Option<String>,
-}
 
 /// Loaded interpreters, and Python instances that are ready.
 pub(crate) struct Interpreters {
@@ -47,10 +28,8 @@ pub(crate) struct Interpreters {
     waiting: VecDeque<Live>,
     /// Number of forks to keep ready.
     warm: usize,
-    /// State shared with the ticker.
-    running: Arc<Ticks>,
-    /// Thread that advances the epoch.
-    ticker: std::thread::Thread,
+    /// Advances the epoch while a program runs.
+    ticker: Ticker,
 }
 
 /// Settings of `scripts/wasm_modules.py`. Modules compiled with other settings are refused.
@@ -76,19 +55,13 @@ impl Interpreters {
                 .map_err(|e| format!("{name}: {e:?}"))?;
             modules.insert(name.clone(), ready);
         }
-        let running = Arc::<Ticks>::default();
-        let counter = Arc::clone(&running);
-        let ticker = std::thread::Builder::new()
-            .name("epochs".into())
-            .spawn(move || tick(&engine, &counter))
-            .map_err(|e| format!("start a thread: {e}"))?;
+        let ticker = Ticker::start(engine)?;
         let mut all = Self {
             modules,
             template: None,
             waiting: VecDeque::new(),
             warm,
-            running,
-            ticker: ticker.thread().clone(),
+            ticker,
         };
         all.template = all.boot()?;
         Ok(all)
@@ -103,15 +76,18 @@ impl Interpreters {
             return Ok(None);
         }
         let mut live = {
-            let _running = Running::new(self);
+            let _running = self.ticker.running();
             Live::boot(module, boot_setting(), python_env())?
         };
         // The first turn initializes data that forks then share.
-        live.warm(Running::new(self), boot_setting())?;
+        live.warm(self.ticker.running(), boot_setting())?;
         live.freeze().map(Some)
     }
 
     /// Forks an interpreter from `frozen`, or from the template.
+    ///
+    /// # Errors
+    /// If this Python has no turns: its module does not export the table of functions.
     pub(crate) fn fork(&mut self, frozen: Option<&Frozen>) -> Result<Live, String> {
         match (frozen, self.waiting.pop_front()) {
             (None, Some(waiting)) => Ok(waiting),
@@ -123,6 +99,7 @@ impl Interpreters {
         }
     }
 
+    /// A new instance with the memory of a snapshot. It costs a mapping, not a copy.
     fn thaw(&self, frozen: &Frozen) -> Result<Live, String> {
         let module = self.modules.get(PYTHON).ok_or("there is no Python")?;
         Live::thaw(module, frozen, boot_setting())
@@ -133,11 +110,12 @@ impl Interpreters {
         self.template.is_some() && self.waiting.len() < self.warm
     }
 
-    /// Prepares a Python instance. It runs an empty turn, which copies the pages that every turn writes.
+    /// Prepares a Python instance. It runs an empty turn, which copies the pages that every turn writes: a
+    /// program then starts without page faults.
     pub(crate) fn add(&mut self) -> Result<(), String> {
         let template = self.template.as_ref().ok_or("this Python has no turns")?;
         let mut live = self.thaw(template)?;
-        live.warm(Running::new(self), boot_setting())?;
+        live.warm(self.ticker.running(), boot_setting())?;
         self.waiting.push_back(live);
         Ok(())
     }
@@ -149,7 +127,7 @@ impl Interpreters {
 
     /// Returns a guard that keeps the epoch ticker running.
     pub(crate) fn running(&self) -> Running {
-        Running::new(self)
+        self.ticker.running()
     }
 
     /// Runs a program in a new instance.
@@ -165,7 +143,7 @@ impl Interpreters {
         let Some(module) = self.modules.get(module) else {
             return failed(format!("no interpreter {module:?}"));
         };
-        let _running = Running::new(self);
+        let _running = self.ticker.running();
         run(module, Host::new(args, env, setting))
     }
 }
@@ -201,6 +179,7 @@ fn boot_setting() -> Setting {
     }
 }
 
+/// Maps compiled code into memory. Code of another wasmtime version or other settings is refused.
 #[expect(unsafe_code, reason = "loading compiled code is unsafe by its nature")]
 fn load(engine: &Engine, path: &Path) -> wasmtime::Result<Module> {
     // SAFETY: wasmtime compiled the file (scripts/wasm_modules.py), the host has compared its hash with the
@@ -208,86 +187,7 @@ fn load(engine: &Engine, path: &Path) -> wasmtime::Result<Module> {
     unsafe { Module::deserialize_file(engine, path) }
 }
 
-/// Ticks without a program after which the ticker pauses. Waking it delays the next program.
-const LINGER: u32 = 50;
-
-/// State shared by running programs and the ticker.
-#[derive(Debug, Default)]
-pub(crate) struct Ticks {
-    /// Number of running programs.
-    running: AtomicUsize,
-    /// True while the ticker is paused.
-    resting: AtomicBool,
-}
-
-/// Guard that keeps the epoch ticker running.
-pub(crate) struct Running(Arc<Ticks>);
-
-impl Running {
-    fn new(interpreters: &Interpreters) -> Self {
-        let ticks = Arc::clone(&interpreters.running);
-        ticks.running.fetch_add(1, Ordering::SeqCst);
-        if ticks.resting.swap(false, Ordering::SeqCst) {
-            interpreters.ticker.unpark();
-        }
-        Self(ticks)
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.0.running.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-fn tick(engine: &Engine, ticks: &Ticks) {
-    let mut idle = 0;
-    loop {
-        idle = match ticks.running.load(Ordering::SeqCst) {
-            0 => idle + 1,
-            _ => 0,
-        };
-        if idle > LINGER {
-            ticks.resting.store(true, Ordering::SeqCst);
-            // A program that started in between has not seen the pause.
-            while ticks.resting.load(Ordering::SeqCst) && ticks.running.load(Ordering::SeqCst) == 0
-            {
-                std::thread::park();
-            }
-            ticks.resting.store(false, Ordering::SeqCst);
-            idle = 0;
-        }
-        std::thread::sleep(TICK);
-        engine.increment_epoch();
-    }
-}
-
-/// Result of a failure of the worker itself.
-pub(crate) fn failed(failure: String) -> Outcome {
-    Outcome {
-        ending: Ending::SandboxDied,
-        truncated: false,
-        cpu_s: 0.0,
-        peak_memory_bytes: 0,
-        files: None,
-        failure: Some(failure),
-    }
-}
-
-/// Creates a store whose program checks its limits at every tick.
-pub(crate) fn store(module: &InstancePre<Host>, host: Host) -> Store<Host> {
-    let mut store = Store::new(module.module().engine(), host);
-    store.limiter(|host| &mut host.ceiling);
-    store.set_epoch_deadline(1);
-    store.epoch_deadline_callback(|context| {
-        if context.data().over() {
-            return Err(wasmtime::Error::new(Stop(Ending::Timeout)));
-        }
-        Ok(UpdateDeadline::Continue(1))
-    });
-    store
-}
-
+/// Runs a program from `_start` to its end in a new instance, which is dropped.
 fn run(module: &InstancePre<Host>, host: Host) -> Outcome {
     let mut store = store(module, host);
     let result = module.instantiate(&mut store).and_then(|instance| {
@@ -299,45 +199,4 @@ fn run(module: &InstancePre<Host>, host: Host) -> Outcome {
         Err(error) => ended(&error),
     };
     finish(store.data_mut(), ending, failure)
-}
-
-/// Collects the result of an execution.
-pub(crate) fn finish(host: &mut Host, ending: Ending, failure: Option<String>) -> Outcome {
-    let cpu = thread_cpu().saturating_sub(host.cpu_from);
-    host.flush();
-    let failed = !matches!(
-        ending,
-        Ending::Exited { code: 0 } | Ending::Timeout | Ending::OutputLimit
-    );
-    Outcome {
-        ending: if failed && host.ceiling.refused {
-            Ending::OutOfMemory
-        } else {
-            ending
-        },
-        truncated: host.truncated,
-        cpu_s: cpu.as_secs_f64(),
-        peak_memory_bytes: host.ceiling.peak as u64,
-        files: host.fs.changes(),
-        failure,
-    }
-}
-
-/// Converts a trap to the signal that would have killed native code.
-pub(crate) fn ended(error: &wasmtime::Error) -> (Ending, Option<String>) {
-    if let Some(Stop(ending)) = error.downcast_ref::<Stop>() {
-        return (*ending, None);
-    }
-    const ABORT: i32 = 6;
-    const FLOATING: i32 = 8;
-    const SEGMENT: i32 = 11;
-    let signal = match error.downcast_ref::<Trap>() {
-        Some(Trap::UnreachableCodeReached) => ABORT,
-        Some(
-            Trap::IntegerDivisionByZero | Trap::IntegerOverflow | Trap::BadConversionToInteger,
-        ) => FLOATING,
-        Some(_) => SEGMENT,
-        None => return (Ending::SandboxDied, Some(format!("{error:?}"))),
-    };
-    (Ending::Signalled { signal }, None)
 }

@@ -16,6 +16,9 @@ const MAX_DEPTH: usize = 64;
 const TMP: &str = "tmp";
 
 /// Error numbers of WASI preview 1.
+///
+/// Only the numbers that this level returns. `Notcapable` is the answer to a path that leads above the
+/// root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub(crate) enum Errno {
@@ -120,6 +123,7 @@ pub(crate) fn resolve(folder: &str, path: &str) -> Result<String, Errno> {
     Ok(parts.join("/"))
 }
 
+/// New content that counts against the quota from the start.
 fn content(used: &Rc<Cell<u64>>, data: Vec<u8>) -> Content {
     used.set(used.get() + data.len() as u64);
     Rc::new(Blob {
@@ -128,15 +132,18 @@ fn content(used: &Rc<Cell<u64>>, data: Vec<u8>) -> Content {
     })
 }
 
+/// Folder of a path. The root for a path without a slash.
 fn parent(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(p, _)| p)
 }
 
+/// True for `/tmp` and everything below it, which ends with the execution.
 fn in_tmp(path: &str) -> bool {
     path == TMP || path.starts_with("tmp/")
 }
 
 impl Fs {
+    /// Files of a sandbox and an empty `/tmp`. Content is copied, because programs write in place.
     pub(crate) fn new(tree: &Tree, max_bytes: u64) -> Self {
         let mut fs = Self {
             nodes: BTreeMap::new(),
@@ -162,6 +169,7 @@ impl Fs {
         self.used.get()
     }
 
+    /// Adds or replaces a node and returns its inode number, which is never used again.
     fn put(&mut self, path: &str, node: Node) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
@@ -257,6 +265,10 @@ impl Fs {
         }
     }
 
+    /// Checks that `path` is a folder.
+    ///
+    /// # Errors
+    /// [`Errno::Notdir`] if it or a part of it is a file, else [`Errno::Noent`].
     fn folder(&self, path: &str) -> Result<(), Errno> {
         match path
             .is_empty()
@@ -285,6 +297,10 @@ impl Fs {
         Ok(())
     }
 
+    /// Creates an empty file.
+    ///
+    /// # Errors
+    /// [`Errno::Exist`], or [`Errno::Nospc`] at the limit of nodes.
     pub(crate) fn create(&mut self, path: &str) -> Result<Content, Errno> {
         self.check_new(path)?;
         let content = content(&self.used, Vec::new());
@@ -293,6 +309,7 @@ impl Fs {
         Ok(content)
     }
 
+    /// Creates a folder, with the errors of [`Self::create`].
     pub(crate) fn make_folder(&mut self, path: &str) -> Result<(), Errno> {
         self.check_new(path)?;
         self.put(path, Node::Folder);
@@ -300,6 +317,7 @@ impl Fs {
         Ok(())
     }
 
+    /// Nodes directly in a folder, sorted by name.
     fn children<'a>(&'a self, path: &'a str) -> impl Iterator<Item = (&'a str, &'a (u64, Node))> {
         let prefix = if path.is_empty() {
             String::new()
@@ -327,6 +345,7 @@ impl Fs {
             .collect())
     }
 
+    /// Removes a name. Open descriptors keep the content until they are closed.
     pub(crate) fn remove_file(&mut self, path: &str) -> Result<(), Errno> {
         match self.find(path)?.1 {
             Node::Folder => Err(Errno::Isdir),
@@ -340,6 +359,7 @@ impl Fs {
         }
     }
 
+    /// Removes an empty folder. The root and `/tmp` cannot be removed.
     pub(crate) fn remove_folder(&mut self, path: &str) -> Result<(), Errno> {
         if path.is_empty() || path == TMP {
             return Err(Errno::Acces);
@@ -356,6 +376,11 @@ impl Fs {
         Ok(())
     }
 
+    /// Moves a node with everything below it. A file replaces a file, and a folder replaces an empty
+    /// folder.
+    ///
+    /// # Errors
+    /// [`Errno::Acces`] for the root and `/tmp`, [`Errno::Inval`] for a folder that would be below itself.
     pub(crate) fn rename(&mut self, from: &str, to: &str) -> Result<(), Errno> {
         let (_, node) = self.find(from)?;
         if [from, to].iter().any(|p| p.is_empty() || *p == TMP) {
@@ -408,7 +433,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Writes at an offset. A gap after the end is filled with zeros.
+    /// Writes at an offset. A gap after the end is filled with zeros, which count against the quota.
     pub(crate) fn write(&mut self, content: &Content, at: u64, bytes: &[u8]) -> Result<(), Errno> {
         let end = at.checked_add(bytes.len() as u64).ok_or(Errno::Inval)?;
         if end > content.borrow().len() as u64 {

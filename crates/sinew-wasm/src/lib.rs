@@ -5,8 +5,17 @@
 //! advance (`scripts/wasm_modules.py`) and has no compiler. Programs access files in memory (`fs`) through
 //! WASI preview 1 (`wasi`), and nothing of the host.
 //!
+//! | part | files |
+//! |---|---|
+//! | host: the port, and workers that are started, given jobs and killed | `provider`, `workers`, `config`, `archive` |
+//! | protocol between them | `wire` |
+//! | worker: jobs, kept interpreters, memory | `worker` |
+//! | modules and instances, their clock and their result | `engine`, `ticks`, `outcome`, `manifest` |
+//! | a Python that runs several programs | `live`, `boot.py` |
+//! | interface of programs | `calls` (functions), `wasi` (state), `fs` (files), `memory` (addresses) |
+//!
 //! Invariants:
-//! - An instance serves one execution and is dropped.
+//! - An instance serves one execution and is dropped, except a live sandbox's own interpreter.
 //! - The state of a sandbox is its file tree, which the host holds and sends to the worker for one execution.
 //! - Every execution ends by its deadline, also inside of host calls.
 //! - Memory, tables, files, descriptors and output are limited.
@@ -14,17 +23,21 @@
 
 mod archive;
 mod calls;
+mod config;
 mod engine;
 mod fs;
 mod live;
 mod manifest;
 mod memory;
+mod outcome;
 mod provider;
+mod ticks;
 mod wasi;
 mod wire;
 mod worker;
 mod workers;
 
+pub use config::{FOLDER_INSIDE, WasmConfig};
 pub use manifest::{Manifest, ManifestError, Module};
-pub use provider::{FOLDER_INSIDE, WasmConfig, WasmProvider};
+pub use provider::WasmProvider;
 pub use worker::worker_main_if_requested;

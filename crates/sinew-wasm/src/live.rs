@@ -1,16 +1,17 @@
 //! Python interpreters that run several turns: execution, snapshot to a memory file, and fork.
 //!
-//! A turn is one step of a Python generator (`boot.py`), which ends when its program has ended. The host takes
-//! the step through the slot `tp_iternext` of the generator's type, a function pointer in linear memory whose
-//! place is part of CPython's public layout of type objects. This needs no symbols of the module and no
+//! A turn is one step of a Python generator (`boot.py`), which ends when its program has ended. The host
+//! takes the step through the slot `tp_iternext` of the generator's type, a function pointer in linear memory
+//! whose place is part of CPython's public layout of type objects. This needs no symbols of the module and no
 //! function number. The state of an interpreter is then its linear memory, globals, tables, and the
-//! descriptors of the host. A snapshot copies
-//! the memory into a memfd. A fork is a new instance with a private mapping of the memfd, so that pages are
-//! shared until they are written. This requires the on-demand allocator, which unmaps the memory of a dropped
-//! instance. A pooling allocator would reuse the mapping for another instance.
+//! descriptors of the host. A snapshot copies the memory into a memfd. A fork is a new instance with a
+//! private mapping of the memfd, so that pages are shared until they are written. This requires the on-demand
+//! allocator, which unmaps the memory of a dropped instance. A pooling allocator would reuse the mapping for
+//! another instance.
 
-use crate::engine::{Outcome, Running, ended, finish};
 use crate::fs::Fs;
+use crate::outcome::{Outcome, ended, finish, store};
+use crate::ticks::Running;
 use crate::wasi::{Host, SavedFd, Setting};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use sinew_sandbox::Ending;
@@ -97,13 +98,18 @@ impl Entry {
 /// Value of a global. References cannot be copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Plain {
+    /// A number of 32 bits, such as the stack pointer.
     I32(i32),
+    /// A number of 64 bits.
     I64(i64),
+    /// Bits of a float, so that a NaN is kept.
     F32(u32),
+    /// Bits of a float of 64 bits.
     F64(u64),
 }
 
 impl Plain {
+    /// The value, or an error for a reference.
     fn of(value: &Val) -> Result<Self, String> {
         match *value {
             Val::I32(v) => Ok(Self::I32(v)),
@@ -142,16 +148,23 @@ pub(crate) struct Live {
     fresh: bool,
 }
 
+/// The linear memory, which every interpreter exports under this name.
 fn memory(store: &mut Store<Host>, instance: &Instance) -> Result<Memory, String> {
     let memory = instance.get_memory(store, "memory");
     memory.ok_or_else(|| "no memory".into())
 }
 
+/// Text of an error of wasmtime with its backtrace.
 fn say(e: impl std::fmt::Debug) -> String {
     format!("{e:?}")
 }
 
 impl Live {
+    /// An interpreter whose memory already holds the generator of `entry`.
+    ///
+    /// # Errors
+    /// If the module exports no memory or table, or the step is no function of one address that returns an
+    /// address.
     fn new(mut store: Store<Host>, instance: Instance, entry: Entry) -> Result<Self, String> {
         let memory = memory(&mut store, &instance)?;
         let table = instance.get_table(&mut store, TABLE).ok_or("no table")?;
@@ -193,7 +206,7 @@ impl Live {
         let args = ["python", "-S", "-B", "-c", START, BOOT].map(String::from);
         let mut host = Host::new(args.to_vec(), env, setting);
         host.boots = true;
-        let mut store = crate::engine::store(module, host);
+        let mut store = store(module, host);
         let instance = module.instantiate(&mut store).map_err(say)?;
         let start = instance
             .get_typed_func::<(), ()>(&mut store, "_start")
@@ -227,7 +240,7 @@ impl Live {
         let mut host = Host::new(Vec::new(), Vec::new(), setting);
         host.fs = frozen.fs.copy();
         host.restore(&frozen.fds);
-        let mut store = crate::engine::store(module, host);
+        let mut store = store(module, host);
         let instance = module.instantiate(&mut store).map_err(say)?;
         let mut live = Self::new(store, instance, frozen.entry)?;
         let have = live.memory.data_size(&live.store);

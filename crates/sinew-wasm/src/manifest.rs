@@ -64,6 +64,8 @@ impl Manifest {
     ///
     /// # Errors
     /// [`ManifestError`] if there are no modules, or a hash is wrong.
+    ///
+    /// Files are read whole for their hashes, once for a provider and not for each worker.
     pub fn load(folder: &Path) -> Result<(Self, PathBuf), ManifestError> {
         let missing = |problem: String| ManifestError::Missing {
             folder: folder.display().to_string(),

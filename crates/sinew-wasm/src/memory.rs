@@ -2,7 +2,7 @@
 
 use crate::fs::Errno;
 
-/// Maximum buffers of a read or write.
+/// Maximum buffers of a read or write, the limit of Linux (`IOV_MAX`).
 const MAX_IOVECS: u32 = 1024;
 
 /// Bytes of the memory, if all of them are inside.
@@ -25,7 +25,7 @@ pub(crate) fn add(at: u32, more: usize) -> Result<u32, Errno> {
     at.checked_add(more).ok_or(Errno::Fault)
 }
 
-/// Writes bytes.
+/// Writes bytes, all or none.
 pub(crate) fn put(memory: &mut [u8], at: u32, bytes: &[u8]) -> Result<(), Errno> {
     slice_mut(memory, at, bytes.len())?.copy_from_slice(bytes);
     Ok(())
@@ -47,7 +47,7 @@ pub(crate) fn u64_at(memory: &[u8], at: u32) -> Result<u64, Errno> {
     ))
 }
 
-/// Reads the buffers of a vectored call: address and length.
+/// Reads the buffers of a vectored call: address and length. All of them are inside of the memory.
 pub(crate) fn iovecs(memory: &[u8], at: u32, count: u32) -> Result<Vec<(u32, u32)>, Errno> {
     if count > MAX_IOVECS {
         return Err(Errno::Inval);

@@ -1,81 +1,23 @@
 //! Host side of the level: sandboxes are file trees, and workers run their programs.
 
+use crate::config::{WasmConfig, io_error};
 use crate::fs::resolve;
-use crate::manifest::{Manifest, ManifestError};
+use crate::manifest::Manifest;
 use crate::wire::{Freeze, From, Job, Place, Tree, base_env, pack_job};
-use crate::workers::{Home, Memory, Output, Workers, no_room};
+use crate::workers::{Home, Memory, Output, Workers, memory_full};
 use sinew_sandbox::{
     ExecOptions, ExecRequest, ExecResult, Network, Program, Protection, Sandbox, SandboxError,
     SandboxFuture, SandboxProvider, SandboxSpec, SandboxStats, Snapshot, Usage,
 };
 use std::fs::File;
 use std::io::{BufReader, Seek};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Folder of the modules inside of workers.
-pub const FOLDER_INSIDE: &str = "/opt/sinew-wasm";
-/// Folder of the worker program inside of workers.
-pub(crate) const PROGRAM_INSIDE: &str = "/opt/sinew-bin";
 /// Maximum bytes of a program or argument list.
 const MAX_PROGRAM_BYTES: usize = 4 << 20;
-
-/// Settings of a provider.
-#[derive(Clone, Debug)]
-pub struct WasmConfig {
-    /// Folder with the output of `scripts/wasm_modules.py`.
-    pub modules: PathBuf,
-    /// Program of the workers: `sinew` itself, or `sinew-wasm-worker`.
-    pub program: PathBuf,
-    /// Number of workers. Each runs one program at a time.
-    pub workers: usize,
-    /// Number of started Python interpreters that each worker keeps ready.
-    pub warm: usize,
-    /// Memory of a worker in bytes.
-    pub worker_memory_bytes: u64,
-    /// Maximum live sandboxes. Further requests wait.
-    pub max_live: usize,
-    /// Maximum wait in [`SandboxProvider::acquire`].
-    pub acquire_timeout: Duration,
-}
-
-impl WasmConfig {
-    /// Default settings: one worker with two Python interpreters ready.
-    pub fn new(modules: PathBuf, program: PathBuf) -> Self {
-        Self {
-            modules,
-            program,
-            workers: 1,
-            warm: 2,
-            worker_memory_bytes: 2 << 30,
-            max_live: 4096,
-            acquire_timeout: Duration::from_secs(60),
-        }
-    }
-
-    /// Folders that must be mounted in the sandboxes of workers: path on the host, and path inside.
-    ///
-    /// # Errors
-    /// [`ManifestError`] if there are no compiled modules.
-    pub fn shows(&self) -> Result<Vec<(PathBuf, PathBuf)>, ManifestError> {
-        let (_, folder) = Manifest::load(&self.modules)?;
-        let program = self.program.parent().unwrap_or(Path::new("/"));
-        Ok(vec![
-            (folder, FOLDER_INSIDE.into()),
-            (program.into(), PROGRAM_INSIDE.into()),
-        ])
-    }
-}
-
-pub(crate) fn io_error(operation: &str, e: impl std::fmt::Display) -> SandboxError {
-    SandboxError::Io {
-        operation: operation.into(),
-        message: e.to_string(),
-    }
-}
 
 /// State of a provider, shared with its sandboxes.
 struct Inner {
@@ -108,6 +50,7 @@ impl Inner {
 
 /// Provider of sandboxes with interpreters in WebAssembly.
 pub struct WasmProvider {
+    /// State shared with the sandboxes. It outlives the provider as long as one of them lives.
     inner: Arc<Inner>,
 }
 
@@ -258,6 +201,10 @@ async fn apart<T: Send + 'static>(
     done.map_err(|e| io_error(operation, e))
 }
 
+/// State in a snapshot of this level.
+///
+/// # Errors
+/// [`SandboxError::Request`] for a snapshot of another level.
 fn own(snapshot: &Snapshot) -> Result<&Base, SandboxError> {
     let base = snapshot.handle.downcast_ref::<Base>();
     base.ok_or_else(|| SandboxError::Request {
@@ -268,6 +215,11 @@ fn own(snapshot: &Snapshot) -> Result<&Base, SandboxError> {
 }
 
 impl WasmProvider {
+    /// Creates a sandbox from a state. No worker takes part: it only reserves a place among the live ones.
+    ///
+    /// # Errors
+    /// [`SandboxError::Unsupported`] for a network, [`SandboxError::NotEnforced`] if `spec` is strict and a
+    /// protection is missing, [`SandboxError::Busy`] at the limit of live sandboxes.
     async fn make(&self, spec: &SandboxSpec, base: Base) -> Result<Box<dyn Sandbox>, SandboxError> {
         if spec.network != Network::None {
             return Err(SandboxError::Unsupported {
@@ -328,6 +280,7 @@ struct Mind {
 }
 
 impl Mind {
+    /// The interpreter of a snapshot, else a new one.
     fn of(base: &Base) -> Self {
         match &base.memory {
             None => Self::new(),
@@ -338,6 +291,7 @@ impl Mind {
         }
     }
 
+    /// A new interpreter in any worker.
     fn new() -> Self {
         Self {
             from: From::Start,
@@ -368,6 +322,7 @@ struct WasmSandbox {
     executions: u64,
     /// CPU seconds of all executions.
     cpu_s: f64,
+    /// Place among the live sandboxes.
     _permit: OwnedSemaphorePermit,
 }
 
@@ -377,10 +332,12 @@ impl Drop for WasmSandbox {
     }
 }
 
+/// Bytes of all files of a tree.
 fn bytes(tree: &Tree) -> u64 {
     tree.values().flatten().map(|f| f.len() as u64).sum()
 }
 
+/// Error for a program that this level cannot run.
 fn refused(value: &str, allowed: impl Into<String>) -> SandboxError {
     SandboxError::Request {
         field: "program",
@@ -461,6 +418,8 @@ impl WasmSandbox {
         })
     }
 
+    /// Runs a program in a worker and takes over the changed files. A result of a sandbox that died is an
+    /// error; the files are then those from before.
     async fn run(
         &mut self,
         request: ExecRequest,
@@ -485,8 +444,8 @@ impl WasmSandbox {
         let home = place.and(self.mind.home);
         let ran = self.inner.workers.run(home, &job, deadline, &mut output);
         let (done, files, home) = ran.await?;
-        if done.no_room {
-            return Err(no_room());
+        if done.memory_full {
+            return Err(memory_full());
         }
         if let Some(failure) = done.failure {
             return Err(SandboxError::Died(failure));
@@ -560,6 +519,7 @@ impl WasmSandbox {
         }
     }
 
+    /// State for a snapshot. Only a live sandbox that has run a program has memory of its own to copy.
     async fn freeze(&self) -> Result<Base, SandboxError> {
         let memory = match (self.mind.from, self.mind.home) {
             (From::Last, Some(home)) if self.spec.live => {
@@ -582,6 +542,7 @@ impl WasmSandbox {
         })
     }
 
+    /// Writes a file into the tree, with the folders above it. The tree is copied if a snapshot shares it.
     fn write(&mut self, path: &str, content: &[u8]) -> Result<(), String> {
         self.touched = true;
         let path = plain(path)?;
@@ -610,6 +571,7 @@ impl WasmSandbox {
         Ok(())
     }
 
+    /// Reads a file from the tree.
     fn read(&self, path: &str, max_bytes: u64) -> Result<Vec<u8>, String> {
         match self.tree.get(&plain(path)?) {
             Some(Some(file)) if file.len() as u64 <= max_bytes => Ok(file.to_vec()),

@@ -1,5 +1,12 @@
 //! The part of WASI preview 1 that interpreters use, with files in memory. Programs cannot access folders,
 //! sockets or environment variables of the host.
+//!
+//! Addresses and lengths come from the program. Each is checked against the linear memory (`memory`) when it
+//! is used, and an invalid one is the error `Fault`, as in the standard. No call waits beyond the deadline,
+//! and none allocates more than the program has already: buffers, paths and lists are limited.
+//!
+//! A program that reads and writes in a loop makes no host calls that block, so that the epochs of compiled
+//! code end it; a program in [`poll`] is ended there.
 
 use crate::fs::{Content, Errno, Fs, Node, resolve};
 pub(crate) use crate::memory::{add, iovecs, put, slice, slice_mut, u32_at, u64_at};
@@ -115,14 +122,17 @@ impl wasmtime::ResourceLimiter for Ceiling {
     }
 }
 
-/// An open descriptor.
+/// An open descriptor. Numbers are assigned from 0, the lowest free one first, as POSIX requires.
 pub(crate) enum Fd {
+    /// Standard input of the execution, a pipe that ends.
     Stdin,
+    /// Standard output.
     Stdout,
+    /// Standard error.
     Stderr,
-    Folder {
-        path: String,
-    },
+    /// A folder by its path. A renamed folder is not found through an older descriptor.
+    Folder { path: String },
+    /// A file by its content: it stays readable after its name is gone.
     File {
         content: Content,
         id: u64,
@@ -132,9 +142,7 @@ pub(crate) enum Fd {
         write: bool,
     },
     /// Program of the turn.
-    Job {
-        at: usize,
-    },
+    Job { at: usize },
     /// Exit code of the turn.
     Status,
 }
@@ -150,6 +158,7 @@ pub(crate) enum SavedFd {
     Job,
     /// Exit code of the turn.
     Status,
+    /// A file by its path and offset.
     File {
         path: String,
         at: u64,
@@ -337,6 +346,7 @@ impl Host {
         }
     }
 
+    /// Keeps output up to the limit, and ends the program at the first byte beyond it.
     fn output(&mut self, at: usize, bytes: &[u8]) -> Answer {
         let free = self.bounds.output_bytes - self.written[at];
         let kept = &bytes[..bytes.len().min(free)];
@@ -411,12 +421,14 @@ pub(crate) fn texts(memory: &mut [u8], pointers: u32, buffer: u32, list: &[Strin
     Ok(())
 }
 
+/// `args_sizes_get` and `environ_sizes_get`: number of texts, and bytes with their zeros.
 pub(crate) fn sizes(memory: &mut [u8], count: u32, bytes: u32, list: &[String]) -> Answer {
     put(memory, count, &(list.len() as u32).to_le_bytes())?;
     let total: usize = list.iter().map(|t| t.len() + 1).sum();
     Ok(put(memory, bytes, &(total as u32).to_le_bytes())?)
 }
 
+/// Environment variables as `NAME=VALUE`.
 pub(crate) fn variables(host: &Host) -> Vec<String> {
     host.env.iter().map(|(n, v)| format!("{n}={v}")).collect()
 }
@@ -450,6 +462,7 @@ pub(crate) const FOLDER: u8 = 3;
 /// File type of a regular file.
 pub(crate) const FILE: u8 = 4;
 
+/// `path_filestat_get`: the result of [`stat`] for a path.
 pub(crate) fn node_stat(memory: &mut [u8], at: u32, host: &Host, path: &str) -> Answer {
     match host.fs.find(path)? {
         (id, Node::Folder) => stat(memory, at, id, FOLDER, 0, host.fs.version()),
@@ -457,6 +470,8 @@ pub(crate) fn node_stat(memory: &mut [u8], at: u32, host: &Host, path: &str) -> 
     }
 }
 
+/// `fd_read` and `fd_pread`: reads into buffers from the descriptor's offset, or from `from`. Fewer bytes
+/// than asked for mean the end. Standard input has no offset.
 pub(crate) fn read(
     memory: &mut [u8],
     host: &mut Host,
@@ -588,6 +603,8 @@ impl Opening {
     }
 }
 
+/// Opens a path and returns the descriptor's number. The files of turns can be opened only while an
+/// interpreter starts.
 pub(crate) fn path_open(host: &mut Host, path: &str, how: &Opening) -> Result<u32, Refusal> {
     match path {
         JOB_PATH if host.boots => return Ok(host.open(Fd::Job { at: 0 })?),
@@ -624,6 +641,7 @@ pub(crate) fn path_open(host: &mut Host, path: &str, how: &Opening) -> Result<u3
     Ok(host.open(fd)?)
 }
 
+/// `fd_fdstat_get`: type, flags and rights of a descriptor.
 pub(crate) fn fdstat(memory: &mut [u8], host: &mut Host, fd: u32, at: u32) -> Answer {
     let (kind, flags) = match host.fd(fd)? {
         Fd::Stdin | Fd::Stdout | Fd::Stderr => (CHARACTERS, 0u16),
@@ -645,7 +663,7 @@ pub(crate) fn fdstat(memory: &mut [u8], host: &mut Host, fd: u32, at: u32) -> An
     Ok(put(memory, at, &out)?)
 }
 
-/// `fd_seek`: moves the offset of a file.
+/// `fd_seek`: moves the offset of a file and writes it to `to`. It may lie behind the end.
 pub(crate) fn seek(
     memory: &mut [u8],
     host: &mut Host,
@@ -668,7 +686,8 @@ pub(crate) fn seek(
     Ok(put(memory, to, &place.to_le_bytes())?)
 }
 
-/// `fd_readdir`: entries of a folder from `cookie` on.
+/// `fd_readdir`: entries of a folder from `cookie` on, an index in the order of names. Entries `.` and `..`
+/// are left out.
 pub(crate) fn readdir(
     memory: &mut [u8],
     host: &mut Host,
@@ -696,7 +715,7 @@ pub(crate) fn readdir(
     Ok(put(memory, used, &(out.len() as u32).to_le_bytes())?)
 }
 
-/// Time of a clock in nanoseconds.
+/// Time of a clock in nanoseconds: 0 real time, 1 monotonic, 2 and 3 CPU time of the thread.
 pub(crate) fn now(id: i32) -> Result<u64, Errno> {
     let time = match id {
         0 => clock_gettime(ClockId::Realtime),
@@ -708,6 +727,8 @@ pub(crate) fn now(id: i32) -> Result<u64, Errno> {
 }
 
 /// Waits for clocks, at most until the deadline. Descriptors are always ready.
+///
+/// At most 64 subscriptions. Output is sent before the wait, so that a reader sees it meanwhile.
 pub(crate) fn poll(
     memory: &mut [u8],
     host: &mut Host,

@@ -165,7 +165,7 @@ pub(crate) struct Done {
     /// Failure of the worker itself, not of the program.
     pub(crate) failure: Option<String>,
     /// True if the memory for another interpreter or snapshot is exhausted. No program has run.
-    pub(crate) no_room: bool,
+    pub(crate) memory_full: bool,
     /// True if the sandbox's own interpreter can run another program.
     pub(crate) alive: bool,
     /// True if files follow.
@@ -183,7 +183,7 @@ impl Done {
             cpu_s: 0.0,
             peak_memory_bytes: 0,
             failure: None,
-            no_room: false,
+            memory_full: false,
             alive: false,
             changed: false,
             paths: Vec::new(),
@@ -191,6 +191,7 @@ impl Done {
     }
 }
 
+/// Paths and lengths of a tree, for a header.
 fn paths(tree: &Tree) -> Paths {
     tree.iter()
         .map(|(path, file)| (path.clone(), file.as_ref().map(|f| f.len())))
@@ -208,6 +209,10 @@ pub(crate) fn pack(header: &impl Serialize, blobs: &[&[u8]]) -> Result<Vec<u8>, 
     Ok(out)
 }
 
+/// Parses the header of a frame and returns the blobs after it.
+///
+/// # Errors
+/// If the frame is shorter than its header says, or the header is no JSON of this type.
 pub(crate) fn unpack<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Result<(T, &[u8]), String> {
     let cut = || "a frame was cut".to_string();
     let (len, rest) = bytes.split_first_chunk::<4>().ok_or_else(cut)?;
@@ -220,6 +225,7 @@ pub(crate) fn unpack<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Result<(T, &[u
     ))
 }
 
+/// Files by the lengths of a header. Blobs that are too short are an error.
 fn tree(paths: Paths, mut blobs: &[u8]) -> Result<Tree, String> {
     let mut tree = Tree::new();
     for (path, len) in paths {
@@ -236,10 +242,12 @@ fn tree(paths: Paths, mut blobs: &[u8]) -> Result<Tree, String> {
     Ok(tree)
 }
 
+/// Contents of the files of a tree, in the order of their paths.
 fn blobs(tree: &Tree) -> impl Iterator<Item = &[u8]> {
     tree.values().filter_map(|f| f.as_deref())
 }
 
+/// Serializes a job. The lengths of input and files are filled in.
 pub(crate) fn pack_job(mut job: Job, stdin: &[u8], files: &Tree) -> Result<Vec<u8>, String> {
     job.stdin_len = stdin.len();
     job.paths = paths(files);
@@ -247,6 +255,7 @@ pub(crate) fn pack_job(mut job: Job, stdin: &[u8], files: &Tree) -> Result<Vec<u
     pack(&job, &all)
 }
 
+/// Parses a job, its input and its files.
 pub(crate) fn unpack_job(bytes: &[u8]) -> Result<(Job, Vec<u8>, Tree), String> {
     let (mut job, blobs): (Job, _) = unpack(bytes)?;
     let (stdin, blobs) = blobs
@@ -256,6 +265,7 @@ pub(crate) fn unpack_job(bytes: &[u8]) -> Result<(Job, Vec<u8>, Tree), String> {
     Ok((job, stdin.to_vec(), files))
 }
 
+/// Serializes a result, with files only if they have changed.
 pub(crate) fn pack_done(mut done: Done, files: Option<&Tree>) -> Result<Vec<u8>, String> {
     done.changed = files.is_some();
     done.paths = files.map(paths).unwrap_or_default();
@@ -263,6 +273,7 @@ pub(crate) fn pack_done(mut done: Done, files: Option<&Tree>) -> Result<Vec<u8>,
     pack(&done, &all)
 }
 
+/// Parses a result. The files are `None` if they have not changed.
 pub(crate) fn unpack_done(bytes: &[u8]) -> Result<(Done, Option<Tree>), String> {
     let (mut done, blobs): (Done, _) = unpack(bytes)?;
     let files = tree(std::mem::take(&mut done.paths), blobs)?;
@@ -277,6 +288,9 @@ pub(crate) fn head(kind: Kind, len: usize) -> [u8; 5] {
 }
 
 /// Parses the header of a frame.
+///
+/// # Errors
+/// For an unknown kind, or more than [`MAX_FRAME`] bytes, before anything is allocated.
 pub(crate) fn read_head(head: [u8; 5]) -> Result<(Kind, usize), String> {
     let [a, b, c, d, kind] = head;
     let len = u32::from_le_bytes([a, b, c, d]) as usize;

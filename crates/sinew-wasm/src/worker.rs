@@ -1,7 +1,16 @@
 //! Worker: a process in its own sandbox that runs programs in sequence.
+//!
+//! It has one thread for programs and one for their clock. It reads a frame, runs its job and answers, so
+//! that the host never has two programs in a worker. Between jobs it prepares interpreters, if nothing was
+//! asked for 2 ms.
+//!
+//! Its memory is split: 512 MiB for modules, the running program and interpreters that are ready, and the
+//! rest for interpreters of live sandboxes and snapshots. What does not fit is refused before it runs,
+//! because the kernel would kill the worker with all of them.
 
-use crate::engine::{Interpreters, Outcome, PYTHON, failed, python_env};
+use crate::engine::{Interpreters, PYTHON, python_env};
 use crate::live::{Frozen, Live};
+use crate::outcome::{Outcome, failed};
 use crate::wasi::{Bounds, Setting};
 use crate::wire::{
     Done, Forget, Freeze, From, Job, Kind, Place, Tree, head, pack_done, program, read_head,
@@ -41,11 +50,13 @@ struct Output {
 }
 
 impl Output {
+    /// Buffers a frame.
     fn frame(&mut self, kind: Kind, bytes: &[u8]) {
         self.gathered.extend_from_slice(&head(kind, bytes.len()));
         self.gathered.extend_from_slice(bytes);
     }
 
+    /// Sends all buffered frames.
     fn send(&mut self) -> std::io::Result<()> {
         let bytes = std::mem::take(&mut self.gathered);
         self.stream.write_all(&bytes)
@@ -55,6 +66,8 @@ impl Output {
 /// Output shared with running programs.
 type Shared = Arc<Mutex<Output>>;
 
+/// The output. A panic of another holder leaves at most a frame that is cut, at which the host kills the
+/// worker.
 fn locked(output: &Shared) -> std::sync::MutexGuard<'_, Output> {
     output.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -79,10 +92,12 @@ pub fn worker_main_if_requested() -> Option<i32> {
     })
 }
 
+/// Parses a number of the command line.
 fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| format!("{text:?} is no number"))
 }
 
+/// Connects to the host, loads the modules and runs jobs until the host closes the connection.
 fn serve(
     port: &str,
     folder: &Path,
@@ -161,30 +176,33 @@ struct Worker {
 }
 
 /// The memory for another interpreter or snapshot is exhausted.
-struct NoRoom;
+struct MemoryFull;
 
 impl Worker {
+    /// Sends a frame at once.
     fn answer(&self, kind: Kind, bytes: &[u8]) -> Result<(), String> {
         let mut output = locked(&self.output);
         output.frame(kind, bytes);
         output.send().map_err(|e| format!("answer: {e}"))
     }
 
+    /// Sends the result of a job.
     fn done(&self, done: Done, files: Option<&Tree>) -> Result<(), String> {
         self.answer(Kind::Done, &pack_done(done, files)?)
     }
 
     /// Checks that `more` bytes fit into the memory for interpreters and snapshots.
-    fn room(&self, more: u64) -> Result<(), NoRoom> {
+    fn check_memory(&self, more: u64) -> Result<(), MemoryFull> {
         let places: u64 = self.places.values().map(Live::bytes).sum();
         let snapshots: u64 = self.snapshots.values().map(|f| f.stored).sum();
         if places + snapshots + more > self.kept {
-            Err(NoRoom)
+            Err(MemoryFull)
         } else {
             Ok(())
         }
     }
 
+    /// Limits and input of a job. Times count from now on.
     fn setting(&self, job: &Job, stdin: Vec<u8>, files: Tree) -> Setting {
         let output = Arc::clone(&self.output);
         let at_once = job.stream;
@@ -215,12 +233,17 @@ impl Worker {
         }
     }
 
+    /// Runs a job: in the sandbox's own interpreter, in a fork that is dropped, or from the start of a
+    /// module.
     fn job(&mut self, bytes: &[u8]) -> Result<(), String> {
         let (mut job, stdin, files) = unpack_job(bytes)?;
         // A program must not use the memory of other interpreters.
         let asked = job.memory_bytes.saturating_add(job.work_bytes);
-        if self.room(asked.saturating_sub(PROGRAM_BYTES)).is_err() {
-            return self.no_room();
+        if self
+            .check_memory(asked.saturating_sub(PROGRAM_BYTES))
+            .is_err()
+        {
+            return self.memory_full();
         }
         let code = job.code.take();
         let (outcome, alive) = match (code, job.place) {
@@ -228,7 +251,7 @@ impl Worker {
                 let setting = self.setting(&job, stdin, Tree::new());
                 match self.in_place(&job, place, setting, &files, &code) {
                     Ok(ran) => ran,
-                    Err(NoRoom) => return self.no_room(),
+                    Err(MemoryFull) => return self.memory_full(),
                 }
             }
             (Some(code), None) if self.interpreters.has_turns() => {
@@ -265,14 +288,16 @@ impl Worker {
         self.end(outcome, alive)
     }
 
-    fn no_room(&self) -> Result<(), String> {
+    /// Answers that no program has run, because memory for it would be missing.
+    fn memory_full(&self) -> Result<(), String> {
         let done = Done {
-            no_room: true,
+            memory_full: true,
             ..Done::new(Ending::SandboxDied)
         };
         self.done(done, None)
     }
 
+    /// Answers with the result of a program.
     fn end(&self, outcome: Outcome, alive: bool) -> Result<(), String> {
         let done = Done {
             truncated: outcome.truncated,
@@ -285,7 +310,8 @@ impl Worker {
         self.done(done, outcome.files.as_ref())
     }
 
-    /// Runs a turn of a sandbox's own interpreter.
+    /// Runs a turn of a sandbox's own interpreter, and keeps the interpreter if it goes on and fits into
+    /// the memory.
     fn in_place(
         &mut self,
         job: &Job,
@@ -293,20 +319,20 @@ impl Worker {
         setting: Setting,
         files: &Tree,
         code: &str,
-    ) -> Result<(Outcome, bool), NoRoom> {
+    ) -> Result<(Outcome, bool), MemoryFull> {
         let live = match place.from {
             From::Last => self
                 .places
                 .remove(&place.number)
                 .ok_or("its interpreter is gone".to_string()),
             From::Start => {
-                self.room(0)?;
+                self.check_memory(0)?;
                 self.interpreters.fork(None)
             }
             From::Snapshot(snapshot) => match self.snapshots.get(&snapshot) {
                 None => Err("its snapshot is gone".into()),
                 Some(frozen) => {
-                    self.room(frozen.stored)?;
+                    self.check_memory(frozen.stored)?;
                     self.interpreters.fork(Some(frozen))
                 }
             },
@@ -316,14 +342,14 @@ impl Worker {
             Err(problem) => return Ok((failed(problem), false)),
         };
         if place.from == From::Start {
-            self.room(live.bytes())?;
+            self.check_memory(live.bytes())?;
         }
         if !job.same_files {
             live.replace_files(files);
         }
         let running = self.interpreters.running();
         let (mut outcome, alive) = live.run(running, setting, program(&job.env, code), true);
-        let kept = alive && self.room(live.bytes()).is_ok();
+        let kept = alive && self.check_memory(live.bytes()).is_ok();
         if kept {
             self.places.insert(place.number, live);
         } else if alive {
@@ -333,13 +359,14 @@ impl Worker {
         Ok((outcome, kept))
     }
 
+    /// Copies an interpreter as a snapshot. Its sandbox continues.
     fn freeze(&mut self, freeze: Freeze) -> Result<(), String> {
         let mut done = Done::new(Ending::Exited { code: 0 });
-        done.no_room = match self.places.get(&freeze.place) {
+        done.memory_full = match self.places.get(&freeze.place) {
             None => false,
-            Some(live) => self.room(live.bytes()).is_err(),
+            Some(live) => self.check_memory(live.bytes()).is_err(),
         };
-        if !done.no_room {
+        if !done.memory_full {
             let live = self.places.get_mut(&freeze.place);
             let frozen = live.map_or(Err("its interpreter is gone".into()), Live::freeze);
             match frozen {
@@ -350,6 +377,7 @@ impl Worker {
         self.done(done, None)
     }
 
+    /// Drops interpreters and snapshots that no sandbox uses any more.
     fn forget(&mut self, forget: &Forget) {
         for place in &forget.places {
             self.places.remove(place);

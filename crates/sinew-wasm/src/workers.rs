@@ -1,7 +1,12 @@
 //! Host side of the workers. Each runs one program at a time and holds interpreters of live sandboxes.
+//!
+//! A job goes to the worker with the sandbox's interpreter, else to the least busy one, and waits for its
+//! turn there. A worker that does not answer 2 s after the deadline is killed, and so is one whose job was
+//! dropped: the program could not be stopped otherwise. The next job starts another one. Interpreters of live
+//! sandboxes are lost with their worker, and their sandboxes say so.
 
+use crate::config::{FOLDER_INSIDE, PROGRAM_INSIDE, WasmConfig, io_error};
 use crate::manifest::Manifest;
-use crate::provider::{FOLDER_INSIDE, PROGRAM_INSIDE, WasmConfig, io_error};
 use crate::wire::{Done, Forget, Freeze, Kind, Tree, head, pack, read_head, unpack_done};
 use crate::worker::FLAG;
 use sinew_sandbox::{
@@ -69,7 +74,7 @@ struct Slot {
     forget: Mutex<Forget>,
 }
 
-/// All workers of a provider.
+/// All workers of a provider. Each starts with its first job, and again after a failure.
 pub(crate) struct Workers {
     /// Provider of the workers' sandboxes.
     below: Arc<dyn SandboxProvider>,
@@ -95,6 +100,7 @@ impl std::fmt::Debug for Workers {
 struct Busy<'a>(&'a AtomicUsize);
 
 impl<'a> Busy<'a> {
+    /// Counts until it is dropped.
     fn new(busy: &'a AtomicUsize) -> Self {
         busy.fetch_add(1, Ordering::SeqCst);
         Self(busy)
@@ -131,6 +137,7 @@ pub(crate) struct Output {
     pub(crate) onward: Option<tokio::sync::mpsc::Sender<OutputChunk>>,
 }
 
+/// Error for an interpreter whose worker has died.
 fn lost() -> SandboxError {
     SandboxError::Died(
         "the worker with the interpreter of this sandbox died, and its memory is lost; \
@@ -140,6 +147,7 @@ fn lost() -> SandboxError {
 }
 
 impl Workers {
+    /// Workers that are not started yet. There is at least one.
     pub(crate) fn new(
         below: Arc<dyn SandboxProvider>,
         config: WasmConfig,
@@ -239,7 +247,7 @@ impl Workers {
         };
         *place = Some((life, worker));
         match done.failure {
-            _ if done.no_room => Err(no_room()),
+            _ if done.memory_full => Err(memory_full()),
             Some(failure) => Err(SandboxError::Died(failure)),
             None => Ok(Arc::new(Memory {
                 workers: Arc::clone(self),
@@ -323,6 +331,7 @@ impl Workers {
         }
     }
 
+    /// Command line of a worker; see [`FLAG`].
     fn argv(&self) -> Vec<String> {
         let name = self.config.program.file_name().unwrap_or_default();
         let program = Path::new(PROGRAM_INSIDE).join(name);
@@ -346,7 +355,7 @@ impl Workers {
 }
 
 /// Error for a worker without memory for another interpreter or snapshot.
-pub(crate) fn no_room() -> SandboxError {
+pub(crate) fn memory_full() -> SandboxError {
     SandboxError::Unavailable {
         level: "wasm".into(),
         reason: "a worker has no memory for another live interpreter or snapshot: destroy some, \
@@ -355,6 +364,7 @@ pub(crate) fn no_room() -> SandboxError {
     }
 }
 
+/// Error for a worker that ended before it was ready, with its standard error.
 fn not_up(ended: Result<Result<ExecResult, SandboxError>, tokio::task::JoinError>) -> SandboxError {
     match ended {
         Ok(Ok(result)) => {
@@ -379,6 +389,7 @@ fn frame(kind: Kind, bytes: &[u8]) -> Vec<u8> {
 }
 
 impl Worker {
+    /// Reads a frame.
     async fn read(&mut self) -> Result<(Kind, Vec<u8>), String> {
         let mut start = [0; 5];
         let read = self.stream.read_exact(&mut start).await;
@@ -390,6 +401,7 @@ impl Worker {
         Ok((kind, bytes))
     }
 
+    /// Sends a request and collects output until its result. Numbers to release go first.
     async fn run(
         &mut self,
         forget: &Forget,
