@@ -13,15 +13,15 @@
 
 use crate::body::{Body, Problem, failed, failed_with, full, refusal};
 use crate::config::Mode;
+use crate::connection::{AuditEntry, Connection, Inner};
 use crate::policy::{Credential, Denial, Reason, RequestInfo, Rule};
-use crate::proxy::{AuditEntry, Connection, Inner, MAX_HEAD_BYTES, MAX_HEADERS};
 use crate::record::{self, RecordedResponse, Recordings};
 use crate::request::{
     Target, absolute_target, check_head, check_overrides, end_to_end, head_bytes,
 };
 use crate::scrub::{Scrubber, scrub};
 use crate::tunnel;
-use crate::upstream;
+use crate::upstream::{self, Io};
 use bytes::Bytes;
 use futures::stream;
 use http_body_util::{BodyExt, Limited, StreamBody};
@@ -31,12 +31,19 @@ use hyper::header::{
     RANGE,
 };
 use hyper::http::request::Parts;
+use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, Uri};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Maximum bytes of the headers of a request or response.
+const MAX_HEAD_BYTES: usize = 64 << 10;
+/// Maximum number of headers of a request or response.
+const MAX_HEADERS: usize = 128;
 
 /// Handles one request of a sandbox.
 pub(crate) async fn respond(connection: Connection, request: Request<Incoming>) -> Response<Body> {
@@ -476,4 +483,23 @@ fn finish(head: ResponseHead, rest: ResponseBody, mut entry: AuditEntry) -> Resp
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers;
     response
+}
+
+/// Serves HTTP/1.1 on a stream until it ends.
+pub(crate) async fn serve_stream(connection: Connection, stream: impl Io + 'static) {
+    let wait = Duration::from_secs_f64(connection.session.quota.request_s.min(30.0));
+    let service = service_fn(move |request| {
+        let connection = connection.clone();
+        async move { Ok::<_, Infallible>(respond(connection, request).await) }
+    });
+    let served = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(wait)
+        .max_headers(MAX_HEADERS)
+        .max_buf_size(MAX_HEAD_BYTES)
+        .auto_date_header(false)
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
+    // Errors of a client that disconnects are ignored. Its requests are in the log.
+    let _ = served.await;
 }

@@ -4,6 +4,14 @@
 //! holds its policy, quota, audit log and recordings. Decisions are pure ([`Policy`], [`Host`],
 //! [`forbidden`], [`client_hello`]). Sockets, clocks and files are in other modules.
 //!
+//! | part | files |
+//! |---|---|
+//! | sessions, listeners, state of a connection | `proxy`, `connection` |
+//! | one request; one tunnel | `exchange`, `tunnel` |
+//! | decisions | `policy`, `host`, `address`, `request`, `client_hello` |
+//! | connections to servers, certificates for sandboxes | `upstream`, `authority` |
+//! | limits, audit log, recordings, credentials | `quota`, `audit`, `record`, `scrub` |
+//!
 //! Invariants:
 //! - A request that no rule allows is denied before its host name is resolved.
 //! - A connection uses exactly the addresses that were checked after resolution.
@@ -22,6 +30,8 @@ mod body;
 #[cfg(feature = "proxy")]
 mod client_hello;
 mod config;
+#[cfg(feature = "proxy")]
+mod connection;
 #[cfg(feature = "proxy")]
 mod exchange;
 mod host;

@@ -1,32 +1,22 @@
 //! Egress proxy of a run, and the sessions of its episodes.
 
-use crate::audit::{Audit, AuditLine};
+use crate::audit::Audit;
 use crate::authority::Authority;
-use crate::body::{Problem, failed_with};
 use crate::config::{EgressConfig, Mode};
-use crate::exchange::respond;
+use crate::connection::{Connection, Inner, Shared, Tasks};
+use crate::exchange::serve_stream;
 use crate::policy::Policy;
-use crate::quota::{Meter, Quota, Used};
+use crate::quota::{Meter, Used};
 use crate::record::{FolderQuota, Recordings};
-use crate::request::Target;
-use crate::upstream::{Io, Resolve};
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use std::collections::HashMap;
-use std::convert::Infallible;
+use crate::upstream::Resolve;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
 use tokio_rustls::rustls::pki_types::{CertificateDer, pem::PemObject};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto::ring};
 
-/// Maximum bytes of the headers of a request or response.
-pub(crate) const MAX_HEAD_BYTES: usize = 64 << 10;
-/// Maximum number of headers of a request or response.
-pub(crate) const MAX_HEADERS: usize = 128;
 /// Audit lines beyond the quota of requests.
 const EXTRA_AUDIT_LINES: u64 = 64;
 
@@ -64,19 +54,6 @@ fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> ProxyError {
         what: what.into(),
         source,
     }
-}
-
-/// State shared by all sessions.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    /// Signs the certificates of intercepted hosts.
-    pub(crate) authority: Authority,
-    /// Resolver of host names.
-    pub(crate) resolver: Arc<dyn Resolve>,
-    /// TLS settings for connections to servers.
-    pub(crate) upstream_tls: Arc<ClientConfig>,
-    /// Quotas by folder of recordings.
-    folder_quotas: Mutex<HashMap<PathBuf, Arc<FolderQuota>>>,
 }
 
 /// Egress proxy of a run. Creates the sessions of episodes.
@@ -191,38 +168,6 @@ pub fn environment(port: u16, bundle: Option<&str>) -> Vec<(String, String)> {
     proxies.chain(trusts).collect()
 }
 
-/// State of a session.
-#[derive(Debug)]
-pub(crate) struct Inner {
-    /// State of the proxy.
-    pub(crate) shared: Arc<Shared>,
-    /// Rules of the session.
-    pub(crate) policy: Policy,
-    /// Source of responses.
-    pub(crate) mode: Mode,
-    /// Limits of the session.
-    pub(crate) quota: Quota,
-    /// Usage of the session.
-    pub(crate) meter: Meter,
-    /// Audit log of the session.
-    audit: Audit,
-    /// Recordings, except in live mode.
-    pub(crate) recordings: Option<Recordings>,
-    /// Start of the session.
-    started: Instant,
-    /// Free connections.
-    slots: Arc<Semaphore>,
-}
-
-impl Inner {
-    /// Counts a request. Fails if the audit log cannot be written.
-    pub(crate) fn begin(&self) -> Result<(), Problem> {
-        let unlogged = |e| failed_with("the audit log cannot be written", e);
-        self.audit.check().map_err(unlogged)?;
-        Ok(self.meter.request(self.started.elapsed().as_secs_f64())?)
-    }
-}
-
 /// Proxy session of one episode.
 #[derive(Clone, Debug)]
 pub struct Session {
@@ -242,21 +187,7 @@ pub struct Served {
 impl Drop for Served {
     fn drop(&mut self) {
         self.accept.abort();
-        let mut set = self.tasks.0.lock().unwrap_or_else(PoisonError::into_inner);
-        set.abort_all();
-    }
-}
-
-/// Tasks of a listener's connections. Dropping it aborts them.
-#[derive(Debug, Default)]
-pub(crate) struct Tasks(Mutex<JoinSet<()>>);
-
-impl Tasks {
-    /// Starts a task and removes finished ones.
-    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let mut set = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        while set.try_join_next().is_some() {}
-        set.spawn(task);
+        self.tasks.abort();
     }
 }
 
@@ -298,97 +229,5 @@ impl Session {
     /// Usage of the episode so far.
     pub fn used(&self) -> Used {
         self.inner.meter.used()
-    }
-}
-
-/// Context of the requests of one connection.
-#[derive(Clone, Debug)]
-pub(crate) struct Connection {
-    /// Session that serves the connection.
-    pub(crate) session: Arc<Inner>,
-    /// Tasks of the listener.
-    pub(crate) tasks: Arc<Tasks>,
-    /// Target of the intercepted tunnel that contains the requests.
-    pub(crate) tunnel: Option<Target>,
-    /// Connection slot, held until all tasks of the connection have ended.
-    pub(crate) _permit: Arc<tokio::sync::OwnedSemaphorePermit>,
-}
-
-/// Serves HTTP/1.1 on a stream until it ends.
-pub(crate) async fn serve_stream(connection: Connection, stream: impl Io + 'static) {
-    let wait = Duration::from_secs_f64(connection.session.quota.request_s.min(30.0));
-    let service = service_fn(move |request| {
-        let connection = connection.clone();
-        async move { Ok::<_, Infallible>(respond(connection, request).await) }
-    });
-    let served = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(wait)
-        .max_headers(MAX_HEADERS)
-        .max_buf_size(MAX_HEAD_BYTES)
-        .auto_date_header(false)
-        .serve_connection(TokioIo::new(stream), service)
-        .with_upgrades();
-    // Errors of a client that disconnects are ignored. Its requests are in the log.
-    let _ = served.await;
-}
-
-/// Audit line of one request. It is written on drop, after the last part of the response.
-#[derive(Debug)]
-pub(crate) struct AuditEntry {
-    /// Session whose log gets the line.
-    session: Arc<Inner>,
-    /// Start of the request.
-    began: Instant,
-    /// The line so far.
-    pub(crate) line: AuditLine,
-}
-
-impl AuditEntry {
-    /// Starts a line. Its decision is `failed` (`aborted`) until it is changed.
-    pub(crate) fn new(session: &Arc<Inner>, method: &str, url: String) -> Self {
-        Self {
-            session: Arc::clone(session),
-            began: Instant::now(),
-            line: AuditLine {
-                at_s: session.started.elapsed().as_secs_f64(),
-                decision: "failed".into(),
-                reason: Some("aborted".into()),
-                method: method.into(),
-                url,
-                ..AuditLine::default()
-            },
-        }
-    }
-
-    /// Sets the decision of a successful request: `allowed` or `replayed`.
-    pub(crate) fn allowed(&mut self, decision: &str) {
-        self.line.decision = decision.into();
-        self.line.reason = None;
-    }
-
-    /// Sets decision, reason and detail of a failed request.
-    pub(crate) fn problem(&mut self, problem: &Problem) {
-        let reason = match problem {
-            Problem::Denied(d) => {
-                self.session.meter.deny();
-                self.line.decision = "denied".into();
-                d.reason.name()
-            }
-            Problem::Failed { .. } => {
-                self.line.decision = "failed".into();
-                "failed"
-            }
-        };
-        self.line.reason = Some(reason.into());
-        self.line.detail = Some(problem.to_string());
-    }
-}
-
-impl Drop for AuditEntry {
-    fn drop(&mut self) {
-        self.line.wall_s = self.began.elapsed().as_secs_f64();
-        // A failure is counted, and the next request is refused if it persists.
-        let _ = self.session.audit.write(std::mem::take(&mut self.line));
     }
 }

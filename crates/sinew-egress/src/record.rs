@@ -272,6 +272,7 @@ impl Recordings {
         })
     }
 
+    /// State of the recordings. A panic of another holder leaves at most a response that is not stored.
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -328,6 +329,7 @@ impl Recordings {
         })
     }
 
+    /// File of a cached response.
     fn cache_path(&self, key: &str) -> PathBuf {
         self.folder.join("cache").join(format!("{key}.json"))
     }

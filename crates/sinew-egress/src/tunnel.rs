@@ -7,9 +7,10 @@
 
 use crate::body::{Body, Problem, failed, full, refusal};
 use crate::client_hello::{Hello, MAX_HELLO_BYTES, client_hello};
+use crate::connection::{AuditEntry, Connection};
+use crate::exchange::serve_stream;
 use crate::host::Host;
 use crate::policy::{Denial, Reason, Rule, Scheme, TunnelMode};
-use crate::proxy::{AuditEntry, Connection, serve_stream};
 use crate::request::{Target, connect_target};
 use crate::upstream;
 use hyper::body::Incoming;
