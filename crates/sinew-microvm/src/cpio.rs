@@ -7,13 +7,16 @@ pub(crate) struct Entry<'a> {
     pub(crate) path: &'a str,
     /// File type and permissions, as in `st_mode`.
     pub(crate) mode: u32,
+    /// Bytes of the file, or the target of a link.
     pub(crate) content: &'a [u8],
 }
 
+/// Fills up to a multiple of four bytes, as the format requires after names and contents.
 fn pad(out: &mut Vec<u8>) {
     out.resize(out.len().next_multiple_of(4), 0);
 }
 
+/// Appends one entry with an inode number.
 fn one(out: &mut Vec<u8>, number: u32, entry: Entry<'_>) {
     out.extend_from_slice(b"070701");
     let (name, size) = (entry.path.len() as u32 + 1, entry.content.len() as u32);

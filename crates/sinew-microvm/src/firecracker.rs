@@ -29,52 +29,63 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The port that the agent listens on.
+/// Port of vsock on which the agent listens.
 pub const AGENT_PORT: u32 = 52;
-/// How long a monitor, and a guest, may take to be there.
+/// Maximum time until a monitor's API, or the guest's agent, answers.
 const START: Duration = Duration::from_secs(10);
-/// What a monitor takes beside the guest's memory and a copy of it while that is written.
+/// Memory of a monitor in addition to the guest's, and to a copy of it while that is written.
 const OVERHEAD_BYTES: u64 = 64 << 20;
-/// Names of the sockets, relative to the monitor's own folder: that of the guest is part of a
-/// snapshot, and each clone has its own.
+/// Socket of the API, relative to the monitor's own folder.
 const API_SOCKET: &str = "api.sock";
+/// Socket of the guest's ports, relative to the monitor's folder. The path is part of a snapshot, and each
+/// clone has a folder of its own.
 const AGENT_SOCKET: &str = "agent.sock";
 /// The kernel's command line. `reboot=k` and `panic=-1`: a guest that fails ends its monitor.
 const KERNEL_ARGS: &str = "console=ttyS0 quiet panic=-1 reboot=k random.trust_cpu=on pci=off";
 
-/// Files of every monitor, in the order in which they are opened; those of a boot or of a restore
-/// follow.
+/// Files of every monitor by their number: the program itself,
 const PROGRAM: usize = 0;
+/// memory that a snapshot writes,
 const MEMORY: usize = 1;
+/// and state of the devices that a snapshot writes.
 const STATE: usize = 2;
+/// Then the kernel of a boot, or the memory of a restore,
 const FIRST: usize = 3;
+/// and the root of a boot, or the state of the devices of a restore.
 const SECOND: usize = 4;
 
 /// Firecracker on this host.
 #[derive(Debug)]
 pub(crate) struct Firecracker {
+    /// Environment of monitors.
     pub(crate) host: Arc<Host>,
+    /// Path of Firecracker.
     pub(crate) program: PathBuf,
+    /// False if monitors cannot leave the host's namespaces and root here.
     pub(crate) walls: bool,
 }
 
-/// The API of one monitor, and the files that it saves to.
+/// API of one monitor, and the files to which it saves.
 #[derive(Debug)]
 pub(crate) struct FirecrackerControl {
+    /// The API.
     api: Api,
+    /// Socket of the guest's ports.
     agent: Socket,
     bytes: u64,
+    /// File in memory for the machine's memory. Empty between snapshots.
     memory: File,
+    /// File in memory for the state of the devices.
     state: File,
 }
 
-/// How a monitor names an open file.
+/// Path by which a monitor opens one of its files.
 fn at(index: usize) -> String {
     format!("/proc/self/fd/{}", jail::number(index))
 }
 
 impl Firecracker {
-    /// A monitor without a machine.
+    /// A monitor without a machine, whose API answers.
     pub(crate) async fn started(
         &self,
         bytes: u64,
@@ -125,6 +136,7 @@ impl Firecracker {
         Ok((process, control))
     }
 
+    /// Boots from the unpacked kernel and the root of the image.
     async fn boots(&self, bytes: u64) -> Result<Machine, SandboxError> {
         let image = &self.host.image;
         let packed = image.read("vmlinuz");
@@ -150,6 +162,7 @@ impl Firecracker {
         .await
     }
 
+    /// Restores a base, which the monitor maps privately.
     async fn starts_from(&self, base: &Base) -> Result<Machine, SandboxError> {
         let devices = filled("sinew-vm-devices", &base.devices)?;
         let more = vec![
@@ -210,6 +223,7 @@ impl FirecrackerControl {
         connect(&self.agent, AGENT_PORT, START).await
     }
 
+    /// Pauses or resumes the machine.
     async fn state(&self, state: &str) -> Result<Value, SandboxError> {
         let set = self.api.ask("PATCH", "/vm", json!({ "state": state }));
         set.await.map_err(|e| SandboxError::Died(e.to_string()))
@@ -229,7 +243,7 @@ impl FirecrackerControl {
         ram::content(&self.state, jail::FILE_BYTES).map_err(|e| io("save devices", e))
     }
 
-    /// What was written, where it differs from `base`; without one, from nothing.
+    /// Pages of the written memory that differ from `base`.
     async fn differing(&self, base: &Ram, folder: PathBuf) -> Result<Delta, SandboxError> {
         let failed = |e: &dyn std::fmt::Display| io("save memory", e);
         let whole = self.memory.try_clone().map_err(|e| failed(&e))?;

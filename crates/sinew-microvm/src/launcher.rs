@@ -10,31 +10,40 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// Requests that wait; senders wait beyond.
+/// Maximum waiting requests. Further senders wait.
 const QUEUE: usize = 256;
-/// How often monitors that were killed are looked after.
+/// Interval of checks of killed monitors.
 const LOOK: Duration = Duration::from_millis(3);
 
+/// Request to the thread.
 enum Job {
+    /// Start a monitor and return the process.
     Start(Box<Command>, oneshot::Sender<std::io::Result<Child>>),
+    /// Kill a monitor.
     End(Box<Ending>),
 }
 
+/// A killed monitor.
 struct Ending {
+    /// The process, until it has ended.
     child: Child,
+    /// Its groups, until they are removed.
     group: Option<Group>,
+    /// Receives the end. `None` after that.
     told: Option<oneshot::Sender<()>>,
 }
 
-/// Handle of the thread; the last one to go ends it, and with it every monitor.
+/// Handle of the thread. When the last one is dropped, the thread ends, and with it every monitor.
 #[derive(Clone, Debug)]
 pub(crate) struct Launcher(SyncSender<Job>);
 
+/// Error for requests after the end of the thread.
 fn gone() -> SandboxError {
     SandboxError::Died("the thread that starts machines is gone".into())
 }
 
 impl Launcher {
+    /// Starts the thread.
     pub(crate) fn start() -> std::io::Result<Self> {
         let (sender, jobs) = sync_channel(QUEUE);
         std::thread::Builder::new()
@@ -56,7 +65,7 @@ impl Launcher {
         })
     }
 
-    /// Kills a monitor and removes its groups; the receiver is told when nothing is left.
+    /// Kills a monitor and removes its groups. The receiver returns when nothing is left.
     pub(crate) fn end(&self, child: Child, group: Option<Group>) -> oneshot::Receiver<()> {
         let (told, done) = oneshot::channel();
         let ending = Ending {
@@ -70,6 +79,7 @@ impl Launcher {
     }
 }
 
+/// Body of the thread. It starts monitors at once and checks the killed ones between requests.
 fn serve(jobs: &Receiver<Job>) {
     let mut dying: Vec<Ending> = Vec::new();
     loop {
@@ -108,7 +118,7 @@ fn serve(jobs: &Receiver<Job>) {
     }
 }
 
-/// Whether nothing of it is left.
+/// True if nothing of a monitor is left.
 fn over(ending: &mut Ending) -> bool {
     if matches!(ending.child.try_wait(), Ok(None)) {
         return false;

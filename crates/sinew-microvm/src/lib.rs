@@ -1,11 +1,23 @@
 //! The microvm level: a sandbox is a virtual machine with a kernel of its own.
 //!
-//! Under QEMU a machine is not booted but restored from a template that was made once: clones
-//! map its memory privately and share what they do not change; a snapshot is what a clone
-//! changed, a fork is a restore, so both carry memory. Invariants: a guest reaches its monitor's
-//! devices and nothing else (no network, no disk, no file of the host); the monitor runs behind
-//! walls of its own and ends with the server; templates are sealed; no two clones share
-//! randomness, clock or name; whatever a guest does, its monitor ends within a bound.
+//! Machines are restored from a template, which is booted once. Clones map its memory privately and share the
+//! pages that they do not change. A snapshot holds the changes of a clone, and a fork is a restore, so that
+//! both carry memory.
+//!
+//! | part | files |
+//! |---|---|
+//! | the port | `provider`, `sandbox` |
+//! | start of monitors behind walls, machines, their memory | `monitor`, `launcher`, `ram`, `template` |
+//! | QEMU: command line, control channel | `qemu`, `qmp` |
+//! | Firecracker: API, kernel without its loader | `firecracker`, `vmlinux` |
+//! | probes of this host, kernel and root file system | `probe`, `image`, `cpio` |
+//!
+//! Invariants:
+//! - A guest reaches the devices of its monitor and nothing else: no network, no disk, no file of the host.
+//! - The monitor runs behind walls of its own and ends with this process.
+//! - Templates are sealed.
+//! - No two clones share random numbers, clock or name.
+//! - The monitor ends within a limit, whatever its guest does.
 
 mod cpio;
 #[cfg(feature = "firecracker")]

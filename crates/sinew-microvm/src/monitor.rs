@@ -18,25 +18,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Bytes of a monitor's log that are shown.
+/// Maximum bytes of a monitor's log in an error.
 const LOG_BYTES: u64 = 4 << 10;
-/// Users of monitors: one each, above those of the host and of other levels.
+/// First user of monitors, above the users of the host and of other levels. Each monitor has its own.
 const FIRST_USER: u32 = 0x5000_0000;
 
-/// What groups of monitors begin with.
+/// Prefix of the names of monitors' groups.
 pub(crate) const GROUPS: &str = "sinew-vm-";
-/// Threads of a monitor.
+/// Maximum threads of a monitor.
 const THREADS: u64 = 64;
 
 /// A program that runs machines.
 pub(crate) trait Monitor: std::fmt::Debug + Send + Sync {
-    /// Names what a template of so much memory depends on.
+    /// Hash of everything that a template with this memory depends on.
     fn key(&self, bytes: u64) -> String;
 
-    /// Boots a machine with so much memory.
+    /// Boots a machine with this memory.
     fn boot(&self, bytes: u64) -> SandboxFuture<'_, Machine>;
 
-    /// Starts a machine from a base, as it was: [`Machine::resume`] follows.
+    /// Starts a machine from a base. It is an exact copy until [`Machine::resume`].
     fn start_from<'a>(&'a self, base: &'a Base) -> SandboxFuture<'a, Machine>;
 }
 
@@ -47,27 +47,27 @@ pub(crate) async fn restore(monitor: &dyn Monitor, base: &Base) -> Result<Machin
     Ok(machine)
 }
 
-/// What controls one machine from outside.
+/// Control of one machine from outside.
 pub(crate) trait Control: std::fmt::Debug + Send {
-    /// What the machine changed since it was started from `base`. It stands still meanwhile and
-    /// goes on afterwards, whatever came of it.
+    /// Changes of the machine since it was started from `base`. It is paused meanwhile, and continues also
+    /// after a failure.
     fn change<'a>(&'a mut self, running: Running<'a>, base: &'a Base) -> SandboxFuture<'a, Change>;
 
-    /// Stops a machine that was booted, for good: its memory and the state of its devices. Nobody
-    /// writes to that memory once the monitor has ended.
+    /// Stops a machine that was booted, for good. Returns its memory and the state of its devices. Nothing
+    /// writes to the memory once the monitor has ended.
     fn finish<'a>(&'a mut self, running: Running<'a>) -> SandboxFuture<'a, (Ram, Vec<u8>)>;
 
-    /// The end of what the guest's kernel printed, as far as it is kept.
+    /// Last part of the output of the guest's kernel, if it is kept.
     fn console(&mut self) -> SandboxFuture<'_, String>;
 }
 
-/// What a [`Control`] needs of its machine.
+/// Parts of a machine for its [`Control`].
 pub(crate) struct Running<'a> {
-    /// The monitor's process.
+    /// Process number of the monitor.
     pub(crate) pid: u32,
     /// Folder for files without a name.
     pub(crate) folder: &'a Path,
-    /// The agent; a monitor that ends its connection gives it another.
+    /// The agent. A monitor that ends its connection replaces it.
     #[cfg_attr(
         not(feature = "firecracker"),
         expect(dead_code, reason = "Firecracker uses it")
@@ -78,30 +78,35 @@ pub(crate) struct Running<'a> {
 /// Memory and devices that clones start from.
 #[derive(Debug)]
 pub(crate) struct Base {
+    /// Sealed memory, which clones map privately.
     pub(crate) ram: Ram,
+    /// State of the devices in the monitor's format.
     pub(crate) devices: Vec<u8>,
+    /// First message of the agent, which a restored agent does not repeat.
     pub(crate) hello: Hello,
 }
 
 /// A base that machines share.
 pub(crate) type Shared = Arc<Base>;
 
-/// What a machine changed since it was started from its base.
+/// Changes of a machine since it was started from its base.
 #[derive(Debug)]
 pub(crate) struct Change {
+    /// Changed pages.
     pub(crate) memory: Delta,
+    /// Whole state of the devices.
     pub(crate) devices: Vec<u8>,
 }
 
 impl Change {
-    /// What it takes.
+    /// Bytes of changed pages and of the state.
     pub(crate) fn bytes(&self) -> u64 {
         self.memory.bytes() + self.devices.len() as u64
     }
 }
 
 impl Base {
-    /// A base that starts from what a machine has changed.
+    /// A base with changes applied. Copies all memory.
     pub(crate) fn with(&self, change: &Change) -> std::io::Result<Self> {
         Ok(Self {
             ram: self.ram.with(&change.memory)?,
@@ -114,50 +119,63 @@ impl Base {
 /// A machine that runs.
 #[derive(Debug)]
 pub(crate) struct Machine {
+    /// Connection to the agent.
     pub(crate) guest: Guest,
+    /// The monitor.
     process: Process,
+    /// Channel to the monitor.
     control: Box<dyn Control>,
+    /// Folder of the run, for files without a name.
     folder: PathBuf,
 }
 
 /// A monitor's process, its groups and its log. Dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct Process {
+    /// Thread that started it and ends it.
     launcher: Launcher,
+    /// The process. `None` after its end.
     child: Option<Child>,
+    /// Control groups. `None` where memory cannot be limited.
     group: Option<Group>,
+    /// Output of the process, in memory.
     log: File,
-    /// User that it runs as, if not the server's.
+    /// User of the process. `None`: that of this process.
     #[cfg_attr(
         not(feature = "firecracker"),
         expect(dead_code, reason = "Firecracker uses it")
     )]
     pub(crate) user: Option<u32>,
-    /// Where it works without walls.
+    /// Working folder of a monitor without walls, removed with it.
     work: Option<PathBuf>,
 }
 
-/// How a monitor is started.
+/// Start of a monitor.
 #[derive(Debug)]
 pub(crate) struct Launch {
+    /// Path of the program, inside of its root.
     pub(crate) program: String,
+    /// Arguments, with names of `opens` in braces for their descriptors.
     pub(crate) args: Vec<String>,
-    /// Descriptor [`jail::number`] of the first is the lowest; in order.
+    /// Files to open for it, in order. The descriptor of the first one is `jail::number(0)`.
     pub(crate) opens: Vec<Opened>,
-    /// Whether it is to leave the host's namespaces and root.
+    /// Leave the host's namespaces and root.
     pub(crate) walls: bool,
-    /// Whether it gets the processor's own device.
+    /// Show the device of KVM.
     pub(crate) kvm: bool,
-    /// Whether it works in a folder of its own, which it may write to.
+    /// Work in a writable folder of its own.
     pub(crate) works: bool,
-    /// Memory that it may take together with its machine.
+    /// Maximum memory of monitor and machine together.
     pub(crate) memory_bytes: u64,
-    /// Bytes of a file that it may write.
+    /// Maximum bytes of a file that it writes.
     pub(crate) file_bytes: u64,
+    /// Standard input, for QEMU the connection to the agent.
     pub(crate) stdin: Stdio,
+    /// Standard output, for QEMU the control channel.
     pub(crate) stdout: Stdio,
 }
 
+/// A file to open for a monitor. Arguments refer to it by its name.
 pub(crate) fn opened(name: &str, path: PathBuf, write: bool) -> Opened {
     Opened {
         name: name.into(),
@@ -166,31 +184,36 @@ pub(crate) fn opened(name: &str, path: PathBuf, write: bool) -> Opened {
     }
 }
 
-/// A file in memory with this content.
+/// A file in memory with a content.
 pub(crate) fn filled(name: &str, bytes: &[u8]) -> Result<File, SandboxError> {
     let file = ram::scratch(name).map_err(|e| io("memory", e))?;
     std::os::unix::fs::FileExt::write_all_at(&file, bytes, 0).map_err(|e| io("memory", e))?;
     Ok(file)
 }
 
-/// A user that no other machine of this process has, and that other processes are unlikely to.
+/// A user that no other machine of this process has, and that other processes are unlikely to have.
 fn own_user() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let slot = NEXT.fetch_add(1, Ordering::Relaxed) % 1024;
     FIRST_USER + (std::process::id() % (1 << 18)) * 1024 + slot
 }
 
-/// Where monitors run.
+/// Environment of all monitors of a provider.
 #[derive(Debug)]
 pub(crate) struct Host {
+    /// The jail, which confines itself and then executes the monitor.
     pub(crate) helper: PathBuf,
+    /// Kernel and root file system of guests.
     pub(crate) image: Image,
+    /// Thread that starts monitors.
     pub(crate) launcher: Launcher,
+    /// Control groups of this host.
     pub(crate) hierarchy: Hierarchy,
-    /// The processor's own device.
+    /// Device of KVM.
     pub(crate) kvm: PathBuf,
-    /// Folder of this run; `root` in it is where jails have their root.
+    /// Folder of this run. `root` in it is the root of jails.
     pub(crate) run: PathBuf,
+    /// Number of the next monitor.
     pub(crate) next: AtomicU64,
 }
 
@@ -202,6 +225,8 @@ impl Drop for Host {
 }
 
 impl Host {
+    /// Walls of a monitor: the system folders read-only, two devices at most, a user of its own, and only
+    /// the listed files.
     fn plan(&self, launch: &Launch, group: Option<&Group>, work: Option<PathBuf>) -> Plan {
         let kvm = self.kvm.metadata().ok().filter(|_| launch.kvm);
         // Where the device is open to everybody, nobody need join its group.
@@ -230,7 +255,7 @@ impl Host {
         }
     }
 
-    /// Starts a monitor.
+    /// Starts a monitor behind its walls and in its groups. Nothing is left after a failure.
     pub(crate) async fn launch(&self, launch: Launch) -> Result<Process, SandboxError> {
         let log = ram::scratch("sinew-vm-log").map_err(|e| io("memory", e))?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -285,29 +310,29 @@ impl Host {
 }
 
 impl Process {
-    /// Number of the process.
+    /// Process number. 0 after its end.
     pub(crate) fn pid(&self) -> u32 {
         self.child.as_ref().map_or(0, Child::id)
     }
 
-    /// What it printed last.
+    /// Last part of its output.
     pub(crate) fn printed(&self) -> String {
         let log = ram::content(&self.log, LOG_BYTES).unwrap_or_default();
         String::from_utf8_lossy(&log).trim().to_owned()
     }
 
-    /// `e` as the end of its machine, with what it printed.
+    /// Error for the end of its machine, with its output.
     pub(crate) fn died(&self, e: impl std::fmt::Display) -> SandboxError {
         SandboxError::Died(format!("{e}; {}", self.printed()))
     }
 
-    /// How it ended, if it has.
+    /// Status and output if it has ended.
     pub(crate) fn ended(&mut self) -> Option<String> {
         let ended = self.child.as_mut()?.try_wait().ok()??;
         Some(format!("{ended}: {}", self.printed()))
     }
 
-    /// Ends it; when this returns, nothing of it is left.
+    /// Ends it and waits until nothing of it is left.
     async fn end(&mut self) {
         if let Some(child) = self.child.take() {
             // The thread ends only after everything it started.
@@ -329,7 +354,7 @@ impl Drop for Process {
 }
 
 impl Machine {
-    /// A machine that boots: its agent speaks `within` that time.
+    /// A machine that boots. Its agent must answer `within` this time.
     pub(crate) async fn booted(
         process: Process,
         mut control: Box<dyn Control>,
@@ -366,12 +391,12 @@ impl Machine {
         self.process.pid()
     }
 
-    /// Memory that it takes for itself.
+    /// Memory of its group: the monitor and the pages that the machine has changed.
     pub(crate) fn memory_bytes(&self) -> Option<u64> {
         self.process.group.as_ref().and_then(Group::memory_bytes)
     }
 
-    /// Tells the agent what no two clones may share.
+    /// Gives the agent the time, random numbers and a name, because clones start with equal ones.
     async fn resume(&mut self) -> Result<(), SandboxError> {
         let mut entropy = [0; 64];
         getrandom::fill(&mut entropy).map_err(|e| io("random numbers", e))?;
@@ -382,7 +407,7 @@ impl Machine {
         resumed.map_err(|e| self.process.died(e))
     }
 
-    /// What it changed since it was started from `base`.
+    /// Changes since it was started from `base`.
     pub(crate) async fn save(&mut self, base: &Base) -> Result<Change, SandboxError> {
         let running = Running {
             pid: self.process.pid(),
@@ -392,7 +417,7 @@ impl Machine {
         self.control.change(running, base).await
     }
 
-    /// Ends a machine that was booted; what clones of it start from.
+    /// Ends a machine that was booted, and returns a base for clones.
     pub(crate) async fn finish(mut self) -> Result<Base, SandboxError> {
         let hello = self.guest.hello();
         let running = Running {
@@ -418,7 +443,7 @@ impl Machine {
     }
 }
 
-/// Waits until a monitor's guest has nothing to do; at most `most`.
+/// Waits until a guest uses less than 10 % of a processor, at most `most`.
 pub(crate) async fn idle(pid: u32, most: Duration) {
     let began = Instant::now();
     let mut last = None;
@@ -433,7 +458,7 @@ pub(crate) async fn idle(pid: u32, most: Duration) {
     }
 }
 
-/// Time on processors, in ticks (`/proc/PID/stat`, fields 14 and 15).
+/// CPU time of a process in ticks of 10 ms (`/proc/PID/stat`, fields 14 and 15).
 fn ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields: Vec<&str> = stat.rsplit(')').next()?.split_whitespace().collect();

@@ -11,32 +11,32 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a monitor without a machine may take to get behind its walls.
+/// Maximum time of a monitor without a machine to get behind its walls.
 const START: Duration = Duration::from_secs(10);
-/// Over so long the processor's clock is compared with the system's.
+/// Time over which the processor's clock is compared with the system's.
 const COMPARE: Duration = Duration::from_millis(20);
 /// Memory of the machine that shows whether KVM works.
 pub(crate) const PROBE_BYTES: u64 = 256 << 20;
 
-/// How long a program that looks around inside may take; emulated, on a busy machine.
+/// Maximum time of the program that inspects a guest, emulated on a busy machine.
 const LOOK_TIME: Duration = Duration::from_secs(30);
 
-/// What was found.
+/// Result of the probes.
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
     /// `qemu` or `firecracker`.
     pub(crate) backend: &'static str,
-    /// What runs and executes guests, and why.
+    /// Monitor and executor of guests, and the reason.
     pub(crate) how: String,
-    /// Why monitors have no namespaces and no root of their own.
+    /// Reason why monitors have no namespaces and no root of their own. `None`: they have.
     pub(crate) no_walls: Option<String>,
     /// `/proc/PID/status` of a monitor behind its walls.
     pub(crate) status: String,
-    /// Whether its network is not the host's.
+    /// True if its network namespace is not the host's.
     pub(crate) own_network: bool,
-    /// Its filter of system calls, or why there is none.
+    /// Its filter of system calls, or the reason why it has none.
     pub(crate) filter: Result<String, String>,
-    /// Walls around programs inside of a machine that was looked into, or why they are not known.
+    /// Walls around programs inside of an inspected machine, or the reason why they are not known.
     pub(crate) guest: Result<String, String>,
 }
 
@@ -57,6 +57,7 @@ impl Found {
     }
 }
 
+/// One row of the report.
 fn protection(name: &str, enforced: bool, how: impl Into<String>) -> Protection {
     Protection {
         name: name.into(),
@@ -66,12 +67,13 @@ fn protection(name: &str, enforced: bool, how: impl Into<String>) -> Protection 
 }
 
 impl Found {
+    /// Value of a line of `status`.
     fn field(&self, name: &str) -> &str {
         let line = self.status.lines().find_map(|l| l.strip_prefix(name));
         line.unwrap_or_default().trim()
     }
 
-    /// As the result of each execution tells them.
+    /// Rows of the report.
     pub(crate) fn protections(&self, host: &Host) -> Vec<Protection> {
         let none = self.field("CapEff:").chars().all(|c| c == '0')
             && self.field("CapPrm:").chars().all(|c| c == '0');
@@ -170,7 +172,7 @@ async fn qemu_alone(qemu: &Qemu) -> Result<Found, String> {
 /// A monitor and what was found of it.
 type Chosen = (Box<dyn Monitor>, Found);
 
-/// Chooses what runs machines, by what this host can do.
+/// Chooses a monitor by the abilities of this host.
 pub(crate) fn choose(config: &MicrovmConfig, host: &Arc<Host>) -> Result<Chosen, SandboxError> {
     let tried = match (config.backend, &config.firecracker) {
         (Backend::Qemu, _) => Err("not asked for".into()),
@@ -190,6 +192,7 @@ pub(crate) fn choose(config: &MicrovmConfig, host: &Arc<Host>) -> Result<Chosen,
     }
 }
 
+/// Probes Firecracker.
 #[cfg(feature = "firecracker")]
 fn firecracker(host: &Arc<Host>, program: &Path, folder: &Path) -> Result<Chosen, String> {
     crate::firecracker::probe(host, program, folder)
@@ -201,7 +204,7 @@ fn firecracker(_: &Arc<Host>, _: &Path, _: &Path) -> Result<Chosen, String> {
     Err("this build is without it (Cargo feature `firecracker`)".into())
 }
 
-/// QEMU, with the walls that it gets here.
+/// QEMU with walls, or without them if it cannot be started behind them.
 fn qemu(config: &MicrovmConfig, host: &Arc<Host>) -> Result<(Qemu, Found), SandboxError> {
     if !config.qemu.is_file() {
         let path = config.qemu.display();
@@ -249,7 +252,7 @@ fn qemu(config: &MicrovmConfig, host: &Arc<Host>) -> Result<(Qemu, Found), Sandb
     Ok((qemu, found))
 }
 
-/// What a file says that was found out before, else what `find` finds out; both are kept.
+/// Result of an earlier probe from a file, else that of `find`, which is written to the file.
 pub(crate) fn remembered<T: Serialize + for<'a> Deserialize<'a>>(
     path: &Path,
     find: impl FnOnce() -> Result<T, String>,
@@ -265,7 +268,7 @@ pub(crate) fn remembered<T: Serialize + for<'a> Deserialize<'a>>(
     told
 }
 
-/// Runs to its end on a thread of its own: who calls may be on a runtime already.
+/// Runs a future on a thread of its own, because the caller may be inside of a runtime.
 pub(crate) fn aside<T: Send>(
     work: impl Future<Output = Result<T, String>> + Send,
 ) -> Result<T, String> {
@@ -297,7 +300,7 @@ const TAKE: &str = "x = []\nwhile True: x.append(bytearray(b'x') * (1 << 20))";
 /// Memory of the program that does.
 const LOOK_BYTES: u64 = 64 << 20;
 
-/// What is wrong with what [`LOOK`] printed, if anything is.
+/// First weakness in the output of [`LOOK`].
 fn weak(printed: &str, landlock_abi: u64) -> Option<String> {
     let field = |name: &str| {
         let line = printed.lines().find_map(|l| l.strip_prefix(name));
@@ -321,7 +324,8 @@ fn weak(printed: &str, landlock_abi: u64) -> Option<String> {
     (landlock_abi == 0).then(|| "its kernel has no landlock".into())
 }
 
-/// Looks at the walls inside of a machine that was set up as sandboxes are.
+/// Inspects the walls inside of a machine that is set up like a sandbox: user, capabilities, filters,
+/// devices, and the memory limit.
 pub(crate) async fn inside(guest: &mut sinew_guest::Guest) -> Result<String, String> {
     let ran = async |guest: &mut sinew_guest::Guest, code: &str| {
         let request = ExecRequest {
@@ -350,8 +354,8 @@ pub(crate) async fn inside(guest: &mut sinew_guest::Guest) -> Result<String, Str
     ))
 }
 
-/// Makes a machine as sandboxes have them and looks inside. What held is remembered for this
-/// image and this monitor.
+/// Makes a machine as for a sandbox and inspects it. A good result is remembered for this image and
+/// monitor.
 pub(crate) fn guest_walls(
     mut found: Found,
     monitor: &dyn Monitor,
@@ -385,7 +389,7 @@ pub(crate) fn guest_walls(
     found
 }
 
-/// A monitor never runs as root, and joins the group of the device.
+/// Reason why monitors cannot open the device of KVM: only root can, and they run as other users.
 pub(crate) fn closed_to_monitors(kvm: &Path) -> Option<String> {
     use std::os::unix::fs::PermissionsExt;
     let mode = fs::metadata(kvm).ok()?.permissions().mode() & 0o777;

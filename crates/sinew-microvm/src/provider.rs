@@ -20,19 +20,22 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Memory of a guest beside what programs may use: its kernel, its files, the agent.
+/// Memory of a guest in addition to that of programs: for its kernel, its files and the agent.
 const GUEST_OVERHEAD: u64 = 128 << 20;
 /// Sizes of guests are multiples of this, so that few templates serve all.
 const SIZE_STEP: u64 = 128 << 20;
-/// Beyond it a guest's memory has a hole, and a file of it is no longer in order.
+/// Maximum memory of a guest. Above it the memory of the machine has a hole below 4 GiB, and offsets in its
+/// file are no longer addresses.
 const MAX_GUEST: u64 = 3 << 30;
-/// The user that programs run as, inside.
+/// User of programs inside.
 const USER: u32 = 1000;
-/// Files that programs may make, as at the levels of containers and wasm. Each step into a folder
-/// that stands in thousands of others costs what landlock takes to walk up again.
+/// Maximum files and folders, as at the levels `container` and `wasm`.
+///
+/// Landlock checks every folder above an opened one, so that access below folders with thousands of others
+/// takes long.
 const INODES: u64 = 4096;
 
-/// What runs machines.
+/// Monitor of machines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backend {
     /// Firecracker if there is one and it boots, saves and restores machines on this host, else
@@ -62,31 +65,31 @@ impl std::str::FromStr for Backend {
     }
 }
 
-/// How machines are run.
+/// Settings of a provider.
 #[derive(Clone, Debug)]
 pub struct MicrovmConfig {
     /// Folder of images and templates, which `scripts/microvm_image.py` fills.
     pub folder: PathBuf,
-    /// What runs machines.
+    /// Monitor of machines.
     pub backend: Backend,
     /// QEMU for the host's architecture.
     pub qemu: PathBuf,
-    /// Firecracker, if there is one.
+    /// Path of Firecracker. `None`: it is not tried.
     pub firecracker: Option<PathBuf>,
-    /// Device through which a monitor runs a guest on the processor.
+    /// Device of KVM.
     pub kvm: PathBuf,
-    /// Where short-lived files of a run are made.
+    /// Folder for short-lived files of a run.
     pub temporary: PathBuf,
-    /// What executes guests under QEMU; `None`: KVM if a machine boots with it, else QEMU itself.
+    /// Executor of guests under QEMU. `None`: KVM if a machine boots with it, else emulation.
     pub accel: Option<Accel>,
-    /// Most live sandboxes; who asks for more waits.
+    /// Maximum live sandboxes. Further requests wait.
     pub max_live: usize,
-    /// How long [`SandboxProvider::acquire`] waits.
+    /// Maximum wait in [`SandboxProvider::acquire`].
     pub acquire_timeout: Duration,
 }
 
 impl MicrovmConfig {
-    /// Images below `folder`, Debian's QEMU.
+    /// Images below `folder`, Debian's QEMU, 16 sandboxes.
     pub fn new(folder: PathBuf) -> Self {
         Self {
             folder,
@@ -102,41 +105,55 @@ impl MicrovmConfig {
     }
 }
 
+/// State of a provider, shared with its sandboxes.
 #[derive(Debug)]
 pub(crate) struct Inner {
+    /// Monitor that was chosen for this host.
     pub(crate) monitor: Box<dyn Monitor>,
+    /// Result of the probes.
     pub(crate) found: Found,
+    /// Protections, reported with every result.
     pub(crate) protections: Arc<Vec<Protection>>,
+    /// Bases from which machines start.
     templates: Templates,
+    /// Settings of the provider.
     config: MicrovmConfig,
+    /// One permit for each sandbox that may still be made.
     live: Arc<Semaphore>,
+    /// Number of the next snapshot.
     snapshots: AtomicU64,
 }
 
 /// Virtual machines restored from templates. Dropping it and its sandboxes ends them all.
 #[derive(Debug)]
 pub struct MicrovmProvider {
+    /// State shared with the sandboxes.
     inner: Arc<Inner>,
 }
 
-/// A machine at one moment: what it changed since its base, and that as a base of its own while
-/// forks of it live.
+/// A machine at one moment: its changes since its base, and a base of its own while forks of it live.
 #[derive(Debug)]
 pub(crate) struct Saved {
+    /// Base from which the machine started.
     base: Shared,
+    /// Changes of memory and devices since then.
     change: Change,
+    /// Limits with which the machine was set up. A fork with others sets it up again.
     spec: SandboxSpec,
+    /// Base with the changes. It exists while a fork uses it.
     made: Mutex<Weak<Base>>,
-    /// One fork at a time copies memory.
+    /// Held while memory is copied, so that concurrent forks copy it once.
     making: tokio::sync::Mutex<()>,
 }
 
 impl Saved {
+    /// The base with the changes, if a fork uses it.
     fn made(&self) -> Option<Shared> {
         let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         made.upgrade()
     }
 
+    /// The base with the changes. Copies all memory of the machine if no fork uses it.
     async fn base(self: &Arc<Self>) -> Result<Shared, SandboxError> {
         let _one = self.making.lock().await;
         if let Some(made) = self.made() {
@@ -151,6 +168,7 @@ impl Saved {
     }
 }
 
+/// Error of a file, a process or a request to a monitor.
 pub(crate) fn io(operation: &str, e: impl std::fmt::Display) -> SandboxError {
     SandboxError::Io {
         operation: operation.into(),
@@ -158,6 +176,7 @@ pub(crate) fn io(operation: &str, e: impl std::fmt::Display) -> SandboxError {
     }
 }
 
+/// Error for a level that cannot be used on this host. `reason` says what is missing and what to do.
 pub(crate) fn unavailable(reason: impl Into<String>) -> SandboxError {
     SandboxError::Unavailable {
         level: "microvm".into(),
@@ -165,7 +184,7 @@ pub(crate) fn unavailable(reason: impl Into<String>) -> SandboxError {
     }
 }
 
-/// Removes folders of servers that are gone.
+/// Removes folders of processes that are gone.
 fn sweep(temporary: &Path) {
     for entry in std::fs::read_dir(temporary).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -176,7 +195,8 @@ fn sweep(temporary: &Path) {
     }
 }
 
-/// A folder of this provider alone.
+/// A new folder of this provider, which other users can enter but not list. `root` in it is the root of
+/// jails.
 fn run_folder(temporary: &Path) -> std::io::Result<PathBuf> {
     use std::os::unix::fs::DirBuilderExt;
     static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -188,7 +208,8 @@ fn run_folder(temporary: &Path) -> std::io::Result<PathBuf> {
 }
 
 impl MicrovmProvider {
-    /// Looks what this host can do; machines are made when they are asked for.
+    /// Probes this host and boots machines if nothing is remembered of this image. Blocks until it is done;
+    /// it can be called inside of a runtime.
     ///
     /// # Errors
     /// [`SandboxError::Unavailable`] with what is missing and what to do.
@@ -222,26 +243,26 @@ impl MicrovmProvider {
         })
     }
 
-    /// What runs machines here, `qemu` or `firecracker`, and what was found.
+    /// Name of the monitor, `qemu` or `firecracker`, and the result of the probe.
     pub fn backend(&self) -> (&'static str, &str) {
         (self.inner.found.backend, &self.inner.found.how)
     }
 
-    /// Boots a machine from its kernel and ends it: what a template takes, without the template.
+    /// Boots a machine from its kernel and ends it, without a template.
     ///
     /// # Errors
-    /// If it does not boot.
+    /// [`SandboxError::Died`] if it does not boot.
     pub async fn cold_boot(&self) -> Result<(), SandboxError> {
         let bytes = guest_bytes(&SandboxSpec::default())?;
         self.inner.monitor.boot(bytes).await?.end().await;
         Ok(())
     }
 
-    /// A machine whose kernel is taken for hostile: programs run as its first user, without
-    /// walls inside, and reach every device that it has. What holds them is the machine alone.
+    /// A machine without walls inside: programs run as its first user and reach every device. Only the
+    /// machine itself separates them from the host. For attacks on monitors.
     ///
     /// # Errors
-    /// As [`SandboxProvider::acquire`].
+    /// Those of [`SandboxProvider::acquire`].
     pub async fn acquire_unwalled(
         &self,
         spec: &SandboxSpec,
@@ -252,7 +273,7 @@ impl MicrovmProvider {
     }
 }
 
-/// Memory of a guest whose programs may use what `spec` says.
+/// Memory of a guest for the limits of `spec`: rounded up to 128 MiB, at least 256 MiB.
 fn guest_bytes(spec: &SandboxSpec) -> Result<u64, SandboxError> {
     let wanted = spec.limits.memory_bytes.saturating_add(GUEST_OVERHEAD);
     let bytes = wanted.next_multiple_of(SIZE_STEP).max(2 * SIZE_STEP);
@@ -266,6 +287,7 @@ fn guest_bytes(spec: &SandboxSpec) -> Result<u64, SandboxError> {
     Ok(bytes)
 }
 
+/// First request to the agent of a machine.
 pub(crate) fn setup_of(spec: &SandboxSpec) -> Setup {
     Setup {
         limits: spec.limits.clone(),
@@ -280,6 +302,7 @@ pub(crate) fn setup_of(spec: &SandboxSpec) -> Setup {
 }
 
 impl Inner {
+    /// Refuses a network, and missing protections if `spec` is strict.
     fn refuse(&self, spec: &SandboxSpec) -> Result<(), SandboxError> {
         if spec.network != Network::None {
             return Err(SandboxError::Unsupported {
@@ -296,6 +319,7 @@ impl Inner {
         Ok(())
     }
 
+    /// Waits for a permit, at most the configured time.
     async fn permit(&self) -> Result<OwnedSemaphorePermit, SandboxError> {
         let config = &self.config;
         let waited = tokio::time::timeout(
@@ -312,6 +336,10 @@ impl Inner {
         }
     }
 
+    /// Starts a machine from a snapshot, or from the template for `spec`, which is made if it is missing.
+    ///
+    /// # Errors
+    /// [`SandboxError::Request`] if the snapshot's machine has less memory than `spec` needs.
     pub(crate) async fn make(
         self: &Arc<Self>,
         spec: &SandboxSpec,
@@ -349,7 +377,7 @@ impl Inner {
         Ok(sandbox)
     }
 
-    /// What `machine` changed, as a snapshot.
+    /// A snapshot with the changes of a machine.
     pub(crate) fn keep(&self, base: &Shared, change: Change, spec: &SandboxSpec) -> Snapshot {
         let saved = Saved {
             base: Arc::clone(base),
@@ -368,6 +396,7 @@ impl Inner {
     }
 }
 
+/// State in a snapshot of this level, or the error for another level.
 fn own(snapshot: &Snapshot) -> Result<Arc<Saved>, SandboxError> {
     let saved = Arc::clone(&snapshot.handle).downcast::<Saved>();
     saved.map_err(|_| SandboxError::Request {

@@ -23,12 +23,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixStream;
 
-/// What executes the guest's instructions.
+/// Executor of the guest's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accel {
     /// The processor, through KVM.
     Kvm,
-    /// QEMU itself.
+    /// QEMU, by translation.
     Tcg,
 }
 
@@ -37,47 +37,56 @@ pub(crate) const PORT: &str = "/dev/vport0p1";
 /// QEMU's filter of system calls, as tight as it goes.
 pub(crate) const SECCOMP: &str =
     "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
-/// What a monitor takes beside the guest's memory: its own, and translated code.
+/// Memory of a monitor in addition to the guest's: its own and translated code.
 const OVERHEAD_BYTES: u64 = 192 << 20;
-/// How long a boot may take; emulated, on a busy machine.
+/// Maximum time of an emulated boot, on a busy machine.
 const BOOT_TCG: Duration = Duration::from_secs(60);
-/// A kernel that runs on the processor needs a second, one that hangs shows nothing.
+/// Maximum time of a boot with KVM. It takes a second, and a guest that hangs shows nothing.
 const BOOT_KVM: Duration = Duration::from_secs(6);
-/// Bytes of what a guest's kernel printed that are shown.
+/// Maximum bytes of the guest's kernel output in an error.
 const CONSOLE_BYTES: u64 = 4 << 10;
 
 /// QEMU on this host.
 #[derive(Debug)]
 pub(crate) struct Qemu {
+    /// Environment of monitors.
     pub(crate) host: Arc<Host>,
+    /// Path of QEMU.
     pub(crate) program: PathBuf,
+    /// Executor of guests.
     pub(crate) accel: Accel,
-    /// Frequency of the processor's clock: emulated, a guest cannot find it out reliably.
+    /// Frequency of the processor's clock in kHz. An emulated guest cannot measure it reliably.
     pub(crate) tsc_khz: u64,
+    /// False if monitors cannot leave the host's namespaces and root here.
     pub(crate) walls: bool,
 }
 
-/// A monitor that was started, before its guest said anything.
+/// A started monitor before the first message of its guest.
 struct Started {
+    /// The monitor.
     process: Process,
+    /// Connection to the agent.
     agent: UnixStream,
+    /// Control channel.
     control: QemuControl,
 }
 
 /// The control channel of one monitor.
 #[derive(Debug)]
 struct QemuControl {
+    /// Connection for commands.
     qmp: Qmp,
-    /// Takes the state of its devices.
+    /// File in memory for the state of its devices.
     out: File,
     /// Memory of a machine that was booted.
     ram: Option<Ram>,
-    /// State that it starts from: the monitor opens it by the server's descriptor.
+    /// State from which it starts. The monitor opens it by this process's descriptor.
     devices: Option<File>,
 }
 
 impl Qemu {
-    /// The command line, but for what differs between a boot and a restore.
+    /// Command line without the parts that differ between a boot and a restore. `share`: writes go to the
+    /// file of the memory.
     fn args(&self, bytes: u64, share: bool) -> Vec<String> {
         let accel = match self.accel {
             Accel::Kvm => ["-accel", "kvm", "-cpu", "host"],
@@ -130,7 +139,7 @@ impl Qemu {
         args.into_iter().map(String::from).collect()
     }
 
-    /// The kernel's command line. `reboot=t` and `panic=-1`: a guest that fails ends its monitor.
+    /// Command line of the kernel. With `reboot=t` and `panic=-1`, a guest that fails ends its monitor.
     fn kernel_args(&self) -> String {
         let clock = match self.accel {
             Accel::Kvm => String::new(),
@@ -143,6 +152,7 @@ impl Qemu {
         format!("console=ttyS0 quiet panic=-1 reboot=t random.trust_cpu=on mitigations=off{clock}")
     }
 
+    /// Start of a monitor with limits for this memory.
     pub(crate) fn launch(
         &self,
         memory_bytes: u64,
@@ -163,6 +173,7 @@ impl Qemu {
         }
     }
 
+    /// Starts a monitor with connections for agent and commands.
     async fn start(
         &self,
         ram: &Ram,
@@ -196,6 +207,7 @@ impl Qemu {
         })
     }
 
+    /// Boots from kernel and root of the image. Memory is a shared file, which becomes the template's.
     async fn boots(&self, bytes: u64) -> Result<Machine, SandboxError> {
         let ram = Ram::new(bytes).map_err(|e| io("memory", e))?;
         let root = self.host.image.root(PORT);
@@ -225,6 +237,7 @@ impl Qemu {
         Machine::booted(started.process, control, agent, &self.host, within).await
     }
 
+    /// Restores the devices. Memory is a private mapping of the base.
     async fn starts_from(&self, base: &Base) -> Result<Machine, SandboxError> {
         let devices = filled("sinew-vm-devices", &base.devices)?;
         let mut args = self.args(base.ram.bytes, false);

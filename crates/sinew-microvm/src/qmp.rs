@@ -8,16 +8,19 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
-/// Longest line that is read.
+/// Maximum bytes of a line.
 const MAX_LINE: u64 = 64 << 10;
-/// Events between a command and its answer, at most.
+/// Maximum events between a command and its answer.
 const MAX_EVENTS: usize = 256;
-/// How long an answer may take.
+/// Maximum time of an answer.
 const ANSWER: Duration = Duration::from_secs(20);
 
+/// Control channel of one monitor. Commands are sent one at a time, each after the answer to the last one.
 #[derive(Debug)]
 pub(crate) struct Qmp {
+    /// Connection to the monitor.
     stream: BufReader<UnixStream>,
+    /// True after the greeting and the negotiation of capabilities.
     greeted: bool,
 }
 
@@ -29,6 +32,7 @@ impl Qmp {
         }
     }
 
+    /// Reads one line as JSON. A longer one than [`MAX_LINE`] is an error.
     async fn line(&mut self) -> Result<Value, String> {
         let mut line = Vec::new();
         let mut bounded = (&mut self.stream).take(MAX_LINE);
@@ -63,6 +67,7 @@ impl Qmp {
         }
     }
 
+    /// Sends a command and waits for its answer. Events before it are dropped.
     async fn ask(&mut self, name: &str, arguments: Value) -> Result<Value, String> {
         let mut text = json!({ "execute": name, "arguments": arguments }).to_string();
         text.push('\n');

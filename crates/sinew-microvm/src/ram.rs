@@ -12,24 +12,28 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Bytes of a page of a guest, and of what is written down about it.
+/// Bytes of a page of a guest, the unit of changes.
 const PAGE: u64 = 4096;
+/// Bytes that are copied or compared at once.
 const BLOCK: usize = 1 << 20;
-/// How mappings of guest memory are called in `/proc/PID/maps`.
+/// Name of mappings of guest memory in `/proc/PID/maps`.
 const NAME: &str = "sinew-vm-ram";
 
 /// A file in memory.
 #[derive(Debug)]
 pub(crate) struct Ram {
+    /// The file in memory.
     file: File,
+    /// Size in bytes.
     pub(crate) bytes: u64,
 }
 
+/// Error for memory that is not as expected.
 fn invalid(text: impl Into<String>) -> Error {
     Error::other(text.into())
 }
 
-/// Where a child of this process finds a file that is open here.
+/// Path by which a child of this process opens a file that is open here.
 pub(crate) fn path_of(file: &File) -> PathBuf {
     let (pid, fd) = (std::process::id(), file.as_raw_fd());
     PathBuf::from(format!("/proc/{pid}/fd/{fd}"))
@@ -57,6 +61,7 @@ fn extents(file: &File, bytes: u64) -> Result<Vec<(u64, u64)>> {
     Ok(found)
 }
 
+/// Copies the parts of a file that hold data.
 fn copy(from: &File, to: &File, bytes: u64) -> Result<()> {
     let mut block = vec![0; BLOCK];
     for (start, end) in extents(from, bytes)? {
@@ -88,7 +93,7 @@ impl Ram {
         Ok(Self { file, bytes })
     }
 
-    /// From here on nobody changes it, not even through mappings that others make.
+    /// Makes the memory immutable for all processes, also through existing mappings.
     pub(crate) fn seal(&self) -> Result<()> {
         let seals = SealFlag::F_SEAL_WRITE
             | SealFlag::F_SEAL_SHRINK
@@ -152,7 +157,7 @@ impl Ram {
     }
 }
 
-/// What a clone changed in the memory it started from.
+/// Changed pages of a clone.
 #[derive(Debug)]
 pub(crate) struct Delta {
     /// Start and end of changed parts.
@@ -162,7 +167,7 @@ pub(crate) struct Delta {
 }
 
 impl Delta {
-    /// What its content takes.
+    /// Bytes of the content.
     pub(crate) fn bytes(&self) -> u64 {
         self.runs.iter().map(|(start, end)| end - start).sum()
     }
@@ -230,7 +235,7 @@ impl Delta {
     }
 }
 
-/// A file that is gone when it is closed.
+/// A file on disk without a name, removed when it is closed.
 fn unnamed(folder: &Path) -> Result<File> {
     let path = folder.join(format!("delta-{:x}", unique()?));
     let file = File::options()
@@ -242,7 +247,7 @@ fn unnamed(folder: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// A number that nobody guesses.
+/// A random number, for names that cannot be guessed.
 pub(crate) fn unique() -> Result<u64> {
     getrandom::u64().map_err(|e| invalid(e.to_string()))
 }
@@ -250,7 +255,9 @@ pub(crate) fn unique() -> Result<u64> {
 /// A part of a process's memory that maps guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Area {
+    /// First address in the process.
     start: u64,
+    /// Address after the last one.
     end: u64,
     /// In the file.
     offset: u64,

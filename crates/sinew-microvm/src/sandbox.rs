@@ -11,23 +11,31 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::OwnedSemaphorePermit;
 
+/// One machine behind the port. Dropping it ends the monitor without waiting.
 pub(crate) struct MicrovmSandbox {
+    /// State of the provider.
     inner: Arc<Inner>,
+    /// Limits and environment.
     spec: SandboxSpec,
-    /// `None` once it died.
+    /// The machine. `None` after it has died: every request then fails until a reset.
     machine: Option<Machine>,
-    /// What it started from.
+    /// Base from which it started, for a reset.
     base: Shared,
+    /// Executions, including the one in which the machine died.
     executions: u64,
+    /// CPU seconds of all executions.
     cpu_s: f64,
+    /// Permit of the provider.
     _permit: OwnedSemaphorePermit,
 }
 
+/// Error for a machine that has died before.
 fn dead() -> SandboxError {
     SandboxError::Died("its machine ended before".into())
 }
 
 impl MicrovmSandbox {
+    /// A sandbox with a running machine that is set up for `spec`.
     pub(crate) fn new(
         inner: Arc<Inner>,
         spec: SandboxSpec,
@@ -46,24 +54,25 @@ impl MicrovmSandbox {
         }
     }
 
+    /// The machine, or an error if it has died.
     fn machine(&mut self) -> Result<&mut Machine, SandboxError> {
         self.machine.as_mut().ok_or_else(dead)
     }
 
-    /// After a failure: a machine that cannot be trusted any more is ended.
+    /// Ends the machine after a failure if its agent cannot be trusted any more.
     fn look_after(&mut self) {
         if self.machine.as_ref().is_some_and(|m| !m.guest.usable()) {
             self.machine = None;
         }
     }
 
-    /// Other limits for a machine that is there.
+    /// Sets new limits in a running machine.
     pub(crate) async fn set_up_again(&mut self) -> Result<(), SandboxError> {
         let setup = setup_of(&self.spec);
         self.machine()?.guest.set_up(&setup).await
     }
 
-    /// Programs run as the first user of the guest.
+    /// Makes programs run as the first user of the guest, without walls.
     pub(crate) async fn open_walls(&mut self) -> Result<(), SandboxError> {
         let mut setup = setup_of(&self.spec);
         setup.uid = 0;
@@ -71,21 +80,25 @@ impl MicrovmSandbox {
         self.machine()?.guest.set_up(&setup).await
     }
 
+    /// Files of the work folder, at most `most` bytes.
     pub(crate) async fn entries(&mut self, most: u64) -> Result<Vec<Entry>, SandboxError> {
         self.machine()?.guest.entries(most).await
     }
 
+    /// Writes files into the work folder and takes a snapshot.
     pub(crate) async fn import(&mut self, entries: &[Entry]) -> Result<Snapshot, SandboxError> {
         self.machine()?.guest.restore(entries).await?;
         self.save().await
     }
 
+    /// Ends the machine and waits until nothing of it is left.
     pub(crate) async fn end(mut self) {
         if let Some(machine) = self.machine.take() {
             machine.end().await;
         }
     }
 
+    /// Takes a snapshot. A machine that does not survive it has died.
     async fn save(&mut self) -> Result<Snapshot, SandboxError> {
         let inner = Arc::clone(&self.inner);
         let base = Arc::clone(&self.base);
@@ -97,6 +110,8 @@ impl MicrovmSandbox {
         Ok(inner.keep(&base, saved?, &self.spec))
     }
 
+    /// Runs a program through the agent. A machine that ends meanwhile is the ending `sandbox_died`, not an
+    /// error.
     async fn run(
         &mut self,
         request: ExecRequest,
@@ -147,6 +162,7 @@ impl MicrovmSandbox {
         })
     }
 
+    /// Ends the machine and starts another one from the same base.
     async fn restart(&mut self) -> Result<(), SandboxError> {
         if let Some(machine) = self.machine.take() {
             machine.end().await;
@@ -155,6 +171,7 @@ impl MicrovmSandbox {
         Ok(())
     }
 
+    /// Usage of machine and agent. Memory is that of the monitor's group.
     async fn count(&mut self) -> Result<SandboxStats, SandboxError> {
         let (executions, cpu_s) = (self.executions, self.cpu_s);
         let machine = self.machine()?;

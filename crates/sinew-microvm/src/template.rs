@@ -16,31 +16,35 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// Bases on disk, at most; the oldest go.
+/// Maximum bases on disk. The ones that were not used for the longest time are removed.
 const MAX_KEPT: usize = 8;
-/// Bases in memory that nobody uses, at most.
+/// Maximum unused bases in memory.
 const MAX_HELD: usize = 4;
-/// How long an interpreter may take to get ready.
+/// Maximum time of the interpreter to get ready.
 const READY: Duration = Duration::from_secs(10);
 
 /// `about.json` beside the memory on disk.
 #[derive(Debug, Serialize, Deserialize)]
 struct About {
+    /// Memory of the machine in bytes.
     bytes: u64,
+    /// Version of landlock in the guest. 0: none.
     landlock_abi: u64,
 }
 
 /// The bases of a provider.
 #[derive(Debug)]
 pub(crate) struct Templates {
-    /// Where they are kept.
+    /// Folder of the bases on disk.
     folder: PathBuf,
+    /// Bases in memory by their key. Held while a base is made, so that each is made once.
     held: tokio::sync::Mutex<HashMap<String, Shared>>,
 }
 
 /// One process at a time makes a base; the others find it then.
 struct Lock(#[expect(dead_code, reason = "held until it is dropped")] std::fs::File);
 
+/// Waits until no other process makes a base.
 async fn lock(folder: &Path) -> Result<Lock, SandboxError> {
     let path = folder.join("lock");
     let taken = tokio::task::spawn_blocking(move || {
@@ -52,6 +56,7 @@ async fn lock(folder: &Path) -> Result<Lock, SandboxError> {
     taken.map_err(|e| io("lock the templates", e))
 }
 
+/// Reads a base and marks it as used now.
 fn load(folder: &Path) -> std::io::Result<Base> {
     let about: About = serde_json::from_slice(&std::fs::read(folder.join("about.json"))?)?;
     // What was used last stays longest.
@@ -66,6 +71,7 @@ fn load(folder: &Path) -> std::io::Result<Base> {
     })
 }
 
+/// Writes a base under another name and renames it when it is complete.
 fn store(base: &Base, folder: &Path) -> std::io::Result<()> {
     let making = folder.with_extension("new");
     let _ = std::fs::remove_dir_all(&making);
@@ -82,7 +88,7 @@ fn store(base: &Base, folder: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Removes the oldest beyond the bound. Who has one open keeps it.
+/// Removes the oldest bases above the limit. Processes that have opened one keep it.
 fn prune(folder: &Path) {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut kept: Vec<(SystemTime, PathBuf)> = entries
@@ -100,6 +106,7 @@ fn prune(folder: &Path) {
 }
 
 impl Templates {
+    /// Makes the folder.
     pub(crate) fn new(folder: PathBuf) -> Result<Self, SandboxError> {
         std::fs::create_dir_all(&folder).map_err(|e| io("make the templates' folder", e))?;
         Ok(Self {
@@ -108,7 +115,7 @@ impl Templates {
         })
     }
 
-    /// The base for a specification.
+    /// The base for a specification: from memory, from disk, or made now.
     pub(crate) async fn base(
         &self,
         monitor: &dyn Monitor,
@@ -140,13 +147,14 @@ impl Templates {
         Ok(base)
     }
 
-    /// From disk; what cannot be read is made again.
+    /// Reads a base from disk. One that cannot be read is made again.
     async fn find(&self, key: &str) -> Option<Shared> {
         let folder = self.folder.join(key);
         let found = tokio::task::spawn_blocking(move || load(&folder)).await;
         found.ok()?.ok().map(Arc::new)
     }
 
+    /// Writes a base to disk.
     async fn keep(&self, base: Base, key: &str) -> Result<Shared, SandboxError> {
         let (base, folder) = (Arc::new(base), self.folder.join(key));
         let kept = Arc::clone(&base);
@@ -156,6 +164,7 @@ impl Templates {
         Ok(base)
     }
 
+    /// Makes a base from a booted machine, which is made and kept too if it is missing.
     async fn make(
         &self,
         monitor: &dyn Monitor,
@@ -181,7 +190,7 @@ impl Templates {
     }
 }
 
-/// Sets a machine up, lets its interpreter get ready, and saves it.
+/// Sets a machine up, waits until its interpreter is ready and the machine is idle, and takes its changes.
 async fn prepare(
     machine: &mut Machine,
     setup: &Setup,

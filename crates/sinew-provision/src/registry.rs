@@ -63,6 +63,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    /// End of the lease.
     fn deadline(&self) -> MutexGuard<'_, Instant> {
         self.deadline.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -218,6 +219,7 @@ impl Service {
         }
     }
 
+    /// The registry. The guard is never held across an await, so that it cannot block a request for long.
     fn lock(&self) -> MutexGuard<'_, Registry> {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,18 @@
 //! HTTP routes.
+//!
+//! | path below `/v1` | methods |
+//! |---|---|
+//! | `/health`, `/levels` | GET; `/health` needs no token |
+//! | `/sandboxes` | GET: list, POST: create |
+//! | `/sandboxes/ID` | GET: state, DELETE: destroy |
+//! | `/sandboxes/ID/exec`, `/reset`, `/snapshot`, `/fork` | POST |
+//! | `/sandboxes/ID/stats` | GET |
+//! | `/sandboxes/ID/files/PATH` | GET: read, PUT: write |
+//! | `/snapshots` | POST: import a tar file |
+//! | `/snapshots/ID` | GET: export, DELETE |
+//!
+//! A handler checks the body, calls the [`Service`] with the owner of the token, and writes the answer.
+//! Objects of other owners do not exist for it.
 
 use crate::api::{CreateRequest, ExecBody, ForkRequest};
 use crate::error::{ApiError, bad};

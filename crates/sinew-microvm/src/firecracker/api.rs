@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-/// Longest answer that is read, head and body each.
+/// Maximum bytes of the head and of the body of a response.
 const MAX_ANSWER: usize = 64 << 10;
-/// How long an answer may take: a snapshot writes all memory.
+/// Maximum time of a response. A snapshot writes all memory.
 const ANSWER: Duration = Duration::from_secs(30);
-/// Between attempts to reach what is not there yet.
+/// Time between attempts to reach a socket that does not exist yet.
 pub(crate) const AGAIN: Duration = Duration::from_millis(1);
 
-/// Why a monitor did not do what was asked.
+/// Reason why a monitor did not do what was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum FirecrackerError {
     /// It refused.
@@ -45,6 +45,7 @@ pub enum FirecrackerError {
 
 type Done<T> = Result<T, FirecrackerError>;
 
+/// Error for a response that the API does not describe.
 fn broken(doing: impl Into<String>, problem: impl std::fmt::Display) -> FirecrackerError {
     FirecrackerError::Broken {
         doing: doing.into(),
@@ -55,7 +56,9 @@ fn broken(doing: impl Into<String>, problem: impl std::fmt::Display) -> Firecrac
 /// A socket that a monitor made.
 #[derive(Clone, Debug)]
 pub struct Socket {
+    /// Path in the monitor's folder.
     path: PathBuf,
+    /// Required owner. `None`: any.
     owner: Option<u32>,
 }
 
@@ -84,6 +87,7 @@ impl Socket {
 /// The API of one monitor.
 #[derive(Clone, Debug)]
 pub struct Api {
+    /// Socket of the API.
     socket: Socket,
 }
 
@@ -122,6 +126,7 @@ impl Api {
         }
     }
 
+    /// Sends one request on a connection of its own, and returns status and body.
     async fn exchange(
         &self,
         method: &str,
@@ -157,10 +162,12 @@ impl Api {
     }
 }
 
+/// Error for a response that is not read.
 fn odd(what: &str) -> std::io::Error {
     std::io::Error::other(what.to_owned())
 }
 
+/// Reads the next bytes of a response, up to the limit.
 async fn more(stream: &mut UnixStream, had: &mut Vec<u8>) -> std::io::Result<()> {
     let mut chunk = [0; 4096];
     let read = stream.read(&mut chunk).await?;
@@ -210,6 +217,7 @@ pub async fn connect(socket: &Socket, port: u32, within: Duration) -> Done<UnixS
     }
 }
 
+/// Connects to a port of the guest once.
 async fn knock(socket: &Socket, port: u32) -> std::io::Result<UnixStream> {
     let mut stream = socket.connect().await?;
     stream

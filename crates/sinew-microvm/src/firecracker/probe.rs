@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// What is remembered of a Firecracker.
 #[derive(Debug, Serialize, Deserialize)]
 struct Tried {
-    /// Whether all threads of a monitor with a machine had a filter of system calls.
+    /// True if all threads of a monitor with a machine had a filter of system calls.
     filtered: bool,
 }
 

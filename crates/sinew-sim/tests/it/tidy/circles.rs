@@ -12,19 +12,9 @@ use std::path::Path;
 const ALLOWED: &[(&str, &str, &str)] = &[
     ("sinew", "models pool wire", "wiring: to be cut by part"),
     (
-        "sinew-container",
-        "api engine runtime",
-        "parts of one machine",
-    ),
-    (
-        "sinew-container",
-        "provider sandbox",
-        "two halves of one part",
-    ),
-    (
         "sinew-egress",
-        "exchange proxy tunnel",
-        "parts of one machine",
+        "exchange tunnel",
+        "a request can open a tunnel, and an intercepted tunnel is served as requests again",
     ),
     (
         "sinew-env",
@@ -54,8 +44,6 @@ const ALLOWED: &[(&str, &str, &str)] = &[
         "codec disk error gc index queue_disk reader recover remake segment store sums",
         "the store and its recovery share segments and index; to be cut with the queue of rows",
     ),
-    ("sinew-wasm", "engine live", "two halves of one part"),
-    ("sinew-wasm", "provider workers", "two halves of one part"),
 ];
 
 type Module = Vec<String>;
