@@ -33,7 +33,8 @@ impl<T: Clone> Cache<T> {
         Some(entry.1.clone())
     }
 
-    /// Adds a format. A full cache evicts the least recently used one.
+    /// Adds a format. A full cache evicts the least recently used one, in time linear in its size,
+    /// which is small compared with a compilation.
     pub(crate) fn put(&mut self, hash: String, compiled: T) {
         self.uses += 1;
         if self.entries.len() >= CAPACITY

@@ -53,6 +53,7 @@ impl Inbox {
     }
 }
 
+/// The inbox and its signal, for callers and the thread.
 struct Shared {
     inbox: Mutex<Inbox>,
     /// Signals the thread that the inbox has something for it.
@@ -356,6 +357,7 @@ pub(crate) fn deliver(sink: &mut EventSink, event: EngineEvent) -> bool {
     catch_unwind(AssertUnwindSafe(|| sink(event))).is_ok()
 }
 
+/// The request that an event belongs to.
 pub(crate) fn request_of(event: &EngineEvent) -> RequestId {
     match event {
         EngineEvent::Tokens { request, .. }

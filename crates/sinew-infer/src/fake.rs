@@ -114,6 +114,7 @@ impl FakeModel {
         hash_on(mix_hash(self.seed, 0x5EED), prefix)
     }
 
+    /// The end token, if it is the only continuation in this state.
     fn ends_at(&self, state: u64) -> Option<TokenId> {
         let (end, mean) = self.end?;
         mix_hash(state, 1)
@@ -662,6 +663,7 @@ impl FakeEngine {
     }
 }
 
+/// Locks a stepped engine; it stays usable after a panic of a sink.
 fn lock(stepped: &Mutex<Stepped>) -> MutexGuard<'_, Stepped> {
     stepped.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -73,6 +73,7 @@ pub(crate) fn check_constraint(
     }
 }
 
+/// Ranges of temperature and truncation.
 fn check_distribution(s: &SamplingParams) -> Result<(), EngineError> {
     if s.temperature != 0.0 && !TEMPERATURES.contains(&s.temperature) {
         let allowed = format!(
@@ -94,6 +95,7 @@ fn check_distribution(s: &SamplingParams) -> Result<(), EngineError> {
     Ok(())
 }
 
+/// Limits of stop ids and stop strings: every sampled token is compared with all of them.
 fn check_stops(s: &SamplingParams, limits: &RequestLimits) -> Result<(), EngineError> {
     if s.stop_ids.len() > MAX_STOP_IDS {
         let allowed = format!("at most {MAX_STOP_IDS} ids");
@@ -118,6 +120,7 @@ fn check_stops(s: &SamplingParams, limits: &RequestLimits) -> Result<(), EngineE
     Ok(())
 }
 
+/// Limits of the logit bias.
 fn check_bias(s: &SamplingParams, limits: &RequestLimits) -> Result<(), EngineError> {
     if s.logit_bias.len() > MAX_LOGIT_BIAS {
         let allowed = format!("at most {MAX_LOGIT_BIAS} entries");

@@ -60,6 +60,8 @@ pub struct Entry {
 
 /// The identity of a tokenizer: SHA-256 over every id's bytes, each after its length as four bytes,
 /// least significant first. Hexadecimal.
+///
+/// Two models with the same vocabulary have the same hash, whatever their chat templates are.
 pub fn tokenizer_hash(renderer: &dyn Renderer) -> String {
     let mut hasher = Sha256::new();
     for id in 0..renderer.vocab_size() as u32 {

@@ -90,6 +90,9 @@ impl Default for Sampling {
 }
 
 /// The `[pool]` table of `sinew pool serve`. Every limit is at least 1.
+///
+/// A full pool refuses a push (429 over HTTP, 507 if the disk is full) and keeps
+/// what is stored.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PoolConfig {

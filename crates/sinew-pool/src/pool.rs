@@ -721,6 +721,7 @@ fn size_of(entry: &Entry) -> u64 {
         .sum()
 }
 
+/// Seconds as the queue's milliseconds, at least 0.
 fn millis(seconds: f64) -> u64 {
     (seconds * 1e3).max(0.0) as u64
 }

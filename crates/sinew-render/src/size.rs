@@ -66,6 +66,7 @@ fn least_tokens(renderer: &dyn Renderer, bytes: usize) -> usize {
     bytes / (SHRINKING * renderer.longest_token_bytes().max(1))
 }
 
+/// Tokenizes texts slice by slice until the limit is reached.
 fn counted(
     renderer: &dyn Renderer,
     texts: Vec<&str>,

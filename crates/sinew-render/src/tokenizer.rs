@@ -86,6 +86,7 @@ impl Tokenizer {
     /// [`RenderError::Tokenizer`] if the model or pre-tokenizer is not supported, or the data is
     /// inconsistent.
     pub fn from_gguf(vocab: &GgufVocab) -> Result<Self, RenderError> {
+        /// Name of the source in errors.
         const SOURCE: &str = "GGUF vocabulary";
         let fail = |message: String| failed(SOURCE, &message);
         if vocab.model != "gpt2" {

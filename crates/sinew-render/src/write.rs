@@ -110,6 +110,7 @@ fn raw(value: &Value) -> String {
     }
 }
 
+/// The argument `code` of a call, or nothing.
 fn code(call: &ParsedCall) -> String {
     call.arguments.get("code").map(raw).unwrap_or_default()
 }

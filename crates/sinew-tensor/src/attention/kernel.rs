@@ -85,6 +85,7 @@ pub(super) fn padded_dim(shape: &AttentionShape) -> usize {
     shape.head_dim().next_multiple_of(16)
 }
 
+/// Copies `from` to the start of `to` and fills the rest with zeros.
 pub(crate) fn copy_padded(to: &mut [f32], from: &[f32]) {
     to[..from.len()].copy_from_slice(from);
     to[from.len()..].fill(0.0);

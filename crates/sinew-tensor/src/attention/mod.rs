@@ -155,6 +155,7 @@ impl AttentionScratch {
 pub(crate) struct Workspaces(Mutex<Vec<Scratch>>);
 
 impl Workspaces {
+    /// Runs `body` with the memory of one task, which keeps its size for the next one.
     pub(crate) fn with<R>(&self, body: impl FnOnce(&mut Scratch) -> R) -> R {
         let take = || self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut scratch = take().unwrap_or_default();
@@ -185,6 +186,7 @@ fn head_groups(dev: &Cpu, shape: &AttentionShape) -> Vec<HeadGroup> {
         .collect()
 }
 
+/// The plan of a layout: the kept one if it fits, otherwise a new one.
 fn plan<'a>(
     slot: &'a mut Option<Plan>,
     dev: &Cpu,
@@ -200,6 +202,7 @@ fn plan<'a>(
     slot.insert(kept.unwrap_or_else(|| Plan::new(layout, key)))
 }
 
+/// Panics with the name of a slice of the wrong length.
 fn check_len(name: &str, len: usize, expected: usize) {
     assert_eq!(
         len, expected,

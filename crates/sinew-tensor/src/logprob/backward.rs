@@ -214,6 +214,7 @@ simd_fn! {
     }
 }
 
+/// The kernel of both, in whole vectors and a shorter last one.
 #[inline(always)]
 unsafe fn grade_tokens<V: Vector, const MASKED: bool>(
     values: &mut [f32],

@@ -210,6 +210,8 @@ unsafe fn largest<V: Vector, const MASKED: bool>(
     max
 }
 
+/// The kernel of both: the largest product first, then the sums. With `entropy` also the weighted
+/// sum.
 #[inline(always)]
 unsafe fn scan_tokens<V: Vector, const MASKED: bool>(
     products: &[f32],

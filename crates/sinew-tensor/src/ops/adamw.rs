@@ -102,6 +102,7 @@ struct Factors {
 }
 
 simd_fn! {
+/// One range of a step.
 fn adamw_part<V>(f: Factors, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
     let n = g.len();
     let (p, g, m, v) = (p.as_mut_ptr(), g.as_ptr(), m.as_mut_ptr(), v.as_mut_ptr());

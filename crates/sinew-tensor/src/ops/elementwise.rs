@@ -31,6 +31,7 @@ pub fn axpy(dev: &Cpu, a: f32, x: &[f32], y: &mut [f32]) {
 }
 
 simd_fn! {
+/// `y += a x` for one range.
 fn axpy_part<V>(a: f32, x: &[f32], y: &mut [f32]) {
     let n = y.len();
     let a = V::splat(a);

@@ -16,6 +16,7 @@ use crate::simd::simd_fn;
 const MAX_BLOCKS: usize = 32;
 
 thread_local! {
+    /// Partial sums of weight gradients, of the thread that calls.
     static PARTIAL: RefCell<Scratch> = RefCell::new(Scratch::new());
 }
 

@@ -126,6 +126,7 @@ fn rotate(dev: &Cpu, x: MatMut<'_>, positions: &[u32], table: &RopeTable, sign: 
 }
 
 simd_fn! {
+/// Turns all heads of one row.
 fn rotate_row<V>(x: *mut f32, heads: usize, cos: &[f32], sin: &[f32], sign: f32) {
     let half = cos.len();
     let sign = V::splat(sign);
