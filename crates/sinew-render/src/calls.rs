@@ -504,12 +504,16 @@ fn mistral(text: &str, scan: &mut Scan, last: bool) -> Region {
     let json_at = if rest.starts_with('[') || rest.starts_with('{') {
         start
     } else {
-        match rest.find('{') {
+        // The text may arrive in any pieces: the search ends at the same byte for all of them.
+        let head = &rest[..rest.floor_char_boundary(MAX_HEAD)];
+        match head.find('{') {
             Some(i) => start + i,
-            None if !last && rest.len() <= MAX_HEAD => return Region::More,
+            None if !last && rest.len() < MAX_HEAD => return Region::More,
             None if rest.is_empty() => return broken(ToolCallError::Empty),
             None => {
-                return broken(ToolCallError::syntax(rest, "[ARGS] and a JSON object"));
+                let error = ToolCallError::syntax(head, "[ARGS] and a JSON object");
+                let used = start + head.len();
+                return Region::Broken { used, error };
             }
         }
     };

@@ -435,3 +435,21 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_call_without_a_name_that_ends_is_broken_wherever_its_text_is_split() {
+    let format = TurnFormat::of_calls(ToolCallFormat::Mistral);
+    let text = format!(
+        "a[TOOL_CALLS]{}g[ARGS]{{}}[TOOL_CALLS]f[ARGS]{{}}",
+        "é".repeat(200)
+    );
+    let whole = parse_turn(&text, &format, &[]);
+    assert_eq!((whole.calls.len(), whole.broken.len()), (1, 1), "{whole:?}");
+    for cut in (0..text.len()).filter(|&at| text.is_char_boundary(at)) {
+        assert_eq!(in_pieces(&text, &[cut], &format).0, whole, "at {cut}");
+    }
+    let each: Vec<usize> = (0..text.len())
+        .filter(|&at| text.is_char_boundary(at))
+        .collect();
+    assert_eq!(in_pieces(&text, &each, &format).0, whole);
+}
