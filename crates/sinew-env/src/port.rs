@@ -10,6 +10,9 @@ pub enum EnvError {
     /// The sandbox failed.
     #[error("sandbox: {0}")]
     Sandbox(String),
+    /// The process that runs the environment's code failed: its code raised an error, or it ended or hung.
+    #[error("{0}")]
+    Worker(String),
     /// The task is invalid or belongs to another environment.
     #[error("task {task}: {message}")]
     Task { task: String, message: String },
@@ -30,7 +33,9 @@ impl EnvError {
     pub fn failure_kind(&self) -> FailureKind {
         match self {
             Self::Sandbox(_) => FailureKind::Sandbox,
-            Self::Task { .. } | Self::Config { .. } | Self::Order(_) => FailureKind::Environment,
+            Self::Worker(_) | Self::Task { .. } | Self::Config { .. } | Self::Order(_) => {
+                FailureKind::Environment
+            }
         }
     }
 }
@@ -192,7 +197,7 @@ pub trait EnvFactory: Send + Sync {
     }
 
     /// Action of the gold policy in `turn` (from 0), which proves that the task is solvable. `None` after its
-    /// last action.
+    /// last action, and for turn 0 if there is no gold policy.
     ///
     /// # Errors
     /// [`EnvError::Task`] if the task belongs to another environment.
@@ -200,7 +205,8 @@ pub trait EnvFactory: Send + Sync {
 }
 
 /// Validates tasks without a model. The gold policy must succeed on every task, and the environments must
-/// have their declared [`Capabilities`]. Returns the total number of turns.
+/// have their declared [`Capabilities`]. Where there is no gold policy, an episode must start. Returns the total
+/// number of turns.
 ///
 /// # Errors
 /// The first invalid task, with the reason.
@@ -212,6 +218,10 @@ pub async fn validate(factory: &dyn EnvFactory, tasks: &[Task]) -> Result<usize,
             task: task.id.to_string(),
             message,
         };
+        if factory.gold(task, 0)?.is_none() {
+            start(factory, task).await?;
+            continue;
+        }
         let played = gold_states(factory, task).await?;
         let ((outcome, turns), states) = &played;
         if !outcome.success || !outcome.reward.is_finite() {
@@ -230,6 +240,14 @@ pub async fn validate(factory: &dyn EnvFactory, tasks: &[Task]) -> Result<usize,
         all += *turns;
     }
     Ok(all)
+}
+
+/// Starts an episode and ends it at once.
+async fn start(factory: &dyn EnvFactory, task: &Task) -> Result<(), EnvError> {
+    let mut env = factory.create(task)?;
+    let started = env.reset().await;
+    env.close().await?;
+    started.map(|_| ())
 }
 
 /// Runs the gold policy in a new environment of `task`. Returns the score and the number of turns.

@@ -15,7 +15,7 @@ use std::fmt;
 use std::sync::Arc;
 use toml::de::ValueDeserializer;
 
-/// All environments, in the order of the documentation.
+/// The environments of this crate, in the order of the documentation. Crates above it have others.
 pub static ENVIRONMENTS: [EnvKind; 2] = [math::KIND, tiny::KIND];
 
 /// Requirements of an environment in addition to a model.
@@ -117,11 +117,6 @@ impl EnvKind {
         }
     }
 
-    /// Finds an environment by name.
-    pub fn named(name: &str) -> Option<&'static Self> {
-        ENVIRONMENTS.iter().find(|kind| kind.name == name)
-    }
-
     /// Parses the keys without `type`. Unknown keys and wrong types are errors with their position in the
     /// text.
     pub fn read(&self, keys: ValueDeserializer<'_>) -> Result<ReadConfig, toml::de::Error> {
@@ -152,7 +147,6 @@ mod tests {
     #[test]
     fn every_environment_has_keys_with_documentation_and_defaults() {
         for kind in &ENVIRONMENTS {
-            assert!(EnvKind::named(kind.name).is_some_and(|k| k.name == kind.name));
             let (config, _) = kind.read(keys("{}")).unwrap();
             config.check().unwrap();
             let tasks = config.taskset(1).unwrap();
@@ -164,12 +158,11 @@ mod tests {
                 assert!(property.get("default").is_some(), "{}.{key}", kind.name);
             }
         }
-        assert!(EnvKind::named("no such environment").is_none());
     }
 
     #[test]
     fn unknown_keys_are_refused_and_wrong_values_named() {
-        let kind = EnvKind::named("tool_math").unwrap();
+        let kind = &math::KIND;
         let e = kind.read(keys("{ leveles = [1] }")).unwrap_err();
         assert!(e.message().contains("unknown field `leveles`"), "{e}");
         let (config, table) = kind.read(keys("{ process_reward = 0.5 }")).unwrap();
