@@ -23,6 +23,7 @@ from . import pool
 from .agent import RolloutFunction, RolloutResult, current, reward, rollout
 from .client import Client, Rollout, Trace, TraceNode
 from .dataset import Dataset, DatasetError, Task
+from .env import Done, Env, Step, ToolError, Unscored, tool
 from .errors import (
     ApiError,
     ConnectionFailed,
@@ -40,6 +41,8 @@ __all__ = [
     "ConnectionFailed",
     "Dataset",
     "DatasetError",
+    "Done",
+    "Env",
     "ExecResult",
     "NoReward",
     "Rollout",
@@ -49,11 +52,15 @@ __all__ = [
     "Sandbox",
     "Sandboxes",
     "SinewError",
+    "Step",
     "Task",
+    "ToolError",
     "Trace",
     "TraceNode",
+    "Unscored",
     "current",
     "pool",
     "reward",
     "rollout",
+    "tool",
 ]

@@ -1,0 +1,502 @@
+//! `sinew env check`: runs a class with simple policies and reports errors before a model is trained on it.
+//!
+//! Policies that know nothing of the task must fail: a reward that they get is one that a model can get without learning
+//! the task. The gold policy must succeed: a task without a solution teaches nothing. Equal actions must lead to equal
+//! results: a group of episodes is compared on the same task, and noise of the environment looks like a difference of
+//! the actions.
+
+use crate::env::PythonEnvFactory;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use sinew_env::{Action, Env, EnvError, EnvFactory};
+use sinew_types::{Content, Message, Outcome, Task, ToolCall, ToolSpec, mix_seed};
+use std::time::{Duration, Instant};
+
+/// Turns of one episode of a policy.
+const TURNS: usize = 8;
+/// Names of columns that hold the solution.
+const ANSWERS: [&str; 8] = [
+    "answer", "answers", "solution", "target", "expected", "gold", "label", "want",
+];
+/// Shortest answer that is looked for in prompts: shorter ones stand in most texts by chance.
+const SHORTEST_ANSWER: usize = 3;
+
+/// Weight of a finding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Finding {
+    /// As it should be.
+    Ok,
+    /// Training would work, but probably not as intended.
+    Warning,
+    /// Training would fail.
+    Error,
+}
+
+/// One line of a report.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct EnvCheck {
+    /// Name of the check: `gold`, `null`, `random`, `determinism`, `leaks`, `speed`.
+    pub name: &'static str,
+    /// Result of the check.
+    pub finding: Finding,
+    /// One line for people.
+    pub detail: String,
+    /// Measured values by name.
+    pub values: Map<String, Value>,
+}
+
+/// Report on a class.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CheckReport {
+    /// `file:line` of the class.
+    pub place: String,
+    /// Tools as the model sees them.
+    pub tools: Vec<ToolSpec>,
+    /// One entry for each check, in the order in which they ran.
+    pub checks: Vec<EnvCheck>,
+}
+
+impl CheckReport {
+    /// True if training would not fail.
+    pub fn passed(&self) -> bool {
+        self.checks.iter().all(|c| c.finding != Finding::Error)
+    }
+
+    /// Runs all checks on `tasks`, one episode at a time. An episode has at most 8 turns. Checks that fail do not end the
+    /// report.
+    pub async fn of(factory: &PythonEnvFactory, tasks: &[Task]) -> Self {
+        let mut checks = vec![leaks(factory, tasks).await];
+        checks.push(gold(factory, tasks).await);
+        checks.push(simple(factory, tasks, Policy::Null).await);
+        checks.push(simple(factory, tasks, Policy::Random).await);
+        checks.push(determinism(factory, tasks).await);
+        checks.push(speed(factory, tasks).await);
+        Self {
+            place: factory.info().place.clone(),
+            tools: factory.info().tools.clone(),
+            checks,
+        }
+    }
+}
+
+fn line(name: &'static str, finding: Finding, detail: String, values: Value) -> EnvCheck {
+    let values = match values {
+        Value::Object(values) => values,
+        _ => Map::new(),
+    };
+    EnvCheck {
+        name,
+        finding,
+        detail,
+        values,
+    }
+}
+
+/// A policy that knows nothing of the task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Policy {
+    /// Says nothing.
+    Null,
+    /// Calls random tools with random arguments that fit their schemas. Text without tools.
+    Random,
+}
+
+impl Policy {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Null => "null",
+            Self::Random => "random",
+        }
+    }
+
+    fn action(self, tools: &[ToolSpec], draw: &mut Draw) -> Action {
+        if self == Self::Null {
+            return Action::say("");
+        }
+        if tools.is_empty() {
+            return Action::say(draw.word());
+        }
+        let tool = &tools[draw.below(tools.len())];
+        let call = ToolCall {
+            id: "call-0".into(),
+            name: tool.name.clone(),
+            arguments: draw.value(&tool.parameters, 0),
+        };
+        Action {
+            tool_calls: vec![call],
+            ..Action::say("")
+        }
+    }
+}
+
+/// Random values of a JSON Schema, from a seed: equal seeds give equal values. Values deeper than four levels are null,
+/// so that recursive schemas end.
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = mix_seed(self.0, 1);
+        (self.0 % n.max(1) as u64) as usize
+    }
+
+    fn word(&mut self) -> String {
+        const WORDS: [&str; 6] = ["a", "tea", "7", "hello world", "left", ""];
+        WORDS[self.below(WORDS.len())].to_owned()
+    }
+
+    fn value(&mut self, schema: &Value, depth: usize) -> Value {
+        if let Some(options) = schema["enum"].as_array().or(schema["anyOf"].as_array()) {
+            let picked = options
+                .get(self.below(options.len()))
+                .unwrap_or(&Value::Null);
+            return match schema["enum"].is_array() {
+                true => picked.clone(),
+                false => self.value(picked, depth),
+            };
+        }
+        match schema["type"].as_str() {
+            Some("string") => self.word().into(),
+            Some("integer") => (self.below(12) as i64 - 2).into(),
+            Some("number") => (self.below(100) as f64 / 8.0).into(),
+            Some("boolean") => (self.below(2) == 1).into(),
+            Some("array") if depth < 4 => self.array(schema, depth),
+            Some("object") if depth < 4 => self.object(schema, depth),
+            _ => Value::Null,
+        }
+    }
+
+    fn array(&mut self, schema: &Value, depth: usize) -> Value {
+        if let Some(items) = schema["prefixItems"].as_array() {
+            return items.iter().map(|s| self.value(s, depth + 1)).collect();
+        }
+        let count = self.below(3);
+        (0..count)
+            .map(|_| self.value(&schema["items"], depth + 1))
+            .collect()
+    }
+
+    fn object(&mut self, schema: &Value, depth: usize) -> Value {
+        let required = |name: &str| {
+            let names = schema["required"].as_array();
+            names.is_some_and(|names| names.iter().any(|n| n == name))
+        };
+        let mut object = Map::new();
+        for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
+            if required(name) || self.below(2) == 1 {
+                object.insert(name.clone(), self.value(schema, depth + 1));
+            }
+        }
+        Value::Object(object)
+    }
+}
+
+/// Record of an episode, for comparisons.
+#[derive(Clone, Debug, PartialEq)]
+struct Played {
+    outcome: Outcome,
+    /// Observations and rewards of turns, in order.
+    seen: Vec<(Content, f64)>,
+}
+
+/// Plays one episode. Each turn that the environment answers adds its wall time to `times`.
+async fn play(
+    factory: &PythonEnvFactory,
+    task: &Task,
+    (policy, seed): (Policy, u64),
+    times: &mut Vec<Duration>,
+) -> Result<Played, EnvError> {
+    let mut env = factory.create(task)?;
+    let played = turns(env.as_mut(), (policy, seed), times).await;
+    env.close().await?;
+    played
+}
+
+async fn turns(
+    env: &mut dyn Env,
+    (policy, seed): (Policy, u64),
+    times: &mut Vec<Duration>,
+) -> Result<Played, EnvError> {
+    let (mut draw, mut seen) = (Draw(seed), Vec::new());
+    let tools = env.reset().await?.tools;
+    for _ in 0..TURNS {
+        let started = Instant::now();
+        let step = env.step(policy.action(&tools, &mut draw)).await?;
+        times.push(started.elapsed());
+        let content = step.observation.map(|o| o.content).unwrap_or_default();
+        seen.push((content, step.process_reward));
+        if let Some(outcome) = step.outcome {
+            return Ok(Played { outcome, seen });
+        }
+    }
+    let outcome = env.score().await?;
+    Ok(Played { outcome, seen })
+}
+
+/// Success and reward of a policy that knows nothing: both must be low.
+async fn simple(factory: &PythonEnvFactory, tasks: &[Task], policy: Policy) -> EnvCheck {
+    let (mut rewards, mut successes, mut unscored) = (Vec::new(), 0, None);
+    for (i, task) in tasks.iter().enumerate() {
+        match play(factory, task, (policy, i as u64), &mut Vec::new()).await {
+            Err(e) => {
+                return line(
+                    policy.name(),
+                    Finding::Error,
+                    format!("task {}: {e}", task.id),
+                    Value::Null,
+                );
+            }
+            Ok(played) if played.outcome.unscored => {
+                unscored = unscored.or(played.outcome.unscored_reason);
+            }
+            Ok(played) => {
+                rewards.push(played.outcome.reward);
+                successes += usize::from(played.outcome.success);
+            }
+        }
+    }
+    let count = rewards.len();
+    let mean = rewards.iter().sum::<f64>() / count.max(1) as f64;
+    let values =
+        json!({"episodes": tasks.len(), "scored": count, "reward": mean, "successes": successes});
+    if count == 0 {
+        let why = unscored.unwrap_or_else(|| "there is no task".into());
+        return line(
+            policy.name(),
+            Finding::Error,
+            format!("no episode has a score: {why}"),
+            values,
+        );
+    }
+    let detail = format!("reward {mean:.3}, {successes} of {count} succeed");
+    let finding = match 2 * successes > count {
+        true => Finding::Warning,
+        false => Finding::Ok,
+    };
+    let detail = match (finding, unscored) {
+        (Finding::Warning, _) => format!("{detail}: a model could learn to do nothing useful"),
+        (_, Some(why)) => format!("{detail}; {} unscored: {why}", tasks.len() - count),
+        _ => detail,
+    };
+    line(policy.name(), finding, detail, values)
+}
+
+/// The gold policy of the class, if it has one, must succeed on every task. Without one, nothing is known, which is no
+/// error: many tasks have no solution that can be written down.
+async fn gold(factory: &PythonEnvFactory, tasks: &[Task]) -> EnvCheck {
+    if !factory.info().gold {
+        let detail = "the class has no gold(task): whether tasks can be solved is not known".into();
+        return line("gold", Finding::Ok, detail, Value::Null);
+    }
+    let mut turns = 0;
+    for task in tasks {
+        match sinew_env::gold_run(factory, task).await {
+            Ok((outcome, count)) if outcome.success && !outcome.unscored => turns += count,
+            Ok((outcome, _)) => {
+                let why = outcome
+                    .unscored_reason
+                    .unwrap_or_else(|| format!("reward {}", outcome.reward));
+                return line(
+                    "gold",
+                    Finding::Error,
+                    format!("task {}: its solution fails: {why}", task.id),
+                    Value::Null,
+                );
+            }
+            Err(e) => {
+                return line(
+                    "gold",
+                    Finding::Error,
+                    format!("task {}: {e}", task.id),
+                    Value::Null,
+                );
+            }
+        }
+    }
+    let detail = format!(
+        "the solutions of {} tasks succeed in {turns} turns",
+        tasks.len()
+    );
+    line("gold", Finding::Ok, detail, json!({"turns": turns}))
+}
+
+/// Equal actions must give equal observations, rewards and outcomes. Random actions from the same seed are played twice in
+/// the same worker, so randomness of the process (its hash seed is fixed) is not seen here.
+async fn determinism(factory: &PythonEnvFactory, tasks: &[Task]) -> EnvCheck {
+    for (i, task) in tasks.iter().enumerate() {
+        let run = || async move {
+            play(factory, task, (Policy::Random, i as u64), &mut Vec::new()).await
+        };
+        match (run().await, run().await) {
+            (Ok(a), Ok(b)) if a == b => {}
+            (Ok(a), Ok(b)) => {
+                let turn = a.seen.iter().zip(&b.seen).position(|(a, b)| a != b);
+                let place = turn.map_or("in the score".into(), |t| format!("in turn {}", t + 1));
+                let detail = format!(
+                    "task {}: the same actions led elsewhere {place}; draw from random.Random(task.seed)",
+                    task.id
+                );
+                return line(
+                    "determinism",
+                    Finding::Warning,
+                    detail,
+                    json!({"deterministic": false}),
+                );
+            }
+            (Err(e), _) | (_, Err(e)) => {
+                return line(
+                    "determinism",
+                    Finding::Error,
+                    format!("task {}: {e}", task.id),
+                    Value::Null,
+                );
+            }
+        }
+    }
+    let detail = format!(
+        "the same actions gave the same results on {} tasks",
+        tasks.len()
+    );
+    line(
+        "determinism",
+        Finding::Ok,
+        detail,
+        json!({"deterministic": true}),
+    )
+}
+
+/// Columns with the solution must not stand in the prompt.
+async fn leaks(factory: &PythonEnvFactory, tasks: &[Task]) -> EnvCheck {
+    for task in tasks {
+        let prompt = match prompt(factory, task).await {
+            Ok(messages) => messages,
+            Err(e) => {
+                return line(
+                    "leaks",
+                    Finding::Error,
+                    format!("task {}: {e}", task.id),
+                    Value::Null,
+                );
+            }
+        };
+        let text: Vec<String> = prompt
+            .iter()
+            .map(|m| m.content.text().to_lowercase())
+            .collect();
+        let text = text.join("\n");
+        for (column, value) in task.data.as_object().into_iter().flatten() {
+            if ANSWERS.contains(&column.to_lowercase().as_str()) && holds(&text, value) {
+                let detail = format!(
+                    "task {}: the prompt contains the column {column}: {value}",
+                    task.id
+                );
+                return line("leaks", Finding::Warning, detail, json!({"column": column}));
+            }
+        }
+    }
+    line(
+        "leaks",
+        Finding::Ok,
+        "no prompt contains its answer".into(),
+        Value::Null,
+    )
+}
+
+async fn prompt(factory: &PythonEnvFactory, task: &Task) -> Result<Vec<Message>, EnvError> {
+    let mut env = factory.create(task)?;
+    let reset = env.reset().await;
+    env.close().await?;
+    Ok(reset?.messages)
+}
+
+/// True if a text contains a value as whole words.
+fn holds(text: &str, value: &Value) -> bool {
+    let value = match value {
+        Value::String(s) => s.trim().to_lowercase(),
+        Value::Number(n) => n.to_string(),
+        _ => return false,
+    };
+    if value.chars().count() < SHORTEST_ANSWER {
+        return false;
+    }
+    let word = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
+    text.match_indices(&value).any(|(at, found)| {
+        !word(text[..at].chars().next_back()) && !word(text[at + found.len()..].chars().next())
+    })
+}
+
+/// Steps a second, one episode at a time: at least 200 episodes, at most 5 seconds of them. It includes the way to the
+/// worker and back, about 0.2 ms.
+async fn speed(factory: &PythonEnvFactory, tasks: &[Task]) -> EnvCheck {
+    let mut times = Vec::new();
+    let started = Instant::now();
+    for (i, task) in tasks.iter().cycle().take(200.max(tasks.len())).enumerate() {
+        if let Err(e) = play(factory, task, (Policy::Random, i as u64), &mut times).await {
+            return line(
+                "speed",
+                Finding::Error,
+                format!("task {}: {e}", task.id),
+                Value::Null,
+            );
+        }
+        if started.elapsed() > Duration::from_secs(5) {
+            break;
+        }
+    }
+    times.sort_unstable();
+    let median = times.get(times.len() / 2).copied().unwrap_or_default();
+    let all: Duration = times.iter().sum();
+    let rate = times.len() as f64 / all.as_secs_f64().max(1e-9);
+    let median_ms = median.as_secs_f64() * 1e3;
+    let detail = format!("{rate:.0} steps/s in one episode, {median_ms:.2} ms a step (median)");
+    let finding = match median_ms > 1000.0 {
+        true => Finding::Warning,
+        false => Finding::Ok,
+    };
+    line(
+        "speed",
+        finding,
+        detail,
+        json!({"steps_per_s": rate, "step_ms": median_ms}),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_found_as_whole_words() {
+        assert!(holds("the answer is 512.", &json!(512)));
+        assert!(holds("say blue green", &json!("Blue green")));
+        assert!(!holds("15123", &json!(512)));
+        // Too short to mean anything.
+        assert!(!holds("a 4 b", &json!(4)));
+    }
+
+    #[test]
+    fn random_arguments_fit_their_schema() {
+        let schema = json!({
+            "type": "object",
+            "properties": {
+                "item": {"type": "string"},
+                "count": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+                "color": {"enum": ["red", "blue"]},
+                "pair": {"type": "array", "prefixItems": [{"type": "number"}, {"type": "boolean"}]},
+            },
+            "required": ["item", "color", "pair", "count"],
+        });
+        for seed in 0..50 {
+            let value = Draw(seed).value(&schema, 0);
+            assert!(
+                value["item"].is_string() && value["pair"][1].is_boolean(),
+                "{value}"
+            );
+            assert!(
+                value["count"].is_i64() || value["count"].is_null(),
+                "{value}"
+            );
+            assert!(["red", "blue"].contains(&value["color"].as_str().unwrap_or_default()));
+        }
+    }
+}

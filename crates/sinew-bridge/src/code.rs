@@ -1,0 +1,237 @@
+//! The user's code and its interpreter: found on the host, shown inside of sandboxes.
+//!
+//! The interpreter is asked for its search path, so that a virtual environment, editable installs and `.pth` files
+//! work inside as they do outside. Folders that sandboxes show anyway keep their paths. All others stand below
+//! `/code`, read-only, because a sandbox has folders of its own at `/work` and `/tmp`. Messages of the worker name the
+//! paths of the host.
+//!
+//! Only the interpreter itself runs on the host, with a program of this crate. The user's module is loaded inside.
+
+use crate::error::StartError;
+use crate::target::{Module, Target, TargetKind};
+use serde::{Deserialize, Serialize};
+use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Folder inside below which folders of the host are shown.
+const SHOWN: &str = "/code";
+/// Folders that every sandbox of the process level shows at their own place.
+const SYSTEM: [&str; 4] = ["/usr", "/bin", "/lib", "/lib64"];
+/// Oldest Python that runs the worker's program.
+const OLDEST: [u32; 2] = [3, 8];
+/// Asks an interpreter about itself. It imports nothing of the user's.
+const ASK: &str = "import json, sys; print(json.dumps({'executable': getattr(sys, '_base_executable', sys.executable), \
+                   'prefix': sys.base_prefix, 'path': sys.path, 'version': list(sys.version_info[:2])}))";
+
+/// Code of a worker: interpreter, search path, and what is loaded at its start.
+#[derive(Clone, Debug)]
+pub struct PythonCode {
+    /// Path of the interpreter inside.
+    pub(crate) python: String,
+    /// Entries of `sys.path` inside, before those of the interpreter itself.
+    pub(crate) path: Vec<String>,
+    /// Folders inside, and the folders of the host that they show.
+    pub(crate) places: Vec<(String, String)>,
+    /// What is loaded, in the order of the caller's targets.
+    pub(crate) loads: Vec<Load>,
+    /// Hash of the source files, for traces.
+    pub(crate) version: String,
+    /// Path of the interpreter on the host, without links: a virtual environment has a link to it.
+    interpreter: PathBuf,
+    /// Folders of the host, and where they stand inside.
+    shows: Vec<(PathBuf, PathBuf)>,
+}
+
+/// A class or function as the worker loads it.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Load {
+    pub(crate) kind: TargetKind,
+    /// Path of the file inside.
+    file: Option<String>,
+    /// Name of the module, if it is no file.
+    module: Option<String>,
+    name: String,
+}
+
+/// Answer of an interpreter to [`ASK`].
+#[derive(Deserialize)]
+struct Interpreter {
+    /// The program, not the link to it in a virtual environment.
+    executable: PathBuf,
+    /// Folder with the standard library.
+    prefix: PathBuf,
+    /// `sys.path`, with the packages of a virtual environment.
+    path: Vec<PathBuf>,
+    /// Major and minor number.
+    version: [u32; 2],
+}
+
+impl PythonCode {
+    /// Finds the interpreter and the folders that the targets need. `python` is a path or a name of `search_path`
+    /// (folders separated by colons); the packages of its virtual environment are available inside.
+    ///
+    /// # Errors
+    /// If there is no such interpreter or it is older than Python 3.8.
+    pub fn find(targets: &[Target], python: &str, search_path: &str) -> Result<Self, StartError> {
+        let asked = ask(&find_program(python, search_path)?)?;
+        let mut code = Self::empty(targets);
+        let real = asked
+            .executable
+            .canonicalize()
+            .map_err(|e| StartError::Interpreter(format!("{}: {e}", asked.executable.display())))?;
+        code.python = text(&real);
+        code.interpreter = real;
+        code.load(targets)?;
+        for entry in asked.path.iter().filter(|p| p.is_dir()) {
+            let within = entry.starts_with(&asked.prefix) && asked.prefix != Path::new("/");
+            let inside = match within || SYSTEM.iter().any(|s| entry.starts_with(s)) {
+                true => text(entry),
+                false => code.show(entry)?,
+            };
+            if !code.path.contains(&inside) {
+                code.path.push(inside);
+            }
+        }
+        Ok(code)
+    }
+
+    fn empty(targets: &[Target]) -> Self {
+        let mut hash = blake3::Hasher::new();
+        for target in targets {
+            hash.update(target.as_str().as_bytes());
+            hash.update(&target.source());
+        }
+        Self {
+            python: String::new(),
+            path: Vec::new(),
+            places: Vec::new(),
+            loads: Vec::new(),
+            version: hash.finalize().to_hex()[..12].to_owned(),
+            interpreter: PathBuf::new(),
+            shows: Vec::new(),
+        }
+    }
+
+    /// Folders of the host that the sandboxes must show read-only, and where they stand inside. The prefix of the
+    /// interpreter is not among them: providers of the process level show it themselves.
+    pub fn shows(&self) -> &[(PathBuf, PathBuf)] {
+        &self.shows
+    }
+
+    /// Sandboxes of the process level that show the folders of the code. `max_live` bounds them: a pool of workers needs
+    /// one more than it has workers, because a worker that ended is replaced before its sandbox is gone.
+    ///
+    /// # Errors
+    /// If this host cannot isolate processes.
+    pub fn process_provider(
+        &self,
+        max_live: usize,
+    ) -> Result<Arc<dyn SandboxProvider>, StartError> {
+        let mut config = ProcessConfig::new("");
+        config.python.clone_from(&self.interpreter);
+        config.shows.clone_from(&self.shows);
+        config.max_live = max_live;
+        config.acquire_timeout = Duration::from_secs(10);
+        // Workers are programs with arguments.
+        config.zygote = false;
+        config.warm_python = false;
+        let provider =
+            ProcessProvider::start(config).map_err(|e| StartError::Worker(e.to_string()))?;
+        Ok(Arc::new(provider))
+    }
+
+    /// Shows the folders of the targets, and puts them at the begin of the search path, as Python does with the folder
+    /// of a script.
+    fn load(&mut self, targets: &[Target]) -> Result<(), StartError> {
+        for target in targets {
+            let folder = target.folder().map(|f| self.show(f)).transpose()?;
+            let (file, module) = match (&target.module, &folder) {
+                (Module::File(file), Some(inside)) => {
+                    let name = file.file_name().unwrap_or_default().to_string_lossy();
+                    (Some(format!("{inside}/{name}")), None)
+                }
+                (Module::File(file), None) => (Some(text(file)), None),
+                (Module::Named { name, .. }, _) => (None, Some(name.clone())),
+            };
+            if let Some(inside) = folder.filter(|inside| !self.path.contains(inside)) {
+                self.path.push(inside);
+            }
+            self.loads.push(Load {
+                kind: target.kind,
+                file,
+                module,
+                name: target.name.clone(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Shows a folder of the host, and returns its path inside. A folder is shown once.
+    fn show(&mut self, folder: &Path) -> Result<String, StartError> {
+        if folder == Path::new("/") {
+            return Err(StartError::Interpreter(
+                "the root folder is not shown in a sandbox: put the module into a folder of its own".into(),
+            ));
+        }
+        let known = self
+            .places
+            .iter()
+            .find(|(_, host)| Path::new(host) == folder);
+        if let Some((inside, _)) = known {
+            return Ok(inside.clone());
+        }
+        let inside = format!("{SHOWN}/{}", self.places.len());
+        self.places.push((inside.clone(), text(folder)));
+        self.shows.push((folder.into(), inside.clone().into()));
+        Ok(inside)
+    }
+}
+
+/// The path of a program that is a path or stands in the search path.
+fn find_program(name: &str, search_path: &str) -> Result<PathBuf, StartError> {
+    if name.contains('/') {
+        return Ok(PathBuf::from(name));
+    }
+    let found = search_path
+        .split(':')
+        .filter(|folder| !folder.is_empty())
+        .map(|folder| Path::new(folder).join(name))
+        .find(|path| path.is_file());
+    found.ok_or_else(|| {
+        StartError::Interpreter(format!(
+            "there is no {name} in PATH; install Python 3.8 or later, or set `python` to a path"
+        ))
+    })
+}
+
+fn ask(python: &Path) -> Result<Interpreter, StartError> {
+    let failed = |why: String| StartError::Interpreter(format!("{}: {why}", python.display()));
+    let output = Command::new(python)
+        .args(["-B", "-c", ASK])
+        .stdin(Stdio::null())
+        .current_dir("/")
+        .output()
+        .map_err(|e| failed(e.to_string()))?;
+    if !output.status.success() {
+        let error = String::from_utf8_lossy(&output.stderr);
+        return Err(failed(
+            error.lines().last().unwrap_or("it failed").to_owned(),
+        ));
+    }
+    let asked: Interpreter = serde_json::from_slice(&output.stdout)
+        .map_err(|e| failed(format!("is no Python interpreter: {e}")))?;
+    if asked.version < OLDEST {
+        let [major, minor] = asked.version;
+        return Err(failed(format!(
+            "Python {major}.{minor}; needed: 3.8 or later"
+        )));
+    }
+    Ok(asked)
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}

@@ -1,0 +1,442 @@
+//! Environments whose class is written in Python.
+//!
+//! An episode is a session of a worker with an instance of the class. The worker keeps the state of the episode; this
+//! side keeps the messages of the last observation and the counts of turns. Tools are called in the notation of the
+//! chat template ([`CallNotation::Template`]); each call of a turn gives one message with its id.
+//!
+//! Errors of the model (unknown tools, wrong arguments, `ToolError`) are observations. Errors of the class and the end
+//! of its worker are [`EnvError::Worker`], which fails the episode. Errors of its `reward` leave the episode unscored.
+
+use crate::error::{CallError, StartError};
+use crate::worker::THREADED;
+use crate::workers::{PythonWorkers, Session};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sinew_env::{
+    Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
+    ResetResult, Score, StepResult, Unscored,
+};
+use sinew_types::{Message, Outcome, Task, ToolCall, ToolSpec};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Parts of a class, as its worker describes them.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct EnvInfo {
+    /// Tools with their JSON schemas.
+    pub(crate) tools: Vec<ToolSpec>,
+    /// The class has a method `state`, so that turns have hashes of the state.
+    pub(crate) state: bool,
+    /// The class has a method `gold`.
+    pub(crate) gold: bool,
+    /// The class gives tasks.
+    pub(crate) tasks: bool,
+    /// `tasks` has the parameter `split`.
+    pub(crate) splits: bool,
+    /// `file:line` of the class.
+    pub(crate) place: String,
+}
+
+/// Factory of episodes of one Python class. Environments are created at once; their session opens in
+/// [`Env::reset`], which waits for a free one.
+pub struct PythonEnvFactory {
+    shared: Arc<Shared>,
+}
+
+/// Parts that the environments of a factory share.
+struct Shared {
+    workers: PythonWorkers,
+    /// Index of the class among the targets of the workers.
+    target: usize,
+    /// Name of the class, as in the recipe.
+    name: String,
+    info: EnvInfo,
+    /// Gold actions of the task that was asked for last: they are asked for turn by turn.
+    gold: Mutex<Option<(Task, Vec<Action>)>>,
+}
+
+impl std::fmt::Debug for PythonEnvFactory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PythonEnvFactory")
+            .field("name", &self.shared.name)
+            .field("workers", &self.shared.workers)
+            .finish_non_exhaustive()
+    }
+}
+
+impl PythonEnvFactory {
+    /// Creates a factory of the class that is target `target` of `workers`. `name` is for traces.
+    ///
+    /// # Errors
+    /// If the target is no class of environments.
+    pub fn new(workers: PythonWorkers, target: usize, name: &str) -> Result<Self, StartError> {
+        let described = workers.describe(target).clone();
+        let info = serde_json::from_value(described).map_err(|e| {
+            StartError::Worker(format!("{name} is not described as an environment: {e}"))
+        })?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                workers,
+                target,
+                name: name.into(),
+                info,
+                gold: Mutex::new(None),
+            }),
+        })
+    }
+
+    /// True if the class gives tasks itself.
+    pub fn has_tasks(&self) -> bool {
+        self.shared.info.tasks
+    }
+
+    pub(crate) fn info(&self) -> &EnvInfo {
+        &self.shared.info
+    }
+
+    /// All gold actions of a task. It blocks the thread.
+    fn gold_actions(&self, task: &Task) -> Result<Vec<Action>, EnvError> {
+        let shared = &self.shared;
+        let request = json!({"op": "gold", "target": shared.target, "task": task});
+        let answer = shared.workers.call_blocking(request, THREADED);
+        let mut value = answer.map_err(CallError::into_env)?;
+        let actions: Vec<GoldAction> = parsed(value["actions"].take())?;
+        Ok(actions.into_iter().map(Action::from).collect())
+    }
+}
+
+/// An action of the method `gold`.
+#[derive(Deserialize)]
+struct GoldAction {
+    text: String,
+    calls: Vec<GoldCall>,
+}
+
+#[derive(Deserialize)]
+struct GoldCall {
+    name: String,
+    arguments: Value,
+}
+
+impl From<GoldAction> for Action {
+    fn from(gold: GoldAction) -> Self {
+        let calls = gold.calls.into_iter().enumerate();
+        Self {
+            tool_calls: calls
+                .map(|(i, call)| ToolCall {
+                    id: format!("call-{i}"),
+                    name: call.name,
+                    arguments: call.arguments,
+                })
+                .collect(),
+            ..Action::say(gold.text)
+        }
+    }
+}
+
+/// A value of the worker. The user's code does not choose its form, but the worker is not trusted.
+fn parsed<T: serde::de::DeserializeOwned>(value: Value) -> Result<T, EnvError> {
+    serde_json::from_value(value).map_err(|e| {
+        EnvError::Worker(format!(
+            "the answer of a Python worker is not as expected: {e}"
+        ))
+    })
+}
+
+impl EnvFactory for PythonEnvFactory {
+    fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    fn version(&self) -> &str {
+        self.shared.workers.version()
+    }
+
+    fn tools(&self) -> BTreeMap<String, String> {
+        let version = self.version();
+        let tools = self.shared.info.tools.iter();
+        tools
+            .map(|t| (t.name.clone(), version.to_owned()))
+            .collect()
+    }
+
+    fn create(&self, task: &Task) -> Result<Box<dyn Env>, EnvError> {
+        Ok(Box::new(PythonEnv {
+            shared: Arc::clone(&self.shared),
+            task: json!(task),
+            state: State::New,
+            last: Vec::new(),
+            counts: Counts::default(),
+        }))
+    }
+
+    /// Whether the class is deterministic is not known; `sinew env check` measures it.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            concurrent: true,
+            deterministic: false,
+            states: self.shared.info.state,
+        }
+    }
+
+    fn gold(&self, task: &Task, turn: usize) -> Result<Option<Action>, EnvError> {
+        if !self.shared.info.gold {
+            return Ok(None);
+        }
+        let mut kept = self
+            .shared
+            .gold
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if kept.as_ref().is_none_or(|(known, _)| known != task) {
+            *kept = Some((task.clone(), self.gold_actions(task)?));
+        }
+        let actions = kept.as_ref().map(|(_, actions)| actions.as_slice());
+        Ok(actions.unwrap_or_default().get(turn).cloned())
+    }
+}
+
+/// Turn counts of an episode.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    /// Turns of the model.
+    turns: u32,
+    /// Valid calls, including those that failed.
+    calls: u32,
+    /// Calls whose result is an error.
+    errors: u32,
+    /// Turns with a call that could not be parsed.
+    malformed: u32,
+}
+
+impl Counts {
+    /// Metrics of every environment with tools, in addition to those of the class.
+    fn metrics(self) -> [(&'static str, f64); 5] {
+        let flag = |b: bool| f64::from(u8::from(b));
+        [
+            ("tool_calls", f64::from(self.calls)),
+            ("tool_errors", f64::from(self.errors)),
+            ("used_tool", flag(self.calls > self.errors)),
+            ("malformed", f64::from(self.malformed)),
+            // Share of malformed turns.
+            (
+                "format_penalty",
+                f64::from(self.malformed) / f64::from(self.turns.max(1)),
+            ),
+        ]
+    }
+}
+
+/// Phase of an episode.
+enum State {
+    New,
+    Open(Session),
+    /// The class ended the episode, with this outcome.
+    Done(Session),
+    Closed,
+}
+
+/// One episode.
+struct PythonEnv {
+    shared: Arc<Shared>,
+    task: Value,
+    state: State,
+    /// Messages of the last observation: one for each tool call, with its id.
+    last: Vec<Message>,
+    counts: Counts,
+}
+
+#[derive(Deserialize)]
+struct Opened {
+    /// System message, prompt, and the text of `start`.
+    messages: Vec<Message>,
+    /// Hash of `state()`.
+    state: Option<u64>,
+}
+
+/// Answer of a worker to a turn.
+#[derive(Deserialize)]
+struct Stepped {
+    /// Results of calls in order, then an error of the notation. One message of `step` in a turn without calls.
+    results: Vec<ResultMessage>,
+    /// Sum of the rewards of the turn's calls.
+    reward: f64,
+    /// The class ended the episode.
+    done: bool,
+    /// Score, present exactly if `done`.
+    outcome: Option<Value>,
+    /// Hash of `state()` after the turn.
+    state: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct ResultMessage {
+    message: Message,
+    /// The model made an error.
+    error: bool,
+}
+
+/// A score of a worker.
+#[derive(Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Scored {
+    /// No score, with the reason.
+    Unscored { unscored: String },
+    /// A score with its parts. Whether they are finite is checked again on this side.
+    Score {
+        value: f64,
+        #[serde(default)]
+        parts: BTreeMap<String, f64>,
+    },
+}
+
+impl Scored {
+    pub(crate) fn into_result(self) -> Result<Score, Unscored> {
+        match self {
+            Self::Unscored { unscored } => Err(Unscored::new(unscored)),
+            Self::Score { value, parts } => Score::with_parts(value, parts),
+        }
+    }
+}
+
+impl PythonEnv {
+    async fn open(&mut self) -> Result<ResetResult, EnvError> {
+        if !matches!(self.state, State::New) {
+            return Err(EnvError::Order("reset twice: an environment is used once"));
+        }
+        let shared = &self.shared;
+        let opened = shared.workers.open(shared.target, self.task.clone()).await;
+        let (session, answer) = opened.map_err(CallError::into_env)?;
+        self.state = State::Open(session);
+        let opened: Opened = parsed(answer)?;
+        Ok(ResetResult {
+            messages: opened.messages,
+            tools: shared.info.tools.clone(),
+            calls: CallNotation::Template,
+            state_hash: opened.state,
+        })
+    }
+
+    /// Sends a turn to the worker, and converts its answer.
+    async fn act(&mut self, action: Action) -> Result<StepResult, EnvError> {
+        let State::Open(session) = &self.state else {
+            return Err(EnvError::Order("step before reset or after the end"));
+        };
+        let turn = json!({
+            "text": action.text,
+            "calls": action.tool_calls,
+            "call_error": action.call_error.as_ref().map(ToString::to_string),
+        });
+        let request = json!({"op": "step", "turn": turn});
+        let answer = session.call(request).await.map_err(CallError::into_env)?;
+        let stepped: Stepped = parsed(answer)?;
+        if !stepped.reward.is_finite() {
+            return Err(EnvError::Worker(
+                "the reward of a turn is not finite".into(),
+            ));
+        }
+        self.count(&action, &stepped);
+        if stepped.done {
+            if let State::Open(session) = std::mem::replace(&mut self.state, State::Closed) {
+                self.state = State::Done(session);
+            }
+            let outcome = self.outcome(stepped.outcome.unwrap_or_default())?;
+            return Ok(StepResult {
+                observation: None,
+                process_reward: stepped.reward,
+                done: true,
+                outcome: Some(outcome),
+                state_hash: None,
+            });
+        }
+        let mut observation = Observation {
+            content: sinew_types::Content::new(),
+            is_error: false,
+        };
+        self.last.clear();
+        for result in stepped.results {
+            if !self.last.is_empty() {
+                observation.content.push_text("\n");
+            }
+            observation
+                .content
+                .push_text(&result.message.content.text());
+            observation.is_error |= result.error;
+            self.last.push(result.message);
+        }
+        Ok(StepResult {
+            observation: Some(observation),
+            process_reward: stepped.reward,
+            done: false,
+            outcome: None,
+            state_hash: stepped.state,
+        })
+    }
+
+    fn count(&mut self, action: &Action, stepped: &Stepped) {
+        let failed = |r: &&ResultMessage| r.error && r.message.tool_call_id.is_some();
+        self.counts.turns += 1;
+        self.counts.calls += action.tool_calls.len() as u32;
+        self.counts.errors += stepped.results.iter().filter(failed).count() as u32;
+        self.counts.malformed += u32::from(action.call_error.is_some());
+    }
+
+    /// Outcome of a score, with the metrics of tools.
+    fn outcome(&self, score: Value) -> Result<Outcome, EnvError> {
+        let scored: Scored = parsed(score)?;
+        let mut outcome = match scored.into_result() {
+            Ok(score) => score.into_outcome(),
+            Err(unscored) => unscored.into_outcome(),
+        };
+        if !self.shared.info.tools.is_empty() {
+            for (name, value) in self.counts.metrics() {
+                outcome.metrics.entry(name.to_owned()).or_insert(value);
+            }
+        }
+        if !outcome.unscored {
+            let success = f64::from(u8::from(outcome.success));
+            outcome
+                .metrics
+                .entry("success".to_owned())
+                .or_insert(success);
+        }
+        Ok(outcome)
+    }
+}
+
+impl Env for PythonEnv {
+    fn reset(&mut self) -> EnvFuture<'_, ResetResult> {
+        Box::pin(self.open())
+    }
+
+    fn step(&mut self, action: Action) -> EnvFuture<'_, StepResult> {
+        Box::pin(self.act(action))
+    }
+
+    /// One message for each tool call of the last turn. `observation` is the last one.
+    fn format_observation(&self, _observation: &Observation) -> Vec<Message> {
+        self.last.clone()
+    }
+
+    fn score(&mut self) -> EnvFuture<'_, Outcome> {
+        Box::pin(async move {
+            let (State::Open(session) | State::Done(session)) = &self.state else {
+                return Err(EnvError::Order("score before reset or after the end"));
+            };
+            let answer = session.call(json!({"op": "score"})).await;
+            self.outcome(answer.map_err(CallError::into_env)?)
+        })
+    }
+
+    fn close(&mut self) -> EnvFuture<'_, ()> {
+        Box::pin(async move {
+            match std::mem::replace(&mut self.state, State::Closed) {
+                State::Open(session) | State::Done(session) => {
+                    session.close().await.map_err(CallError::into_env)?;
+                    Ok(())
+                }
+                State::New | State::Closed => Ok(()),
+            }
+        })
+    }
+}

@@ -1,0 +1,97 @@
+//! Errors of workers and of calls.
+
+use sinew_env::EnvError;
+
+/// Workers that could not be started: an error of the user, of the recipe or of the host.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StartError {
+    /// The name of a class or a function is invalid.
+    #[error("module {value:?}: {reason}")]
+    Target {
+        /// The name as it was given.
+        value: String,
+        /// What is wrong, and what is allowed.
+        reason: String,
+    },
+    /// There is no usable Python interpreter.
+    #[error("python: {0}")]
+    Interpreter(String),
+    /// The user's module raised an error while it was loaded, or its class is no environment.
+    #[error("{}", raised(place.as_deref(), kind, message))]
+    Load {
+        /// Class of the exception.
+        kind: String,
+        /// Text of the exception.
+        message: String,
+        /// `file:line` of the user's code, where it is known.
+        place: Option<String>,
+    },
+    /// The worker did not start, or not in time.
+    #[error("a Python worker did not start: {0}")]
+    Worker(String),
+    /// A setting is out of range.
+    #[error("{field} is {value}: {allowed}")]
+    Config {
+        /// The setting.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What is allowed.
+        allowed: String,
+    },
+}
+
+/// A call without a value.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum CallError {
+    /// The user's code raised an exception.
+    #[error("{}", raised(place.as_deref(), kind, message))]
+    Raised {
+        /// Class of the exception.
+        kind: String,
+        /// Text of the exception, at most 2,000 characters.
+        message: String,
+        /// `file:line` of the user's code, where it is known.
+        place: Option<String>,
+    },
+    /// The call took too long. Its worker was ended.
+    #[error("it took longer than {seconds} s; its worker was ended")]
+    Deadline {
+        /// The deadline.
+        seconds: f64,
+    },
+    /// The worker ended during the call or before it, by the doing of this or of another session.
+    #[error("its Python worker ended: {reason}")]
+    Lost {
+        /// Why it ended.
+        reason: String,
+    },
+    /// No worker could take the call.
+    #[error("no Python worker is free: {0}")]
+    Busy(String),
+    /// No worker could be started.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// A request or an answer breaks the protocol, as an answer that is too long.
+    #[error("{0}")]
+    Protocol(String),
+}
+
+impl CallError {
+    /// The error as one of an environment, which fails the episode.
+    pub fn into_env(self) -> EnvError {
+        EnvError::Worker(self.to_string())
+    }
+}
+
+/// An exception in one line.
+fn raised(place: Option<&str>, kind: &str, message: &str) -> String {
+    let first = message.lines().next().unwrap_or_default();
+    let place = place.map(|p| format!("{p}: ")).unwrap_or_default();
+    match first.is_empty() {
+        true => format!("{place}{kind}"),
+        // These begin with the place of the function.
+        false if matches!(kind, "SchemaError" | "BindError") => first.to_owned(),
+        false => format!("{place}{kind}: {first}"),
+    }
+}

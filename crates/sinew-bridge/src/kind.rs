@@ -1,0 +1,178 @@
+//! The keys of `python` in a recipe.
+
+use crate::code::PythonCode;
+use crate::env::PythonEnvFactory;
+use crate::error::StartError;
+use crate::target::{Target, TargetKind};
+use crate::tasks::PythonTasks;
+use crate::workers::{PythonWorkers, WorkersConfig};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use sinew_env::{
+    EnvConfig, EnvError, EnvFactory, EnvKind, KeyError, Needs, Sandboxes, Taskset, TasksetError,
+};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The environment of the registry.
+pub static KIND: EnvKind = EnvKind::new::<Python>(
+    "python",
+    "a class of yours in Python, in sandboxed worker processes",
+    Needs {
+        sandbox: true,
+        alphabet: None,
+    },
+);
+
+/// Keys of `[env] type = "python"`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Python {
+    /// The class: `my_env.py:MyEnv`, or `package.module:MyEnv`. Paths are relative to the current folder.
+    pub module: String,
+    /// Worker processes.
+    #[serde(default = "default_workers")]
+    #[schemars(range(min = 1, max = 256))]
+    pub workers: usize,
+    /// Episodes of one worker at once. 1 isolates episodes from each other.
+    #[serde(default = "default_sessions")]
+    #[schemars(range(min = 1, max = 10_000))]
+    pub sessions_per_worker: usize,
+    /// Deadline of one call of a method, in seconds.
+    #[serde(default = "default_timeout")]
+    #[schemars(range(min = 0.01, max = 86_400.0))]
+    pub timeout_s: f64,
+    /// Deadline of the start of a worker with its imports, in seconds.
+    #[serde(default = "default_startup")]
+    #[schemars(range(min = 0.01, max = 86_400.0))]
+    pub startup_timeout_s: f64,
+    /// Python interpreter, whose packages the class can import: a path, or a name in `PATH`.
+    #[serde(default = "default_python")]
+    pub python: String,
+}
+
+fn default_workers() -> usize {
+    4
+}
+
+fn default_sessions() -> usize {
+    256
+}
+
+fn default_timeout() -> f64 {
+    30.0
+}
+
+fn default_startup() -> f64 {
+    60.0
+}
+
+fn default_python() -> String {
+    "python3".into()
+}
+
+impl Python {
+    /// The keys of a class with their defaults.
+    pub fn new(module: &str) -> Self {
+        Self {
+            module: module.into(),
+            workers: default_workers(),
+            sessions_per_worker: default_sessions(),
+            timeout_s: default_timeout(),
+            startup_timeout_s: default_startup(),
+            python: default_python(),
+        }
+    }
+
+    /// Starts workers at the process level. `sandboxes` give the limits; the workers have a provider of their own, which
+    /// shows them the module and the interpreter's packages.
+    ///
+    /// # Errors
+    /// If the class does not load, or `sandboxes` are of another level.
+    pub fn workers(&self, sandboxes: Option<Sandboxes>) -> Result<PythonWorkers, StartError> {
+        let level = sandboxes.as_ref().map_or("process", |s| s.provider.level());
+        if level != "process" {
+            return Err(StartError::Config {
+                field: "sandbox.level",
+                value: level.into(),
+                allowed: "env.type = \"python\" runs at level \"process\"".into(),
+            });
+        }
+        let target = Target::parse(&self.module, TargetKind::Env, Path::new("."))?;
+        let search = std::env::var("PATH").unwrap_or_default();
+        let code = PythonCode::find(&[target], &self.python, &search)?;
+        // One more lives for a moment while a dead worker is replaced.
+        let provider = code.process_provider(self.workers + 1)?;
+        let mut config = WorkersConfig::new(provider);
+        if let Some(sandboxes) = sandboxes {
+            config.spec = sandboxes.spec;
+        }
+        config.workers = self.workers;
+        config.sessions_per_worker = self.sessions_per_worker;
+        config.timeout = Duration::from_secs_f64(self.timeout_s);
+        config.startup_timeout = Duration::from_secs_f64(self.startup_timeout_s);
+        PythonWorkers::start(config, code)
+    }
+}
+
+impl EnvConfig for Python {
+    fn check(&self) -> Result<(), KeyError> {
+        let wrong = |key, value: String, reason: &str| {
+            let reason = reason.into();
+            Err(KeyError { key, value, reason })
+        };
+        if !self.module.contains(':') {
+            let reason = "allowed: a file and a class, as in \"my_env.py:MyEnv\"";
+            return wrong("module", format!("{:?}", self.module), reason);
+        }
+        if !(1..=256).contains(&self.workers) {
+            return wrong("workers", self.workers.to_string(), "allowed: 1 to 256");
+        }
+        if !(1..=10_000).contains(&self.sessions_per_worker) {
+            let value = self.sessions_per_worker.to_string();
+            return wrong("sessions_per_worker", value, "allowed: 1 to 10000");
+        }
+        for (key, seconds) in [
+            ("timeout_s", self.timeout_s),
+            ("startup_timeout_s", self.startup_timeout_s),
+        ] {
+            if !(0.01..=86_400.0).contains(&seconds) {
+                return wrong(key, seconds.to_string(), "allowed: 0.01 to 86400 seconds");
+            }
+        }
+        Ok(())
+    }
+
+    /// Rows of the class's own `tasks`, read by a worker that ends at once.
+    fn taskset(&self, seed: u64) -> Result<Arc<dyn Taskset>, TasksetError> {
+        let single = Self {
+            workers: 1,
+            ..self.clone()
+        };
+        let workers = single.workers(None).map_err(|e| TasksetError::Config {
+            taskset: self.module.clone(),
+            field: "env.module",
+            value: self.module.clone(),
+            allowed: e.to_string(),
+        })?;
+        Ok(Arc::new(PythonTasks::read(
+            &workers,
+            0,
+            &self.module,
+            seed,
+        )?))
+    }
+
+    fn factory(&self, sandboxes: Option<Sandboxes>) -> Result<Arc<dyn EnvFactory>, EnvError> {
+        let failed = |e: StartError| EnvError::Worker(e.to_string());
+        let workers = self.workers(sandboxes).map_err(failed)?;
+        let factory = PythonEnvFactory::new(workers, 0, &self.module).map_err(failed)?;
+        Ok(Arc::new(factory))
+    }
+
+    /// Any turn can have a reward: the class decides.
+    fn process_reward(&self) -> f64 {
+        f64::MAX
+    }
+}

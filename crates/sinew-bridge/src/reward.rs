@@ -1,0 +1,193 @@
+//! Reward functions that are written in Python.
+//!
+//! The worker describes the parameters of a function when it loads it. [`PythonReward::check`] compares them with the
+//! columns of the tasks before the run starts, and each call sends the parts of a sample that the function reads.
+//!
+//! A plain function has a worker for itself during a call, and runs in its main thread: a hang or a crash harms no other
+//! sample, and packages that use `signal` work. Coroutines share a worker; a call that was lost because of another one
+//! is repeated once, alone.
+
+use crate::env::Scored;
+use crate::error::{CallError, StartError};
+use crate::worker::{ALONE, COROUTINE};
+use crate::workers::PythonWorkers;
+use futures::future::BoxFuture;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sinew_env::{GroupReward, Reward, RewardSample, Score, Unscored};
+
+/// Names that a parameter can have in addition to the columns of the task.
+const NAMES: [&str; 9] = [
+    "task", "output", "messages", "calls", "metrics", "id", "kind", "prompt", "seed",
+];
+
+/// Parameters of a function, as its worker describes them.
+#[derive(Clone, Debug, Deserialize)]
+struct RewardInfo {
+    /// In order, without `**kwargs`.
+    parameters: Vec<Parameter>,
+    /// It has `**kwargs`, which take all names.
+    everything: bool,
+    #[serde(rename = "async")]
+    is_async: bool,
+    /// It has the parameter `group`.
+    group: bool,
+    /// `file:line` of the function.
+    place: String,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Parameter {
+    name: String,
+    /// It has no default value.
+    needed: bool,
+}
+
+/// A Python function as a reward. A plain function has a worker for itself during a call; coroutines share one.
+#[derive(Clone, Debug)]
+pub struct PythonReward {
+    workers: PythonWorkers,
+    /// Index of the function among the targets of the workers.
+    target: usize,
+    name: String,
+    info: RewardInfo,
+}
+
+impl PythonReward {
+    /// The function that is target `target` of `workers`. `name` is for metrics.
+    ///
+    /// # Errors
+    /// If the target is no function.
+    pub fn new(workers: PythonWorkers, target: usize, name: &str) -> Result<Self, StartError> {
+        let described = workers.describe(target).clone();
+        let info = serde_json::from_value(described).map_err(|e| {
+            StartError::Worker(format!("{name} is not described as a function: {e}"))
+        })?;
+        Ok(Self {
+            workers,
+            target,
+            name: name.into(),
+            info,
+        })
+    }
+
+    /// True if the function scores a whole group: it has the parameter `group`. It is then used as [`GroupReward`].
+    pub fn is_group(&self) -> bool {
+        self.info.group
+    }
+
+    /// Checks that every parameter without a default has a value. `columns` are the columns of the tasks.
+    ///
+    /// # Errors
+    /// [`StartError::Target`] with the first unknown name and all valid ones.
+    pub fn check(&self, columns: &[&str]) -> Result<(), StartError> {
+        let known = |name: &str| {
+            NAMES.contains(&name) || columns.contains(&name) || (self.info.group && name == "group")
+        };
+        let unknown = |p: &&Parameter| p.needed && !known(&p.name);
+        let Some(parameter) = self.info.parameters.iter().find(unknown) else {
+            return Ok(());
+        };
+        let mut valid: Vec<&str> = columns.iter().chain(&NAMES).copied().collect();
+        valid.push("group");
+        valid.sort_unstable();
+        valid.dedup();
+        Err(StartError::Target {
+            value: self.name.clone(),
+            reason: format!(
+                "{}: the parameter {} is no column of the tasks; valid names: {}",
+                self.info.place,
+                parameter.name,
+                valid.join(", ")
+            ),
+        })
+    }
+
+    /// True if the function reads a name.
+    fn reads(&self, name: &str) -> bool {
+        self.info.everything || self.info.parameters.iter().any(|p| p.name == name)
+    }
+
+    /// A sample with what the function reads, so that long episodes stay on the host.
+    fn sample(&self, sample: &RewardSample) -> Value {
+        let mut sent = json!({ "task": sample.task });
+        let group = self.info.group;
+        if group || self.reads("output") {
+            sent["output"] = json!(sample.output);
+        }
+        if group || self.reads("messages") {
+            sent["messages"] = json!(sample.messages);
+        }
+        if group || self.reads("calls") {
+            sent["calls"] = json!(sample.calls);
+        }
+        if group || self.reads("metrics") {
+            sent["metrics"] = json!(sample.metrics);
+        }
+        sent
+    }
+
+    /// Scores of samples, one each. An error holds for all of them: the call as a whole failed.
+    async fn scores(&self, samples: Vec<Value>) -> Result<Vec<Result<Score, Unscored>>, CallError> {
+        let count = samples.len();
+        let request = json!({"op": "reward", "target": self.target, "samples": samples});
+        let weight = if self.info.is_async { COROUTINE } else { ALONE };
+        let called = match self.workers.call(request.clone(), weight).await {
+            // The worker may have ended by the doing of another call: once more, alone.
+            Err(CallError::Lost { .. }) => self.workers.call(request, ALONE).await,
+            other => other,
+        };
+        let mut value = called?;
+        let scores: Vec<Scored> = serde_json::from_value(value["scores"].take())
+            .map_err(|e| CallError::Protocol(format!("the answer is not as expected: {e}")))?;
+        if scores.len() != count {
+            let got = scores.len();
+            return Err(CallError::Protocol(format!(
+                "{got} scores for {count} samples"
+            )));
+        }
+        Ok(scores.into_iter().map(Scored::into_result).collect())
+    }
+
+    fn unscored(&self, error: &CallError) -> Unscored {
+        Unscored::new(format!("{}: {error}", self.info.place))
+    }
+}
+
+impl Reward for PythonReward {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn score<'a>(&'a self, sample: &'a RewardSample) -> BoxFuture<'a, Result<Score, Unscored>> {
+        Box::pin(async move {
+            let scores = self.scores(vec![self.sample(sample)]).await;
+            let mut scores = scores.map_err(|e| self.unscored(&e))?;
+            scores
+                .pop()
+                .unwrap_or_else(|| Err(Unscored::new("no score")))
+        })
+    }
+}
+
+impl GroupReward for PythonReward {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn score_group<'a>(
+        &'a self,
+        samples: &'a [RewardSample],
+    ) -> BoxFuture<'a, Vec<Result<Score, Unscored>>> {
+        Box::pin(async move {
+            if samples.is_empty() {
+                return Vec::new();
+            }
+            let sent = samples.iter().map(|s| self.sample(s)).collect();
+            match self.scores(sent).await {
+                Ok(scores) => scores,
+                Err(e) => vec![Err(self.unscored(&e)); samples.len()],
+            }
+        })
+    }
+}

@@ -1,0 +1,59 @@
+//! A runtime of its own for workers, so that they live as long as their handle and serve callers of every runtime,
+//! and of none.
+
+use std::future::Future;
+use std::sync::mpsc;
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::task::JoinHandle;
+
+/// A runtime with one thread. Dropping it ends its tasks.
+#[derive(Debug)]
+pub(crate) struct OwnRuntime(Option<Runtime>);
+
+impl OwnRuntime {
+    pub(crate) fn start() -> std::io::Result<Self> {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("sinew-python")
+            .enable_all()
+            .build()?;
+        Ok(Self(Some(runtime)))
+    }
+
+    pub(crate) fn handle(&self) -> Option<Handle> {
+        self.0.as_ref().map(|r| r.handle().clone())
+    }
+}
+
+impl Drop for OwnRuntime {
+    fn drop(&mut self) {
+        // A runtime that is dropped within another one must not block.
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Runs a future on the runtime. It goes on if the caller stops waiting.
+pub(crate) fn spawn<F>(handle: &Handle, future: F) -> JoinHandle<F::Output>
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    handle.spawn(future)
+}
+
+/// Runs a future on the runtime and blocks this thread until it is ready. `None` if the runtime is gone.
+///
+/// It may be called within another runtime, whose thread it blocks: for starts, not for calls of episodes.
+pub(crate) fn block_on<F>(handle: &Handle, future: F) -> Option<F::Output>
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    let (sender, receiver) = mpsc::sync_channel(1);
+    handle.spawn(async move {
+        let _ = sender.send(future.await);
+    });
+    receiver.recv().ok()
+}

@@ -1,0 +1,179 @@
+//! Tasks that the class of an environment gives itself.
+
+use crate::env::EnvInfo;
+use crate::error::CallError;
+use crate::worker::THREADED;
+use crate::workers::PythonWorkers;
+use serde_json::{Map, Value, json};
+use sinew_env::{Split, Taskset, TasksetError};
+use sinew_types::{Task, TaskId, mix_seed};
+
+/// Of so many rows, one is held out, where `tasks` has no parameter `split`.
+const HELD_OUT_EVERY: u64 = 20;
+
+/// Rows of `tasks(split, seed)`, read once. A row is a text (the prompt) or an object; its fields are the columns of the
+/// task. `id`, `kind` and `prompt` name the task, its type and its text.
+#[derive(Clone, Debug)]
+pub struct PythonTasks {
+    name: String,
+    train: Vec<Task>,
+    held_out: Vec<Task>,
+}
+
+impl PythonTasks {
+    /// Reads all rows. `seed` goes to the class and into the seeds of the tasks. Without a parameter `split`, every row
+    /// whose hash is a multiple of 20 is held out. It blocks the thread.
+    ///
+    /// # Errors
+    /// If the class has no `tasks`, it raises an error, a row is no text and no object, or a split is empty.
+    pub fn read(
+        workers: &PythonWorkers,
+        target: usize,
+        name: &str,
+        seed: u64,
+    ) -> Result<Self, TasksetError> {
+        let info: EnvInfo = serde_json::from_value(workers.describe(target).clone())
+            .map_err(|e| config_error(name, e.to_string()))?;
+        if !info.tasks {
+            let why = "it has no `tasks`: add a static method tasks(split, seed) that returns rows";
+            return Err(config_error(name, format!("{}: {why}", info.place)));
+        }
+        let rows = |split: Split| read_split(workers, target, name, split, seed);
+        let (train, held_out) = match info.splits {
+            true => (rows(Split::Train)?, rows(Split::HeldOut)?),
+            false => {
+                let held = |t: &Task| row_hash(t).is_multiple_of(HELD_OUT_EVERY);
+                rows(Split::Train)?.into_iter().partition(|t| !held(t))
+            }
+        };
+        let tasks = Self {
+            name: name.into(),
+            train,
+            held_out,
+        };
+        for split in [Split::Train, Split::HeldOut] {
+            if tasks.is_empty(split) {
+                let split = split.as_str();
+                return Err(config_error(
+                    name,
+                    format!("tasks gives no row for the split {split}"),
+                ));
+            }
+        }
+        Ok(tasks)
+    }
+
+    fn split(&self, split: Split) -> &[Task] {
+        match split {
+            Split::Train => &self.train,
+            Split::HeldOut => &self.held_out,
+        }
+    }
+}
+
+fn config_error(name: &str, why: String) -> TasksetError {
+    TasksetError::Config {
+        taskset: name.into(),
+        field: "env.module",
+        value: name.into(),
+        allowed: why,
+    }
+}
+
+/// A hash of the row that neither its place nor its id changes.
+fn row_hash(task: &Task) -> u64 {
+    let row = json!([task.prompt, task.data]).to_string();
+    let hash = blake3::hash(row.as_bytes());
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&hash.as_bytes()[..8]);
+    u64::from_be_bytes(bytes)
+}
+
+fn read_split(
+    workers: &PythonWorkers,
+    target: usize,
+    name: &str,
+    split: Split,
+    seed: u64,
+) -> Result<Vec<Task>, TasksetError> {
+    let mut tasks = Vec::new();
+    loop {
+        let request = json!({
+            "op": "tasks", "target": target, "split": split.as_str(), "seed": seed, "offset": tasks.len(),
+        });
+        let page = workers.call_blocking(request, THREADED);
+        let page = page.map_err(|e: CallError| config_error(name, e.to_string()))?;
+        let rows = page["rows"]
+            .as_array()
+            .map(Vec::as_slice)
+            .unwrap_or_default();
+        for row in rows {
+            let index = tasks.len();
+            let row = row.as_str().unwrap_or_default();
+            tasks.push(
+                task(row, index, split, seed).map_err(|message| TasksetError::Row {
+                    taskset: name.into(),
+                    line: index + 1,
+                    message,
+                })?,
+            );
+        }
+        if rows.is_empty() || tasks.len() as u64 >= page["total"].as_u64().unwrap_or(0) {
+            return Ok(tasks);
+        }
+    }
+}
+
+/// A task of a row, which is JSON text.
+fn task(row: &str, index: usize, split: Split, seed: u64) -> Result<Task, String> {
+    let row: Value = serde_json::from_str(row).map_err(|e| e.to_string())?;
+    let Value::Object(mut columns) = row else {
+        return Err("a row is a text or an object with columns".into());
+    };
+    let id = match columns.shift_remove("id") {
+        None | Some(Value::Null) => format!("{}-{index}", split.as_str()),
+        Some(Value::String(id)) => id,
+        Some(other) => other.to_string(),
+    };
+    Ok(Task {
+        id: TaskId::new(id),
+        kind: named_text(&mut columns, "kind")?.unwrap_or_else(|| "python".into()),
+        prompt: named_text(&mut columns, "prompt")?.unwrap_or_default(),
+        seed: columns
+            .get("seed")
+            .and_then(Value::as_u64)
+            .unwrap_or_else(|| mix_seed(seed, index as u64)),
+        data: Value::Object(columns),
+    })
+}
+
+fn named_text(columns: &mut Map<String, Value>, name: &str) -> Result<Option<String>, String> {
+    match columns.shift_remove(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(other) => Err(format!("{name} is {other}: a text is needed")),
+    }
+}
+
+impl Taskset for PythonTasks {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn len(&self, split: Split) -> usize {
+        self.split(split).len()
+    }
+
+    fn get(&self, split: Split, index: usize) -> Result<Task, TasksetError> {
+        let tasks = self.split(split);
+        tasks
+            .get(index)
+            .cloned()
+            .ok_or_else(|| TasksetError::Index {
+                taskset: self.name.clone(),
+                split,
+                index,
+                len: tasks.len(),
+            })
+    }
+}

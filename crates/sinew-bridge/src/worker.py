@@ -1,0 +1,765 @@
+"""The program of a worker: runs the environments and the reward functions of a user.
+
+It follows `schema.py` and runs inside a sandbox, as `python -c PROGRAM PORT`. It connects to 127.0.0.1:PORT,
+where the host accepts one connection. Frames in both directions are JSON (UTF-8) after their length in four
+bytes, big-endian. The first frame of the host describes the work. Each later one has an `id`, which the
+answer repeats. Answers come in any order.
+
+Standard output and error are not part of the protocol: what the user's code prints is kept for the answer of
+the call that printed it, up to a limit.
+
+Threads: the one that holds the lock `reading` takes the next frame, releases the lock and runs the call.
+Coroutines run on one event loop in a thread of its own. Python 3.8 or later, standard library only.
+"""
+
+import asyncio
+import collections.abc
+import concurrent.futures
+import contextvars
+import errno
+import faulthandler
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import io
+import itertools
+import json
+import os
+import socket
+import struct
+import sys
+import threading
+import traceback
+import types
+
+#: Maximum characters of one observation, of one error message, and of what one call prints.
+MAX_OBSERVATION, MAX_MESSAGE, MAX_PRINTED = 64 << 10, 2000, 4 << 10
+#: Maximum rows of one split, and bytes of rows in one frame.
+MAX_TASKS, PAGE_BYTES = 100000, 1 << 20
+
+#: Folders inside of the sandbox and the folders of the host that they show, for messages.
+PLACES = []
+
+
+# Errors.
+
+
+def shown_path(path):
+    """A path as it is on the host."""
+    for inside, host in PLACES:
+        if path == inside or path.startswith(inside.rstrip("/") + "/"):
+            return host + path[len(inside) :]
+    return path
+
+
+def cut(text, limit):
+    return text if len(text) <= limit else text[:limit] + "... [%d more characters]" % (len(text) - limit)
+
+
+def place_of_error(error):
+    """The innermost line of the user's code on the way to an error, as `file:line`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) and error.filename:
+        return "%s:%s" % (shown_path(error.filename), error.lineno)
+    own = [f for f in frames if any(f.filename.startswith(inside + "/") for inside, _ in PLACES)]
+    last = (own or [f for f in frames if f.filename != "<string>"] or [None])[-1]
+    return None if last is None else "%s:%s" % (shown_path(last.filename), last.lineno)
+
+
+def described(error):
+    """An exception as the host receives it."""
+    message = str(error)
+    if isinstance(error, SystemExit):
+        message = "the code called exit(%s)" % ("" if error.code is None else error.code)
+    for inside, host in PLACES:
+        message = message.replace(inside + "/", host + "/")
+    no_process = isinstance(error, OSError) and error.errno == errno.EAGAIN
+    return {
+        "type": type(error).__name__,
+        "message": cut(message, MAX_MESSAGE),
+        "place": place_of_error(error),
+        # The limit of processes is reached: what holds them is not known, so the worker is of no use.
+        "fatal": no_process or "can't start new thread" in message,
+    }
+
+
+def sentence(error):
+    """An exception in one line: place, type, message."""
+    d = described(error)
+    first = d["message"].split("\n")[0]
+    if isinstance(error, (BindError, SchemaError)):
+        return first
+    text = "%s: %s" % (d["type"], first) if first else d["type"]
+    return "%s: %s" % (d["place"], text) if d["place"] else text
+
+
+def reason(error, thing):
+    """An exception as the reason of a missing score, with the place of `thing` if it has none of its own."""
+    text = sentence(error)
+    if place_of_error(error) or isinstance(error, (BindError, SchemaError)):
+        return text
+    return "%s: %s" % (shown_place(thing), text)
+
+
+# What the user's code prints.
+
+PRINTED = contextvars.ContextVar("printed", default=None)
+
+
+class Output(io.TextIOBase):
+    """Standard output of the user's code."""
+
+    encoding = "utf-8"
+
+    def writable(self):
+        return True
+
+    def write(self, text):
+        into = PRINTED.get()
+        if into is not None and len(into[0]) < MAX_PRINTED:
+            into[0] += text[: MAX_PRINTED - len(into[0])]
+        return len(text)
+
+
+# Calls of the user's code.
+
+LOOP = None
+LOOP_LOCK = threading.Lock()
+
+
+def loop():
+    """The event loop of all coroutines."""
+    global LOOP
+    with LOOP_LOCK:
+        if LOOP is None:
+            LOOP = asyncio.new_event_loop()
+            threading.Thread(target=LOOP.run_forever, daemon=True).start()
+    return LOOP
+
+
+def finished(value):
+    """The value, awaited if it is a coroutine."""
+    if not inspect.isawaitable(value):
+        return value
+
+    async def wait():
+        return await asyncio.wait_for(value, TIMEOUT_S)
+
+    return asyncio.run_coroutine_threadsafe(wait(), loop()).result()
+
+
+#: Seconds of one coroutine. The host kills workers that take longer.
+TIMEOUT_S = 1e9
+
+
+class Record(dict):
+    """A dict whose keys are attributes, too."""
+
+    def __getattr__(self, name):
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError("no field %r; there are: %s" % (name, ", ".join(self) or "none")) from None
+
+
+def task_of(task):
+    """A task with its columns as attributes. The fields of every task hide columns of the same name."""
+    data = task.get("data")
+    columns = dict(data) if isinstance(data, dict) else {}
+    return Record(columns, **task)
+
+
+def columns_of(task):
+    """What a parameter can be bound to because the task has it."""
+    return dict(task, task=task)
+
+
+def parameters_of(function):
+    """Names and whether each is needed, and whether the function takes all names."""
+    names, everything = [], False
+    for p in inspect.signature(function).parameters.values():
+        if p.kind is p.VAR_KEYWORD:
+            everything = True
+        elif p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY):
+            raise BindError(
+                "%s: parameter %s of %s has no name to bind by"
+                % (place_of(function), p.name, function.__name__)
+            )
+        else:
+            names.append((p.name, p.default is p.empty))
+    return names, everything
+
+
+class BindError(TypeError):
+    """A parameter without a value. The text begins with file and line."""
+
+
+class Bound:
+    """A function whose arguments are bound by name."""
+
+    def __init__(self, function, skip_self=False):
+        self.function = function
+        names, self.everything = parameters_of(function)
+        self.names = names[1:] if skip_self else names
+
+    def __call__(self, available, *before):
+        if self.everything:
+            return self.function(*before, **available)
+        given = {}
+        for name, needed in self.names:
+            if name in available:
+                given[name] = available[name]
+            elif needed:
+                raise BindError(
+                    "%s: no value for the parameter %s of %s; valid names: %s"
+                    % (place_of(self.function), name, self.function.__name__, ", ".join(sorted(available)))
+                )
+        return self.function(*before, **given)
+
+
+# Targets: what a recipe names.
+
+
+def load(target):
+    """The class or function of a target."""
+    if target["file"]:
+        name = "user_%s" % hashlib.blake2b(target["file"].encode(), digest_size=8).hexdigest()
+        module = sys.modules.get(name)
+        if module is None:
+            spec = importlib.util.spec_from_file_location(name, target["file"])
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[name] = module
+            spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(target["module"])
+    found = module
+    for part in target["name"].split("."):
+        if not hasattr(found, part):
+            kinds = type if target["kind"] == "env" else types.FunctionType
+            own = [(n, v) for n, v in vars(module).items() if isinstance(v, kinds)]
+            names = [n for n, v in own if v.__module__ == module.__name__]
+            file = shown_path(getattr(module, "__file__", None) or target["module"])
+            known = ", ".join(names) or "nothing of its kind"
+            raise AttributeError("%s has no %s; it defines: %s" % (file, target["name"], known))
+        found = getattr(found, part)
+    return found
+
+
+class EnvTarget:
+    """A class of environments."""
+
+    def __init__(self, cls):
+        if not isinstance(cls, type):
+            raise TypeError("%r is no class: an environment is a class" % (cls,))
+        self.cls = cls
+        self.tools = tools_of(cls)
+        self.rows = {}
+        self.methods = {}
+        for name in ("start", "reset", "step", "reward", "state", "close"):
+            function = getattr(cls, name, None)
+            if function is not None:
+                self.methods[name] = Bound(function, skip_self=True)
+        if "start" not in self.methods and "reset" in self.methods:
+            self.methods["start"] = self.methods["reset"]
+        if not self.tools and "step" not in self.methods and "reward" not in self.methods:
+            raise TypeError(
+                "%s: class %s has no @tool method, no step and no reward: a model could do nothing in it"
+                % (place_of(cls), cls.__name__)
+            )
+        setup = getattr(cls, "setup_worker", None)
+        if setup is not None:
+            finished(setup())
+
+    def describe(self):
+        tools = [
+            {"name": t.name, "description": t.description, "parameters": t.parameters}
+            for t in self.tools.values()
+        ]
+        tasks = getattr(self.cls, "tasks", None)
+        splits = callable(tasks) and any(n == "split" for n, _ in parameters_of(tasks)[0])
+        return {
+            "tools": tools,
+            "state": "state" in self.methods,
+            "gold": hasattr(self.cls, "gold"),
+            "tasks": tasks is not None,
+            "splits": splits,
+            "place": shown_place(self.cls),
+        }
+
+    def page(self, split, seed, offset):
+        """Some rows of a split, from `offset`."""
+        rows = self.rows.get((split, seed))
+        if rows is None:
+            found = self.cls.tasks
+            if callable(found):
+                found = finished(Bound(found)({"split": split, "seed": seed}))
+            found = itertools.islice(found, MAX_TASKS + 1)
+            rows = self.rows[split, seed] = [_row(row) for row in found]
+            if len(rows) > MAX_TASKS:
+                raise ValueError("tasks gives more than %d rows for the split %r" % (MAX_TASKS, split))
+        page, size = [], 0
+        for row in itertools.islice(rows, offset, None):
+            page.append(row)
+            size += len(row)
+            if size > PAGE_BYTES:
+                break
+        return {"rows": page, "total": len(rows)}
+
+    def gold(self, task):
+        task = task_of(task)
+        actions = finished(Bound(self.cls.gold)(columns_of(task)))
+        return {"actions": [_action(a) for a in actions]}
+
+
+def _row(row):
+    """A row of a task as JSON text."""
+    if isinstance(row, str):
+        row = {"prompt": row}
+    return json.dumps(row, default=_jsonable, ensure_ascii=False)
+
+
+def _action(action):
+    """An action of a gold policy: text, (tool, arguments), or a list of such pairs."""
+    if isinstance(action, str):
+        return {"text": action, "calls": []}
+    calls = action if isinstance(action, list) else [action]
+    if not all(isinstance(c, tuple) and len(c) == 2 and isinstance(c[1], dict) for c in calls):
+        raise TypeError(
+            "gold gives %r: expected a text, (tool, {arguments}), or a list of such pairs" % (action,)
+        )
+    return {"text": "", "calls": [{"name": name, "arguments": arguments} for name, arguments in calls]}
+
+
+class RewardTarget:
+    """A reward function."""
+
+    def __init__(self, function):
+        if not callable(function):
+            raise TypeError("%r is no function" % (function,))
+        self.bound = Bound(function)
+        self.function = function
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.group = any(name == "group" for name, _ in self.bound.names)
+
+    def describe(self):
+        return {
+            "parameters": [{"name": name, "needed": needed} for name, needed in self.bound.names],
+            "everything": self.bound.everything,
+            "async": self.is_async,
+            "group": self.group,
+            "place": shown_place(self.function),
+        }
+
+    def arguments(self, samples):
+        members = [_member(sample) for sample in samples]
+        if self.group:
+            return dict(columns_of(members[0]["task"]), group=members)
+        first = members[0]
+        return dict(columns_of(first["task"]), **first)
+
+    def results(self, samples, value):
+        if not self.group:
+            return [scored(lambda: value)]
+        if not isinstance(value, (list, tuple)) or len(value) != len(samples):
+            got = "%d values" % len(value) if isinstance(value, (list, tuple)) else type(value).__name__
+            raise TypeError(
+                "it returned %s for a group of %d samples: one value each is needed" % (got, len(samples))
+            )
+        return [scored(lambda v=v: v) for v in value]
+
+    def named(self, error):
+        """An error of this function as the reason of a missing score."""
+        if isinstance(error, (asyncio.TimeoutError, concurrent.futures.TimeoutError)):
+            return "%s: it took longer than %g s" % (shown_place(self.function), TIMEOUT_S)
+        return reason(error, self.function)
+
+    def failed(self, samples, error):
+        why = str(error) if isinstance(error, sinew.Unscored) else self.named(error)
+        return {"scores": [{"unscored": why} for _ in samples], "fatal": described(error)["fatal"]}
+
+    def score(self, samples):
+        try:
+            value = self.function_value(samples)
+            return {"scores": self.checked(samples, value), "fatal": False}
+        except BaseException as e:
+            return self.failed(samples, e)
+
+    def function_value(self, samples):
+        return finished(self.bound(self.arguments(samples)))
+
+    def checked(self, samples, value):
+        scores = self.results(samples, value)
+        for score in scores:
+            if "wrong" in score:
+                score["unscored"] = "%s: %s" % (shown_place(self.function), score.pop("wrong"))
+        return scores
+
+    async def score_async(self, samples):
+        try:
+            value = await asyncio.wait_for(self.bound(self.arguments(samples)), TIMEOUT_S)
+            return {"scores": self.checked(samples, value), "fatal": False}
+        except BaseException as e:
+            return self.failed(samples, e)
+
+
+def shown_place(thing):
+    file, _, line = place_of(thing).rpartition(":")
+    return "%s:%s" % (shown_path(file), line)
+
+
+def _member(sample):
+    return Record(
+        task=task_of(sample["task"]),
+        output=sample.get("output", ""),
+        messages=[Record(m) for m in sample.get("messages", ())],
+        calls=[Record(c) for c in sample.get("calls", ())],
+        metrics=Record(sample.get("metrics", {})),
+    )
+
+
+def scored(value):
+    """A score, or `wrong` with the reason why a value is none."""
+    try:
+        return score_of(value())
+    except (TypeError, ValueError) as e:
+        return {"wrong": str(e)}
+
+
+# Episodes.
+
+
+class Session:
+    """One episode: an instance of the user's class."""
+
+    def __init__(self, target, task):
+        self.target = target
+        self.task = task_of(task)
+        self.lock = threading.Lock()
+        self.object = target.cls()
+        self.output = ""
+        self.calls = []
+        self.messages = []
+        self.rewarded = False
+        self.outcome = None
+
+    def call(self, method, available=None):
+        bound = self.target.methods[method]
+        return finished(bound(self.names() if available is None else available, self.object))
+
+    def names(self):
+        return dict(columns_of(self.task), output=self.output, calls=self.calls, messages=self.messages)
+
+    def state(self):
+        if "state" not in self.target.methods:
+            return None
+        text = json.dumps(self.call("state"), sort_keys=True, default=_jsonable)
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+    def open(self):
+        system = getattr(self.object, "system", None)
+        said = self.call("start", columns_of(self.task)) if "start" in self.target.methods else None
+        if isinstance(said, (list, tuple)):
+            self.messages = [_message(m) for m in said]
+        elif said is None or isinstance(said, str):
+            text = "\n\n".join(part for part in (self.task.get("prompt"), said) if part)
+            self.messages = [Record(role="system", content=system)] if system else []
+            self.messages.append(Record(role="user", content=text))
+        else:
+            raise TypeError(
+                "start returned %s: return None, a text or a list of messages" % type(said).__name__
+            )
+        return {"messages": list(self.messages), "state": self.state()}
+
+    def run_tool(self, call):
+        """Observation, whether it is an error, reward, and whether the episode ends."""
+        tool = self.target.tools.get(call["name"])
+        try:
+            if tool is None:
+                known = ", ".join(self.target.tools) or "none"
+                raise sinew.ToolError("there is no tool %s; the tools are: %s" % (call["name"], known))
+            arguments = tool.arguments(call["arguments"])
+            return self.step_of(finished(getattr(self.object, tool.attribute)(**arguments)))
+        except sinew.ToolError as e:
+            return "Error: %s" % e, True, 0.0, False
+
+    def step_of(self, value):
+        if not isinstance(value, sinew.Step):
+            return text_of(value), False, 0.0, False
+        reward = _finite(value.reward, "the reward of a step")
+        self.rewarded = self.rewarded or reward != 0.0
+        return text_of(value.observation), False, reward, bool(value.done)
+
+    def step(self, turn):
+        self.output = turn["text"]
+        said = Record(role="assistant", content=turn["text"])
+        if turn["calls"]:
+            said["tool_calls"] = turn["calls"]
+        self.messages.append(said)
+        answer = {"results": [], "reward": 0.0, "done": False}
+        for call in turn["calls"]:
+            call = Record(call)
+            self.calls.append(call)
+            text, error, reward, answer["done"] = self.run_tool(call)
+            message = Record(role="tool", name=call.name, tool_call_id=call.id)
+            self.observed(answer, message, text, error, reward)
+            if answer["done"]:
+                break
+        if turn["call_error"] and not answer["done"]:
+            text = "Error: %s" % turn["call_error"]
+            self.observed(answer, Record(role="user"), text, True, 0.0)
+        elif not turn["calls"]:
+            self.plain(turn["text"], answer)
+        answer["outcome"] = self.score() if answer["done"] else None
+        answer["state"] = None if answer["done"] else self.state()
+        return answer
+
+    def plain(self, text, answer):
+        """A turn without calls."""
+        if "step" not in self.target.methods:
+            answer["done"] = True
+            return
+        try:
+            value = self.call("step", dict(self.names(), text=text))
+            if value is None:
+                raise TypeError("step returned None: return an observation, Step(...) or Done(...)")
+            text, error, reward, answer["done"] = self.step_of(value)
+        except sinew.ToolError as e:
+            text, error, reward = "Error: %s" % e, True, 0.0
+        self.observed(answer, Record(role="user"), text, error, reward)
+
+    def observed(self, answer, message, text, error, reward):
+        message["content"] = cut(text, MAX_OBSERVATION)
+        self.messages.append(message)
+        answer["results"].append({"message": message, "error": error})
+        answer["reward"] += reward
+
+    def score(self):
+        """The outcome, made once."""
+        if self.outcome is None:
+            self.outcome = self.made_score()
+        return self.outcome
+
+    def made_score(self):
+        cls = self.target.cls
+        if "reward" not in self.target.methods:
+            if self.rewarded:
+                return {"value": 0.0, "parts": {}}
+            why = "%s has no method reward, and no turn had a reward" % cls.__name__
+            return {"unscored": "%s: %s" % (shown_place(cls), why)}
+        function = self.target.methods["reward"].function
+        try:
+            return score_of(self.call("reward"))
+        except sinew.Unscored as e:
+            return {"unscored": str(e)}
+        except BaseException as e:
+            if described(e)["fatal"]:
+                raise
+            return {"unscored": reason(e, function)}
+
+    def close(self):
+        if "close" in self.target.methods:
+            self.call("close", {})
+
+
+def _message(message):
+    if not isinstance(message, collections.abc.Mapping) or not {"role", "content"} <= set(message):
+        raise TypeError(
+            "start returned the message %r: expected {'role': ..., 'content': ...}" % (message,)
+        )
+    return Record(message)
+
+
+# The protocol.
+
+
+class Server:
+    """Takes frames and answers them."""
+
+    def __init__(self, connection):
+        self.connection = connection
+        self.reading, self.writing = threading.Lock(), threading.Lock()
+        self.counting = threading.Lock()
+        self.idle = self.threads = 1
+        self.max_threads = 1
+        self.max_frame = 16 << 20
+        self.targets, self.sessions = [], {}
+        self.forked = False
+        os.register_at_fork(after_in_child=self.after_fork)
+
+    def after_fork(self):
+        # A child of the user's code must not speak for its parent.
+        self.forked = True
+        self.connection.close()
+
+    def receive(self):
+        header = self.exactly(4)
+        return json.loads(self.exactly(struct.unpack(">I", header)[0]))
+
+    def exactly(self, size):
+        data = bytearray(size)
+        view, at = memoryview(data), 0
+        while at < size:
+            n = self.connection.recv_into(view[at:])
+            if n == 0:
+                os._exit(0)
+            at += n
+        return data
+
+    def send(self, message):
+        data = encoded(message)
+        if len(data) > self.max_frame:
+            why = "the answer has %d bytes: at most %d are allowed" % (len(data), self.max_frame)
+            error = ValueError(why)
+            data = encoded({"id": message["id"], "error": described(error)})
+        with self.writing:
+            self.connection.sendall(struct.pack(">I", len(data)) + data)
+
+    def start(self, hello):
+        """Loads all targets. The answer describes them."""
+        self.max_frame = hello["max_frame"]
+        try:
+            prepare(hello)
+            for target in hello["targets"]:
+                made = {"env": EnvTarget, "reward": RewardTarget}[target["kind"]](load(target))
+                self.targets.append(made)
+            found = [target.describe() for target in self.targets]
+            self.send({"id": 0, "ok": {"targets": found, "python": sys.version.split()[0]}})
+        except BaseException as e:
+            self.send({"id": 0, "error": described(e)})
+            os._exit(1)
+        self.max_threads = hello["threads"]
+
+    def serve(self):
+        while True:
+            with self.reading:
+                request = self.receive()
+                self.grow()
+            printed = [""]
+            token = PRINTED.set(printed)
+            try:
+                self.answer(request, printed)
+            finally:
+                PRINTED.reset(token)
+            if self.forked:
+                os._exit(1)
+            with self.counting:
+                self.idle += 1
+
+    def grow(self):
+        """Makes sure that a thread takes the next frame while this one works."""
+        with self.counting:
+            self.idle -= 1
+            if self.idle > 0 or self.threads >= self.max_threads:
+                return
+            self.idle += 1
+            self.threads += 1
+        try:
+            threading.Thread(target=self.serve, daemon=True).start()
+        except RuntimeError:
+            with self.counting:
+                self.idle -= 1
+                self.threads -= 1
+
+    def answer(self, request, printed):
+        op, number = request["op"], request["id"]
+        if op == "reward":
+            target = self.targets[request["target"]]
+            if target.is_async:
+                self.answer_later(target.score_async(request["samples"]), number, printed)
+                return
+        try:
+            message = {"id": number, "ok": getattr(self, "do_" + op)(request)}
+        except BaseException as e:
+            message = {"id": number, "error": described(e)}
+        self.reply(message, printed)
+
+    def reply(self, message, printed):
+        if self.forked:
+            return
+        if printed[0]:
+            message["printed"] = printed[0]
+        self.send(message)
+
+    def answer_later(self, coroutine, number, printed):
+        future = asyncio.run_coroutine_threadsafe(coroutine, loop())
+        future.add_done_callback(lambda f: self.reply({"id": number, "ok": f.result()}, printed))
+
+    def session(self, request):
+        return self.sessions[request["session"]]
+
+    def do_open(self, request):
+        session = Session(self.targets[request["target"]], request["task"])
+        self.sessions[request["session"]] = session
+        with session.lock:
+            return session.open()
+
+    def do_step(self, request):
+        session = self.session(request)
+        with session.lock:
+            return session.step(request["turn"])
+
+    def do_score(self, request):
+        session = self.session(request)
+        with session.lock:
+            return session.score()
+
+    def do_close(self, request):
+        session = self.sessions.pop(request["session"], None)
+        if session is not None:
+            with session.lock:
+                session.close()
+        return {}
+
+    def do_reward(self, request):
+        return self.targets[request["target"]].score(request["samples"])
+
+    def do_tasks(self, request):
+        return self.targets[request["target"]].page(request["split"], request["seed"], request["offset"])
+
+    def do_gold(self, request):
+        return self.targets[request["target"]].gold(request["task"])
+
+
+def encoded(message):
+    # Half of a surrogate pair is no UTF-8.
+    return json.dumps(message, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def prepare(hello):
+    """Makes the process ready for the user's code: module `sinew`, search path, standard output."""
+    global TIMEOUT_S
+    TIMEOUT_S = hello["timeout_s"]
+    PLACES.extend((inside, host) for inside, host in hello["places"])
+    exec(compile(hello["env_source"], "sinew/env.py", "exec"), vars(sinew))
+    sinew.__getattr__ = _missing
+    sys.modules["sinew"] = sys.modules["sinew.env"] = sinew
+    sys.path[:] = hello["path"] + [p for p in sys.path if p and p not in hello["path"]]
+    sys.argv = ["sinew-worker"]
+
+
+def _missing(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    # Of an AttributeError, `from sinew import ...` would not show the text.
+    raise ImportError(
+        "sinew.%s is not available in a worker; it has: Env, tool, Step, Done, ToolError, Unscored" % name
+    )
+
+
+def main():
+    connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=30)
+    connection.settimeout(None)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    kept = os.dup(2)
+    faulthandler.enable(file=kept)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(nothing, fd)
+    sys.stdout = sys.stderr = Output()
+    server = Server(connection)
+    server.start(server.receive())
+    server.serve()
+
+
+main()

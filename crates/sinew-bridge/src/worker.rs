@@ -1,0 +1,444 @@
+//! One worker process: its start, its calls and its end.
+//!
+//! Start: acquire a sandbox, listen on its loopback interface, run the program, accept one connection, close the
+//! listener, send the hello frame, wait for the descriptions of the targets.
+//!
+//! Three tasks belong to a worker: one runs the process and owns the sandbox, one writes frames, one reads them. The
+//! worker ends when the process ends, the connection closes, an answer breaks the protocol (no JSON, too long, an id
+//! that does not wait), a call passes its deadline, or the handle is dropped. All calls that wait then fail with the
+//! first reason, and the sandbox is destroyed with everything in it.
+
+use crate::error::{CallError, StartError};
+use crate::frame::{FrameReader, MAX_FRAME, encode};
+use crate::workers::Plan;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sinew_sandbox::{
+    ExecOptions, ExecRequest, ExecResult, Limits, Network, Program, Sandbox, SandboxError,
+    SandboxSpec,
+};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::task::AbortHandle;
+
+/// Program of a worker.
+const PROGRAM: &str = concat!(include_str!("schema.py"), "\n\n", include_str!("worker.py"));
+/// The module `sinew` of user code.
+const ENV_SOURCE: &str = include_str!("../../../python/src/sinew/env.py");
+/// Port inside on which the worker finds the host.
+const PORT: u16 = 4200;
+/// Longest life of a worker.
+const LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Weight of all calls that a worker takes at once. A call that must be alone has this weight.
+pub(crate) const ALONE: u32 = 64;
+/// Weight of a call of an environment: 16 at once, each in a thread.
+pub(crate) const THREADED: u32 = 4;
+/// Weight of a call of a coroutine: 64 at once.
+pub(crate) const COROUTINE: u32 = 1;
+/// Threads of a worker with environments.
+const THREADS: u32 = ALONE / THREADED;
+/// Added to the deadline of a call, so that coroutines are ended by the worker itself, which then goes on.
+const GRACE: Duration = Duration::from_millis(500);
+/// Bytes of one read.
+const CHUNK: usize = 64 << 10;
+
+/// A call without a value.
+#[derive(Debug)]
+pub(crate) enum Refused {
+    /// The worker ended before the call was sent. Another worker can take it.
+    Unsent(CallError),
+    /// The call was sent, or no worker could take it.
+    Failed(CallError),
+}
+
+impl Refused {
+    /// The error, for calls that only this worker can take.
+    pub(crate) fn into_error(self) -> CallError {
+        match self {
+            Self::Unsent(error) | Self::Failed(error) => error,
+        }
+    }
+}
+
+/// An answer as it comes from the worker.
+#[derive(Deserialize)]
+struct Reply {
+    /// Id of the call. 0 is the hello frame.
+    id: u64,
+    /// Value of the call, if it has no error.
+    ok: Option<Value>,
+    error: Option<Raised>,
+    /// Text that the call printed.
+    #[serde(default)]
+    printed: String,
+}
+
+#[derive(Deserialize)]
+struct Raised {
+    /// Class of the exception.
+    #[serde(rename = "type")]
+    kind: String,
+    /// Text of the exception, with paths of the host.
+    message: String,
+    /// `file:line` on the host.
+    place: Option<String>,
+    /// The worker is of no use any more.
+    fatal: bool,
+}
+
+/// Calls that wait for their answers.
+#[derive(Default)]
+struct Waiting {
+    /// Reason why the worker ended. No call is added after that.
+    dead: Option<String>,
+    /// By id.
+    calls: HashMap<u64, oneshot::Sender<Reply>>,
+}
+
+/// State of a worker that its tasks share.
+#[derive(Default)]
+struct Shared {
+    waiting: Mutex<Waiting>,
+    /// Tasks that end with the worker. One owns the sandbox.
+    tasks: Mutex<Vec<AbortHandle>>,
+}
+
+/// A running worker. Dropping it ends the process.
+pub(crate) struct Worker {
+    shared: Arc<Shared>,
+    /// Frames to write. The permits of `room` bound them.
+    frames: mpsc::Sender<Vec<u8>>,
+    /// Id of the next call. The host chooses ids, so that code inside cannot answer a call of another worker.
+    next: AtomicU64,
+    /// [`ALONE`] permits; each call holds as many as its weight.
+    room: Semaphore,
+    /// Deadline of one call.
+    timeout: Duration,
+    /// Descriptions of the targets, in their order.
+    pub(crate) targets: Vec<Value>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// Ends the worker. All calls that wait fail with the reason.
+    fn end(&self, reason: impl Into<String>) {
+        {
+            let mut waiting = lock(&self.waiting);
+            waiting.dead.get_or_insert_with(|| reason.into());
+            waiting.calls.clear();
+        }
+        for task in lock(&self.tasks).drain(..) {
+            task.abort();
+        }
+    }
+
+    fn dead(&self) -> Option<String> {
+        lock(&self.waiting).dead.clone()
+    }
+
+    fn lost(&self) -> CallError {
+        CallError::Lost {
+            reason: self.dead().unwrap_or_else(|| "it is gone".into()),
+        }
+    }
+
+    fn own(&self, task: tokio::task::JoinHandle<()>) {
+        lock(&self.tasks).push(task.abort_handle());
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.shared.end("it is not needed any more");
+    }
+}
+
+impl Worker {
+    /// Starts a worker and waits until it has loaded the user's code.
+    ///
+    /// # Errors
+    /// [`StartError::Load`] if the code raises an error, else [`StartError::Worker`] with the reason.
+    pub(crate) async fn start(plan: &Plan) -> Result<Self, StartError> {
+        let seconds = plan.startup_timeout.as_secs_f64();
+        let late = |_| {
+            StartError::Worker(format!(
+                "its imports took longer than {seconds} s; raise startup_timeout_s"
+            ))
+        };
+        tokio::time::timeout(plan.startup_timeout, Self::launch(plan))
+            .await
+            .map_err(late)?
+    }
+
+    async fn launch(plan: &Plan) -> Result<Self, StartError> {
+        let failed = |e: SandboxError| StartError::Worker(e.to_string());
+        let io = |e: std::io::Error| StartError::Worker(e.to_string());
+        let spec = sandbox_spec(plan);
+        let mut sandbox = plan.provider.acquire(&spec).await.map_err(failed)?;
+        let inside = sandbox.listen_inside(PORT).await.map_err(failed)?;
+        inside.set_nonblocking(true).map_err(io)?;
+        let listener = TcpListener::from_std(inside).map_err(io)?;
+        let shared = Arc::new(Shared::default());
+        let (ended, mut end) = oneshot::channel();
+        shared.own(tokio::spawn(run(
+            sandbox,
+            plan.code.python.clone(),
+            Arc::clone(&shared),
+            ended,
+        )));
+        // Until the worker exists, dropping this ends the process.
+        let mut guard = EndOnDrop(Some(Arc::clone(&shared)));
+        let connection = tokio::select! {
+            accepted = listener.accept() => accepted.map_err(io)?.0,
+            why = &mut end => return Err(StartError::Worker(why.unwrap_or_default())),
+        };
+        // Nothing else inside can connect.
+        drop(listener);
+        connection.set_nodelay(true).map_err(io)?;
+        let (read, write) = connection.into_split();
+        let (frames, queue) = mpsc::channel(ALONE as usize);
+        let (ready, described) = oneshot::channel();
+        lock(&shared.waiting).calls.insert(0, ready);
+        shared.own(tokio::spawn(write_all(write, queue)));
+        shared.own(tokio::spawn(read_all(read, Arc::clone(&shared))));
+        let hello = hello(plan).map_err(|e| StartError::Worker(e.to_string()))?;
+        let _ = frames.send(hello).await;
+        let targets = match described.await {
+            Ok(reply) => loaded(reply)?,
+            Err(_) => return Err(StartError::Worker(shared.dead().unwrap_or_default())),
+        };
+        guard.0 = None;
+        Ok(Self {
+            shared,
+            frames,
+            next: AtomicU64::new(1),
+            room: Semaphore::new(ALONE as usize),
+            timeout: plan.timeout,
+            targets,
+        })
+    }
+
+    /// True if it takes calls.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.shared.dead().is_none()
+    }
+
+    /// Calls the worker. The deadline counts from the moment at which the worker has room for the call.
+    pub(crate) async fn call(&self, mut request: Value, weight: u32) -> Result<Value, Refused> {
+        let Ok(_room) = self.room.acquire_many(weight).await else {
+            return Err(Refused::Unsent(self.shared.lost()));
+        };
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        request["id"] = id.into();
+        let frame = frame_of(&request).map_err(Refused::Failed)?;
+        let (sender, answer) = oneshot::channel();
+        {
+            let mut waiting = lock(&self.shared.waiting);
+            if let Some(reason) = waiting.dead.clone() {
+                return Err(Refused::Unsent(CallError::Lost { reason }));
+            }
+            waiting.calls.insert(id, sender);
+        }
+        let exchange = async {
+            let _ = self.frames.send(frame).await;
+            answer.await
+        };
+        let ended = tokio::time::timeout(self.timeout + GRACE, exchange).await;
+        let called = match ended {
+            Ok(Ok(reply)) => self.value(reply),
+            Ok(Err(_)) => Err(self.shared.lost()),
+            Err(_) => {
+                let seconds = self.timeout.as_secs_f64();
+                self.shared
+                    .end(format!("a call took longer than {seconds} s"));
+                Err(CallError::Deadline { seconds })
+            }
+        };
+        called.map_err(Refused::Failed)
+    }
+
+    /// The value of an answer. What the call printed goes to the log.
+    fn value(&self, reply: Reply) -> Result<Value, CallError> {
+        if !reply.printed.is_empty() {
+            tracing::debug!(printed = reply.printed, "python");
+        }
+        let Some(raised) = reply.error else {
+            let value = reply.ok.unwrap_or_default();
+            if value["fatal"] == true {
+                self.end_full();
+            }
+            return Ok(value);
+        };
+        if raised.fatal {
+            self.end_full();
+        }
+        Err(CallError::Raised {
+            kind: raised.kind,
+            message: raised.message,
+            place: raised.place,
+        })
+    }
+
+    fn end_full(&self) {
+        self.shared
+            .end("a call reached the limit of processes and threads of the sandbox");
+    }
+}
+
+/// Ends a worker whose start is not awaited any more.
+struct EndOnDrop(Option<Arc<Shared>>);
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        if let Some(shared) = self.0.take() {
+            shared.end("its start was given up");
+        }
+    }
+}
+
+/// Limits of a worker: the recipe's, but for what a process that lives long and serves many sessions needs.
+fn sandbox_spec(plan: &Plan) -> SandboxSpec {
+    let given = &plan.spec.limits;
+    let mut env = plan.spec.env.clone();
+    let fixed = [
+        // Sets and dicts have the same order in every worker.
+        ("PYTHONHASHSEED", "0"),
+        ("PYTHONDONTWRITEBYTECODE", "1"),
+        ("PYTHONUTF8", "1"),
+        ("PYTHONNOUSERSITE", "1"),
+    ];
+    env.extend(fixed.map(|(k, v)| (k.to_owned(), v.to_owned())));
+    SandboxSpec {
+        limits: Limits {
+            // Deadlines bound each call.
+            cpu_s: 1e8,
+            processes: given.processes + u64::from(THREADS) + 2,
+            open_files: given.open_files.max(1024),
+            ..given.clone()
+        },
+        env,
+        strict: plan.spec.strict,
+        network: Network::Loopback,
+        live: false,
+    }
+}
+
+fn hello(plan: &Plan) -> Result<Vec<u8>, CallError> {
+    let threads = if plan.has_env() { THREADS } else { 1 };
+    frame_of(&json!({
+        "env_source": ENV_SOURCE,
+        "path": plan.code.path,
+        "places": plan.code.places,
+        "targets": plan.code.loads,
+        "threads": threads,
+        "max_frame": MAX_FRAME,
+        "timeout_s": plan.timeout.as_secs_f64(),
+    }))
+}
+
+fn frame_of(request: &Value) -> Result<Vec<u8>, CallError> {
+    encode(request.to_string().as_bytes())
+        .map_err(|e| CallError::Protocol(format!("the request is {e}")))
+}
+
+/// Descriptions of the targets, or the error of the user's code.
+fn loaded(reply: Reply) -> Result<Vec<Value>, StartError> {
+    if let Some(e) = reply.error {
+        return Err(StartError::Load {
+            kind: e.kind,
+            message: e.message,
+            place: e.place,
+        });
+    }
+    match reply.ok.map(|mut ok| ok["targets"].take()) {
+        Some(Value::Array(targets)) => Ok(targets),
+        _ => Err(StartError::Worker("it did not describe its code".into())),
+    }
+}
+
+/// Runs the process to its end. Dropping the future kills it and destroys the sandbox.
+async fn run(
+    mut sandbox: Box<dyn Sandbox>,
+    python: String,
+    shared: Arc<Shared>,
+    ended: oneshot::Sender<String>,
+) {
+    let argv = [python.as_str(), "-B", "-c", PROGRAM, &PORT.to_string()];
+    let request = ExecRequest {
+        program: Program::Argv(argv.map(str::to_owned).to_vec()),
+        stdin: Vec::new(),
+        deadline: LIFE,
+    };
+    let why = match sandbox.exec_with(request, ExecOptions::default()).await {
+        Ok(result) => ending(&result),
+        Err(e) => e.to_string(),
+    };
+    let _ = ended.send(why.clone());
+    // This task is one of those that are aborted: after it there is nothing to do.
+    shared.end(why);
+}
+
+/// How a process ended, with the end of its standard error.
+fn ending(result: &ExecResult) -> String {
+    let error = String::from_utf8_lossy(&result.stderr);
+    let lines: Vec<&str> = error.lines().filter(|l| !l.trim().is_empty()).collect();
+    let last = lines[lines.len().saturating_sub(3)..].join(" | ");
+    match last.is_empty() {
+        true => result.ending.to_string(),
+        false => format!(
+            "{}: {}",
+            result.ending,
+            last.chars().take(400).collect::<String>()
+        ),
+    }
+}
+
+async fn write_all(mut to: OwnedWriteHalf, mut queue: mpsc::Receiver<Vec<u8>>) {
+    while let Some(frame) = queue.recv().await {
+        if to.write_all(&frame).await.is_err() {
+            // The end of the process comes with its reason.
+            return;
+        }
+    }
+}
+
+async fn read_all(mut from: OwnedReadHalf, shared: Arc<Shared>) {
+    let (mut reader, mut chunk) = (FrameReader::default(), vec![0; CHUNK]);
+    loop {
+        match from.read(&mut chunk).await {
+            Ok(0) | Err(_) => {
+                // The end of the process says more; a process that closes its connection and goes on has no excuse.
+                tokio::time::sleep(GRACE).await;
+                shared.end("it closed its connection");
+                return;
+            }
+            Ok(n) => reader.push(&chunk[..n]),
+        }
+        if let Err(why) = take_frames(&mut reader, &shared) {
+            shared.end(format!("it broke the protocol: {why}"));
+            return;
+        }
+    }
+}
+
+/// Hands complete answers to the calls that wait for them.
+fn take_frames(reader: &mut FrameReader, shared: &Shared) -> Result<(), String> {
+    while let Some(frame) = reader.next_frame().map_err(|e| e.to_string())? {
+        let reply: Reply = serde_json::from_slice(frame).map_err(|e| e.to_string())?;
+        let id = reply.id;
+        let Some(waiter) = lock(&shared.waiting).calls.remove(&id) else {
+            return Err(format!("an answer to call {id}, which does not wait"));
+        };
+        let _ = waiter.send(reply);
+    }
+    Ok(())
+}

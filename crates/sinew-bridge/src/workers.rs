@@ -1,0 +1,448 @@
+//! The pool of workers.
+//!
+//! A pool has a fixed number of slots. The worker of a slot starts when the slot is first used, and a worker that ended
+//! is replaced by the next call or session. Sessions stay in their worker; calls without a session go to the slot with
+//! the fewest users. The number of starts within a minute is bounded: code that ends each worker at once would otherwise
+//! take the time of the host for imports.
+//!
+//! All work runs on a runtime of the pool. A caller that stops waiting leaves its call running until the answer or the
+//! deadline, so that workers stay in step with this side.
+
+use crate::code::PythonCode;
+use crate::error::{CallError, StartError};
+use crate::runtime::{OwnRuntime, block_on, spawn};
+use crate::target::TargetKind;
+use crate::worker::{Refused, THREADED, Worker};
+use serde_json::{Value, json};
+use sinew_sandbox::{SandboxProvider, SandboxSpec};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Starts of workers within [`WINDOW`], in addition to one of each. A pool that needs more waits.
+const MAX_RESTARTS: usize = 32;
+/// Workers that may end before they get a call, until the call fails.
+const MAX_UNSENT: usize = 16;
+/// Time over which starts are counted.
+const WINDOW: Duration = Duration::from_secs(60);
+
+/// Sizes and limits of a pool.
+#[derive(Clone)]
+pub struct WorkersConfig {
+    /// Makes the sandboxes. They show the folders of [`PythonCode::shows`].
+    pub provider: Arc<dyn SandboxProvider>,
+    /// Limits of one worker. CPU seconds are not limited (calls have deadlines), and processes and open files are
+    /// raised to what a worker itself needs.
+    pub spec: SandboxSpec,
+    /// Worker processes, 1 to 256.
+    pub workers: usize,
+    /// Sessions of one worker at once, 1 to 10,000.
+    pub sessions_per_worker: usize,
+    /// Deadline of one call, 0.01 s to 24 hours.
+    pub timeout: Duration,
+    /// Deadline of the start of a worker with its imports, and of waiting for a free session.
+    pub startup_timeout: Duration,
+}
+
+impl std::fmt::Debug for WorkersConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WorkersConfig")
+            .field("level", &self.provider.level())
+            .field("workers", &self.workers)
+            .field("sessions_per_worker", &self.sessions_per_worker)
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+impl WorkersConfig {
+    /// Defaults: a worker for each core, 256 sessions each, 30 s for a call, 60 s for a start.
+    pub fn new(provider: Arc<dyn SandboxProvider>) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            provider,
+            spec: SandboxSpec::default(),
+            workers: cores,
+            sessions_per_worker: 256,
+            timeout: Duration::from_secs(30),
+            startup_timeout: Duration::from_secs(60),
+        }
+    }
+
+    fn check(&self) -> Result<(), StartError> {
+        let wrong = |field, value: String, allowed: &str| {
+            Err(StartError::Config {
+                field,
+                value,
+                allowed: allowed.into(),
+            })
+        };
+        if !(1..=256).contains(&self.workers) {
+            return wrong("workers", self.workers.to_string(), "1 to 256");
+        }
+        if !(1..=10_000).contains(&self.sessions_per_worker) {
+            let value = self.sessions_per_worker.to_string();
+            return wrong("sessions_per_worker", value, "1 to 10000");
+        }
+        for (field, duration) in [
+            ("timeout_s", self.timeout),
+            ("startup_timeout_s", self.startup_timeout),
+        ] {
+            let seconds = duration.as_secs_f64();
+            if !(0.01..=86_400.0).contains(&seconds) {
+                return wrong(field, seconds.to_string(), "0.01 to 86400 seconds");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How workers are started and called.
+pub(crate) struct Plan {
+    pub(crate) provider: Arc<dyn SandboxProvider>,
+    pub(crate) spec: SandboxSpec,
+    pub(crate) code: PythonCode,
+    pub(crate) timeout: Duration,
+    pub(crate) startup_timeout: Duration,
+}
+
+impl Plan {
+    /// True if a target is a class of environments.
+    pub(crate) fn has_env(&self) -> bool {
+        self.code.loads.iter().any(|l| l.kind == TargetKind::Env)
+    }
+}
+
+/// Place of one worker of the pool.
+#[derive(Default)]
+struct Slot {
+    /// The worker, once it was needed. A dead one is replaced by the next call.
+    worker: tokio::sync::Mutex<Option<Arc<Worker>>>,
+    /// Sessions and calls that use it now.
+    users: AtomicUsize,
+}
+
+/// State that the handle, its sessions and its tasks share.
+pub(crate) struct Inner {
+    plan: Plan,
+    /// One for each worker.
+    slots: Vec<Slot>,
+    sessions_per_worker: usize,
+    /// One permit for each session that may be open.
+    sessions: Arc<Semaphore>,
+    /// Ids are unique in the pool, not only in a worker, so that no session can reach one of a worker before it.
+    next_session: AtomicU64,
+    /// Times of the last starts.
+    starts: Mutex<VecDeque<Instant>>,
+    /// Number of all starts.
+    started: AtomicU64,
+}
+
+/// A bounded pool of sandboxed Python processes with the user's code loaded. Clones share it; the last one ends the
+/// processes. All methods may be called from any thread and any runtime.
+#[derive(Clone)]
+pub struct PythonWorkers {
+    inner: Arc<Inner>,
+    /// Of the runtime below.
+    handle: Handle,
+    /// Descriptions of the targets by the first worker, in the order of the targets.
+    targets: Arc<Vec<Value>>,
+    /// Ends all tasks, and with them the processes, when the last clone is dropped.
+    _runtime: Arc<OwnRuntime>,
+}
+
+impl std::fmt::Debug for PythonWorkers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PythonWorkers")
+            .field("workers", &self.inner.slots.len())
+            .field("starts", &self.starts())
+            .finish_non_exhaustive()
+    }
+}
+
+impl PythonWorkers {
+    /// Starts the first worker, which loads the code and describes it. The others start when they are needed. It
+    /// blocks the thread until then.
+    ///
+    /// # Errors
+    /// If the code does not load, or no worker starts in time.
+    pub fn start(config: WorkersConfig, code: PythonCode) -> Result<Self, StartError> {
+        config.check()?;
+        let broken = |e: std::io::Error| StartError::Worker(e.to_string());
+        let runtime = OwnRuntime::start().map_err(broken)?;
+        let gone = || StartError::Worker("its runtime is gone".into());
+        let handle = runtime.handle().ok_or_else(gone)?;
+        let inner = Arc::new(Inner {
+            plan: Plan {
+                provider: config.provider,
+                spec: config.spec,
+                code,
+                timeout: config.timeout,
+                startup_timeout: config.startup_timeout,
+            },
+            slots: (0..config.workers).map(|_| Slot::default()).collect(),
+            sessions_per_worker: config.sessions_per_worker,
+            sessions: Arc::new(Semaphore::new(config.workers * config.sessions_per_worker)),
+            next_session: AtomicU64::new(1),
+            starts: Mutex::default(),
+            started: AtomicU64::new(0),
+        });
+        let first = Arc::clone(&inner);
+        let worker = block_on(&handle, async move { first.worker(0).await }).ok_or_else(gone)?;
+        let worker = worker.map_err(|e| match e {
+            CallError::Start(e) => e,
+            other => StartError::Worker(other.to_string()),
+        })?;
+        Ok(Self {
+            inner,
+            handle,
+            targets: Arc::new(worker.targets.clone()),
+            _runtime: Arc::new(runtime),
+        })
+    }
+
+    /// Number of worker starts so far.
+    pub fn starts(&self) -> u64 {
+        self.inner.started.load(Ordering::Relaxed)
+    }
+
+    /// Maximum number of sessions at once.
+    pub fn max_sessions(&self) -> usize {
+        self.inner.slots.len() * self.inner.sessions_per_worker
+    }
+
+    /// Deadline of one call.
+    pub fn timeout(&self) -> Duration {
+        self.inner.plan.timeout
+    }
+
+    /// Hash of the user's source files.
+    pub fn version(&self) -> &str {
+        &self.inner.plan.code.version
+    }
+
+    /// Description of a target by the worker.
+    pub(crate) fn describe(&self, target: usize) -> &Value {
+        self.targets.get(target).unwrap_or(&Value::Null)
+    }
+
+    /// Calls any worker. `weight` is the share of a worker that the call takes
+    /// ([`ALONE`](crate::worker::ALONE) is all of it).
+    pub(crate) async fn call(&self, request: Value, weight: u32) -> Result<Value, CallError> {
+        let inner = Arc::clone(&self.inner);
+        let called = spawn(
+            &self.handle,
+            async move { inner.call(request, weight).await },
+        );
+        called.await.unwrap_or_else(|_| Err(gone()))
+    }
+
+    /// As [`PythonWorkers::call`], and blocks the thread.
+    pub(crate) fn call_blocking(&self, request: Value, weight: u32) -> Result<Value, CallError> {
+        let inner = Arc::clone(&self.inner);
+        let called = block_on(
+            &self.handle,
+            async move { inner.call(request, weight).await },
+        );
+        called.unwrap_or_else(|| Err(gone()))
+    }
+
+    /// Opens a session in the worker with the fewest, and calls `open` in it. It waits for a free session, at most as
+    /// long as a start may take.
+    pub(crate) async fn open(
+        &self,
+        target: usize,
+        task: Value,
+    ) -> Result<(Session, Value), CallError> {
+        let (inner, handle) = (Arc::clone(&self.inner), self.handle.clone());
+        let opened = spawn(&self.handle, async move {
+            let session = Inner::session(inner, handle).await?;
+            let request =
+                json!({"op": "open", "target": target, "session": session.id, "task": task});
+            let answer = session.worker.call(request, THREADED).await;
+            Ok((session, answer.map_err(Refused::into_error)?))
+        });
+        opened.await.unwrap_or_else(|_| Err(gone()))
+    }
+}
+
+fn gone() -> CallError {
+    CallError::Lost {
+        reason: "the pool of workers is gone".into(),
+    }
+}
+
+impl Inner {
+    /// The slot with the fewest users; among equals, one whose worker runs.
+    fn least_used(&self) -> usize {
+        let load = |slot: &Slot| {
+            let running = slot.worker.try_lock();
+            let alive = running.is_ok_and(|w| w.as_ref().is_some_and(|w| w.is_alive()));
+            (slot.users.load(Ordering::Relaxed), !alive)
+        };
+        let slots = self.slots.iter().enumerate();
+        slots.min_by_key(|(_, s)| load(s)).map_or(0, |(i, _)| i)
+    }
+
+    /// The worker of a slot, started if there is none that lives.
+    async fn worker(&self, slot: usize) -> Result<Arc<Worker>, CallError> {
+        let mut place = self.slots[slot].worker.lock().await;
+        if let Some(worker) = place.as_ref().filter(|w| w.is_alive()) {
+            return Ok(Arc::clone(worker));
+        }
+        // The dead one leaves before the next one starts.
+        *place = None;
+        self.wait_for_start().await?;
+        let worker = Arc::new(Worker::start(&self.plan).await?);
+        self.started.fetch_add(1, Ordering::Relaxed);
+        *place = Some(Arc::clone(&worker));
+        Ok(worker)
+    }
+
+    /// Waits until a worker may start: code that kills each worker must not take the time of the host for ever.
+    async fn wait_for_start(&self) -> Result<(), CallError> {
+        let give_up = Instant::now() + self.plan.startup_timeout;
+        loop {
+            let wait = {
+                let mut starts = self.starts.lock().unwrap_or_else(PoisonError::into_inner);
+                while starts.front().is_some_and(|s| s.elapsed() >= WINDOW) {
+                    starts.pop_front();
+                }
+                if starts.len() < self.slots.len() + MAX_RESTARTS {
+                    starts.push_back(Instant::now());
+                    return Ok(());
+                }
+                let oldest = starts.front().map(Instant::elapsed).unwrap_or_default();
+                WINDOW.saturating_sub(oldest)
+            };
+            if Instant::now() + wait > give_up {
+                return Err(CallError::Busy(format!(
+                    "workers ended {} times within {} s; look for what crashes or hangs in the code",
+                    MAX_RESTARTS,
+                    WINDOW.as_secs()
+                )));
+            }
+            tokio::time::sleep(wait).await;
+        }
+    }
+
+    /// Calls any worker. One that ends before it gets the call is replaced.
+    async fn call(&self, request: Value, weight: u32) -> Result<Value, CallError> {
+        let mut left = MAX_UNSENT;
+        loop {
+            let slot = self.least_used();
+            let _user = User::of(&self.slots[slot].users);
+            let worker = self.worker(slot).await?;
+            match worker.call(request.clone(), weight).await {
+                Err(Refused::Unsent(_)) if left > 0 => left -= 1,
+                other => return other.map_err(Refused::into_error),
+            }
+        }
+    }
+
+    async fn session(this: Arc<Self>, handle: Handle) -> Result<Session, CallError> {
+        let free = Arc::clone(&this.sessions).acquire_owned();
+        let permit = match tokio::time::timeout(this.plan.startup_timeout, free).await {
+            Ok(Ok(permit)) => permit,
+            _ => {
+                let all = this.slots.len() * this.sessions_per_worker;
+                return Err(CallError::Busy(format!(
+                    "all {all} sessions are in use; raise workers or sessions_per_worker"
+                )));
+            }
+        };
+        let slot = this.least_used();
+        this.slots[slot].users.fetch_add(1, Ordering::Relaxed);
+        let seat = Seat {
+            inner: Arc::clone(&this),
+            slot,
+            _permit: permit,
+        };
+        let worker = this.worker(slot).await?;
+        Ok(Session {
+            id: this.next_session.fetch_add(1, Ordering::Relaxed),
+            worker,
+            handle,
+            seat: Some(seat),
+        })
+    }
+}
+
+/// Counts a user of a slot as long as it lives.
+struct User<'a>(&'a AtomicUsize);
+
+impl<'a> User<'a> {
+    fn of(users: &'a AtomicUsize) -> Self {
+        users.fetch_add(1, Ordering::Relaxed);
+        Self(users)
+    }
+}
+
+impl Drop for User<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Place of a session in the pool.
+struct Seat {
+    inner: Arc<Inner>,
+    slot: usize,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let users = &self.inner.slots[self.slot].users;
+        users.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// One session of a worker. Dropping it closes the session in the background.
+pub(crate) struct Session {
+    id: u64,
+    worker: Arc<Worker>,
+    handle: Handle,
+    /// Kept until the worker has closed the session. `None` after that.
+    seat: Option<Seat>,
+}
+
+impl Session {
+    /// Calls the session.
+    pub(crate) async fn call(&self, mut request: Value) -> Result<Value, CallError> {
+        request["session"] = self.id.into();
+        let worker = Arc::clone(&self.worker);
+        let called = spawn(&self.handle, async move {
+            let called = worker.call(request, THREADED).await;
+            called.map_err(Refused::into_error)
+        });
+        called.await.unwrap_or_else(|_| Err(gone()))
+    }
+
+    /// Closes the session. The seat is free when the worker has answered.
+    pub(crate) async fn close(mut self) -> Result<Value, CallError> {
+        let seat = self.seat.take();
+        let closed = self.call(json!({"op": "close"})).await;
+        drop(seat);
+        closed
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let Some(seat) = self.seat.take() else {
+            return;
+        };
+        let (worker, id) = (Arc::clone(&self.worker), self.id);
+        self.handle.spawn(async move {
+            // An error of closing has no one to report to: the session is over.
+            let _ = worker
+                .call(json!({"op": "close", "session": id}), THREADED)
+                .await;
+            drop(seat);
+        });
+    }
+}

@@ -1,0 +1,321 @@
+//! Episodes of Python classes.
+
+use crate::support::{Sizes, call, calls, factory, folder, in_folder, play, task, workers};
+use serde_json::json;
+use sinew_bridge::{CheckReport, Finding, PythonEnvFactory, TargetKind};
+use sinew_env::{Action, CallError, CallNotation, EnvFactory};
+use sinew_types::Role;
+
+const SHOP: &str = r#"
+from typing import List
+from sinew import Env, Done, Step, ToolError, tool
+
+GOODS = {"tea": 3, "milk": 1}
+
+class E(Env):
+    system = "You are a shopper."
+
+    def start(self, task):
+        self.cart = []
+
+    @tool
+    def search(self, query: str) -> List[str]:
+        "Find items."
+        return [name for name in GOODS if query in name]
+
+    @tool
+    def add(self, item: str, count: int = 1):
+        """Put an item in the cart.
+
+        Args:
+            item: name of the item
+        """
+        if item not in GOODS:
+            raise ToolError("no such item: " + item)
+        self.cart += [item] * count
+        return Step("added", reward=0.25)
+
+    @tool
+    async def pay(self):
+        return Done("paid")
+
+    def state(self):
+        return self.cart
+
+    def reward(self, task):
+        return {"reward": self.cart == task.want, "items": len(self.cart)}
+
+    @staticmethod
+    def gold(task):
+        return [[("add", {"item": item}) for item in task.want], ("pay", {})]
+"#;
+
+#[tokio::test]
+async fn tools_run_in_a_worker_and_the_class_scores_the_episode() {
+    let (factory, _dir) = factory(SHOP, Sizes::default());
+    let want = task(json!({"want": ["tea", "tea"]}));
+    let mut env = factory.create(&want).unwrap();
+    let reset = env.reset().await.unwrap();
+    let said = |i: usize| (reset.messages[i].role, reset.messages[i].content.text());
+    assert_eq!(said(0), (Role::System, "You are a shopper.".into()));
+    assert_eq!(said(1), (Role::User, "Buy tea.".into()));
+    assert_eq!(reset.calls, CallNotation::Template);
+    let names: Vec<_> = reset.tools.iter().map(|t| t.name.as_str()).collect();
+    assert_eq!(names, ["search", "add", "pay"]);
+    assert_eq!(reset.tools[1].description, "Put an item in the cart.");
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "item": {"type": "string", "description": "name of the item"},
+            "count": {"type": "integer", "default": 1},
+        },
+        "required": ["item"],
+    });
+    assert_eq!(reset.tools[1].parameters, schema);
+    let two = calls(vec![
+        call("a", "search", json!({"query": "te"})),
+        call("b", "add", json!({"item": "tea", "count": 2})),
+    ]);
+    let step = env.step(two).await.unwrap();
+    assert_eq!((step.process_reward, step.done), (0.25, false));
+    assert_ne!(step.state_hash, reset.state_hash);
+    let messages = env.format_observation(&step.observation.unwrap());
+    let said = |i: usize| {
+        (
+            messages[i].tool_call_id.as_deref(),
+            messages[i].content.text(),
+        )
+    };
+    assert_eq!(said(0), (Some("a"), r#"["tea"]"#.into()));
+    assert_eq!(said(1), (Some("b"), "added".into()));
+    assert!(messages.iter().all(|m| m.role == Role::Tool));
+    let done = env.step(calls(vec![call("c", "pay", json!({}))])).await;
+    let outcome = done.unwrap().outcome.unwrap();
+    assert_eq!(
+        (outcome.reward, outcome.success, outcome.unscored),
+        (1.0, true, false)
+    );
+    assert_eq!(
+        (outcome.metrics["items"], outcome.metrics["tool_calls"]),
+        (2.0, 3.0)
+    );
+    env.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn errors_of_the_model_are_observations() {
+    let (factory, _dir) = factory(SHOP, Sizes::default());
+    let mut env = factory.create(&task(json!({"want": []}))).unwrap();
+    env.reset().await.unwrap();
+    let text = json!({"item": "tea", "count": "2"});
+    for (name, arguments, said) in [
+        ("add", json!({"item": "gold"}), "no such item: gold"),
+        ("add", text, "argument count is \"2\": expected int"),
+        ("add", json!({}), "missing argument item"),
+        (
+            "steal",
+            json!({}),
+            "there is no tool steal; the tools are: search, add, pay",
+        ),
+    ] {
+        let step = env
+            .step(calls(vec![call("a", name, arguments)]))
+            .await
+            .unwrap();
+        let observation = step.observation.unwrap();
+        assert!(observation.is_error);
+        assert!(
+            observation.content.text().contains(said),
+            "{}",
+            observation.content
+        );
+    }
+    let broken = Action {
+        call_error: Some(CallError::Unclosed),
+        ..Action::say("<tool_call>")
+    };
+    let observation = env.step(broken).await.unwrap().observation.unwrap();
+    assert_eq!(env.format_observation(&observation)[0].role, Role::User);
+    // A turn without a call ends an episode of a class without `step`.
+    let step = env.step(Action::say("I am done.")).await.unwrap();
+    let metrics = step.outcome.unwrap().metrics;
+    assert_eq!((metrics["tool_errors"], metrics["malformed"]), (4.0, 1.0));
+    env.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn errors_of_the_code_fail_the_episode_with_file_and_line() {
+    let source = r#"
+from sinew import Env, tool
+
+class E(Env):
+    @tool
+    def f(self) -> str:
+        return 1 / 0
+
+    @tool
+    def leave(self):
+        exit(3)
+
+    def reward(self):
+        return 1.0
+"#;
+    let (factory, _dir) = factory(source, Sizes::default());
+    for (tool, said) in [
+        ("f", "user.py:7: ZeroDivisionError: division by zero"),
+        ("leave", "user.py:11: SystemExit: the code called exit(3)"),
+    ] {
+        let mut env = factory.create(&task(json!({}))).unwrap();
+        env.reset().await.unwrap();
+        let step = env.step(calls(vec![call("a", tool, json!({}))])).await;
+        let error = step.unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+        env.close().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn episodes_without_a_score_say_why() {
+    let begin = "from sinew import Env, Unscored, Step\nclass E(Env):\n    def step(self, text):\n        \
+                 return Step('ok', done=True)\n    ";
+    for (body, said) in [
+        ("pass", "has no method reward"),
+        (
+            "def reward(self, task): return task.nothing",
+            "user.py:5: AttributeError: no field 'nothing'",
+        ),
+        ("def reward(self, wrong): return 1", "valid names:"),
+        ("def reward(self, task): return None", "it returned None"),
+        (
+            "def reward(self, task): return Unscored('no judge')",
+            "no judge",
+        ),
+        ("def reward(self, task): return 'good'", "is of type str"),
+        ("def reward(self, task): return float('nan')", "nan"),
+        (
+            "def reward(self, task): return {'a': 1}",
+            "without the key 'reward'",
+        ),
+    ] {
+        let (factory, _dir) = factory(&format!("{begin}{body}"), Sizes::default());
+        let outcome = play(&factory, vec![Action::say("x")])
+            .await
+            .outcome
+            .unwrap();
+        assert!(outcome.unscored, "{body}");
+        let reason = outcome.unscored_reason.unwrap();
+        assert!(reason.contains(said), "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn text_environments_answer_each_turn() {
+    let source = r#"
+from sinew import Done, Env, Step
+
+class E(Env):
+    async def reset(self, task, seed):
+        self.number = seed
+        return "Guess a number."
+
+    async def step(self, text):
+        if int(text) == self.number:
+            return Done(reward=1.0)
+        return Step("higher" if int(text) < self.number else "lower", reward=-0.5)
+"#;
+    let (factory, _dir) = factory(source, Sizes::default());
+    let mut env = factory.create(&task(json!({}))).unwrap();
+    let reset = env.reset().await.unwrap();
+    assert_eq!(
+        reset.messages[0].content.text(),
+        "Buy tea.\n\nGuess a number."
+    );
+    let step = env.step(Action::say("9")).await.unwrap();
+    assert_eq!(step.observation.unwrap().content.text(), "lower");
+    assert_eq!(step.process_reward, -0.5);
+    let step = env.step(Action::say("7")).await.unwrap();
+    let outcome = step.outcome.unwrap();
+    assert_eq!(
+        (step.process_reward, outcome.reward, outcome.unscored),
+        (1.0, 0.0, false)
+    );
+    env.close().await.unwrap();
+}
+
+#[test]
+fn classes_that_cannot_work_are_refused_at_the_start() {
+    for (source, said) in [
+        ("class E:\n    pass", "a model could do nothing in it"),
+        ("def E(): pass", "is no class"),
+        ("class F: pass", "has no E; it defines: F"),
+        ("import no_such_package", "user.py:1: ModuleNotFoundError"),
+        ("x = (", "user.py:1: SyntaxError"),
+        (
+            "from sinew import tool\nclass E:\n    @tool\n    def f(self, x): ...",
+            "user.py:4: parameter x of the tool f has no type hint",
+        ),
+        (
+            "from sinew import tool\nclass E:\n    @tool\n    def f(self, x: open): ...",
+            "user.py:4: parameter x: no JSON schema for",
+        ),
+        (
+            "from sinew import Client",
+            "sinew.Client is not available in a worker",
+        ),
+    ] {
+        let error = workers(source, (TargetKind::Env, "E"), Sizes::default()).unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains(said), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn the_check_finds_what_would_go_wrong() {
+    let (good, _dir) = factory(SHOP, Sizes::default());
+    let tasks = ["tea", "milk"].map(|item| task(json!({"want": [item]})));
+    let report = CheckReport::of(&good, &tasks).await;
+    assert!(report.passed(), "{report:?}");
+    assert!(
+        report.checks.iter().all(|c| c.finding == Finding::Ok),
+        "{report:?}"
+    );
+    let source = r#"
+import random
+from sinew import Env
+
+class E(Env):
+    def start(self, task):
+        return "The answer is %s." % task.answer
+    def step(self, text):
+        return str(random.SystemRandom().random())
+    def reward(self, task):
+        return 1.0
+"#;
+    let (bad, _dir) = factory(source, Sizes::default());
+    let report = CheckReport::of(&bad, &[task(json!({"answer": "secret"}))]).await;
+    let warned = report
+        .checks
+        .iter()
+        .filter(|c| c.finding == Finding::Warning);
+    let warned: Vec<_> = warned.map(|c| c.name).collect();
+    assert_eq!(warned, ["leaks", "null", "random", "determinism"]);
+}
+
+#[test]
+fn modules_find_their_neighbours() {
+    let dir = folder();
+    let root = dir.path();
+    std::fs::create_dir(root.join("game")).unwrap();
+    for (file, text) in [
+        ("__init__.py", ""),
+        ("words.py", "WORDS = ['tea']"),
+        (
+            "env.py",
+            "from game.words import WORDS\nclass E:\n    def step(self, text): return WORDS[0]",
+        ),
+    ] {
+        std::fs::write(root.join("game").join(file), text).unwrap();
+    }
+    let workers = in_folder(root, "game.env:E", TargetKind::Env, Sizes::default()).unwrap();
+    assert!(PythonEnvFactory::new(workers, 0, "game.env:E").is_ok());
+}

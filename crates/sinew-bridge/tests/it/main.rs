@@ -1,0 +1,9 @@
+//! Real workers in sandboxes of the process level.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+mod env;
+mod hostile;
+mod reward;
+mod support;
+mod tasks;

@@ -1,0 +1,137 @@
+//! Python functions as rewards.
+
+use crate::support::{Sizes, reward, sample, workers};
+use serde_json::json;
+use sinew_bridge::{PythonReward, TargetKind};
+use sinew_env::{GroupReward, Reward, Score};
+
+async fn score(function: &PythonReward, output: &str) -> Result<Score, String> {
+    let sample = sample(output, json!({"answer": "42"}));
+    function.score(&sample).await.map_err(|u| u.reason)
+}
+
+#[tokio::test]
+async fn arguments_are_bound_by_name() {
+    for (source, value) in [
+        (
+            "def f(output, answer): return output.strip() == answer",
+            1.0,
+        ),
+        (
+            "async def f(answer, output): return float(answer in output)",
+            1.0,
+        ),
+        (
+            "def f(task): return {'reward': task.answer == '42', 'length': 3}",
+            1.0,
+        ),
+        ("def f(messages): return messages[-1].content == ' 42'", 1.0),
+        (
+            "def f(calls, metrics): return metrics['turns'] * (calls[0].arguments['item'] == 'tea')",
+            2.0,
+        ),
+        ("def f(**all): return len(all['prompt'])", 8.0),
+        ("def f(seed, missing=2): return seed + missing", 9.0),
+    ] {
+        let (function, _dir) = reward(source, Sizes::default());
+        let got = score(&function, " 42").await;
+        assert_eq!(
+            got.unwrap_or_else(|e| panic!("{source}: {e}")).value,
+            value,
+            "{source}"
+        );
+        function.check(&["answer"]).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_missing_score_names_its_cause_and_place() {
+    let hang = "import asyncio, time\ndef f(output): time.sleep(60)";
+    let wait = "import asyncio\nasync def f(output): await asyncio.sleep(60)";
+    let unscored = "from sinew import Unscored\ndef f(output): raise Unscored('judge down')";
+    for (source, timeout_s, said) in [
+        (
+            "def f(output):\n    return 1 / 0",
+            20.0,
+            "user.py:2: ZeroDivisionError: division by zero",
+        ),
+        ("def f(output): return None", 20.0, "it returned None"),
+        (
+            "def f(output): return 'yes'",
+            20.0,
+            "user.py:1: the reward is of type str",
+        ),
+        ("def f(output): return float('inf')", 20.0, "finite"),
+        (unscored, 20.0, "judge down"),
+        (hang, 0.5, "user.py:2: it took longer than 0.5 s"),
+        (wait, 0.5, "user.py:2: it took longer than 0.5 s"),
+        (
+            "import os\ndef f(output): os._exit(4)",
+            20.0,
+            "its Python worker ended: exited 4",
+        ),
+        ("def f(output): exit()", 20.0, "SystemExit"),
+        ("def f(nothing): return 1", 20.0, "valid names: "),
+    ] {
+        let (function, _dir) = reward(source, Sizes::within(timeout_s));
+        let reason = score(&function, "x").await.unwrap_err();
+        assert!(reason.contains(said), "{source}: {reason}");
+    }
+}
+
+#[test]
+fn unknown_names_are_refused_before_any_sample() {
+    let (function, _dir) = reward("def f(output, anwser): return 1", Sizes::default());
+    let error = function.check(&["answer"]).unwrap_err().to_string();
+    assert!(error.contains("user.py:1: the parameter anwser"), "{error}");
+    assert!(error.contains("valid names: answer, calls, "), "{error}");
+    for (source, said) in [
+        ("f = 3", "is no function"),
+        ("def f(*a): 1", "parameter a of f has no name"),
+    ] {
+        let error = workers(source, (TargetKind::Reward, "f"), Sizes::default()).unwrap_err();
+        assert!(error.to_string().contains(said), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn group_rewards_score_all_members_at_once() {
+    let source = "def f(group, answer):\n    return [len(g.output) or None for g in group if answer == '42']";
+    let (function, _dir) = reward(source, Sizes::default());
+    assert!(function.is_group());
+    let samples = ["a", "", "ccc"].map(|output| sample(output, json!({"answer": "42"})));
+    let scores = function.score_group(&samples).await;
+    assert_eq!(scores[0].as_ref().unwrap().value, 1.0);
+    assert!(
+        scores[1]
+            .as_ref()
+            .unwrap_err()
+            .reason
+            .contains("it returned None")
+    );
+    assert_eq!(scores[2].as_ref().unwrap().value, 3.0);
+    let (short, _dir) = reward("def f(group): return [1.0]", Sizes::default());
+    let scores = short.score_group(&samples).await;
+    assert_eq!(scores.len(), 3);
+    let reason = &scores[2].as_ref().unwrap_err().reason;
+    assert!(
+        reason.contains("1 values for a group of 3 samples"),
+        "{reason}"
+    );
+}
+
+#[tokio::test]
+async fn one_bad_sample_harms_no_other() {
+    let source = "import os\nasync def f(output):\n    if output == 'bad': os._exit(1)\n    return len(output)";
+    let sizes = Sizes {
+        workers: 2,
+        ..Sizes::default()
+    };
+    let (function, _dir) = reward(source, sizes);
+    let output = |i| if i == 50 { "bad" } else { "good" };
+    let samples: Vec<_> = (0..100).map(|i| sample(output(i), json!({}))).collect();
+    let scores = futures::future::join_all(samples.iter().map(|s| function.score(s))).await;
+    for (i, score) in scores.iter().enumerate() {
+        assert_eq!(score.is_ok(), i != 50, "{i}: {score:?}");
+    }
+}

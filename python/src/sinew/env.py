@@ -1,0 +1,91 @@
+"""Environments in Python: a class whose methods are the tools of the model.
+
+A recipe names the class (`[env] type = "python"`, `module = "shop.py:Shop"`). Sinew runs it in sandboxed
+worker processes, one instance for each episode::
+
+    from sinew import Env, tool
+
+    class Shop(Env):
+        def start(self, task):
+            self.cart = []
+
+        @tool
+        def add(self, item: str, count: int = 1):
+            "Put an item in the cart."
+            self.cart += [item] * count
+
+        def reward(self, task):
+            return self.cart == task.want
+
+Python 3.8 or later, standard library only. Workers carry this file, so that nothing is installed there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, TypeVar, overload
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class ToolError(Exception):
+    """An error that the model made. Its text is the observation, and the episode continues."""
+
+
+class Unscored(Exception):
+    """A missing score with its reason, returned or raised. It is never replaced with 0."""
+
+    def __init__(self, reason: str = "no reason was given") -> None:
+        super().__init__(str(reason))
+
+
+class Step:
+    """Observation of a turn or a tool call, with a reward of the turn. `done` ends the episode."""
+
+    def __init__(self, observation: Any = None, reward: float = 0.0, done: bool = False) -> None:
+        self.observation = observation
+        self.reward = reward
+        self.done = done
+
+
+class Done(Step):
+    """Ends the episode at once: later calls of the same turn do not run. The model does not see `value`."""
+
+    def __init__(self, value: Any = None, reward: float = 0.0) -> None:
+        super().__init__(value, reward, True)
+
+
+class Env:
+    """Base class of environments. An instance is used for one episode.
+
+    All methods are optional and may be `async`. Parameters are bound by name: `task`, its columns, `seed`,
+    and in `reward` also `output`, `calls` and `messages`.
+
+    - `system`: text of the system message.
+    - `start(self, task)`: begins the episode. A returned text follows the prompt; a returned list of messages
+      replaces system message and prompt.
+    - methods with `@tool`: the tools of the model.
+    - `step(self, text)`: answers a turn without tool calls. Without it, such a turn ends the episode.
+    - `reward(self, task)`: score of the episode: a bool, a number, `None`, `Unscored(...)`, or a dict with
+      the key `reward` whose other entries are metrics.
+    - `state(self)`: a JSON value that is equal exactly in equal states.
+    - `close(self)`: called at the end, also after errors.
+    - `tasks(split, seed)` (static): rows of tasks. `gold(task)` (static): actions that solve a task.
+    - `setup_worker(cls)` (class method): called once in each worker process.
+    """
+
+    system: str | None = None
+
+
+@overload
+def tool(function: F) -> F: ...
+@overload
+def tool(*, name: str | None = None) -> Callable[[F], F]: ...
+def tool(function: Any = None, *, name: str | None = None) -> Any:
+    """Makes a method a tool. Type hints give its JSON schema, the first paragraph of the docstring its
+    description. Texts of arguments come from `Annotated[type, "text"]` or from an `Args:` section."""
+
+    def mark(f: Any) -> Any:
+        f.__sinew_tool__ = name or f.__name__
+        return f
+
+    return mark if function is None else mark(function)
