@@ -47,10 +47,15 @@ impl EnvSection {
     }
 }
 
+/// All environments that a recipe can name: those of `sinew-env`, then those of crates above it.
+fn kinds() -> impl Iterator<Item = &'static EnvKind> {
+    ENVIRONMENTS.iter().chain([&sinew_bridge::KIND])
+}
+
 /// The environment of a name, or what is wrong with the name.
 fn named(name: &str) -> Result<&'static EnvKind, String> {
-    EnvKind::named(name).ok_or_else(|| {
-        let names = ENVIRONMENTS.each_ref().map(|k| format!("`{}`", k.name));
+    kinds().find(|kind| kind.name == name).ok_or_else(|| {
+        let names: Vec<String> = kinds().map(|k| format!("`{}`", k.name)).collect();
         format!(
             "unknown variant `{name}`, expected one of {}",
             names.join(", ")
@@ -103,8 +108,8 @@ impl Serialize for EnvSection {
 
 /// One of the registered environments, for editors.
 pub(crate) fn schema(generator: &mut SchemaGenerator) -> Schema {
-    let mut kinds = Vec::new();
-    for kind in &ENVIRONMENTS {
+    let mut schemas = Vec::new();
+    for kind in kinds() {
         let mut schema = kind.schema(generator);
         schema.insert("description".into(), kind.summary.into());
         schema.insert("required".into(), json!(["type"]));
@@ -113,9 +118,9 @@ pub(crate) fn schema(generator: &mut SchemaGenerator) -> Schema {
             let name = json!({ "const": kind.name, "type": "string", "description": described });
             properties.shift_insert(0, "type".into(), name);
         }
-        kinds.push(schema);
+        schemas.push(schema);
     }
-    json_schema!({ "oneOf": kinds })
+    json_schema!({ "oneOf": schemas })
 }
 
 /// What an environment says of its keys.

@@ -128,8 +128,33 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let env = plan.env.name();
     let reason = format!("has no effect: env.type = \"{env}\" runs no code; remove it");
     rules.unused("sandbox", reason, used);
+    python(plan, rules);
     levels(plan, rules);
     egress(s, rules);
+}
+
+/// Keys that workers of Python environments cannot follow.
+fn python(plan: &RunPlan, rules: &mut Rules) {
+    if plan.env.name() != "python" {
+        return;
+    }
+    let level = plan.sandbox.level;
+    rules.custom(
+        "sandbox.level",
+        level.name(),
+        "env.type = \"python\" runs at level \"process\"".into(),
+        level == Level::Process,
+    );
+    if plan.harness.is_built_in() {
+        for (key, why) in [
+            ("sandbox.cpu_s", "env.timeout_s bounds each call"),
+            ("sandbox.image", "env.python names the interpreter"),
+            ("sandbox.egress", "workers have no network"),
+        ] {
+            let reason = format!("has no effect with env.type = \"python\": {why}; remove it");
+            rules.unused(key, reason, false);
+        }
+    }
 }
 
 /// Keys of one level, where neither tools nor agent programs run at it.
