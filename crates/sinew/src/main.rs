@@ -10,6 +10,7 @@
 mod check;
 mod curves;
 mod egress;
+mod env_check;
 mod episodes;
 mod eval;
 mod export;
@@ -119,6 +120,9 @@ enum Command {
     /// Run code in a sandbox, or say what this host enforces
     #[command(after_help = "Example: sinew sandbox run --code 'print(6 * 7)'")]
     Sandbox(SandboxArgs),
+    /// Try a Python environment before training on it
+    #[command(after_help = "Example: sinew env check my_env.py:MyEnv")]
+    Env(env_check::EnvArgs),
     /// Measure this build against the machine's limits and against other systems (runs sinew-lab)
     #[command(
         disable_help_flag = true,
@@ -303,6 +307,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Export(args) => export::run(&args),
         Command::Gc(args) => gc::run(&args),
         Command::Sandbox(args) => sandbox::run(&args.command),
+        Command::Env(args) => env_check::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Pool(args) => pool::run(&args),
         Command::Bench(args) => lab::run(&["bench"], &args),

@@ -75,7 +75,12 @@ fn size(
         let Some(said) = envs.gold(task, k).map_err(|e| failed(&e))? else {
             break;
         };
-        let said = Message::new(Role::Assistant, said.text);
+        let mut message = Message::new(Role::Assistant, said.text);
+        // A text has the calls in it already.
+        if message.content.is_empty() {
+            message.tool_calls = said.tool_calls;
+        }
+        let said = message;
         let all = [&messages[..], &[said]].concat();
         let ids = renderer.render_turn(&all, &tools).map_err(|e| failed(&e))?;
         turn = turn.min(ids.len());
