@@ -4,6 +4,7 @@
 //! that says why, and its target is not met.
 
 mod decode;
+mod env;
 mod formats;
 mod gateway;
 mod machine;
@@ -48,6 +49,9 @@ The peers need Python environments with benches/peers/litellm.txt and benches/pe
 without one its rows say so."
     )]
     Gateway(gateway::GatewayArgs),
+    /// Measure what Python environments and rewards cost in their workers
+    #[command(after_help = "Example: sinew bench env --json")]
+    Env(env::EnvArgs),
     /// Run a day of agents against the gateway, compressed: nothing may grow, no token be lost
     #[command(after_help = "Example: sinew bench soak --turns 20000 --json")]
     Soak(gateway::soak::SoakArgs),
@@ -121,6 +125,7 @@ pub fn run(command: &BenchCommand) -> Result<(), LabError> {
     match command {
         BenchCommand::Compute(args) => compute(args),
         BenchCommand::Gateway(args) => gateway::run(args),
+        BenchCommand::Env(args) => env::run(args),
         BenchCommand::Soak(args) => gateway::soak::run(args),
     }
 }
