@@ -1,4 +1,14 @@
 //! System calls that are allowed with some arguments only: which, and why not the others.
+//!
+//! Where flags, options or commands can be named, those that programs need are listed, and all others
+//! are refused: what a later kernel adds is refused, too. An errno that a program expects is answered
+//! where one exists (ENOSYS, EINVAL, ENOTTY, ENOMEM), so that libraries fall back instead of failing.
+
+/// Numbers of `libc` by their names, in a list.
+macro_rules! numbers {
+    ($($name:ident)*) => { [$(libc::$name),*] };
+}
+pub(super) use numbers;
 
 /// What must hold of the low 32 bits of an argument: of these, this value, or not it. No allowed
 /// call has a meaning for the upper bits of an argument that is looked at.
@@ -150,22 +160,10 @@ const SOCKET_OPTIONS: [i32; 16] = [
 ];
 
 /// Of connections: no other protocol on top (ULP), no repair, no keys.
-const TCP_OPTIONS: [i32; 14] = [
-    libc::TCP_NODELAY,
-    libc::TCP_MAXSEG,
-    libc::TCP_FASTOPEN,
-    libc::TCP_FASTOPEN_CONNECT,
-    libc::TCP_NOTSENT_LOWAT,
-    libc::TCP_CORK,
-    libc::TCP_KEEPIDLE,
-    libc::TCP_KEEPINTVL,
-    libc::TCP_KEEPCNT,
-    libc::TCP_SYNCNT,
-    libc::TCP_LINGER2,
-    libc::TCP_DEFER_ACCEPT,
-    libc::TCP_QUICKACK,
-    libc::TCP_USER_TIMEOUT,
-];
+const TCP_OPTIONS: [i32; 14] = numbers! {
+    TCP_NODELAY TCP_MAXSEG TCP_FASTOPEN TCP_FASTOPEN_CONNECT TCP_NOTSENT_LOWAT TCP_CORK TCP_KEEPIDLE
+    TCP_KEEPINTVL TCP_KEEPCNT TCP_SYNCNT TCP_LINGER2 TCP_DEFER_ACCEPT TCP_QUICKACK TCP_USER_TIMEOUT
+};
 const IP_OPTIONS: [i32; 4] = [
     libc::IP_TOS,
     libc::IP_TTL,
@@ -207,10 +205,12 @@ const ADVICE: [i32; 3] = [libc::MADV_MERGEABLE, libc::MADV_HWPOISON, 101];
 #[cfg(target_arch = "x86_64")]
 const ARCH_PRCTL: [i32; 7] = [0x1001, 0x1002, 0x1003, 0x1004, 0x1021, 0x1022, 0x1023];
 
+/// Allowed if the argument is one of these.
 fn one_of(argument: u8, values: &[i32]) -> Vec<Vec<Condition>> {
     values.iter().map(|&v| vec![is(argument, v)]).collect()
 }
 
+/// Allowed if the argument is none of these.
 fn none_of(argument: u8, values: &[i32]) -> Vec<Vec<Condition>> {
     vec![values.iter().map(|&v| is_not(argument, v)).collect()]
 }
@@ -224,6 +224,7 @@ pub(super) fn checked(tcp: bool) -> Vec<Checked> {
     all
 }
 
+/// EPERM unless one of the lists holds.
 fn refused(call: i64, lists: Vec<Vec<Condition>>) -> Checked {
     answered(call, lists, libc::EPERM)
 }
@@ -236,6 +237,7 @@ fn answered(call: i64, lists: Vec<Vec<Condition>>, errno: i32) -> Checked {
     }
 }
 
+/// Forks, signals, limits and threads: nothing that reaches a process outside of the sandbox.
 fn processes() -> Vec<Checked> {
     // A child's end sends SIGCHLD or nothing.
     let clone = [0, libc::SIGCHLD as u32].map(|signal| vec![masked(0, !CLONE, signal)]);
@@ -267,6 +269,7 @@ fn memory() -> Vec<Checked> {
     ]
 }
 
+/// Open files: no leases, notices, chosen signals or places on disks.
 fn files(tcp: bool) -> Vec<Checked> {
     let more: &[i32] = if tcp { &IOCTL_TCP } else { &[] };
     let terminal = IOCTL_TERMINAL.map(u32::cast_signed);
@@ -283,6 +286,7 @@ fn files(tcp: bool) -> Vec<Checked> {
     ]
 }
 
+/// Unix sockets, and with `tcp` plain TCP.
 fn sockets(tcp: bool) -> Vec<Checked> {
     let unix = vec![is(0, libc::AF_UNIX)];
     let mut socket = vec![unix.clone()];

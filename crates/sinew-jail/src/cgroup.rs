@@ -3,6 +3,15 @@
 //!
 //! Groups are named `PREFIX PID-START-...` after the process that made them: those of processes that are
 //! gone are removed by the next one, with what still runs in them.
+//!
+//! | what | version 1 | version 2 |
+//! |---|---|---|
+//! | memory | `memory.limit_in_bytes`, swap included where it is counted | `memory.max`, `memory.swap.max` 0 |
+//! | processes and threads | `pids.max` | `pids.max` |
+//! | CPU time | `cpuacct.usage` (ns) | `cpu.stat`, `usage_usec` |
+//! | killed for memory, refused processes | `memory.oom_control`, `pids.events` | `memory.events`, `pids.events` |
+//!
+//! A group belongs to one sandbox, is made with it and removed with it.
 
 use crate::error::{Result, on};
 use nix::fcntl::{OFlag, openat};
@@ -84,6 +93,7 @@ impl Place {
         self.open(file, OFlag::O_WRONLY)?.write_all(text.as_bytes())
     }
 
+    /// The first 4 KiB of a file, empty if it cannot be read.
     fn text(&self, file: &str) -> String {
         let mut bytes = [0; 4096];
         let read = self
@@ -116,6 +126,7 @@ impl Place {
 /// Where limits can be set on this host.
 #[derive(Clone, Debug, Default)]
 pub struct Hierarchy {
+    /// Of the memory controller, which also bounds files in memory.
     memory: Option<Mount>,
     pids: Option<Mount>,
     /// Of the cpuacct controller, under version 1.
@@ -423,6 +434,7 @@ impl Group {
         }
     }
 
+    /// The group in each hierarchy; version 2 has one for all controllers.
     fn places(&self) -> impl Iterator<Item = &Place> {
         let one = self.v2;
         self.memory

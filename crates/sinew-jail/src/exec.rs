@@ -1,4 +1,7 @@
 //! Becoming a program: descriptors, signals, `execve`.
+//!
+//! `place` and `execve` run between a fork and a program, in a process that may share the memory of its
+//! parent: they allocate nothing.
 
 use std::ffi::CString;
 use std::os::fd::RawFd;

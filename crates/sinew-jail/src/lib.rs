@@ -7,6 +7,10 @@
 //! memory. Invariants: it has no async runtime; it forks with one thread; what a process gives up
 //! before hostile code runs in it is built in one place ([`walls`]); a result counts what the kernel
 //! said, never what a program wrote.
+//!
+//! Three crates use it as a library: `sinew-sandbox` (protocol and archives), `sinew-guest` (frames and
+//! walls) and `sinew-microvm` (the plan of a jail, control groups). What they share with the program is
+//! compiled once for each.
 
 pub mod agent;
 pub mod archive;

@@ -1,4 +1,6 @@
 //! The program: what its name or its first argument says.
+//!
+//! Exit codes: 64 for arguments that make no sense, else what the role returns.
 
 use std::ffi::OsString;
 use std::path::Path;

@@ -4,6 +4,14 @@
 //! It has one thread and inherits three descriptors: the agent's channel (0), the monitor's
 //! control channel (1) and a log (2). What else the monitor needs is opened by path and passed by
 //! number. A step that the probe found possible and that fails later is fatal.
+//!
+//! | step | why |
+//! |---|---|
+//! | control groups | before anything is allocated for the monitor |
+//! | files by descriptor | images, memory and devices are opened with the rights of the caller and passed on |
+//! | namespaces and a root of its own | mounts, network, IPC and host name; the root shows the monitor and its libraries, read-only |
+//! | limits and user | a user that owns nothing; no core dumps |
+//! | death signal | set twice: a change of user clears it |
 
 use crate::error::{Error, Result, call, on};
 use crate::walls;
@@ -172,6 +180,7 @@ fn leave_namespaces() -> Result<()> {
     fs::write("/proc/self/gid_map", format!("{group} {group} 1")).map_err(call("gid_map"))
 }
 
+/// Binds, then binds again with flags: the kernel ignores them in the first call.
 fn bind(from: &Path, to: &Path, flags: MsFlags) -> Result<()> {
     let failed = |e: nix::Error| on("show", from)(e);
     let none: Option<&str> = None;
@@ -181,6 +190,7 @@ fn bind(from: &Path, to: &Path, flags: MsFlags) -> Result<()> {
     mount(none, to, none, again, none).map_err(failed)
 }
 
+/// A file system in memory of 1 MiB that becomes the root, read-only at the end.
 fn new_root(plan: &Plan) -> Result<()> {
     let none: Option<&str> = None;
     let (root, made) = (&plan.root, call("make the root"));

@@ -1,4 +1,8 @@
 //! What the host and the spawner say to each other: one JSON message a packet, with files.
+//!
+//! Both ends are of one build, the spawner from the bytes that the host carries: there are no versions.
+//! The host trusts the spawner; hostile code never holds this socket. Descriptors travel with the packet
+//! that names them.
 
 use crate::cgroup::CgroupEvents;
 use crate::error::{Error, Result, call};
@@ -43,6 +47,7 @@ pub struct Config {
 /// What to start.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Start {
+    /// A program that the sandbox sees, and its arguments.
     Argv(Vec<String>),
     /// Code for a fork of the zygote.
     Python(String),
@@ -156,16 +161,19 @@ pub enum Reply {
 /// What the spawner knows of a sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpawnerStats {
+    /// Charged to its control group now, files included; 0 where nothing counts.
     pub memory_bytes: u64,
     pub processes: u64,
     pub file_bytes: u64,
     pub file_count: u64,
+    /// Snapshots below its work folder.
     pub layers: u64,
 }
 
 /// How the main process of an execution ended, as the kernel reports it to the parent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Exit {
+    /// By itself, with this code.
     Code(i32),
     Signal(i32),
     /// It did not come to run the program: number of the step, errno.
@@ -180,11 +188,14 @@ pub enum Exit {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct End {
     pub exit: Exit,
+    /// CPU time of all its processes, in microseconds; of the main process where no group counts.
     pub cpu_us: u64,
     /// It was killed for that.
     pub cpu_spent: bool,
+    /// Resident memory of its largest process.
     pub max_rss_kib: u64,
     pub events: CgroupEvents,
+    /// Bytes that the files of the sandbox take after it.
     pub file_bytes: u64,
 }
 
@@ -192,6 +203,7 @@ pub struct End {
 /// that only such children hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Notice {
+    /// The sandbox; 0 for the zygote itself.
     pub id: u64,
     /// Which of the sandbox's inits.
     pub serial: u32,

@@ -5,166 +5,44 @@
 //!
 //! Where a call takes flags, options or commands that reach beyond the sandbox or into rarely used
 //! parts of the kernel, the allowed ones are listed in `calls`, not the refused ones.
+//!
+//! A filter is built once for each kind of sandbox and installed by every process that is confined, as a
+//! row of its plan (`walls`). It is classic BPF: fewer than 900 instructions, of which a call passes
+//! about ten to its number.
 
-use crate::calls::{Condition, checked};
+use crate::calls::{Condition, checked, numbers};
 use crate::error::{Error, Result};
 use std::collections::BTreeMap;
 
 /// Allowed whatever the arguments. Chosen from what CPython, shells and the usual tools use on
 /// glibc; nothing that mounts, traces, loads, configures or opens networks.
-const ALLOWED: &[i64] = &[
-    libc::SYS_read,
-    libc::SYS_write,
-    libc::SYS_readv,
-    libc::SYS_writev,
-    libc::SYS_pread64,
-    libc::SYS_pwrite64,
-    libc::SYS_preadv,
-    libc::SYS_pwritev,
-    libc::SYS_openat,
-    libc::SYS_openat2,
-    libc::SYS_close,
-    libc::SYS_close_range,
-    libc::SYS_fstat,
-    libc::SYS_newfstatat,
-    libc::SYS_statx,
-    libc::SYS_statfs,
-    libc::SYS_fstatfs,
-    libc::SYS_lseek,
-    libc::SYS_ftruncate,
-    libc::SYS_truncate,
-    libc::SYS_fallocate,
-    libc::SYS_fsync,
-    libc::SYS_fdatasync,
-    libc::SYS_flock,
-    libc::SYS_getdents64,
-    libc::SYS_getcwd,
-    libc::SYS_chdir,
-    libc::SYS_fchdir,
-    libc::SYS_mkdirat,
-    libc::SYS_unlinkat,
-    libc::SYS_renameat,
-    libc::SYS_linkat,
-    libc::SYS_symlinkat,
-    libc::SYS_readlinkat,
-    libc::SYS_faccessat,
-    libc::SYS_faccessat2,
-    libc::SYS_fchmod,
-    libc::SYS_fchmodat,
-    libc::SYS_fchown,
-    libc::SYS_fchownat,
-    libc::SYS_utimensat,
-    libc::SYS_umask,
-    libc::SYS_dup,
-    libc::SYS_dup3,
-    libc::SYS_ppoll,
-    libc::SYS_pselect6,
-    libc::SYS_epoll_create1,
-    libc::SYS_epoll_ctl,
-    libc::SYS_epoll_pwait,
-    libc::SYS_eventfd2,
-    libc::SYS_sendfile,
-    libc::SYS_splice,
-    libc::SYS_tee,
-    libc::SYS_copy_file_range,
-    libc::SYS_munmap,
-    libc::SYS_mremap,
-    libc::SYS_mprotect,
-    libc::SYS_msync,
-    libc::SYS_mincore,
-    libc::SYS_brk,
-    libc::SYS_execve,
-    libc::SYS_execveat,
-    libc::SYS_exit,
-    libc::SYS_exit_group,
-    libc::SYS_wait4,
-    libc::SYS_waitid,
-    libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigprocmask,
-    libc::SYS_rt_sigreturn,
-    libc::SYS_rt_sigpending,
-    libc::SYS_rt_sigtimedwait,
-    libc::SYS_rt_sigsuspend,
-    libc::SYS_sigaltstack,
-    libc::SYS_restart_syscall,
-    libc::SYS_set_robust_list,
-    libc::SYS_get_robust_list,
-    libc::SYS_set_tid_address,
-    libc::SYS_rseq,
-    libc::SYS_membarrier,
-    libc::SYS_sched_yield,
-    libc::SYS_sched_getaffinity,
-    libc::SYS_sched_getparam,
-    libc::SYS_sched_getscheduler,
-    libc::SYS_getpid,
-    libc::SYS_getppid,
-    libc::SYS_gettid,
-    libc::SYS_getuid,
-    libc::SYS_geteuid,
-    libc::SYS_getgid,
-    libc::SYS_getegid,
-    libc::SYS_getresuid,
-    libc::SYS_getresgid,
-    libc::SYS_getgroups,
-    libc::SYS_getpgid,
-    libc::SYS_getsid,
-    libc::SYS_setpgid,
-    libc::SYS_setsid,
-    libc::SYS_getpriority,
-    libc::SYS_getrlimit,
-    libc::SYS_getrusage,
-    libc::SYS_times,
-    libc::SYS_sysinfo,
-    libc::SYS_uname,
-    libc::SYS_gettimeofday,
-    libc::SYS_clock_gettime,
-    libc::SYS_clock_getres,
-    libc::SYS_clock_nanosleep,
-    libc::SYS_nanosleep,
-    libc::SYS_getitimer,
-    libc::SYS_setitimer,
-    libc::SYS_getrandom,
-    libc::SYS_capget,
-    libc::SYS_getcpu,
-    libc::SYS_shutdown,
-    libc::SYS_getsockname,
-    libc::SYS_getpeername,
-];
+const ALLOWED: &[i64] = &numbers! {
+    SYS_read SYS_write SYS_readv SYS_writev SYS_pread64 SYS_pwrite64 SYS_preadv SYS_pwritev
+    SYS_openat SYS_openat2 SYS_close SYS_close_range SYS_fstat SYS_newfstatat SYS_statx SYS_statfs
+    SYS_fstatfs SYS_lseek SYS_ftruncate SYS_truncate SYS_fallocate SYS_fsync SYS_fdatasync SYS_flock
+    SYS_getdents64 SYS_getcwd SYS_chdir SYS_fchdir SYS_mkdirat SYS_unlinkat SYS_renameat SYS_linkat
+    SYS_symlinkat SYS_readlinkat SYS_faccessat SYS_faccessat2 SYS_fchmod SYS_fchmodat SYS_fchown
+    SYS_fchownat SYS_utimensat SYS_umask SYS_dup SYS_dup3 SYS_ppoll SYS_pselect6 SYS_epoll_create1
+    SYS_epoll_ctl SYS_epoll_pwait SYS_eventfd2 SYS_sendfile SYS_splice SYS_tee SYS_copy_file_range
+    SYS_munmap SYS_mremap SYS_mprotect SYS_msync SYS_mincore SYS_brk SYS_execve SYS_execveat
+    SYS_exit SYS_exit_group SYS_wait4 SYS_waitid SYS_rt_sigaction SYS_rt_sigprocmask
+    SYS_rt_sigreturn SYS_rt_sigpending SYS_rt_sigtimedwait SYS_rt_sigsuspend SYS_sigaltstack
+    SYS_restart_syscall SYS_set_robust_list SYS_get_robust_list SYS_set_tid_address SYS_rseq
+    SYS_membarrier SYS_sched_yield SYS_sched_getaffinity SYS_sched_getparam SYS_sched_getscheduler
+    SYS_getpid SYS_getppid SYS_gettid SYS_getuid SYS_geteuid SYS_getgid SYS_getegid SYS_getresuid
+    SYS_getresgid SYS_getgroups SYS_getpgid SYS_getsid SYS_setpgid SYS_setsid SYS_getpriority
+    SYS_getrlimit SYS_getrusage SYS_times SYS_sysinfo SYS_uname SYS_gettimeofday SYS_clock_gettime
+    SYS_clock_getres SYS_clock_nanosleep SYS_nanosleep SYS_getitimer SYS_setitimer SYS_getrandom
+    SYS_capget SYS_getcpu SYS_shutdown SYS_getsockname SYS_getpeername
+};
 
 #[cfg(target_arch = "x86_64")]
-const ALLOWED_LEGACY: &[i64] = &[
-    libc::SYS_open,
-    libc::SYS_creat,
-    libc::SYS_stat,
-    libc::SYS_lstat,
-    libc::SYS_access,
-    libc::SYS_pipe,
-    libc::SYS_dup2,
-    libc::SYS_poll,
-    libc::SYS_select,
-    libc::SYS_epoll_create,
-    libc::SYS_epoll_wait,
-    libc::SYS_eventfd,
-    libc::SYS_mkdir,
-    libc::SYS_rmdir,
-    libc::SYS_unlink,
-    libc::SYS_rename,
-    libc::SYS_link,
-    libc::SYS_symlink,
-    libc::SYS_readlink,
-    libc::SYS_chmod,
-    libc::SYS_chown,
-    libc::SYS_lchown,
-    libc::SYS_getdents,
-    libc::SYS_utime,
-    libc::SYS_utimes,
-    libc::SYS_fork,
-    libc::SYS_vfork,
-    libc::SYS_time,
-    libc::SYS_alarm,
-    libc::SYS_pause,
-    libc::SYS_getpgrp,
-];
+const ALLOWED_LEGACY: &[i64] = &numbers! {
+    SYS_open SYS_creat SYS_stat SYS_lstat SYS_access SYS_pipe SYS_dup2 SYS_poll SYS_select
+    SYS_epoll_create SYS_epoll_wait SYS_eventfd SYS_mkdir SYS_rmdir SYS_unlink SYS_rename SYS_link
+    SYS_symlink SYS_readlink SYS_chmod SYS_chown SYS_lchown SYS_getdents SYS_utime SYS_utimes
+    SYS_fork SYS_vfork SYS_time SYS_alarm SYS_pause SYS_getpgrp
+};
 #[cfg(not(target_arch = "x86_64"))]
 const ALLOWED_LEGACY: &[i64] = &[];
 
@@ -242,6 +120,7 @@ pub(crate) fn init_filter() -> Result<Filter> {
     compile(&calls.map(|c| (c as u32, Answer::Return(ALLOW))).into())
 }
 
+/// What is answered to each call by its number; calls that are missing are refused.
 fn allow_list(tcp: bool) -> Answers {
     let free = ALLOWED.iter().chain(ALLOWED_LEGACY);
     let mut answers: Answers = free.map(|&c| (c as u32, Answer::Return(ALLOW))).collect();
@@ -307,6 +186,7 @@ fn compile(answers: &Answers) -> Result<Filter> {
     })
 }
 
+/// The tree over a range of numbers: each comparison halves it.
 fn search(steps: &[(u32, &Answer)]) -> Vec<Instruction> {
     match steps {
         [] => Vec::new(),
@@ -329,6 +209,7 @@ fn search(steps: &[(u32, &Answer)]) -> Vec<Instruction> {
     }
 }
 
+/// Tries each list in turn; a condition that does not hold jumps to the next list.
 fn checks(lists: &[Vec<Condition>], otherwise: u32) -> Vec<Instruction> {
     let mut code = Vec::new();
     for list in lists {

@@ -2,6 +2,20 @@
 //!
 //! One table serves all ways in: children of the spawner and of the agent carry it out in Rust,
 //! forks of the Python zygote through `ctypes`. So none can be weaker.
+//!
+//! | step | what is given up |
+//! |---|---|
+//! | namespaces | those of the spawner or the zygote, for those of the sandbox init |
+//! | resource limits | CPU time, size of files, core dumps, locked memory, queues, signals; processes and address space where no group counts them |
+//! | bounding set | capabilities that a program could get by `execve`; securebits are locked |
+//! | user | groups, group and user; files that are not readable for all are out of reach |
+//! | capabilities | permitted, effective, inheritable and ambient |
+//! | no_new_privs | set-user-id programs and file capabilities have no effect |
+//! | landlock | writes but below `/work` and `/tmp` and to devices without state; signals and abstract sockets outside |
+//! | open files | last: a fork of the spawner holds more |
+//! | seccomp | last of all: most of the calls above are not in the allow-list |
+//!
+//! The order matters: each step needs rights that a later one takes away.
 
 use crate::error::{Error, Result};
 use crate::seccomp::Filter;
@@ -68,6 +82,7 @@ const INIT: i64 = 0;
 const RULESET: i64 = 1;
 
 #[derive(Clone, Copy)]
+/// An argument of a call.
 enum Arg {
     Is(i64),
     /// Offset in the blob.

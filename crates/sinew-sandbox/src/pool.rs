@@ -1,8 +1,8 @@
 //! Warm sandboxes, kept ready: sized by demand, bounded in number and memory, never dirty.
 //!
-//! A sandbox leaves the pool once. Who is done with it destroys it; nothing comes back, so
+//! A sandbox leaves the pool once. Its user destroys it; nothing comes back, so
 //! nothing of one user can reach the next. How many are kept follows demand: every request that
-//! finds the shelf empty doubles the target, quiet time halves it, between a floor and what
+//! finds none ready doubles the target, quiet time halves it, between a floor and what
 //! ceiling and memory budget leave. No more than a few are made at once (start storms).
 //!
 //! Sandboxes of a pool die with its provider; what a killed server leaves on the host carries
@@ -23,13 +23,13 @@ use tokio::sync::oneshot;
 pub struct PoolConfig {
     /// Ready sandboxes that are kept even without requests, after the first request.
     pub floor: usize,
-    /// Most ready sandboxes.
+    /// Maximum number of ready sandboxes.
     pub ceiling: usize,
     /// Memory that ready sandboxes may take together.
     pub memory_bytes: u64,
     /// Sandboxes that are made at once.
     pub starts_at_once: usize,
-    /// After this long without a request that found the shelf empty, the target halves.
+    /// After this long without a request that found none ready, the target halves.
     pub quiet: Duration,
 }
 
@@ -65,7 +65,7 @@ pub struct PoolStats {
     pub ready: usize,
     /// How many it wants ready.
     pub target: usize,
-    /// Most that were being made at one moment.
+    /// Maximum number that were being made at one moment.
     pub most_starts: usize,
     /// Requests that got a ready one.
     pub hits: u64,
@@ -87,10 +87,10 @@ const LOOK_AFTER: Duration = Duration::from_secs(1);
 
 type Made = Result<Box<dyn Sandbox>, SandboxError>;
 
-struct Shelf {
+struct State {
     spec: Option<SandboxSpec>,
     ready: VecDeque<Box<dyn Sandbox>>,
-    /// Who found the shelf empty, first come first served.
+    /// Requests that found none ready, first come first served.
     waiters: VecDeque<oneshot::Sender<Made>>,
     target: usize,
     last_miss: Instant,
@@ -102,7 +102,7 @@ struct Shelf {
 struct Inner {
     provider: Arc<dyn SandboxProvider>,
     config: PoolConfig,
-    shelf: Mutex<Shelf>,
+    state: Mutex<State>,
     hits: AtomicU64,
     misses: AtomicU64,
     discarded: AtomicU64,
@@ -147,7 +147,7 @@ impl Pool {
         if config.starts_at_once == 0 {
             return bad("pool.starts_at_once", 0, "at least 1");
         }
-        let shelf = Shelf {
+        let state = State {
             spec: None,
             ready: VecDeque::new(),
             waiters: VecDeque::new(),
@@ -159,7 +159,7 @@ impl Pool {
         Ok(Self(Arc::new(Inner {
             provider,
             config,
-            shelf: Mutex::new(shelf),
+            state: Mutex::new(state),
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
             discarded: AtomicU64::new(0),
@@ -170,11 +170,11 @@ impl Pool {
     /// What it did so far.
     pub fn stats(&self) -> PoolStats {
         let inner = &self.0;
-        let shelf = inner.shelf();
+        let state = inner.state();
         PoolStats {
-            ready: shelf.ready.len(),
-            target: shelf.target,
-            most_starts: shelf.most_makers,
+            ready: state.ready.len(),
+            target: state.target,
+            most_starts: state.most_makers,
             hits: inner.hits.load(Ordering::Relaxed),
             misses: inner.misses.load(Ordering::Relaxed),
             discarded: inner.discarded.load(Ordering::Relaxed),
@@ -187,7 +187,7 @@ impl Pool {
     /// # Errors
     /// The first failure; the others are destroyed all the same.
     pub async fn drain(&self) -> Result<(), SandboxError> {
-        let ready = std::mem::take(&mut self.0.shelf().ready);
+        let ready = std::mem::take(&mut self.0.state().ready);
         let mut result = Ok(());
         for sandbox in ready {
             result = result.and(sandbox.destroy().await);
@@ -197,10 +197,10 @@ impl Pool {
 
     /// Starts tasks that make sandboxes, as many as are needed and allowed.
     fn make_more(&self) {
-        let mut shelf = self.0.shelf();
-        while shelf.makers < self.0.config.starts_at_once && shelf.wanted() > shelf.makers {
-            shelf.makers += 1;
-            shelf.most_makers = shelf.most_makers.max(shelf.makers);
+        let mut state = self.0.state();
+        while state.makers < self.0.config.starts_at_once && state.wanted() > state.makers {
+            state.makers += 1;
+            state.most_makers = state.most_makers.max(state.makers);
             let maker = Maker(Arc::clone(&self.0));
             tokio::spawn(async move { while maker.0.make_one().await {} });
         }
@@ -212,11 +212,11 @@ struct Maker(Arc<Inner>);
 
 impl Drop for Maker {
     fn drop(&mut self) {
-        self.0.shelf().makers -= 1;
+        self.0.state().makers -= 1;
     }
 }
 
-impl Shelf {
+impl State {
     /// Sandboxes that are missing.
     fn wanted(&self) -> usize {
         self.waiters.len() + self.target.saturating_sub(self.ready.len())
@@ -224,8 +224,8 @@ impl Shelf {
 }
 
 impl Inner {
-    fn shelf(&self) -> MutexGuard<'_, Shelf> {
-        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What ceiling and memory budget allow.
@@ -238,82 +238,82 @@ impl Inner {
     /// Takes what is ready, or a place in the queue. A pool serves one specification at a time:
     /// when it changes, the old sandboxes are thrown away. `None`: others wait for another one.
     fn find(&self, spec: &SandboxSpec) -> Option<Found> {
-        let mut shelf = self.shelf();
+        let mut state = self.state();
         let mut old = VecDeque::new();
-        if shelf.spec.as_ref() != Some(spec) {
-            if !shelf.waiters.is_empty() {
+        if state.spec.as_ref() != Some(spec) {
+            if !state.waiters.is_empty() {
                 return None;
             }
-            old = std::mem::take(&mut shelf.ready);
-            shelf.spec = Some(spec.clone());
-            shelf.target = self.config.floor;
+            old = std::mem::take(&mut state.ready);
+            state.spec = Some(spec.clone());
+            state.target = self.config.floor;
         }
-        // Those that died with what kept them are of no use to anybody.
-        let (dead, ready) = std::mem::take(&mut shelf.ready)
+        // Those that died with what kept them are of no use.
+        let (dead, ready) = std::mem::take(&mut state.ready)
             .into_iter()
             .partition(|sandbox| sandbox.is_dead());
-        shelf.ready = ready;
+        state.ready = ready;
         old.extend::<VecDeque<_>>(dead);
-        let taken = shelf.ready.pop_front();
+        let taken = state.ready.pop_front();
         if taken.is_none() {
-            shelf.target = (shelf.target * 2).max(1);
-            shelf.last_miss = Instant::now();
-        } else if shelf.last_miss.elapsed() > self.config.quiet {
-            shelf.target /= 2;
-            shelf.last_miss = Instant::now();
+            state.target = (state.target * 2).max(1);
+            state.last_miss = Instant::now();
+        } else if state.last_miss.elapsed() > self.config.quiet {
+            state.target /= 2;
+            state.last_miss = Instant::now();
         }
-        shelf.target = shelf.target.clamp(self.config.floor, self.most_ready());
-        let most = shelf.target;
-        while shelf.ready.len() > most {
-            old.extend(shelf.ready.pop_back());
+        state.target = state.target.clamp(self.config.floor, self.most_ready());
+        let most = state.target;
+        while state.ready.len() > most {
+            old.extend(state.ready.pop_back());
         }
         let found = taken.map_or_else(
             || {
                 let (sender, receiver) = oneshot::channel();
-                shelf.waiters.push_back(sender);
+                state.waiters.push_back(sender);
                 Found::Wait(receiver)
             },
             Found::Ready,
         );
-        drop(shelf);
+        drop(state);
         let thrown = old.len() as u64;
         self.discarded.fetch_add(thrown, Ordering::Relaxed);
         Some(found)
     }
 
-    /// Makes a sandbox for the first waiter, else for the shelf; false if none is wanted.
+    /// Makes a sandbox for the first waiter, else to be ready; false if none is wanted.
     async fn make_one(&self) -> bool {
         let spec = {
-            let shelf = self.shelf();
+            let state = self.state();
             // Other makers are at some of them.
-            if shelf.wanted() < shelf.makers {
+            if state.wanted() < state.makers {
                 return false;
             }
-            shelf.spec.clone()
+            state.spec.clone()
         };
         let Some(spec) = spec else {
             return false;
         };
         let mut made = self.provider.acquire(&spec).await;
         loop {
-            let mut shelf = self.shelf();
-            let current = shelf.spec.as_ref() == Some(&spec);
-            // Who waits for another specification goes on waiting.
-            let waiter = current.then(|| shelf.waiters.pop_front()).flatten();
+            let mut state = self.state();
+            let current = state.spec.as_ref() == Some(&spec);
+            // One that waits for another specification goes on waiting.
+            let waiter = current.then(|| state.waiters.pop_front()).flatten();
             match waiter {
-                // Who gave up waiting takes nothing.
+                // One that gave up waiting takes nothing.
                 Some(waiter) => match waiter.send(made) {
                     Ok(()) => return true,
                     Err(back) => made = back,
                 },
                 None => {
                     return match made {
-                        Ok(sandbox) if current && shelf.ready.len() < shelf.target => {
-                            shelf.ready.push_back(sandbox);
+                        Ok(sandbox) if current && state.ready.len() < state.target => {
+                            state.ready.push_back(sandbox);
                             true
                         }
                         Ok(sandbox) => {
-                            drop(shelf);
+                            drop(state);
                             drop(sandbox);
                             self.discarded.fetch_add(1, Ordering::Relaxed);
                             true

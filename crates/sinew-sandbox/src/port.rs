@@ -45,12 +45,12 @@ pub struct ExecRequest {
     pub deadline: Duration,
 }
 
-/// What an execution may have beside its program.
+/// What an execution may have in addition to its program.
 #[derive(Clone, Debug, Default)]
 pub struct ExecOptions {
     /// Environment variables of this execution, after those of [`SandboxSpec::env`].
     pub env: Vec<(String, String)>,
-    /// Gets output as it comes, beside what the result holds; the same bound holds. A full
+    /// Gets output as it comes, in addition to the result; the same bound holds. A full
     /// channel holds the program back; a closed one is ignored.
     pub output: Option<tokio::sync::mpsc::Sender<OutputChunk>>,
 }

@@ -1,4 +1,6 @@
 //! The program that this crate carries: spawner, agent of guests, jail of monitors.
+//!
+//! The bytes are built by `build.rs` with a nested Cargo, statically linked, so that they run in any root.
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};

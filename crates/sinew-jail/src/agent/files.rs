@@ -1,4 +1,9 @@
 //! Files below the work folder. Nothing of the sandbox runs meanwhile; no link is ever followed.
+//!
+//! A path is taken apart into plain names (no `.`, `..`, empty names or names above 255 bytes) and
+//! followed name by name with `openat2`, which refuses links and other file systems. So whatever a
+//! program has made of its folders, nothing outside of them is read or written, and no FIFO or device
+//! holds the agent up.
 
 use super::link::Link;
 use super::sys;
@@ -17,10 +22,13 @@ pub(super) const TMP: &CStr = c"/tmp";
 const MAX_DEPTH: usize = 64;
 const MAX_ENTRIES: usize = 65_536;
 
+/// Errors of this file by Linux's numbers: 7 too many, 17 exists, 21 a folder, 22 not allowed, 27 too
+/// large, 36 name too long, 71 a request that makes no sense.
 fn errno(code: i32) -> Error {
     Error::from_raw_os_error(code)
 }
 
+/// A folder at a path that programs cannot change.
 pub(super) fn top(path: &CStr) -> Result<OwnedFd> {
     Ok(File::open(std::ffi::OsStr::from_bytes(path.to_bytes()))?.into())
 }
@@ -88,6 +96,7 @@ pub(super) fn put(link: &mut Link, request: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// Makes a folder or a link, or opens a new file for the content that follows.
 fn make(kind: u8, mode: u32, path: &[u8], target: &[u8]) -> Result<Option<File>> {
     let (dir, name) = above(path, true)?;
     let dir = &dir;
@@ -153,6 +162,7 @@ fn send(link: &mut Link, file: File, most: u64) -> Result<()> {
     }
 }
 
+/// Sorted names in a folder.
 fn names(dir: &OwnedFd) -> Result<Vec<CString>> {
     let path = format!("/proc/self/fd/{}", dir.as_raw_fd());
     let mut names = Vec::new();
@@ -180,6 +190,8 @@ struct Left {
     bytes: u64,
 }
 
+/// One folder of an archive: each entry, then what is in it. Modes that keep the agent out are widened
+/// first; those of files are set back.
 fn folder(
     link: &mut Link,
     dir: &OwnedFd,
@@ -241,6 +253,8 @@ pub(super) fn reset() -> Result<()> {
     Ok(())
 }
 
+/// Removes everything below a folder, which is entered and left by one descriptor at a time: depth takes
+/// names, not descriptors or stack.
 fn clear(mut dir: OwnedFd) -> Result<()> {
     let mut way: Vec<CString> = Vec::new();
     'again: loop {

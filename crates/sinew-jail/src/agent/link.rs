@@ -1,4 +1,8 @@
 //! The connection to the host.
+//!
+//! A Unix socket of a container, a virtio port or a vsock connection of a machine. A machine that is
+//! restored from a snapshot finds its connection gone: it waits for the host at the listener again and
+//! forgets the half frame that it had, or reads on from the port.
 
 use crate::wire::{self, HEAD, MAX_REQUEST};
 use std::fs::File;
@@ -16,6 +20,7 @@ pub(super) struct Link {
     had: Vec<u8>,
 }
 
+/// Kind and payload.
 pub(super) type Frame = (u8, Vec<u8>);
 
 impl AsFd for Link {
@@ -92,6 +97,7 @@ impl Link {
         }
     }
 
+    /// Sends a frame, however long the host takes to read it.
     pub(super) fn send(&mut self, frame: &[u8]) -> Result<()> {
         self.file.write_all(frame)
     }

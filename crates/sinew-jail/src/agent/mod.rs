@@ -5,6 +5,19 @@
 //! be the first process of its PID namespace: it ends executions by killing everything else in
 //! there. As `without-mount PATH PROGRAM ARGS`, outside of any sandbox, it becomes a program that
 //! does not see what is mounted at PATH.
+//!
+//! Requests are answered one at a time, in the order in which they come. A frame that is too long, or
+//! that does not belong, is a defect of the host, which is trusted: the agent ends, and the kernel ends
+//! everything in its PID namespace. The host treats the agent as hostile in turn, since a program could
+//! have taken it over.
+//!
+//! | part | what it does |
+//! |---|---|
+//! | `link` | frames in and out |
+//! | `program`, `waiting` | starts programs inside walls; keeps an interpreter ready |
+//! | `run` | one execution: input, output, deadline, end |
+//! | `files` | content of `/work` in and out, as the programs' user |
+//! | `group`, `sys` | control groups of a machine; system calls |
 
 mod files;
 mod group;
@@ -101,8 +114,10 @@ fn machine(port: &std::ffi::OsStr) -> Result<(File, Option<OwnedFd>)> {
     Ok((opened, listener))
 }
 
+/// The state between two requests.
 struct Agent {
     link: Link,
+    /// Readable when a child has ended; SIGCHLD itself is blocked.
     children: SignalFd,
     setup: Setup,
     waiting: Waiting,
@@ -131,6 +146,7 @@ impl Agent {
         })
     }
 
+    /// Answers requests until the connection fails, which is an error, or ends, which ends the process.
     fn serve(mut self) -> Result<()> {
         loop {
             let frame = match self.link.ready() {
@@ -179,6 +195,7 @@ impl Agent {
         Ok(())
     }
 
+    /// Answers one request with DONE or FAILED; EXEC answers for itself, PUT is answered by the next SYNC.
     fn answer(&mut self, (kind, bytes): link::Frame) -> Result<()> {
         let done: Result<Vec<u64>> = match kind {
             ask::SETUP => self.set_up(&bytes).map(|()| Vec::new()),
@@ -227,6 +244,8 @@ impl Agent {
         self.link.send(&frame.frame())
     }
 
+    /// Acts with the file rights of the programs' user: a file that the user may not open is not read for
+    /// the host either, and what is made belongs to the user. Links planted in `/work` gain nothing.
     fn as_user(&mut self, act: impl FnOnce(&mut Link) -> Result<()>) -> Result<()> {
         sys::act_as(self.setup.walls.user);
         let done = act(&mut self.link);
@@ -234,6 +253,8 @@ impl Agent {
         done
     }
 
+    /// SETUP: user, interpreter, filter, environment and limits of all programs after it. An interpreter
+    /// that waits has the walls of the last SETUP, so it is ended first.
     fn set_up(&mut self, bytes: &[u8]) -> Result<()> {
         let wrong = || Error::from_raw_os_error(71);
         let mut take = Take(bytes);
@@ -318,6 +339,7 @@ impl Agent {
     }
 }
 
+/// Processes in this PID namespace, as `/proc` lists them.
 fn processes() -> u64 {
     let number = |name: std::ffi::OsString| name.as_bytes().iter().all(u8::is_ascii_digit);
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();

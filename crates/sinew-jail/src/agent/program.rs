@@ -1,4 +1,10 @@
 //! Programs of a guest and interpreters that wait for one: how they start, inside which walls.
+//!
+//! A program is a fork of the agent that takes the walls of [`Walls`] on itself and then calls `execve`.
+//! The agent learns from a pipe that closes at `execve` whether it got that far, else at which step it
+//! failed. An interpreter that waits is started the same way and confined before it is ready; only the
+//! filter of system calls of one that forks others comes later, with the program (see
+//! `python/guest.py`).
 
 use super::group;
 use super::sys;
@@ -17,10 +23,13 @@ use std::os::unix::net::UnixStream;
 /// What SETUP described.
 #[derive(Default)]
 pub(super) struct Walls {
+    /// User and group that programs become, and whose files they make.
     pub(super) user: u32,
     /// Resource, soft and hard limit (setrlimit(2)).
     pub(super) limits: Vec<[u64; 3]>,
+    /// Of system calls.
     pub(super) filter: Filter,
+    /// Ruleset for `/work` and `/tmp`; `None` where the kernel has no landlock.
     pub(super) landlock: Option<OwnedFd>,
     /// Programs share a group that counts what they use.
     pub(super) group: bool,
@@ -66,7 +75,9 @@ impl Walls {
 /// What SETUP said.
 #[derive(Default)]
 pub(super) struct Setup {
+    /// What confines every program.
     pub(super) walls: Walls,
+    /// `NAME=value` of every program; those of a request come after them.
     pub(super) env: Vec<Vec<u8>>,
     /// The interpreter, empty without one.
     pub(super) python: Vec<u8>,

@@ -2,6 +2,11 @@
 //!
 //! The agent waits for the program, the host and the deadline at once; neither a full pipe nor a host that
 //! takes nothing stops it. An execution is over when nothing of it is left.
+//!
+//! Input is taken from the host only while less than 64 KiB of it waits for the program, and output is
+//! read from the program only while less than 256 KiB of it waits for the host: memory of the agent is
+//! bounded on both sides. Output beyond the limit of the request is read and dropped, and the program is
+//! killed.
 
 use super::files;
 use super::group;
@@ -33,6 +38,7 @@ struct Request {
     output_bytes: u64,
 }
 
+/// Python or not, deadline in milliseconds, bytes of output, arguments (or code), environment.
 fn parse(bytes: &[u8]) -> Option<Request> {
     let mut take = Take(bytes);
     Some(Request {
@@ -44,23 +50,32 @@ fn parse(bytes: &[u8]) -> Option<Request> {
     })
 }
 
-/// One execution as it goes on.
+/// One execution as it goes on: from the start of the program until nothing of it is left.
 struct Running<'a> {
     link: &'a mut Link,
     waiting: &'a mut Waiting,
     child: Child,
     /// None once nothing reads it any more or all was written.
     stdin: Option<OwnedFd>,
+    /// Input that came and is not written yet.
     stdin_waits: Vec<u8>,
+    /// Whether END came: nothing more is to be fed.
     stdin_ended: bool,
+    /// Whether standard output and error can still bring something.
     open: [bool; 2],
+    /// Bytes that were read of each, those beyond the limit included.
     read: [u64; 2],
+    /// Bytes of each that are passed on.
     most: u64,
     truncated: bool,
+    /// Frames that are not sent yet.
     queued: Vec<u8>,
+    /// Why the agent ended it, of [`cut`].
     cut: u8,
+    /// User and system time of everything that was reaped.
     cpu_us: u64,
     max_rss_kib: u64,
+    /// Wait status of the program; `None` as long as it runs.
     status: Option<i32>,
 }
 
@@ -127,6 +142,7 @@ pub(super) fn exec(
     Ok(())
 }
 
+/// Hands Python to the interpreter that waits, else starts the program anew.
 fn start(
     setup: &Setup,
     waiting: &mut Waiting,
@@ -166,6 +182,8 @@ fn counters(machine: bool) -> CgroupEvents {
 }
 
 impl Running<'_> {
+    /// Waits until something happens and does what follows from it. Neither waits for the host nor for the
+    /// program alone: a full pipe on one side never holds up the deadline or the other side.
     fn step(&mut self, children: &SignalFd, until: Instant) -> Result<()> {
         let room = self.queued.len() < MAX_QUEUED;
         let read = |wanted: bool, fd: RawFd, events: i16| PollFd {
@@ -232,11 +250,13 @@ impl Running<'_> {
         Ok(())
     }
 
+    /// Kills everything that runs; its end comes as any other.
     fn end(&mut self, why: u8) {
         self.cut = why;
         self.waiting.kill_programs();
     }
 
+    /// Counts a process that ended: all of them count for the time, the first one gives the status.
     fn reaped(&mut self, gone: sys::Gone) {
         let mine = gone.pid == self.child.pid;
         if !mine && self.waiting.lost(gone.pid) {
@@ -250,6 +270,7 @@ impl Running<'_> {
         }
     }
 
+    /// Takes requests that belong to an execution; others are dropped, as the host sends none meanwhile.
     fn frames(&mut self) {
         while let Some((kind, bytes)) = self.link.ready() {
             match kind {
@@ -261,6 +282,7 @@ impl Running<'_> {
         }
     }
 
+    /// Writes what input the pipe takes, and closes it after the last byte.
     fn feed(&mut self) {
         while let (Some(pipe), false) = (&self.stdin, self.stdin_waits.is_empty()) {
             let Ok(pipe) = pipe.try_clone() else { return };
@@ -337,6 +359,8 @@ impl Running<'_> {
         Ok(())
     }
 
+    /// The ENDED frame: how it ended, what cut it, and what was counted, in the order of `Ended` in
+    /// sinew-guest.
     fn report(&self, counted: &CgroupEvents) -> Vec<u8> {
         let status = self.status.unwrap_or(0);
         let signal = status & 0x7f;

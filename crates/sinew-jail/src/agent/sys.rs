@@ -1,4 +1,8 @@
 //! System calls of the agent.
+//!
+//! Errors keep the errno of the call: the host reads it from the reply. Where the standard library, nix
+//! or rustix has the call it is used; what is left is `poll` with descriptors that may be missing (-1),
+//! `wait4` for the usage of a child, and two requests to the random device.
 
 use crate::mounts::{DEVICES, STREAMS};
 use crate::process;
@@ -25,11 +29,14 @@ pub(super) use libc::{POLLHUP, POLLIN, POLLOUT, pollfd as PollFd};
 #[derive(Debug)]
 pub(super) struct Gone {
     pub(super) pid: i32,
+    /// As `wait4` gives it: signal in the low seven bits, else the code above eight.
     pub(super) status: i32,
     pub(super) cpu_us: u64,
+    /// Resident memory of the process at its largest.
     pub(super) max_rss_kib: u64,
 }
 
+/// A C string; EINVAL for a zero byte.
 pub(super) fn text(bytes: &[u8]) -> Result<CString> {
     CString::new(bytes).map_err(|_| Error::from_raw_os_error(libc::EINVAL))
 }
@@ -56,10 +63,12 @@ pub(super) fn pipe() -> Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?)
 }
 
+/// Of the open file, which other descriptors of it share.
 pub(super) fn set_nonblocking(fd: impl AsFd, on: bool) -> Result<()> {
     Ok(rustix::io::ioctl_fionbio(fd, on)?)
 }
 
+/// Waits for events, at most `timeout_ms` milliseconds, -1 without end. A signal ends it early.
 pub(super) fn wait_for(fds: &mut [PollFd], timeout_ms: i32) -> Result<()> {
     // SAFETY: as many entries as the length says; entries without a descriptor have -1.
     match unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) } {
@@ -161,6 +170,7 @@ pub(super) fn parent(dir: &OwnedFd) -> Result<OwnedFd> {
     )?)
 }
 
+/// Errors as of `mkdirat`: EEXIST for whatever has the name already.
 pub(super) fn make_folder(dir: impl AsFd, name: &CStr, mode: u32) -> Result<()> {
     Ok(rustix::fs::mkdirat(
         dir,
@@ -169,6 +179,7 @@ pub(super) fn make_folder(dir: impl AsFd, name: &CStr, mode: u32) -> Result<()> 
     )?)
 }
 
+/// Follows a link of that name: only for names that were just seen to be none.
 pub(super) fn set_mode(dir: impl AsFd, name: &CStr, mode: u32) -> Result<()> {
     let (mode, flags) = (
         rustix::fs::Mode::from_raw_mode(mode),
@@ -201,6 +212,7 @@ pub(super) const SAFE: MsFlags = MsFlags::MS_NOSUID
     .union(MsFlags::MS_NODEV)
     .union(MsFlags::MS_NOEXEC);
 
+/// Mounts a new file system of this kind.
 pub(super) fn mount_new(kind: &str, path: &CStr, flags: MsFlags, options: &str) -> Result<()> {
     Ok(mount(Some(kind), path, Some(kind), flags, Some(options))?)
 }

@@ -4,6 +4,10 @@
 //!
 //! It never runs a program. What the user of programs could do to it is send signals: the agent
 //! starts another where it is dead or silent.
+//!
+//! A container has one interpreter that waits and becomes the next program; the one after it is started
+//! as soon as the host asks for nothing. In a machine a *reserve* stays and forks; its forks wait, one
+//! at a time.
 
 use super::group;
 use super::program::{Child, Setup};
@@ -21,11 +25,13 @@ const READY: u8 = b'R';
 /// An interpreter that forks others.
 struct Reserve {
     pid: i32,
+    /// One byte asks for a fork; eight bytes bring its number.
     talk: UnixStream,
     ready: bool,
 }
 
 impl Reserve {
+    /// Whether it reported that it is ready; false if it ended or failed.
     fn hear(&mut self) -> bool {
         let mut said = [0];
         self.ready = self.talk.read_exact(&mut said).is_ok() && said[0] == READY;
@@ -116,6 +122,7 @@ impl Waiting {
         true
     }
 
+    /// Makes the spare from the reserve; a reserve that does not answer in time is ended.
     fn fork(&mut self) {
         match self.reserve.as_mut().map(Reserve::fork) {
             Some(Ok(child)) => self.spare = Some(child),

@@ -4,6 +4,14 @@
 //! An archiver has bounds on memory and time, a low priority and no descriptors but those of its task. It
 //! runs no code of others. What it makes counts only when it ended well; why it failed it writes to a
 //! file in memory.
+//!
+//! | task | reads | writes | counted in |
+//! |---|---|---|---|
+//! | export | layers of a snapshot, as one folder | a file of the caller | nothing: the view is 1 MiB |
+//! | import | a file of the caller | a new layer | the bound of the request |
+//! | copy | the files of a sandbox with too many layers | a new layer | the sandbox's control group |
+//!
+//! A caller that gives up drops the number of the snapshot or export, which kills the archiver.
 
 use super::Spawner;
 use super::children::{Child, Fate, Role};
@@ -36,14 +44,9 @@ const MAX_WHY: u64 = 4096;
 #[derive(Debug)]
 enum Task {
     /// Keeps what is mounted for it.
-    Export {
-        export: u64,
-        _view: Files,
-    },
-    Import {
-        snapshot: u64,
-        layer: Layer,
-    },
+    Export { export: u64, _view: Files },
+    /// An archive into a layer, which becomes a snapshot of its own.
+    Import { snapshot: u64, layer: Layer },
     /// Of the files of a sandbox, into a layer.
     Copy {
         id: u64,
@@ -52,7 +55,7 @@ enum Task {
     },
 }
 
-/// What is to be exported.
+/// A request for an archive of a snapshot, of at most `max_bytes`.
 #[derive(Clone, Copy, Debug)]
 struct Exported {
     snapshot: u64,
@@ -76,6 +79,7 @@ impl Archiver {
         self.child.kill();
     }
 
+    /// Success is the exit code 0 and nothing else.
     fn outcome(&mut self, fate: Fate) -> Result<()> {
         match fate {
             Fate::Code(0) => return Ok(()),
@@ -168,6 +172,7 @@ fn copy(
     Ok(())
 }
 
+/// Puts this process into a control group by its open hierarchy.
 fn join(folder: RawFd, file: &str) -> nix::Result<()> {
     // SAFETY: the group that it belongs to lives as long as the sandbox, which waits for this.
     let folder = unsafe { BorrowedFd::borrow_raw(folder) };
@@ -308,6 +313,7 @@ impl Spawner {
         Ok(true)
     }
 
+    /// Requests for the sandbox wait until it is done.
     fn copy_files(&mut self, seq: u64, id: u64, snapshot: u64) -> Result<()> {
         let number = self.stores.next();
         let live = self.live.get(&id).ok_or(NO_SANDBOX)?;
@@ -408,6 +414,7 @@ impl Spawner {
         Ok(())
     }
 
+    /// Answers the requests that waited, in their order.
     fn stop_copying(&mut self, id: u64) {
         let Some(live) = self.live.get_mut(&id) else {
             return;

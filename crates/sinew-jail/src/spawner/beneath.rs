@@ -1,5 +1,9 @@
 //! Access to files of a sandbox from outside: a path is resolved below a folder, and no link in it is
 //! followed, whatever a program made of the folder meanwhile.
+//!
+//! `openat2` with RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS and RESOLVE_NO_MAGICLINKS does it in the kernel,
+//! so that nothing can be exchanged between a check and a use. Files are opened with O_NONBLOCK: a FIFO
+//! would hold up the spawner, and with it all sandboxes.
 
 use crate::error::{Error, Result, call, on};
 use crate::protocol::memory_file;
@@ -48,6 +52,7 @@ pub(super) fn open_beneath(dir: &OwnedFd, path: &Path, flags: OFlag) -> Result<O
     openat2(dir.as_fd(), path, how).map_err(on("open", path))
 }
 
+/// The file, if it is one that has content: no folder, FIFO, socket or device.
 fn regular(fd: OwnedFd, path: &Path) -> Result<File> {
     let file = File::from(fd);
     match file.metadata() {

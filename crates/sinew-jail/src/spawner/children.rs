@@ -1,6 +1,9 @@
 //! Children of the spawner. Each is known by a pidfd and by nothing else: it is signalled through
 //! it, its end is seen on it, and it is reaped through it. So no number of a process can come to
 //! mean another one, and nothing is kept of a process that was not forked here.
+//!
+//! A `Child` is shared by what watches it ([`Children`]) and by the sandbox it belongs to; it is marked
+//! when it is reaped, and from then on its number is not given out any more.
 
 use crate::error::{Error, Result, call};
 use crate::process;
@@ -42,7 +45,9 @@ pub(super) enum Fate {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ended {
     pub(super) fate: Fate,
+    /// User and system time, of children that it waited for too.
     pub(super) cpu_us: u64,
+    /// Resident memory of the process at its largest.
     pub(super) max_rss_kib: u64,
 }
 

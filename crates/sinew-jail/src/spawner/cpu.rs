@@ -1,5 +1,9 @@
 //! CPU time of an execution: of all its processes together, those that ended included, as its
 //! control group counts it. What takes more than the limit is killed.
+//!
+//! A limit of one process (RLIMIT_CPU) does not bound a sandbox: a program can start others. Nothing
+//! signals the end of a group's time, so it is read again when it can have been spent on all processors
+//! at once, and at most every 10 ms.
 
 use super::Spawner;
 use crate::cgroup::Group;

@@ -1,4 +1,8 @@
 //! Making and resetting sandboxes.
+//!
+//! A sandbox costs a file system in memory, a control group, and, as long as no more than `Host` allows
+//! wait, namespaces with an interpreter in them. All of it is made for this sandbox and goes with it: no
+//! kernel object of one sandbox is used again by another.
 
 use super::Spawner;
 use super::files::{Files, Layer};

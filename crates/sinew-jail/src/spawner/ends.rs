@@ -1,4 +1,9 @@
 //! How executions and sandboxes end: what the kernel reports of dead children, and what is freed.
+//!
+//! The end of an execution is what the kernel reports of its main process. It is answered as soon as
+//! nothing of the program can go on: either the control group holds the sandbox init alone, or the init
+//! is reaped, which the kernel allows only when every other process of its PID namespace is gone.
+//! Nothing that a program writes is looked at.
 
 use super::Spawner;
 use super::archiver::Archiver;
@@ -11,6 +16,7 @@ use crate::protocol::{End, Exit, Reply};
 use std::rc::Rc;
 
 impl Spawner {
+    /// Takes all ends that are there: an end can bring others, which were seen already.
     pub(super) fn reap(&mut self) {
         loop {
             let ended = self.children.ended();
@@ -33,6 +39,7 @@ impl Spawner {
         }
     }
 
+    /// Namespaces are gone, and every process in them: what waited for them did not run.
     fn init_died(&mut self, id: u64, serial: u32) {
         let Some(live) = self.live.get_mut(&id) else {
             return;
@@ -52,6 +59,7 @@ impl Spawner {
         self.settle(id);
     }
 
+    /// A main process or an interpreter that waited. The init is killed, and with it what the program left.
     fn program_died(&mut self, id: u64, child: &Rc<Child>, ended: Ended) {
         self.read_notices();
         let Some(live) = self.live.get_mut(&id) else {
@@ -97,6 +105,7 @@ impl Spawner {
         self.settle(id);
     }
 
+    /// Answers an execution that is over, once; the sandbox takes the next one from here on.
     pub(super) fn tell_end(&mut self, id: u64) {
         self.forget_cpu(id);
         let Some(live) = self.live.get_mut(&id) else {

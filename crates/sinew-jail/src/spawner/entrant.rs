@@ -1,4 +1,8 @@
 //! Programs on their way into a sandbox: what is known of them before they run.
+//!
+//! A fork of the zygote gets two packets over its own socket: the plan by which it gives up its
+//! privileges, as soon as the namespaces are ready, and the program with three files, when there is one.
+//! In between it waits.
 
 use super::children::Child;
 use crate::error::{Error, Result};
@@ -10,6 +14,7 @@ use std::rc::Rc;
 /// A program on its way into a sandbox.
 #[derive(Debug)]
 pub(super) struct Entrant {
+    /// Of the sandbox init whose namespaces it is for.
     pub(super) serial: u32,
     /// None as long as it is not forked.
     pub(super) child: Option<Rc<Child>>,
@@ -17,6 +22,7 @@ pub(super) struct Entrant {
 }
 
 #[derive(Debug)]
+/// How it comes to run, and how far it is.
 pub(super) enum Way {
     /// Waits for the namespaces to be ready; then it is forked.
     Program {

@@ -31,6 +31,10 @@ impl Spawner {
         Ok(())
     }
 
+    /// Begins an execution; its end is the answer. `files` are standard input, output and error.
+    ///
+    /// # Errors
+    /// Before anything runs: a sandbox that is busy or gone, a program that cannot be one.
     pub(super) fn exec(
         &mut self,
         id: u64,
@@ -67,6 +71,7 @@ impl Spawner {
         Ok(())
     }
 
+    /// Code for the interpreter that waits, else for a new fork of the zygote.
     fn python(
         &mut self,
         id: u64,
@@ -86,6 +91,8 @@ impl Spawner {
         Ok(entrant)
     }
 
+    /// A program that is started by `execve`, with the environment of the level and that of the request,
+    /// which wins.
     fn program(
         &mut self,
         id: u64,

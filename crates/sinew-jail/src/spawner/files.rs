@@ -166,6 +166,7 @@ pub(crate) struct Files {
     merged: Option<Store>,
     user: Option<Rc<User>>,
     bytes: u64,
+    /// How this host mounts.
     mounting: Mounting,
     serial: u64,
 }
@@ -218,6 +219,7 @@ fn empty(top: &OwnedFd) {
     }
 }
 
+/// Names in a folder, as far as it can be listed.
 fn inside(folder: &OwnedFd) -> Vec<CString> {
     let again = openat(folder.as_fd(), ".", FOLDER, Mode::empty());
     let listing = again.and_then(nix::dir::Dir::from_fd);
@@ -233,6 +235,7 @@ const FOLDER: OFlag = OFlag::O_RDONLY
     .union(OFlag::O_CLOEXEC)
     .union(OFlag::O_NOFOLLOW);
 
+/// A new file system in memory; what is written to it counts for the control group of the writer.
 fn store(number: u64, bytes: u64, inodes: u64, attach_as: Option<PathBuf>) -> Result<Store> {
     let mount = || {
         Context::new("tmpfs")?
@@ -244,6 +247,7 @@ fn store(number: u64, bytes: u64, inodes: u64, attach_as: Option<PathBuf>) -> Re
     attached(number, mount().map_err(on("mount", "tmpfs"))?, attach_as)
 }
 
+/// Mounts it at a place, if there is one.
 fn attached(number: u64, mount: OwnedFd, attach_as: Option<PathBuf>) -> Result<Store> {
     if let Some(path) = &attach_as {
         let target = path.to_string_lossy();

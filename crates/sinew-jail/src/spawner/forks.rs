@@ -1,5 +1,9 @@
 //! Interpreters that the zygote forks: asked for, reported, given to their sandboxes; and the zygote
 //! itself, which is started again when it dies or does not answer.
+//!
+//! The zygote answers in turn. Its forks are children of the spawner (CLONE_PARENT), so that their ends
+//! come to the spawner alone; a fork that it made and did not live to report is found in the kernel's
+//! list of children and killed.
 
 use super::Spawner;
 use super::children::{Child, Role};
@@ -37,6 +41,7 @@ impl Spawner {
         Err(Error::Unavailable(failed))
     }
 
+    /// Starts one, not ready yet; the first notice from it says that it is, or what failed.
     fn start_zygote(&mut self) -> Result<()> {
         let python = self.host.python.as_deref();
         let python = python.ok_or(Error::NoSuch("program: the image has no python3"))?;
@@ -74,6 +79,8 @@ impl Spawner {
         }
     }
 
+    /// Acts on a report. Those of sandboxes and inits that are gone meanwhile are dropped: `serial`
+    /// numbers the inits of a sandbox.
     fn noticed(&mut self, notice: Notice) {
         let (id, serial) = (notice.id, notice.serial);
         match notice.kind {
@@ -113,6 +120,8 @@ impl Spawner {
         }
     }
 
+    /// Asks the zygote for a fork in the PID namespace of the sandbox. It is known by its number when
+    /// the zygote reports it; until then its end of the socket is all there is of it.
     pub(super) fn fork_python(&mut self, id: u64) -> Result<Entrant> {
         let zygote = self.zygote.as_mut().ok_or(Error::NoSuch("zygote"))?;
         let live = self.live.get(&id).ok_or(NO_SANDBOX)?;

@@ -2,6 +2,11 @@
 //!
 //! It makes the namespaces and mounts, gives up every privilege and waits. Programs enter its
 //! namespaces; when it is killed, the kernel kills all of them.
+//!
+//! It is a fork of the spawner and takes the mounts from there: copies of the sandbox's own two folders,
+//! a new `/proc`, and nothing else that can be written to. Each execution has a new one, so that no
+//! namespace, message queue or mount outlives an execution. It waits with no capability, no open file,
+//! and a filter that allows nothing but that.
 
 use super::Spawner;
 use super::children::{Child, Role};

@@ -78,6 +78,7 @@ impl Launch<'_> {
     }
 }
 
+/// From here until `execve` nothing is allocated and no lock is taken: the memory is the spawner's.
 extern "C" fn child(shared: *mut libc::c_void) -> libc::c_int {
     // SAFETY: what `start` gave, which stands still.
     let shared = unsafe { &mut *shared.cast::<Shared<'_>>() };

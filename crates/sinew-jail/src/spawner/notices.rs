@@ -1,5 +1,7 @@
 //! The pipe on which children of the spawner report before hostile code runs in them: sandbox inits,
 //! the zygote, and its forks up to the end of their plan. All of them close it before a program comes.
+//!
+//! Hostile code never holds the writing end: inits and programs close it, or lose it at `execve`.
 
 use crate::error::{Result, call};
 use crate::protocol::Notice;

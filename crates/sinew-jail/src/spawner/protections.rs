@@ -1,4 +1,7 @@
 //! What this host enforces, as it is reported.
+//!
+//! A row says what is enforced and by what, or why it is not and what to do. `strict` refuses a host
+//! with a row that is not in force.
 
 use super::host::Host;
 use crate::spec::Protection;
@@ -6,6 +9,7 @@ use crate::spec::Protection;
 /// Row that matters only where connections can be made.
 pub const TCP_MEMORY: &str = "tcp memory";
 
+/// Name, whether it is in force, and how or why not.
 fn row(name: &str, enforced: bool, how: String) -> Protection {
     Protection {
         name: name.into(),

@@ -1,4 +1,7 @@
 //! The file system that sandboxes see.
+//!
+//! Built once, before the first sandbox. Each sandbox init starts in it and mounts `/work`, `/tmp` and
+//! `/proc` of its own over the empty folders here.
 
 use crate::error::{Result, on};
 use crate::mounts::{DEVICES, STREAMS};
@@ -133,6 +136,7 @@ fn devices(root: &Path) -> Result<()> {
     mount(NONE, &folder, NONE, fixed, NONE).map_err(on("make read-only", &folder))
 }
 
+/// On the host or a name inside, and where it stands or what it links to.
 type Pairs = Vec<(PathBuf, PathBuf)>;
 
 /// What is at the top of an image: folders (on the host, inside) and links such as `/bin` (name
@@ -172,6 +176,7 @@ pub(crate) fn enter() -> nix::Result<()> {
     pivot(Path::new(ROOT))
 }
 
+/// Opens what the base will cover.
 fn hold(path: &Path) -> Result<OwnedFd> {
     let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
     nix::fcntl::open(path, flags, Mode::empty()).map_err(on("open", path))
@@ -183,10 +188,12 @@ fn tmpfs(path: &Path, options: &str) -> Result<()> {
         .map_err(on("mount tmpfs on", path))
 }
 
+/// A path of the new root as it is reached from here.
 fn inside(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
+/// A folder of the host, or the same link where it is one (`/bin` to `usr/bin`); nothing if it is missing.
 fn system_folder(path: &Path, root: &Path) -> Result<()> {
     let target = inside(root, path);
     match fs::symlink_metadata(path) {
@@ -199,6 +206,7 @@ fn system_folder(path: &Path, root: &Path) -> Result<()> {
     }
 }
 
+/// Two calls: the kernel ignores MS_RDONLY in the call that binds.
 fn bind_read_only(source: &Path, target: &Path) -> Result<()> {
     fs::create_dir_all(target).map_err(on("make", target))?;
     mount(Some(source), target, NONE, MsFlags::MS_BIND, NONE).map_err(on("bind", target))?;
@@ -225,6 +233,7 @@ pub const ETC_FILES: [(&str, &str); 4] = [
     ),
 ];
 
+/// Made files, and the two of the host that programs need to find libraries and commands.
 fn etc(root: &Path) -> Result<()> {
     let etc = root.join("etc");
     fs::create_dir(&etc).map_err(on("make", &etc))?;

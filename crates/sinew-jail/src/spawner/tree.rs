@@ -3,6 +3,9 @@
 //! Entries are sorted by name; owners and times are zero; sockets, FIFOs and devices are left
 //! out. So the same files give the same bytes, and a hash of them names the content. Names of one
 //! file stay names of one file.
+//!
+//! Both directions run in an archiver, a process of its own with a bound on memory: the spawner never
+//! reads a file whose size a program chose.
 
 use super::beneath::open_beneath;
 use crate::archive::reader::{self, Budget, Entry, Kind, ReadError, ReadLimits};
@@ -64,6 +67,7 @@ fn names(dir: &OwnedFd, path: &Path, most: usize) -> Result<Vec<OsString>> {
 
 struct Walk<W: Write> {
     writer: Writer<W>,
+    /// Entries that were written so far.
     entries: usize,
     /// Where files with several names were met first: their folder and name.
     linked: HashMap<(u64, u64), (Rc<Path>, OsString)>,

@@ -1,4 +1,8 @@
 //! User ids of sandboxes.
+//!
+//! A user id that no other sandbox has keeps files, signals, `/proc` and limits of users apart even
+//! where namespaces fail. A snapshot's files belong to the user that made them, so forks of it share the
+//! id.
 
 use crate::error::{Error, Result};
 use std::rc::Rc;
@@ -23,6 +27,7 @@ pub(crate) struct Users {
 #[derive(Debug)]
 pub(crate) struct User {
     pub(crate) uid: u32,
+    /// Those that were used and given back.
     free: Rc<std::cell::RefCell<Vec<u32>>>,
 }
 

@@ -1,4 +1,8 @@
 //! Starts the zygote: a Python interpreter inside the read-only root, ready to be forked.
+//!
+//! It runs `python/zygote.py` and nothing else, holds six capabilities that entering namespaces takes,
+//! and no file but its control socket, the pipe of notices and an unused pipe in place of its standard
+//! streams.
 
 use super::children::Child;
 use super::entrant::c_strings;

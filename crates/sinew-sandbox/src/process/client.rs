@@ -1,5 +1,8 @@
 //! The host's end of a spawner: requests go out, a thread hands replies to those that wait.
 //! What starts the next one when it dies is in `supervisor.rs`.
+//!
+//! Every request has a number, by which its answer is found: answers come in any order. When the socket
+//! closes, all that wait get [`SandboxError::Died`], and every later request does at once.
 
 use crate::port::{Protection, SandboxError};
 use nix::sys::socket::{AddressFamily, Shutdown, SockFlag, SockType, shutdown, socketpair};
@@ -33,13 +36,16 @@ type Waiter = oneshot::Sender<Result<Answer, String>>;
 struct Waiting {
     /// Why nothing can be asked any more.
     dead: Option<String>,
+    /// Of requests that are done once, by their numbers.
     answers: HashMap<u64, Waiter>,
+    /// Of executions, by their numbers.
     ends: HashMap<u64, oneshot::Sender<End>>,
 }
 
 /// A spawner that runs.
 #[derive(Debug)]
 pub(super) struct Client {
+    /// Packets with files; sent by any thread, read by one.
     socket: OwnedFd,
     waiting: Mutex<Waiting>,
     next: AtomicU64,
@@ -100,6 +106,7 @@ impl Client {
         let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
     }
 
+    /// A number that no other request, sandbox or snapshot of this provider has.
     pub(super) fn number(&self) -> u64 {
         self.unique(self.next.fetch_add(1, Ordering::Relaxed))
     }
@@ -179,6 +186,8 @@ impl Client {
         Ok(receiver)
     }
 
+    /// Sends a request with files and waits for its answer. A caller that stops waiting leaves the request
+    /// to be carried out.
     pub(super) async fn ask(
         &self,
         request: Request,
@@ -215,6 +224,7 @@ fn unsent(waiting: &Waiting, why: &sinew_jail::Error) -> SandboxError {
     }
 }
 
+/// Starts a spawner without environment, its end of the socket as standard input.
 fn launch(program: &Path, config: &Config) -> Result<(OwnedFd, Child), SandboxError> {
     let (ours, theirs) = socketpair(
         AddressFamily::Unix,
@@ -236,6 +246,7 @@ fn launch(program: &Path, config: &Config) -> Result<(OwnedFd, Child), SandboxEr
     Ok((ours, child))
 }
 
+/// The first message: what the host enforces, or why nothing can be isolated.
 fn hello(socket: &OwnedFd) -> Result<(Vec<Protection>, Vec<String>), SandboxError> {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     let timeout = PollTimeout::try_from(START_TIMEOUT).unwrap_or(PollTimeout::MAX);

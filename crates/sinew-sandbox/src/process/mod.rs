@@ -1,4 +1,11 @@
 //! The process level: hostile code in namespaces of its own, built by a spawner (`sinew-jail`).
+//!
+//! | part | what it does |
+//! |---|---|
+//! | `provider` | makes sandboxes, waits while the limit of live ones is reached |
+//! | `sandbox`, `output` | one sandbox: executions, their streams, files |
+//! | `snapshot` | numbers of snapshots, given back when the last clone is dropped |
+//! | `client`, `supervisor` | the socket to a spawner, and the next spawner when one dies |
 
 mod client;
 mod output;

@@ -1,4 +1,8 @@
 //! What a program reads and writes: fed, captured up to a bound, passed on as it comes.
+//!
+//! Bytes beyond the limit are read and dropped, so that a program that writes too much is seen as that
+//! and not as one that hangs. A reader that is slow holds the program back until its deadline, never
+//! longer.
 
 use crate::characters::Characters;
 use crate::port::{OutputChunk, OutputStream};
@@ -18,8 +22,10 @@ const READER_GRACE: Duration = Duration::from_secs(3);
 /// What a program wrote to one stream.
 #[derive(Default)]
 pub(super) struct Captured {
+    /// At most the limit of the execution.
     pub(super) kept: Vec<u8>,
     pub(super) truncated: bool,
+    /// Bytes that were read, those that were dropped included.
     pub(super) bytes: u64,
 }
 
@@ -173,6 +179,7 @@ pub(super) async fn capture(
     }
 }
 
+/// Writes the input and closes the pipe; ends early when nothing reads any more.
 pub(super) async fn feed(pipe: Option<pipe::Sender>, bytes: &[u8], over: &watch::Receiver<bool>) {
     let mut over = over.clone();
     if let Some(mut pipe) = pipe {

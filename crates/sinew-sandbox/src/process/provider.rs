@@ -26,7 +26,7 @@ const MAX_TRANSFERS: usize = 16;
 pub struct ProcessConfig {
     /// Program that becomes the spawner, instead of [`JAIL`](crate::JAIL).
     pub spawner: Option<PathBuf>,
-    /// Most live sandboxes; who asks for more waits.
+    /// Maximum number of live sandboxes; a request for more waits.
     pub max_live: usize,
     /// How long [`SandboxProvider::acquire`] waits.
     pub acquire_timeout: Duration,

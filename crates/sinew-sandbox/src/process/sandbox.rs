@@ -1,4 +1,7 @@
 //! One sandbox of the process level, as the host sees it.
+//!
+//! One execution at a time: methods take `&mut self`. A future that is dropped kills what runs; the
+//! sandbox is usable again when that is gone, and a request before that is refused.
 
 use super::client::{Answer, Client, gone, io_error, unavailable};
 use super::output::{Bounds, Captured, capture, drain, feed};
@@ -50,6 +53,7 @@ impl Drop for ProcessSandbox {
 }
 
 /// Kills what runs if the caller stops waiting for it.
+/// Armed as long as the end is not known.
 struct KillOnDrop<'a> {
     client: &'a Client,
     id: u64,
@@ -74,6 +78,7 @@ impl Drop for KillOnDrop<'_> {
     }
 }
 
+/// Standard streams of a program: our ends, and those that go to the spawner.
 struct Pipes {
     /// None where there is nothing to feed.
     stdin: Option<pipe::Sender>,
@@ -82,6 +87,7 @@ struct Pipes {
     theirs: Vec<OwnedFd>,
 }
 
+/// New pipes; without input the program reads the end of a file at once.
 fn pipes(fed: bool) -> std::io::Result<Pipes> {
     let (stdout_r, stdout_w) = std::io::pipe()?;
     let (stderr_r, stderr_w) = std::io::pipe()?;
@@ -110,6 +116,8 @@ fn content(answer: Answer, max_bytes: u64) -> Result<Vec<u8>, SandboxError> {
     Ok(bytes)
 }
 
+/// # Errors
+/// [`SandboxError::Request`] for a program that is empty, too long, or has a zero byte.
 fn checked(program: Program) -> Result<Start, SandboxError> {
     let bad = |value: String, allowed: &str| SandboxError::Request {
         field: "program",
@@ -176,6 +184,8 @@ impl ProcessSandbox {
         }
     }
 
+    /// Runs a program to its end. Most programs without input end within [`FIRST_LOOK`]: then their output is
+    /// read once, and no stream is registered with the runtime.
     async fn run(
         &mut self,
         request: ExecRequest,
@@ -289,6 +299,7 @@ impl ProcessSandbox {
         matches!(end.exit, Exit::SetUp(_, libc::ENOMEM)) && used >= self.spec.limits.memory_bytes
     }
 
+    /// How it ended by what the kernel reported, and why it could not begin, if it did not.
     fn result(
         &self,
         started: Instant,
