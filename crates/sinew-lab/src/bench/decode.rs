@@ -2,12 +2,11 @@
 
 use super::machine::{CpuTime, limits};
 use super::row::{Better, Row, Summary};
-use super::{Bench, shapes};
+use super::{Bench, clock, request, shapes};
 use crate::LabError;
-use crate::bench::clock;
 use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig};
 use sinew_model::{InferModel, ModelConfig, Params, Precision};
-use sinew_types::{Engine, EngineEvent, GenerateRequest, RequestId, SamplingParams};
+use sinew_types::{Engine, EngineEvent};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -54,16 +53,8 @@ fn pass_seconds(bench: &Bench, model: InferModel, rows: usize) -> Result<Vec<f64
     engine.pause(true);
     for id in 0..rows {
         let prompt = (0..PROMPT).map(|i| ((500 + i * 13 + id * 7919) % vocab) as u32);
-        let request = GenerateRequest {
-            id: RequestId(id as u64),
-            prompt: prompt.collect::<Vec<_>>().into(),
-            sampling: SamplingParams {
-                seed: id as u64,
-                max_tokens: SAMPLED as u32,
-                ..SamplingParams::default()
-            },
-            priority: 0,
-        };
+        let prompt: Vec<_> = prompt.collect();
+        let request = request(id as u64, prompt, id as u64, SAMPLED as u32);
         let send = send.clone();
         let sink = Box::new(move |event| {
             let failed = match event {

@@ -5,12 +5,10 @@ use super::real::Real;
 use super::row::{Better, Row, Summary};
 use super::{Bench, machine::CpuTime};
 use crate::LabError;
-use crate::bench::clock;
+use crate::bench::{clock, request};
 use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig};
 use sinew_model::InferModel;
-use sinew_types::{
-    Engine, EngineEvent, Format, GenerateRequest, Grammar, RequestId, SamplingParams,
-};
+use sinew_types::{Engine, EngineEvent, Format, Grammar};
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
@@ -43,17 +41,9 @@ fn run(
     let (send, events) = sync_channel(BATCH * (TOKENS as usize + 2));
     engine.pause(true);
     for id in 0..BATCH {
-        let request = GenerateRequest {
-            id: RequestId(id as u64),
-            prompt: real.prompts[id % real.prompts.len()].clone().into(),
-            sampling: SamplingParams {
-                seed: seed * 1000 + id as u64,
-                max_tokens: TOKENS,
-                format: format.cloned(),
-                ..SamplingParams::default()
-            },
-            priority: 0,
-        };
+        let prompt = real.prompts[id % real.prompts.len()].clone();
+        let mut request = request(id as u64, prompt, seed * 1000 + id as u64, TOKENS);
+        request.sampling.format = format.cloned();
         let send = send.clone();
         // The receiver stays until the last event.
         let sink = Box::new(move |event| drop(send.send(event)));

@@ -22,11 +22,50 @@ use clap::{Args, Subcommand};
 use peers::Peers;
 use row::Printer;
 use sinew_tensor::Cpu;
-use sinew_types::Clock;
+use sinew_types::{Clock, GenerateRequest, RequestId, SamplingParams, TokenId};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Seconds since now.
+/// A request of `max_tokens` tokens, drawn by `seed`.
+fn request(
+    id: u64,
+    prompt: impl Into<Arc<Vec<TokenId>>>,
+    seed: u64,
+    max_tokens: u32,
+) -> GenerateRequest {
+    GenerateRequest {
+        id: RequestId(id),
+        prompt: prompt.into(),
+        sampling: SamplingParams {
+            seed,
+            max_tokens,
+            ..SamplingParams::default()
+        },
+        priority: 0,
+    }
+}
+
+/// Whether a part is to run: all of them, or those that `--only` names.
+///
+/// # Errors
+/// If it names none of `parts`.
+fn selected<'a>(
+    only: &'a [String],
+    parts: &[&str],
+) -> Result<impl Fn(&str) -> bool + 'a, LabError> {
+    match only.iter().find(|p| !parts.contains(&p.as_str())) {
+        Some(unknown) => {
+            let parts = parts.join(", ");
+            Err(LabError::input(format!(
+                "--only {unknown}: allowed: {parts}"
+            )))
+        }
+        None => Ok(move |part: &str| only.is_empty() || only.iter().any(|p| p == part)),
+    }
+}
+
 fn clock() -> Clock {
     let start = Instant::now();
     Box::new(move || start.elapsed().as_secs_f64())
@@ -131,12 +170,7 @@ pub fn run(command: &BenchCommand) -> Result<(), LabError> {
 }
 
 fn compute(args: &ComputeArgs) -> Result<(), LabError> {
-    if let Some(unknown) = args.only.iter().find(|p| !PARTS.contains(&p.as_str())) {
-        let parts = PARTS.join(", ");
-        return Err(LabError::input(format!(
-            "--only {unknown}: allowed: {parts}"
-        )));
-    }
+    let wanted = selected(&args.only, &PARTS)?;
     let dev = model::device()?;
     tracing::info!(kernels = %machine::describe(&dev), "bench");
     let bench = Bench {
@@ -150,7 +184,6 @@ fn compute(args: &ComputeArgs) -> Result<(), LabError> {
         cell_limit_s: args.cell_limit,
         dev,
     };
-    let wanted = |part: &str| args.only.is_empty() || args.only.iter().any(|p| p == part);
     // First, while the process has held no other memory: its peak is a row.
     if wanted("train") {
         train::plain(&bench)?;

@@ -2,11 +2,11 @@
 
 use super::decode::{engine, next};
 use super::row::{Better, Row, Summary};
-use super::{Bench, shapes};
+use super::{Bench, request, shapes};
 use crate::LabError;
 use sinew_infer::SchedulerConfig;
 use sinew_model::{InferModel, Params};
-use sinew_types::{Engine, EngineEvent, GenerateRequest, RequestId, SamplingParams, TokenId};
+use sinew_types::{Engine, EngineEvent, TokenId};
 use std::sync::mpsc::sync_channel;
 
 const EPISODES: usize = 64;
@@ -41,16 +41,7 @@ fn computed_rows(bench: &Bench, apart: bool) -> Result<usize, LabError> {
         if apart {
             prompt[0] = 1 + id as TokenId;
         }
-        let request = GenerateRequest {
-            id: RequestId(id as u64),
-            prompt: prompt.into(),
-            sampling: SamplingParams {
-                seed: id as u64,
-                max_tokens: SAMPLED as u32,
-                ..SamplingParams::default()
-            },
-            priority: 0,
-        };
+        let request = request(id as u64, prompt, id as u64, SAMPLED as u32);
         let send = send.clone();
         let sink = Box::new(move |event| {
             // The receiver outlives the engine's work; at the end nobody listens.

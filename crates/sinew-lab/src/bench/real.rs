@@ -1,18 +1,15 @@
 //! What depends on what a model says: guessed tokens, and the gap that rounded weights make.
 
-use super::Bench;
 use super::decode::{engine, next};
 use super::row::{Better, Row, Summary};
+use super::{Bench, request};
 use crate::LabError;
 use sinew_grammar::Grammars;
 use sinew_infer::{EmbeddedEngine, SchedulerConfig};
 use sinew_model::{InferModel, Params, Precision};
 use sinew_render::Renderer;
 use sinew_train::{ModelPolicy, score_rows};
-use sinew_types::{
-    Engine, EngineEvent, EpisodeId, GenerateRequest, PolicyVersion, RequestId, SamplingParams,
-    TokenId, TrainRow,
-};
+use sinew_types::{Engine, EngineEvent, TokenId, TrainRow};
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
@@ -90,17 +87,9 @@ impl Real {
                 tokens: Vec::new(),
                 logprobs: Vec::new(),
             });
-            let request = GenerateRequest {
-                id: RequestId(id as u64),
-                prompt: self.prompts[prompt].clone().into(),
-                sampling: SamplingParams {
-                    seed: seed * 1000 + id as u64,
-                    max_tokens: MAX_TOKENS,
-                    stop_ids: self.renderer.stop_ids().to_vec(),
-                    ..SamplingParams::default()
-                },
-                priority: 0,
-            };
+            let prompt = self.prompts[prompt].clone();
+            let mut request = request(id as u64, prompt, seed * 1000 + id as u64, MAX_TOKENS);
+            request.sampling.stop_ids = self.renderer.stop_ids().to_vec();
             let send = send.clone();
             let sink = Box::new(move |event| {
                 // The receiver stays until the last event.
@@ -225,22 +214,9 @@ fn gaps(bench: &Bench, real: &Real, said: &[Said]) -> Result<Vec<f64>, LabError>
 
 fn row(real: &Real, said: &Said) -> TrainRow {
     let prompt = &real.prompts[said.prompt];
-    let column = |sampled: &[f32]| [&vec![0.0; prompt.len()][..], sampled].concat();
-    let ones = vec![1.0; said.tokens.len()];
     TrainRow {
-        episode: EpisodeId::new("bench"),
-        tokens: [&prompt[..], &said.tokens[..]].concat(),
-        weights: column(&ones),
         share: 1.0,
-        advantages: column(&ones),
-        temperatures: Vec::new(),
-        behaviour_logprobs: column(&said.logprobs),
-        ref_logprobs: None,
-        prox_logprobs: None,
-        values: None,
-        returns: None,
-        teacher_top: None,
-        masks: None,
-        oldest_version: PolicyVersion(0),
+        behaviour_logprobs: [&vec![0.0; prompt.len()][..], &said.logprobs].concat(),
+        ..super::train::row([&prompt[..], &said.tokens].concat(), prompt.len(), 1.0)
     }
 }

@@ -9,8 +9,7 @@ use sinew_infer::{EmbeddedEngine, SchedulerConfig};
 use sinew_model::{InferModel, Keep, ModelConfig, Params, Precision};
 use sinew_sandbox::{Ending, ExecRequest, Program, SandboxError, SandboxProvider, SandboxSpec};
 use sinew_types::{
-    Correction, Engine, EngineEvent, GenerateRequest, LossSpec, PolicyVersion, RequestId,
-    SamplingParams, Surrogate, TokenId, TrainRow,
+    Correction, Engine, EngineEvent, LossSpec, PolicyVersion, Surrogate, TokenId, TrainRow,
 };
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -106,16 +105,8 @@ struct Sampling<'a> {
 impl Sampling<'_> {
     /// Asks for the next turn of episode `id`.
     fn ask(&self, id: usize, request: u64, episode: &Episode) -> Result<(), LabError> {
-        let request = GenerateRequest {
-            id: RequestId(request),
-            prompt: episode.tokens.clone().into(),
-            sampling: SamplingParams {
-                seed: request,
-                max_tokens: TURN as u32,
-                ..SamplingParams::default()
-            },
-            priority: 0,
-        };
+        let prompt = episode.tokens.clone();
+        let request = super::request(request, prompt, request, TURN as u32);
         let send = self.send.clone();
         let sink = Box::new(move |event| {
             // There is room for all events of a step.

@@ -1,10 +1,10 @@
 //! How long containers take, beside what others take for the same.
 
-use super::{BenchRow, Timing, peers};
-use sinew_container::ContainerProvider;
-use sinew_sandbox::{
-    Ending, ExecRequest, Program, Sandbox, SandboxError, SandboxProvider, SandboxSpec,
+use super::{
+    BenchRow, PYTHON, PYTHON_PATH, TRUE, Timing, bounded, exec, ms, peers, program, timing_after,
 };
+use sinew_container::ContainerProvider;
+use sinew_sandbox::{Program, Sandbox, SandboxError, SandboxProvider, SandboxSpec};
 use std::time::{Duration, Instant};
 
 /// Runs of each row.
@@ -14,60 +14,12 @@ const WARM_UP: usize = 2;
 /// How long a container gets to make its interpreter ready.
 const SETTLE: Duration = Duration::from_millis(40);
 
-/// Milliseconds of runs.
-#[derive(Default)]
-struct Times(Vec<f64>);
-
-impl Times {
-    fn add(&mut self, began: Instant) {
-        self.0.push(began.elapsed().as_secs_f64() * 1e3);
-    }
-
-    /// Median, and 90th minus 10th percentile.
-    fn summary(mut self) -> (f64, f64) {
-        self.0.drain(..WARM_UP.min(self.0.len().saturating_sub(1)));
-        self.0.sort_by(f64::total_cmp);
-        let at = |q: f64| {
-            let last = self.0.len().saturating_sub(1);
-            self.0
-                .get((last as f64 * q) as usize)
-                .copied()
-                .unwrap_or(f64::NAN)
-        };
-        (at(0.5), at(0.9) - at(0.1))
-    }
-}
-
-fn argv(args: &[&str]) -> Program {
-    Program::Argv(args.iter().map(|&a| a.into()).collect())
-}
-
-async fn exec(sandbox: &mut Box<dyn Sandbox>, program: &Program) -> Result<(), SandboxError> {
-    let request = ExecRequest {
-        program: program.clone(),
-        stdin: Vec::new(),
-        deadline: Duration::from_secs(60),
-    };
-    let result = sandbox.exec(request).await?;
-    if result.ending == (Ending::Exited { code: 0 }) {
-        return Ok(());
-    }
-    Err(SandboxError::Died(format!(
-        "a program of the bench ended with {:?}",
-        result.ending
-    )))
-}
-
-fn row(name: String, times: Times, target: Option<f64>) -> BenchRow {
-    let (value, spread) = times.summary();
-    BenchRow {
-        name,
-        value,
-        unit: "ms".into(),
-        spread,
-        target,
-        met: target.map(|t| value <= t),
-        ..BenchRow::default()
+/// A row of these runs. `target` bounds the median.
+fn row(name: String, times: Vec<f64>, target: Option<f64>) -> BenchRow {
+    let row = super::row(&name, timing_after(WARM_UP, times));
+    match target {
+        Some(most) => bounded(row, most),
+        None => row,
     }
 }
 
@@ -104,17 +56,17 @@ pub async fn run(
 ) -> Result<(), SandboxError> {
     let spec = SandboxSpec::default();
     let engine = provider.engine();
-    let program = argv(&["/bin/true"]);
-    let cold = fresh(provider, &spec, &program, runs).await?;
+    let nothing = program(TRUE);
+    let cold = fresh(provider, &spec, &nothing, runs).await?;
     let cold = row(format!("container_{engine}_true_fresh"), cold, None);
     let mut sandbox = provider.acquire(&spec).await?;
-    let warm = kept(&mut sandbox, &program, Duration::ZERO, runs).await?;
+    let warm = kept(sandbox.as_mut(), &nothing, Duration::ZERO, runs).await?;
     let warm = row(format!("container_{engine}_true_warm"), warm, Some(2.0));
-    let python = Program::Python("print(1)".into());
-    let waits = kept(&mut sandbox, &python, SETTLE, runs).await?;
+    let python = Program::Python(PYTHON.into());
+    let waits = kept(sandbox.as_mut(), &python, SETTLE, runs).await?;
     let waits = row(format!("container_{engine}_python_warm"), waits, Some(2.0));
-    let starts = argv(&["/usr/bin/python3", "-I", "-S", "-c", "print(1)"]);
-    let starts = kept(&mut sandbox, &starts, Duration::ZERO, runs).await?;
+    let starts = program(&[PYTHON_PATH, "-I", "-S", "-c", PYTHON]);
+    let starts = kept(sandbox.as_mut(), &starts, Duration::ZERO, runs).await?;
     sandbox.destroy().await?;
     on_row(cold.clone());
     on_row(beside(&cold, "crun run", peers::crun()));
@@ -135,13 +87,13 @@ async fn fresh(
     spec: &SandboxSpec,
     program: &Program,
     runs: usize,
-) -> Result<Times, SandboxError> {
-    let mut times = Times::default();
+) -> Result<Vec<f64>, SandboxError> {
+    let mut times = Vec::new();
     for _ in 0..runs + WARM_UP {
         let began = Instant::now();
         let mut sandbox = provider.acquire(spec).await?;
-        exec(&mut sandbox, program).await?;
-        times.add(began);
+        exec(sandbox.as_mut(), program.clone()).await?;
+        times.push(ms(began));
         sandbox.destroy().await?;
     }
     Ok(times)
@@ -149,17 +101,17 @@ async fn fresh(
 
 /// In a container that stays, with a pause between programs.
 async fn kept(
-    sandbox: &mut Box<dyn Sandbox>,
+    sandbox: &mut dyn Sandbox,
     program: &Program,
     pause: Duration,
     runs: usize,
-) -> Result<Times, SandboxError> {
-    let mut times = Times::default();
+) -> Result<Vec<f64>, SandboxError> {
+    let mut times = Vec::new();
     for _ in 0..runs + WARM_UP {
         tokio::time::sleep(pause).await;
         let began = Instant::now();
-        exec(sandbox, program).await?;
-        times.add(began);
+        exec(sandbox, program.clone()).await?;
+        times.push(ms(began));
     }
     Ok(times)
 }
@@ -169,8 +121,8 @@ async fn snapshots(
     provider: &dyn SandboxProvider,
     spec: &SandboxSpec,
     runs: usize,
-) -> Result<[(&'static str, Times); 2], SandboxError> {
-    let (mut take, mut fork) = (Times::default(), Times::default());
+) -> Result<[(&'static str, Vec<f64>); 2], SandboxError> {
+    let (mut take, mut fork) = (Vec::new(), Vec::new());
     let mut sandbox = provider.acquire(spec).await?;
     for n in 0..16 {
         sandbox
@@ -180,10 +132,10 @@ async fn snapshots(
     for _ in 0..runs.min(20) + WARM_UP {
         let began = Instant::now();
         let snapshot = sandbox.snapshot().await?;
-        take.add(began);
+        take.push(ms(began));
         let began = Instant::now();
         let forked = provider.fork(spec, &snapshot).await?;
-        fork.add(began);
+        fork.push(ms(began));
         forked.destroy().await?;
     }
     sandbox.destroy().await?;

@@ -1,43 +1,14 @@
 //! How long machines take, beside a plain `python3 -c`.
 
-use crate::sandbox::BenchRow;
+use super::{BenchRow, against_python, ms, python_alone, row, timing_after};
 use sinew_microvm::MicrovmProvider;
 use sinew_sandbox::{
     Ending, ExecOptions, ExecRequest, Program, Sandbox, SandboxError, SandboxProvider, SandboxSpec,
 };
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Runs of each row, and boots.
 pub const RUNS: (usize, usize) = (15, 3);
-
-fn median_and_spread(mut values: Vec<f64>) -> (f64, f64) {
-    values.sort_by(f64::total_cmp);
-    let last = values.len().saturating_sub(1);
-    let at = |q: f64| {
-        values
-            .get((last as f64 * q) as usize)
-            .copied()
-            .unwrap_or(f64::NAN)
-    };
-    (at(0.5), at(0.9) - at(0.1))
-}
-
-fn ms(began: Instant) -> f64 {
-    began.elapsed().as_secs_f64() * 1e3
-}
-
-fn plain_python(runs: usize) -> f64 {
-    let once = || {
-        let began = Instant::now();
-        let ended = Command::new("/usr/bin/python3")
-            .args(["-I", "-S", "-c", "print(1)"])
-            .stdout(Stdio::null())
-            .status();
-        ended.map_or(f64::NAN, |_| ms(began))
-    };
-    median_and_spread((0..runs).map(|_| once()).collect()).0
-}
 
 /// Runs a program that prints to its end; how long after `began` its first output was there.
 async fn first_output(
@@ -208,21 +179,13 @@ pub async fn run(
         provider.cold_boot().await?;
         times.boot.push(ms(began));
     }
-    let peer_value = plain_python(runs.max(5));
+    let alone = python_alone(runs.max(5));
     for (name, values, unit, target) in rows(times) {
-        let (value, spread) = median_and_spread(values);
-        on_row(BenchRow {
-            name: name.into(),
-            value,
+        let row = BenchRow {
             unit: unit.into(),
-            spread,
-            peer: Some("python3 -I -S -c print(1)".into()),
-            peer_value: Some(peer_value),
-            ratio: Some(value / peer_value),
-            target,
-            met: target.map(|t| value <= t),
-            why: None,
-        });
+            ..row(name, timing_after(0, values))
+        };
+        on_row(against_python(row, alone, target));
     }
     Ok(())
 }

@@ -81,33 +81,66 @@ fn line(row: &BenchRow) -> String {
 /// Runs of each kind; the first few are not counted.
 const RUNS: usize = 100;
 const WARM_UP: usize = 5;
+
+/// Milliseconds of repeated runs.
 #[derive(Clone, Copy)]
 pub(crate) struct Timing {
     pub(crate) median: f64,
     pub(crate) spread: f64,
 }
 
-pub(crate) fn timing(mut ms: Vec<f64>) -> Timing {
-    ms.drain(..WARM_UP.min(ms.len().saturating_sub(1)));
-    ms.sort_by(f64::total_cmp);
-    let at = |q: f64| ms[((ms.len() - 1) as f64 * q) as usize];
+pub(crate) fn timing(ms: Vec<f64>) -> Timing {
+    timing_after(WARM_UP, ms)
+}
+
+/// Median, and 90th minus 10th percentile, without the first `warm_up` values. Not a number if there is none.
+fn timing_after(warm_up: usize, mut values: Vec<f64>) -> Timing {
+    values.drain(..warm_up.min(values.len().saturating_sub(1)));
+    values.sort_by(f64::total_cmp);
+    let last = values.len().saturating_sub(1) as f64;
+    let at = |q: f64| values.get((last * q) as usize).map_or(f64::NAN, |v| *v);
     Timing {
         median: at(0.5),
         spread: at(0.9) - at(0.1),
     }
 }
 
+/// Milliseconds since `began`.
+fn ms(began: Instant) -> f64 {
+    began.elapsed().as_secs_f64() * 1e3
+}
+
+/// A row compared with the same Python program without a sandbox, which takes `alone` milliseconds. `target`
+/// bounds the value.
+fn against_python(row: BenchRow, alone: f64, target: Option<f64>) -> BenchRow {
+    let row = compared(row, "python3 -I -S -c print(1)", alone, None);
+    match target {
+        Some(most) => bounded(row, most),
+        None => row,
+    }
+}
+
+/// Median milliseconds of the system's own Python; not a number if it does not run.
+fn python_alone(runs: usize) -> f64 {
+    let once = || {
+        let began = Instant::now();
+        let ended = plain(&[PYTHON_PATH, "-I", "-S", "-c", PYTHON]);
+        ended.map_or(f64::NAN, |()| ms(began))
+    };
+    timing_after(0, (0..runs).map(|_| once()).collect()).median
+}
+
 pub(crate) async fn repeat<F>(mut run: impl FnMut() -> F) -> Result<Timing, SandboxError>
 where
     F: Future<Output = Result<(), SandboxError>>,
 {
-    let mut ms = Vec::new();
+    let mut times = Vec::new();
     for _ in 0..RUNS + WARM_UP {
         let begun = Instant::now();
         run().await?;
-        ms.push(begun.elapsed().as_secs_f64() * 1e3);
+        times.push(ms(begun));
     }
-    Ok(timing(ms))
+    Ok(timing(times))
 }
 
 pub(crate) fn plain(argv: &[&str]) -> Result<(), SandboxError> {
@@ -137,7 +170,7 @@ pub(crate) async fn exec(sandbox: &mut dyn Sandbox, program: Program) -> Result<
     let request = ExecRequest {
         program,
         stdin: Vec::new(),
-        deadline: Duration::from_secs(20),
+        deadline: Duration::from_secs(60),
     };
     let result = sandbox.exec(request).await?;
     if result.ending == (Ending::Exited { code: 0 }) {
@@ -338,15 +371,15 @@ async fn timed_fresh(
     spec: &SandboxSpec,
     program: &Program,
 ) -> Result<Timing, SandboxError> {
-    let mut ms = Vec::new();
+    let mut times = Vec::new();
     for _ in 0..RUNS + WARM_UP {
         let begun = Instant::now();
         let mut sandbox = provider.acquire(spec).await?;
         exec(sandbox.as_mut(), program.clone()).await?;
-        ms.push(begun.elapsed().as_secs_f64() * 1e3);
+        times.push(ms(begun));
         sandbox.destroy().await?;
     }
-    Ok(timing(ms))
+    Ok(timing(times))
 }
 
 /// Milliseconds of one execution in a sandbox that is ready, after a pause.
@@ -354,7 +387,7 @@ async fn settled_ms(sandbox: &mut dyn Sandbox, program: &Program) -> Result<f64,
     tokio::time::sleep(SETTLE).await;
     let begun = Instant::now();
     exec(sandbox, program.clone()).await?;
-    Ok(begun.elapsed().as_secs_f64() * 1e3)
+    Ok(ms(begun))
 }
 
 /// In a sandbox that was made before and not used.
@@ -363,13 +396,13 @@ async fn prewarmed(
     spec: &SandboxSpec,
     program: &Program,
 ) -> Result<Timing, SandboxError> {
-    let mut ms = Vec::new();
+    let mut times = Vec::new();
     for _ in 0..RUNS + WARM_UP {
         let mut sandbox = provider.acquire(spec).await?;
-        ms.push(settled_ms(sandbox.as_mut(), program).await?);
+        times.push(settled_ms(sandbox.as_mut(), program).await?);
         sandbox.destroy().await?;
     }
-    Ok(timing(ms))
+    Ok(timing(times))
 }
 
 /// In a sandbox that stays, as in the turns of an episode, with a pause between them.
@@ -379,12 +412,12 @@ async fn kept(
     program: &Program,
 ) -> Result<Timing, SandboxError> {
     let mut sandbox = provider.acquire(spec).await?;
-    let mut ms = Vec::new();
+    let mut times = Vec::new();
     for _ in 0..RUNS + WARM_UP {
-        ms.push(settled_ms(sandbox.as_mut(), program).await?);
+        times.push(settled_ms(sandbox.as_mut(), program).await?);
     }
     sandbox.destroy().await?;
-    Ok(timing(ms))
+    Ok(timing(times))
 }
 
 /// Taking a snapshot and starting from it, with few and with many bytes in it.
@@ -405,10 +438,10 @@ async fn snapshots(
                 Err(SandboxError::Unsupported { .. }) => return sandbox.destroy().await,
                 other => other?,
             };
-            take.push(begun.elapsed().as_secs_f64() * 1e3);
+            take.push(ms(begun));
             let begun = Instant::now();
             let forked = provider.fork(spec, &snapshot).await?;
-            fork.push(begun.elapsed().as_secs_f64() * 1e3);
+            fork.push(ms(begun));
             forked.destroy().await?;
             sandbox.destroy().await?;
         }

@@ -1,10 +1,7 @@
 //! How long programs take at the wasm level, beside a plain `python3 -c`.
 
-use crate::sandbox::BenchRow;
-use sinew_sandbox::{
-    Ending, ExecRequest, Program, Sandbox, SandboxError, SandboxProvider, SandboxSpec, Snapshot,
-};
-use std::process::{Command, Stdio};
+use super::{BenchRow, against_python, exec, ms, python_alone, row, timing_after};
+use sinew_sandbox::{Program, Sandbox, SandboxError, SandboxProvider, SandboxSpec, Snapshot};
 use std::time::{Duration, Instant};
 
 /// Runs of each row.
@@ -13,51 +10,6 @@ pub const RUNS: usize = 30;
 const WARM_UP: usize = 3;
 /// Between runs that take a waiting interpreter: the worker forks the next one.
 const REFILL: Duration = Duration::from_millis(20);
-
-fn median_and_spread(mut ms: Vec<f64>) -> (f64, f64) {
-    ms.drain(..WARM_UP.min(ms.len().saturating_sub(1)));
-    ms.sort_by(f64::total_cmp);
-    let at = |q: f64| ms[((ms.len() - 1) as f64 * q) as usize];
-    (at(0.5), at(0.9) - at(0.1))
-}
-
-fn request(program: &Program) -> ExecRequest {
-    ExecRequest {
-        program: program.clone(),
-        stdin: Vec::new(),
-        deadline: Duration::from_secs(60),
-    }
-}
-
-async fn exec(place: &mut Box<dyn Sandbox>, program: &Program) -> Result<(), SandboxError> {
-    let result = place.exec(request(program)).await?;
-    if result.ending == (Ending::Exited { code: 0 }) {
-        return Ok(());
-    }
-    Err(SandboxError::Died(format!(
-        "a program of the bench ended with {:?}",
-        result.ending
-    )))
-}
-
-fn plain_python(runs: usize) -> f64 {
-    // The system's own: what stands before it on the search path may be a script.
-    let system = std::path::Path::new("/usr/bin/python3");
-    let python = if system.exists() {
-        system
-    } else {
-        "python3".as_ref()
-    };
-    let once = || {
-        let began = Instant::now();
-        let ended = Command::new(python)
-            .args(["-I", "-S", "-c", "print(1)"])
-            .stdout(Stdio::null())
-            .status();
-        ended.map_or(f64::NAN, |_| began.elapsed().as_secs_f64() * 1e3)
-    };
-    median_and_spread((0..runs + WARM_UP).map(|_| once()).collect()).0
-}
 
 /// Where the programs of a row run.
 #[derive(Clone, Copy)]
@@ -76,24 +28,27 @@ struct Row<'a>(&'static str, &'a Program, Where<'a>, bool, Option<f64>);
 /// Milliseconds of each run.
 async fn measure(
     provider: &dyn SandboxProvider,
-    (place, live): (&mut Box<dyn Sandbox>, &SandboxSpec),
+    (place, live): (&mut dyn Sandbox, &SandboxSpec),
     row: &Row<'_>,
     runs: usize,
 ) -> Result<Vec<f64>, SandboxError> {
-    let (mut ms, spec) = (Vec::new(), SandboxSpec::default());
+    let (mut times, spec) = (Vec::new(), SandboxSpec::default());
+    let program = || row.1.clone();
     for _ in 0..runs + WARM_UP {
         if row.3 {
             tokio::time::sleep(REFILL).await;
         }
         let began = Instant::now();
         match row.2 {
-            Where::Fresh => exec(&mut provider.acquire(&spec).await?, row.1).await?,
-            Where::Fork(from) => exec(&mut provider.fork(live, from).await?, row.1).await?,
-            Where::Same => exec(place, row.1).await?,
+            Where::Fresh => exec(provider.acquire(&spec).await?.as_mut(), program()).await?,
+            Where::Fork(from) => {
+                exec(provider.fork(live, from).await?.as_mut(), program()).await?;
+            }
+            Where::Same => exec(place, program()).await?,
         }
-        ms.push(began.elapsed().as_secs_f64() * 1e3);
+        times.push(ms(began));
     }
-    Ok(ms)
+    Ok(times)
 }
 
 /// All that is measured. Programs: Python in turns and from the beginning, MicroPython, JavaScript.
@@ -174,25 +129,14 @@ pub async fn run(
     };
     let mut place = provider.acquire(&live).await?;
     let set_up = Program::Python("import json; x = list(range(100_000))".into());
-    exec(&mut place, &set_up).await?;
+    exec(place.as_mut(), set_up).await?;
     let snapshot = place.snapshot().await?;
     let rows = rows([&python, &fresh, &micropython, &javascript], &snapshot);
-    let peer_value = plain_python(runs);
-    for row in rows {
-        let ms = measure(provider, (&mut place, &live), &row, runs).await?;
-        let (value, spread) = median_and_spread(ms);
-        on_row(BenchRow {
-            name: row.0.into(),
-            value,
-            unit: "ms".into(),
-            spread,
-            peer: Some("python3 -I -S -c print(1)".into()),
-            peer_value: Some(peer_value),
-            ratio: Some(value / peer_value),
-            target: row.4,
-            met: row.4.map(|t| value <= t),
-            why: None,
-        });
+    let alone = python_alone(runs);
+    for wanted in rows {
+        let times = measure(provider, (place.as_mut(), &live), &wanted, runs).await?;
+        let row = row(wanted.0, timing_after(WARM_UP, times));
+        on_row(against_python(row, alone, wanted.4));
     }
     Ok(())
 }

@@ -13,6 +13,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
 use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
 
 /// Turns after which a conversation begins anew.
 const MAX_TURNS: usize = 8;
@@ -52,12 +53,35 @@ pub(super) struct Agent {
     pub(super) prompt_tokens: usize,
 }
 
+/// A connection, and the task that reads it. The task ends with the connection, or when it is aborted.
+pub(super) async fn connect(
+    address: SocketAddr,
+) -> Result<(SendRequest<Full<Bytes>>, JoinHandle<()>), LabError> {
+    let stream = TcpStream::connect(address)
+        .await
+        .map_err(LabError::system)?;
+    stream.set_nodelay(true).map_err(LabError::system)?;
+    let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(LabError::system)?;
+    let task = tokio::spawn(async move {
+        // Its end is seen by the next request.
+        let _ = connection.await;
+    });
+    Ok((sender, task))
+}
+
 impl Target {
-    pub(super) fn gateway(address: SocketAddr, control_token: &str) -> Self {
-        Self {
+    /// Our gateway, where each agent opens a rollout of its own.
+    ///
+    /// # Errors
+    /// If the process is another program.
+    pub(super) fn gateway(process: &Process) -> Result<Self, LabError> {
+        let (address, control_token) = process.listens()?;
+        Ok(Self {
             address,
             rollouts: Rollouts::Opened(control_token.to_owned()),
-        }
+        })
     }
 
     /// A server with one address for all.
@@ -77,18 +101,7 @@ impl Target {
     }
 
     pub(super) async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, LabError> {
-        let stream = TcpStream::connect(self.address)
-            .await
-            .map_err(LabError::system)?;
-        stream.set_nodelay(true).map_err(LabError::system)?;
-        let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-            .await
-            .map_err(LabError::system)?;
-        tokio::spawn(async move {
-            // Its end is seen by the next request.
-            let _ = connection.await;
-        });
-        Ok(sender)
+        Ok(connect(self.address).await?.0)
     }
 
     /// A rollout with its agent; `index` tells those of a server apart.

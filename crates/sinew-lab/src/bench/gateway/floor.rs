@@ -4,6 +4,7 @@
 use super::client::{Target, post};
 use super::{GROWING, TOKENS};
 use crate::LabError;
+use crate::bench::request;
 use bytes::Bytes;
 use futures::future::try_join_all;
 use http_body_util::{BodyExt, Full};
@@ -13,7 +14,7 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::IgnoredAny;
 use sinew_infer::{FakeConfig, FakeEngine, FakeModel};
-use sinew_types::{Engine, EngineEvent, GenerateRequest, RequestId, SamplingParams};
+use sinew_types::{Engine, EngineEvent};
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::{Arc, mpsc};
@@ -110,15 +111,8 @@ pub(super) fn engine_us(prompt_tokens: usize) -> Result<f64, LabError> {
     let prompts = vec![Arc::new(vec![1; prompt_tokens.max(1)]); GROWING];
     let before = thread_cpu_s();
     for id in 0..u64::from(COUNT) {
-        let request = GenerateRequest {
-            id: RequestId(id),
-            prompt: Arc::clone(&prompts[id as usize % GROWING]),
-            sampling: SamplingParams {
-                max_tokens: TOKENS,
-                ..SamplingParams::default()
-            },
-            priority: 0,
-        };
+        let prompt = Arc::clone(&prompts[id as usize % GROWING]);
+        let request = request(id, prompt, 0, TOKENS);
         let sink = Box::new(|_: EngineEvent| {});
         engine.submit(request, sink).map_err(LabError::system)?;
         while engine.step() {}

@@ -4,9 +4,9 @@ use super::client::{Agent, Target};
 use super::process::Process;
 use super::{PASS, TOKENS};
 use crate::LabError;
-use crate::bench::clock;
+use crate::bench::{clock, request};
 use sinew_infer::{FakeConfig, FakeEngine};
-use sinew_types::{Engine, EngineEvent, GenerateRequest, RequestId, SamplingParams};
+use sinew_types::{Engine, EngineEvent, RequestId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, mpsc};
@@ -142,15 +142,7 @@ pub(super) async fn engine_only(load: &Load) -> Result<Measured, LabError> {
 
 async fn generate(engine: &dyn Engine, id: RequestId) -> Result<(), LabError> {
     let (sender, mut events) = mpsc::channel(TOKENS as usize + 2);
-    let request = GenerateRequest {
-        id,
-        prompt: vec![1; 256].into(),
-        sampling: SamplingParams {
-            max_tokens: TOKENS,
-            ..SamplingParams::default()
-        },
-        priority: 0,
-    };
+    let request = request(id.0, vec![1; 256], 0, TOKENS);
     let sink = Box::new(move |event| {
         // The queue has room for every event.
         let _ = sender.try_send(event);

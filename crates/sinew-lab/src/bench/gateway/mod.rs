@@ -15,7 +15,7 @@ pub(super) mod soak;
 use super::row::{Better, Printer, Row, Summary};
 use crate::LabError;
 use clap::Args;
-use client::grow;
+use client::{Target, grow};
 use load::{Load, drive, engine_only};
 use peer::Peer;
 use process::{Process, raise_files};
@@ -73,12 +73,7 @@ const PARTS: [&str; 4] = ["load", "stream", "idle", "history"];
 
 /// `sinew bench gateway`.
 pub(super) fn run(args: &GatewayArgs) -> Result<(), LabError> {
-    if let Some(unknown) = args.only.iter().find(|p| !PARTS.contains(&p.as_str())) {
-        let parts = PARTS.join(", ");
-        return Err(LabError::input(format!(
-            "--only {unknown}: allowed: {parts}"
-        )));
-    }
+    let wanted = super::selected(&args.only, &PARTS)?;
     if !(args.seconds.is_finite() && (0.5..=120.0).contains(&args.seconds)) {
         return Err(LabError::input(format!(
             "--seconds {}: allowed: 0.5 to 120",
@@ -87,7 +82,6 @@ pub(super) fn run(args: &GatewayArgs) -> Result<(), LabError> {
     }
     raise_files();
     let runtime = tokio::runtime::Runtime::new().map_err(LabError::system)?;
-    let wanted = |part: &str| args.only.is_empty() || args.only.iter().any(|p| p == part);
     let printer = Printer::new(args.json);
     runtime.block_on(async {
         if wanted("load") {
@@ -166,7 +160,7 @@ async fn loads(args: &GatewayArgs, printer: Printer) -> Result<(), LabError> {
         let process = Process::serve(PASS).await?;
         let load = load(rollouts, args.seconds);
         let direct = engine_only(&load).await?;
-        let done = drive(&process.target()?, &load, &process).await?;
+        let done = drive(&Target::gateway(&process)?, &load, &process).await?;
         let cpu_us = done.cpu_s / done.latencies.len().max(1) as f64 * 1e6;
         let name = |what: &str| format!("gateway.{what}@{rollouts}");
         printer.row(&Row::new(name("cpu_per_request"), "us", single(cpu_us)));
@@ -214,7 +208,7 @@ async fn stream(args: &GatewayArgs, printer: Printer) -> Result<(), LabError> {
             stream: true,
             in_flight: usize::MAX >> 4,
         };
-        let done = drive(&process.target()?, &load, &process).await?;
+        let done = drive(&Target::gateway(&process)?, &load, &process).await?;
         per_request.push(done.cpu_s / done.latencies.len().max(1) as f64 * 1e6);
     }
     let tokens = f64::from(lengths[1] - lengths[0]);
@@ -230,7 +224,7 @@ async fn stream(args: &GatewayArgs, printer: Printer) -> Result<(), LabError> {
 /// Memory of rollouts that had a few turns and wait.
 async fn idle(printer: Printer) -> Result<(), LabError> {
     let process = Process::serve(Duration::ZERO).await?;
-    let target = process.target()?;
+    let target = Target::gateway(&process)?;
     // The allocator's own warm-up is not the rollouts'.
     target.converse(64, 0..IDLE_TURNS, &process).await?;
     let before = process.resident_bytes()?;
@@ -248,7 +242,7 @@ type Grown = [(Vec<f64>, f64); HISTORIES.len()];
 /// Lets conversations of a fresh server grow.
 async fn grown() -> Result<Grown, LabError> {
     let process = Process::serve(Duration::ZERO).await?;
-    let target = process.target()?;
+    let target = Target::gateway(&process)?;
     // The server's own warm-up is no turn's.
     target.converse(GROWING, 0..HISTORIES[0], &process).await?;
     let mut conversations = target.open(GROWING).await?;

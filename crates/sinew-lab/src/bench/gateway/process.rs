@@ -1,8 +1,8 @@
 //! Server processes under measurement: start, CPU time, memory, end.
 
-use super::client::Target;
 use crate::LabError;
 use serde_json::Value;
+use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -34,7 +34,8 @@ pub(super) fn raise_files() {
 #[derive(Debug)]
 pub(super) struct Process {
     child: Child,
-    target: Option<Target>,
+    /// Where our gateway listens, and its control token.
+    listens: Option<(SocketAddr, String)>,
 }
 
 impl Process {
@@ -64,7 +65,7 @@ impl Process {
         let address = text("listening").parse().map_err(LabError::system)?;
         Ok(Self {
             child,
-            target: Some(Target::gateway(address, &text("control_token"))),
+            listens: Some((address, text("control_token"))),
         })
     }
 
@@ -73,14 +74,17 @@ impl Process {
         let child = command.kill_on_drop(true).spawn()?;
         Ok(Self {
             child,
-            target: None,
+            listens: None,
         })
     }
 
-    /// Where to send requests.
-    pub(super) fn target(&self) -> Result<Target, LabError> {
-        let target = self.target.clone();
-        target.ok_or_else(|| LabError::system("not a gateway"))
+    /// Address and control token of our gateway.
+    ///
+    /// # Errors
+    /// If the process is another program.
+    pub(super) fn listens(&self) -> Result<(SocketAddr, &str), LabError> {
+        let listens = self.listens.as_ref().map(|(a, token)| (*a, token.as_str()));
+        listens.ok_or_else(|| LabError::system("not a gateway"))
     }
 
     /// What it prints, if that is piped; given once.

@@ -1,5 +1,6 @@
 //! What agents do to a gateway in a soak, drawn from a seed.
 
+use super::super::client::connect;
 use crate::LabError;
 use bytes::Bytes;
 use futures::future::join_all;
@@ -7,14 +8,12 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::SendRequest;
 use hyper::{Request, Response};
-use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use sinew_types::{GenerateRequest, SplitMix64, TokenId};
 use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 /// Tokens of an answer, and of one that is long enough to be left in the middle.
@@ -172,23 +171,6 @@ impl Drop for Agent {
     fn drop(&mut self) {
         self.connection.abort();
     }
-}
-
-async fn connect(
-    address: SocketAddr,
-) -> Result<(SendRequest<Full<Bytes>>, JoinHandle<()>), LabError> {
-    let stream = TcpStream::connect(address)
-        .await
-        .map_err(LabError::system)?;
-    stream.set_nodelay(true).map_err(LabError::system)?;
-    let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-        .await
-        .map_err(LabError::system)?;
-    let task = tokio::spawn(async move {
-        // Its end is seen by the next request.
-        let _ = connection.await;
-    });
-    Ok((sender, task))
 }
 
 impl Agent {
