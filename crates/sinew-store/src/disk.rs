@@ -1,10 +1,12 @@
 //! [`DiskStore`]: segment files and their index.
 
 use crate::codec::{self, Mark};
-use crate::error::StoreError;
+use crate::damage::Recovery;
+use crate::error::{StoreError, guard};
+use crate::gc;
 use crate::index::{self, Table};
 use crate::reader;
-use crate::recover::{self, Recovery};
+use crate::recover;
 use crate::remake;
 use crate::segment::{Frame, Location, RecordKind, SegmentDir, Writer};
 use crate::store::{
@@ -16,7 +18,7 @@ use sinew_types::{EpisodeId, Trace};
 use std::collections::HashSet;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 /// Most bytes of one commit: opening a store reads each unindexed one whole.
 const MAX_FRAME: u64 = 1 << 30;
@@ -61,10 +63,6 @@ pub struct DiskStore {
     recovery: Recovery,
     /// Held as long as the store is open.
     _lock: File,
-}
-
-pub(crate) fn guard<T>(mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>, StoreError> {
-    mutex.lock().map_err(|_| StoreError::Poisoned)
 }
 
 impl DiskStore {
@@ -299,7 +297,9 @@ impl TraceStore for DiskStore {
     }
 
     fn gc(&self, policy: GcPolicy) -> Result<GcReport, StoreError> {
-        crate::gc::run(self, policy)
+        let mut writer = guard(&self.writer)?;
+        let mut connection = guard(&self.connection)?;
+        gc::run(&self.segments, &mut writer, &mut connection, policy)
     }
 }
 

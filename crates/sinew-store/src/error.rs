@@ -1,9 +1,11 @@
 //! Why a store could not do what it was asked.
 
-use crate::recover::{Damage, Recovery};
+use crate::damage::Loss;
+use crate::schema;
 use sinew_types::{EpisodeId, TraceError};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
 
 /// Errors of a trace store. After any of them the store is as it was before the call.
 #[derive(Debug, thiserror::Error)]
@@ -88,58 +90,6 @@ pub enum StoreError {
     Poisoned,
 }
 
-/// What of a store cannot be read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Loss {
-    pub damaged: Vec<Damage>,
-    /// Episodes that the index knows and that lie there.
-    pub episodes: Vec<EpisodeId>,
-}
-
-impl Loss {
-    pub(crate) fn of(recovery: &Recovery) -> Self {
-        let both = recovery.lost.iter().chain(&recovery.lost_trained);
-        Self {
-            damaged: recovery.damaged.clone(),
-            episodes: both.cloned().collect(),
-        }
-    }
-}
-
-impl std::fmt::Display for Loss {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        /// Most stretches, and most episodes, that are named.
-        const NAMED: usize = 4;
-        let stretches = self.damaged.iter().take(NAMED).map(|d| {
-            let (path, from, to) = (d.path.display(), d.from, d.to);
-            format!("{path} bytes {from} to {to}")
-        });
-        let stretches: Vec<String> = stretches.collect();
-        write!(f, "{}", stretches.join(", "))?;
-        let more = self.damaged.len().saturating_sub(NAMED);
-        if more > 0 {
-            write!(f, " and {more} more stretches")?;
-        }
-        write!(f, " cannot be read")?;
-        if !self.episodes.is_empty() {
-            let named = self.episodes.iter().take(NAMED).map(|e| e.as_str());
-            let named: Vec<&str> = named.collect();
-            let count = self.episodes.len();
-            let dots = if count > NAMED { ", ..." } else { "" };
-            write!(
-                f,
-                "; {count} known episodes lie there: {}{dots}",
-                named.join(", ")
-            )?;
-        }
-        write!(
-            f,
-            "; everything else can be read, and nothing was changed; put the files back from a copy, or go on \
-             without what cannot be read with --accept-loss"
-        )
-    }
-}
-
 impl StoreError {
     pub(crate) fn io(path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
@@ -154,9 +104,18 @@ impl From<rusqlite::Error> for StoreError {
     fn from(error: rusqlite::Error) -> Self {
         if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) {
             return Self::DiskFull {
-                path: PathBuf::from(crate::index::FILE_NAME),
+                path: PathBuf::from(schema::FILE_NAME),
             };
         }
         Self::Index(error)
     }
+}
+
+/// Locks a part of a store. After a panic under the lock the part may be half changed, so that every later
+/// call is refused.
+///
+/// # Errors
+/// [`StoreError::Poisoned`].
+pub(crate) fn guard<T>(mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>, StoreError> {
+    mutex.lock().map_err(|_| StoreError::Poisoned)
 }

@@ -4,7 +4,6 @@
 //! medium, then one transaction moves the index to them and marks the old file dead, then the
 //! file goes (at the next opening, if the crash was before that).
 
-use crate::disk::{DiskStore, guard};
 use crate::error::StoreError;
 use crate::index::{self, Table};
 use crate::segment::{Frame, Location, SegmentDir, Writer};
@@ -15,12 +14,19 @@ use std::collections::{BTreeSet, HashSet};
 /// A frame of copies is written when it is this large.
 const FRAME_BYTES: u64 = 8 << 20;
 
-pub(crate) fn run(store: &DiskStore, policy: GcPolicy) -> Result<GcReport, StoreError> {
-    let mut writer = guard(&store.writer)?;
-    let mut connection = guard(&store.connection)?;
-    let doomed = index::collectable(&connection, policy)?;
+/// Removes what `policy` names, segment by segment.
+///
+/// # Errors
+/// What the medium or the index refuses. Segments that were done before stay done.
+pub(crate) fn run(
+    segments: &SegmentDir,
+    writer: &mut Writer,
+    connection: &mut Connection,
+    policy: GcPolicy,
+) -> Result<GcReport, StoreError> {
+    let doomed = index::collectable(connection, policy)?;
     let mut affected: BTreeSet<u32> = doomed.iter().map(|(_, at)| at.segment).collect();
-    affected.extend(index::lifeless(&connection)?);
+    affected.extend(index::lifeless(connection)?);
     if affected.contains(&writer.segment()) {
         // Copies must not land in a file that is about to go.
         writer.abandon();
@@ -29,7 +35,7 @@ pub(crate) fn run(store: &DiskStore, policy: GcPolicy) -> Result<GcReport, Store
     let mut report = GcReport::default();
     for &segment in &affected {
         let before: u64 = report.bytes;
-        report.bytes = before + collect(store, &mut writer, &mut connection, segment, &doomed)?;
+        report.bytes = before + collect(segments, writer, connection, segment, &doomed)?;
     }
     report.episodes = doomed.len() as u64;
     Ok(report)
@@ -37,7 +43,7 @@ pub(crate) fn run(store: &DiskStore, policy: GcPolicy) -> Result<GcReport, Store
 
 /// Empties one segment; returns the bytes that it frees.
 fn collect(
-    store: &DiskStore,
+    segments: &SegmentDir,
     writer: &mut Writer,
     connection: &mut Connection,
     segment: u32,
@@ -53,7 +59,7 @@ fn collect(
                 gone.push(name);
                 continue;
             }
-            pending.copy(&store.segments, at)?;
+            pending.copy(segments, at)?;
             pending.names.push((table, name));
             if pending.frame.len() >= FRAME_BYTES {
                 copied += pending.write(writer, &mut moved)?;
@@ -61,7 +67,7 @@ fn collect(
         }
     }
     copied += pending.write(writer, &mut moved)?;
-    let freed = file_length(&store.segments, segment)?;
+    let freed = file_length(segments, segment)?;
     let tx = connection.transaction()?;
     for (table, name, to) in &moved {
         index::relocate(&tx, *table, name, Some(*to))?;
@@ -74,7 +80,7 @@ fn collect(
         index::set_indexed(&tx, writer.segment(), writer.length())?;
     }
     tx.commit()?;
-    store.segments.remove(segment)?;
+    segments.remove(segment)?;
     index::bury_segment(connection, segment)?;
     Ok(freed.saturating_sub(copied))
 }

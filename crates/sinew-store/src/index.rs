@@ -2,6 +2,7 @@
 
 use crate::codec::Mark;
 use crate::error::StoreError;
+use crate::schema::{FORMAT, SCHEMA};
 use crate::segment::Location;
 use crate::store::{
     Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, Page, StoreStats, TrainedBatch,
@@ -17,56 +18,6 @@ use std::time::Duration;
 
 /// Time that a call waits for another process's transaction.
 const BUSY: Duration = Duration::from_secs(10);
-
-pub(crate) const FILE_NAME: &str = "index.sqlite";
-
-/// `PRAGMA user_version`.
-const FORMAT: i64 = 2;
-
-/// Any change of this text makes another format. `episodes.step` is the number of the draw; the name is of
-/// trace formats 1 and 2, whose stores are opened as they are.
-pub(crate) const SCHEMA: &str = "
-CREATE TABLE segments (
-    number INTEGER PRIMARY KEY,
-    indexed INTEGER NOT NULL,           -- bytes whose records are in this file
-    dead INTEGER NOT NULL DEFAULT 0,    -- gc moved its records, the file may go
-    sum INTEGER NOT NULL DEFAULT 0      -- last of every table: checksum of the others, see `sums`
-);
-CREATE TABLE episodes (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT,
-    episode TEXT NOT NULL UNIQUE,
-    grp TEXT NOT NULL, task TEXT NOT NULL, task_kind TEXT NOT NULL,
-    step INTEGER NOT NULL, purpose TEXT NOT NULL,
-    reward REAL NOT NULL, success INTEGER NOT NULL, ended INTEGER NOT NULL,
-    turns INTEGER NOT NULL, sampled_tokens INTEGER NOT NULL,
-    started_unix_s REAL, total_s REAL,
-    segment INTEGER, offset INTEGER, bytes INTEGER,     -- null: removed by gc
-    batch TEXT,
-    sum INTEGER NOT NULL DEFAULT 0
-);
-CREATE INDEX episodes_step ON episodes (step, purpose);
-CREATE INDEX episodes_group ON episodes (grp);
-CREATE INDEX episodes_segment ON episodes (segment);
-CREATE TABLE batches (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT,
-    batch TEXT NOT NULL UNIQUE,
-    step INTEGER NOT NULL,
-    episodes TEXT NOT NULL,             -- JSON array
-    segment INTEGER NOT NULL, offset INTEGER NOT NULL, bytes INTEGER NOT NULL,
-    sum INTEGER NOT NULL DEFAULT 0
-);
-CREATE TABLE queue_rows (
-    queue TEXT NOT NULL, seq INTEGER NOT NULL, key TEXT NOT NULL,
-    bytes INTEGER NOT NULL, state INTEGER NOT NULL, until_ms INTEGER NOT NULL,
-    consumer TEXT NOT NULL, attempts INTEGER NOT NULL, lease INTEGER,
-    payload BLOB,                       -- null: acked
-    sum INTEGER NOT NULL DEFAULT 0,
-    PRIMARY KEY (queue, seq), UNIQUE (queue, key)
-);
-CREATE TABLE queues (
-    queue TEXT PRIMARY KEY, next_lease INTEGER NOT NULL, sum INTEGER NOT NULL DEFAULT 0
-);
-";
 
 /// Opens the index, or makes one, and checks it. Commits are written to the log but synced lazily:
 /// what the log may lose is found again in the segments. Queue operations ask for more, see

@@ -17,6 +17,7 @@
 //! - Every file, batch, page and queue has a limit; time is an argument.
 
 mod codec;
+mod damage;
 mod disk;
 mod error;
 mod gc;
@@ -28,19 +29,20 @@ mod reader;
 mod recover;
 mod remake;
 mod scan;
+mod schema;
 mod segment;
 mod store;
 mod sums;
 
+pub use damage::{Damage, Loss, Recovery};
 pub use disk::{DiskStore, StoreOptions};
-pub use error::{Loss, StoreError};
+pub use error::StoreError;
 pub use memory::MemoryStore;
 pub use queue::{
     LeaseId, Leased, Put, QueueError, QueueLimits, QueueRow, QueueStats, RowState, TransferQueue,
 };
 pub use queue_disk::{Delivery, DiskQueue};
 pub use reader::StoreReader;
-pub use recover::{Damage, Recovery};
 pub use store::{
     Committed, Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GcReport, MAX_PAGE, Page,
     StoreStats, TraceStore, TrainedBatch,

@@ -1,7 +1,6 @@
 //! [`MemoryStore`]: the plain model of a store, for tests and runs that keep nothing.
 
-use crate::disk::guard;
-use crate::error::StoreError;
+use crate::error::{StoreError, guard};
 use crate::index;
 use crate::store::{
     self, Committed, Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GcReport, Page, StoreStats,

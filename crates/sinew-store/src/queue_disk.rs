@@ -1,14 +1,16 @@
 //! [`DiskQueue`]: the transfer queue with its rows in the store's index file.
 
 use crate::codec;
-use crate::disk::{DiskStore, guard};
+use crate::disk::DiskStore;
 use crate::error::StoreError;
+use crate::error::{StoreError, guard};
 use crate::index;
 use crate::queue::{
     Change, LeaseId, Leased, Put, QueueError, QueueLimits, QueueRow, QueueStats, Row, RowState,
     TransferQueue,
 };
 use crate::remake;
+use crate::schema;
 use crate::sums;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 use serde::Serialize;
@@ -37,7 +39,7 @@ impl Delivery {
 
 fn decode<T: DeserializeOwned>(key: &str, payload: &[u8]) -> Result<T, StoreError> {
     let corrupt = |reason: String| StoreError::Corrupt {
-        path: index::FILE_NAME.into(),
+        path: schema::FILE_NAME.into(),
         offset: 0,
         reason: format!("row {key}: {reason}"),
     };

@@ -1,9 +1,10 @@
 //! Looking into a store that another process may be writing.
 
 use crate::codec;
-use crate::disk::guard;
 use crate::error::StoreError;
+use crate::error::guard;
 use crate::index;
+use crate::schema;
 use crate::segment::SegmentDir;
 use crate::store::{self, Filter, Page, StoreStats, TrainedBatch};
 use rusqlite::Connection;
@@ -25,7 +26,7 @@ pub struct StoreReader {
 impl StoreReader {
     /// Opens the store in `directory`, which must exist.
     pub fn open(directory: &Path) -> Result<Self, StoreError> {
-        let path = directory.join(index::FILE_NAME);
+        let path = directory.join(schema::FILE_NAME);
         if !path.is_file() {
             return Err(StoreError::Missing {
                 path: directory.to_owned(),

@@ -6,48 +6,16 @@
 //! with damage is opened only if the caller accepts the loss; otherwise nothing is changed.
 
 use crate::codec::{self, Mark};
-use crate::error::{Loss, StoreError};
+use crate::damage::{Damage, Loss, Recovery};
+use crate::error::StoreError;
 use crate::index::{self, Table};
 use crate::segment::{FILE_HEADER, Location, Record, RecordKind, SegmentDir};
 use crate::store::{EpisodeSummary, TrainedBatch};
 use rusqlite::{Connection, Transaction};
-use sinew_types::{EpisodeId, Trace};
+use sinew_types::Trace;
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::path::PathBuf;
-
-/// A stretch of a segment file that cannot be read.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Damage {
-    pub path: PathBuf,
-    /// First byte, and the one behind the last.
-    pub from: u64,
-    pub to: u64,
-}
-
-/// What opening a store found and repaired.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Recovery {
-    /// Records that were in a segment and not in the index.
-    pub indexed: u64,
-    /// Bytes of an unfinished commit that were cut off the newest segment.
-    pub cut_bytes: u64,
-    /// Committed episodes that lay in a torn tail and that no batch had trained: unknown now, so
-    /// that they can be run and committed again.
-    pub torn: Vec<EpisodeId>,
-    /// Those of a torn tail that a batch had trained: known as such, but not to be read.
-    pub torn_trained: Vec<EpisodeId>,
-    /// Files that gc had given up.
-    pub removed_segments: u64,
-    /// What could not be read of segment files that had been written whole.
-    pub damaged: Vec<Damage>,
-    /// Episodes that the index knew and that cannot be read: unknown now, as those of a torn tail.
-    pub lost: Vec<EpisodeId>,
-    /// Those of them that a batch had trained: known as such, but not to be read.
-    pub lost_trained: Vec<EpisodeId>,
-    /// Why the index was begun anew, if it was.
-    pub index_remade: Option<String>,
-}
 
 /// What opening found.
 #[derive(Debug, Default)]

@@ -2,6 +2,7 @@
 
 use crate::error::StoreError;
 use crate::index;
+use crate::schema;
 use rusqlite::Connection;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ pub(crate) fn open(
     directory: &Path,
     accept_loss: bool,
 ) -> Result<(Connection, Option<String>), StoreError> {
-    let path = directory.join(index::FILE_NAME);
+    let path = directory.join(schema::FILE_NAME);
     let queues = directory.join(QUEUES);
     let (reason, held) = match index::open(&path) {
         Ok((connection, true)) if queues.exists() && !accept_loss => {

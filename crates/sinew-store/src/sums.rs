@@ -2,7 +2,7 @@
 //! of a value is.
 
 use crate::error::StoreError;
-use crate::index::SCHEMA;
+use crate::schema::SCHEMA;
 use rusqlite::types::{ToSql, ValueRef};
 use rusqlite::{Connection, Row};
 use std::path::Path;
