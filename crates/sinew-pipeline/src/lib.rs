@@ -28,13 +28,14 @@ mod record;
 mod rollouts;
 mod rows;
 mod schedule;
+mod score;
 mod scoring_models;
 mod state;
 
-pub use config::{EvalConfig, PipelineConfig, TaskSampling};
+pub use config::PipelineConfig;
 pub use core::{
-    Command, CoreConfig, CoreState, Ended as EndedEpisode, EvalSet, Event, Goal, PipelineCore,
-    RunCounts, Samples as SampleKind, Stop, UpdateCommit, When,
+    Command, CoreConfig, CoreState, Ended as EndedEpisode, EvalConfig, EvalSet, Event, Goal,
+    PipelineCore, RunCounts, Samples as SampleKind, Stop, TaskSampling, UpdateCommit, When,
 };
 pub use cross::{CrossPolicy, CrossPolicyConfig};
 pub use curriculum::{Curriculum, TasksByKind};

@@ -3,76 +3,22 @@
 //! A driver carries the commands out in their order and reports what became of them. What the core
 //! decides is a function of its configuration, of the state that it began with and of the events.
 
+mod config;
 mod roster;
 #[cfg(test)]
 mod tests;
 
-use crate::config::{EvalConfig, TaskSampling};
 use crate::curriculum::Curriculum;
 use crate::health::{Alarm, Health};
 use crate::record::StepRecord;
-use crate::schedule::{
-    Draw, draws_per_step, eval_episodes, other_tasks, refill_seed, train_groups, uniform_tasks,
-};
+use crate::schedule::{Draw, eval_episodes, other_tasks, refill_seed, train_groups, uniform_tasks};
 use roster::Roster;
 use sinew_types::{EpisodeId, mix_seed};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+pub use config::{CoreConfig, EvalConfig, Goal, Samples, TaskSampling};
 pub use roster::Ended;
-
-/// What a run is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Goal {
-    Train,
-    /// One held-out measurement.
-    Measure,
-}
-
-/// Where training episodes come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Samples {
-    /// They are run, on tasks that the core draws.
-    Run,
-    /// A source gives groups of them.
-    Given,
-}
-
-/// What the decisions of a run depend on.
-#[derive(Debug)]
-pub struct CoreConfig {
-    pub goal: Goal,
-    /// Of tasks and sampling.
-    pub seed: u64,
-    pub steps: u64,
-    /// Training stops early after this many seconds.
-    pub max_wall_s: Option<f64>,
-    pub checkpoint_every: u64,
-    pub samples: Samples,
-    pub tasks_per_step: usize,
-    pub group_size: usize,
-    /// How often an episode that the system failed is run again.
-    pub retries: u32,
-    /// Rounds in which groups that teach nothing are replaced.
-    pub refill: u32,
-    pub tasks: TaskSampling,
-    /// Sizes of the taskset's splits.
-    pub train_tasks: usize,
-    pub held_out_tasks: usize,
-    pub eval: EvalConfig,
-}
-
-impl CoreConfig {
-    /// Draws that each step has to itself.
-    pub fn draws_per_step(&self) -> u64 {
-        // Given episodes replace no others.
-        let refill = match self.samples {
-            Samples::Run => self.refill,
-            Samples::Given => 0,
-        };
-        draws_per_step(self.tasks_per_step, refill)
-    }
-}
 
 /// What a run that goes on begins with.
 #[derive(Clone, Debug, Default)]

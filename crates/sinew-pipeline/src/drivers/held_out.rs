@@ -10,30 +10,6 @@ use crate::schedule::Draw;
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::sync::Arc;
 
-/// What was measured so far.
-#[derive(Debug, Default)]
-pub(crate) struct Measurements {
-    /// What an earlier session wrote of its first measurement.
-    written: Option<EvalRecord>,
-    /// Since the last commit.
-    pub(crate) uncommitted: Vec<EvalRecord>,
-    pub(crate) before: EpisodeStats,
-    pub(crate) after: EpisodeStats,
-    /// First episodes of both.
-    pub(crate) examples: Vec<EpisodeId>,
-    /// Why the last one says little.
-    pub(crate) trouble: Option<String>,
-}
-
-impl Measurements {
-    pub(crate) fn new(evals: &[EvalRecord]) -> Self {
-        Self {
-            written: evals.iter().find(|r| r.when == "before").cloned(),
-            ..Self::default()
-        }
-    }
-}
-
 /// Why a measurement says little: most of its episodes failed.
 fn failed_measurement(traces: &[Trace]) -> Option<String> {
     let stats = EpisodeStats::of(traces);

@@ -1,6 +1,6 @@
 //! Generation and training in turns: one command after the other, in this thread.
 
-use super::held_out::Measurements;
+use super::measurements::Measurements;
 use crate::config::PipelineConfig;
 use crate::core::UpdateCommit;
 use crate::core::{Command, Ended as EndedEpisode, Event, PipelineCore, RunCounts, Stop};
@@ -355,7 +355,7 @@ impl Driver {
         self.progress = (0, 0);
         self.emit(RunEvent::Phase(Phase::Training { step }))?;
         self.step.training = Some(Instant::now());
-        let rows = Rows::of(
+        let rows = crate::score::score(
             &mut groups,
             &self.p.algorithm,
             self.p.learner.as_mut(),

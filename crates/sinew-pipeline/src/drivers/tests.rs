@@ -1,8 +1,9 @@
 //! Whole synchronous runs with the smallest possible ports: no model, no engine, no environment.
 
 use super::{Ended, Pipeline, run};
-use crate::config::{EvalConfig, PipelineConfig, TaskSampling};
+use crate::config::PipelineConfig;
 use crate::core::{CoreConfig, Goal, Samples};
+use crate::core::{EvalConfig, TaskSampling};
 use crate::error::PipelineError;
 use crate::event::{Bus, Recorder, RolloutProgress, RunEvent};
 use crate::ports::{

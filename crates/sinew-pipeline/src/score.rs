@@ -1,0 +1,75 @@
+//! From the episodes of a step to rows of training.
+
+use crate::error::PipelineError;
+use crate::formats;
+use crate::ports::Learner;
+use crate::rows::Rows;
+use sinew_algo::{AlgoReport, Algorithm, Composition, Truncated, count_tokens};
+use sinew_grammar::Grammars;
+use sinew_types::{EpisodeEnd, EpisodeId, Trace};
+use std::collections::BTreeSet;
+
+/// Training rows of a step's groups. Episodes whose masks cannot be made again are failed ones from
+/// then on.
+///
+/// # Errors
+/// What the algorithm or a model refuses.
+pub(crate) fn score(
+    groups: &mut [Vec<Trace>],
+    algorithm: &Algorithm,
+    learner: &mut dyn Learner,
+    grammars: &dyn Grammars,
+) -> Result<Rows, PipelineError> {
+    let replayed = formats::replay_all(grammars, groups);
+    let batch = algorithm.prepare(groups).map_err(PipelineError::system)?;
+    let columns = learner.columns(algorithm, &batch, replayed.columns)?;
+    let (rows, report) = batch.rows(&columns).map_err(PipelineError::system)?;
+    let trained: BTreeSet<EpisodeId> = rows.iter().map(|r| r.episode.clone()).collect();
+    let dropped = groups
+        .iter()
+        .flatten()
+        .filter(|t| !trained.contains(&t.episode))
+        .map(|t| {
+            let why = match replayed.rejected.contains_key(&t.episode) {
+                true => "masks that cannot be made again".to_owned(),
+                false => why_dropped(t, algorithm.composition(), &report),
+            };
+            (t.episode.clone(), why)
+        })
+        .collect();
+    let in_order = groups.iter().flatten().map(|t| &t.episode);
+    let in_order = in_order.filter(|e| trained.contains(*e)).cloned();
+    Ok(Rows {
+        tokens: count_tokens(groups.iter().flatten(), &rows),
+        rows,
+        trained: in_order.collect(),
+        dropped,
+        report,
+        formats: replayed.counts,
+    })
+}
+
+/// Why an episode gave no row.
+fn why_dropped(trace: &Trace, c: &Composition, report: &AlgoReport) -> String {
+    let broken = report
+        .quarantined
+        .iter()
+        .any(|q| q.episode == trace.episode);
+    let cut = matches!(trace.end, EpisodeEnd::Truncated { .. });
+    let unscored = trace.outcome.unscored && report.unscored > 0;
+    match &trace.end {
+        EpisodeEnd::Failed { kind, .. } => format!("failed: {kind:?}").to_lowercase(),
+        _ if broken => "broken".into(),
+        _ if unscored => "nobody gave it a reward".into(),
+        _ if cut && c.filters.truncated != Truncated::Keep => "cut by a limit".into(),
+        _ if c.filters.only_success && !trace.outcome.success => "not a success".into(),
+        _ if report.groups_equal.contains(&trace.group) => "equal rewards in the group".into(),
+        _ if report.repair.dropped_groups.contains(&trace.group) => {
+            "group with too many failed episodes".into()
+        }
+        _ if report.groups_too_small.contains(&trace.group) => "group too small".into(),
+        _ if report.groups_filtered.contains(&trace.group) => "group filtered".into(),
+        _ if c.filters.resample.is_some() => "no signal, or resampled out".into(),
+        _ => "no signal".into(),
+    }
+}
