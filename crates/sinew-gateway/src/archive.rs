@@ -43,7 +43,10 @@ impl Archive {
             return Ok(None);
         };
         let id = id.clone();
-        blocking(move || store.get(&id).map_err(ApiError::from)).await
+        blocking("store_failed", move || {
+            store.get(&id).map_err(ApiError::from)
+        })
+        .await
     }
 
     /// [`Archive::stored`] on this thread.
@@ -65,7 +68,7 @@ impl Archive {
         let Some(store) = self.store.clone() else {
             return Ok(trace);
         };
-        blocking(move || match store.commit(&trace)? {
+        blocking("store_failed", move || match store.commit(&trace)? {
             Committed::New => Ok(trace),
             // Finishing was tried before, and came as far as this.
             Committed::Duplicate => match store.get(&trace.episode)? {
@@ -83,10 +86,11 @@ pub(crate) fn taken(id: &EpisodeId) -> ApiError {
     ApiError::conflict("rollout_exists", why)
 }
 
-/// Runs `work` on a thread that may block.
-async fn blocking<T: Send + 'static>(
+/// Runs `work` on a thread that may block. A panic there is a failure with this `code`.
+pub(crate) async fn blocking<T: Send + 'static>(
+    code: &'static str,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|e| Err(ApiError::server("store_failed", e.to_string())))
+    done.unwrap_or_else(|e| Err(ApiError::server(code, e.to_string())))
 }

@@ -1,5 +1,6 @@
 //! Bodies of requests: their limits, and the thread that reads them.
 
+use crate::archive::blocking;
 use crate::dialect::fields::{Fields, Notes};
 use crate::error::ApiError;
 use axum::extract::Request;
@@ -56,8 +57,7 @@ impl Large {
         if self.0.len() <= LARGE_BYTES {
             return work(&self.0);
         }
-        let done = tokio::task::spawn_blocking(move || work(&self.0)).await;
-        done.unwrap_or_else(|e| Err(ApiError::server("call_failed", e.to_string())))
+        blocking("call_failed", move || work(&self.0)).await
     }
 }
 

@@ -189,7 +189,7 @@ impl Caller {
         if retry.again
             && let Some(running) = rollout.same(key)
         {
-            Counters::add(&self.counters.coalesced, 1);
+            self.counters.count(|stats| stats.coalesced += 1);
             return Ok(Subscription::new(&running));
         }
         self.is_open()?;
@@ -206,7 +206,7 @@ impl Caller {
                 Err(error) if error.code == NEEDS_ALL => {}
                 begun => {
                     let recognized = u64::from(begun.is_ok());
-                    Counters::add(&self.counters.recognized, recognized);
+                    self.counters.count(|stats| stats.recognized += recognized);
                     return begun;
                 }
             }
@@ -249,18 +249,18 @@ impl Caller {
             choices: request.n,
             ignored: &request.ignored,
         };
-        let mut session = rollout.session();
-        let begun = session.begin(self.renderer.as_ref(), &ask, unix_s())?;
-        if let Some(Repeat { body, scan, head }) = repeat {
-            session.remember(begun.call, body, scan, head);
-        }
-        let mut sampling =
-            self.sampling(&session, &request, begun.max_tokens, format.calls.as_ref());
-        sampling.format = held.as_ref().map(|h| Arc::clone(&h.format));
-        let seed = |i| session.seed(begun.call, i, request.sampling.seed);
-        let seeds: Vec<u64> = (0..request.n).map(seed).collect();
-        let id = call_id(session.id(), begun.call);
-        drop(session);
+        let (begun, id, requests) = {
+            let mut session = rollout.session();
+            let begun = session.begin(self.renderer.as_ref(), &ask, unix_s())?;
+            if let Some(Repeat { body, scan, head }) = repeat {
+                session.remember(begun.call, body, scan, head);
+            }
+            let mut sampling = self.sampling(&session, &request, &begun, format.calls.as_ref());
+            sampling.format = held.as_ref().map(|h| Arc::clone(&h.format));
+            let requests = self.requests(&session, &request, &begun, &sampling);
+            let id = call_id(session.id(), begun.call);
+            (begun, id, requests)
+        };
         self.count(&begun, &id);
         self.counters.ignored(&request.ignored);
         if let Some(reasoning) = &mut format.reasoning {
@@ -287,8 +287,7 @@ impl Caller {
             rollout: Arc::clone(rollout),
             counters: Arc::clone(&self.counters),
             call: begun.call,
-            requests: self.requests(begun.prompt, &sampling, &seeds),
-            temperature: sampling.policy_temperature(),
+            requests,
             format_path: held.map(|h| h.path),
             turn,
         };
@@ -413,7 +412,7 @@ impl Caller {
         &self,
         session: &Session,
         request: &ModelRequest,
-        limit: u32,
+        begun: &Begun,
         format: Option<&ToolCallFormat>,
     ) -> SamplingParams {
         let rollout = &session.spec().sampling;
@@ -438,7 +437,7 @@ impl Caller {
             min_p: choose(pinned, rollout.min_p, ask.min_p).unwrap_or(0.0),
             max_tokens: max_tokens
                 .unwrap_or(session.limits().default_max_tokens)
-                .clamp(1, limit),
+                .clamp(1, begun.max_tokens),
             stop_ids: self.renderer.stop_ids().to_vec(),
             stop_strings,
             seed: 0,
@@ -448,26 +447,26 @@ impl Caller {
         }
     }
 
+    /// One request for each choice, with rising ids; all share the prompt.
     fn requests(
         &self,
-        prompt: Vec<TokenId>,
+        session: &Session,
+        request: &ModelRequest,
+        begun: &Begun,
         sampling: &SamplingParams,
-        seeds: &[u64],
     ) -> Vec<GenerateRequest> {
-        let first = self
-            .requests
-            .fetch_add(seeds.len() as u64, Ordering::Relaxed);
-        let prompt = Arc::new(prompt);
-        let request = |(&seed, id)| GenerateRequest {
+        let count = u64::from(request.n);
+        let first = self.requests.fetch_add(count, Ordering::Relaxed);
+        let one = |(choice, id)| GenerateRequest {
             id: RequestId(id),
-            prompt: Arc::clone(&prompt),
+            prompt: Arc::clone(&begun.prompt),
             sampling: SamplingParams {
-                seed,
+                seed: session.seed(begun.call, choice, request.sampling.seed),
                 ..sampling.clone()
             },
             priority: 0,
         };
-        seeds.iter().zip(first..).map(request).collect()
+        (0..request.n).zip(first..).map(one).collect()
     }
 }
 

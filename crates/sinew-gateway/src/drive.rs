@@ -41,8 +41,6 @@ pub(crate) struct Work {
     pub(crate) call: u32,
     /// One for each choice, with rising ids.
     pub(crate) requests: Vec<GenerateRequest>,
-    /// Of the policy that samples them.
-    pub(crate) temperature: f32,
     /// The field that asks for the format of the output, if one does.
     pub(crate) format_path: Option<String>,
     pub(crate) turn: TurnOptions,
@@ -67,6 +65,8 @@ struct Driver {
     outputs: Vec<Output>,
     cached: u32,
     prompt_tokens: u32,
+    /// Of the policy that samples them.
+    temperature: f32,
     /// Why the requests were aborted.
     stopping: Option<ApiError>,
     /// The answer to store for later calls.
@@ -82,9 +82,10 @@ pub(crate) async fn drive(work: Work, running: Arc<RunningCall>, permit: OwnedSe
     let mut driver = Driver::new(work, Arc::clone(&running));
     let result = driver.run().await;
     if let Err(error) = &result {
-        Counters::add(&counters.failed, 1);
-        let gone = running.is_abandoned();
-        Counters::add(&counters.clients_gone, u64::from(gone));
+        counters.count(|stats| {
+            stats.failed += 1;
+            stats.clients_gone += u64::from(running.is_abandoned());
+        });
         let mut session = rollout.session();
         session.fail(call, &error.message, unix_s());
         if let Err(error) = rollout.record(&mut session) {
@@ -103,7 +104,9 @@ pub(crate) async fn drive(work: Work, running: Arc<RunningCall>, permit: OwnedSe
 
 impl Driver {
     fn new(work: Work, running: Arc<RunningCall>) -> Self {
-        let prompt_tokens = work.requests.first().map_or(0, |r| r.prompt.len());
+        let first = work.requests.first();
+        let prompt_tokens = first.map_or(0, |r| r.prompt.len());
+        let temperature = first.map_or(1.0, |r| r.sampling.policy_temperature());
         let outputs = work.requests.iter().enumerate().map(|(i, _)| {
             let mut options = work.turn.clone();
             options.call_prefix = format!("{}{i}", options.call_prefix);
@@ -112,9 +115,7 @@ impl Driver {
                 running.push(Delta {
                     choice: i as u32,
                     pieces,
-                    text: String::new(),
-                    tokens: Vec::new(),
-                    end: None,
+                    ..Delta::default()
                 });
             }
             Output {
@@ -127,7 +128,8 @@ impl Driver {
             }
         });
         Self {
-            first: work.requests.first().map_or(0, |r| r.id.0),
+            first: first.map_or(0, |r| r.id.0),
+            temperature,
             outputs: outputs.collect(),
             cached: 0,
             prompt_tokens: prompt_tokens as u32,
@@ -333,7 +335,9 @@ impl Driver {
             if let Some(answer) = &self.kept {
                 session.kept(answer);
             }
-            Counters::add(&self.work.counters.sampled_tokens, tokens);
+            self.work
+                .counters
+                .count(|stats| stats.sampled_tokens += tokens);
             self.work.rollout.record(&mut session)?
         };
         match receipt {
@@ -352,7 +356,7 @@ impl Driver {
         let end = turn_end(&output.reader, &reason);
         let turn = SampledTurn {
             tokens: output.tokens.clone(),
-            temperature: self.work.temperature,
+            temperature: self.temperature,
             finish: reason,
             message: output.reader.message().clone(),
             text: output.reader.raw().to_owned(),

@@ -107,12 +107,10 @@ impl ApiError {
     /// 405.
     pub fn method(allowed: &str) -> Self {
         let message = format!("method not allowed here, use {allowed}");
-        Self::new(
-            405,
-            ErrorKind::InvalidRequest,
-            "method_not_allowed",
-            message,
-        )
+        Self {
+            status: 405,
+            ..Self::bad_request("method_not_allowed", message)
+        }
     }
 
     /// 409: the state of the rollout does not allow it.

@@ -216,7 +216,7 @@ impl Gateway {
         let rollout = Rollout::new(key, session, Answers::default(), journal);
         let record = || self.inner.archive.append(&id, opened);
         let receipt = self.inner.rollouts.open(&id, rollout, record)?;
-        Counters::add(&self.inner.counters.opened, 1);
+        self.inner.counters.count(|stats| stats.opened += 1);
         let credentials = Credentials {
             base_url: format!("{public}/r/{id}/v1"),
             id,
@@ -257,7 +257,9 @@ impl Gateway {
                 .restore(found.entries, unix_s())
                 .map_err(|e| broken(&e.to_string()))?;
             let tokens = session.stats().sampled_tokens;
-            Counters::add(&self.inner.counters.sampled_tokens, tokens);
+            self.inner
+                .counters
+                .count(|stats| stats.sampled_tokens += tokens);
             let rollout = Rollout::new(key, session, answers, Some(Arc::clone(journal)));
             self.inner.rollouts.restore(&found.id, rollout);
             count += 1;
@@ -290,31 +292,27 @@ impl Gateway {
     /// # Errors
     /// If it is unknown.
     pub async fn view(&self, id: &EpisodeId) -> Result<RolloutView, ApiError> {
-        if let Some(rollout) = self.inner.rollouts.find(id.as_str()) {
-            let session = rollout.session();
-            let stats = session.stats().clone();
-            let trace = session.snapshot(unix_s());
-            return Ok(RolloutView {
-                id: id.clone(),
-                live: true,
-                reward: trace.score(),
-                trace,
-                divergence_rate: stats.divergence_rate(),
-                stats: Some(stats),
-                calls: session.calls(),
-            });
-        }
-        let trace = self.inner.archive.stored(id).await?.ok_or_else(|| {
-            ApiError::not_found(format!("there is no rollout {id}, open or stored"))
-        })?;
+        let (trace, stats, calls) = match self.inner.rollouts.find(id.as_str()) {
+            Some(rollout) => {
+                let session = rollout.session();
+                let trace = session.snapshot(unix_s());
+                (trace, Some(session.stats().clone()), session.calls())
+            }
+            None => {
+                let unknown =
+                    || ApiError::not_found(format!("there is no rollout {id}, open or stored"));
+                let stored = self.inner.archive.stored(id).await?;
+                (stored.ok_or_else(unknown)?, None, Vec::new())
+            }
+        };
         Ok(RolloutView {
             id: id.clone(),
-            live: false,
+            live: stats.is_some(),
             reward: trace.score(),
             trace,
-            stats: None,
-            divergence_rate: 0.0,
-            calls: Vec::new(),
+            divergence_rate: stats.as_ref().map_or(0.0, SessionStats::divergence_rate),
+            stats,
+            calls,
         })
     }
 
@@ -336,16 +334,17 @@ impl Gateway {
             let session = rollout.session();
             let end = end.unwrap_or_else(|| session.natural_end());
             session.trace(end, unix_s()).inspect_err(|_| {
-                Counters::add(&self.inner.counters.unproven, 1);
+                self.inner.counters.count(|stats| stats.unproven += 1);
             })?
         };
         let trace = self.inner.archive.commit(trace).await?;
         // If this is lost, a look into the store makes up for it.
         self.inner.archive.append(id, Record::Finished)?;
         if self.inner.rollouts.remove(id) {
-            Counters::add(&self.inner.counters.finished, 1);
-            let tokens = trace.sampled_tokens() as u64;
-            Counters::add(&self.inner.counters.stored_tokens, tokens);
+            self.inner.counters.count(|stats| {
+                stats.finished += 1;
+                stats.stored_tokens += trace.sampled_tokens() as u64;
+            });
         }
         Ok(trace)
     }

@@ -221,14 +221,10 @@ fn numbered(directory: &Path) -> std::io::Result<Vec<(u64, PathBuf)>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(directory)? {
         let path = entry?.path();
-        let name = path
-            .file_name()
-            .and_then(|n| n.to_str())
-            .unwrap_or_default();
-        let number = name
-            .strip_prefix("journal-")
-            .and_then(|n| n.strip_suffix(".log"));
-        if let Some(number) = number.and_then(|n| n.parse().ok()) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let digits = name.strip_prefix("journal-");
+        let digits = digits.and_then(|n| n.strip_suffix(".log"));
+        if let Some(number) = digits.and_then(|n| n.parse().ok()) {
             files.push((number, path));
         }
     }
@@ -326,6 +322,16 @@ struct Segment {
     open: HashSet<EpisodeId>,
 }
 
+impl Segment {
+    fn new(path: PathBuf) -> Self {
+        Self {
+            path,
+            bytes: 0,
+            open: HashSet::new(),
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Writer {
     directory: PathBuf,
@@ -364,11 +370,7 @@ impl Writer {
             options,
             next: number + 1,
             file: create(&part).map_err(failed)?,
-            segments: vec![Segment {
-                path: path.clone(),
-                bytes: 0,
-                open: HashSet::new(),
-            }],
+            segments: vec![Segment::new(path.clone())],
             gaps: HashSet::new(),
         };
         let written = writer.rewrite(recovered).and_then(|()| {
@@ -486,20 +488,15 @@ impl Writer {
 
     /// Starts a new file when this one is full, and removes those that are not needed.
     fn tidy(&mut self) -> std::io::Result<()> {
-        if self
-            .segments
-            .last()
-            .is_some_and(|s| s.bytes > self.options.file_bytes)
-        {
+        let limit = self.options.file_bytes;
+        if self.segments.last().is_some_and(|s| s.bytes > limit) {
             self.rotate()?;
         }
         let last = self.segments.len() - 1;
         // A later file may hold an end, an earlier one a beginning: oldest first, and
         // none after one that stays.
-        let gone = self.segments[..last]
-            .iter()
-            .take_while(|s| s.open.is_empty());
-        let gone = gone.count();
+        let old = self.segments[..last].iter();
+        let gone = old.take_while(|s| s.open.is_empty()).count();
         for segment in self.segments.drain(..gone) {
             std::fs::remove_file(&segment.path)?;
         }
@@ -513,11 +510,7 @@ impl Writer {
         let file = create(&path)?;
         File::open(&self.directory)?.sync_all()?;
         self.file = file;
-        self.segments.push(Segment {
-            path,
-            bytes: 0,
-            open: HashSet::new(),
-        });
+        self.segments.push(Segment::new(path));
         Ok(())
     }
 }

@@ -168,25 +168,29 @@ pub(crate) fn head(specs: &[ToolSpec], messages: &[Message]) -> Key {
 /// Keys of growing prefixes of some bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixHasher {
-    parts: blake3::Hasher,
+    parts: Parts,
     at: usize,
 }
 
 impl Default for PrefixHasher {
     fn default() -> Self {
-        let Parts(parts) = Parts::new(7);
-        Self { parts, at: 0 }
+        Self::new(7)
     }
 }
 
 impl PrefixHasher {
+    fn new(domain: u8) -> Self {
+        Self {
+            parts: Parts::new(domain),
+            at: 0,
+        }
+    }
+
     /// The key of the first `end` bytes; `end` must not fall.
     pub(crate) fn until(&mut self, bytes: &[u8], end: usize) -> Key {
-        self.parts.update(&bytes[self.at..end]);
+        self.parts.0.update(&bytes[self.at..end]);
         self.at = end;
-        let mut key = Key::default();
-        key.copy_from_slice(&self.parts.finalize().as_bytes()[..16]);
-        key
+        self.parts.key()
     }
 }
 
@@ -225,22 +229,14 @@ pub(crate) fn tokens(ids: &[TokenId]) -> Key {
 
 /// A text, as [`text_prefixes`] has it.
 pub(crate) fn text(text: &str) -> Key {
-    let mut parts = Parts::new(6);
-    parts.0.update(text.as_bytes());
-    parts.key()
+    PrefixHasher::new(6).until(text.as_bytes(), text.len())
 }
 
 /// Keys of the prefixes of `text` that end at `ends`, which must rise and be inside it.
 pub(crate) fn text_prefixes(text: &str, ends: impl Iterator<Item = usize>) -> Vec<(usize, Key)> {
-    let mut parts = Parts::new(6);
-    let mut at = 0;
-    let mut keys = Vec::new();
-    for end in ends {
-        parts.0.update(&text.as_bytes()[at..end]);
-        at = end;
-        keys.push((end, parts.key()));
-    }
-    keys
+    let mut hasher = PrefixHasher::new(6);
+    ends.map(|end| (end, hasher.until(text.as_bytes(), end)))
+        .collect()
 }
 
 /// Bytes of a message that count against the limits of a rollout.

@@ -45,11 +45,8 @@ pub(crate) fn resolve(
     let Some(grammar) = calls.and_then(|c| grammar(request, c, must, answer)) else {
         return unheld(request, asked.filter(|_| !must));
     };
-    let schemas: Vec<&str> = request
-        .strict_tools
-        .iter()
-        .map(|(_, p)| p.as_str())
-        .collect();
+    let strict_tools = request.strict_tools.iter();
+    let schemas: Vec<&str> = strict_tools.map(|(_, path)| path.as_str()).collect();
     let path = match asked.filter(|_| !must) {
         Some(ask) if schemas.is_empty() => ask.path,
         Some(ask) => format!("{}, {}", ask.path, schemas.join(", ")),

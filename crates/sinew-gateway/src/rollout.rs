@@ -83,11 +83,8 @@ impl Rollout {
     /// The running calls.
     pub(crate) fn running(&self) -> Vec<Arc<RunningCall>> {
         let calls = self.calls();
-        calls
-            .running
-            .iter()
-            .map(|(_, call)| Arc::clone(call))
-            .collect()
+        let running = calls.running.iter();
+        running.map(|(_, call)| Arc::clone(call)).collect()
     }
 
     pub(crate) fn session(&self) -> MutexGuard<'_, Session> {
@@ -120,10 +117,8 @@ impl Rollout {
     /// A call has ended: its answer may be repeated for a while.
     pub(crate) fn ended(&self, call: &Arc<RunningCall>) {
         let mut calls = self.calls();
-        let found = calls
-            .running
-            .iter()
-            .position(|(_, running)| Arc::ptr_eq(running, call));
+        let mut running = calls.running.iter();
+        let found = running.position(|(_, running)| Arc::ptr_eq(running, call));
         if let Some((Some(key), call)) = found.map(|i| calls.running.swap_remove(i))
             && call.is_replayable()
         {

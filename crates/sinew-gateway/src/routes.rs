@@ -24,6 +24,7 @@ use crate::dialect::{Dialect, openai_error};
 use crate::error::ApiError;
 use crate::gateway::Gateway;
 use crate::live;
+use crate::rollout::Rollout;
 use crate::running::Event;
 use crate::secret::Secret;
 use crate::session::{FinishRequest, Reward, RolloutSpec};
@@ -40,6 +41,7 @@ use axum::{Json, Router};
 use bytes::Bytes;
 use serde_json::{Value, json};
 use sinew_types::EpisodeId;
+use std::sync::Arc;
 
 /// Maximum length of a body of the control API.
 const MAX_CONTROL_BYTES: usize = 256 << 10;
@@ -162,6 +164,11 @@ impl Service {
         bearer(headers).is_some_and(|key| self.control.matches(key))
     }
 
+    /// The open rollout whose key the request has.
+    fn rollout(&self, id: &str, headers: &HeaderMap) -> Result<Arc<Rollout>, ApiError> {
+        self.gateway.rollouts().authorize(id, bearer(headers))
+    }
+
     /// The body of a request within `limit` bytes and the time for reading.
     async fn read(&self, request: Request, limit: usize) -> Result<Bytes, ApiError> {
         let timeout = self.gateway.config().server.read_timeout;
@@ -230,10 +237,7 @@ async fn finish(State(service): Api, Path(id): Path<String>, request: Request) -
 }
 
 async fn models(State(service): Api, Path(id): Path<String>, headers: HeaderMap) -> Answer {
-    service
-        .gateway
-        .rollouts()
-        .authorize(&id, bearer(&headers))?;
+    service.rollout(&id, &headers)?;
     let list = json!([model(&service.gateway.config().model)]);
     Ok(Json(json!({"object": "list", "data": list})).into_response())
 }
@@ -244,19 +248,13 @@ async fn one_model(
     Path((id, name)): Path<(String, String)>,
     headers: HeaderMap,
 ) -> Answer {
-    service
-        .gateway
-        .rollouts()
-        .authorize(&id, bearer(&headers))?;
+    service.rollout(&id, &headers)?;
     Ok(Json(model(&name)).into_response())
 }
 
 async fn count_tokens(State(service): Api, Path(id): Path<String>, request: Request) -> Response {
     let count = async {
-        service
-            .gateway
-            .rollouts()
-            .authorize(&id, bearer(request.headers()))?;
+        service.rollout(&id, request.headers())?;
         let limit = service.gateway.config().server.max_body_bytes;
         let bytes = service.read(request, limit).await?;
         let gateway = service.gateway.clone();
@@ -277,10 +275,7 @@ async fn call(
     request: Request,
     dialect: &'static dyn Dialect,
 ) -> Answer {
-    let rollout = service
-        .gateway
-        .rollouts()
-        .authorize(&id, bearer(request.headers()))?;
+    let rollout = service.rollout(&id, request.headers())?;
     let limit = service.gateway.config().server.max_body_bytes;
     let (uri, headers) = (request.uri().clone(), request.headers().clone());
     let body = service.read(request, limit).await?;

@@ -6,7 +6,7 @@ use serde::Serialize;
 use sinew_types::EngineStatus;
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Share of calls with a rewritten history that is worth an alarm, and calls that it takes.
@@ -41,82 +41,56 @@ pub struct GatewayStats {
     pub open_tokens: u64,
     /// Of these, in finished traces, each of which was proven call by call.
     pub stored_tokens: u64,
-    /// Traces that were not proven; their rollouts stay.
+    /// Unproven traces; their rollouts stay.
     pub unproven: u64,
     /// Fields of requests that were accepted without effect, by path.
     pub ignored_fields: Ignored,
 }
 
+/// Counts what happens; one lock, held for a few additions.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    pub(crate) opened: AtomicU64,
-    pub(crate) finished: AtomicU64,
-    pub(crate) calls: AtomicU64,
-    pub(crate) failed: AtomicU64,
-    pub(crate) clients_gone: AtomicU64,
-    pub(crate) coalesced: AtomicU64,
-    pub(crate) recognized: AtomicU64,
-    pub(crate) joins: [AtomicU64; Join::ALL.len()],
-    pub(crate) sampled_tokens: AtomicU64,
-    pub(crate) stored_tokens: AtomicU64,
-    pub(crate) unproven: AtomicU64,
-    ignored: Mutex<Ignored>,
+    stats: Mutex<GatewayStats>,
     alarmed: AtomicBool,
 }
 
 impl Counters {
-    pub(crate) fn add(counter: &AtomicU64, count: u64) {
-        counter.fetch_add(count, Ordering::Relaxed);
+    /// Adds to the counters.
+    pub(crate) fn count(&self, add: impl FnOnce(&mut GatewayStats)) {
+        add(&mut self.stats.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     pub(crate) fn joined(&self, join: Join) {
-        Self::add(&self.calls, 1);
-        if let Some(index) = Join::ALL.iter().position(|j| *j == join) {
-            Self::add(&self.joins[index], 1);
-        }
+        self.count(|stats| {
+            stats.calls += 1;
+            *stats.joins.entry(join).or_default() += 1;
+        });
     }
 
     /// Counts fields without effect, and says of each once that it has none.
     pub(crate) fn ignored(&self, fields: &Ignored) {
-        if fields.is_empty() {
-            return;
-        }
-        let mut all = self.ignored.lock().unwrap_or_else(PoisonError::into_inner);
-        for (path, count) in fields {
-            let known = all.len();
-            count_ignored(&mut all, path, *count);
-            if all.len() > known {
-                tracing::warn!(
-                    "requests have the field {path:?}, which has no effect here: see ignored_fields \
-                     of GET /rollouts/ID; --strict-fields refuses such requests"
-                );
+        self.count(|stats| {
+            for (path, count) in fields {
+                let known = stats.ignored_fields.len();
+                count_ignored(&mut stats.ignored_fields, path, *count);
+                if stats.ignored_fields.len() > known {
+                    tracing::warn!(
+                        "requests have the field {path:?}, which has no effect here: see ignored_fields \
+                         of GET /rollouts/ID; --strict-fields refuses such requests"
+                    );
+                }
             }
-        }
+        });
     }
 
-    /// What was counted; what is open now is the caller's to say.
+    /// What was counted, with a count for every kind of join. What is open now is the caller's to say.
     pub(crate) fn stats(&self) -> GatewayStats {
-        let load = |n: &AtomicU64| n.load(Ordering::Relaxed);
-        let joins = Join::ALL.into_iter().zip(self.joins.iter().map(load));
-        GatewayStats {
-            opened: load(&self.opened),
-            finished: load(&self.finished),
-            calls: load(&self.calls),
-            failed: load(&self.failed),
-            clients_gone: load(&self.clients_gone),
-            coalesced: load(&self.coalesced),
-            recognized: load(&self.recognized),
-            joins: joins.collect(),
-            sampled_tokens: load(&self.sampled_tokens),
-            stored_tokens: load(&self.stored_tokens),
-            unproven: load(&self.unproven),
-            ignored_fields: self
-                .ignored
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clone(),
-            ..GatewayStats::default()
+        let mut stats = GatewayStats::default();
+        self.count(|counted| stats.clone_from(counted));
+        for join in Join::ALL {
+            stats.joins.entry(join).or_default();
         }
+        stats
     }
 
     /// Says once that clients rewrite their histories more often than they should.
@@ -147,68 +121,68 @@ impl GatewayStats {
 
     /// In the text format of Prometheus, version 0.0.4.
     pub fn prometheus(&self, engine: &EngineStatus) -> String {
-        let mut out = Exposition::default();
-        out.counter("rollouts_opened", "Rollouts opened", self.opened);
-        out.counter("rollouts_finished", "Rollouts stored", self.finished);
-        out.counter("calls", "Calls begun", self.calls);
-        out.counter("calls_failed", "Calls without an answer", self.failed);
-        let gone = "Calls aborted as all of their clients had gone";
-        out.counter("clients_gone", gone, self.clients_gone);
-        let retries = "Repeated requests answered by the call they repeat";
-        out.counter("retries_coalesced", retries, self.coalesced);
-        let known = "Calls whose known messages were not read again";
-        out.counter("calls_recognized", known, self.recognized);
-        out.counter(
-            "sampled_tokens",
-            "Sampled tokens captured",
-            self.sampled_tokens,
-        );
-        out.counter(
-            "stored_tokens",
-            "Sampled tokens in stored traces",
-            self.stored_tokens,
-        );
-        out.counter(
-            "traces_unproven",
-            "Traces that were not proven",
-            self.unproven,
-        );
         let ignored = self.ignored_fields.values().sum();
-        out.counter(
-            "ignored_fields",
-            "Fields of requests without effect",
-            ignored,
-        );
-        let sampled = "Tokens that the engine sampled, for all users";
-        out.counter("engine_sampled_tokens", sampled, engine.sampled_tokens);
-        out.head(
-            "joins_total",
-            "counter",
-            "How calls joined what was captured",
-        );
+        let mut out = Exposition::default();
+        for (name, value, help) in [
+            ("rollouts_opened", self.opened, "Rollouts opened"),
+            ("rollouts_finished", self.finished, "Rollouts stored"),
+            ("calls", self.calls, "Calls begun"),
+            ("calls_failed", self.failed, "Calls without an answer"),
+            ("clients_gone", self.clients_gone, "Calls that clients left"),
+            ("retries_coalesced", self.coalesced, "Repeated requests"),
+            (
+                "calls_recognized",
+                self.recognized,
+                "Calls whose known messages were not read again",
+            ),
+            ("sampled_tokens", self.sampled_tokens, "Tokens captured"),
+            ("stored_tokens", self.stored_tokens, "Tokens in the store"),
+            ("traces_unproven", self.unproven, "Unproven traces"),
+            ("ignored_fields", ignored, "Fields without effect"),
+            (
+                "engine_sampled_tokens",
+                engine.sampled_tokens,
+                "Tokens that the engine sampled, for all users",
+            ),
+        ] {
+            let name = format!("{name}_total");
+            out.head(&name, "counter", help);
+            out.sample(&name, "", value as f64);
+        }
+        out.head("joins_total", "counter", "How calls joined the trace");
         for (join, count) in &self.joins {
             let label = format!("{{join=\"{}\"}}", format!("{join:?}").to_lowercase());
             out.sample("joins_total", &label, *count as f64);
         }
-        out.gauge("rollouts_open", "Open rollouts", self.rollouts as f64);
-        out.gauge("calls_in_flight", "Calls that run", self.in_flight as f64);
-        out.gauge(
-            "open_tokens",
-            "Sampled tokens in open rollouts",
-            self.open_tokens as f64,
-        );
-        let rate = "Share of calls whose history was not the captured one";
-        out.gauge("divergence_rate", rate, self.divergence_rate());
         let alarm = f64::from(u8::from(self.diverges_too_often()));
-        out.gauge("divergence_alarm", "1 if that share is above 5 %", alarm);
-        let free = engine.kv_tokens_free as f64;
-        out.gauge("engine_kv_tokens_free", "Free KV capacity in tokens", free);
-        let version = engine.version.0 as f64;
-        out.gauge(
-            "engine_version",
-            "Version of the weights that sample",
-            version,
-        );
+        for (name, value, help) in [
+            ("rollouts_open", self.rollouts as f64, "Open rollouts"),
+            ("calls_in_flight", self.in_flight as f64, "Calls that run"),
+            (
+                "open_tokens",
+                self.open_tokens as f64,
+                "Sampled tokens in open rollouts",
+            ),
+            (
+                "divergence_rate",
+                self.divergence_rate(),
+                "Share of calls whose history was not the captured one",
+            ),
+            ("divergence_alarm", alarm, "1 if that share is above 5 %"),
+            (
+                "engine_kv_tokens_free",
+                engine.kv_tokens_free as f64,
+                "Free KV capacity in tokens",
+            ),
+            (
+                "engine_version",
+                engine.version.0 as f64,
+                "Version of the weights that sample",
+            ),
+        ] {
+            out.head(name, "gauge", help);
+            out.sample(name, "", value);
+        }
         out.0
     }
 }
@@ -219,17 +193,6 @@ impl GatewayStats {
 struct Exposition(String);
 
 impl Exposition {
-    fn counter(&mut self, name: &str, help: &str, value: u64) {
-        let name = format!("{name}_total");
-        self.head(&name, "counter", help);
-        self.sample(&name, "", value as f64);
-    }
-
-    fn gauge(&mut self, name: &str, help: &str, value: f64) {
-        self.head(name, "gauge", help);
-        self.sample(name, "", value);
-    }
-
     // Writing to a string cannot fail.
     fn head(&mut self, name: &str, kind: &str, help: &str) {
         let _ = writeln!(

@@ -19,15 +19,17 @@
 use super::fields::{Fields, Notes, wrong};
 use super::format::flat;
 use super::media::{Blocks, image_block};
+use super::openai;
 use super::{
     AnswerContext, Delta, Dialect, EventWriter, ModelRequest, ModelResponse, ToolChoice, TurnEnd,
     Usage,
 };
 use crate::error::{ApiError, ErrorKind};
 use crate::session::Prompt;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_render::Piece;
-use sinew_types::{Content, Message, Role, ToolCall, ToolSpec};
+use sinew_types::{Content, Message, Role, ToolCall};
 
 const MAX_STOPS: usize = 16;
 
@@ -54,20 +56,18 @@ impl Dialect for Messages {
     fn read(&self, body: &[u8], notes: &Notes) -> Result<ModelRequest, ApiError> {
         let mut fields = Fields::parse(body, notes)?;
         let mut request = conversation(&mut fields)?;
-        let limit = fields
-            .integer("max_tokens", 1, i64::from(u32::MAX))?
-            .ok_or_else(|| fields.missing("max_tokens"))?;
+        let limit = fields.count("max_tokens", 1)?;
+        let limit = limit.ok_or_else(|| fields.missing("max_tokens"))?;
         let sampling = &mut request.sampling;
         sampling.max_tokens = Some(limit as u32);
         sampling.temperature = fields.temperature(1.0)?;
         sampling.top_p = fields.number("top_p", 0.0, 1.0)?;
-        let top_k = fields.integer("top_k", 0, i64::from(u32::MAX))?;
-        sampling.top_k = top_k.map(|k| k as u32);
+        sampling.top_k = fields.count("top_k", 0)?;
         sampling.stop = stops(&mut fields)?;
         request.stream = fields.bool("stream")?.unwrap_or(false);
         // Bookkeeping of a hosted service: by its definition it does not change the answer.
         fields.ignore(&["metadata"]);
-        super::chat::service_tier(&mut fields)?;
+        openai::service_tier(&mut fields)?;
         fields.no_effects(&[
             ("container", "code is not run here: give the model a tool"),
             ("inference_geo", "there is one place"),
@@ -131,9 +131,7 @@ fn conversation(fields: &mut Fields<'_>) -> Result<ModelRequest, ApiError> {
         messages.push(Message::new(Role::System, text));
     }
     let head = messages.len();
-    let list = fields
-        .array("messages")?
-        .ok_or_else(|| fields.missing("messages"))?;
+    let list = fields.required_array("messages")?;
     for (i, value) in list.into_iter().enumerate() {
         message(value, &format!("messages[{i}]"), notes, &mut messages)?;
     }
@@ -223,13 +221,11 @@ fn thread(fields: &mut Fields<'_>) -> Result<(), ApiError> {
 fn stops(fields: &mut Fields<'_>) -> Result<Vec<String>, ApiError> {
     let list = fields.array("stop_sequences")?.unwrap_or_default();
     let expected = format!("up to {MAX_STOPS} strings, none empty");
-    let texts: Option<Vec<String>> = list
-        .iter()
-        .map(|v| v.as_str().filter(|s| !s.is_empty()).map(str::to_owned))
-        .collect();
+    let list = Value::Array(list);
+    let texts = Vec::<String>::deserialize(&list).ok();
     texts
-        .filter(|t| t.len() <= MAX_STOPS)
-        .ok_or_else(|| wrong("stop_sequences", &Value::Array(list), &expected))
+        .filter(|t| t.len() <= MAX_STOPS && t.iter().all(|s| !s.is_empty()))
+        .ok_or_else(|| wrong("stop_sequences", &list, &expected))
 }
 
 fn tools(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), ApiError> {
@@ -239,18 +235,9 @@ fn tools(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), ApiE
         let mut tool = Fields::of(value, &format!("tools[{i}]"), notes)?;
         let why = "only tools that the agent runs are known: type custom";
         tool.only("type", &[json!("custom")], why)?;
-        request.tools.push(ToolSpec {
-            name: tool.required_string("name")?,
-            description: tool.string("description")?.unwrap_or_default(),
-            parameters: tool
-                .object("input_schema")?
-                .ok_or_else(|| tool.missing("input_schema"))?,
-        });
-        if tool.bool("strict")? == Some(true) {
-            let name = request.tools.last().map(|t| t.name.clone());
-            let schema = tool.path("input_schema");
-            request.strict_tools.extend(name.map(|name| (name, schema)));
-        }
+        let schema = tool.object("input_schema")?;
+        let schema = schema.ok_or_else(|| tool.missing("input_schema"))?;
+        openai::add_tool(&mut tool, "input_schema", schema, request)?;
         tool.ignore(&["cache_control", "eager_input_streaming"]);
         tool.end()?;
     }
@@ -287,9 +274,7 @@ fn message(
     let mut fields = Fields::of(value, path, notes)?;
     let role = fields.required_string("role")?;
     let content_path = fields.path("content");
-    let content = fields
-        .take("content")
-        .ok_or_else(|| fields.missing("content"))?;
+    let content = fields.required("content")?;
     let role_path = fields.path("role");
     fields.end()?;
     match role.as_str() {

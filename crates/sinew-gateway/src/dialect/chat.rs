@@ -25,19 +25,21 @@
 use super::fields::{Fields, Notes, wrong};
 use super::format::{guided, response_format};
 use super::media;
+use super::openai::{self, Chunks, MAX_TOP_LOGPROBS};
 use super::{
     AnswerContext, Choice, Delta, Dialect, EventWriter, ModelRequest, ModelResponse, SamplingAsk,
-    TurnEnd, Usage, data_event, openai_error,
+    TurnEnd, data_event, openai_error,
 };
 use crate::error::ApiError;
 use crate::session::Prompt;
-use serde_json::{Map, Value, json};
+use serde::Deserialize;
+use serde_json::{Value, json};
 use sinew_render::Piece;
-use sinew_render::Renderer;
-use sinew_types::{Content, Message, Role, SampledToken, TokenId, ToolCall, ToolSpec};
+use sinew_types::{Content, Message, Role, SampledToken, TokenId, ToolCall};
 
-/// Most alternatives of a token that may be asked for.
-const MAX_TOP_LOGPROBS: i64 = 20;
+/// Beginning of the ids and type of an answer, and of a chunk of one.
+const ANSWER: (&str, &str) = ("chatcmpl", "chat.completion");
+const CHUNK: (&str, &str) = ("chatcmpl", "chat.completion.chunk");
 
 /// Most entries of `logit_bias`, `stop`.
 const MAX_BIAS: usize = 1024;
@@ -51,19 +53,16 @@ impl Dialect for Chat {
     fn read(&self, body: &[u8], notes: &Notes) -> Result<ModelRequest, ApiError> {
         let mut fields = Fields::parse(body, notes)?;
         let model = fields.required_string("model")?;
-        let messages = fields
-            .array("messages")?
-            .ok_or_else(|| fields.missing("messages"))?;
+        let messages = fields.required_array("messages")?;
         let messages = messages
             .into_iter()
             .enumerate()
             .map(|(i, value)| message(value, &format!("messages[{i}]"), notes))
             .collect::<Result<Vec<_>, _>>()?;
         let mut request = ModelRequest::new(model, Prompt::Messages(messages));
-        tools(&mut fields, &mut request)?;
+        openai::tools(&mut fields, Some("function"), &mut request)?;
         request.sampling = sampling(&mut fields)?;
-        let limit = fields.integer("max_completion_tokens", 1, i64::from(u32::MAX))?;
-        let limit = limit.map(|n| n as u32);
+        let limit = fields.count("max_completion_tokens", 1)?;
         request.sampling.max_tokens = limit.or(request.sampling.max_tokens);
         common(&mut fields, &mut request)?;
         let wanted = fields.bool("logprobs")?.unwrap_or(false);
@@ -89,25 +88,17 @@ impl Dialect for Chat {
             .enumerate()
             .map(|(i, choice)| choice_value(context, i, choice))
             .collect();
-        let mut value = json!({
-            "id": format!("chatcmpl-{}", context.id),
-            "object": "chat.completion",
-            "created": context.created_s,
-            "model": context.request.model,
-            "choices": choices,
-            "usage": usage(&response.usage),
-        });
-        if context.request.return_token_ids {
-            value["prompt_token_ids"] = json!(context.prompt_ids);
-        }
-        value
+        openai::answer(context, ANSWER, choices, &response.usage)
     }
 
     fn stream(&self, context: AnswerContext) -> Box<dyn EventWriter> {
         Box::new(ChatStream {
             begun: vec![false; context.request.n as usize],
             calls: vec![0; context.request.n as usize],
-            opened: false,
+            chunks: Chunks {
+                name: CHUNK,
+                opened: false,
+            },
             context,
         })
     }
@@ -118,7 +109,7 @@ fn settings(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     // Bookkeeping of a hosted service: by their definition they do not change the answer.
     fields.ignore(&["user", "metadata", "safety_identifier", "prompt_cache_key"]);
     fields.no_effect("store", &[json!(false)], "nothing is stored for retrieval")?;
-    service_tier(fields)?;
+    openai::service_tier(fields)?;
     fields.no_effects(&[
         ("reasoning_effort", "the model has no such setting"),
         ("verbosity", "the model has no such setting"),
@@ -137,12 +128,6 @@ fn settings(fields: &mut Fields<'_>) -> Result<(), ApiError> {
         ("functions", "use tools"),
         ("audio", "only text is generated"),
     ])
-}
-
-/// There is one tier of service.
-pub(super) fn service_tier(fields: &mut Fields<'_>) -> Result<(), ApiError> {
-    let usual = ["auto", "default", "standard_only"].map(Value::from);
-    fields.no_effect("service_tier", &usual, "there is one tier: leave it out")
 }
 
 /// Settings of vLLM and of servers like it. Their clients send its defaults along.
@@ -207,16 +192,14 @@ pub(super) fn common(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Res
 
 /// Sampling fields that chat and text completions share.
 pub(super) fn sampling(fields: &mut Fields<'_>) -> Result<SamplingAsk, ApiError> {
-    let top_k = fields.integer("top_k", -1, i64::from(u32::MAX))?;
     let seed = fields.integer("seed", i64::MIN, i64::MAX)?;
-    let max_tokens = fields.integer("max_tokens", 1, i64::from(u32::MAX))?;
     Ok(SamplingAsk {
         temperature: fields.temperature(2.0)?,
         top_p: fields.number("top_p", 0.0, 1.0)?,
         // -1 and 0 both keep all tokens.
-        top_k: top_k.map(|k| k.max(0) as u32),
+        top_k: fields.count("top_k", -1)?,
         min_p: fields.number("min_p", 0.0, 1.0)?,
-        max_tokens: max_tokens.map(|n| n as u32),
+        max_tokens: fields.count("max_tokens", 1)?,
         stop: stop(fields)?,
         seed: seed.map(|s| s as u64),
         logit_bias: logit_bias(fields)?,
@@ -229,13 +212,9 @@ fn stop(fields: &mut Fields<'_>) -> Result<Vec<String>, ApiError> {
     let Some(value) = fields.take("stop") else {
         return Ok(Vec::new());
     };
-    let texts: Option<Vec<String>> = match &value {
+    let texts = match &value {
         Value::String(text) => Some(vec![text.clone()]),
-        Value::Array(items) => items
-            .iter()
-            .map(|v| v.as_str().map(str::to_owned))
-            .collect(),
-        _ => None,
+        list => Vec::<String>::deserialize(list).ok(),
     };
     texts
         .filter(|t| t.len() <= MAX_STOPS && t.iter().all(|s| !s.is_empty()))
@@ -262,53 +241,6 @@ fn logit_bias(fields: &mut Fields<'_>) -> Result<Vec<(TokenId, f32)>, ApiError> 
         .ok_or_else(refused)
 }
 
-fn tools(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), ApiError> {
-    let notes = fields.notes();
-    let tools = fields.tools()?;
-    for (i, value) in tools.into_iter().enumerate() {
-        tool(value, &format!("tools[{i}]"), notes, request)?;
-    }
-    request.parallel_tool_calls = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-    request.tool_choice = fields.tool_choice(|value| chosen(value, notes))?;
-    request.check_tool_choice()
-}
-
-fn chosen(value: Value, notes: &Notes) -> Result<String, ApiError> {
-    let mut fields = Fields::of(value, "tool_choice", notes)?;
-    fields.only("type", &[json!("function")], "only functions can be chosen")?;
-    let mut function = fields.required_inner("function")?;
-    fields.end()?;
-    let name = function.required_string("name")?;
-    function.end()?;
-    Ok(name)
-}
-
-fn tool(
-    value: Value,
-    path: &str,
-    notes: &Notes,
-    request: &mut ModelRequest,
-) -> Result<(), ApiError> {
-    let mut fields = Fields::of(value, path, notes)?;
-    fields.only("type", &[json!("function")], "only functions are known")?;
-    let mut function = fields.required_inner("function")?;
-    fields.end()?;
-    let spec = ToolSpec {
-        name: function.required_string("name")?,
-        description: function.string("description")?.unwrap_or_default(),
-        parameters: function
-            .object("parameters")?
-            .unwrap_or_else(|| json!({"type": "object", "properties": {}})),
-    };
-    if function.bool("strict")? == Some(true) {
-        let schema = function.path("parameters");
-        request.strict_tools.push((spec.name.clone(), schema));
-    }
-    function.end()?;
-    request.tools.push(spec);
-    Ok(())
-}
-
 fn message(value: Value, path: &str, notes: &Notes) -> Result<Message, ApiError> {
     let mut fields = Fields::of(value, path, notes)?;
     let role = fields.required_string("role")?;
@@ -323,7 +255,7 @@ fn message(value: Value, path: &str, notes: &Notes) -> Result<Message, ApiError>
         }
     };
     let content = fields.take("content");
-    let content = parts(content, &fields.path("content"), notes)?;
+    let content = openai::parts(content, &fields.path("content"), notes, part)?;
     let mut message = Message::new(role, content);
     message.name = fields.string("name")?;
     if role == Role::Tool {
@@ -349,37 +281,26 @@ fn message(value: Value, path: &str, notes: &Notes) -> Result<Message, ApiError>
     Ok(message)
 }
 
-/// Text as a string, or a list of parts.
-fn parts(content: Option<Value>, path: &str, notes: &Notes) -> Result<Content, ApiError> {
-    let parts = match content {
-        None => return Ok(Content::new()),
-        Some(Value::String(text)) => return Ok(text.into()),
-        Some(Value::Array(parts)) => parts,
-        Some(other) => return Err(wrong(path, &other, "a string or a list of parts")),
-    };
-    let mut content = Content::new();
-    for (i, part) in parts.into_iter().enumerate() {
-        let mut part = Fields::of(part, &format!("{path}[{i}]"), notes)?;
-        match part.required_string("type")?.as_str() {
-            "text" => content.push_text(&part.required_string("text")?),
-            "image_url" => {
-                let mut image = part.required_inner("image_url")?;
-                let at = image.path("url");
-                content.push(media::image(&image.required_string("url")?, &at)?);
-                image.no_effects(&[("detail", "the reference is kept as it is")])?;
-                image.end()?;
-            }
-            "input_audio" => content.push(media::audio(&mut part)?),
-            other => {
-                let why = format!(
-                    "parts of type {other:?} are not supported: known are text, image_url and input_audio"
-                );
-                return Err(ApiError::unsupported(&part.path("type"), &why));
-            }
+/// Text, images and sounds of a list of parts.
+fn part(part: &mut Fields<'_>, kind: &str, content: &mut Content) -> Result<(), ApiError> {
+    match kind {
+        "text" => content.push_text(&part.required_string("text")?),
+        "image_url" => {
+            let mut image = part.required_inner("image_url")?;
+            let at = image.path("url");
+            content.push(media::image(&image.required_string("url")?, &at)?);
+            image.no_effects(&[("detail", "the reference is kept as it is")])?;
+            image.end()?;
         }
-        part.end()?;
+        "input_audio" => content.push(media::audio(part)?),
+        other => {
+            let why = format!(
+                "parts of type {other:?} are not supported: known are text, image_url and input_audio"
+            );
+            return Err(ApiError::unsupported(&part.path("type"), &why));
+        }
     }
-    Ok(content)
+    Ok(())
 }
 
 fn tool_call(value: Value, path: &str, notes: &Notes) -> Result<ToolCall, ApiError> {
@@ -397,20 +318,6 @@ fn tool_call(value: Value, path: &str, notes: &Notes) -> Result<ToolCall, ApiErr
         name,
         arguments,
     })
-}
-
-fn usage(usage: &Usage) -> Value {
-    json!({
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    })
-}
-
-/// Usage as both OpenAI dialects write it.
-pub(super) fn usage_value(value: &Usage) -> Value {
-    usage(value)
 }
 
 fn finish_reason(end: &TurnEnd) -> &'static str {
@@ -449,43 +356,16 @@ fn choice_value(context: &AnswerContext, index: usize, choice: &Choice) -> Value
         "logprobs": logprobs(context, &choice.tokens),
         "finish_reason": finish_reason(&choice.end),
     });
-    if context.request.return_token_ids {
-        let ids: Vec<TokenId> = choice.tokens.iter().map(|t| t.id).collect();
-        value["token_ids"] = json!(ids);
-    }
+    openai::add_ids(context, &mut value, &choice.tokens);
     value
 }
 
 /// `logprobs` of a choice; `null` if they were not asked for.
 fn logprobs(context: &AnswerContext, tokens: &[SampledToken]) -> Value {
-    if context.request.logprobs.is_none() {
-        return Value::Null;
-    }
-    let renderer = context.renderer.as_ref();
-    let entry = |id, logprob: f32| {
-        let (text, bytes) = token_text(renderer, id);
-        let mut map = Map::new();
-        map.insert("token".into(), json!(text));
-        map.insert("logprob".into(), json!(logprob));
-        map.insert("bytes".into(), json!(bytes));
-        map
-    };
-    let content: Vec<Value> = tokens
-        .iter()
-        .map(|token| {
-            let mut map = entry(token.id, token.logprob);
-            let top: Vec<_> = token.top.iter().map(|t| entry(t.id, t.logprob)).collect();
-            map.insert("top_logprobs".into(), json!(top));
-            map.into()
-        })
-        .collect();
-    json!({"content": content, "refusal": null})
-}
-
-/// Text and bytes of a token.
-pub(super) fn token_text(renderer: &dyn Renderer, id: TokenId) -> (String, Vec<u8>) {
-    let bytes = renderer.token_bytes(id).unwrap_or_default();
-    (String::from_utf8_lossy(&bytes).into_owned(), bytes)
+    openai::logprobs(context, tokens).map_or(
+        Value::Null,
+        |content| json!({"content": content, "refusal": null}),
+    )
 }
 
 struct ChatStream {
@@ -494,22 +374,10 @@ struct ChatStream {
     begun: Vec<bool>,
     /// Calls sent of each choice.
     calls: Vec<usize>,
-    /// Whether an event was written.
-    opened: bool,
+    chunks: Chunks,
 }
 
 impl ChatStream {
-    fn chunk(&self, choices: &Value) -> Map<String, Value> {
-        let mut map = Map::new();
-        let id = format!("chatcmpl-{}", self.context.id);
-        map.insert("id".into(), json!(id));
-        map.insert("object".into(), json!("chat.completion.chunk"));
-        map.insert("created".into(), json!(self.context.created_s));
-        map.insert("model".into(), json!(self.context.request.model));
-        map.insert("choices".into(), choices.clone());
-        map
-    }
-
     fn event(&mut self, delta: &Delta, body: &Value, last: bool) -> String {
         let end = delta.end.as_ref().filter(|_| last).map(finish_reason);
         let tokens: &[SampledToken] = if last { &delta.tokens } else { &[] };
@@ -520,19 +388,10 @@ impl ChatStream {
             "logprobs": if asked { logprobs(&self.context, tokens) } else { Value::Null },
             "finish_reason": end,
         });
-        if self.context.request.return_token_ids && !tokens.is_empty() {
-            let ids: Vec<TokenId> = tokens.iter().map(|t| t.id).collect();
-            choice["token_ids"] = json!(ids);
+        if !tokens.is_empty() {
+            openai::add_ids(&self.context, &mut choice, tokens);
         }
-        let mut chunk = self.chunk(&json!([choice]));
-        if self.context.request.include_usage {
-            chunk.insert("usage".into(), Value::Null);
-        }
-        let first = !std::mem::replace(&mut self.opened, true);
-        if first && self.context.request.return_token_ids {
-            chunk.insert("prompt_token_ids".into(), json!(self.context.prompt_ids));
-        }
-        data_event(&Value::Object(chunk))
+        self.chunks.event(&self.context, choice)
     }
 }
 
@@ -566,14 +425,7 @@ impl EventWriter for ChatStream {
     }
 
     fn end(&mut self, response: &ModelResponse) -> String {
-        let mut out = String::new();
-        if self.context.request.include_usage {
-            let mut chunk = self.chunk(&json!([]));
-            chunk.insert("usage".into(), usage(&response.usage));
-            out.push_str(&data_event(&Value::Object(chunk)));
-        }
-        out.push_str("data: [DONE]\n\n");
-        out
+        self.chunks.end(&self.context, &response.usage)
     }
 
     fn error(&mut self, error: &ApiError) -> String {

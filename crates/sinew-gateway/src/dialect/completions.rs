@@ -8,19 +8,24 @@
 //! The output is plain text: no tool calls and no reasoning are parsed. A prompt that begins with an
 //! earlier prompt and its output continues that node; with ids, the longest known path is continued.
 
-use super::chat::{common, sampling, token_text, usage_value};
+use super::chat::{common, sampling};
 use super::fields::{Fields, Notes, wrong};
+use super::openai::{self, Chunks, token_text};
 use super::{
     AnswerContext, Delta, Dialect, EventWriter, ModelRequest, ModelResponse, TurnEnd, data_event,
     openai_error,
 };
 use crate::error::ApiError;
 use crate::session::Prompt;
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use sinew_types::{SampledToken, TokenId};
 
 /// Most alternatives of a token that may be asked for.
 const MAX_LOGPROBS: i64 = 20;
+
+/// Beginning of the ids, and type of an answer and of its chunks.
+const NAME: (&str, &str) = ("cmpl", "text_completion");
 
 /// `POST /v1/completions`.
 #[derive(Clone, Copy, Debug)]
@@ -30,10 +35,8 @@ impl Dialect for Completions {
     fn read(&self, body: &[u8], notes: &Notes) -> Result<ModelRequest, ApiError> {
         let mut fields = Fields::parse(body, notes)?;
         let model = fields.required_string("model")?;
-        let prompt = fields
-            .take("prompt")
-            .ok_or_else(|| fields.missing("prompt"))?;
-        let mut request = ModelRequest::new(model, read_prompt(prompt)?);
+        let prompt = read_prompt(fields.required("prompt")?)?;
+        let mut request = ModelRequest::new(model, prompt);
         request.sampling = sampling(&mut fields)?;
         common(&mut fields, &mut request)?;
         let logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)?;
@@ -60,18 +63,16 @@ impl Dialect for Completions {
                 &mut offset,
             ));
         }
-        let mut map = head(context, choices);
-        map.insert("usage".into(), usage_value(&response.usage));
-        if context.request.return_token_ids {
-            map.insert("prompt_token_ids".into(), json!(context.prompt_ids));
-        }
-        map.into()
+        openai::answer(context, NAME, choices, &response.usage)
     }
 
     fn stream(&self, context: AnswerContext) -> Box<dyn EventWriter> {
         Box::new(TextStream {
             offsets: vec![0; context.request.n as usize],
-            opened: false,
+            chunks: Chunks {
+                name: NAME,
+                opened: false,
+            },
             context,
         })
     }
@@ -84,26 +85,11 @@ fn read_prompt(value: Value) -> Result<Prompt, ApiError> {
         Value::Array(mut items) if items.len() == 1 && items[0].is_string() => {
             read_prompt(items.remove(0))
         }
-        Value::Array(ref items) => {
-            let id = |v: &Value| v.as_u64().and_then(|id| TokenId::try_from(id).ok());
-            let ids: Option<Vec<TokenId>> = items.iter().map(id).collect();
-            match ids {
-                Some(ids) => Ok(Prompt::Tokens(ids)),
-                None => Err(wrong("prompt", &value, expected)),
-            }
-        }
-        other => Err(wrong("prompt", &other, expected)),
+        other => match Vec::<TokenId>::deserialize(&other) {
+            Ok(ids) => Ok(Prompt::Tokens(ids)),
+            Err(_) => Err(wrong("prompt", &other, expected)),
+        },
     }
-}
-
-fn head(context: &AnswerContext, choices: Vec<Value>) -> Map<String, Value> {
-    let mut map = Map::new();
-    map.insert("id".into(), json!(format!("cmpl-{}", context.id)));
-    map.insert("object".into(), json!("text_completion"));
-    map.insert("created".into(), json!(context.created_s));
-    map.insert("model".into(), json!(context.request.model));
-    map.insert("choices".into(), choices.into());
-    map
 }
 
 fn choice_value(
@@ -124,10 +110,7 @@ fn choice_value(
         "logprobs": logprobs(context, tokens, offset),
         "finish_reason": finish,
     });
-    if context.request.return_token_ids {
-        let ids: Vec<TokenId> = tokens.iter().map(|t| t.id).collect();
-        value["token_ids"] = json!(ids);
-    }
+    openai::add_ids(context, &mut value, tokens);
     value
 }
 
@@ -161,8 +144,7 @@ fn logprobs(context: &AnswerContext, tokens: &[SampledToken], offset: &mut usize
 struct TextStream {
     context: AnswerContext,
     offsets: Vec<usize>,
-    /// Whether an event was written.
-    opened: bool,
+    chunks: Chunks,
 }
 
 impl EventWriter for TextStream {
@@ -179,26 +161,11 @@ impl EventWriter for TextStream {
             delta.end.as_ref(),
             offset,
         );
-        let mut chunk = head(&self.context, vec![choice]);
-        if self.context.request.include_usage {
-            chunk.insert("usage".into(), Value::Null);
-        }
-        let first = !std::mem::replace(&mut self.opened, true);
-        if first && self.context.request.return_token_ids {
-            chunk.insert("prompt_token_ids".into(), json!(self.context.prompt_ids));
-        }
-        data_event(&Value::Object(chunk))
+        self.chunks.event(&self.context, choice)
     }
 
     fn end(&mut self, response: &ModelResponse) -> String {
-        let mut out = String::new();
-        if self.context.request.include_usage {
-            let mut map = head(&self.context, Vec::new());
-            map.insert("usage".into(), usage_value(&response.usage));
-            out.push_str(&data_event(&Value::Object(map)));
-        }
-        out.push_str("data: [DONE]\n\n");
-        out
+        self.chunks.end(&self.context, &response.usage)
     }
 
     fn error(&mut self, error: &ApiError) -> String {

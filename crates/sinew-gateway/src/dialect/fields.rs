@@ -230,6 +230,31 @@ impl<'n> Fields<'n> {
         self.string(name)?.ok_or_else(|| self.missing(name))
     }
 
+    /// Any value, which must be there.
+    ///
+    /// # Errors
+    /// If it is not.
+    pub fn required(&mut self, name: &str) -> Result<Value, ApiError> {
+        self.take(name).ok_or_else(|| self.missing(name))
+    }
+
+    /// An array that must be there.
+    ///
+    /// # Errors
+    /// If it is not, or is another value.
+    pub fn required_array(&mut self, name: &str) -> Result<Vec<Value>, ApiError> {
+        self.array(name)?.ok_or_else(|| self.missing(name))
+    }
+
+    /// A number of tokens, from `min` on.
+    ///
+    /// # Errors
+    /// If it is no whole number, or too small or too large.
+    pub fn count(&mut self, name: &str, min: i64) -> Result<Option<u32>, ApiError> {
+        let count = self.integer(name, min, i64::from(u32::MAX))?;
+        Ok(count.map(|n| n.max(0) as u32))
+    }
+
     /// That a field must be there.
     pub fn missing(&self, name: &str) -> ApiError {
         let path = self.path(name);

@@ -13,6 +13,7 @@ mod continuation;
 pub mod fields;
 pub mod format;
 mod media;
+mod openai;
 pub mod responses;
 
 use crate::error::ApiError;
@@ -54,7 +55,7 @@ pub struct SamplingAsk {
 }
 
 /// A request, whatever dialect it came in.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelRequest {
     /// As the client wrote it; answers repeat it.
     pub model: String,
@@ -92,21 +93,9 @@ impl ModelRequest {
         Self {
             model: model.into(),
             prompt,
-            head: 0,
-            tools: Vec::new(),
-            tool_choice: ToolChoice::Auto,
             parallel_tool_calls: true,
-            strict_tools: Vec::new(),
-            format: None,
-            sampling: SamplingAsk::default(),
             n: 1,
-            logprobs: None,
-            return_token_ids: false,
-            stream: false,
-            include_usage: false,
-            continuation: None,
-            echo: Value::Null,
-            ignored: Ignored::new(),
+            ..Self::default()
         }
     }
 
@@ -175,7 +164,7 @@ pub struct ModelResponse {
 }
 
 /// Something new of an output that is being sampled.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
     pub choice: u32,
     /// What is new for the client, in order; may be empty.

@@ -117,18 +117,13 @@ fn prune(trace: &mut Trace) {
             keep[parent as usize] = true;
         }
     }
-    let mut moved = vec![NO_PARENT; trace.nodes.len()];
+    // New ids of the nodes so far; a parent comes before its children.
+    let mut moved = Vec::with_capacity(keep.len());
     let mut next = 0;
-    for (i, kept) in keep.iter().enumerate() {
-        if *kept {
-            moved[i] = next;
-            next += 1;
-        }
-    }
-    let mut index = 0;
     trace.nodes.retain_mut(|node| {
-        let kept = keep[index];
-        index += 1;
+        let kept = keep[moved.len()];
+        moved.push(next);
+        next += NodeId::from(kept);
         if node.parent != NO_PARENT {
             node.parent = moved[node.parent as usize];
         }

@@ -36,11 +36,9 @@ use sinew_types::{
 };
 use states::States;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use types::Beginning;
 pub(crate) use types::Entry;
-
-/// Memory that is reserved behind a prompt, in ids: enough for most answers.
-const ANSWER_ROOM: usize = 512;
 
 /// A call, running or ended.
 #[derive(Clone, Debug)]
@@ -311,7 +309,7 @@ impl Session {
         self.last_path.go(&self.nodes, plan.base);
         let new: Vec<&[TokenId]> = plan.nodes.iter().map(|n| n.tokens.as_slice()).collect();
         let prompt_key = self.last_path.key_with(&new);
-        let prompt = self.prompt(&new);
+        let prompt = [&[self.last_path.ids()], &new[..]].concat().concat();
         let context = self.limits.max_context_tokens;
         if prompt.len() >= context as usize {
             return Err(SessionError::ContextFull {
@@ -340,20 +338,9 @@ impl Session {
         Ok(Begun {
             call,
             max_tokens: context - prompt.len() as u32,
-            prompt,
+            prompt: Arc::new(prompt),
             join: plan.join,
         })
-    }
-
-    /// Ids of the path and `new` after them, in memory that an answer fits into: an engine goes
-    /// on where the prompt ends, and does not copy it.
-    fn prompt(&self, new: &[&[TokenId]]) -> Vec<TokenId> {
-        let path = self.last_path.ids();
-        let count = path.len() + new.iter().map(|ids| ids.len()).sum::<usize>();
-        let mut prompt = Vec::with_capacity(count + ANSWER_ROOM);
-        prompt.extend_from_slice(path);
-        new.iter().for_each(|ids| prompt.extend_from_slice(ids));
-        prompt
     }
 
     /// Opens a call that was planned, and gives its number.

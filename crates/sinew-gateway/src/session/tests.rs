@@ -108,7 +108,7 @@ impl Client {
             let mark = (self.given.len() + 1) as f32 / 1024.0;
             let sampled = output(&self.renderer, text, mark, *closed);
             let ids = sampled.tokens.iter().map(|t| t.id).collect();
-            self.given.push((begun.prompt.clone(), ids));
+            self.given.push((begun.prompt.to_vec(), ids));
             self.session.commit(begun.call, sampled, NOW).unwrap();
         }
         begun
@@ -193,7 +193,7 @@ fn what_clients_drop_does_not_break_the_thread() {
     }];
     let mut told = sampled.message.clone();
     let ids = sampled.tokens.iter().map(|t| t.id).collect();
-    c.given.push((begun.prompt, ids));
+    c.given.push((begun.prompt.to_vec(), ids));
     c.session.commit(begun.call, sampled, NOW).unwrap();
     told.reasoning = None;
     told.content = "y".into();
@@ -355,9 +355,9 @@ fn text_and_token_prompts_extend_too() {
     assert_eq!(c.renderer.decode(&begun.prompt), "abcdef");
     let again = c.prompt(&Prompt::Text("ab".into()), &[("xy", false)]);
     assert_eq!(again.join, Join::Resample);
-    let ids = [begun.prompt.clone(), vec![b'g'.into(), b'!'.into()]].concat();
+    let ids = [begun.prompt.to_vec(), vec![b'g'.into(), b'!'.into()]].concat();
     let by_ids = c.prompt(&Prompt::Tokens(ids.clone()), &[("z", false)]);
-    assert_eq!((by_ids.join, &by_ids.prompt), (Join::Extend, &ids));
+    assert_eq!((by_ids.join, &*by_ids.prompt), (Join::Extend, &ids));
     let other = c.prompt(&Prompt::Tokens(vec![1, 2]), &[("z", false)]);
     assert_eq!(other.join, Join::Start);
     let beyond = Prompt::Tokens(vec![9999]);
@@ -391,7 +391,7 @@ fn a_forced_opening_is_no_sampled_token() {
     let mut sampled = output(&c.renderer, "x", 1.0 / 1024.0, true);
     sampled.message.content = "<call>x".into();
     let ids = sampled.tokens.iter().map(|t| t.id).collect();
-    c.given.push((begun.prompt, ids));
+    c.given.push((begun.prompt.to_vec(), ids));
     c.session.commit(begun.call, sampled, NOW).unwrap();
     let on = [
         user("q"),
@@ -568,7 +568,7 @@ fn only_what_is_new_need_be_told() {
         let mark = (c.given.len() + 1) as f32 / 1024.0;
         let sampled = output(&c.renderer, text, mark, true);
         let ids = sampled.tokens.iter().map(|t| t.id).collect();
-        c.given.push((begun.prompt.clone(), ids));
+        c.given.push((begun.prompt.to_vec(), ids));
         c.session.commit(begun.call, sampled, NOW)?;
         Ok::<_, SessionError>((state, begun))
     };
@@ -671,7 +671,7 @@ proptest! {
             let begun = c.turn(&messages, &outputs);
             if begun.join == Join::Start || begun.join == Join::Fork {
                 let full = c.renderer.render_prompt(&messages, &[]).unwrap();
-                prop_assert_eq!(begun.prompt, full);
+                prop_assert_eq!(begun.prompt.to_vec(), full);
             }
             seen.push((messages, said));
         }

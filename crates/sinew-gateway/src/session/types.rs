@@ -11,6 +11,7 @@ use sinew_types::{
     Sampling, TaskId, TokenId, TokenKind, ToolSpec,
 };
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// How calls are sampled where the client does not say, or whatever it says.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -145,6 +146,12 @@ pub enum Prompt {
     Tokens(Vec<TokenId>),
 }
 
+impl Default for Prompt {
+    fn default() -> Self {
+        Self::Messages(Vec::new())
+    }
+}
+
 /// One call of the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ask<'a> {
@@ -201,8 +208,8 @@ impl Join {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Begun {
     pub call: u32,
-    /// What the engine must be given, exactly.
-    pub prompt: Vec<TokenId>,
+    /// What the engine must be given, exactly; shared by the requests of all choices.
+    pub prompt: Arc<Vec<TokenId>>,
     /// Maximum output tokens.
     pub max_tokens: u32,
     pub join: Join,

@@ -2,7 +2,7 @@
 
 use super::{CALL, PREFIX, TEXT, THOUGHT};
 use crate::dialect::fields::{Fields, Notes, wrong};
-use crate::dialect::media;
+use crate::dialect::{media, openai};
 use crate::error::ApiError;
 use serde_json::Value;
 use sinew_types::{Content, Message, Role, ToolCall};
@@ -219,16 +219,8 @@ fn parts(
     types: &[&str],
     notes: &Notes,
 ) -> Result<Content, ApiError> {
-    let parts = match content {
-        None => return Ok(Content::new()),
-        Some(Value::String(text)) => return Ok(text.into()),
-        Some(Value::Array(parts)) => parts,
-        Some(other) => return Err(wrong(path, &other, "a string or a list of parts")),
-    };
-    let mut content = Content::new();
-    for (i, part) in parts.into_iter().enumerate() {
-        let mut part = Fields::of(part, &format!("{path}[{i}]"), notes)?;
-        match part.required_string("type")?.as_str() {
+    openai::parts(content, path, notes, |part, kind, content| {
+        match kind {
             text if types.contains(&text) => {
                 content.push_text(&part.required_string("text")?);
                 part.no_effects(&[("annotations", "only text is generated")])?;
@@ -239,7 +231,7 @@ fn parts(
                 content.push(media::image(&part.required_string("image_url")?, &at)?);
                 part.no_effects(&[("detail", "the reference is kept as it is")])?;
             }
-            "input_audio" => content.push(media::audio(&mut part)?),
+            "input_audio" => content.push(media::audio(part)?),
             other => {
                 let why = format!(
                     "parts of type {other:?} are not supported here: known are {}, input_image and \
@@ -249,7 +241,6 @@ fn parts(
                 return Err(ApiError::unsupported(&part.path("type"), &why));
             }
         }
-        part.end()?;
-    }
-    Ok(content)
+        Ok(())
+    })
 }

@@ -12,6 +12,7 @@ mod stream;
 
 use super::fields::{Fields, Notes, wrong};
 use super::format::flat;
+use super::openai::{self, MAX_TOP_LOGPROBS};
 use super::{
     AnswerContext, Continuation, Dialect, EventWriter, ModelRequest, ModelResponse, ToolChoice,
     TurnEnd,
@@ -20,10 +21,8 @@ use crate::error::ApiError;
 use crate::session::Prompt;
 use input::input_messages;
 use serde_json::{Map, Value, json};
-use sinew_types::{Message, Role, SampledToken, ToolCall, ToolSpec};
+use sinew_types::{Message, Role, SampledToken, ToolCall};
 use stream::ResponsesStream;
-
-const MAX_TOP_LOGPROBS: i64 = 20;
 
 /// Ids of answers begin with this.
 const PREFIX: &str = "resp_";
@@ -41,9 +40,7 @@ impl Dialect for Responses {
     fn read(&self, body: &[u8], notes: &Notes) -> Result<ModelRequest, ApiError> {
         let mut fields = Fields::parse(body, notes)?;
         let model = fields.required_string("model")?;
-        let input = fields
-            .take("input")
-            .ok_or_else(|| fields.missing("input"))?;
+        let input = fields.required("input")?;
         let mut messages = Vec::new();
         let instructions = fields.string("instructions")?;
         messages.extend(instructions.iter().map(|t| Message::new(Role::System, t)));
@@ -66,12 +63,11 @@ impl Dialect for Responses {
             keep,
             own_from,
         });
-        tools(&mut fields, &mut request)?;
+        openai::tools(&mut fields, None, &mut request)?;
         echo.insert("tool_choice".into(), choice_value(&request.tool_choice));
         request.sampling.temperature = fields.temperature(2.0)?;
         request.sampling.top_p = fields.number("top_p", 0.0, 1.0)?;
-        let limit = fields.integer("max_output_tokens", 1, i64::from(u32::MAX))?;
-        request.sampling.max_tokens = limit.map(|n| n as u32);
+        request.sampling.max_tokens = fields.count("max_output_tokens", 1)?;
         logprobs(&mut fields, &mut request)?;
         request.stream = fields.bool("stream")?.unwrap_or(false);
         if let Some(mut options) = fields.inner("stream_options")? {
@@ -124,7 +120,7 @@ fn settings(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), A
     let cut = "a prompt that is too long is refused, never shortened";
     fields.no_effect("truncation", &[json!("disabled")], cut)?;
     fields.no_effect("background", &[json!(false)], "answers are given at once")?;
-    super::chat::service_tier(fields)?;
+    openai::service_tier(fields)?;
     fields.no_effects(&[
         ("max_tool_calls", "there are no built-in tools to limit"),
         ("prompt_cache_retention", "the cache keeps what it can"),
@@ -175,40 +171,6 @@ fn logprobs(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), A
         request.logprobs = Some(top as u8);
     }
     Ok(())
-}
-
-fn tools(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), ApiError> {
-    let notes = fields.notes();
-    let tools = fields.tools()?;
-    for (i, value) in tools.into_iter().enumerate() {
-        let mut tool = Fields::of(value, &format!("tools[{i}]"), notes)?;
-        let why = "only functions are known: built-in tools run elsewhere";
-        tool.only("type", &[json!("function")], why)?;
-        request.tools.push(ToolSpec {
-            name: tool.required_string("name")?,
-            description: tool.string("description")?.unwrap_or_default(),
-            parameters: tool
-                .object("parameters")?
-                .unwrap_or_else(|| json!({"type": "object", "properties": {}})),
-        });
-        if tool.bool("strict")? == Some(true) {
-            let name = request.tools.last().map(|t| t.name.clone());
-            let schema = tool.path("parameters");
-            request.strict_tools.extend(name.map(|name| (name, schema)));
-        }
-        tool.end()?;
-    }
-    request.parallel_tool_calls = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-    request.tool_choice = fields.tool_choice(|value| chosen(value, notes))?;
-    request.check_tool_choice()
-}
-
-fn chosen(value: Value, notes: &Notes) -> Result<String, ApiError> {
-    let mut fields = Fields::of(value, "tool_choice", notes)?;
-    fields.only("type", &[json!("function")], "only functions can be chosen")?;
-    let name = fields.required_string("name")?;
-    fields.end()?;
-    Ok(name)
 }
 
 fn choice_value(choice: &ToolChoice) -> Value {
@@ -271,22 +233,7 @@ fn call_item(id: &str, call: &ToolCall, status: &str) -> Value {
 
 /// Log-probabilities of sampled tokens; an empty list if the request did not ask.
 fn logprob_values(context: &AnswerContext, tokens: &[SampledToken]) -> Value {
-    if context.request.logprobs.is_none() {
-        return json!([]);
-    }
-    let entry = |id, logprob: f32| {
-        let (text, bytes) = super::chat::token_text(context.renderer.as_ref(), id);
-        json!({"token": text, "logprob": logprob, "bytes": bytes})
-    };
-    tokens
-        .iter()
-        .map(|token| {
-            let mut value = entry(token.id, token.logprob);
-            let top: Vec<_> = token.top.iter().map(|t| entry(t.id, t.logprob)).collect();
-            value["top_logprobs"] = json!(top);
-            value
-        })
-        .collect()
+    openai::logprobs(context, tokens).unwrap_or_else(|| json!([]))
 }
 
 /// The response object without output.

@@ -269,11 +269,7 @@ impl EventWriter for ResponsesStream {
         let mut failed = skeleton(&self.context, "failed");
         failed["error"] = json!({"code": "server_error", "message": error.message});
         failed["output"] = json!(std::mem::take(&mut self.done));
-        let fields = json!({
-            "code": error.code,
-            "message": error.message,
-            "param": error.param,
-        });
+        let fields = json!({"code": error.code, "message": error.message, "param": error.param});
         let mut out = self.event("error", fields);
         out.push_str(&self.event("response.failed", json!({"response": failed})));
         out

@@ -22,27 +22,9 @@ const ALLOWED: &[(&str, &str, &str)] = &[
         "the registry lists every environment, and an environment implements the registry's traits",
     ),
     (
-        "sinew-lab",
-        "bench/gateway/client bench/gateway/process",
-        "two halves of one part",
-    ),
-    (
         "sinew-microvm",
         "firecracker/probe monitor probe provider qemu sandbox template",
         "a monitor, its template and its probe start each other; one unit at run time",
-    ),
-    ("sinew-pipeline", "config core", "two halves of one part"),
-    (
-        "sinew-pipeline",
-        "drivers/held_out drivers/sync",
-        "two halves of one part",
-    ),
-    ("sinew-pipeline", "ports rows", "two halves of one part"),
-    ("sinew-rollout", "driver harness", "two halves of one part"),
-    (
-        "sinew-store",
-        "codec disk error gc index queue_disk reader recover remake segment store sums",
-        "the store and its recovery share segments and index; to be cut with the queue of rows",
     ),
 ];
 
