@@ -53,7 +53,8 @@ impl Zygote {
         )
         .map_err(call("socketpair"))?;
         // Programs have pipes as standard streams; the objects of the interpreter are made for
-        // the same kind of file.
+        // the same kind of file. Forks have this one until their program comes with its own three:
+        // no code but `python/` ever sees it.
         let (read_end, write_end) = std::io::pipe().map_err(call("pipe"))?;
         let stdio = [
             read_end.as_raw_fd(),
