@@ -1,7 +1,7 @@
 //! Application of image layers to a root folder. Archives are untrusted.
 
 use crate::documents::{Layer, hex};
-use crate::source::Source;
+use crate::source::{MAX_HEADER_BYTES, Source};
 use crate::{ImageError, UnpackLimits, io_error};
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, ResolveFlags, Timespec, Timestamps, fchmod, futimens, linkat,
@@ -24,8 +24,6 @@ use std::rc::Rc;
 const MAX_DEPTH: usize = 256;
 /// Maximum bytes of a path, the limit of the kernel.
 const MAX_PATH: usize = 4095;
-/// Maximum bytes of long names and extended headers of an entry.
-pub(crate) const MAX_HEADER_BYTES: u64 = 1 << 20;
 /// The compression ratio is checked above this number of bytes.
 const RATIO_FROM: u64 = 64 << 20;
 /// Maximum attempts to open a folder during concurrent renames.

@@ -1,6 +1,5 @@
 //! Source of an image's files: a folder or a tar file.
 
-use crate::layer::MAX_HEADER_BYTES;
 use crate::{ImageError, io_error};
 use sinew_jail::archive::reader::HeaderLimit;
 use std::collections::BTreeMap;
@@ -9,6 +8,8 @@ use std::io::Read;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+/// Maximum bytes of long names and extended headers of an entry, in an image and in its layers.
+pub(crate) const MAX_HEADER_BYTES: u64 = 1 << 20;
 /// Maximum entries of a tar file that contains an image.
 const MAX_ENTRIES: usize = 65_536;
 /// Maximum bytes of a document: index, manifest or configuration.
