@@ -1,9 +1,9 @@
 //! `sinew env check`: runs a class with simple policies and reports errors before a model is trained on it.
 //!
-//! Policies that know nothing of the task must fail: a reward that they get is one that a model can get without learning
-//! the task. The gold policy must succeed: a task without a solution teaches nothing. Equal actions must lead to equal
-//! results: a group of episodes is compared on the same task, and noise of the environment looks like a difference of
-//! the actions.
+//! Policies that know nothing of the task must fail: a reward that they get is one that a model can get
+//! without learning the task. The gold policy must succeed: a task without a solution teaches nothing. Equal
+//! actions must lead to equal results: a group of episodes is compared on the same task, and noise of the
+//! environment looks like a difference of the actions.
 
 use crate::env::PythonEnvFactory;
 use serde::Serialize;
@@ -63,8 +63,8 @@ impl CheckReport {
         self.checks.iter().all(|c| c.finding != Finding::Error)
     }
 
-    /// Runs all checks on `tasks`, one episode at a time. An episode has at most 8 turns. Checks that fail do not end the
-    /// report.
+    /// Runs all checks on `tasks`, one episode at a time. An episode has at most 8 turns. Checks that fail do
+    /// not end the report.
     pub async fn of(factory: &PythonEnvFactory, tasks: &[Task]) -> Self {
         let mut checks = vec![leaks(factory, tasks).await];
         checks.push(gold(factory, tasks).await);
@@ -130,8 +130,8 @@ impl Policy {
     }
 }
 
-/// Random values of a JSON Schema, from a seed: equal seeds give equal values. Values deeper than four levels are null,
-/// so that recursive schemas end.
+/// Random values of a JSON Schema, from a seed: equal seeds give equal values. Values deeper than four levels
+/// are null, so that recursive schemas end.
 struct Draw(u64);
 
 impl Draw {
@@ -281,8 +281,8 @@ async fn simple(factory: &PythonEnvFactory, tasks: &[Task], policy: Policy) -> E
     line(policy.name(), finding, detail, values)
 }
 
-/// The gold policy of the class, if it has one, must succeed on every task. Without one, nothing is known, which is no
-/// error: many tasks have no solution that can be written down.
+/// The gold policy of the class, if it has one, must succeed on every task. Without one, nothing is known,
+/// which is no error: many tasks have no solution that can be written down.
 async fn gold(factory: &PythonEnvFactory, tasks: &[Task]) -> EnvCheck {
     if !factory.info().gold {
         let detail = "the class has no gold(task): whether tasks can be solved is not known".into();
@@ -320,8 +320,8 @@ async fn gold(factory: &PythonEnvFactory, tasks: &[Task]) -> EnvCheck {
     line("gold", Finding::Ok, detail, json!({"turns": turns}))
 }
 
-/// Equal actions must give equal observations, rewards and outcomes. Random actions from the same seed are played twice in
-/// the same worker, so randomness of the process (its hash seed is fixed) is not seen here.
+/// Equal actions must give equal observations, rewards and outcomes. Random actions from the same seed are
+/// played twice in the same worker, so randomness of the process (its hash seed is fixed) is not seen here.
 async fn determinism(factory: &PythonEnvFactory, tasks: &[Task]) -> EnvCheck {
     for (i, task) in tasks.iter().enumerate() {
         let run = || async move {
@@ -425,8 +425,8 @@ fn holds(text: &str, value: &Value) -> bool {
     })
 }
 
-/// Steps a second, one episode at a time: at least 200 episodes, at most 5 seconds of them. It includes the way to the
-/// worker and back, about 0.2 ms.
+/// Steps a second, one episode at a time: at least 200 episodes, at most 5 seconds of them. It includes the
+/// way to the worker and back, about 0.2 ms.
 async fn speed(factory: &PythonEnvFactory, tasks: &[Task]) -> EnvCheck {
     let mut times = Vec::new();
     let started = Instant::now();

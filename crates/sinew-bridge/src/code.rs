@@ -1,11 +1,12 @@
 //! The user's code and its interpreter: found on the host, shown inside of sandboxes.
 //!
-//! The interpreter is asked for its search path, so that a virtual environment, editable installs and `.pth` files
-//! work inside as they do outside. Folders that sandboxes show anyway keep their paths. All others stand below
-//! `/code`, read-only, because a sandbox has folders of its own at `/work` and `/tmp`. Messages of the worker name the
-//! paths of the host.
+//! The interpreter is asked for its search path, so that a virtual environment, editable installs and `.pth`
+//! files work inside as they do outside. Folders that sandboxes show anyway keep their paths. All others
+//! stand below `/code`, read-only, because a sandbox has folders of its own at `/work` and `/tmp`. Messages
+//! of the worker name the paths of the host.
 //!
-//! Only the interpreter itself runs on the host, with a program of this crate. The user's module is loaded inside.
+//! Only the interpreter itself runs on the host, with a program of this crate. The user's module is loaded
+//! inside.
 
 use crate::error::StartError;
 use crate::target::{Module, Target, TargetKind};
@@ -23,7 +24,8 @@ const SYSTEM: [&str; 4] = ["/usr", "/bin", "/lib", "/lib64"];
 /// Oldest Python that runs the worker's program.
 const OLDEST: [u32; 2] = [3, 8];
 /// Asks an interpreter about itself. It imports nothing of the user's.
-const ASK: &str = "import json, sys; print(json.dumps({'executable': getattr(sys, '_base_executable', sys.executable), \
+const ASK: &str = "import json, sys; print(json.dumps({\
+                   'executable': getattr(sys, '_base_executable', sys.executable), \
                    'prefix': sys.base_prefix, 'path': sys.path, 'version': list(sys.version_info[:2])}))";
 
 /// Code of a worker: interpreter, search path, and what is loaded at its start.
@@ -70,8 +72,9 @@ struct Interpreter {
 }
 
 impl PythonCode {
-    /// Finds the interpreter and the folders that the targets need. `python` is a path or a name of `search_path`
-    /// (folders separated by colons); the packages of its virtual environment are available inside.
+    /// Finds the interpreter and the folders that the targets need. `python` is a path or a name of
+    /// `search_path` (folders separated by colons); the packages of its virtual environment are available
+    /// inside.
     ///
     /// # Errors
     /// If there is no such interpreter or it is older than Python 3.8.
@@ -115,14 +118,15 @@ impl PythonCode {
         }
     }
 
-    /// Folders of the host that the sandboxes must show read-only, and where they stand inside. The prefix of the
-    /// interpreter is not among them: providers of the process level show it themselves.
+    /// Folders of the host that the sandboxes must show read-only, and where they stand inside. The prefix of
+    /// the interpreter is not among them: providers of the process level show it themselves.
     pub fn shows(&self) -> &[(PathBuf, PathBuf)] {
         &self.shows
     }
 
-    /// Sandboxes of the process level that show the folders of the code. `max_live` bounds them: a pool of workers needs
-    /// one more than it has workers, because a worker that ended is replaced before its sandbox is gone.
+    /// Sandboxes of the process level that show the folders of the code. `max_live` bounds them: a pool of
+    /// workers needs one more than it has workers, because a worker that ended is replaced before its sandbox
+    /// is gone.
     ///
     /// # Errors
     /// If this host cannot isolate processes.
@@ -143,8 +147,8 @@ impl PythonCode {
         Ok(Arc::new(provider))
     }
 
-    /// Shows the folders of the targets, and puts them at the begin of the search path, as Python does with the folder
-    /// of a script.
+    /// Shows the folders of the targets, and puts them at the begin of the search path, as Python does with
+    /// the folder of a script.
     fn load(&mut self, targets: &[Target]) -> Result<(), StartError> {
         for target in targets {
             let folder = target.folder().map(|f| self.show(f)).transpose()?;

@@ -1,11 +1,13 @@
 //! Environments whose class is written in Python.
 //!
-//! An episode is a session of a worker with an instance of the class. The worker keeps the state of the episode; this
-//! side keeps the messages of the last observation and the counts of turns. Tools are called in the notation of the
-//! chat template ([`CallNotation::Template`]); each call of a turn gives one message with its id.
+//! An episode is a session of a worker with an instance of the class. The worker keeps the state of the
+//! episode; this side keeps the messages of the last observation and the counts of turns. Tools are called in
+//! the notation of the chat template ([`CallNotation::Template`]); each call of a turn gives one message with
+//! its id.
 //!
-//! Errors of the model (unknown tools, wrong arguments, `ToolError`) are observations. Errors of the class and the end
-//! of its worker are [`EnvError::Worker`], which fails the episode. Errors of its `reward` leave the episode unscored.
+//! Errors of the model (unknown tools, wrong arguments, `ToolError`) are observations. Errors of the class
+//! and the end of its worker are [`EnvError::Worker`], which fails the episode. Errors of its `reward` leave
+//! the episode unscored.
 
 use crate::error::{CallError, StartError};
 use crate::worker::THREADED;
@@ -257,7 +259,8 @@ struct Opened {
 /// Answer of a worker to a turn.
 #[derive(Deserialize)]
 struct Stepped {
-    /// Results of calls in order, then an error of the notation. One message of `step` in a turn without calls.
+    /// Results of calls in order, then an error of the notation. One message of `step` in a turn without
+    /// calls.
     results: Vec<ResultMessage>,
     /// Sum of the rewards of the turn's calls.
     reward: f64,

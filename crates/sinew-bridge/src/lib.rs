@@ -8,17 +8,18 @@
 //!   worker process                        schema.py + worker.py + the user's module
 //! ```
 //!
-//! The user's code is not trusted. A worker sees the folder of the module, the packages of the interpreter and nothing
-//! else of the host; it has no network but its connection to the host, which it cannot open twice. The host chooses the
-//! ids of sessions and calls, so a worker answers for its own sessions only.
+//! The user's code is not trusted. A worker sees the folder of the module, the packages of the interpreter
+//! and nothing else of the host; it has no network but its connection to the host, which it cannot open
+//! twice. The host chooses the ids of sessions and calls, so a worker answers for its own sessions only.
 //!
-//! Sessions of one worker share an interpreter: they are isolated from the host, not from each other. A call that
-//! crashes, hangs or takes all processes ends its worker, and the other sessions of that worker fail with the reason.
-//! `sessions_per_worker = 1` isolates episodes from each other.
+//! Sessions of one worker share an interpreter: they are isolated from the host, not from each other. A call
+//! that crashes, hangs or takes all processes ends its worker, and the other sessions of that worker fail
+//! with the reason. `sessions_per_worker = 1` isolates episodes from each other.
 //!
 //! Invariants:
 //! - Every call ends by its deadline, with a value or a [`CallError`].
-//! - An error of the user's code is never a score: it is a failed episode or an unscored sample, with file and line.
+//! - An error of the user's code is never a score: it is a failed episode or an unscored sample, with file
+//!   and line.
 //! - Workers, sessions, calls at once, bytes of a frame and starts of workers are bounded.
 
 mod check;
@@ -27,6 +28,7 @@ mod env;
 mod error;
 mod frame;
 mod kind;
+mod plan;
 mod reward;
 mod runtime;
 mod target;

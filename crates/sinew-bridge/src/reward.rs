@@ -1,11 +1,12 @@
 //! Reward functions that are written in Python.
 //!
-//! The worker describes the parameters of a function when it loads it. [`PythonReward::check`] compares them with the
-//! columns of the tasks before the run starts, and each call sends the parts of a sample that the function reads.
+//! The worker describes the parameters of a function when it loads it. [`PythonReward::check`] compares them
+//! with the columns of the tasks before the run starts, and each call sends the parts of a sample that the
+//! function reads.
 //!
-//! A plain function has a worker for itself during a call, and runs in its main thread: a hang or a crash harms no other
-//! sample, and packages that use `signal` work. Coroutines share a worker; a call that was lost because of another one
-//! is repeated once, alone.
+//! A plain function has a worker for itself during a call, and runs in its main thread: a hang or a crash
+//! harms no other sample, and packages that use `signal` work. Coroutines share a worker; a call that was
+//! lost because of another one is repeated once, alone.
 
 use crate::env::Scored;
 use crate::error::{CallError, StartError};
@@ -43,7 +44,8 @@ struct Parameter {
     needed: bool,
 }
 
-/// A Python function as a reward. A plain function has a worker for itself during a call; coroutines share one.
+/// A Python function as a reward. A plain function has a worker for itself during a call; coroutines share
+/// one.
 #[derive(Clone, Debug)]
 pub struct PythonReward {
     workers: PythonWorkers,
@@ -71,7 +73,8 @@ impl PythonReward {
         })
     }
 
-    /// True if the function scores a whole group: it has the parameter `group`. It is then used as [`GroupReward`].
+    /// True if the function scores a whole group: it has the parameter `group`. It is then used as
+    /// [`GroupReward`].
     pub fn is_group(&self) -> bool {
         self.info.group
     }

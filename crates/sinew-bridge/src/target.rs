@@ -37,8 +37,8 @@ pub struct Target {
 }
 
 impl Target {
-    /// Parses `file.py:Name` or `module:Name`. Paths are relative to `base`; a module is looked for in `base` first,
-    /// then among the installed packages.
+    /// Parses `file.py:Name` or `module:Name`. Paths are relative to `base`; a module is looked for in `base`
+    /// first, then among the installed packages.
     ///
     /// # Errors
     /// [`StartError::Target`] if the text has another form or the file does not exist.

@@ -1,16 +1,16 @@
 //! One worker process: its start, its calls and its end.
 //!
-//! Start: acquire a sandbox, listen on its loopback interface, run the program, accept one connection, close the
-//! listener, send the hello frame, wait for the descriptions of the targets.
+//! Start: acquire a sandbox, listen on its loopback interface, run the program, accept one connection, close
+//! the listener, send the hello frame, wait for the descriptions of the targets.
 //!
-//! Three tasks belong to a worker: one runs the process and owns the sandbox, one writes frames, one reads them. The
-//! worker ends when the process ends, the connection closes, an answer breaks the protocol (no JSON, too long, an id
-//! that does not wait), a call passes its deadline, or the handle is dropped. All calls that wait then fail with the
-//! first reason, and the sandbox is destroyed with everything in it.
+//! Three tasks belong to a worker: one runs the process and owns the sandbox, one writes frames, one reads
+//! them. The worker ends when the process ends, the connection closes, an answer breaks the protocol (no
+//! JSON, too long, an id that does not wait), a call passes its deadline, or the handle is dropped. All calls
+//! that wait then fail with the first reason, and the sandbox is destroyed with everything in it.
 
 use crate::error::{CallError, StartError};
 use crate::frame::{FrameReader, MAX_FRAME, encode};
-use crate::workers::Plan;
+use crate::plan::Plan;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_sandbox::{
@@ -416,7 +416,8 @@ async fn read_all(mut from: OwnedReadHalf, shared: Arc<Shared>) {
     loop {
         match from.read(&mut chunk).await {
             Ok(0) | Err(_) => {
-                // The end of the process says more; a process that closes its connection and goes on has no excuse.
+                // The end of the process says more; a process that closes its connection and goes on has no
+                // excuse.
                 tokio::time::sleep(GRACE).await;
                 shared.end("it closed its connection");
                 return;

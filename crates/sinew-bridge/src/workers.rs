@@ -1,17 +1,17 @@
 //! The pool of workers.
 //!
-//! A pool has a fixed number of slots. The worker of a slot starts when the slot is first used, and a worker that ended
-//! is replaced by the next call or session. Sessions stay in their worker; calls without a session go to the slot with
-//! the fewest users. The number of starts within a minute is bounded: code that ends each worker at once would otherwise
-//! take the time of the host for imports.
+//! A pool has a fixed number of slots. The worker of a slot starts when the slot is first used, and a worker
+//! that ended is replaced by the next call or session. Sessions stay in their worker; calls without a session
+//! go to the slot with the fewest users. The number of starts within a minute is bounded: code that ends each
+//! worker at once would otherwise take the time of the host for imports.
 //!
-//! All work runs on a runtime of the pool. A caller that stops waiting leaves its call running until the answer or the
-//! deadline, so that workers stay in step with this side.
+//! All work runs on a runtime of the pool. A caller that stops waiting leaves its call running until the
+//! answer or the deadline, so that workers stay in step with this side.
 
 use crate::code::PythonCode;
 use crate::error::{CallError, StartError};
+use crate::plan::Plan;
 use crate::runtime::{OwnRuntime, block_on, spawn};
-use crate::target::TargetKind;
 use crate::worker::{Refused, THREADED, Worker};
 use serde_json::{Value, json};
 use sinew_sandbox::{SandboxProvider, SandboxSpec};
@@ -34,8 +34,8 @@ const WINDOW: Duration = Duration::from_secs(60);
 pub struct WorkersConfig {
     /// Makes the sandboxes. They show the folders of [`PythonCode::shows`].
     pub provider: Arc<dyn SandboxProvider>,
-    /// Limits of one worker. CPU seconds are not limited (calls have deadlines), and processes and open files are
-    /// raised to what a worker itself needs.
+    /// Limits of one worker. CPU seconds are not limited (calls have deadlines), and processes and open files
+    /// are raised to what a worker itself needs.
     pub spec: SandboxSpec,
     /// Worker processes, 1 to 256.
     pub workers: usize,
@@ -100,22 +100,6 @@ impl WorkersConfig {
     }
 }
 
-/// How workers are started and called.
-pub(crate) struct Plan {
-    pub(crate) provider: Arc<dyn SandboxProvider>,
-    pub(crate) spec: SandboxSpec,
-    pub(crate) code: PythonCode,
-    pub(crate) timeout: Duration,
-    pub(crate) startup_timeout: Duration,
-}
-
-impl Plan {
-    /// True if a target is a class of environments.
-    pub(crate) fn has_env(&self) -> bool {
-        self.code.loads.iter().any(|l| l.kind == TargetKind::Env)
-    }
-}
-
 /// Place of one worker of the pool.
 #[derive(Default)]
 struct Slot {
@@ -133,7 +117,8 @@ pub(crate) struct Inner {
     sessions_per_worker: usize,
     /// One permit for each session that may be open.
     sessions: Arc<Semaphore>,
-    /// Ids are unique in the pool, not only in a worker, so that no session can reach one of a worker before it.
+    /// Ids are unique in the pool, not only in a worker, so that no session can reach one of a worker before
+    /// it.
     next_session: AtomicU64,
     /// Times of the last starts.
     starts: Mutex<VecDeque<Instant>>,
@@ -141,8 +126,8 @@ pub(crate) struct Inner {
     started: AtomicU64,
 }
 
-/// A bounded pool of sandboxed Python processes with the user's code loaded. Clones share it; the last one ends the
-/// processes. All methods may be called from any thread and any runtime.
+/// A bounded pool of sandboxed Python processes with the user's code loaded. Clones share it; the last one
+/// ends the processes. All methods may be called from any thread and any runtime.
 #[derive(Clone)]
 pub struct PythonWorkers {
     inner: Arc<Inner>,
@@ -164,8 +149,8 @@ impl std::fmt::Debug for PythonWorkers {
 }
 
 impl PythonWorkers {
-    /// Starts the first worker, which loads the code and describes it. The others start when they are needed. It
-    /// blocks the thread until then.
+    /// Starts the first worker, which loads the code and describes it. The others start when they are needed.
+    /// It blocks the thread until then.
     ///
     /// # Errors
     /// If the code does not load, or no worker starts in time.
@@ -250,8 +235,8 @@ impl PythonWorkers {
         called.unwrap_or_else(|| Err(gone()))
     }
 
-    /// Opens a session in the worker with the fewest, and calls `open` in it. It waits for a free session, at most as
-    /// long as a start may take.
+    /// Opens a session in the worker with the fewest, and calls `open` in it. It waits for a free session, at
+    /// most as long as a start may take.
     pub(crate) async fn open(
         &self,
         target: usize,
@@ -302,7 +287,8 @@ impl Inner {
         Ok(worker)
     }
 
-    /// Waits until a worker may start: code that kills each worker must not take the time of the host for ever.
+    /// Waits until a worker may start: code that kills each worker must not take the time of the host for
+    /// ever.
     async fn wait_for_start(&self) -> Result<(), CallError> {
         let give_up = Instant::now() + self.plan.startup_timeout;
         loop {

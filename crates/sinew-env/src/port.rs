@@ -205,8 +205,8 @@ pub trait EnvFactory: Send + Sync {
 }
 
 /// Validates tasks without a model. The gold policy must succeed on every task, and the environments must
-/// have their declared [`Capabilities`]. Where there is no gold policy, an episode must start. Returns the total
-/// number of turns.
+/// have their declared [`Capabilities`]. Where there is no gold policy, an episode must start. Returns the
+/// total number of turns.
 ///
 /// # Errors
 /// The first invalid task, with the reason.

@@ -122,7 +122,8 @@ async fn group_rewards_score_all_members_at_once() {
 
 #[tokio::test]
 async fn one_bad_sample_harms_no_other() {
-    let source = "import os\nasync def f(output):\n    if output == 'bad': os._exit(1)\n    return len(output)";
+    let source = "import os\nasync def f(output):\n    if output == 'bad': os._exit(1)\n    \
+                  return len(output)";
     let sizes = Sizes {
         workers: 2,
         ..Sizes::default()

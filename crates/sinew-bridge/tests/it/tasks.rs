@@ -14,7 +14,8 @@ fn read(tasks: &str) -> Result<PythonTasks, String> {
 #[test]
 fn a_function_gives_rows_for_each_split() {
     let tasks = read(
-        "    @staticmethod\n    def tasks(split, seed):\n        for i in range(3000 if split == 'train' else 20):\n            \
+        "    @staticmethod\n    def tasks(split, seed):\n        \
+         for i in range(3000 if split == 'train' else 20):\n            \
          yield {'prompt': '%s %d' % (split, i), 'answer': i, 'seed': seed}",
     )
     .unwrap();
