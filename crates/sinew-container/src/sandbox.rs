@@ -31,7 +31,7 @@ pub(crate) struct ContainerSandbox {
     pid: i32,
     /// Control groups, for usage and limits that were reached.
     group: Group,
-    /// What it started from.
+    /// Files at the start, to which a reset returns. Empty: none.
     base: Arc<Vec<Entry>>,
     /// Completed executions.
     executions: u64,

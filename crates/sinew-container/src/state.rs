@@ -1,4 +1,4 @@
-//! What a run keeps on the host, and how it is found again when the run was killed.
+//! Files of a run on the host, and how the next run finds them when this one was killed.
 
 use sinew_sandbox::SandboxError;
 use std::fs;

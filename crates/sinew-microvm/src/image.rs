@@ -1,4 +1,4 @@
-//! What machines boot from: a kernel and a root, made by `scripts/microvm_image.py`, and the
+//! Image of machines: a kernel and a root, made by `scripts/microvm_image.py`, and the
 //! guest agent that is added here.
 
 use crate::cpio::{Entry, archive};
@@ -37,7 +37,7 @@ pub enum ImageError {
     Missing {
         /// Folder that was looked into.
         folder: String,
-        /// What the system said.
+        /// Error of the system.
         problem: String,
     },
     /// A file is not what the manifest says.

@@ -1,4 +1,4 @@
-//! What every monitor (QEMU, Firecracker) is driven by: how it is started behind its walls, how a
+//! Parts that all monitors (QEMU, Firecracker) share: how one is started behind its walls, how a
 //! machine is saved as memory and devices, and how a clone goes on from there.
 
 use crate::image::Image;

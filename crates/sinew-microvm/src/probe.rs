@@ -1,4 +1,4 @@
-//! What this host can do, found out by doing it.
+//! Abilities of this host, found by trying them.
 
 use crate::monitor::{Host, Launch, Monitor, restore};
 use crate::provider::{Backend, MicrovmConfig, io, unavailable};
@@ -41,7 +41,7 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// What the host sees of a monitor.
+    /// The host's view of a monitor.
     pub(crate) fn look(pid: u32) -> Self {
         let proc = PathBuf::from(format!("/proc/{pid}"));
         let network = |p: &Path| fs::read_link(p.join("ns/net")).ok();
@@ -286,7 +286,7 @@ pub(crate) fn aside<T: Send>(
     })
 }
 
-/// What a program inside says of itself, and what it can do that it must not.
+/// Prints the state of a program inside, and the files that it can open but must not.
 const LOOK: &str = "
 import os
 for line in open('/proc/self/status'):

@@ -48,7 +48,7 @@ impl Qmp {
     /// One command and what it returns.
     ///
     /// # Errors
-    /// What the monitor said, or that it did not answer.
+    /// The monitor's error, or that it did not answer.
     pub(crate) async fn command(&mut self, name: &str, arguments: Value) -> Result<Value, String> {
         let answered = tokio::time::timeout(ANSWER, async {
             if !self.greeted {

@@ -14,7 +14,7 @@ fn word(bytes: &[u8], at: usize) -> Option<usize> {
 /// The kernel as an ELF file.
 ///
 /// # Errors
-/// What is not as expected.
+/// Part of the kernel's file that is not as expected.
 pub(crate) fn unpack(image: &[u8]) -> Result<Vec<u8>, String> {
     let short = || "the kernel's image is cut".to_owned();
     let sectors = match image.get(0x1f1) {

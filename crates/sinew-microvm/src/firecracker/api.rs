@@ -26,19 +26,19 @@ pub enum FirecrackerError {
     Refused {
         /// HTTP method.
         method: &'static str,
-        /// What was asked for.
+        /// Path of the request.
         path: String,
         /// HTTP status.
         status: u16,
         /// `fault_message` of the answer.
         fault: String,
     },
-    /// What came is not what its API describes.
+    /// The response is not one that the API describes.
     #[error("{doing}: {problem}")]
     Broken {
-        /// What was being done.
+        /// The failed operation.
         doing: String,
-        /// What was seen.
+        /// The response, or the error of the system.
         problem: String,
     },
 }

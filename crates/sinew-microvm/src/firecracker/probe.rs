@@ -1,4 +1,4 @@
-//! Whether Firecracker works on this host.
+//! Test whether Firecracker works on this host.
 
 use super::Firecracker;
 use crate::monitor::{Host, Monitor, restore};
@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What is remembered of a Firecracker.
+/// Remembered result of a test.
 #[derive(Debug, Serialize, Deserialize)]
 struct Tried {
     /// True if all threads of a monitor with a machine had a filter of system calls.
@@ -73,7 +73,7 @@ async fn tried(monitor: &Firecracker) -> Result<Tried, String> {
     Ok(Tried { filtered })
 }
 
-/// Whether every thread of a process has a filter of system calls.
+/// True if every thread of a process has a filter of system calls.
 fn filtered(pid: u32) -> bool {
     let threads = fs::read_dir(format!("/proc/{pid}/task"));
     let mut threads = threads.into_iter().flatten().flatten().peekable();
