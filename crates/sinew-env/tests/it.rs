@@ -4,12 +4,13 @@
 
 use proptest::prelude::*;
 use sinew_env::math::{
-    Arithmetic, Gsm8k, MathTaskConfig, Mixed, ToolMathConfig, ToolMathFactory, Word,
+    Arithmetic, Calls, Gsm8k, MathTaskConfig, Mixed, PromptConfig, ToolMathConfig, ToolMathFactory,
+    Word,
 };
 use sinew_env::tiny::{TinyFactory, TinyTaskset};
 use sinew_env::{
-    Action, CallError, Capabilities, Env, EnvError, EnvFactory, Split, StepResult, Taskset,
-    gold_run, validate,
+    Action, CallError, CallNotation, Capabilities, Env, EnvError, EnvFactory, Split, StepResult,
+    Taskset, gold_run, validate,
 };
 use sinew_sandbox::{
     Ending, ExecRequest, ExecResult, NullProvider, Protection, Sandbox, SandboxError,
@@ -203,6 +204,30 @@ async fn only_answers_of_the_model_count() {
     let last = play(env.as_mut(), &["Answer: 8"]).await.unwrap();
     let outcome = last[0].outcome.as_ref().unwrap();
     assert!(last[0].done && outcome.reward == 0.0 && outcome.metrics["answered"] == 1.0);
+    env.close().await.unwrap();
+}
+
+/// Calls in the format of the chat template arrive parsed; the environment offers the tool to the template.
+#[tokio::test(flavor = "current_thread")]
+async fn calls_of_the_chat_template_run_the_tool() {
+    let config = ToolMathConfig {
+        prompt: PromptConfig::with_calls(Calls::Template),
+        ..ToolMathConfig::default()
+    };
+    let provider = Arc::new(NullProvider::default());
+    let factory = ToolMathFactory::new(provider, SandboxSpec::default(), config).unwrap();
+    let task = task("What is 6 * 7?", 42.0);
+    let mut env = factory.create(&task).unwrap();
+    let reset = env.reset().await.unwrap();
+    assert_eq!(reset.calls, CallNotation::Template);
+    assert_eq!(reset.tools[0].name, "python");
+    let call = factory.gold(&task, 0).unwrap().unwrap();
+    assert!(call.text.is_empty() && call.tool_calls.len() == 1);
+    assert!(!env.step(call).await.unwrap().observation.unwrap().is_error);
+    let wrong = env.step(Action::say("<tool>1</tool>")).await.unwrap();
+    assert_eq!(shown(&wrong), "Error: call python or write Answer: number");
+    let answer = factory.gold(&task, 1).unwrap().unwrap();
+    assert!(env.step(answer).await.unwrap().outcome.unwrap().success);
     env.close().await.unwrap();
 }
 

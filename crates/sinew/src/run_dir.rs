@@ -6,6 +6,7 @@
 //! | `began.toml` | the recipe of the last session, for the comparison when the run goes on |
 //! | `lock` | held by the process that trains; freed by the kernel when it dies |
 //! | `metrics.jsonl` | a record for each step |
+//! | `evals.jsonl` | a record for each held-out measurement |
 //! | `checkpoints/` | weights, optimizer and state, the newest few |
 //! | `store/` | episodes |
 //! | `report.html` | the report |

@@ -1,8 +1,8 @@
 //! The keys of `tool_math` in a recipe.
 
 use super::{
-    Arithmetic, Gsm8k, MAX_PROCESS_REWARD, MathTaskConfig, Mixed, ToolMathConfig, ToolMathFactory,
-    Word,
+    Arithmetic, Calls, Gsm8k, MAX_PROCESS_REWARD, MathTaskConfig, Mixed, PromptConfig,
+    ToolMathConfig, ToolMathFactory, Word,
 };
 use crate::port::{EnvError, EnvFactory};
 use crate::registry::{EnvConfig, EnvKind, KeyError, Needs, Sandboxes};
@@ -41,6 +41,9 @@ struct ToolMath {
     /// Difficulties to draw from, 1 to 3. Empty: the taskset's own choice.
     #[schemars(inner(range(min = 1, max = 3)))]
     levels: Vec<u8>,
+    /// Notation of tool calls: `tag` is taught by the prompt and suits models without tool training;
+    /// `template` is the format of the model's chat template.
+    calls: Calls,
     /// Reward for the first call of an episode that ran without an error.
     #[schemars(range(min = 0.0, max = MAX_PROCESS_REWARD))]
     process_reward: f64,
@@ -54,6 +57,7 @@ impl Default for ToolMath {
         Self {
             tasks: Tasks::default(),
             levels: Vec::new(),
+            calls: Calls::default(),
             process_reward: 0.0,
             tool_timeout_s: 5.0,
         }
@@ -105,6 +109,7 @@ impl EnvConfig for ToolMath {
             return Err(EnvError::Sandbox("tool_math was given no sandboxes".into()));
         };
         let config = ToolMathConfig {
+            prompt: PromptConfig::with_calls(self.calls),
             process_reward: self.process_reward,
             tool_timeout_s: self.tool_timeout_s,
             ..ToolMathConfig::default()

@@ -1,14 +1,12 @@
 //! Environment for math tasks: a question, a Python tool and a final answer.
 //!
-//! A turn is a tool call (`<tool>code</tool>`, at its end), an answer (`Answer: number`), or malformed. After
+//! A turn is a tool call (at its end), an answer (`Answer: number`), or malformed. A call is written as
+//! `<tool>code</tool>`, or in the format of the model's chat template ([`Calls`]). After
 //! a call or a malformed turn the episode continues, until the turn limit. An answer ends it. Only a number
 //! in the model's own last message counts, not the tool's output.
 
 use super::answer::{final_answer, same_number};
-use super::prompt::{
-    EMPTY, NEITHER, PromptConfig, TAG, TOO_LONG, TOOL, TRAILING, UNCLOSED, UNOPENED, answer_text,
-    call_text,
-};
+use super::prompt::{Calls, Mistake, PromptConfig, TAG, TOOL, answer_text, call_text, tool_call};
 use super::python;
 use crate::port::{
     Action, CallError, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture,
@@ -16,9 +14,9 @@ use crate::port::{
 };
 use crate::rng::hash64;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+
 use sinew_sandbox::{Sandbox, SandboxProvider, SandboxSpec};
-use sinew_types::{Message, Outcome, Task, ToolCall};
+use sinew_types::{Message, Outcome, Task};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -158,7 +156,7 @@ impl EnvFactory for ToolMathFactory {
     fn gold(&self, task: &Task, turn: usize) -> Result<Option<Action>, EnvError> {
         let data = task_data(task)?;
         Ok(match turn {
-            0 => Some(gold_call(&data.solution)),
+            0 => Some(gold_call(&data.solution, self.shared.config.prompt.calls)),
             1 => Some(Action::say(answer_text(&data.answer.to_string()))),
             _ => None,
         })
@@ -166,15 +164,15 @@ impl EnvFactory for ToolMathFactory {
 }
 
 /// Turn with a tool call.
-fn gold_call(code: &str) -> Action {
-    let call = ToolCall {
-        id: "call-0".into(),
-        name: TOOL.into(),
-        arguments: json!({ "code": code }),
+fn gold_call(code: &str, calls: Calls) -> Action {
+    let text = match calls {
+        Calls::Tag => call_text(code),
+        // The renderer writes it.
+        Calls::Template => String::new(),
     };
     Action {
-        tool_calls: vec![call],
-        ..Action::say(call_text(code))
+        tool_calls: vec![tool_call(code)],
+        ..Action::say(text)
     }
 }
 
@@ -219,27 +217,29 @@ enum Turn<'a> {
     /// Code of a tool call.
     Call(&'a str),
     Answer(f64),
-    /// Error message for the model.
-    Malformed(&'static str),
+    Malformed(Mistake),
 }
 
 /// Classifies a turn.
 fn read_turn(action: &Action) -> Turn<'_> {
     match (action.tool_calls.as_slice(), &action.call_error) {
+        ([call], None) if call.name != TOOL => Turn::Malformed(Mistake::Neither),
         ([call], None) => match call.arguments["code"].as_str().map(str::trim) {
-            None | Some("") => Turn::Malformed(EMPTY),
+            None | Some("") => Turn::Malformed(Mistake::Empty),
             Some(code) => Turn::Call(code),
         },
-        ([_, ..], _) => Turn::Malformed(TRAILING),
-        ([], Some(CallError::Unclosed)) if action.truncated => Turn::Malformed(TOO_LONG),
-        ([], Some(CallError::Unclosed)) => Turn::Malformed(UNCLOSED),
-        ([], Some(CallError::Unopened)) => Turn::Malformed(UNOPENED),
-        ([], Some(CallError::Empty)) => Turn::Malformed(EMPTY),
-        ([], Some(CallError::Trailing | CallError::Invalid(_))) => Turn::Malformed(NEITHER),
+        ([_, ..], _) => Turn::Malformed(Mistake::Trailing),
+        ([], Some(CallError::Unclosed)) if action.truncated => Turn::Malformed(Mistake::TooLong),
+        ([], Some(CallError::Unclosed)) => Turn::Malformed(Mistake::Unclosed),
+        ([], Some(CallError::Unopened)) => Turn::Malformed(Mistake::Unopened),
+        ([], Some(CallError::Empty)) => Turn::Malformed(Mistake::Empty),
+        ([], Some(CallError::Trailing | CallError::Invalid(_))) => {
+            Turn::Malformed(Mistake::Neither)
+        }
         ([], None) => match final_answer(&action.text, action.truncated) {
             Some(value) => Turn::Answer(value),
-            None if action.truncated => Turn::Malformed(TOO_LONG),
-            None => Turn::Malformed(NEITHER),
+            None if action.truncated => Turn::Malformed(Mistake::TooLong),
+            None => Turn::Malformed(Mistake::Neither),
         },
     }
 }
@@ -324,7 +324,7 @@ impl ToolMathEnv {
             Turn::Malformed(why) => {
                 self.counts.malformed += 1;
                 let observation = Observation {
-                    content: why.into(),
+                    content: why.text(self.shared.config.prompt.calls).into(),
                     is_error: true,
                 };
                 (observation, 0.0)
@@ -349,12 +349,16 @@ impl Env for ToolMathEnv {
                 return Err(EnvError::Order("reset twice: an environment is used once"));
             }
             self.state = State::Open;
+            let prompt = &self.shared.config.prompt;
             Ok(ResetResult {
-                messages: self.shared.config.prompt.messages(&self.question),
-                tools: Vec::new(),
-                calls: CallNotation::Tag {
-                    tag: TAG.into(),
-                    tool: TOOL.into(),
+                messages: prompt.messages(&self.question),
+                tools: prompt.tools(),
+                calls: match prompt.calls {
+                    Calls::Tag => CallNotation::Tag {
+                        tag: TAG.into(),
+                        tool: TOOL.into(),
+                    },
+                    Calls::Template => CallNotation::Template,
                 },
                 state_hash: Some(self.history),
             })
@@ -394,7 +398,7 @@ mod tests {
 
     /// A parsed turn in the notation of this environment.
     fn turn(text: &str, code: &[&str], call_error: Option<CallError>) -> Action {
-        let calls = code.iter().flat_map(|code| gold_call(code).tool_calls);
+        let calls = code.iter().map(|code| tool_call(code));
         Action {
             tool_calls: calls.collect(),
             call_error,
@@ -410,27 +414,42 @@ mod tests {
             (turn("", &[" x = 1\nx"], None), Turn::Call("x = 1\nx")),
             // A call takes precedence over an answer in the same turn.
             (turn("Answer: 3", &["1"], None), Turn::Call("1")),
-            (turn("", &["1"], Some(Trailing)), Turn::Malformed(TRAILING)),
-            (turn("", &["1", "2"], None), Turn::Malformed(TRAILING)),
-            (turn("", &["1"], Some(Empty)), Turn::Malformed(TRAILING)),
-            (turn("", &[" "], None), Turn::Malformed(EMPTY)),
-            (turn("", &[], Some(Empty)), Turn::Malformed(EMPTY)),
-            (turn("", &[], Some(Unclosed)), Turn::Malformed(UNCLOSED)),
+            (
+                turn("", &["1"], Some(Trailing)),
+                Turn::Malformed(Mistake::Trailing),
+            ),
+            (
+                turn("", &["1", "2"], None),
+                Turn::Malformed(Mistake::Trailing),
+            ),
+            (
+                turn("", &["1"], Some(Empty)),
+                Turn::Malformed(Mistake::Trailing),
+            ),
+            (turn("", &[" "], None), Turn::Malformed(Mistake::Empty)),
+            (turn("", &[], Some(Empty)), Turn::Malformed(Mistake::Empty)),
+            (
+                turn("", &[], Some(Unclosed)),
+                Turn::Malformed(Mistake::Unclosed),
+            ),
             (
                 turn("Answer: 3", &[], Some(Unopened)),
-                Turn::Malformed(UNOPENED),
+                Turn::Malformed(Mistake::Unopened),
             ),
             (
                 turn("", &[], Some(Invalid("?".into()))),
-                Turn::Malformed(NEITHER),
+                Turn::Malformed(Mistake::Neither),
             ),
             (turn("Answer: 1,200", &[], None), Turn::Answer(1200.0)),
-            (turn("1200", &[], None), Turn::Malformed(NEITHER)),
-            (turn("", &[], None), Turn::Malformed(NEITHER)),
+            (turn("1200", &[], None), Turn::Malformed(Mistake::Neither)),
+            (turn("", &[], None), Turn::Malformed(Mistake::Neither)),
         ];
         for (action, expected) in cases {
             assert_eq!(read_turn(&action), expected, "{action:?}");
         }
+        let mut other = turn("", &["1"], None);
+        other.tool_calls[0].name = "browser".into();
+        assert_eq!(read_turn(&other), Turn::Malformed(Mistake::Neither));
     }
 
     #[test]
@@ -438,10 +457,16 @@ mod tests {
         let cases = [
             (
                 turn("", &[], Some(CallError::Unclosed)),
-                Turn::Malformed(TOO_LONG),
+                Turn::Malformed(Mistake::TooLong),
             ),
-            (turn("Well, first we", &[], None), Turn::Malformed(TOO_LONG)),
-            (turn("Answer: 12", &[], None), Turn::Malformed(TOO_LONG)),
+            (
+                turn("Well, first we", &[], None),
+                Turn::Malformed(Mistake::TooLong),
+            ),
+            (
+                turn("Answer: 12", &[], None),
+                Turn::Malformed(Mistake::TooLong),
+            ),
             (turn("", &["1"], None), Turn::Call("1")),
         ];
         for (action, expected) in cases {

@@ -21,5 +21,5 @@ pub use env::{ToolMathConfig, ToolMathFactory};
 pub use generated::MathTaskConfig;
 pub use gsm8k::Gsm8k;
 pub use mixed::Mixed;
-pub use prompt::{PromptConfig, WorkedExample};
+pub use prompt::{Calls, PromptConfig, WorkedExample};
 pub use word::Word;

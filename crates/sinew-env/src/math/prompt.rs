@@ -1,26 +1,68 @@
 //! Prompt of math tasks, and error messages for the model.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use sinew_types::{Message, Role};
+use serde_json::json;
+use sinew_types::{Message, Role, ToolCall, ToolSpec};
 
 /// Tag of tool calls: code between `<tool>` and `</tool>` calls [`TOOL`].
 pub(super) const TAG: &str = "tool";
 /// Name of the tool.
 pub(super) const TOOL: &str = "python";
 
-/// For a turn with neither a call nor an answer.
-pub(super) const NEITHER: &str = "Error: write <tool>expression</tool> or Answer: number";
-/// For a truncated turn.
-pub(super) const TOO_LONG: &str =
-    "Error: too long. Write only <tool>expression</tool> or Answer: number";
-/// For a call without an end.
-pub(super) const UNCLOSED: &str = "Error: <tool> without </tool>";
-/// For an end without a call.
-pub(super) const UNOPENED: &str = "Error: </tool> without <tool>";
-/// For an empty call.
-pub(super) const EMPTY: &str = "Error: nothing between <tool> and </tool>";
-/// For text after a call, such as an invented output.
-pub(super) const TRAILING: &str = "Error: stop after </tool> and wait for the output";
+/// Notation of tool calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Calls {
+    /// Code between `<tool>` and `</tool>`, which the prompt teaches: for models without tool training.
+    #[default]
+    Tag,
+    /// The format of the model's chat template, which shows the tool to the model.
+    Template,
+}
+
+/// A mistake in a turn that is neither a call nor an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mistake {
+    /// Neither a call nor an answer.
+    Neither,
+    /// A limit cut the turn.
+    TooLong,
+    /// A call without an end.
+    Unclosed,
+    /// The end of a call without its start.
+    Unopened,
+    /// A call without code.
+    Empty,
+    /// Text after a call, such as an invented output, or a second call.
+    Trailing,
+}
+
+impl Mistake {
+    /// The message for the model. It is short: small models copy what they read.
+    pub(super) fn text(self, calls: Calls) -> &'static str {
+        match (self, calls) {
+            (Self::Neither, Calls::Tag) => "Error: write <tool>expression</tool> or Answer: number",
+            (Self::Neither, Calls::Template) => "Error: call python or write Answer: number",
+            (Self::TooLong, Calls::Tag) => {
+                "Error: too long. Write only <tool>expression</tool> or Answer: number"
+            }
+            (Self::TooLong, Calls::Template) => {
+                "Error: too long. Only call python or write Answer: number"
+            }
+            (Self::Unclosed, Calls::Tag) => "Error: <tool> without </tool>",
+            (Self::Unclosed, Calls::Template) => "Error: the call has no end",
+            (Self::Unopened, Calls::Tag) => "Error: </tool> without <tool>",
+            (Self::Unopened, Calls::Template) => "Error: the end of a call without its start",
+            (Self::Empty, Calls::Tag) => "Error: nothing between <tool> and </tool>",
+            (Self::Empty, Calls::Template) => "Error: the call has no code",
+            (Self::Trailing, Calls::Tag) => "Error: stop after </tool> and wait for the output",
+            (Self::Trailing, Calls::Template) => {
+                "Error: stop after one call and wait for the output"
+            }
+        }
+    }
+}
 
 /// A solved task, shown to the model as chat turns.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,6 +82,8 @@ pub struct WorkedExample {
 pub struct PromptConfig {
     /// System prompt. Some chat templates add their own if it is empty.
     pub system: String,
+    /// Notation of tool calls, in the examples and in the model's turns.
+    pub calls: Calls,
     /// Solved tasks, in order.
     pub examples: Vec<WorkedExample>,
     /// Role of tool output: `tool`, or `user` for templates without that role.
@@ -58,6 +102,7 @@ impl Default for PromptConfig {
         };
         Self {
             system: "Use Python for the math: <tool>...</tool>. Then reply Answer: ...".into(),
+            calls: Calls::Tag,
             examples: vec![
                 example(
                     "A baker makes 132 cakes a day for 14 days and sells 950. How many cakes are left?",
@@ -72,6 +117,38 @@ impl Default for PromptConfig {
 }
 
 impl PromptConfig {
+    /// The default prompt with a notation of calls. With the format of the chat template, the system
+    /// message says nothing of the notation: the template does.
+    pub fn with_calls(calls: Calls) -> Self {
+        let default = Self::default();
+        match calls {
+            Calls::Tag => default,
+            Calls::Template => Self {
+                system: "Use python for the math. Then reply Answer: ...".into(),
+                calls,
+                ..default
+            },
+        }
+    }
+
+    /// Tools for the chat template; none where the prompt teaches the notation.
+    pub fn tools(&self) -> Vec<ToolSpec> {
+        match self.calls {
+            Calls::Tag => Vec::new(),
+            Calls::Template => vec![ToolSpec {
+                name: TOOL.into(),
+                description:
+                    "Runs Python code and returns its output, or the value of its last expression."
+                        .into(),
+                parameters: json!({
+                    "type": "object",
+                    "properties": { "code": { "type": "string", "description": "Python code" } },
+                    "required": ["code"],
+                }),
+            }],
+        }
+    }
+
     /// Returns the initial messages of an episode.
     pub fn messages(&self, question: &str) -> Vec<Message> {
         let mut messages = Vec::with_capacity(2 + 4 * self.examples.len());
@@ -81,7 +158,7 @@ impl PromptConfig {
         for example in &self.examples {
             messages.extend([
                 Message::new(Role::User, example.question.clone()),
-                Message::new(Role::Assistant, call_text(&example.call)),
+                self.call(&example.call),
                 Message::new(self.observation_role, example.output.clone()),
                 Message::new(Role::Assistant, answer_text(&example.output)),
             ]);
@@ -89,9 +166,29 @@ impl PromptConfig {
         messages.push(Message::new(Role::User, question));
         messages
     }
+
+    /// A message of the model that calls the tool.
+    fn call(&self, code: &str) -> Message {
+        match self.calls {
+            Calls::Tag => Message::new(Role::Assistant, call_text(code)),
+            Calls::Template => Message {
+                tool_calls: vec![tool_call(code)],
+                ..Message::new(Role::Assistant, "")
+            },
+        }
+    }
 }
 
-/// Formats a tool call.
+/// A call of the tool.
+pub(super) fn tool_call(code: &str) -> ToolCall {
+    ToolCall {
+        id: "call-0".into(),
+        name: TOOL.into(),
+        arguments: json!({ "code": code }),
+    }
+}
+
+/// Formats a tool call between tags.
 pub(super) fn call_text(code: &str) -> String {
     format!("<{TAG}>{code}</{TAG}>")
 }
@@ -125,5 +222,17 @@ mod tests {
         assert_eq!(roles[5..9], example);
         assert_eq!(roles[9..], [User]);
         assert_eq!(messages[4].content, "Answer: 898");
+    }
+
+    #[test]
+    fn the_template_shows_the_tool_and_the_calls_of_the_examples() {
+        assert!(PromptConfig::default().tools().is_empty());
+        let prompt = PromptConfig::with_calls(Calls::Template);
+        assert_eq!(prompt.tools()[0].name, TOOL);
+        let messages = prompt.messages("What is 1 + 1?");
+        assert!(!messages.iter().any(|m| m.content.text().contains(TAG)));
+        let called: Vec<_> = messages.iter().flat_map(|m| &m.tool_calls).collect();
+        assert_eq!(called.len(), 2);
+        assert_eq!(called[0].arguments["code"], "132 * 14 - 950");
     }
 }
