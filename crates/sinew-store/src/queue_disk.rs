@@ -2,7 +2,6 @@
 
 use crate::codec;
 use crate::disk::DiskStore;
-use crate::error::StoreError;
 use crate::error::{StoreError, guard};
 use crate::index;
 use crate::queue::{
