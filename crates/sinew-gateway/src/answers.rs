@@ -21,6 +21,7 @@ const MAX_BYTES: u64 = 16 << 20;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Before {
+    /// The conversation begins with this request.
     Nothing,
     /// An answer and all before it.
     Answer(String),
@@ -31,7 +32,9 @@ pub(crate) enum Before {
 /// An answer that a later request may continue.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct StoredAnswer {
+    /// As the client has it, with the dialect's prefix.
     id: String,
+    /// The link to the part of the conversation that is stored elsewhere.
     before: Before,
     /// New messages of the request, and what the model said.
     added: Vec<Message>,
@@ -51,14 +54,18 @@ pub(crate) enum ChainError {
         "no response {0:?} in this rollout: it was made with store: false, in another rollout, or \
          after {MAX_ANSWERS} responses or {MAX_BYTES} bytes of them"
     )]
+    /// An id that is not stored, or a link of its chain that is not.
     Unknown(String),
+    /// More messages than any model's context is worth.
     #[error("the conversation has more than {MAX_MESSAGES} messages")]
     TooLong,
 }
 
 #[derive(Debug, Default)]
 struct Stored {
+    /// At most [`MAX_ANSWERS`].
     by_id: HashMap<String, StoredAnswer>,
+    /// Of all stored messages, by [`message_bytes`].
     bytes: u64,
 }
 

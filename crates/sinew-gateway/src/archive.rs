@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 /// The journal and the store, where there are such.
 pub(crate) struct Archive {
+    /// Open rollouts; without one a crash loses them.
     journal: Option<Arc<Journal>>,
+    /// Finished traces; without one the caller of `finish` has them alone.
     store: Option<Arc<dyn TraceStore>>,
 }
 

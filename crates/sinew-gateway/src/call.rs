@@ -1,4 +1,13 @@
 //! Begins a call of the model: from the body of a request to a running call.
+//!
+//! 1. Scan the body for messages that are known ([`crate::known_bodies`]); the rest alone is parsed.
+//! 2. Find a call that this request repeats, and join it.
+//! 3. Parse, restore what the request continues by id, choose what holds the output.
+//! 4. Join the request to the captured tokens: the session gives the prompt, or refuses.
+//! 5. Start the task that runs the call ([`crate::drive`]); the caller has a reader of it.
+//!
+//! A session is locked only in step 4. Rendering takes its time there, so that two calls of one rollout see
+//! each other's tokens.
 
 use crate::capacity::Capacity;
 use crate::config::{GatewayConfig, GatewayParts};
@@ -34,6 +43,7 @@ const TAIL_TOKENS: usize = 8;
 /// How a repeated request is recognized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Retry<'a> {
+    /// Of the request: the same body to another dialect is another call.
     pub(crate) path: &'a str,
     /// The client's own key of the request: with it, equal bodies are different requests.
     pub(crate) idempotency: Option<&'a str>,
@@ -63,8 +73,11 @@ impl Retry<'_> {
 /// What is remembered of a body, so that a later one that repeats it is recognized.
 #[derive(Clone, Copy, Debug)]
 struct Repeat<'a> {
+    /// As it arrived.
     body: &'a [u8],
+    /// Where its messages are.
     scan: &'a Scan,
+    /// Key of what the request says before them.
     head: Key,
 }
 
@@ -108,12 +121,15 @@ fn grown(rollout: &Rollout, seen: &KnownBody, request: &mut ModelRequest) -> boo
 
 /// Begins calls of the model, up to a limit at the same time.
 pub(crate) struct Caller {
+    /// Limits and the model's turn format.
     config: GatewayConfig,
     engine: Arc<dyn Engine>,
     renderer: Arc<dyn Renderer>,
     capacity: Option<Arc<dyn Capacity>>,
+    /// Ids for the engine, unique among all its users.
     requests: Arc<AtomicU64>,
     counters: Arc<Counters>,
+    /// One permit a call, up to `max_in_flight`.
     in_flight: Arc<Semaphore>,
     /// It takes no more calls.
     draining: AtomicBool,
@@ -221,6 +237,7 @@ impl Caller {
         self.begin(rollout, request, key, repeat, None)
     }
 
+    /// Joins, plans and starts a call. `known` is the state that the cut-off messages lead to.
     fn begin(
         &self,
         rollout: &Arc<Rollout>,
@@ -317,6 +334,7 @@ impl Caller {
         Ok((format, held))
     }
 
+    /// What the answer needs when it is written.
     fn context(&self, id: String, request: ModelRequest, prompt: &[TokenId]) -> AnswerContext {
         let prompt_ids = match request.return_token_ids {
             true => prompt.to_vec(),
@@ -331,6 +349,7 @@ impl Caller {
         }
     }
 
+    /// Refuses `n` outside the server's limit.
     fn check_choices(&self, n: u32) -> Result<(), ApiError> {
         let max = self.config.server.max_choices;
         if n == 0 || n > max {
@@ -340,6 +359,7 @@ impl Caller {
         Ok(())
     }
 
+    /// A place among the running calls, at once or not at all: a queue here would only hide the load.
     fn permit(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         let permit = Arc::clone(&self.in_flight).try_acquire_owned();
         permit.map_err(|_| {
@@ -389,6 +409,7 @@ impl Caller {
         }
     }
 
+    /// Text that the turn must begin with, so that a required call comes.
     fn opening(&self, request: &ModelRequest) -> Result<String, ApiError> {
         let tool = match &request.tool_choice {
             ToolChoice::Auto | ToolChoice::None => return Ok(String::new()),
@@ -402,12 +423,16 @@ impl Caller {
         })
     }
 
+    /// Whether the rendered prompt ends with `mark`, white space left out: a template may open the reasoning
+    /// tag.
     fn prompt_ends_with(&self, prompt: &[TokenId], mark: &str) -> bool {
         let tail = &prompt[prompt.len().saturating_sub(TAIL_TOKENS)..];
         let text = self.renderer.decode_with_special(tail);
         text.trim_end().ends_with(mark)
     }
 
+    /// Parameters for the engine: of each value the rollout's if it is pinned, else the request's, else the
+    /// rollout's, else the default.
     fn sampling(
         &self,
         session: &Session,

@@ -14,7 +14,9 @@ use std::sync::atomic::AtomicU64;
 pub struct GatewayConfig {
     /// Name under which `GET /v1/models` lists the model.
     pub model: String,
+    /// Bounds of each rollout, which its opener may narrow.
     pub session: SessionLimits,
+    /// Bounds of all of them together.
     pub server: ServerLimits,
     /// What open rollouts captured is written here before their clients see its end; `None`: a crash
     /// loses it.
@@ -48,7 +50,9 @@ impl Default for GatewayConfig {
 /// What a gateway works with.
 #[derive(Clone)]
 pub struct GatewayParts {
+    /// Samples; may be shared with a training loop.
     pub engine: Arc<dyn Engine>,
+    /// Tokenizer and chat template of the model.
     pub renderer: Arc<dyn Renderer>,
     /// Finished traces are stored here before their finishing is answered; `None`: the caller of
     /// [`Gateway::finish`](crate::Gateway::finish) keeps them.

@@ -35,34 +35,45 @@ const EVENT_BATCH: usize = 64;
 /// What a call needs to run.
 pub(crate) struct Work {
     pub(crate) engine: Arc<dyn Engine>,
+    /// Set if the engine is shared with a training loop.
     pub(crate) capacity: Option<Arc<dyn Capacity>>,
     pub(crate) rollout: Arc<Rollout>,
     pub(crate) counters: Arc<Counters>,
+    /// Number of the call within its rollout, from 1.
     pub(crate) call: u32,
     /// One for each choice, with rising ids.
     pub(crate) requests: Vec<GenerateRequest>,
     /// The field that asks for the format of the output, if one does.
     pub(crate) format_path: Option<String>,
+    /// How text, reasoning and calls are told apart.
     pub(crate) turn: TurnOptions,
 }
 
 /// One choice while it is sampled.
 struct Output {
+    /// Makes pieces of tokens.
     reader: TurnReader,
+    /// All of them, for the trace.
     tokens: Vec<SampledToken>,
     /// Tokens for the client that are in no delta yet.
     unsent: Vec<SampledToken>,
     /// Tokens for the client.
     kept: Vec<SampledToken>,
+    /// Of the text.
     sent_bytes: usize,
+    /// Set once the output is in the trace.
     done: Option<Choice>,
 }
 
+/// A call on its way, owned by one task.
 struct Driver {
     work: Work,
+    /// Where its readers look.
     running: Arc<RunningCall>,
+    /// Id of the first request; choice `i` has `first + i`.
     first: u64,
     outputs: Vec<Output>,
+    /// Prompt tokens that the engine found in its cache; the largest of the choices.
     cached: u32,
     prompt_tokens: u32,
     /// Of the policy that samples them.
@@ -140,6 +151,7 @@ impl Driver {
         }
     }
 
+    /// Steps 1 to 5 of the module.
     async fn run(&mut self) -> Result<Arc<ModelResponse>, ApiError> {
         let requests = std::mem::take(&mut self.work.requests);
         let prompt = requests.first().map_or(&[][..], |r| &r.prompt);
@@ -247,6 +259,7 @@ impl Driver {
         }
     }
 
+    /// Aborts all requests. The first reason is the call's error.
     fn stop(&mut self, error: ApiError) {
         self.stopping.get_or_insert(error);
         for i in 0..self.outputs.len() as u64 {
@@ -283,11 +296,13 @@ impl Driver {
         }
     }
 
+    /// The choice of a request.
     fn index(&self, request: RequestId) -> Option<usize> {
         let index = request.0.checked_sub(self.first)? as usize;
         (index < self.outputs.len()).then_some(index)
     }
 
+    /// Takes tokens of a choice in.
     fn tokens(&mut self, request: RequestId, tokens: &[SampledToken]) {
         let Some(index) = self.index(request) else {
             return;
@@ -308,6 +323,7 @@ impl Driver {
         }
     }
 
+    /// Gives a stream's readers what is new of a choice.
     fn send(&mut self, index: usize, pieces: Vec<Piece>, end: Option<TurnEnd>) {
         let output = &mut self.outputs[index];
         let text = output.reader.raw()[output.sent_bytes..].to_owned();
@@ -404,6 +420,7 @@ fn sink(sender: mpsc::Sender<EngineEvent>, overflow: Arc<AtomicBool>, stream: bo
     })
 }
 
+/// Why the client sees the turn end: calls come before any other reason.
 fn turn_end(reader: &TurnReader, reason: &FinishReason) -> TurnEnd {
     if !reader.message().tool_calls.is_empty() {
         return TurnEnd::ToolCalls;

@@ -14,12 +14,19 @@ const STOPPING_RETRY_S: u32 = 5;
 /// Class of an error, in the words that OpenAI's and Anthropic's clients share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
+    /// Statuses 400, 405, 409 and 413.
     InvalidRequest,
+    /// 401.
     Authentication,
+    /// 403.
     Permission,
+    /// 404 and 410.
     NotFound,
+    /// 429: this client sends too much.
     RateLimit,
+    /// 503: the gateway has too much to do, or stops.
     Overloaded,
+    /// 500 and 504.
     Server,
 }
 
@@ -47,6 +54,7 @@ pub struct ApiError {
     pub code: &'static str,
     /// The request field that is meant.
     pub param: Option<String>,
+    /// For a person: what is wrong, and what is allowed.
     pub message: String,
     /// Seconds after which the same request may succeed.
     pub retry_after_s: Option<u32>,

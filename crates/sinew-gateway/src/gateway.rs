@@ -1,4 +1,8 @@
 //! The gateway without its server: rollouts are opened, called, scored and finished.
+//!
+//! A rollout's life: opened (journal), called (journal), scored, finished (store, then journal). Finishing
+//! may be tried again at any point. Locks are taken in the order rollouts, session, answers, counters; none
+//! is held while the engine or the disk is waited for.
 
 use crate::answers::Answers;
 use crate::archive::{Archive, taken};
@@ -35,13 +39,16 @@ pub struct Credentials {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RolloutView {
     pub id: EpisodeId,
+    /// It is open; then the trace is a snapshot.
     pub live: bool,
     /// Of the whole trace; `None`: it has no reward.
     pub reward: Option<f64>,
+    /// As far as it is captured.
     pub trace: Trace,
     pub stats: Option<SessionStats>,
     /// Share of calls whose history was not the captured one.
     pub divergence_rate: f64,
+    /// Of open rollouts alone.
     pub calls: Vec<CallRecord>,
 }
 
@@ -51,6 +58,7 @@ struct Inner {
     rollouts: Rollouts,
     archive: Archive,
     counters: Arc<Counters>,
+    /// Set by the first server that listens.
     public_url: OnceLock<String>,
 }
 
@@ -191,6 +199,7 @@ impl Gateway {
         }
     }
 
+    /// Checks the spec, makes id and key, and opens. The receipt says when that is durable.
     fn open_with(&self, mut spec: RolloutSpec) -> Result<(Credentials, Option<Receipt>), ApiError> {
         self.inner.caller.is_open()?;
         self.inner.caller.describe(&mut spec);
@@ -390,6 +399,7 @@ impl Gateway {
     }
 }
 
+/// An id that may stand in an address.
 fn checked_id(id: EpisodeId) -> Result<EpisodeId, ApiError> {
     let fits = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
     let text = id.as_str();

@@ -54,11 +54,14 @@ impl Default for JournalOptions {
 /// Why a journal cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
+    /// A file cannot be read or written.
     #[error("{path}: {source}")]
     Io {
+        /// The file.
         path: PathBuf,
         source: std::io::Error,
     },
+    /// A line before the last one is damaged: entries after it would have a gap.
     #[error("{path} line {line}: {reason}; move the file away to go on without what is in it")]
     Corrupt {
         path: PathBuf,
@@ -71,19 +74,20 @@ pub enum JournalError {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub(crate) enum Record {
+    /// The first record of a rollout.
     Opened {
         spec: Box<RolloutSpec>,
         /// BLAKE3 of its key, hexadecimal.
         key: String,
         opened_s: f64,
     },
-    Entries {
-        entries: Vec<Entry>,
-    },
+    /// What happened to its session since the last record.
+    Entries { entries: Vec<Entry> },
     /// Its trace is in the store.
     Finished,
 }
 
+/// A line without its checksum.
 #[derive(Serialize, Deserialize)]
 struct Line {
     rollout: EpisodeId,
@@ -100,10 +104,13 @@ pub(crate) struct Recovered {
     pub(crate) entries: Vec<Entry>,
 }
 
+/// A line on its way to the thread.
 struct Append {
     rollout: EpisodeId,
     line: Vec<u8>,
+    /// It is the rollout's last.
     finished: bool,
+    /// Answered after the synchronization.
     done: oneshot::Sender<Result<(), String>>,
 }
 
@@ -125,6 +132,7 @@ impl Receipt {
 /// The journal of one gateway.
 #[derive(Debug)]
 pub struct Journal {
+    /// `None` while it closes.
     queue: Option<SyncSender<Append>>,
     thread: Option<JoinHandle<()>>,
     recovered: std::sync::Mutex<Vec<Recovered>>,
@@ -195,6 +203,7 @@ impl Drop for Journal {
     }
 }
 
+/// A record as a line of the file.
 fn line(rollout: &EpisodeId, record: Record) -> serde_json::Result<Vec<u8>> {
     let json = serde_json::to_vec(&Line {
         rollout: rollout.clone(),
@@ -208,6 +217,7 @@ fn line(rollout: &EpisodeId, record: Record) -> serde_json::Result<Vec<u8>> {
     Ok(line)
 }
 
+/// The checksum of a line's JSON.
 fn check(json: &[u8]) -> String {
     crate::keys::hex(&blake3::hash(json).as_bytes()[..CHECK / 2])
 }
@@ -232,6 +242,7 @@ fn numbered(directory: &Path) -> std::io::Result<Vec<(u64, PathBuf)>> {
     Ok(files)
 }
 
+/// The rollouts that are open after all files. Only the last line of a file may be torn.
 fn read_all(files: &[(u64, PathBuf)]) -> Result<Vec<Recovered>, JournalError> {
     let mut open: BTreeMap<String, Recovered> = BTreeMap::new();
     for (_, path) in files {
@@ -276,6 +287,7 @@ enum LineError {
     Json(#[from] serde_json::Error),
 }
 
+/// Checks a line.
 fn parse(text: &[u8]) -> Result<Line, LineError> {
     let (sum, json) = text.split_at_checked(CHECK).ok_or(LineError::NoChecksum)?;
     let json = json.strip_prefix(b" ").ok_or(LineError::NoChecksum)?;
@@ -285,6 +297,7 @@ fn parse(text: &[u8]) -> Result<Line, LineError> {
     Ok(serde_json::from_slice(json)?)
 }
 
+/// Applies a line to what is open.
 fn take(open: &mut BTreeMap<String, Recovered>, line: Line) {
     let id = line.rollout.as_str().to_owned();
     match line.record {
@@ -319,6 +332,7 @@ fn take(open: &mut BTreeMap<String, Recovered>, line: Line) {
 struct Segment {
     path: PathBuf,
     bytes: u64,
+    /// Rollouts with records in it that are not finished.
     open: HashSet<EpisodeId>,
 }
 
@@ -332,10 +346,12 @@ impl Segment {
     }
 }
 
+/// The thread's side.
 #[derive(Debug)]
 struct Writer {
     directory: PathBuf,
     options: JournalOptions,
+    /// Number of the next file.
     next: u64,
     file: File,
     /// The last one is written to.
@@ -389,6 +405,7 @@ impl Writer {
         Ok(writer)
     }
 
+    /// Writes all that was recovered as two records a rollout.
     fn rewrite(&mut self, recovered: &[Recovered]) -> std::io::Result<()> {
         for rollout in recovered {
             let opened = Record::Opened {
@@ -406,6 +423,7 @@ impl Writer {
         self.file.sync_all()
     }
 
+    /// Writes a line, unless the journal is full.
     fn write(&mut self, rollout: &EpisodeId, line: &[u8]) -> std::io::Result<()> {
         let used: u64 = self.segments.iter().map(|s| s.bytes).sum();
         if used + line.len() as u64 > self.options.max_bytes {
@@ -442,6 +460,7 @@ impl Writer {
             .map_err(|e| e.to_string())
     }
 
+    /// Until the journal is closed: takes what waits, writes it, synchronizes once, answers.
     fn run(mut self, appends: &Receiver<Append>) {
         while let Ok(first) = appends.recv() {
             let mut batch = vec![first];
@@ -503,6 +522,7 @@ impl Writer {
         Ok(())
     }
 
+    /// Goes on in a new file.
     fn rotate(&mut self) -> std::io::Result<()> {
         let path = self.directory.join(file_name(self.next));
         // Even if what follows fails: the file may be there then.

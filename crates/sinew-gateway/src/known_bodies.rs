@@ -3,6 +3,10 @@
 //!
 //! A list that is cut where the model speaks next reads the same: no item before such a place
 //! is read together with one after it ([`Dialect::repeated`](crate::dialect::Dialect::repeated)).
+//!
+//! An agent with 50 turns would have its first message parsed 50 times. Here a known beginning costs one
+//! comparison of bytes, or one pass of BLAKE3 where it is too large to be stored. What is not recognized is
+//! read as a whole: recognition is never needed for a right answer.
 
 use crate::keys::{Key, PrefixHasher, StateId};
 use serde::de::{DeserializeOwned, IgnoredAny};
@@ -17,7 +21,9 @@ const MAX_COMPARED_BYTES: usize = 1 << 20;
 /// Messages that were read, as bytes of their array without its brackets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KnownBody {
+    /// Their length.
     pub(crate) bytes: usize,
+    /// BLAKE3 of these bytes.
     pub(crate) key: Key,
     /// Of what the request says before them ([`crate::keys::head`]).
     pub(crate) head: Key,

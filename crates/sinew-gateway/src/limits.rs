@@ -1,21 +1,31 @@
 //! What bounds a gateway. Nothing in it grows without one of these.
+//!
+//! Defaults suit training runs of thousands of rollouts on one host. An opener narrows the limits of a
+//! rollout and cannot widen them. What exceeds a limit of a rollout is a 400 with a code of its own, and the
+//! episode counts as truncated; what exceeds a limit of the server is a 429 or 503 that clients repeat.
 
 use std::time::Duration;
 
 /// Bounds of one rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionLimits {
-    /// Most model calls.
+    /// Maximum model calls.
+    /// Default 1,024.
     pub max_turns: u32,
-    /// Most tokens of prompt and output together in one call.
+    /// Maximum tokens of prompt and output together in one call.
+    /// Default 8,192.
     pub max_context_tokens: u32,
-    /// Most tokens in all nodes of the trace.
+    /// Maximum tokens in all nodes of the trace.
+    /// Default 4 Mi.
     pub max_trace_tokens: u64,
-    /// Most bytes of message text in the trace.
+    /// Maximum bytes of message text in the trace.
+    /// Default 64 MiB.
     pub max_message_bytes: u64,
-    /// Most calls at the same time.
+    /// Maximum calls at the same time.
+    /// Default 64: an agent that fans out samples side by side.
     pub max_concurrent: u32,
     /// Output tokens of a call that asks for no number.
+    /// Default 512.
     pub default_max_tokens: u32,
 }
 
@@ -35,27 +45,38 @@ impl Default for SessionLimits {
 /// Bounds of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerLimits {
-    /// Most live rollouts.
+    /// Maximum live rollouts.
+    /// Default 16,384.
     pub max_rollouts: usize,
-    /// Most model calls at the same time, over all rollouts.
+    /// Maximum model calls at the same time, over all rollouts.
+    /// Default 8,192.
     pub max_in_flight: usize,
-    /// Most open connections.
+    /// Maximum open connections.
+    /// Default 16,384. Further ones wait in the backlog of the socket.
     pub max_connections: usize,
-    /// Most bytes of a request body.
+    /// Maximum bytes of a request body.
+    /// Default 16 MiB.
     pub max_body_bytes: usize,
-    /// Most bytes of a request's head.
+    /// Maximum bytes of a request's head.
+    /// Default 64 KiB.
     pub max_head_bytes: usize,
-    /// Most choices (`n`) of one call.
+    /// Maximum choices (`n`) of one call.
+    /// Default 16.
     pub max_choices: u32,
     /// Time for a request's head and body to arrive.
+    /// Default 30 s.
     pub read_timeout: Duration,
     /// Time in which a client takes something of what it is sent.
+    /// Default 120 s.
     pub write_timeout: Duration,
     /// Time for a model call, queueing included.
+    /// Default 600 s.
     pub call_timeout: Duration,
     /// Time from a rollout's last call after which it is ended.
+    /// Default one hour.
     pub rollout_ttl: Duration,
     /// Time that running calls get to end when the server stops.
+    /// Default 5 s.
     pub shutdown_grace: Duration,
 }
 

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 /// Rollouts of an answer, by default and at most.
 const PAGE: usize = 100;
+/// Largest `limit` of a request.
 const MAX_PAGE: usize = 1000;
 
 /// What a rollout is doing.
@@ -35,6 +36,7 @@ pub struct LiveRollout {
     pub run: String,
     pub draw: u64,
     pub purpose: String,
+    /// Of its calls the one that is furthest.
     pub phase: RolloutPhase,
     /// Seconds in this phase: of the call that has been in it for the longest.
     pub phase_s: f64,
@@ -43,6 +45,7 @@ pub struct LiveRollout {
     /// Calls that are sampled, and calls that wait for capacity.
     pub generating: usize,
     pub waiting: usize,
+    /// So far.
     pub calls: u32,
     pub sampled_tokens: u64,
 }

@@ -1,5 +1,13 @@
 //! What an output is held to: the format that a request asks for, and its strict tools, in the way the
 //! model writes calls.
+//!
+//! | the request has | the engine draws from masks | held to |
+//! |---|---|---|
+//! | a format, no tools | either | the format; an engine without masks may refuse |
+//! | strict tools | yes | calls of the tools, in the model's own way to write them |
+//! | strict tools | no | nothing: `strict` is counted as a field without effect |
+//! | a format and tools | yes | a call or an answer of the format |
+//! | a required call | yes | a call |
 
 use crate::dialect::format::{ANY_OBJECT, FormatAsk};
 use crate::dialect::{ModelRequest, ToolChoice};

@@ -24,17 +24,23 @@ pub(crate) fn unix_s() -> f64 {
 /// A live rollout.
 #[derive(Debug)]
 pub(crate) struct Rollout {
+    /// Opens its model address.
     key: Secret,
+    /// What was captured. Locked for microseconds, but for rendering.
     session: Mutex<Session>,
     journal: Option<Arc<Journal>>,
     calls: Mutex<Calls>,
+    /// A call ended.
     idle: Notify,
     pub(crate) answers: Arc<Answers>,
 }
 
+/// The calls that a retry may join.
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
+    /// With the keys of their requests, if they have one.
     pub(crate) running: Vec<(Option<[u8; 32]>, Arc<RunningCall>)>,
+    /// The newest last, at most [`REPLAYS`].
     pub(crate) ended: VecDeque<([u8; 32], Arc<RunningCall>)>,
 }
 

@@ -12,6 +12,7 @@ type Map = HashMap<String, Arc<Rollout>>;
 /// The open rollouts, up to a limit.
 pub(crate) struct Rollouts {
     open: RwLock<Map>,
+    /// Maximum number of open ones.
     limit: usize,
 }
 
@@ -36,6 +37,7 @@ impl Rollouts {
         self.read().values().map(Arc::clone).collect()
     }
 
+    /// The rollout of this id, if it is open.
     pub(crate) fn find(&self, id: &str) -> Option<Arc<Rollout>> {
         self.read().get(id).map(Arc::clone)
     }

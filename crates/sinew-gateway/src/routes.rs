@@ -50,6 +50,7 @@ const MAX_CONTROL_BYTES: usize = 256 << 10;
 #[derive(Clone, Debug)]
 pub(crate) struct Service {
     pub(crate) gateway: Gateway,
+    /// Opens the control API.
     pub(crate) control: Secret,
 }
 
@@ -160,6 +161,7 @@ async fn control_only(State(service): Api, request: Request, next: Next) -> Resp
 }
 
 impl Service {
+    /// Whether a request has the control token.
     fn is_control(&self, headers: &HeaderMap) -> bool {
         bearer(headers).is_some_and(|key| self.control.matches(key))
     }
@@ -314,6 +316,7 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     authorization.or_else(|| text(&HeaderName::from_static("x-api-key")))
 }
 
+/// How a client marks a repeated request; see [`Retry`].
 fn retry_of<'a>(headers: &'a HeaderMap, path: &'a str) -> Retry<'a> {
     let text = |name: &'static str| headers.get(name).and_then(|v| v.to_str().ok());
     // OpenAI's client sends a new key with every call and the same one with its retries.

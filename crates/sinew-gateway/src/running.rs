@@ -18,12 +18,15 @@ pub(crate) const ABORT_GRACE: Duration = Duration::from_secs(5);
 /// What a reader gets next.
 #[derive(Debug)]
 pub(crate) enum Event {
+    /// Of a stream, at least one.
     Deltas(Vec<Delta>),
+    /// The result; nothing comes after it.
     Done(Result<Arc<ModelResponse>, ApiError>),
 }
 
 #[derive(Debug, Default)]
 struct State {
+    /// All of them: a reader that joins late reads from the beginning.
     deltas: Vec<Delta>,
     done: Option<Result<Arc<ModelResponse>, ApiError>>,
 }
@@ -35,6 +38,7 @@ pub(crate) struct RunningCall {
     state: Mutex<State>,
     changed: Notify,
     cancel: Notify,
+    /// Subscriptions that are alive.
     readers: AtomicUsize,
     /// All readers were dropped before its end.
     left: AtomicBool,
@@ -123,6 +127,7 @@ impl RunningCall {
 #[derive(Debug)]
 pub(crate) struct Subscription {
     call: Arc<RunningCall>,
+    /// Deltas that it has read.
     seen: usize,
 }
 

@@ -1,4 +1,8 @@
 //! The listening side: connections, their limits, the end.
+//!
+//! One task accepts, one task serves each connection, and one task drives each call, which outlives its
+//! connection. Stopping refuses new calls first, waits for running ones, cuts the rest, and closes
+//! connections last, so that every client gets an answer.
 
 use crate::gateway::Gateway;
 use crate::limits::ServerLimits;

@@ -11,6 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// Share of calls with a rewritten history that is worth an alarm, and calls that it takes.
 const ALARM_RATE: f64 = 0.05;
+/// Fewer calls say too little.
 const ALARM_CALLS: u64 = 100;
 
 /// Counters of a gateway since its start.
@@ -23,6 +24,7 @@ pub struct GatewayStats {
     /// Open rollouts, and calls that run.
     pub rollouts: usize,
     pub in_flight: usize,
+    /// Rollouts since the start; so with `finished`.
     pub opened: u64,
     pub finished: u64,
     pub calls: u64,
@@ -34,6 +36,7 @@ pub struct GatewayStats {
     pub coalesced: u64,
     /// Calls whose known messages were recognized by their bytes, and not read again.
     pub recognized: u64,
+    /// Calls by how they joined the captured tokens.
     pub joins: BTreeMap<Join, u64>,
     /// Sampled tokens that were captured, those of recovered rollouts included.
     pub sampled_tokens: u64,
@@ -51,6 +54,7 @@ pub struct GatewayStats {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     stats: Mutex<GatewayStats>,
+    /// The warning was given.
     alarmed: AtomicBool,
 }
 

@@ -14,7 +14,9 @@ const PING_EVERY: Duration = Duration::from_secs(15);
 
 /// An answer in parts: what is written, and what comes next.
 struct Streaming {
+    /// Dropped with the connection, which aborts the call if no other reader is left.
     reader: Subscription,
+    /// Of the dialect.
     writer: Box<dyn EventWriter>,
     /// An event that was taken to see whether there is a stream.
     first: Option<Event>,

@@ -15,6 +15,7 @@ use std::sync::Arc;
 #[command(
     after_help = "Exit codes: 0 done; 1 the system failed, an attack escaped, or something was left; 2 wrong input"
 )]
+/// The program behind `sinew bench` and `sinew sandbox attack|bench|leaks`.
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -35,6 +36,7 @@ enum Command {
     },
 }
 
+/// Which level, and in which form.
 #[derive(Debug, Args)]
 struct AtLevel {
     /// Level: process, wasm, container (or an engine of it) or microvm (or its monitor)
@@ -115,6 +117,7 @@ impl SandboxCommand {
     }
 }
 
+/// A runtime with all CPUs.
 fn runtime() -> Result<tokio::runtime::Runtime, LabError> {
     tokio::runtime::Runtime::new().map_err(LabError::system)
 }
@@ -127,6 +130,7 @@ fn one_thread() -> Result<tokio::runtime::Runtime, LabError> {
         .map_err(LabError::system)
 }
 
+/// The suite of a level, as a table. Ends with an error if an attack escaped.
 fn attack_all(level: Level, filter: &str, at: &AtLevel) -> Result<(), LabError> {
     let runtime = runtime()?;
     let mut table = Table::new(&at.level, at.json);
@@ -152,6 +156,7 @@ fn attack_all(level: Level, filter: &str, at: &AtLevel) -> Result<(), LabError> 
     table.finish()
 }
 
+/// The bench of a level.
 fn measure(
     level: Level,
     scale: Option<Scale>,
@@ -195,6 +200,7 @@ fn measure(
     measured.map_err(LabError::system)
 }
 
+/// Makes sandboxes in a loop and counts what is left.
 fn count_leaks(level: Level, loops: usize, as_json: bool) -> Result<(), LabError> {
     let before = leaks::Footprint::now();
     let run = |provider: Arc<dyn SandboxProvider>, loops| {

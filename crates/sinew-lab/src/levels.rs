@@ -12,6 +12,7 @@ use std::sync::Arc;
 const MAX_LIVE: usize = 6000;
 /// Folders of interpreters and images, as the recipes name them by default.
 const WASM_MODULES: &str = ".cache/wasm";
+/// Where `make` puts kernel and root of machines.
 const MICROVM_IMAGES: &str = ".cache/microvm";
 /// Sandboxes that are kept ready where one takes much memory.
 const READY: usize = 4;
@@ -86,6 +87,7 @@ pub(crate) fn sinew() -> Result<PathBuf, LabError> {
         .ok_or_else(|| LabError::input("there is no `sinew` beside this program or on PATH"))
 }
 
+/// The process level as the suite attacks it.
 fn process_config() -> Result<ProcessConfig, LabError> {
     let search = std::env::var("PATH").unwrap_or_default();
     Ok(ProcessConfig::new(&search))
@@ -102,6 +104,7 @@ pub fn process(warm_python: bool) -> Result<Arc<dyn SandboxProvider>, LabError> 
     Ok(Arc::new(provider))
 }
 
+/// The wasm level, with its interpreters compiled.
 fn wasm() -> Result<WasmProvider, LabError> {
     let mut config = process_config()?;
     let mut wasm = WasmConfig::new(WASM_MODULES.into(), program()?);

@@ -29,10 +29,12 @@ pub enum LabError {
 }
 
 impl LabError {
+    /// An error of what the user asked for.
     pub(crate) fn input(text: impl std::fmt::Display) -> Self {
         Self::Input(text.to_string())
     }
 
+    /// An error of anything else.
     pub(crate) fn system(text: impl std::fmt::Display) -> Self {
         Self::System(text.to_string())
     }

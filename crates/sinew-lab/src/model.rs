@@ -53,6 +53,7 @@ fn places() -> ResolveEnv {
     }
 }
 
+/// The tokenizer and template of a model.
 fn renderer(files: &ModelFiles) -> Result<ChatRenderer, String> {
     let path = match files {
         ModelFiles::Dir(dir) => return ChatRenderer::from_dir(dir).map_err(|e| e.to_string()),

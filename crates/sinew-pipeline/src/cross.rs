@@ -23,6 +23,7 @@ pub struct CrossPolicyConfig {
 pub struct CrossPolicy {
     current: Arc<dyn Engine>,
     old: Arc<dyn Engine>,
+    /// As configured; which requests these are follows from their seeds.
     share: f64,
     every: u64,
     /// Version of the old policy.
@@ -54,6 +55,7 @@ impl CrossPolicy {
         self.mixing.store(mixing, Ordering::SeqCst);
     }
 
+    /// The engine that answers a request.
     fn of(&self, request: &GenerateRequest) -> &Arc<dyn Engine> {
         let drawn = mix_seed(request.sampling.seed, 0x6372_6f73) >> 11;
         let uniform = drawn as f64 / (1u64 << 53) as f64;

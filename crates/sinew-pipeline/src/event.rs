@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// What a run does now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Phase {
+    /// Before the first command of the core.
     Loading,
     Rollout {
         step: u64,
@@ -22,9 +23,11 @@ pub enum Phase {
     Training {
         step: u64,
     },
+    /// A checkpoint is written.
     Saving,
     /// With the purpose of the episodes.
     Evaluating(String),
+    /// It was asked to stop and finishes what it is at.
     Stopping,
     Done,
 }
@@ -47,7 +50,9 @@ impl Phase {
 /// Episodes in flight, a few times a second.
 #[derive(Clone, Debug, Default)]
 pub struct RolloutProgress {
+    /// Episodes by what they do.
     pub gauges: GaugesReading,
+    /// Held KV capacity, waiting turns, the limit.
     pub admission: AdmissionReading,
     /// Live episodes, longest in their phase first.
     pub longest: Vec<LiveEpisode>,
@@ -56,12 +61,14 @@ pub struct RolloutProgress {
     /// Episodes of this phase that have ended, of how many.
     pub done: usize,
     pub total: usize,
+    /// Of the run, over all sessions.
     pub wall_s: f64,
 }
 
 /// An optimizer step at work, after each micro-batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TrainProgress {
+    /// Done so far in this update.
     pub micro_batch: usize,
     pub micro_batches: usize,
     /// From 1.
@@ -80,13 +87,17 @@ pub enum RunEvent {
         steps: Arc<Vec<StepRecord>>,
         evals: Arc<Vec<EvalRecord>>,
     },
+    /// Another phase begins.
     Phase(Phase),
+    /// About four times a second while episodes run.
     Rollout(Box<RolloutProgress>),
+    /// After each micro-batch.
     Train(TrainProgress),
     /// Episodes that have been in one phase for long.
     Longest(Vec<LiveEpisode>),
     /// Something is wrong, and the run goes on.
     Warning(String),
+    /// A step is done and, if it is not in doubt, committed.
     Step(Arc<StepRecord>),
     /// A held-out measurement.
     Measured {
@@ -96,10 +107,7 @@ pub enum RunEvent {
         again: bool,
     },
     /// The source has nothing more to train on.
-    SourceDry {
-        step: u64,
-        why: String,
-    },
+    SourceDry { step: u64, why: String },
 }
 
 /// Sees every event of a run, in order.

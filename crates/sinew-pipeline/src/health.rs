@@ -31,8 +31,11 @@ pub enum Alarm {
 /// Counts of what goes wrong step after step.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
+    /// Steps in a row in which most episodes failed.
     failing: u32,
+    /// Steps in a row whose every update was skipped.
     skipping: u32,
+    /// Steps in a row that trained nothing.
     idle: u32,
     trained: bool,
     /// Why the last bad step was bad, and why the last idle one trained nothing.

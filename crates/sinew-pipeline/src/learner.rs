@@ -23,25 +23,31 @@ use tokio::sync::watch;
 /// A policy that is trained, as the processes of `train.data_parallel` build it, too.
 #[derive(Clone, Debug)]
 pub struct PolicyConfig {
+    /// Of adapters and of a value head; a full model has its weights from elsewhere.
     pub seed: u64,
+    /// Longest path that is trained.
     pub max_context_tokens: usize,
     /// Adapters instead of full fine-tuning, with the name of the model below.
     pub lora: Option<(LoraConfig, String)>,
     /// Learning rate of a value head, as a factor of the policy's.
     pub critic: Option<f32>,
+    /// Optimizer, schedule, micro-batches.
     pub trainer: TrainerConfig,
 }
 
 /// The embedded trainer of a run.
 #[derive(Clone, Debug)]
 pub struct LearnerConfig {
+    /// What is trained.
     pub policy: PolicyConfig,
     /// Most packed tokens in one forward and backward pass.
     pub micro_batch_tokens: usize,
     /// Processes that share the gradient's computation, and what the others are to load.
     pub data_parallel: usize,
     pub worker: String,
+    /// Checkpoints are in its folder `checkpoints`.
     pub run_dir: PathBuf,
+    /// Older ones are removed.
     pub keep_checkpoints: usize,
     /// Names what was trained with: a checkpoint of another is compared before it is restored.
     pub config_hash: String,
@@ -64,6 +70,7 @@ pub struct EmbeddedLearner {
     files: Vec<(String, Vec<u8>)>,
 }
 
+/// An error of the trainer; of one that names numbers which are not finite, with a hint.
 fn system(e: impl std::fmt::Display) -> PipelineError {
     let text = e.to_string();
     let diverged = ["is NaN", "is inf", "is -inf"]

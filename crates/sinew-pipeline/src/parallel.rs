@@ -35,9 +35,13 @@ const PADDING: usize = 64;
 struct Setup {
     /// What is trained, for the one that loads it.
     run: String,
+    /// From 1; the leading process is 0.
     rank: usize,
     ranks: usize,
+    /// Name of the kernel set. All processes use the leader's, so that the bits do not depend on the process
+    /// that computes.
     kernels: String,
+    /// Of each process.
     threads: usize,
     /// Where the shared memory is opened.
     memory: String,

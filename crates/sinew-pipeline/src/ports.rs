@@ -1,4 +1,14 @@
 //! What the loop works with, as traits: each has an embedded implementation here, and others elsewhere.
+//!
+//! | port | embedded | another one |
+//! |---|---|---|
+//! | [`Rollouts`] | an engine and environments of this process | episodes that end at once, in the driver's tests |
+//! | [`SampleSource`] | data sets, the data pool | a queue of groups, in the tests |
+//! | [`Learner`] | the embedded trainer | a counter, in the tests |
+//! | [`WeightsTransport`] | any [`Engine`] | a list of versions, in the tests |
+//!
+//! Calls of one port come from one thread, one after the other. A port may block; it is asked to stop by its
+//! own cancellation, and reports that as [`PipelineError::Interrupted`].
 
 use crate::error::PipelineError;
 use crate::event::RolloutProgress;
@@ -96,7 +106,9 @@ impl WeightsTransport for Arc<dyn Engine> {
 /// What generation and tools did so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RolloutReading {
+    /// Seconds of computing since the engine's start.
     pub engine_busy_s: f64,
+    /// Since the engine's start.
     pub preemptions: u64,
     pub admission: AdmissionReading,
 }
@@ -104,6 +116,7 @@ pub struct RolloutReading {
 /// An episode that ended and is in the store.
 #[derive(Clone, Debug)]
 pub struct StoredEpisode {
+    /// As it is in the store.
     pub trace: Trace,
     /// It was there before: it was not run now.
     pub known: bool,
@@ -127,17 +140,24 @@ pub trait Rollouts {
         tick: &mut dyn FnMut(RolloutProgress),
     ) -> Result<Vec<StoredEpisode>, PipelineError>;
 
+    /// Counters so far; the driver reports differences.
     fn reading(&self) -> RolloutReading;
 }
 
 /// What a step asks a source for.
 pub struct Wanted<'a> {
+    /// From 1.
     pub step: u64,
+    /// How many groups the step is to have; fewer are allowed.
     pub groups: usize,
+    /// Of the run; what a source draws is a function of it and of the step.
     pub seed: u64,
+    /// A path that is longer cannot be trained.
     pub max_path_tokens: usize,
     pub algorithm: &'a Algorithm,
+    /// Where given episodes are committed before they are handed out.
     pub store: &'a dyn TraceStore,
+    /// Scores data that has no log-probabilities.
     pub learner: &'a mut dyn Learner,
 }
 

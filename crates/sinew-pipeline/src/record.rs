@@ -14,19 +14,25 @@ use std::path::{Path, PathBuf};
 /// Averages over a set of episodes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EpisodeStats {
+    /// All of them, failed ones included.
     pub episodes: usize,
     /// Episodes that the system failed; not part of the averages below.
     pub failed: usize,
     /// Episodes without a reward; not part of the averages below.
     #[serde(default)]
     pub unscored: usize,
+    /// Ended by a limit; part of the averages.
     pub truncated: usize,
+    /// Share of the scored episodes, 0 to 1.
     pub success: f64,
     /// Success of greedy decoding (temperature 0), where it was measured as well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub greedy_success: Option<f64>,
+    /// Mean total reward.
     pub reward: f64,
+    /// Mean sampled turns.
     pub turns: f64,
+    /// Mean over episodes.
     pub sampled_tokens: f64,
     /// Means of the environment's own measurements.
     pub metrics: BTreeMap<String, f64>,
@@ -34,6 +40,7 @@ pub struct EpisodeStats {
     pub success_by_kind: BTreeMap<String, f64>,
     /// Sums over episodes, in seconds.
     pub generate_s: f64,
+    /// Time in the environment: tools, resets, scores.
     pub tool_s: f64,
 }
 
@@ -106,6 +113,7 @@ pub struct StepRecord {
     /// Share of the next step's tasks by type, with adaptive sampling.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub task_shares: BTreeMap<String, f64>,
+    /// Rows made of the step's episodes.
     pub rows: usize,
     /// What became of every sampled token of the step, counted from its rows.
     #[serde(default)]
@@ -129,11 +137,14 @@ pub struct StepRecord {
     pub formats: FormatCounts,
     /// Episodes that gave no row, by reason.
     pub dropped: BTreeMap<String, usize>,
+    /// Tokens with weight in the loss.
     pub trained_tokens: usize,
     /// Tokens computed by the trainer, and what they would be without shared prefixes.
     pub computed_tokens: usize,
     pub unshared_tokens: usize,
+    /// As the trainer reports it.
     pub loss: f64,
+    /// Before clipping; 0 if nothing was trained.
     pub grad_norm: f64,
     pub learning_rate: f64,
     /// Optimizer updates, and those that a gradient that is not finite prevented.
@@ -148,12 +159,16 @@ pub struct StepRecord {
     pub train_phases: serde_json::Value,
     /// Largest |engine log-prob − trainer log-prob| before the update.
     pub logprob_gap_max: f64,
+    /// From the first start of an episode until rows were made of them.
     pub rollout_s: f64,
+    /// Scoring, update and what stands between them.
     pub train_s: f64,
+    /// Until every later token is drawn by the new weights.
     pub publish_s: f64,
     pub checkpoint_s: f64,
     /// Of `rollout_s`, the seconds in which the engine computed.
     pub engine_busy_s: f64,
+    /// Over the rollout's time.
     pub sampled_tokens_per_s: f64,
     /// What admission did while the step's episodes ran.
     #[serde(default)]
@@ -188,6 +203,7 @@ pub fn divergence(joins: &BTreeMap<String, u64>) -> Option<f64> {
 /// Tokens and joins of a whole run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct TokenSummary {
+    /// Sums over the steps.
     #[serde(flatten)]
     pub counts: TokenCounts,
     /// `extend`, `fork` and so on, where outside agents call.
@@ -227,11 +243,11 @@ pub(crate) fn joins<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> BTreeMap
 /// What admission did in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AdmissionRecord {
-    /// Most episodes that might hold room at the end of it.
+    /// Maximum number of episodes that might hold KV capacity at the end of it.
     pub limit: usize,
-    /// Episodes in a tool whose room was given to others.
+    /// Episodes in a tool whose KV capacity was given to others.
     pub pauses: u64,
-    /// Turns that waited for room, those that went on without, and their seconds.
+    /// Turns that waited for KV capacity, those that went on without, and their seconds.
     pub waited_turns: u64,
     pub forced_turns: u64,
     pub waited_s: f64,

@@ -37,12 +37,17 @@ impl Rate {
 
 /// Runs episodes on an async runtime.
 pub struct EngineRollouts {
+    /// Episodes are its tasks; this thread waits on it.
     runtime: Handle,
+    /// Bounds how many run at a time.
     runner: Runner,
     parts: EpisodeParts,
+    /// Where draws find their tasks.
     taskset: Arc<dyn Taskset>,
+    /// Of training episodes; held-out ones have another temperature.
     options: EpisodeOptions,
     cross: Option<Arc<CrossPolicy>>,
+    /// Turning true ends a wait.
     cancel: watch::Receiver<bool>,
     rate: Rate,
 }

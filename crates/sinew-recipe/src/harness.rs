@@ -56,9 +56,9 @@ pub struct CommandSection {
     #[schemars(range(min = 1, max = 4096))]
     pub processes: u64,
     /// Maximum number of programs that run at a time.
-    #[serde(default = "default_max_live")]
+    #[serde(default = "default_max_programs")]
     #[schemars(range(min = 1, max = 16_384))]
-    pub max_live: usize,
+    pub max_programs: usize,
     /// Import a Python program's packages once and fork each run from there.
     #[serde(default)]
     pub preload: bool,
@@ -82,7 +82,7 @@ fn default_processes() -> u64 {
     64
 }
 
-fn default_max_live() -> usize {
+fn default_max_programs() -> usize {
     64
 }
 
@@ -110,7 +110,7 @@ impl HarnessSection {
     pub fn quota(&self) -> Option<(usize, f64)> {
         match self {
             Self::BuiltIn {} => None,
-            Self::Command(c) => Some((c.max_live, c.timeout_s)),
+            Self::Command(c) => Some((c.max_programs, c.timeout_s)),
         }
     }
 }
@@ -136,7 +136,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     rules.seconds("harness.cpu_s", c.cpu_s);
     rules.range("harness.memory_mb", c.memory_mb(), 32..=1 << 20);
     rules.range("harness.processes", c.processes, 1..=4096);
-    rules.range("harness.max_live", c.max_live, 1..=16_384);
+    rules.range("harness.max_programs", c.max_programs, 1..=16_384);
     rules.allowed(
         "harness.preload",
         c.preload,

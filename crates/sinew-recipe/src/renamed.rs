@@ -7,12 +7,14 @@ use std::ops::Range;
 use toml::de::{DeTable, DeValue};
 
 /// A key as earlier versions called it, and its name.
-const RENAMED: [(&str, &str); 5] = [
+const RENAMED: [(&str, &str); 7] = [
     ("train.max_rows", "train.micro_batch_tokens"),
     ("engine.max_running", "engine.max_num_seqs"),
     ("engine.pass_tokens", "engine.max_batched_tokens"),
     ("engine.speculation", "engine.speculative_tokens"),
     ("rollout.admission.kv_room", "rollout.admission.kv_capacity"),
+    ("harness.max_live", "harness.max_programs"),
+    ("sandbox.max_live", "sandbox.max_sandboxes"),
 ];
 
 /// Keys that have no successor, and what to do without them.

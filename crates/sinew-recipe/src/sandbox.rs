@@ -55,7 +55,7 @@ section! {
         /// CPU time of one program, in seconds.
         cpu_s: f64 = 4.0;
         /// Maximum number of sandboxes at a time.
-        max_live: usize = 64, in 1 to 16_384;
+        max_sandboxes: usize = 64, in 1 to 16_384;
         /// Root of sandboxes, for `process` and `container`: an OCI layout, a tar file of one or of
         /// `docker save` (`:TAG` after it where it holds several), or a folder that is a root
         /// already; for `container` also a tar file of a root, or an image that Docker or Podman

@@ -4,7 +4,7 @@
 //! trained nor runs it twice. Episodes that end together share one synchronization of the disk.
 
 use crate::admission::READ_EVERY;
-use crate::driver::{EpisodeOptions, EpisodeParts};
+use crate::parts::{EpisodeOptions, EpisodeParts};
 use crate::episode::{EpisodeEvent, EpisodeSpec};
 use sinew_store::{StoreError, TraceStore};
 use sinew_types::{FailureKind, Timing, Trace};

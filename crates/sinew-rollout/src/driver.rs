@@ -4,71 +4,22 @@
 //! the queue of admission is added to the deadline of the turns, since other episodes cause it.
 
 use crate::action;
-use crate::admission::Admission;
-use crate::episode::{
-    EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec, RunInfo,
-};
-use crate::gauges::{Gauges, Phase};
-use crate::harness::Harness;
-use sinew_env::{CallNotation, Env, EnvError, EnvFactory, EnvFuture};
-use sinew_render::Renderer;
+use crate::episode::{EpisodeCommand, EpisodeEvent, EpisodeMachine, EpisodeSpec};
+use crate::gauges::Phase;
+use crate::parts::{EpisodeOptions, EpisodeParts};
+use sinew_env::{CallNotation, Env, EnvError, EnvFuture};
 use sinew_types::{
-    Engine, EngineEvent, FailureKind, FinishReason, GenerateRequest, RequestId, SamplingParams,
-    Timing, ToolSpec, Trace, mix_seed,
+    EngineEvent, FailureKind, FinishReason, GenerateRequest, RequestId, SamplingParams, Timing,
+    ToolSpec, Trace, mix_seed,
 };
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
 /// How long an environment may take to close after its episode is over.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The parts that an episode is run with, shared by all episodes of a run. A clone shares them, too.
-#[derive(Clone)]
-pub struct EpisodeParts {
-    /// Samples tokens from tokens.
-    pub engine: Arc<dyn Engine>,
-    /// Tokenizer and chat template of the engine's model.
-    pub renderer: Arc<dyn Renderer>,
-    /// Makes the environment of each episode.
-    pub envs: Arc<dyn EnvFactory>,
-    /// Drives the turns.
-    pub harness: Arc<dyn Harness>,
-    /// Counts what episodes do, for views.
-    pub gauges: Arc<Gauges>,
-    /// Decides which episodes begin and generate.
-    pub admission: Arc<Admission>,
-    /// Source of request ids, shared by all users of the engine.
-    pub requests: Arc<AtomicU64>,
-    /// Written into each trace.
-    pub run: Arc<RunInfo>,
-}
-
-impl std::fmt::Debug for EpisodeParts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("EpisodeParts")
-            .field("env", &self.envs.name())
-            .field("harness", &self.harness.name())
-            .finish_non_exhaustive()
-    }
-}
-
-/// How an episode is sampled and bounded.
-#[derive(Clone, Debug, PartialEq)]
-pub struct EpisodeOptions {
-    /// Turns and tokens.
-    pub limits: EpisodeLimits,
-    /// `max_tokens`, `stop_ids` and `seed` are set for each turn.
-    pub sampling: SamplingParams,
-    /// Wall time until an episode's world is up.
-    pub boot_timeout: Duration,
-    /// Wall time of its turns, from then on.
-    pub timeout: Duration,
-    /// Wall time of the score of an episode that a limit ended.
-    pub score_timeout: Duration,
-}
 
 /// An episode while it runs.
 struct Running<'a> {
@@ -85,24 +36,6 @@ struct Running<'a> {
     last_finish: FinishReason,
     /// Times so far, for the trace.
     timing: Timing,
-}
-
-impl EpisodeOptions {
-    /// The machine of an episode that is sampled so.
-    pub(crate) fn machine(&self, spec: &EpisodeSpec, run: &RunInfo) -> EpisodeMachine {
-        let temperature = self.sampling.policy_temperature();
-        let trace = spec.empty_trace(run, &self.turn_sampling());
-        EpisodeMachine::new(trace, self.limits.clone(), temperature)
-    }
-
-    /// Sampling of a turn that only the limit of a turn cuts: recorded in the trace, as the context may
-    /// cut single turns shorter.
-    pub fn turn_sampling(&self) -> SamplingParams {
-        SamplingParams {
-            max_tokens: self.limits.max_turn_tokens,
-            ..self.sampling.clone()
-        }
-    }
 }
 
 /// Runs one episode to its end. Never fails: what goes wrong is in the trace.
@@ -369,15 +302,18 @@ fn engine_failed(message: String) -> EpisodeEvent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admission::AdmissionConfig;
+    use crate::admission::{Admission, AdmissionConfig};
+    use crate::episode::EpisodeLimits;
+    use crate::gauges::Gauges;
     use crate::harness::BuiltInLoop;
-    use sinew_env::{Action, Observation, ResetResult, StepResult};
+    use sinew_env::{Action, EnvFactory, Observation, ResetResult, StepResult};
     use sinew_render::TinyRenderer;
     use sinew_types::{
-        EngineError, EngineStatus, EpisodeEnd, EpisodeId, EventSink, GroupId, Limit, Message,
-        Outcome, PolicyVersion, Role, Task, TaskId, TensorSource,
+        Engine, EngineError, EngineStatus, EpisodeEnd, EpisodeId, EventSink, GroupId, Limit,
+        Message, Outcome, PolicyVersion, Role, Task, TaskId, TensorSource,
     };
     use std::sync::Mutex;
+    use std::sync::atomic::AtomicU64;
 
     /// Takes requests and never answers.
     #[derive(Default)]

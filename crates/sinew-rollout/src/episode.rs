@@ -280,11 +280,11 @@ impl EpisodeMachine {
     }
 
     fn next_turn(&mut self) -> EpisodeCommand {
-        let room = self
+        let left = self
             .limits
             .max_context_tokens
             .saturating_sub(self.context.len() as u32);
-        if room == 0 {
+        if left == 0 {
             return self.truncate(Limit::Context);
         }
         if self.turn >= self.limits.max_turns {
@@ -294,7 +294,7 @@ impl EpisodeMachine {
         self.turn_node = None;
         self.state = State::Generating;
         EpisodeCommand::Generate {
-            max_tokens: room.min(self.limits.max_turn_tokens),
+            max_tokens: left.min(self.limits.max_turn_tokens),
         }
     }
 

@@ -24,18 +24,20 @@ mod driver;
 mod episode;
 mod gauges;
 mod harness;
+mod parts;
 
 pub use admission::{
     Admission, AdmissionConfig, AdmissionCore, AdmissionReading, EpisodeKey, Place, PressureConfig,
     Ticket, TurnPlace,
 };
 pub use batch::{BatchError, Finished, Runner};
-pub use driver::{EpisodeOptions, EpisodeParts, run_episode};
+pub use driver::run_episode;
 pub use episode::{
     EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec, RunInfo,
 };
 pub use gauges::{FlightGuard, Gauges, GaugesReading, LiveEpisode, Phase, PhaseGuard};
 pub use harness::{
-    BuiltInLoop, Harness, ModelAccess, ModelServer, ProgramCommand, ProgramConfig, ProgramError,
+    BuiltInLoop, ModelAccess, ModelServer, ProgramCommand, ProgramConfig, ProgramError,
     ProgramHarness, Programs, grade_answer,
 };
+pub use parts::{EpisodeOptions, EpisodeParts, Harness};

@@ -1,6 +1,10 @@
 //! Traces and batch marks as bytes: MessagePack with field names, compressed with zstd.
 //!
 //! Self-describing, so that fields can be added; floats survive bit for bit, NaN included.
+//!
+//! Two layouts share it: records of segment files, whose header has codec and length, and payloads of queue
+//! rows, which begin with the same five bytes. Fields of structures may be added with a default; one that
+//! is renamed or removed needs a new record kind, as stores of earlier versions are read as they are.
 
 use crate::store::TrainedBatch;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -15,25 +19,33 @@ const LEVEL: i32 = 3;
 /// How a record's payload is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Codec {
+    /// MessagePack as it is.
     Plain = 0,
+    /// MessagePack, compressed by zstd; the length before is in the record's header.
     Zstd = 1,
 }
 
 /// A payload as it lies on the medium.
 #[derive(Clone, Debug)]
 pub(crate) struct Encoded {
+    /// Written into the header as its number.
     pub(crate) codec: Codec,
     /// Length before compression.
     pub(crate) raw_len: u32,
+    /// After compression.
     pub(crate) bytes: Vec<u8>,
 }
 
 /// What a batch mark says on the medium.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Mark {
+    /// Name of the update; unique in a store.
     pub(crate) batch: String,
+    /// Number of the optimizer update.
     pub(crate) step: u64,
+    /// Trained episodes, in the order of the batch.
     pub(crate) episodes: Vec<String>,
+    /// Episodes that gave no row, with the reason; marks of early versions have none.
     #[serde(default)]
     pub(crate) dropped: BTreeMap<String, String>,
     /// JSON, not looked at.
@@ -42,6 +54,7 @@ pub(crate) struct Mark {
 }
 
 impl Mark {
+    /// The mark of an update; the inverse is the index's row of it.
     pub(crate) fn of(update: &TrainedBatch) -> Self {
         let dropped = update.dropped.iter();
         Self {
@@ -54,6 +67,10 @@ impl Mark {
     }
 }
 
+/// Encodes a value. Compression is kept only where it makes the payload smaller.
+///
+/// # Errors
+/// In words: the value cannot be encoded, or is larger than 4 GiB.
 pub(crate) fn encode<T: Serialize>(value: &T, compress: bool) -> Result<Encoded, String> {
     let raw = rmp_serde::to_vec_named(value).map_err(|e| e.to_string())?;
     let raw_len = u32::try_from(raw.len()).map_err(|_| "larger than 4 GiB".to_owned())?;
@@ -77,6 +94,8 @@ pub(crate) fn encode<T: Serialize>(value: &T, compress: bool) -> Result<Encoded,
 }
 
 /// `raw_len` bounds what decompression may allocate.
+/// Decodes a payload by the codec and the length of its header. The caller has checked the checksum, so that
+/// an error means a newer or a foreign writer.
 pub(crate) fn decode<T: DeserializeOwned>(
     codec: u8,
     raw_len: u32,

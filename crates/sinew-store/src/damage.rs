@@ -6,6 +6,7 @@ use std::path::PathBuf;
 /// A stretch of a segment file that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Damage {
+    /// The segment file.
     pub path: PathBuf,
     /// First byte, and the one behind the last.
     pub from: u64,
@@ -27,6 +28,7 @@ pub struct Recovery {
     /// Files that gc had given up.
     pub removed_segments: u64,
     /// What could not be read of segment files that had been written whole.
+    /// In the order of the files.
     pub damaged: Vec<Damage>,
     /// Episodes that the index knew and that cannot be read: unknown now, as those of a torn tail.
     pub lost: Vec<EpisodeId>,
@@ -45,6 +47,7 @@ pub struct Loss {
 }
 
 impl Loss {
+    /// The loss that opening the store found.
     pub(crate) fn of(recovery: &Recovery) -> Self {
         let both = recovery.lost.iter().chain(&recovery.lost_trained);
         Self {

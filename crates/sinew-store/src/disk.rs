@@ -1,4 +1,8 @@
 //! [`DiskStore`]: segment files and their index.
+//!
+//! Writes go to the newest segment first and to the index afterwards, in one transaction. A crash between the
+//! two leaves a frame that the index does not know; the next opening indexes it. A failed transaction takes
+//! the frame back. Every call holds `writer` while it appends, so that frames are in the order of commits.
 
 use crate::codec::{self, Mark};
 use crate::damage::Recovery;
@@ -27,10 +31,13 @@ const MAX_FRAME: u64 = 1 << 30;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreOptions {
     /// A segment file that reached this is closed.
+    /// Default 64 MiB. One commit is never split, so that a file may be larger by one commit.
     pub segment_bytes: u64,
     /// Bound on all segment files together.
+    /// Default 64 GiB. Marks of updates are not counted against it: they end work that is paid for.
     pub max_bytes: u64,
     /// Bound on one trace, uncompressed.
+    /// Default 256 MiB.
     pub max_trace_bytes: u32,
     /// zstd, or as encoded.
     pub compress: bool,
@@ -54,12 +61,17 @@ impl Default for StoreOptions {
 /// a time.
 #[derive(Debug)]
 pub struct DiskStore {
+    /// Where the store lies.
     pub(crate) directory: PathBuf,
+    /// The log: all that was committed.
     pub(crate) segments: SegmentDir,
+    /// As it was opened.
     pub(crate) options: StoreOptions,
     /// Taken before `connection` wherever both are.
     pub(crate) writer: Mutex<Writer>,
+    /// The index; queues of the store share it.
     pub(crate) connection: Arc<Mutex<Connection>>,
+    /// What opening found and repaired.
     recovery: Recovery,
     /// Held as long as the store is open.
     _lock: File,
@@ -108,6 +120,7 @@ impl DiskStore {
         Ok(())
     }
 
+    /// The frame of one update's mark.
     fn mark_frame(&self, mark: &Mark) -> Result<Frame, StoreError> {
         let encoded =
             codec::encode(mark, self.options.compress).map_err(|reason| StoreError::Encode {
@@ -152,6 +165,7 @@ impl DiskStore {
         entered
     }
 
+    /// Refuses what would exceed [`StoreOptions::max_bytes`].
     fn check_room(&self, needed: u64) -> Result<(), StoreError> {
         let used = self.used_bytes()?;
         let limit = self.options.max_bytes;
@@ -165,10 +179,12 @@ impl DiskStore {
         Ok(())
     }
 
+    /// Bytes of all segment files, as the file system says.
     fn used_bytes(&self) -> Result<u64, StoreError> {
         Ok(self.segments.list()?.iter().map(|(_, bytes)| bytes).sum())
     }
 
+    /// Encodes a trace within [`StoreOptions::max_trace_bytes`].
     fn encode(&self, trace: &Trace) -> Result<codec::Encoded, StoreError> {
         let episode = || trace.episode.clone();
         let encoded =
@@ -188,6 +204,7 @@ impl DiskStore {
     }
 }
 
+/// Takes the lock of a store, for as long as the file is open. The lock of a killed process is free at once.
 fn lock(directory: &Path) -> Result<File, StoreError> {
     let path = directory.join("lock");
     let file = File::create(&path).map_err(|e| StoreError::io(&path, e))?;

@@ -1,4 +1,7 @@
 //! Why a store could not do what it was asked.
+//!
+//! Two families matter to callers: refusals, after which the same store goes on (full, conflict, unknown
+//! episode), and damage, after which a person decides (`Corrupt`, `Damaged`, `LostQueues`).
 
 use crate::damage::Loss;
 use crate::schema;
@@ -10,32 +13,44 @@ use std::sync::{Mutex, MutexGuard};
 /// Errors of a trace store. After any of them the store is as it was before the call.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
+    /// A trace breaks an invariant of [`sinew_types::Trace`].
     #[error("trace refused: {0}")]
     Invalid(#[from] TraceError),
+    /// One trace exceeds a bound of the store.
     #[error("trace {episode}: {field} is {value}, allowed: up to {limit}")]
     TooLarge {
+        /// The refused trace.
         episode: EpisodeId,
+        /// Name of the bounded quantity.
         field: &'static str,
+        /// As given.
         value: u64,
+        /// Inclusive.
         limit: u64,
     },
     #[error(
         "the store holds {used} of {limit} bytes and {needed} more do not fit; \
          remove trained episodes with `sinew gc`, or begin another store"
     )]
+    /// The store's bytes are used up; nothing was written.
     Full { used: u64, needed: u64, limit: u64 },
+    /// The medium refuses; nothing of the call counts.
     #[error("no space left on the device of {path}; free some and try again")]
     DiskFull { path: PathBuf },
+    /// An update was recorded under this name with other contents. Recording the same again is no error.
     #[error("batch {batch} was marked before with other contents (step {step})")]
     BatchConflict { batch: String, step: u64 },
+    /// The invariant that an episode is trained in one update, once.
     #[error("episode {episode} was trained in batch {trained_in}, batch {batch} cannot train it")]
     TrainedTwice {
         episode: EpisodeId,
         trained_in: String,
         batch: String,
     },
+    /// An update names an episode that was never committed, or was lost.
     #[error("episode {episode} is not in the store")]
     UnknownEpisode { episode: EpisodeId },
+    /// A number outside its range.
     #[error("{field} is {value}, allowed: {allowed}")]
     Argument {
         field: &'static str,
@@ -46,29 +61,38 @@ pub enum StoreError {
         "{path} at byte {offset}: {reason}; what lies there cannot be read, everything else can; put the \
          file back from a copy, or go on without what cannot be read with --accept-loss"
     )]
+    /// A record that does not match its checksum, or cannot be decoded. Others are not affected.
     Corrupt {
         path: PathBuf,
         offset: u64,
         reason: String,
     },
+    /// Opening found damage and was not asked to accept it; nothing was changed.
     #[error("{0}")]
     Damaged(Box<Loss>),
+    /// A reader was pointed at a directory without an index.
     #[error("{path} holds no store")]
     Missing { path: PathBuf },
+    /// Another process writes this store.
     #[error("{path} is in use by another process; stop it, or choose another directory")]
     Locked { path: PathBuf },
+    /// A newer program wrote it.
     #[error("{path} has format {actual}, this program reads up to {expected}; use a newer one")]
     Format {
         path: PathBuf,
         actual: i64,
         expected: i64,
     },
+    /// The value cannot be written in the store's encoding.
     #[error("cannot encode trace {episode}: {reason}")]
     Encode { episode: EpisodeId, reason: String },
+    /// Any other failure of a file.
     #[error("{path}: {source}")]
     Io { path: PathBuf, source: io::Error },
+    /// Any other failure of SQLite.
     #[error("index: {0}")]
     Index(rusqlite::Error),
+    /// SQLite cannot open the file.
     #[error("{path} cannot be read as an index: {source}")]
     BadIndex {
         path: PathBuf,
@@ -78,19 +102,24 @@ pub enum StoreError {
         "{path} is damaged: {reason}; it is made anew from the segments when the store is next opened for \
          writing (`sinew train --resume`, `sinew serve --store`, `sinew gc`)"
     )]
+    /// The index is readable and wrong. It is no loss: the segments are the truth.
     DamagedIndex { path: PathBuf, reason: String },
     #[error(
         "{path} is damaged: {reason}; the rows of the store's queues lie nowhere else; put the file back \
          from a copy, or go on without them with --accept-loss"
     )]
+    /// The index is damaged and held queue rows, which lie nowhere else.
     LostQueues { path: PathBuf, reason: String },
+    /// A refusal of the transfer queue.
     #[error("queue: {0}")]
     Queue(#[from] crate::queue::QueueError),
+    /// A panic left a lock; the state behind it is not trusted.
     #[error("an earlier call panicked inside the store; open it anew")]
     Poisoned,
 }
 
 impl StoreError {
+    /// An error of the file at `path`. A full medium and an exhausted quota have a variant of their own.
     pub(crate) fn io(path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.kind() {

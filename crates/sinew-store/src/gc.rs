@@ -88,11 +88,14 @@ fn collect(
 /// Copies that are not written yet.
 #[derive(Default)]
 struct Pending {
+    /// Records that are copied, at most about [`FRAME_BYTES`].
     frame: Frame,
+    /// Their rows of the index, in the same order.
     names: Vec<(Table, String)>,
 }
 
 impl Pending {
+    /// Reads a record, which checks it, and adds it as it is: it is not decoded.
     fn copy(&mut self, segments: &SegmentDir, at: Location) -> Result<(), StoreError> {
         let record = segments.read(at)?;
         self.frame
@@ -100,6 +103,7 @@ impl Pending {
         Ok(())
     }
 
+    /// Writes the copies and notes where they lie now. Returns the bytes that were written.
     fn write(
         &mut self,
         writer: &mut Writer,
@@ -117,6 +121,7 @@ impl Pending {
     }
 }
 
+/// Length of a segment's file; 0 if there is none.
 fn file_length(segments: &SegmentDir, segment: u32) -> Result<u64, StoreError> {
     let files = segments.list()?;
     let found = files.iter().find(|(number, _)| *number == segment);

@@ -1,4 +1,8 @@
 //! The SQLite index: where each episode lies, which batch trained it, and the queues' rows.
+//!
+//! Everything in it but the queues can be made again from the segments. Each row has a checksum in its last
+//! column ([`crate::sums`]): SQLite notices a damaged page, and the checksum a damaged value. Numbers of the
+//! store are unsigned, SQLite's are signed: [`signed`] refuses what does not fit.
 
 use crate::codec::Mark;
 use crate::error::StoreError;
@@ -55,6 +59,7 @@ fn is_empty(connection: &Connection) -> rusqlite::Result<bool> {
     Ok(count == 0)
 }
 
+/// Turns SQLite's report of damage into [`StoreError::DamagedIndex`], which names the file and the cure.
 fn blame(error: StoreError, path: &Path) -> StoreError {
     match error {
         StoreError::Index(source) => bad_index(path)(source),
@@ -118,6 +123,7 @@ pub(crate) fn holds_queue_rows(path: &Path) -> bool {
     held.is_ok_and(|rows| rows > 0)
 }
 
+/// Whether SQLite needs to write and may not: a reader on a read-only medium.
 fn cannot_write(error: &rusqlite::Error) -> bool {
     use rusqlite::ErrorCode::{CannotOpen, ReadOnly};
     matches!(error.sqlite_error_code(), Some(ReadOnly | CannotOpen))
@@ -145,6 +151,10 @@ fn open_immutable(path: &Path) -> rusqlite::Result<Connection> {
     Connection::open_with_flags(uri + "?immutable=1", flags)
 }
 
+/// The format of an index.
+///
+/// # Errors
+/// [`StoreError::Format`] if a newer program wrote it.
 fn format_of(connection: &Connection, path: &Path) -> Result<i64, StoreError> {
     let format: i64 = connection.query_row("PRAGMA user_version", [], |r| r.get(0))?;
     if format > FORMAT {
@@ -162,6 +172,7 @@ pub(crate) fn in_memory() -> Result<Connection, StoreError> {
     prepare(Connection::open_in_memory()?, true)
 }
 
+/// Sets a connection up, and makes the tables of a new index in one transaction with its format.
 fn prepare(mut connection: Connection, make: bool) -> Result<Connection, StoreError> {
     connection.pragma_update(None, "synchronous", "NORMAL")?;
     if make {
@@ -198,10 +209,12 @@ pub(crate) fn signed(field: &'static str, value: u64) -> Result<i64, StoreError>
     })
 }
 
+/// A column of a count; a negative value, which none of ours is, reads as 0.
 fn unsigned(row: &Row<'_>, column: &str) -> rusqlite::Result<u64> {
     row.get::<_, i64>(column).map(|v| v.max(0) as u64)
 }
 
+/// Whether an episode was ever committed, trained or removed by gc: its id is taken.
 pub(crate) fn knows(connection: &Connection, episode: &str) -> Result<bool, StoreError> {
     let mut query = connection.prepare_cached("SELECT 1 FROM episodes WHERE episode = ?1")?;
     Ok(query.exists([episode])?)
@@ -265,16 +278,19 @@ pub(crate) fn segments(connection: &Connection) -> Result<Vec<(u32, u64, bool)>,
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
+/// Marks a file whose records were moved. It is removed now, or at the next opening after a crash.
 pub(crate) fn kill_segment(tx: &Transaction<'_>, segment: u32) -> Result<(), StoreError> {
     tx.execute("UPDATE segments SET dead = 1 WHERE number = ?1", [segment])?;
     sums::seal(tx, "segments", "number = ?1", &[&segment])
 }
 
+/// Forgets a file that is gone.
 pub(crate) fn bury_segment(connection: &Connection, segment: u32) -> Result<(), StoreError> {
     connection.execute("DELETE FROM segments WHERE number = ?1", [segment])?;
     Ok(())
 }
 
+/// Where a row's record lies.
 fn location(row: &Row<'_>) -> rusqlite::Result<Location> {
     Ok(Location {
         segment: row.get("segment")?,
@@ -292,6 +308,7 @@ pub(crate) fn find(connection: &Connection, episode: &str) -> Result<Option<Loca
     Ok(query.query_row([episode], location).optional()?)
 }
 
+/// An episode as a listing shows it. Times are NaN where an early version wrote none.
 fn summary(row: &Row<'_>) -> rusqlite::Result<EpisodeSummary> {
     let text = |column| row.get::<_, String>(column);
     // SQLite keeps NaN as null.
@@ -321,6 +338,7 @@ fn summary(row: &Row<'_>) -> rusqlite::Result<EpisodeSummary> {
     })
 }
 
+/// One page of a listing, in commit order. One row more than the page is read, to know whether more follow.
 pub(crate) fn list(connection: &Connection, filter: &Filter) -> Result<Page, StoreError> {
     let limit = filter.checked_limit()?;
     let clamp = |v: u64| i64::try_from(v).unwrap_or(i64::MAX);
@@ -373,6 +391,7 @@ pub(crate) fn trained_in(
     Ok(query.query_row([episode], |r| r.get(0)).optional()?)
 }
 
+/// The update of this name.
 pub(crate) fn batch(connection: &Connection, id: &str) -> Result<Option<TrainedBatch>, StoreError> {
     let mut query =
         connection.prepare_cached("SELECT batch, step, episodes FROM batches WHERE batch = ?1")?;
@@ -384,7 +403,9 @@ pub(crate) fn batch(connection: &Connection, id: &str) -> Result<Option<TrainedB
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Trained {
+    /// Of format 1: the trained episodes alone.
     Episodes(Vec<EpisodeId>),
+    /// Of format 2.
     Update {
         episodes: Vec<EpisodeId>,
         dropped: BTreeMap<EpisodeId, String>,
@@ -392,6 +413,7 @@ enum Trained {
     },
 }
 
+/// The update of a row.
 fn trained_batch(row: &Row<'_>) -> rusqlite::Result<TrainedBatch> {
     let json: String = row.get("episodes")?;
     let trained: Trained = serde_json::from_str(&json).map_err(|e| {
@@ -414,6 +436,7 @@ fn trained_batch(row: &Row<'_>) -> rusqlite::Result<TrainedBatch> {
     })
 }
 
+/// All updates, in the order of their first marks.
 pub(crate) fn batches(connection: &Connection) -> Result<Vec<TrainedBatch>, StoreError> {
     let mut query = connection.prepare("SELECT batch, step, episodes FROM batches ORDER BY seq")?;
     let rows = query.query_map([], trained_batch)?;
@@ -463,6 +486,7 @@ pub(crate) fn mark(tx: &Transaction<'_>, mark: &Mark, at: Location) -> Result<()
     Ok(())
 }
 
+/// Counts over all episodes, without the bytes of the segments.
 pub(crate) fn stats(connection: &Connection) -> Result<StoreStats, StoreError> {
     let mut stats = connection.query_row(
         "SELECT COUNT(segment) AS episodes,
@@ -611,7 +635,9 @@ pub(crate) fn batches_from(
 /// Which table a record is listed in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Table {
+    /// Traces.
     Episodes,
+    /// Marks of updates.
     Batches,
 }
 

@@ -1,4 +1,7 @@
 //! [`MemoryStore`]: the plain model of a store, for tests and runs that keep nothing.
+//!
+//! It follows the same rules as the disk store (duplicates, conflicts, limits, gc that keeps ids known),
+//! which one conformance suite checks for both. Every call locks the whole store.
 
 use crate::error::{StoreError, guard};
 use crate::index;
@@ -13,21 +16,28 @@ use std::sync::Mutex;
 /// Traces in memory.
 #[derive(Debug)]
 pub struct MemoryStore {
+    /// Bound of [`Inner::bytes`].
     max_bytes: u64,
     inner: Mutex<Inner>,
 }
 
+/// What the lock guards.
 #[derive(Debug, Default)]
 struct Inner {
     /// In commit order; the cursor of an entry is its index plus one.
     episodes: Vec<Entry>,
+    /// Index into `episodes`; removed ones stay known.
     by_id: HashMap<EpisodeId, usize>,
+    /// In the order of their first marks.
     batches: Vec<TrainedBatch>,
+    /// Of the traces that are held, by [`size`].
     bytes: u64,
 }
 
+/// One committed episode.
 #[derive(Debug)]
 struct Entry {
+    /// Its listing, which outlives the trace.
     summary: EpisodeSummary,
     /// `None`: removed by gc.
     trace: Option<Trace>,

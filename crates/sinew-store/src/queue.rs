@@ -4,6 +4,9 @@
 //! rows ready again; a row that was leased too often without an ack is *dead* and kept for a
 //! human. Time is an argument. Every operation is planned first, as a list of [`Change`]s, and
 //! applied afterwards, so that a backing can make the changes durable in between.
+//!
+//! Rows are ordered by their first put. Expired leases are taken back by every lease, so that no timer is
+//! needed. Acked rows stay known for duplicates until [`TransferQueue::forget_acked`] forgets them.
 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -17,10 +20,13 @@ pub struct LeaseId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueLimits {
     /// Rows that are not acked.
+    /// Default 65,536. Above it puts are refused, which holds the producer back.
     pub max_rows: usize,
     /// Their payloads.
+    /// Default 1 GiB.
     pub max_bytes: u64,
     /// Leases of one row before it is dead.
+    /// Default 8. A row that no consumer survives is dead, and does not stop the others.
     pub max_attempts: u32,
 }
 
@@ -37,13 +43,16 @@ impl Default for QueueLimits {
 /// A row to be put. The same key is the same row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueRow {
+    /// Unique in the queue, chosen by the producer.
     pub key: String,
+    /// Opaque to the queue.
     pub payload: Vec<u8>,
 }
 
 /// What became of a row that was put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Put {
+    /// It was added, ready.
     New,
     /// The key is known, in whatever state; the row was not changed.
     Duplicate,
@@ -52,11 +61,11 @@ pub enum Put {
 /// Where a row stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RowState {
+    /// It may be leased.
     Ready,
-    Leased {
-        until_ms: u64,
-        consumer: String,
-    },
+    /// A consumer has it.
+    Leased { until_ms: u64, consumer: String },
+    /// Done; the payload is gone and the key stays known.
     Acked,
     /// Leased [`QueueLimits::max_attempts`] times without an ack.
     Dead,
@@ -66,10 +75,13 @@ pub enum RowState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leased {
     pub key: String,
+    /// Names the delivery in acks, releases and renewals.
     pub lease: LeaseId,
+    /// When it is given to another, on the clock of the caller's `now_ms`.
     pub until_ms: u64,
     /// 1 for the first delivery.
     pub attempt: u32,
+    /// Of the payload.
     pub bytes: u64,
 }
 
@@ -80,24 +92,30 @@ pub enum QueueError {
         "the queue is full: {rows} rows of {max_rows}, {bytes} bytes of {max_bytes}; \
          wait until rows are acked"
     )]
+    /// Rows that are not acked would exceed a limit; none of the call was put.
     Full {
         rows: usize,
         max_rows: usize,
         bytes: u64,
         max_bytes: u64,
     },
+    /// One row alone exceeds the limit of bytes.
     #[error("row {key} has {bytes} bytes, the queue holds {max_bytes}; raise its limit")]
     TooLarge {
         key: String,
         bytes: u64,
         max_bytes: u64,
     },
+    /// The row went to another consumer, or was acked by one.
     #[error("row {key} is not held by lease {}: it ran out and the row went to another", lease.0)]
     LeaseLost { key: String, lease: LeaseId },
+    /// No row has this key, or it was forgotten.
     #[error("row {key} is not in the queue")]
     UnknownRow { key: String },
+    /// A lease of no rows.
     #[error("no rows asked for; max_rows must be 1 or more")]
     NothingAsked,
+    /// A consumer chose a row that it cannot have.
     #[error("row {key} is not ready: it is leased, acked or dead")]
     NotReady { key: String },
 }
@@ -105,9 +123,13 @@ pub enum QueueError {
 /// How many rows stand where.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueStats {
+    /// Rows that may be leased.
     pub ready: usize,
+    /// Rows that consumers hold.
     pub leased: usize,
+    /// Rows that are done and still known.
     pub acked: usize,
+    /// Rows that are left to a person.
     pub dead: usize,
     /// Payloads of rows that are not acked.
     pub bytes: u64,
@@ -116,17 +138,12 @@ pub struct QueueStats {
 /// One row's transition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    Insert {
-        seq: u64,
-        row: Row,
-    },
-    Set {
-        seq: u64,
-        row: Row,
-    },
-    Forget {
-        seq: u64,
-    },
+    /// A new row.
+    Insert { seq: u64, row: Row },
+    /// Another state of a row.
+    Set { seq: u64, row: Row },
+    /// The row and its key go.
+    Forget { seq: u64 },
     /// The next lease's number.
     NextLease(u64),
 }
@@ -134,9 +151,12 @@ pub(crate) enum Change {
 /// A row without its payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
+    /// As put.
     pub(crate) key: String,
     pub(crate) bytes: u64,
+    /// Where it stands.
     pub(crate) state: RowState,
+    /// Deliveries so far, without those that were released.
     pub(crate) attempts: u32,
     /// The last lease that held it.
     pub(crate) lease: Option<LeaseId>,
@@ -145,13 +165,20 @@ pub(crate) struct Row {
 /// The states of all rows. See the module.
 #[derive(Clone, Debug)]
 pub struct TransferQueue {
+    /// As the queue was made.
     limits: QueueLimits,
+    /// By sequence number, which is the order of the first put.
     rows: BTreeMap<u64, Row>,
+    /// Sequence numbers.
     by_key: HashMap<String, u64>,
+    /// Sequence numbers, so that the oldest is first.
     ready: BTreeSet<u64>,
+    /// End of the lease and sequence number, so that those that end first are first.
     leased: BTreeSet<(u64, u64)>,
+    /// Sequence numbers.
     acked: BTreeSet<u64>,
     bytes: u64,
+    /// Rises for ever, also over restarts.
     next_lease: u64,
 }
 
@@ -290,6 +317,7 @@ impl TransferQueue {
         }
     }
 
+    /// The changes of [`TransferQueue::put`], without applying them; so with the other plans.
     pub(crate) fn plan_put(
         &self,
         rows: &[(String, u64)],
@@ -377,6 +405,7 @@ impl TransferQueue {
         Ok(self.give(consumer, &chosen, ttl_ms, now_ms))
     }
 
+    /// Changes of [`TransferQueue::remove`].
     pub(crate) fn plan_remove(&self, keys: &[String]) -> Result<Vec<Change>, QueueError> {
         let idle = |state: &RowState| matches!(state, RowState::Ready | RowState::Dead);
         let chosen = self.idle(keys, idle)?;
@@ -436,6 +465,7 @@ impl TransferQueue {
         (changes, leased)
     }
 
+    /// Changes of [`TransferQueue::ack`].
     pub(crate) fn plan_ack(
         &self,
         lease: LeaseId,
@@ -449,6 +479,7 @@ impl TransferQueue {
         self.plan_held(lease, keys, to_acked)
     }
 
+    /// Changes of [`TransferQueue::release`].
     pub(crate) fn plan_release(
         &self,
         lease: LeaseId,
@@ -466,6 +497,7 @@ impl TransferQueue {
         self.plan_held(lease, keys, to_ready)
     }
 
+    /// Changes of [`TransferQueue::renew`].
     pub(crate) fn plan_renew(
         &self,
         lease: LeaseId,
@@ -521,6 +553,7 @@ impl TransferQueue {
         Ok(changes)
     }
 
+    /// Changes of [`TransferQueue::expire`].
     pub(crate) fn plan_expire(&self, now_ms: u64) -> Vec<Change> {
         let ended = self.leased.range(..=(now_ms, u64::MAX));
         let take_back = |&(_, seq): &(u64, u64)| {
@@ -535,6 +568,7 @@ impl TransferQueue {
         ended.map(take_back).collect()
     }
 
+    /// Changes of [`TransferQueue::forget_acked`].
     pub(crate) fn plan_forget(&self, keep: usize) -> Vec<Change> {
         let surplus = self.acked.len().saturating_sub(keep);
         // The newest row stays known, as its number bounds the next one's.
@@ -545,6 +579,7 @@ impl TransferQueue {
             .collect()
     }
 
+    /// Applies what was planned. The changes must be of the state as it is now.
     pub(crate) fn apply(&mut self, changes: Vec<Change>) {
         for change in changes {
             match change {
@@ -558,6 +593,7 @@ impl TransferQueue {
         }
     }
 
+    /// Takes a row out of the indexes of its state.
     fn unlink(&mut self, seq: u64) {
         let Some(row) = self.rows.remove(&seq) else {
             return;
@@ -580,6 +616,7 @@ impl TransferQueue {
         }
     }
 
+    /// Puts a row into the indexes of its state.
     fn link(&mut self, seq: u64, row: Row) {
         match &row.state {
             RowState::Ready => {

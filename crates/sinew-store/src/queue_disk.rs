@@ -1,4 +1,7 @@
 //! [`DiskQueue`]: the transfer queue with its rows in the store's index file.
+//!
+//! A call plans its changes on the state in memory, writes them in one synchronized transaction, and applies
+//! them to the state afterwards. If the write fails the state is as before, and the call is an error.
 
 use crate::codec;
 use crate::disk::DiskStore;
@@ -17,15 +20,21 @@ use serde::de::DeserializeOwned;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+/// Column `state` of a row.
 const READY: i64 = 0;
+/// With `until_ms` and `consumer`.
 const LEASED: i64 = 1;
+/// Without a payload.
 pub(crate) const ACKED: i64 = 2;
+/// With its payload, for a person to look at.
 const DEAD: i64 = 3;
 
 /// A row with its payload, as it was given to a consumer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delivery {
+    /// Key, lease and attempt.
     pub row: Leased,
+    /// As it was put.
     pub payload: Vec<u8>,
 }
 
@@ -36,6 +45,7 @@ impl Delivery {
     }
 }
 
+/// Decodes a payload: codec, length before compression (4 bytes, little-endian), bytes.
 fn decode<T: DeserializeOwned>(key: &str, payload: &[u8]) -> Result<T, StoreError> {
     let corrupt = |reason: String| StoreError::Corrupt {
         path: schema::FILE_NAME.into(),
@@ -68,9 +78,11 @@ impl QueueRow {
 /// kept in memory, payloads are not.
 #[derive(Debug)]
 pub struct DiskQueue {
+    /// Queues of one store are told apart by it.
     name: String,
     /// Taken before the store's locks.
     state: Mutex<TransferQueue>,
+    /// The store's index.
     connection: Arc<Mutex<Connection>>,
 }
 
@@ -90,6 +102,7 @@ impl DiskQueue {
         Self::open("memory", limits, connection)
     }
 
+    /// Loads the states of all rows; payloads stay on the medium.
     fn open(
         name: &str,
         limits: QueueLimits,
@@ -180,6 +193,7 @@ impl DiskQueue {
             .transpose()
     }
 
+    /// Reads the payloads of rows that were just leased.
     fn deliver(&self, leased: Vec<Leased>) -> Result<Vec<Delivery>, StoreError> {
         let connection = guard(&self.connection)?;
         let mut query = connection
@@ -239,6 +253,7 @@ impl DiskQueue {
         Ok(guard(&self.state)?.stats())
     }
 
+    /// Plans, persists and applies one operation. Returns the number of changed rows.
     fn change(
         &self,
         plan: impl FnOnce(&TransferQueue) -> Result<Vec<Change>, QueueError>,
@@ -250,6 +265,7 @@ impl DiskQueue {
         Ok(count)
     }
 
+    /// Writes changes durably, then applies them. `payloads` holds those of new rows, by key.
     fn persist(
         &self,
         state: &mut TransferQueue,
@@ -268,6 +284,7 @@ impl DiskQueue {
     }
 }
 
+/// Writes one change within a transaction.
 fn write(
     tx: &Transaction<'_>,
     queue: &str,
@@ -328,10 +345,12 @@ fn write(
     Ok(())
 }
 
+/// Renews the checksum of a row.
 fn seal_row(tx: &Transaction<'_>, queue: &str, seq: i64) -> Result<(), StoreError> {
     sums::seal(tx, "queue_rows", "queue = ?1 AND seq = ?2", &[&queue, &seq])
 }
 
+/// The rows of a queue as changes of an empty one.
 fn load(connection: &Connection, queue: &str) -> Result<Vec<Change>, StoreError> {
     let next: Option<i64> = connection
         .query_row(

@@ -19,7 +19,9 @@ use std::sync::Mutex;
 /// the store again.
 #[derive(Debug)]
 pub struct StoreReader {
+    /// Never written to.
     segments: SegmentDir,
+    /// Opened read-only. On a read-only medium without a write-ahead log SQLite reads the file alone.
     connection: Mutex<Connection>,
 }
 

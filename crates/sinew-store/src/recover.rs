@@ -20,6 +20,7 @@ use std::path::PathBuf;
 /// What opening found.
 #[derive(Debug, Default)]
 pub(crate) struct Opened {
+    /// For the caller of the store.
     pub(crate) recovery: Recovery,
     /// The segment to go on in, and its length (0: it does not exist yet).
     pub(crate) end: (u32, u64),
@@ -89,16 +90,22 @@ enum Tail {
 
 /// One look at all files. Changes nothing but the transaction.
 struct Pass<'a> {
+    /// The files as they are found.
     segments: &'a SegmentDir,
+    /// All changes of the index, committed at the end or not at all.
     tx: &'a Transaction<'a>,
+    /// Go on without what cannot be read.
     accept_loss: bool,
+    /// What was found so far.
     opened: Opened,
+    /// Files whose header is to be written again: their records are whole.
     bad_headers: Vec<u32>,
     /// The newest file and where it is to end.
     cut: Option<(u32, u64)>,
 }
 
 impl Pass<'_> {
+    /// All files, oldest first; then those that the index knows and that are gone.
     fn files(&mut self) -> Result<(), StoreError> {
         let known = index::segments(self.tx)?;
         let files = self.segments.list()?;
@@ -121,6 +128,7 @@ impl Pass<'_> {
         Ok(())
     }
 
+    /// One file: its tail if it is the newest, what the index lacks, and what cannot be read.
     fn file(
         &mut self,
         number: u32,
@@ -184,6 +192,10 @@ impl Pass<'_> {
         Ok(Tail::Damaged)
     }
 
+    /// Whether a record can be read and matches its checksum.
+    ///
+    /// # Errors
+    /// Failures that say nothing about the record, such as a refused permission.
     fn readable(&self, at: Location) -> Result<bool, StoreError> {
         match self.segments.read(at) {
             Ok(_) => Ok(true),
@@ -195,6 +207,7 @@ impl Pass<'_> {
         }
     }
 
+    /// Notes a stretch once.
     fn damage(&mut self, number: u32, from: u64, to: u64) {
         let path = self.segments.path_of(number);
         if (from, to) == (0, FILE_HEADER) && path.exists() && !self.bad_headers.contains(&number) {
@@ -279,6 +292,7 @@ fn batch(batch: &TrainedBatch) -> String {
     batch.batch.clone()
 }
 
+/// Enters a record that the index lacks, or that a newer mark replaces.
 fn enter(segments: &SegmentDir, tx: &Transaction<'_>, record: &Record) -> Result<(), StoreError> {
     let corrupt = |reason| StoreError::Corrupt {
         path: segments.path_of(record.location.segment),

@@ -55,12 +55,14 @@ fn files(path: &Path) -> [PathBuf; 3] {
     ["-wal", "-shm", ""].map(|suffix| with_suffix(path, suffix))
 }
 
+/// The path with something after its file name, as SQLite names its own files.
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     PathBuf::from(name)
 }
 
+/// Removes a file; one that is not there is no error.
 fn remove(path: &Path) -> Result<(), StoreError> {
     for file in files(path) {
         match std::fs::remove_file(&file) {

@@ -94,13 +94,18 @@ impl SegmentDir {
 
 /// An open file of which nothing is believed.
 struct Segment {
+    /// Open for reading.
     file: File,
+    /// For messages.
     path: PathBuf,
+    /// That its header must name.
     number: u32,
+    /// When it was opened; a writer may append meanwhile.
     length: u64,
 }
 
 impl Segment {
+    /// Opens a file without looking into it.
     fn open(directory: &SegmentDir, number: u32) -> Result<Self, StoreError> {
         let path = directory.path_of(number);
         let error = |e| StoreError::io(&path, e);
@@ -114,6 +119,10 @@ impl Segment {
         })
     }
 
+    /// Bytes of the file.
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`] if the file ends before.
     fn bytes(&self, at: u64, count: usize) -> Result<Vec<u8>, StoreError> {
         let mut bytes = vec![0; count];
         let read = self.file.read_exact_at(&mut bytes, at);
@@ -124,6 +133,7 @@ impl Segment {
         Ok(bytes)
     }
 
+    /// Whether the header is sound. With `any_format` one of a newer format is not sound, and no error.
     fn has_header(&self, any_format: bool) -> Result<bool, StoreError> {
         let header = self.bytes(0, FILE_HEADER as usize)?;
         match check_header(&self.path, &header, self.number) {
@@ -192,6 +202,7 @@ impl Segment {
         self.search(at + 1)
     }
 
+    /// Looks for the next magic from `from` on, a window at a time.
     fn search(&self, from: u64) -> Result<Option<u64>, StoreError> {
         let mut at = from;
         while at + FRAME_HEADER as u64 <= self.length {

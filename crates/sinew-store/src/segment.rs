@@ -3,6 +3,15 @@
 //! A file is a 16-byte header and frames. A frame is what one commit wrote: header (magic,
 //! number of records, length and CRC-32 of the body) and records, each with a header of its
 //! own (kind, codec, lengths, CRC-32) so that it can be read alone. All numbers little-endian.
+//!
+//! | part | bytes |
+//! |---|---|
+//! | file header | magic 8, format 4, number 4 |
+//! | frame header | magic 4, records 4, length of the body 4, CRC-32 of these two and the body 4 |
+//! | record header | kind 1, codec 1, zero 2, length before compression 4, length 4, CRC-32 4 |
+//!
+//! An append is acknowledged once `fdatasync` of the file returned; a new file's name is made durable before.
+//! A failed append is cut off again; if that fails too, the writer goes on in a new file.
 
 use crate::codec::Encoded;
 use crate::error::StoreError;
@@ -13,20 +22,28 @@ use std::path::{Path, PathBuf};
 
 /// `b"SINEWSEG"`, then the format version and the file's number.
 const FILE_MAGIC: &[u8; 8] = b"SINEWSEG";
+/// Layout of headers and frames. A file of another format is not read.
 const FORMAT: u32 = 1;
+/// Bytes before the first frame.
 pub(crate) const FILE_HEADER: u64 = 16;
+/// Found by the search behind damage.
 pub(crate) const FRAME_MAGIC: u32 = u32::from_le_bytes(*b"FRAM");
+/// Bytes before a frame's records.
 pub(crate) const FRAME_HEADER: usize = 16;
+/// Bytes before a record's payload.
 pub(crate) const RECORD_HEADER: usize = 16;
 
 /// What a record says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordKind {
+    /// An episode.
     Trace = 1,
+    /// An update, see [`crate::codec::Mark`].
     Mark = 2,
 }
 
 impl RecordKind {
+    /// The kind of a header's first byte.
     pub(crate) fn from_code(code: u8) -> Option<Self> {
         [Self::Trace, Self::Mark]
             .into_iter()
@@ -37,34 +54,44 @@ impl RecordKind {
 /// Where a record lies: from its header, whole length with header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Location {
+    /// Number of the file.
     pub(crate) segment: u32,
+    /// Of the record's header in the file.
     pub(crate) offset: u64,
+    /// Header and payload.
     pub(crate) bytes: u32,
 }
 
 /// A record that was read and checked.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
+    /// Says how the payload is decoded.
     pub(crate) kind: RecordKind,
     pub(crate) codec: u8,
+    /// Before compression.
     pub(crate) raw_len: u32,
+    /// As it lies on the medium.
     pub(crate) payload: Vec<u8>,
+    /// Where it was read.
     pub(crate) location: Location,
 }
 
 /// A frame about to be written.
 #[derive(Debug, Default)]
 pub(crate) struct Frame {
+    /// Records one after the other, with their headers.
     body: Vec<u8>,
     /// Offset in the frame (with its header) and length of each record.
     records: Vec<(u64, u32)>,
 }
 
 impl Frame {
+    /// Adds a record.
     pub(crate) fn push(&mut self, kind: RecordKind, encoded: &Encoded) {
         self.push_parts(kind, encoded.codec as u8, encoded.raw_len, &encoded.bytes);
     }
 
+    /// Adds a record whose payload is encoded already.
     pub(crate) fn push_parts(&mut self, kind: RecordKind, codec: u8, raw_len: u32, bytes: &[u8]) {
         let start = self.body.len();
         self.body.extend([kind as u8, codec, 0, 0]);
@@ -86,6 +113,7 @@ impl Frame {
         (FRAME_HEADER + self.body.len()) as u64
     }
 
+    /// The frame with its header, as it is written.
     fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(FRAME_HEADER + self.body.len());
         out.extend(FRAME_MAGIC.to_le_bytes());
@@ -98,6 +126,7 @@ impl Frame {
     }
 }
 
+/// CRC-32 over a header without its checksum, then the payload.
 pub(crate) fn record_crc(header: &[u8], payload: &[u8]) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     crc.update(header);
@@ -105,6 +134,7 @@ pub(crate) fn record_crc(header: &[u8], payload: &[u8]) -> u32 {
     crc.finalize()
 }
 
+/// A little-endian number at `at`.
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
@@ -112,10 +142,12 @@ pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
 /// The directory of segment files.
 #[derive(Clone, Debug)]
 pub(crate) struct SegmentDir {
+    /// The directory itself.
     path: PathBuf,
 }
 
 impl SegmentDir {
+    /// Opens the directory, made if there is none.
     pub(crate) fn open(path: PathBuf) -> Result<Self, StoreError> {
         std::fs::create_dir_all(&path).map_err(|e| StoreError::io(&path, e))?;
         Ok(Self { path })
@@ -126,6 +158,7 @@ impl SegmentDir {
         Self { path }
     }
 
+    /// File of a segment: its number with eight digits.
     pub(crate) fn path_of(&self, segment: u32) -> PathBuf {
         self.path.join(format!("{segment:08}.seg"))
     }
@@ -146,6 +179,7 @@ impl SegmentDir {
         Ok(out)
     }
 
+    /// Removes a file durably; one that is not there is no error.
     pub(crate) fn remove(&self, segment: u32) -> Result<(), StoreError> {
         let path = self.path_of(segment);
         match std::fs::remove_file(&path) {
@@ -185,6 +219,7 @@ impl SegmentDir {
     }
 }
 
+/// The 16 bytes that begin a file.
 fn file_header(segment: u32) -> Vec<u8> {
     let mut header = FILE_MAGIC.to_vec();
     header.extend(FORMAT.to_le_bytes());
@@ -192,6 +227,7 @@ fn file_header(segment: u32) -> Vec<u8> {
     header
 }
 
+/// The error of bytes that cannot be read.
 pub(crate) fn corrupt(path: &Path, offset: u64, reason: impl Into<String>) -> StoreError {
     StoreError::Corrupt {
         path: path.to_owned(),
@@ -202,12 +238,15 @@ pub(crate) fn corrupt(path: &Path, offset: u64, reason: impl Into<String>) -> St
 
 /// What the header of a file says.
 pub(crate) enum Header {
+    /// Magic, number and format are ours.
     Sound,
     /// A newer program wrote it; the refusal.
     Newer(StoreError),
+    /// Anything else.
     Damaged,
 }
 
+/// Looks at the first 16 bytes of a file.
 pub(crate) fn check_header(path: &Path, header: &[u8], segment: u32) -> Header {
     if &header[..8] != FILE_MAGIC || u32_at(header, 12) != segment {
         return Header::Damaged;
@@ -223,6 +262,10 @@ pub(crate) fn check_header(path: &Path, header: &[u8], segment: u32) -> Header {
     }
 }
 
+/// Checks and takes a record apart.
+///
+/// # Errors
+/// In words: what of it is wrong.
 pub(crate) fn parse_record(bytes: &[u8], location: Location) -> Result<Record, String> {
     if bytes.len() < RECORD_HEADER {
         return Err("record is shorter than its header".into());
@@ -247,11 +290,15 @@ pub(crate) fn parse_record(bytes: &[u8], location: Location) -> Result<Record, S
 /// The end of the newest file.
 #[derive(Debug)]
 pub(crate) struct Writer {
+    /// Where new files are made.
     directory: SegmentDir,
+    /// The file that is written to.
     segment: u32,
+    /// Open once something was appended.
     file: Option<File>,
     /// Bytes that are acknowledged.
     length: u64,
+    /// A file that reached it is closed, see [`crate::StoreOptions::segment_bytes`].
     limit: u64,
     #[cfg(test)]
     pub(crate) fault: Option<Fault>,
@@ -281,10 +328,12 @@ impl Writer {
         }
     }
 
+    /// Number of the file that the next frame goes to.
     pub(crate) fn segment(&self) -> u32 {
         self.segment
     }
 
+    /// Acknowledged bytes of that file.
     pub(crate) fn length(&self) -> u64 {
         self.length
     }
@@ -336,6 +385,7 @@ impl Writer {
         }
     }
 
+    /// Opens the file, or begins a new one with its header and a durable name.
     fn prepare(&mut self) -> Result<(), StoreError> {
         if self.file.is_some() {
             return Ok(());
@@ -356,6 +406,7 @@ impl Writer {
         Ok(())
     }
 
+    /// Writes at the acknowledged end and waits for the medium.
     fn write_and_sync(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
         let path = self.directory.path_of(self.segment);
         let error = |e| StoreError::io(&path, e);

@@ -1,4 +1,7 @@
 //! The port: what every trace store does.
+//!
+//! [`TraceStore`] is implemented by [`crate::MemoryStore`] and [`crate::DiskStore`]; both pass one
+//! conformance suite. Everything else here is plain data that both share.
 
 use crate::error::StoreError;
 use serde::{Deserialize, Serialize};
@@ -14,6 +17,7 @@ pub const MAX_PAGE: usize = 10_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Committed {
+    /// It was stored by this call.
     New,
     /// The id was committed before; what was stored first stays.
     Duplicate,
@@ -27,14 +31,19 @@ pub struct Cursor(pub u64);
 /// Which episodes to list, in commit order. `None` matches everything.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Filter {
+    /// [`EpisodeSummary::draw`] within this range; the other ranges are inclusive, too.
     pub draws: Option<RangeInclusive<u64>>,
     /// Trained by one of these optimizer updates.
     pub updates: Option<RangeInclusive<u64>>,
+    /// Exactly this purpose, such as `train`.
     pub purpose: Option<String>,
+    /// By the outcome's `success`.
     pub success: Option<bool>,
+    /// Episodes of this group.
     pub group: Option<GroupId>,
     /// In a trained batch or not.
     pub trained: Option<bool>,
+    /// By how the episode ended.
     pub end: Option<EndKind>,
     /// Least and most total reward.
     pub reward: Option<RangeInclusive<f64>>,
@@ -45,6 +54,7 @@ pub struct Filter {
 }
 
 impl Filter {
+    /// The number of rows of a page.
     pub(crate) fn checked_limit(&self) -> Result<usize, StoreError> {
         match self.limit {
             0 => Ok(100),
@@ -63,20 +73,29 @@ impl Filter {
 /// An episode without its tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EpisodeSummary {
+    /// Its place in the listing; 0 before it is committed.
     pub cursor: Cursor,
     pub episode: EpisodeId,
+    /// Its episodes are compared.
     pub group: GroupId,
     pub task: TaskId,
+    /// Type of the task, by which success is split.
     pub task_kind: String,
     /// Number of the draw within its purpose; of traces of formats 1 and 2 the training step.
     pub draw: u64,
+    /// `train`, `eval-before` and so on.
     pub purpose: String,
+    /// Total: outcome and process rewards.
     pub reward: f64,
     pub success: bool,
     pub end: EndKind,
+    /// Sampled nodes.
     pub turns: u32,
+    /// Tokens that the policy drew.
     pub sampled_tokens: u64,
+    /// NaN in entries of early versions.
     pub started_unix_s: f64,
+    /// Wall time from the start of its environment to its score.
     pub total_s: f64,
     /// The batch that trained it.
     pub trained_in: Option<String>,
@@ -85,6 +104,7 @@ pub struct EpisodeSummary {
 }
 
 impl EpisodeSummary {
+    /// What a listing shows of a trace that is about to be committed.
     pub(crate) fn of(trace: &Trace) -> Self {
         let sampled = trace.nodes.iter().filter(|n| n.kind == TokenKind::Sampled);
         Self {
@@ -112,8 +132,11 @@ impl EpisodeSummary {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EndKind {
+    /// The task ended it.
     Terminated,
+    /// A limit ended it.
     Truncated,
+    /// The system failed it.
     Failed,
 }
 
@@ -135,6 +158,7 @@ impl EndKind {
         }
     }
 
+    /// As the index has it. -1 is an episode of which only a mark is known.
     pub(crate) fn code(self) -> i64 {
         match self {
             Self::Terminated => 0,
@@ -143,6 +167,7 @@ impl EndKind {
         }
     }
 
+    /// The inverse of `code`.
     pub(crate) fn from_code(code: i64) -> Option<Self> {
         [Self::Terminated, Self::Truncated, Self::Failed]
             .into_iter()
@@ -153,6 +178,7 @@ impl EndKind {
 /// One page of a listing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Page {
+    /// At most [`Filter::limit`].
     pub episodes: Vec<EpisodeSummary>,
     /// Give this as [`Filter::after`] for the next page; `None`: there is none.
     pub next: Option<Cursor>,
@@ -161,7 +187,9 @@ pub struct Page {
 /// One optimizer update: what it trained, what it left out, and what the caller ties to it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainedBatch {
+    /// Unique name of the update, such as `s00042`.
     pub batch: String,
+    /// Number of the update, from 1.
     pub step: u64,
     /// In their order.
     pub episodes: Vec<EpisodeId>,
@@ -190,9 +218,12 @@ impl TrainedBatch {
 pub struct StoreStats {
     /// Episodes that can be read.
     pub episodes: u64,
+    /// Of those that can be read; so with `failed` and `sampled_tokens`.
     pub successes: u64,
     pub failed: u64,
+    /// Episodes that some update trained, whether or not they can still be read.
     pub trained: u64,
+    /// Updates.
     pub batches: u64,
     /// Episodes that gc removed; their ids stay known.
     pub collected: u64,
@@ -213,7 +244,9 @@ pub struct GcPolicy {
 /// What gc removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GcReport {
+    /// Traces that were removed.
     pub episodes: u64,
+    /// Bytes of segment files that became free, less those of copies.
     pub bytes: u64,
 }
 

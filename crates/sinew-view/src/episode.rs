@@ -1,4 +1,10 @@
 //! Prints one episode with each token's kind, so that a person sees what was trained on.
+//!
+//! Tokens are decoded node by node, so that a character that two nodes share shows as a replacement mark in
+//! both. All text of models and programs is made fit for a terminal first ([`visible`]).
+//!
+//! Prompt and observation are what the environment said, forced tokens close a turn that sampling did not
+//! close, and sampled tokens alone carry weight in a loss.
 
 use crate::report::{end_text, kind_name};
 use crate::visible::visible;
@@ -8,6 +14,7 @@ use sinew_types::{NO_PARENT, Node, Provenance, TokenKind, Trace};
 use std::fmt::Write;
 
 /// How an episode is printed.
+/// Both off is the form for a pipe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShowOptions {
     /// Colours and marks for terminals.
@@ -16,6 +23,7 @@ pub struct ShowOptions {
     pub tokens: bool,
 }
 
+/// Escape code of a kind: dim, green, yellow, cyan. Colors are the terminal's own.
 fn sgr(kind: TokenKind) -> &'static str {
     match kind {
         TokenKind::Prompt => "\x1b[2m",
@@ -95,6 +103,8 @@ fn provenance(out: &mut String, p: &Provenance) {
     }
 }
 
+/// A line above a node: its place in the tree, turn, kind and number of tokens; of sampled ones the mean
+/// log-probability, the temperature if it is not 1, and the weights that drew them.
 fn header(out: &mut String, id: usize, node: &Node) {
     let parent = match node.parent {
         NO_PARENT => "root".to_string(),
@@ -124,6 +134,7 @@ fn header(out: &mut String, id: usize, node: &Node) {
     out.push('\n');
 }
 
+/// One line a token: id, text in quotes with escapes, log-probability in nats, version of the weights.
 fn token_lines(node: &Node, renderer: &dyn Renderer) -> String {
     let mut out = String::new();
     for (i, &id) in node.tokens.iter().enumerate() {

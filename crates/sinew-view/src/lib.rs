@@ -5,6 +5,13 @@
 //!
 //! Invariants: nothing here changes a run or holds it up; text that a model or a program wrote
 //! reaches a terminal without control characters, and a page without markup.
+//!
+//! | output | read from | lossy |
+//! |---|---|---|
+//! | [`LiveView`] | the bus, by a bounded queue | yes |
+//! | [`Printer`], [`ReportFile`] | the bus, as recorders | no |
+//! | [`RunSummary`] | files of the run's folder | no |
+//! | [`text`], [`json`] | a trace of the store | no |
 
 mod episode;
 mod live;

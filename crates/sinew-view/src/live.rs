@@ -1,4 +1,18 @@
 //! The live view of a run on a terminal.
+//!
+//! The view has a thread of its own. It takes what the bus has every 200 ms and draws 18 rows below the
+//! cursor, so that what was printed before stays. Its queue is bounded: a terminal that hangs loses events
+//! and never holds the run. It needs a terminal on standard error whose cursor can move, and the foreground.
+//!
+//! | panel | shows |
+//! |---|---|
+//! | bar | steps of the run, with the part of the step that is done |
+//! | curve | mean reward and success of each step's training episodes |
+//! | `longest in one phase` | up to three live episodes, with the limit of their phase |
+//! | `now` | the numbers of [`Status`], and shares of time over all steps |
+//!
+//! `KV held` is the share of the engine's KV capacity that admitted episodes hold or are about to hold, and
+//! `at most` the number of episodes that may hold it at a time.
 
 use crate::log;
 use crate::status::{Status, duration, told};
@@ -17,19 +31,25 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+/// Rows of the view.
 const HEIGHT: u16 = 18;
 /// Columns of the numbers, and the fewest in which a curve says something.
 const NUMBERS_WIDTH: u16 = 42;
+/// Minimum columns of the curve; a narrower terminal shows the numbers alone.
 const CURVE_WIDTH: u16 = 30;
+/// Time between two drawings.
 const REFRESH: Duration = Duration::from_millis(200);
 
 /// Events that wait for the next drawing.
 const QUEUE: usize = 4096;
 
 /// Draws a run on the terminal until dropped.
+/// Dropping it draws once more and gives the terminal back.
 #[derive(Debug)]
 pub struct LiveView {
+    /// Ends the thread after one more drawing.
     stop: SyncSender<()>,
+    /// `None` once it was stopped.
     thread: Option<JoinHandle<()>>,
 }
 
@@ -90,6 +110,10 @@ fn in_foreground() -> bool {
         .is_ok_and(|group| group == rustix::process::getpgrp())
 }
 
+/// Draws until `stopped`, then leaves the cursor below the view.
+///
+/// # Errors
+/// What the terminal refuses; the run goes on without a view.
 fn draw_until(
     mut status: Status,
     events: &Receiver<Arc<RunEvent>>,
@@ -153,7 +177,8 @@ fn rows_of(text: &str, width: usize) -> Vec<String> {
     rows
 }
 
-/// Draws one frame.
+/// Draws one frame: a title, the progress of the run, an alarm if there is one, the curve and the numbers.
+/// A narrow terminal has the numbers alone.
 fn draw(frame: &mut Frame<'_>, status: &Status) {
     let alarm = u16::from(status.alarm.is_some());
     let [head, bar, warning, body] = Layout::vertical([
@@ -210,6 +235,7 @@ fn draw(frame: &mut Frame<'_>, status: &Status) {
     draw_numbers(frame, right, status);
 }
 
+/// Reward and success of training episodes by step. Steps of which no episode has a reward are left out.
 fn draw_curve(frame: &mut Frame<'_>, area: Rect, status: &Status) {
     // Steps whose episodes all failed have no mean.
     let measured = |r: &&StepRecord| r.rollout.episodes > r.rollout.failed + r.rollout.unscored;
@@ -266,9 +292,11 @@ fn draw_longest(frame: &mut Frame<'_>, area: Rect, status: &Status) {
     frame.render_widget(Paragraph::new(lines).block(block), area);
 }
 
+/// The panel of numbers: episodes by what they do, KV capacity, tokens, and the shares of time over all
+/// steps.
 fn draw_numbers(frame: &mut Frame<'_>, area: Rect, status: &Status) {
     let (g, a) = (status.gauges, status.admission);
-    let room = match a.room_tokens {
+    let kv = match a.kv_tokens {
         0 => "-".to_owned(),
         total => format!("{:.0} %", 100.0 * a.held_tokens as f64 / total as f64),
     };
@@ -286,7 +314,7 @@ fn draw_numbers(frame: &mut Frame<'_>, area: Rect, status: &Status) {
             g.generating, g.in_tool
         )),
         Line::from(format!(
-            "room held {room:>5}  waiting {}  at most {}",
+            "KV held {kv:>7}  waiting {}  at most {}",
             a.waiting_turns + a.new,
             a.limit
         )),
@@ -396,7 +424,7 @@ mod tests {
             }],
             admission: AdmissionReading {
                 held_tokens: 300,
-                room_tokens: 1000,
+                kv_tokens: 1000,
                 waiting_turns: 2,
                 new: 5,
                 limit: 48,
@@ -427,7 +455,7 @@ mod tests {
             "training         50 %",
             "generation       40 %",
             "before  20 %",
-            "room held  30 %  waiting 7  at most 48",
+            "KV held    30 %  waiting 7  at most 48",
             "about 2m40s left",
             "histories rewritten 10.0 %",
             "longest in one phase",

@@ -1,4 +1,7 @@
 //! Lines for standard error that may come while a live view is drawn there: they go above it.
+//!
+//! Lines and the view share standard error: without this a warning would land in the middle of a drawing.
+//! There is one view in a process, so that where lines go is a static.
 
 use std::io::Write;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -34,6 +37,7 @@ pub fn say(text: &str) {
 }
 
 /// One event of a log, handed on as a whole.
+/// Dropping it prints it.
 #[derive(Debug, Default)]
 pub struct Event(Vec<u8>);
 

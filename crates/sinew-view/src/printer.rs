@@ -1,4 +1,11 @@
 //! A run in lines: for people who have no live view, and for scripts.
+//!
+//! With [`Out::Json`] each line of standard output is one object with one key that names it (`step`,
+//! `longest`, `warning`), so that a script can take lines apart without knowing all kinds. The last line,
+//! with the evaluation, is the command's own.
+//!
+//! A recorder is called on the thread of the run and misses nothing. A closed pipe on standard output ends
+//! quietly: the run does not depend on a reader.
 
 use crate::log;
 use crate::status::{duration, told};
@@ -23,7 +30,9 @@ pub enum Out {
 /// Prints the events of a run of so many steps.
 #[derive(Clone, Copy, Debug)]
 pub struct Printer {
+    /// Chosen once, by the command line and the terminal.
     pub out: Out,
+    /// Steps that the recipe asks for.
     pub steps: u64,
 }
 
@@ -35,6 +44,7 @@ impl Printer {
         }
     }
 
+    /// An object on standard output, flushed at once, if that is asked for.
     fn json(&self, value: &Value) {
         if self.out == Out::Json {
             let mut out = std::io::stdout().lock();
@@ -43,6 +53,7 @@ impl Printer {
         }
     }
 
+    /// Episodes that have been in one phase for long: what a run waits for.
     fn longest(&self, longest: &[LiveEpisode]) {
         let live = |l: &LiveEpisode| {
             let phase = l.phase.name();
@@ -78,6 +89,7 @@ impl Recorder for Printer {
     }
 }
 
+/// A held-out measurement: success, and greedy success if it was measured.
 fn measured_line(record: &EvalRecord) -> String {
     let percent = |x: f64| format!("{:.1} %", 100.0 * x);
     let greedy = record.stats.greedy_success.map(percent);
@@ -89,6 +101,7 @@ fn measured_line(record: &EvalRecord) -> String {
     )
 }
 
+/// A step on one line; of a step without rows, why there are none.
 fn step_line(r: &StepRecord, steps: u64) -> String {
     if r.rows == 0 {
         let most = r.dropped.iter().max_by_key(|(_, episodes)| **episodes);
@@ -116,6 +129,7 @@ fn step_line(r: &StepRecord, steps: u64) -> String {
 }
 
 /// What is said of outside agents that do not extend what was captured.
+/// Nothing where every call extends what was captured.
 fn rewritten(r: &StepRecord) -> String {
     match divergence(&r.joins) {
         Some(share) if share > 0.0 => {

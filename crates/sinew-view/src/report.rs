@@ -1,5 +1,17 @@
 //! The static HTML report of a run: what it is, what became of its episodes, plots, the end table,
 //! sample episodes before and after. Written while the run goes, and at its end.
+//!
+//! The page is one file without scripts or links to elsewhere. It appears whole: it is written beside the old
+//! one and renamed. A run that is stopped has a page of at most [`REPORT_EVERY`] before. All text of models,
+//! programs and recipes is escaped.
+//!
+//! | section | from |
+//! |---|---|
+//! | end table | held-out measurements before and after |
+//! | training episodes | the commits: trained, and left out by reason |
+//! | time | phases of all steps; their sum is the wall time |
+//! | curves | one point a step; curves of values that do not exist are left out |
+//! | episodes | the first held-out tasks, before and after side by side |
 
 use crate::status::duration;
 use sinew_pipeline::{
@@ -20,10 +32,15 @@ const REPORT_EVERY: Duration = Duration::from_secs(20);
 /// What a report says of the run itself.
 #[derive(Clone, Debug)]
 pub struct RunFacts {
+    /// Of the recipe.
     pub name: String,
+    /// Of the run.
     pub seed: u64,
+    /// As the recipe names it.
     pub model: String,
+    /// With its parameters that are not defaults.
     pub algorithm: String,
+    /// That the recipe asks for.
     pub steps: u64,
     /// The recipe as it ran, as TOML.
     pub recipe: String,
@@ -32,18 +49,27 @@ pub struct RunFacts {
 /// A measurement and its episodes.
 #[derive(Default)]
 struct Measured {
+    /// Means over the episodes.
     stats: EpisodeStats,
+    /// In the order of the tasks, so that before and after can be compared.
     episodes: Arc<Vec<Trace>>,
 }
 
 /// Writes the report of a run from its events: now and then while it goes on, and at its end.
 pub struct ReportFile {
+    /// The page.
     path: PathBuf,
+    /// Shown at its top.
     facts: RunFacts,
+    /// Makes text of tokens.
     renderer: Arc<dyn Renderer>,
+    /// Of earlier sessions, too.
     steps: Vec<StepRecord>,
+    /// In the order of measurement.
     evals: Vec<EvalRecord>,
+    /// Nothing is written before there is one.
     before: Option<Measured>,
+    /// When the page was last written.
     written: Option<Instant>,
 }
 
@@ -56,6 +82,7 @@ impl std::fmt::Debug for ReportFile {
 }
 
 impl ReportFile {
+    /// A report of a run that has shown nothing yet.
     pub fn new(path: PathBuf, facts: RunFacts, renderer: Arc<dyn Renderer>) -> Self {
         Self {
             path,
@@ -68,6 +95,7 @@ impl ReportFile {
         }
     }
 
+    /// Writes the page; `after` is there at the end of the run.
     fn write(&self, after: Option<&Measured>, wall_s: f64) -> Result<(), PipelineError> {
         let Some(before) = &self.before else {
             return Ok(());
@@ -133,18 +161,23 @@ impl Recorder for ReportFile {
 
 /// All that a report shows.
 struct Report<'a> {
+    /// The run itself.
     facts: &'a RunFacts,
     steps: &'a [StepRecord],
     evals: &'a [EvalRecord],
+    /// Held-out tasks under the first weights.
     before: &'a EpisodeStats,
     /// `None` while the run goes on.
     after: Option<&'a EpisodeStats>,
+    /// Of both measurements the same tasks in the same order.
     episodes_before: &'a [Trace],
     episodes_after: &'a [Trace],
+    /// Of the run so far, over all sessions.
     wall_s: f64,
     renderer: &'a dyn Renderer,
 }
 
+/// The page's only style sheet.
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2em auto;padding:0 1em;color:#222}\
 table{border-collapse:collapse;margin:.8em 0}td,th{padding:.2em .9em;text-align:right;border-bottom:1px solid #ddd}\
 td:first-child,th:first-child{text-align:left}.plots{display:flex;flex-wrap:wrap;gap:12px}\
@@ -154,6 +187,7 @@ td:first-child,th:first-child{text-align:left}.plots{display:flex;flex-wrap:wrap
 
 impl Report<'_> {
     /// The whole page, with nothing outside it.
+    /// Order: facts, end table, what became of episodes, time, curves, episodes, recipe.
     fn html(&self) -> Result<String, String> {
         let title = escape(&format!("Sinew run: {}", self.facts.name));
         let mut page = format!(
@@ -206,6 +240,7 @@ impl Report<'_> {
         )
     }
 
+    /// Means of the held-out measurements.
     fn table(&self) -> String {
         let Some(after) = self.after else {
             let mut html = String::from("<table><tr><th>held-out<th>before");
@@ -222,6 +257,7 @@ impl Report<'_> {
     }
 
     /// What became of the training episodes.
+    /// Reasons are those of the commits; shares are of all training episodes, retries included.
     fn left_out(&self) -> String {
         let mut reasons = BTreeMap::<&str, usize>::new();
         for (reason, episodes) in self.steps.iter().flat_map(|s| &s.dropped) {
@@ -266,6 +302,10 @@ impl Report<'_> {
         html + "</table>"
     }
 
+    /// The curves as SVG; one without points is left out or empty.
+    ///
+    /// # Errors
+    /// What the plotter refuses.
     fn plots(&self) -> Result<Vec<String>, String> {
         let by = |title: &str, y, curves: &[Curve]| plot_with_points(title, "step", y, curves, &[]);
         let success = self.means("training", |s| s.success);
@@ -324,6 +364,7 @@ impl Report<'_> {
         Ok(plots)
     }
 
+    /// A value of each step; `None` is no point.
     fn curve(&self, name: &str, value: impl Fn(&StepRecord) -> Option<f64>) -> Curve {
         let point = |r: &StepRecord| Some((r.step as f64, value(r)?));
         Curve {
@@ -333,17 +374,20 @@ impl Report<'_> {
     }
 
     /// Of steps that trained something: others have no gradient, not one of 0.
+    /// A value of steps that trained something.
     fn trained(&self, name: &str, value: impl Fn(&StepRecord) -> Option<f64>) -> Curve {
         let trained = |r: &StepRecord| r.rows > 0 && r.updates_applied > 0;
         self.curve(name, |r| value(r).filter(|_| trained(r)))
     }
 
     /// Of steps with an episode that was scored.
+    /// A mean over the scored training episodes of each step.
     fn means(&self, name: &str, value: impl Fn(&EpisodeStats) -> f64) -> Curve {
         let scored = |s: &EpisodeStats| s.episodes > s.failed + s.unscored;
         self.curve(name, |r| scored(&r.rollout).then(|| value(&r.rollout)))
     }
 
+    /// Episodes of the same task before and after, side by side.
     fn episodes(&self, page: &mut String) {
         for before in self.episodes_before.iter().take(8) {
             let after = self.episodes_after.iter().find(|t| t.task == before.task);
@@ -484,6 +528,7 @@ pub(crate) fn kind_name(kind: TokenKind) -> &'static str {
     }
 }
 
+/// Text as HTML text: markup and quotes written out.
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")

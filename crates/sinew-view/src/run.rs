@@ -1,4 +1,7 @@
 //! A run as a whole: what became of every sampled token, from the records that it has written.
+//!
+//! It reads `metrics.jsonl` and `evals.jsonl` of the run's folder, which a run that goes on appends to: a
+//! torn last line is left out. The field names are those of `sinew show RUN --json`.
 
 use crate::status::duration;
 use serde::Serialize;
@@ -13,26 +16,35 @@ use std::path::Path;
 /// What `sinew show RUN --json` prints.
 #[derive(Debug, Serialize)]
 pub struct RunSummary {
+    /// Of the recipe.
     name: String,
+    /// The last step that is recorded.
     steps: u64,
+    /// Steps that the recipe asks for.
     of_steps: u64,
+    /// Seconds of all sessions.
     wall_s: f64,
     /// Success on held-out tasks, in the order of measurement.
     evals: Vec<EvalRecord>,
+    /// Training episodes of all steps, without those that were run again.
     episodes: usize,
     /// Of these, failed by the system; and run again.
     failed: usize,
+    /// Attempts that replaced failed ones.
     retried: usize,
     /// Episodes that gave no row, by reason.
     left_out: BTreeMap<String, usize>,
+    /// Counts over all steps; `trained_twice`, `forced_trained` and `stray` must be 0.
     tokens: TokenSummary,
     /// Calls of outside agents whose history was not the captured one, of all of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     divergence: Option<f64>,
+    /// Sums over all steps.
     admission: AdmissionRecord,
 }
 
 /// The whole lines of a file that a run may be writing; none if it is not there yet.
+/// A file that cannot be parsed is an error that names it.
 pub fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, String> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
@@ -86,6 +98,7 @@ impl RunSummary {
     }
 
     /// How far it is, what it gained, how long it took.
+    /// For a list of runs.
     pub fn line(&self) -> String {
         let percent = |e: &EvalRecord| format!("{:.1} %", 100.0 * e.stats.success);
         let gained = match self.evals.as_slice() {
@@ -102,6 +115,7 @@ impl RunSummary {
     }
 
     /// For a person.
+    /// All counts, with the alarm of rewritten histories where it applies.
     pub fn text(&self) -> String {
         let mut out = String::new();
         let _ = writeln!(
@@ -172,6 +186,7 @@ impl RunSummary {
 pub const WINDOW: usize = 4;
 
 /// Success of training episodes by step, as means of the last steps.
+/// The first points average what is there, so that the curve begins at the first step.
 pub fn smoothed(records: &[StepRecord]) -> Vec<(f64, f64)> {
     (0..records.len())
         .map(|i| {

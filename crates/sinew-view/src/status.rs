@@ -1,31 +1,44 @@
 //! How a run stands, as its events say.
+//!
+//! [`Status::apply`] is a pure function of the state and an event, so that any view can be tested without a
+//! terminal. Events may be missing: nothing here counts on having seen them all.
 
 use sinew_pipeline::{Phase, RunEvent, StepRecord};
 use sinew_rollout::{AdmissionReading, GaugesReading, LiveEpisode};
 
 /// What a view shows.
+/// The default is a run that has shown nothing yet.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
+    /// Name of the recipe.
     pub title: String,
     /// `evaluating before`, `rolling out`, `training`, ...
     pub phase: String,
+    /// The step that is worked on, from 1.
     pub step: u64,
+    /// That the recipe asks for.
     pub steps: u64,
     /// Progress within the phase.
     pub done: usize,
+    /// Episodes or micro-batches of the phase; 0 if that is not known.
     pub total: usize,
     /// While it trains: which optimizer update of how many.
     pub update: (u32, u32),
     /// The last warning of a run that is in trouble.
     pub alarm: Option<String>,
+    /// Episodes by what they do.
     pub gauges: GaugesReading,
+    /// Held KV capacity and waiting turns.
     pub admission: AdmissionReading,
     /// Live episodes, longest in their phase first.
     pub longest: Vec<LiveEpisode>,
     /// Tokens a second that the engine samples now.
     pub tokens_per_s: f64,
+    /// Success on held-out tasks under the first weights, 0 to 1.
     pub eval_before: Option<f64>,
+    /// All steps, those of earlier sessions included.
     pub history: Vec<StepRecord>,
+    /// Of all sessions, as of the last event that says it.
     pub wall_s: f64,
 }
 
@@ -77,6 +90,7 @@ impl Status {
         }
     }
 
+    /// Begins a phase. Progress of the phase before is dropped.
     fn enter(&mut self, phase: &Phase) {
         self.phase = phase.name();
         match phase {
@@ -91,6 +105,7 @@ impl Status {
     }
 
     /// How far the phase is.
+    /// Micro-batches while it trains, episodes otherwise; empty where the total is not known.
     pub(crate) fn progress(&self) -> String {
         let (done, total) = (self.done, self.total);
         match self.update {

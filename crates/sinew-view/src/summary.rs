@@ -1,4 +1,7 @@
 //! The end of a run for a person: what changed, where the time went, what to do next.
+//!
+//! Percentages of time are of the wall time of all sessions. Counts of episodes and tokens are those of the
+//! records, so that the end of a resumed run covers the whole run.
 
 use crate::report::{comparison, time_split};
 use crate::status::duration;
@@ -11,8 +14,11 @@ use std::path::Path;
 pub struct Summary<'a> {
     /// Steps that the recipe asks for.
     pub steps: u64,
+    /// For the commands that are suggested.
     pub run_dir: &'a Path,
+    /// What the pipeline gives at its end.
     pub ended: &'a Ended,
+    /// Records of all steps.
     pub history: &'a [StepRecord],
 }
 
@@ -23,6 +29,7 @@ impl Summary<'_> {
     }
 }
 
+/// The end table, the time table, the counts of episodes and tokens, and the next commands.
 fn text(s: &Summary<'_>) -> String {
     let (mut out, e) = (String::new(), s.ended);
     let rows = comparison(&e.before, &e.after);
@@ -66,6 +73,7 @@ fn text(s: &Summary<'_>) -> String {
 }
 
 /// Held-out tasks that were measured once.
+/// For `sinew eval`, which trains nothing.
 pub fn measured(
     stats: &EpisodeStats,
     run_dir: &Path,
@@ -89,6 +97,7 @@ pub fn measured(
     out
 }
 
+/// Seconds by what they were spent on; the parts add up to the wall time.
 fn time_table(out: &mut String, s: &Summary<'_>) {
     let _ = writeln!(
         out,
@@ -100,11 +109,13 @@ fn time_table(out: &mut String, s: &Summary<'_>) {
     }
 }
 
+/// A line of the time table.
 fn share(out: &mut String, name: &str, seconds: f64, whole: f64) {
     let percent = 100.0 * seconds / whole.max(1e-9);
     let _ = writeln!(out, "{name:22} {:>7}  {percent:>4.0} %", duration(seconds));
 }
 
+/// Commands that can be copied as they are.
 fn next_commands(out: &mut String, s: &Summary<'_>) {
     let dir = s.run_dir.display();
     let _ = writeln!(out, "\nnext");

@@ -1,4 +1,7 @@
 //! Text that a program or a model wrote, made fit for a terminal.
+//!
+//! C0 and C1 control characters, DEL and the marks of direction are written as `\u{...}`; all other
+//! characters stay, whatever their script. The result is safe on a terminal and not meant to be parsed.
 
 use std::fmt::Write;
 

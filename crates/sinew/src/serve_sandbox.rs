@@ -88,14 +88,14 @@ pub(crate) fn run(
         providers.push(wire::sandboxes(&SandboxPlan {
             level: Level::Wasm,
             wasm_modules: folder.to_string_lossy().into_owned(),
-            max_live: args.max_sandboxes,
+            max_sandboxes: args.max_sandboxes,
             ..SandboxPlan::default()
         })?);
     }
     if args.containers {
         providers.push(wire::sandboxes(&SandboxPlan {
             level: Level::Container,
-            max_live: args.max_sandboxes,
+            max_sandboxes: args.max_sandboxes,
             ..SandboxPlan::default()
         })?);
     }
@@ -103,7 +103,7 @@ pub(crate) fn run(
         providers.push(wire::sandboxes(&SandboxPlan {
             level: Level::Microvm,
             microvm_images: folder.to_string_lossy().into_owned(),
-            max_live: args.max_sandboxes,
+            max_sandboxes: args.max_sandboxes,
             ..SandboxPlan::default()
         })?);
     }

@@ -31,6 +31,7 @@ use serde_json::{Value, json};
 use sinew_render::Piece;
 use sinew_types::{Content, Message, Role, ToolCall};
 
+/// Maximum of `stop_sequences`.
 const MAX_STOPS: usize = 16;
 
 /// By this Anthropic's clients recognize that they have to send a conversation again.
@@ -218,6 +219,7 @@ fn thread(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     }
 }
 
+/// `stop_sequences`.
 fn stops(fields: &mut Fields<'_>) -> Result<Vec<String>, ApiError> {
     let list = fields.array("stop_sequences")?.unwrap_or_default();
     let expected = format!("up to {MAX_STOPS} strings, none empty");
@@ -228,6 +230,7 @@ fn stops(fields: &mut Fields<'_>) -> Result<Vec<String>, ApiError> {
         .ok_or_else(|| wrong("stop_sequences", &list, &expected))
 }
 
+/// `tools` and `tool_choice`. A tool without a type, or of type `custom`, is one that the agent runs.
 fn tools(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), ApiError> {
     let notes = fields.notes();
     let tools = fields.tools()?;
@@ -265,6 +268,7 @@ fn tools(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), ApiE
     request.check_tool_choice()
 }
 
+/// A message. Results of tools become messages of their own, before the text of the same message.
 fn message(
     value: Value,
     path: &str,
@@ -319,6 +323,7 @@ fn user(content: Value, path: &str, notes: &Notes, out: &mut Vec<Message>) -> Re
     Ok(())
 }
 
+/// The result of one call, with `is_error` in front of its text.
 fn tool_result(block: &mut Fields<'_>) -> Result<Message, ApiError> {
     let path = block.path("content");
     let said = blocks(block.take("content"), &path, block.notes(), true)?;
@@ -338,6 +343,7 @@ fn tool_result(block: &mut Fields<'_>) -> Result<Message, ApiError> {
     Ok(message)
 }
 
+/// What the model said: text, thinking and calls in their order.
 fn assistant(content: Value, path: &str, notes: &Notes) -> Result<Message, ApiError> {
     let mut message = Message::new(Role::Assistant, "");
     let blocks = match content {
@@ -373,6 +379,7 @@ fn assistant(content: Value, path: &str, notes: &Notes) -> Result<Message, ApiEr
     Ok(message)
 }
 
+/// A call that the model made.
 fn tool_use_block(block: &mut Fields<'_>) -> Result<ToolCall, ApiError> {
     let path = block.path("input");
     let arguments = block.take("input").unwrap_or_else(|| json!({}));
@@ -388,11 +395,13 @@ fn tool_use_block(block: &mut Fields<'_>) -> Result<ToolCall, ApiError> {
     Ok(call)
 }
 
+/// The refusal of a block of another type.
 fn unknown_block(block: &Fields<'_>, kind: &str, known: &str) -> ApiError {
     let why = format!("blocks of type {kind:?} are not supported here: known are {known}");
     ApiError::unsupported(&block.path("type"), &why)
 }
 
+/// The text of a block; `cache_control` and citations have no effect.
 fn text_block(block: &mut Fields<'_>) -> Result<String, ApiError> {
     block.no_effects(&[("citations", "sources are not cited here")])?;
     block.required_string("text")
@@ -434,6 +443,7 @@ fn blocks(
     Ok(said.take().unwrap_or_default())
 }
 
+/// The message object without content.
 fn skeleton(context: &AnswerContext) -> Value {
     json!({
         "id": format!("msg_{}", context.id),
@@ -447,6 +457,7 @@ fn skeleton(context: &AnswerContext) -> Value {
     })
 }
 
+/// A call as a block.
 fn tool_use(call: &ToolCall, input: &Value) -> Value {
     json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input})
 }
@@ -499,12 +510,14 @@ pub fn error_value(error: &ApiError) -> Value {
     value
 }
 
+/// The kind of block that is open in a stream.
 #[derive(Clone, Copy, PartialEq)]
 enum Block {
     Text,
     Thinking,
 }
 
+/// Blocks are opened, written and closed one after the other; an index counts them.
 struct MessagesStream {
     context: AnswerContext,
     /// Blocks that were begun.

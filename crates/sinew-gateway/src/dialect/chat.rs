@@ -206,6 +206,7 @@ pub(super) fn sampling(fields: &mut Fields<'_>) -> Result<SamplingAsk, ApiError>
     })
 }
 
+/// `stop`: one text or a list.
 fn stop(fields: &mut Fields<'_>) -> Result<Vec<String>, ApiError> {
     let path = fields.path("stop");
     let expected = format!("a string, or up to {MAX_STOPS} of them, none empty");
@@ -221,6 +222,7 @@ fn stop(fields: &mut Fields<'_>) -> Result<Vec<String>, ApiError> {
         .ok_or_else(|| wrong(&path, &value, &expected))
 }
 
+/// `logit_bias`: token ids as texts, with what is added to their logits.
 fn logit_bias(fields: &mut Fields<'_>) -> Result<Vec<(TokenId, f32)>, ApiError> {
     let Some(value) = fields.take("logit_bias") else {
         return Ok(Vec::new());
@@ -241,6 +243,7 @@ fn logit_bias(fields: &mut Fields<'_>) -> Result<Vec<(TokenId, f32)>, ApiError> 
         .ok_or_else(refused)
 }
 
+/// A message with its calls, reasoning and parts.
 fn message(value: Value, path: &str, notes: &Notes) -> Result<Message, ApiError> {
     let mut fields = Fields::of(value, path, notes)?;
     let role = fields.required_string("role")?;
@@ -303,6 +306,7 @@ fn part(part: &mut Fields<'_>, kind: &str, content: &mut Content) -> Result<(), 
     Ok(())
 }
 
+/// A call that an assistant's message repeats.
 fn tool_call(value: Value, path: &str, notes: &Notes) -> Result<ToolCall, ApiError> {
     let mut fields = Fields::of(value, path, notes)?;
     fields.only("type", &[json!("function")], "only functions are known")?;
@@ -320,6 +324,7 @@ fn tool_call(value: Value, path: &str, notes: &Notes) -> Result<ToolCall, ApiErr
     })
 }
 
+/// OpenAI's word for the end of a choice.
 fn finish_reason(end: &TurnEnd) -> &'static str {
     match end {
         TurnEnd::Stop | TurnEnd::StopString(_) => "stop",
@@ -328,6 +333,7 @@ fn finish_reason(end: &TurnEnd) -> &'static str {
     }
 }
 
+/// A call, whole: arguments are not streamed in pieces.
 fn call_value(call: &ToolCall) -> Value {
     json!({
         "id": call.id,
@@ -336,6 +342,7 @@ fn call_value(call: &ToolCall) -> Value {
     })
 }
 
+/// A choice of a whole answer.
 fn choice_value(context: &AnswerContext, index: usize, choice: &Choice) -> Value {
     let said = &choice.message;
     let content = match &*said.content.text() {
@@ -368,6 +375,7 @@ fn logprobs(context: &AnswerContext, tokens: &[SampledToken]) -> Value {
     )
 }
 
+/// State of a stream, by choice.
 struct ChatStream {
     context: AnswerContext,
     /// Choices whose role was sent.
@@ -378,6 +386,7 @@ struct ChatStream {
 }
 
 impl ChatStream {
+    /// An event with one body; tokens and end go with the last one of a delta.
     fn event(&mut self, delta: &Delta, body: &Value, last: bool) -> String {
         let end = delta.end.as_ref().filter(|_| last).map(finish_reason);
         let tokens: &[SampledToken] = if last { &delta.tokens } else { &[] };

@@ -78,6 +78,7 @@ impl Dialect for Completions {
     }
 }
 
+/// The prompt: text, ids, or a list of one text.
 fn read_prompt(value: Value) -> Result<Prompt, ApiError> {
     let expected = "a string or a list of token ids; one prompt for each request";
     match value {
@@ -92,6 +93,7 @@ fn read_prompt(value: Value) -> Result<Prompt, ApiError> {
     }
 }
 
+/// A choice, whole or in part.
 fn choice_value(
     context: &AnswerContext,
     index: u32,
@@ -141,8 +143,10 @@ fn logprobs(context: &AnswerContext, tokens: &[SampledToken], offset: &mut usize
     })
 }
 
+/// State of a stream.
 struct TextStream {
     context: AnswerContext,
+    /// Characters of each choice so far.
     offsets: Vec<usize>,
     chunks: Chunks,
 }

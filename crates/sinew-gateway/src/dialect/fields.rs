@@ -19,7 +19,9 @@ const MAX_PATH_BYTES: usize = 120;
 /// What is noticed while a body is read.
 #[derive(Debug)]
 pub struct Notes {
+    /// Fields without effect are refused.
     strict: bool,
+    /// Counts by path, of one request.
     ignored: RefCell<Ignored>,
     /// Answers whose parts a request may name.
     answers: Option<Arc<Answers>>,
@@ -102,6 +104,7 @@ fn asks_nothing(value: &Value) -> bool {
 /// An object whose fields are taken one by one. A field that is `null` counts as absent.
 #[derive(Debug)]
 pub struct Fields<'n> {
+    /// Fields that were not taken yet.
     map: Map<String, Value>,
     /// Path before the names, with its dot.
     prefix: String,
@@ -201,6 +204,7 @@ impl<'n> Fields<'n> {
         }
     }
 
+    /// A field of one type; `expected` is for the error.
     fn typed<T>(
         &mut self,
         name: &str,
@@ -397,6 +401,7 @@ impl<'n> Fields<'n> {
         value.is_null() || (!self.notes.strict && asks_nothing(value))
     }
 
+    /// The refusal of a value that cannot be honoured.
     fn unsupported(&self, name: &str, value: &Value, why: &str) -> ApiError {
         let why = format!("{} is not supported: {why}", shown(value));
         ApiError::unsupported(&self.path(name), &why)
@@ -483,6 +488,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
+/// The JSON type of a value, for errors.
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

@@ -18,7 +18,9 @@ use std::sync::Arc;
 /// A format, and the field that asks for it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FormatAsk {
+    /// Validated before it goes to the engine.
     pub format: Arc<Format>,
+    /// Field that asks for it, for errors.
     pub path: String,
 }
 

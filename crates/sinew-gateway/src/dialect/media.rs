@@ -70,7 +70,9 @@ pub(super) fn image_block(block: &mut Fields<'_>) -> Result<Part, ApiError> {
 /// Anthropic's blocks as one content: texts next to each other are lines.
 #[derive(Default)]
 pub(super) struct Blocks {
+    /// Parts in their order.
     content: Content,
+    /// Texts since the last picture or sound.
     texts: Vec<String>,
     any: bool,
 }

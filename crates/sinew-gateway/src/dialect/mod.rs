@@ -31,6 +31,7 @@ use std::sync::Arc;
 /// Whether and which tool the model must call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ToolChoice {
+    /// The model decides.
     #[default]
     Auto,
     /// Tools are not shown and calls are not looked for.
@@ -44,12 +45,17 @@ pub enum ToolChoice {
 /// What a client asks of sampling; `None`: it does not say.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SamplingAsk {
+    /// 0 is greedy.
     pub temperature: Option<f32>,
     pub top_p: Option<f32>,
+    /// 0 keeps all tokens.
     pub top_k: Option<u32>,
     pub min_p: Option<f32>,
+    /// Of the output, without the prompt.
     pub max_tokens: Option<u32>,
+    /// Texts that end the output and are not part of it.
     pub stop: Vec<String>,
+    /// Without one it follows from the rollout's seed and the number of the call.
     pub seed: Option<u64>,
     pub logit_bias: Vec<(TokenId, f32)>,
 }
@@ -59,11 +65,13 @@ pub struct SamplingAsk {
 pub struct ModelRequest {
     /// As the client wrote it; answers repeat it.
     pub model: String,
+    /// Conversation, text or ids.
     pub prompt: Prompt,
     /// Messages at the beginning that were not in the list of [`Dialect::repeated`].
     pub head: usize,
     pub tools: Vec<ToolSpec>,
     pub tool_choice: ToolChoice,
+    /// Whether the turn may hold several calls.
     pub parallel_tool_calls: bool,
     /// Tools whose calls must follow their schemas, and where these are in the request.
     pub strict_tools: Vec<(String, String)>,
@@ -76,6 +84,7 @@ pub struct ModelRequest {
     pub logprobs: Option<u8>,
     /// Answer with the ids of prompt and output.
     pub return_token_ids: bool,
+    /// Answer with events.
     pub stream: bool,
     /// A last chunk with the usage.
     pub include_usage: bool,
@@ -138,6 +147,7 @@ pub enum TurnEnd {
 /// Tokens of a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
+    /// As the engine was given them.
     pub prompt_tokens: u32,
     /// Of the prompt, found in the engine's prefix cache.
     pub cached_tokens: u32,
@@ -148,6 +158,7 @@ pub struct Usage {
 /// One output.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
+    /// The turn as the client gets it.
     pub message: Message,
     /// All text of the output, as [`Prompt::Text`] clients see it.
     pub text: String,
@@ -159,6 +170,7 @@ pub struct Choice {
 /// The answer to a [`ModelRequest`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelResponse {
+    /// In the order of their numbers.
     pub choices: Vec<Choice>,
     pub usage: Usage,
 }
@@ -166,6 +178,7 @@ pub struct ModelResponse {
 /// Something new of an output that is being sampled.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
+    /// Number of the output, from 0.
     pub choice: u32,
     /// What is new for the client, in order; may be empty.
     pub pieces: Vec<Piece>,

@@ -7,6 +7,9 @@
 //! - Sampled tokens are in exactly one node, with one log-probability and one version each;
 //!   they are never decoded and tokenized again.
 //! - Nodes are only added. A client that rewrites its history makes a branch.
+//!
+//! A session changes only by [`Entry`]s: what a call does is noted first, and a restart replays the notes. It
+//! knows no clock: times are arguments.
 
 mod finish;
 mod known_turns;
@@ -43,10 +46,13 @@ pub(crate) use types::Entry;
 /// A call, running or ended.
 #[derive(Clone, Debug)]
 struct Call {
+    /// How the request joined what was captured.
     join: Join,
     parent: NodeId,
     prompt_tokens: u32,
+    /// Of the ids that the engine was given; compared when the rollout is finished.
     prompt_key: Key,
+    /// Sampled nodes, one a choice.
     outputs: Vec<NodeId>,
     started_s: f64,
     ended_s: Option<f64>,
@@ -77,17 +83,23 @@ pub struct Session {
     id: EpisodeId,
     spec: RolloutSpec,
     limits: SessionLimits,
+    /// The trace so far. Nodes are only added.
     nodes: Vec<Node>,
+    /// Conversations that are known, as a trie of messages.
     states: States,
+    /// Ends of text prompts and their outputs.
     texts: Vec<TextAnchor>,
     /// The model's turns, by what they say.
     known_turns: KnownTurns,
+    /// In the order of their numbers.
     calls: Vec<Call>,
+    /// Calls that have not ended, by number.
     running: BTreeMap<u32, Running>,
     stats: SessionStats,
     /// Fields of its requests that had no effect.
     ignored: Ignored,
     outcome: Outcome,
+    /// The first limit that refused a call.
     limit_hit: Option<Limit>,
     opened_s: f64,
     touched_s: f64,
@@ -149,6 +161,7 @@ impl Session {
         Ok(self)
     }
 
+    /// Applies one entry of a journal.
     fn replay(&mut self, entry: Entry) -> Result<(), SessionError> {
         let exists = |session: &Self, call| session.running.contains_key(&call);
         match entry {
@@ -209,6 +222,7 @@ impl Session {
         }
     }
 
+    /// Notes an entry, if there is a journal.
     fn note(&mut self, entry: impl FnOnce() -> Entry) {
         if let Some(entries) = &mut self.entries {
             entries.push(entry());
@@ -294,6 +308,7 @@ impl Session {
         begun
     }
 
+    /// Plans a call, checks that it fits, and opens it.
     fn try_begin(
         &mut self,
         renderer: &dyn Renderer,
@@ -398,6 +413,7 @@ impl Session {
         call
     }
 
+    /// Refuses a call that exceeds a limit of the rollout.
     fn admit(&self, ask: &Ask<'_>) -> Result<(), SessionError> {
         if self.over {
             return Err(SessionError::Over);

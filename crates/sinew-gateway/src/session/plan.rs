@@ -53,11 +53,14 @@ impl Plan {
 /// The furthest known point from which tokens can be kept.
 #[derive(Clone, Copy, Debug)]
 enum Position {
+    /// A sampled turn.
     Turn(NodeId),
+    /// A prompt that was sampled from, or is.
     Prompt(NodeId),
 }
 
 impl Session {
+    /// What a request adds. Changes nothing but `last_path`.
     pub(super) fn plan(
         &self,
         renderer: &dyn Renderer,
@@ -97,6 +100,7 @@ impl Session {
         }
     }
 
+    /// A plan for a conversation.
     fn plan_messages(
         &self,
         renderer: &dyn Renderer,
@@ -231,6 +235,7 @@ impl Session {
         Ok(Some(joined))
     }
 
+    /// Tokens of new messages after a sampled turn.
     fn extend(
         &self,
         renderer: &dyn Renderer,
@@ -258,11 +263,13 @@ impl Session {
         Ok(nodes)
     }
 
+    /// Whether something was captured after a node.
     fn has_children(&self, node: NodeId) -> bool {
         let later = self.nodes.iter().skip(node as usize + 1);
         later.rev().any(|n| n.parent == node)
     }
 
+    /// A plan for a text: what follows the longest known text that it begins with.
     fn plan_text(&self, renderer: &dyn Renderer, text: &str) -> Result<Plan, SessionError> {
         if text.is_empty() {
             return Err(SessionError::Prompt("the prompt is empty".into()));
@@ -295,6 +302,7 @@ impl Session {
         Ok(Plan::raw(base, nodes, self.raw_join(base), key))
     }
 
+    /// A plan for ids: what follows the longest known path that they begin with.
     fn plan_tokens(&self, renderer: &dyn Renderer, ids: &[TokenId]) -> Result<Plan, SessionError> {
         let vocab = renderer.vocab_size();
         if ids.is_empty() {

@@ -3,6 +3,9 @@
 //! One state for each prefix of messages that was ever sent. A state that was rendered has a
 //! prompt node, after which turns were sampled; a state at the end of a sampled turn has that
 //! turn's node. Walking down costs one look-up for each message.
+//!
+//! States are numbered from 1 and never removed; their number is bounded by the rollout's messages. An edge
+//! is the key of a message, so that a walk costs one look-up a message.
 
 use crate::keys::{self, Key, StateId};
 use sinew_types::{Message, NodeId, Role};
@@ -21,6 +24,7 @@ pub(crate) struct State {
     turns: Vec<Turn>,
 }
 
+/// A turn that the model took after a state.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     exact: Key,
@@ -57,6 +61,7 @@ impl States {
         &self.states[id as usize]
     }
 
+    /// Whether a state exists; journals may name others.
     pub(crate) fn contains(&self, id: StateId) -> bool {
         (id as usize) < self.states.len()
     }

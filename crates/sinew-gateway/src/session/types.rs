@@ -17,6 +17,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingDefaults {
+    /// 0 is greedy.
     pub temperature: Option<f32>,
     pub top_p: Option<f32>,
     pub top_k: Option<u32>,
@@ -34,7 +35,9 @@ pub struct SamplingDefaults {
 pub struct RolloutSpec {
     /// Made up if absent.
     pub id: Option<EpisodeId>,
+    /// Episodes that are compared with it.
     pub group: GroupId,
+    /// What the agent works on.
     pub task: TaskId,
     pub task_kind: String,
     /// Name of the run that the rollout belongs to.
@@ -47,6 +50,7 @@ pub struct RolloutSpec {
     pub provenance: Provenance,
     /// Seed of the calls that bring none.
     pub seed: u64,
+    /// Defaults of its calls, or pinned values.
     pub sampling: SamplingDefaults,
     /// Most model calls, if fewer than the gateway allows.
     pub max_turns: Option<u32>,
@@ -207,6 +211,7 @@ impl Join {
 /// A call that may be sampled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Begun {
+    /// Number within the rollout, from 1.
     pub call: u32,
     /// What the engine must be given, exactly; shared by the requests of all choices.
     pub prompt: Arc<Vec<TokenId>>,
@@ -226,6 +231,7 @@ pub struct SampledTurn {
     /// Of the policy that sampled them; journals from before it was kept say 1.
     #[serde(default = "one")]
     pub temperature: f32,
+    /// As the engine reported it.
     pub finish: FinishReason,
     /// The turn as the client gets it.
     pub message: Message,
@@ -236,8 +242,10 @@ pub struct SampledTurn {
 /// A node that a call adds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Planned {
+    /// Prompt, observation or forced; sampled ones come as outputs.
     pub(crate) kind: TokenKind,
     pub(crate) tokens: Vec<TokenId>,
+    /// That these tokens render.
     pub(crate) messages: Vec<Message>,
 }
 
@@ -266,7 +274,9 @@ pub(crate) struct Beginning {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub(crate) enum Entry {
+    /// A call was opened.
     Begun(Beginning),
+    /// An output of a call was captured.
     Output {
         call: u32,
         output: SampledTurn,
@@ -274,21 +284,14 @@ pub(crate) enum Entry {
         text: Option<(usize, Key)>,
         now_s: f64,
     },
-    Failed {
-        call: u32,
-        why: String,
-        now_s: f64,
-    },
+    /// A call ended without all of its outputs.
+    Failed { call: u32, why: String, now_s: f64 },
     /// An output that later calls may go on from by its id.
-    Kept {
-        answer: StoredAnswer,
-    },
-    Rewarded {
-        reward: Reward,
-    },
-    Cut {
-        limit: Limit,
-    },
+    Kept { answer: StoredAnswer },
+    /// A reward was given.
+    Rewarded { reward: Reward },
+    /// A limit ended the episode.
+    Cut { limit: Limit },
 }
 
 /// One call, without its tokens.
@@ -303,6 +306,7 @@ pub struct CallRecord {
     pub prompt_hash: String,
     /// Sampled nodes.
     pub outputs: Vec<NodeId>,
+    /// Unix time.
     pub started_s: f64,
     /// `None` while it runs.
     pub ended_s: Option<f64>,
@@ -342,10 +346,13 @@ pub enum SessionError {
     Bytes { bytes: u64, limit: u64 },
     #[error("{running} calls of this rollout are running, its limit is {limit}")]
     Concurrent { running: u32, limit: u32 },
+    /// The rollout takes no more calls.
     #[error("the rollout is over, it takes no more calls")]
     Over,
+    /// A request that was cut to its new messages cannot be joined without the others.
     #[error("the messages before the known state are needed, too")]
     NeedsAll,
+    /// A conversation without messages.
     #[error("there is no message to answer")]
     Empty,
     #[error("{0}")]
@@ -378,14 +385,17 @@ impl SessionError {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SessionStats {
     pub calls: u32,
+    /// Calls that have not ended.
     pub running: u32,
     pub sampled_tokens: u64,
+    /// Tokens in all nodes.
     pub trace_tokens: u64,
     pub message_bytes: u64,
     /// How many calls joined in which way.
     pub joins: BTreeMap<Join, u32>,
     /// Calls whose output the client did not wait for.
     pub aborted: u32,
+    /// Calls that gave nothing.
     pub failed: u32,
 }
 

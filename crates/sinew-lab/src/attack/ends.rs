@@ -1,4 +1,8 @@
 //! Attacks on the report that a Python program gives of its own end, where it gives one.
+//!
+//! A Python program of the process level may report its own end over a socket, so that the next one can start
+//! earlier. The report is the attacker's word: it may end the program's turn and nothing else. A program that
+//! goes on after its report, or a child of it, must be gone before the next program runs.
 
 use crate::attack::host::Witness;
 use crate::attack::special::{Special, held, printed, python, special};
@@ -27,6 +31,7 @@ while time.monotonic() < until:
 os._exit(9)
 ";
 
+/// Runs a program with the helpers of this file.
 async fn run(sandbox: &mut dyn Sandbox, code: &str) -> Result<ExecResult, SandboxError> {
     python(sandbox, &format!("{REPORT}{code}")).await
 }
@@ -43,6 +48,7 @@ async fn lives(sandbox: &mut dyn Sandbox) -> Result<Option<String>, SandboxError
     Ok((seen != "0").then(|| format!("the next program sees {seen} processes")))
 }
 
+/// Reports an end and writes on: the rest of the program must not outlive its turn.
 async fn goes_on(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
     let mut sandbox = provider.acquire(&spec()).await?;
     let code = format!("print('said', flush=True)\nopen('alive', 'w')\nreport(b'E\\x05'){GOES_ON}");
@@ -59,6 +65,7 @@ async fn goes_on(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict,
     })
 }
 
+/// Reports an end from a child while the parent works on.
 async fn with_child(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
     let mut sandbox = provider.acquire(&spec()).await?;
     let code = format!(
@@ -76,6 +83,7 @@ async fn with_child(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdi
     })
 }
 
+/// Sends reports that cannot be read; the real end must be the one that is given.
 async fn nonsense(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
     let mut sandbox = provider.acquire(&spec()).await?;
     for sent in [

@@ -1,7 +1,20 @@
 //! Attacks on files and on what `/proc` shows: cases 21 to 45 of the list.
+//!
+//! | cases | attack | what holds it |
+//! |---|---|---|
+//! | 21 | files and environment of the host | a root of its own with the system's folders read-only, an empty environment |
+//! | 25, 27, 28 | hard links, device nodes, mounts | no capabilities, seccomp, a file system mounted without devices |
+//! | 29, 30, 31 | chroot, namespaces, file handles | seccomp refuses the calls |
+//! | 32, 33, 36 | writes to the system, set-user-id files, the program itself | read-only mounts, no-new-privileges |
+//! | 37 | descriptors that leaked in | all but the three standard ones are closed before exec |
+//! | 38, 39, 41, 42 | `/proc`, other processes, the supervisor | a PID namespace and a `/proc` of its own, undumpable processes |
+//! | 43, 44, 45 | terminals, forged reports, signals | no terminal, one socket for one program, namespaces |
+//!
+//! `SECRET` is a file that only the host can read; printing its content is an escape, whatever else happens.
 
 use crate::attack::{Case, Expect};
 
+/// In the order of their numbers.
 pub(crate) const CASES: &[Case] = &[
     Case::new(21, "reads the host's files", Expect::Done, 5000, "
 for p in (SECRET, '/etc/shadow', '/etc/gshadow', '/etc/ssh', '/root', '/home', '/var', '/run', '/boot', '/mnt', '/srv', '/opt', '/sys'):

@@ -1,4 +1,8 @@
 //! What the host sees: traps that an escape would spring, and what an attack left behind.
+//!
+//! The suite counts what sandboxes may have left: processes below this one, control groups, mounts. It counts
+//! before and after each attack, with one unharmed sandbox beside, and asks again for a while before it calls
+//! a difference a leak: the kernel frees groups late.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher};
@@ -14,12 +18,16 @@ use std::time::Duration;
 pub(crate) struct Witness {
     /// Content of the file; nobody inside can know it.
     pub(crate) secret: String,
+    /// Readable by the host alone, with the secret as its content.
     file: PathBuf,
+    /// A connection to it has left the network namespace.
     port: TcpListener,
+    /// Name of an abstract Unix socket, which lives in a network namespace and not in a file system.
     abstract_name: String,
     abstract_socket: UnixListener,
 }
 
+/// A number that no program can guess.
 fn unguessable() -> u64 {
     // Keys of a `RandomState` come from the kernel's random source.
     let mut hasher = std::collections::hash_map::RandomState::new().build_hasher();
@@ -28,6 +36,10 @@ fn unguessable() -> u64 {
 }
 
 impl Witness {
+    /// Sets the traps.
+    ///
+    /// # Errors
+    /// If a file, a port or a socket cannot be had.
     pub(crate) fn new() -> std::io::Result<Self> {
         let id = std::process::id();
         let secret = format!("secret-{:016x}{:016x}", unguessable(), unguessable());
@@ -89,12 +101,16 @@ impl Drop for Witness {
 /// What exists on the host because of sandboxes of this process.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Residue {
+    /// Below this process, at any depth.
     processes: usize,
+    /// Control groups of sandboxes.
     groups: usize,
+    /// At places where sandboxes mount.
     mounts: usize,
 }
 
 impl Residue {
+    /// Counts at this moment.
     pub(crate) fn now() -> Self {
         let processes = descendants(std::process::id());
         let names: Vec<String> = processes.iter().map(|p| format!("sinew-{p}-")).collect();

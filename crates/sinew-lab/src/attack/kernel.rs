@@ -1,7 +1,20 @@
 //! Attacks on privileges, the kernel and the network: cases 46 to 58 of the list.
+//!
+//! | cases | attack | what holds it |
+//! |---|---|---|
+//! | 46, 47, 48 | set-user-id programs, capabilities, other users | no-new-privileges, an empty bounding set, one user in the namespace |
+//! | 49, 50, 51 | rare system calls, other calling conventions, flags of clone | a seccomp list of what is allowed; foreign conventions end the program |
+//! | 52 | user namespaces | seccomp |
+//! | 53 | sockets of other families | seccomp looks at the family |
+//! | 54, 55 | scheduling, locked memory, devices | limits, control groups, a `/dev` with harmless nodes alone |
+//! | 56, 57, 58 | the network, the host's sockets, name servers | a network namespace without an interface but loopback |
+//!
+//! A refused call must fail with an error that a program of good will understands: `EPERM` or `ENOSYS`, or
+//! the errors of the kernel itself.
 
 use crate::attack::{Case, Expect};
 
+/// In the order of their numbers, but that 49 has a second part behind 51.
 pub(crate) const CASES: &[Case] = &[
     Case::new(46, "set-user-id programs of the system", Expect::Done, 8000, "
 import subprocess

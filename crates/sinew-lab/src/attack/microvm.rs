@@ -2,6 +2,14 @@
 //!
 //! For the latter the guest's kernel is taken for conquered: programs are its first user, behind
 //! no walls inside, and use the agent's own channel. What must hold is the machine.
+//!
+//! | cases | attack | what must hold |
+//! |---|---|---|
+//! | 48 | the monitor itself | it has no capability, no new privileges, seccomp, and a root without the host's files |
+//! | 80 | panic, reboot, power off, halt | one machine ends, with a precise end; the next one starts |
+//! | 81 | flood of the serial line | it is bounded and does not stop the monitor |
+//! | 82 | memory beyond the guest's, devices | the monitor's own limit; no device but the console |
+//! | 84 | clock and random numbers | clones of one snapshot differ, and their clocks are right |
 
 use crate::attack::{self, AttackOutcome, AttackRow, spec};
 use sinew_microvm::MicrovmProvider;
@@ -16,8 +24,10 @@ const MONITOR_BYTES: u64 = 512 << 20;
 /// How far a guest's clock may be off, in seconds.
 const CLOCK_S: f64 = 5.0;
 
+/// Outcome and what was seen.
 type Verdict = (AttackOutcome, String);
 
+/// A verdict with what was seen.
 fn held(why: impl Into<String>) -> Verdict {
     (AttackOutcome::Held, why.into())
 }
@@ -26,7 +36,9 @@ fn escaped(why: impl Into<String>) -> Verdict {
     (AttackOutcome::Escaped, why.into())
 }
 
+/// One attack on a machine.
 struct Case {
+    /// Of the list in `docs/sandbox.md`.
     number: u32,
     name: &'static str,
     run: for<'a> fn(&'a MicrovmProvider) -> SandboxFuture<'a, Verdict>,
@@ -42,6 +54,7 @@ macro_rules! case {
     };
 }
 
+/// In the order of their numbers.
 const CASES: &[Case] = &[
     case!(
         48,
@@ -140,6 +153,7 @@ pub async fn run_own(
     sibling.destroy().await
 }
 
+/// After an attack that was held: no monitor is left, and the sibling answers.
 async fn aftermath(before: usize, sibling: &mut dyn Sandbox, verdict: Verdict) -> Verdict {
     if verdict.0 != AttackOutcome::Held {
         return verdict;
@@ -175,6 +189,7 @@ fn monitors() -> Vec<u32> {
     .collect()
 }
 
+/// A script for the guest's shell, with a deadline in seconds.
 fn shell(script: &str, seconds: u64) -> ExecRequest {
     ExecRequest {
         program: Program::Shell(script.into()),
@@ -183,6 +198,7 @@ fn shell(script: &str, seconds: u64) -> ExecRequest {
     }
 }
 
+/// A Python program, with a deadline in seconds.
 fn python(code: &str, seconds: u64) -> ExecRequest {
     ExecRequest {
         program: Program::Python(code.into()),
@@ -191,10 +207,12 @@ fn python(code: &str, seconds: u64) -> ExecRequest {
     }
 }
 
+/// Standard output as text.
 fn printed(result: &ExecResult) -> String {
     String::from_utf8_lossy(&result.stdout).trim().to_owned()
 }
 
+/// Reads `/proc/PID/status` of every monitor.
 async fn monitor_rights(provider: &MicrovmProvider) -> Result<Verdict, SandboxError> {
     let before: HashSet<u32> = monitors().into_iter().collect();
     let sandbox = provider.acquire(&spec()).await?;
@@ -254,6 +272,7 @@ async fn dies(
     }
 }
 
+/// Machines that panic one after the other must not wear the provider out.
 async fn panic_loop(provider: &MicrovmProvider) -> Result<Verdict, SandboxError> {
     let mut sandbox = provider.acquire_unwalled(&spec()).await?;
     for turn in 0..4 {
@@ -278,6 +297,7 @@ async fn panic_loop(provider: &MicrovmProvider) -> Result<Verdict, SandboxError>
     Ok(held("each reset gives a new machine"))
 }
 
+/// Writes to the console without end.
 async fn serial_flood(provider: &MicrovmProvider) -> Result<Verdict, SandboxError> {
     let mut sandbox = provider.acquire_unwalled(&spec()).await?;
     let script = "mknod /dev/line c 4 64 && yes floodfloodflood > /dev/line";
@@ -300,6 +320,7 @@ async fn serial_flood(provider: &MicrovmProvider) -> Result<Verdict, SandboxErro
     )))
 }
 
+/// Takes more memory than the machine has.
 async fn over_commit(provider: &MicrovmProvider) -> Result<Verdict, SandboxError> {
     let mut sandbox = provider.acquire_unwalled(&spec()).await?;
     let code = "x = []\nwhile True: x.append(bytearray(b'x') * (1 << 20))";
@@ -321,6 +342,7 @@ async fn over_commit(provider: &MicrovmProvider) -> Result<Verdict, SandboxError
     }
 }
 
+/// Looks for devices other than the console.
 async fn devices(provider: &MicrovmProvider) -> Result<Verdict, SandboxError> {
     let mut sandbox = provider.acquire_unwalled(&spec()).await?;
     let script = "mkdir -p /dev/s && mount -t sysfs none /dev/s && ls /dev/s/bus/virtio/devices /dev/s/class/net /dev/s/block | tr '\\n' ' '";
@@ -341,6 +363,7 @@ async fn forges(
     code: &str,
     seconds: u64,
 ) -> Result<Verdict, SandboxError> {
+    /// Takes the agent's channel from the first process of the guest.
     const TAKE: &str = "
 import ctypes, os, time
 libc = ctypes.CDLL(None)
@@ -364,6 +387,7 @@ os.set_blocking(fd, True)
     }
 }
 
+/// Two clones of one snapshot must not draw the same random numbers.
 async fn restored_alike(provider: &MicrovmProvider) -> Result<Verdict, SandboxError> {
     let code = "import os, random, socket, time, uuid\nprint(random.random(), os.urandom(8).hex(), uuid.uuid4(), socket.gethostname(), time.time())";
     let spec = spec();

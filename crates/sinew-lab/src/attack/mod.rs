@@ -4,6 +4,11 @@
 //! ending is the precise one, a sibling sandbox is unharmed, and no process, group or mount is
 //! left. What cannot apply at this level is listed with the reason. The numbers are those of
 //! the list in `docs/sandbox.md`.
+//!
+//! A case is judged in this order, and the first problem is the verdict: a line `ESCAPED`, the host's secret
+//! in the output, memory above the limit, another ending than the expected one, a sprung trap, something left
+//! on the host, a sibling that does not answer. On a level that cannot run a case it is `not_applicable`,
+//! with the reason.
 
 mod ends;
 mod files;
@@ -70,19 +75,28 @@ pub(crate) enum Expect {
     Done,
     /// Exits with this code.
     Exited(i32),
+    /// Ended by this signal.
     Signalled(i32),
+    /// Cut at its deadline.
     Timeout,
+    /// Ended by its memory limit.
     OutOfMemory,
+    /// The limit refuses each attempt, or ends the program.
     OutOfMemoryOrDone,
+    /// Ended by its limit of processes and threads.
     TooManyProcesses,
+    /// Its output was cut, and says so.
     OutputLimit,
+    /// Ended by a system call that no program makes by mistake.
     Denied,
+    /// Which of both depends on the kernel.
     DoneOrDenied,
     /// Any ending that the sandbox survives.
     Bounded,
 }
 
 impl Expect {
+    /// Whether the result is the expected one.
     fn met(self, result: &ExecResult) -> bool {
         let ending = result.ending;
         let clean = ending == Ending::Exited { code: 0 };
@@ -106,10 +120,15 @@ impl Expect {
 /// A hostile Python program. A line of its output that starts with `ESCAPED` gives it away.
 #[derive(Debug)]
 pub(crate) struct Case {
+    /// Of the list in `docs/sandbox.md`; variants share a number.
     number: u32,
+    /// Shown in the table, and matched by `--filter`.
     name: &'static str,
+    /// The precise ending.
     expect: Expect,
+    /// Longer on levels that emulate, unless the deadline is what is tested.
     deadline: Duration,
+    /// Python, behind a prelude with `sc`, `refused` and `tries`.
     code: &'static str,
     /// Names system calls by their x86-64 numbers.
     raw_calls: bool,
@@ -177,13 +196,17 @@ pub fn spec() -> SandboxSpec {
     }
 }
 
+/// One run over all cases of a level.
 struct Suite<'a> {
+    /// Of the level.
     provider: &'a dyn SandboxProvider,
     /// The sandbox that no attack may touch; gone only after it could not be replaced.
     sibling: Option<Box<dyn Sandbox>>,
     /// What there is without any sandbox.
     alone: Residue,
+    /// The traps.
     witness: Witness,
+    /// Called with each row at once: the suite takes minutes.
     on_row: &'a mut (dyn FnMut(AttackRow) + Send),
 }
 
@@ -262,12 +285,15 @@ async fn sibling(
     Ok(sibling)
 }
 
+/// Number with two digits, and the name.
 fn title(number: u32, name: &str) -> String {
     format!("{number:02} {name}")
 }
 
+/// Outcome, and what was seen or why it was not run.
 pub(crate) type Verdict = (AttackOutcome, String);
 
+/// The verdict of a problem.
 pub(crate) fn escaped(why: impl Into<String>) -> Verdict {
     (AttackOutcome::Escaped, why.into())
 }
@@ -282,6 +308,7 @@ impl Suite<'_> {
         });
     }
 
+    /// Runs one case in a sandbox of its own, and looks at what it left.
     async fn attack(&mut self, case: &Case) -> Verdict {
         if case.raw_calls && !cfg!(target_arch = "x86_64") {
             let why = "the program knows only the system calls of x86-64";
@@ -296,6 +323,7 @@ impl Suite<'_> {
         self.aftermath(before, verdict).await
     }
 
+    /// The same for a case with a part on the host.
     async fn special(&mut self, special: &special::Special) -> Verdict {
         let before = Residue::settled().await;
         let verdict = match (special.run)(self.provider, &self.witness).await {
@@ -312,6 +340,7 @@ impl Suite<'_> {
         case.deadline * if slow && !cut { EMULATED } else { 1 }
     }
 
+    /// Makes a sandbox, runs the case, destroys the sandbox.
     async fn exec_alone(&self, case: &Case) -> Result<ExecResult, SandboxError> {
         let mut sandbox = self.provider.acquire(&spec()).await?;
         let code = format!("{PRELUDE}{}{}", self.witness.python(), case.code);
@@ -325,6 +354,7 @@ impl Suite<'_> {
         result
     }
 
+    /// Judges the result alone.
     fn judge(&self, case: &Case, result: &ExecResult) -> Verdict {
         let printed = String::from_utf8_lossy(&result.stdout);
         if let Some(line) = printed.lines().find(|l| l.starts_with("ESCAPED")) {
@@ -370,6 +400,7 @@ impl Suite<'_> {
         }
     }
 
+    /// Whether the sibling still has its file, and can run a program.
     async fn sibling_answers(&mut self) -> Result<(), String> {
         let request = ExecRequest {
             program: Program::Python("print(open('canary').read(), end='')".into()),

@@ -1,7 +1,20 @@
 //! Attacks on the host's resources: cases 1 to 20 of the list.
+//!
+//! | cases | attack | what holds it |
+//! |---|---|---|
+//! | 1, 2 | processes and threads without end | the control group's number of processes |
+//! | 3, 4, 5, 6 | memory of the heap, of files, of page tables, of pipes and sockets | the control group's memory, which counts all of these |
+//! | 7, 8, 9, 10 | files, bytes, sparse files, nested folders | bytes and inodes of the work folder's file system |
+//! | 11 | descriptors | the limit of open files |
+//! | 12, 14 | endless loops, sleep, a stopped program | the deadline, and CPU time for loops in many processes |
+//! | 13 | output without end | bytes of output; the program is ended, and the result says that it was cut |
+//! | 15 to 19 | daemons, kernel objects, closed output, argument lists, core dumps | the PID namespace, limits, no dumps |
+//!
+//! The result must name the limit that was hit: an algorithm reads it, and a policy learns from it.
 
 use crate::attack::{Case, Expect};
 
+/// In the order of their numbers.
 pub(crate) const CASES: &[Case] = &[
     Case::new(
         1,

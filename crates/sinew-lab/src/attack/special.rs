@@ -1,4 +1,8 @@
 //! Attacks that need the host to act too.
+//!
+//! Here the host does something an ordinary case cannot: it writes files into the sandbox, reads files that
+//! the program prepared, looks at `/proc` of the jailed process, kills the server, makes hundreds of
+//! sandboxes.
 
 use crate::attack::host::{Witness, descendants};
 use crate::attack::{AttackOutcome, Verdict, escaped, spec};
@@ -8,9 +12,13 @@ use sinew_sandbox::{
 use std::collections::HashSet;
 use std::time::Duration;
 
+/// An attack with a part on the host.
 pub(crate) struct Special {
+    /// Of the list in `docs/sandbox.md`.
     pub(crate) number: u32,
+    /// Shown in the table, and matched by `--filter`.
     pub(crate) name: &'static str,
+    /// Gives the verdict; an error of the sandbox is an escape.
     pub(crate) run: for<'a> fn(&'a dyn SandboxProvider, &'a Witness) -> SandboxFuture<'a, Verdict>,
 }
 
@@ -26,6 +34,7 @@ macro_rules! special {
 
 pub(crate) use special;
 
+/// In the order of their numbers.
 pub(crate) const ALL: &[Special] = &[
     special!(18, "program of 100 MB", huge_program),
     special!(22, "paths that leave the work folder", outside_paths),
@@ -43,10 +52,12 @@ pub(crate) const ALL: &[Special] = &[
     special!(71, "modules planted for the next exec", planted_modules),
 ];
 
+/// A verdict with what was seen.
 pub(crate) fn held(why: impl Into<String>) -> Verdict {
     (AttackOutcome::Held, why.into())
 }
 
+/// Runs a Python program in a sandbox.
 pub(crate) async fn python(
     sandbox: &mut dyn Sandbox,
     code: &str,
@@ -59,10 +70,12 @@ pub(crate) async fn python(
     sandbox.exec(request).await
 }
 
+/// Standard output as text.
 pub(crate) fn printed(result: &ExecResult) -> String {
     String::from_utf8_lossy(&result.stdout).trim().to_owned()
 }
 
+/// A program of 100 MB must be refused, and not fill the memory of the server.
 async fn huge_program(
     provider: &dyn SandboxProvider,
     _: &Witness,
@@ -76,6 +89,7 @@ async fn huge_program(
     Ok(verdict)
 }
 
+/// Paths that the caller reads or writes must stay in the work folder.
 async fn outside_paths(
     provider: &dyn SandboxProvider,
     _: &Witness,
@@ -93,6 +107,7 @@ async fn outside_paths(
     Ok(held("every path was refused"))
 }
 
+/// Links that the program makes must not lead the host's reads and writes outside.
 async fn links(provider: &dyn SandboxProvider, witness: &Witness) -> Result<Verdict, SandboxError> {
     let mut sandbox = provider.acquire(&spec()).await?;
     let code = format!(
@@ -112,6 +127,7 @@ async fn links(provider: &dyn SandboxProvider, witness: &Witness) -> Result<Verd
     Ok(held("links are never followed"))
 }
 
+/// The host must not wait for ever for a FIFO or a socket in place of a file.
 async fn fifos(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
     let mut sandbox = provider.acquire(&spec()).await?;
     let code = "import os, socket\nsocket.socket(socket.AF_UNIX).bind('sock')\nfor f in (lambda: os.mkfifo('fifo'), lambda: os.mkdir('dir')):\n    try: f()\n    except OSError: pass";
@@ -128,6 +144,7 @@ async fn fifos(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, S
     Ok(held("only regular files are read"))
 }
 
+/// Names with newlines, control characters and bytes that are no text.
 async fn hostile_names(
     provider: &dyn SandboxProvider,
     _: &Witness,
@@ -237,6 +254,7 @@ print(made)";
     })
 }
 
+/// Nothing of a sandbox is in the next one.
 async fn left_state(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
     let mut first = provider.acquire(&spec()).await?;
     let leave = "for p in ('/work/x', '/tmp/x', '/dev/shm/x'):\n    try: open(p, 'w').write('left')\n    except OSError: pass";
@@ -252,6 +270,7 @@ async fn left_state(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdi
     }
 }
 
+/// Nothing of a program is in the interpreter of the next one.
 async fn left_interpreter(
     provider: &dyn SandboxProvider,
     _: &Witness,
@@ -268,7 +287,9 @@ async fn left_interpreter(
     }
 }
 
+/// Sandboxes that were forked from one place must draw different random numbers.
 async fn same_random(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
+    /// Place of the seed of `hash`, which forks may share.
     const HASH: usize = 1;
     let code = "import random, os, uuid; print(random.random(), hash('x'), os.urandom(8).hex(), uuid.uuid4())";
     let mut seen: HashSet<String> = HashSet::new();
@@ -288,6 +309,7 @@ async fn same_random(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verd
     ))
 }
 
+/// Two hundred sandboxes leave no process, group or mount behind.
 async fn many_creates(
     provider: &dyn SandboxProvider,
     _: &Witness,
@@ -310,6 +332,7 @@ async fn many_creates(
     Ok(held("200 made and destroyed"))
 }
 
+/// A server that is killed takes its sandboxes with it.
 async fn server_killed(
     provider: &dyn SandboxProvider,
     _: &Witness,
@@ -321,6 +344,7 @@ async fn server_killed(
     Ok((AttackOutcome::Skipped, why))
 }
 
+/// A sandbox at its memory limit must not slow a sibling down or end it.
 async fn sibling_pressure(
     provider: &dyn SandboxProvider,
     _: &Witness,
@@ -352,6 +376,7 @@ async fn sibling_pressure(
     ))
 }
 
+/// Files in the work folder that Python would import must not run in the next program's name.
 async fn planted_modules(
     provider: &dyn SandboxProvider,
     _: &Witness,

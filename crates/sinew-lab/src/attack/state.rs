@@ -1,10 +1,14 @@
 //! Attacks through state that is kept: the zygote, snapshots, archives.
+//!
+//! Snapshots and forks are how a tree search shares work, and how one tenant's state could reach another's. A
+//! fork must see the snapshot as it was, and nothing of what the first or other forks did since.
 
 use crate::attack::host::{Witness, descendants};
 use crate::attack::special::{Special, held, printed, python, special};
 use crate::attack::{AttackOutcome, Verdict, escaped, spec};
 use sinew_sandbox::{Ending, SandboxError, SandboxProvider};
 
+/// In the order of their numbers.
 pub(crate) const ALL: &[Special] = &[
     special!(20, "archive bombs", archive_bombs),
     special!(35, "writes during and after a snapshot", late_writes),
@@ -13,6 +17,7 @@ pub(crate) const ALL: &[Special] = &[
     special!(67, "restored attacker state", restored),
 ];
 
+/// The verdict where a level has no snapshots.
 fn unsupported(why: &SandboxError) -> Option<Verdict> {
     let none = matches!(why, SandboxError::Unsupported { .. });
     none.then(|| (AttackOutcome::NotApplicable, why.to_string()))
@@ -34,6 +39,7 @@ fn header(name: &str, kind: u8, size: u64, link: &str) -> Vec<u8> {
     block
 }
 
+/// Archives that grow, link outside or name absolute paths must be refused whole.
 async fn archive_bombs(
     provider: &dyn SandboxProvider,
     witness: &Witness,
@@ -76,6 +82,7 @@ async fn archive_bombs(
     Ok(held("each was refused"))
 }
 
+/// What is written after a snapshot is not in it.
 async fn late_writes(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
     let spec = spec();
     let mut sandbox = provider.acquire(&spec).await?;

@@ -9,8 +9,11 @@ const CASE: usize = 46;
 /// What was printed so far.
 #[derive(Debug)]
 pub(crate) struct Table {
+    /// One object a row.
     as_json: bool,
+    /// For the last line.
     level: String,
+    /// Counts of outcomes.
     held: usize,
     escaped: usize,
     not_applicable: usize,
@@ -29,6 +32,7 @@ impl Table {
         }
     }
 
+    /// Counts and prints a row.
     pub(crate) fn row(&mut self, row: &AttackRow) {
         let count = match row.outcome {
             AttackOutcome::Held => &mut self.held,

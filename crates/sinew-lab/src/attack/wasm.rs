@@ -3,6 +3,10 @@
 //! A case is `held` only if it ended as it must, printed no line that begins with `ESCAPED`, left
 //! no file above its bounds, and another sandbox of the same worker is unharmed afterwards. The
 //! numbers are those of the list in `docs/sandbox.md`.
+//!
+//! A program of this level is a WebAssembly module with WASI: it can name nothing that was not handed to it.
+//! The worker that runs it is jailed as well, so that an escape from the module is not yet one from the
+//! sandbox.
 
 use crate::attack::{AttackOutcome, AttackRow, chosen};
 use sinew_sandbox::{
@@ -16,8 +20,11 @@ use std::time::Duration;
 enum Expect {
     /// With 0, having printed `DONE`.
     Done,
+    /// Cut at its deadline.
     Timeout,
+    /// Ended by its memory limit.
     OutOfMemory,
+    /// Its output was cut.
     OutputLimit,
     /// In any way but well or by the death of the worker.
     Refused,
@@ -26,6 +33,7 @@ enum Expect {
 }
 
 impl Expect {
+    /// Whether the result is the expected one.
     fn met(self, result: &ExecResult) -> bool {
         let well = result.ending == Ending::Exited { code: 0 };
         match self {
@@ -39,6 +47,7 @@ impl Expect {
     }
 }
 
+/// Interpreter, number and name, expected ending, code.
 struct Case(&'static str, &'static str, Expect, &'static str);
 
 /// Interpreter, name, ending, program.
@@ -295,6 +304,7 @@ const NOT_APPLICABLE: [(&str, &str); 8] = [
     ("79 compile bomb", "the worker has no compiler"),
 ];
 
+/// A program for one of the interpreters.
 fn program(interpreter: &str, code: &str) -> Program {
     if interpreter == "python" {
         return Program::Python(code.into());
@@ -303,6 +313,7 @@ fn program(interpreter: &str, code: &str) -> Program {
     Program::Argv(vec![interpreter.into(), flag.into(), code.into()])
 }
 
+/// Limits of an attacked sandbox.
 fn spec() -> SandboxSpec {
     SandboxSpec {
         limits: Limits {
@@ -365,6 +376,7 @@ pub async fn run(
     Ok(())
 }
 
+/// Runs one case and judges it.
 async fn judge(
     expect: Expect,
     result: &ExecResult,

@@ -1,4 +1,8 @@
 //! Sampled tokens a second at several batch sizes, through the whole engine.
+//!
+//! Each batch size is measured with weights in f32, bf16 and int8. All sequences start together; the passes
+//! in the middle are timed, when every sequence generates. Target: for batch 1 the best pass reaches 85 % of
+//! what memory bandwidth allows, for others the table [`PEERS`] says how many times faster than a peer.
 
 use super::machine::{CpuTime, limits};
 use super::row::{Better, Row, Summary};
@@ -10,10 +14,13 @@ use sinew_types::{Engine, EngineEvent};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
+/// Tokens of each prompt.
 const PROMPT: usize = 64;
 /// Sampled by each sequence; the passes in the middle are measured, when all generate.
 const SAMPLED: usize = 56;
+/// Passes before the measured ones.
 const WARM: usize = 12;
+/// Measured passes.
 const MEASURED: usize = 30;
 /// Longest wait for the next token.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -93,13 +100,17 @@ const PEERS: [(&str, &str, &str, f64); 4] = [
 
 /// One batch size with one storage of the weights.
 struct Measured {
+    /// Of the matrices.
     stored: Precision,
     name: String,
+    /// Tokens a second over all sequences.
     rate: Summary,
+    /// Share of CPU time that other processes took.
     others: Option<f64>,
 }
 
 impl Measured {
+    /// Builds the model with this precision and measures it.
     fn new(
         bench: &Bench,
         params: &Params,
@@ -125,6 +136,7 @@ impl Measured {
         Ok(measured)
     }
 
+    /// A row without a peer.
     fn row(&self) -> Row {
         Row::new(self.name.clone(), "tok/s", self.rate).others(self.others)
     }
@@ -138,7 +150,9 @@ fn weights(c: &ModelConfig) -> f64 {
 
 /// What no code can pass: the weights have to be read, and `f32` has to be multiplied.
 struct Floor {
+    /// Tokens a second if only reading the weights took time.
     bandwidth: f64,
+    /// Tokens a second if only multiply-adds took time.
     arithmetic: f64,
 }
 

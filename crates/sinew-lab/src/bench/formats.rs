@@ -1,4 +1,7 @@
 //! What it costs to hold outputs to formats: the same prompts, as many tokens, with and without one.
+//!
+//! Pairs of runs, one with a format and one without, over the same prompts and seeds; the row is the ratio of
+//! their times.
 
 use super::decode::next;
 use super::real::Real;
@@ -13,8 +16,11 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
 
+/// Sequences at a time.
 const BATCH: usize = 8;
+/// Sampled by each.
 const TOKENS: u32 = 64;
+/// Longest sequence.
 const CONTEXT: usize = 1024;
 /// Pairs of a run with a format and one without.
 const ROUNDS: u64 = 7;

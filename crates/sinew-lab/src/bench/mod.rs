@@ -2,6 +2,15 @@
 //!
 //! Invariants: a row compares what ran in the same run on the same machine; a peer that cannot run is a row
 //! that says why, and its target is not met.
+//!
+//! | part | measures |
+//! |---|---|
+//! | `floors` | the machine's peak of arithmetic and of memory |
+//! | `train`, `grpo` | optimizer steps, plain and on groups with shared prompts |
+//! | `whole` | a step of sampling, tool, sampling, training, new weights |
+//! | `decode`, `prefix` | generation by batch size, and what the prefix cache saves |
+//! | `speculation`, `rounding`, `formats` | with a model that speaks |
+//! | `scaling` | training by model size and context |
 
 mod decode;
 mod env;
@@ -66,6 +75,7 @@ fn selected<'a>(
     }
 }
 
+/// Seconds since now.
 fn clock() -> Clock {
     let start = Instant::now();
     Box::new(move || start.elapsed().as_secs_f64())
@@ -79,6 +89,7 @@ pub enum BenchCommand {
         after_help = "Example: sinew bench compute --json --peer-python .cache/peers/bin/python\n\
 Peers need a Python environment with benches/peers/requirements.txt; without one their rows say so."
     )]
+    /// Training and inference on the CPU.
     Compute(ComputeArgs),
     /// Measure what the gateway costs, beside the proxies of LiteLLM and Agent Lightning
     #[command(
@@ -87,6 +98,7 @@ Peers need a Python environment with benches/peers/requirements.txt; without one
 The peers need Python environments with benches/peers/litellm.txt and benches/peers/agent_lightning.txt; \
 without one its rows say so."
     )]
+    /// Latency, CPU time and memory of the gateway.
     Gateway(gateway::GatewayArgs),
     /// Measure what Python environments and rewards cost in their workers
     #[command(after_help = "Example: sinew bench env --json")]
@@ -138,11 +150,14 @@ pub struct ComputeArgs {
 #[derive(Debug)]
 struct Bench {
     dev: Cpu,
+    /// Systems that are compared with.
     peers: Peers,
     printer: Printer,
+    /// Longest cell of `scaling`.
     cell_limit_s: f64,
 }
 
+/// Names that `--only` takes.
 const PARTS: [&str; 10] = [
     "floors",
     "train",
@@ -169,6 +184,7 @@ pub fn run(command: &BenchCommand) -> Result<(), LabError> {
     }
 }
 
+/// Runs the parts that are asked for, in an order that keeps memory measurements clean.
 fn compute(args: &ComputeArgs) -> Result<(), LabError> {
     let wanted = selected(&args.only, &PARTS)?;
     let dev = model::device()?;

@@ -16,10 +16,13 @@ const MAX_OUTPUT: u64 = 1 << 20;
 /// Where peers come from.
 #[derive(Clone, Debug)]
 pub(crate) struct Peers {
+    /// Has the peers installed; without it every peer is a row that says so.
     pub(crate) python: Option<PathBuf>,
+    /// Folder of the peers' programs.
     pub(crate) scripts: PathBuf,
     /// Longest that one may take.
     pub(crate) limit: Duration,
+    /// The same number as ours, by `OMP_NUM_THREADS`.
     pub(crate) threads: usize,
 }
 
@@ -29,9 +32,11 @@ pub(crate) struct PeerResult {
     /// Name and version of the system.
     pub(crate) version: String,
     pub(crate) summary: Summary,
+    /// Largest resident memory.
     pub(crate) peak_bytes: Option<f64>,
 }
 
+/// As the script prints it.
 #[derive(Deserialize)]
 struct Line {
     version: String,
@@ -78,6 +83,7 @@ impl Peers {
     }
 }
 
+/// Output up to [`MAX_OUTPUT`].
 fn read_all(from: impl Read) -> String {
     let mut bytes = Vec::new();
     // What was read before an error is all there is to judge.
@@ -85,6 +91,7 @@ fn read_all(from: impl Read) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
+/// Waits for the end; a child that takes too long is killed.
 fn wait(child: &mut Child, limit: Duration) -> Result<(), String> {
     let start = Instant::now();
     loop {
@@ -106,6 +113,7 @@ fn wait(child: &mut Child, limit: Duration) -> Result<(), String> {
     }
 }
 
+/// The last line that is JSON.
 fn parse(out: &str) -> Result<PeerResult, String> {
     let line = out.lines().rev().find(|l| l.starts_with('{'));
     let line = line.ok_or("no result")?;

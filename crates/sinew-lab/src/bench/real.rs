@@ -1,4 +1,7 @@
 //! What depends on what a model says: guessed tokens, and the gap that rounded weights make.
+//!
+//! A model that speaks is needed where the content of the output matters: whether drafts are accepted, how
+//! rounded weights change log-probabilities. Without one these rows say so.
 
 use super::decode::{engine, next};
 use super::row::{Better, Row, Summary};
@@ -14,7 +17,9 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
 
+/// Longest sequence.
 const CONTEXT: usize = 512;
+/// Of each answer.
 const MAX_TOKENS: u32 = 48;
 /// Rounds over the same tasks with other seeds, as the steps of a training run.
 const ROUNDS: u64 = 3;
@@ -33,8 +38,11 @@ pub(crate) struct Real {
 
 /// What was sampled after one prompt.
 struct Said {
+    /// Index into the prompts.
     prompt: usize,
+    /// The answer.
     tokens: Vec<TokenId>,
+    /// As the engine reported them, one a token.
     logprobs: Vec<f32>,
 }
 
@@ -52,6 +60,7 @@ impl Real {
     /// Prompts that the parts which need a model ask for.
     pub(crate) const PROMPTS: usize = 8;
 
+    /// An engine over the model's weights in this precision.
     fn engine(
         &self,
         bench: &Bench,
@@ -212,6 +221,7 @@ fn gaps(bench: &Bench, real: &Real, said: &[Said]) -> Result<Vec<f64>, LabError>
         .collect())
 }
 
+/// An answer as a row that weights its tokens alone.
 fn row(real: &Real, said: &Said) -> TrainRow {
     let prompt = &real.prompts[said.prompt];
     TrainRow {

@@ -1,4 +1,8 @@
 //! One line of a bench.
+//!
+//! With `--json` one object a line: `name`, `value`, `unit`, `spread`, `peer`, `peer_value`, `ratio`,
+//! `target`, `met`, `why`, `others_cpu`. A peer that could not run leaves `met: false` and `why`; a row
+//! without a target has neither `target` nor `met`.
 
 use crate::output;
 use serde::Serialize;
@@ -6,6 +10,7 @@ use serde::Serialize;
 /// A measurement, its peer's in the same run, and what was hoped for.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Row {
+    /// What was measured, with its size.
     pub(crate) name: String,
     /// Median over the measured steps.
     pub(crate) value: Option<f64>,
@@ -13,8 +18,10 @@ pub(crate) struct Row {
     pub(crate) unit: String,
     /// 90th minus 10th percentile of the measured steps.
     pub(crate) spread: f64,
+    /// Name and version of what it is compared with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) peer: Option<String>,
+    /// The peer's median.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) peer_value: Option<f64>,
     /// How many times better than the peer; above 1 is better.
@@ -23,6 +30,7 @@ pub(crate) struct Row {
     /// Least `ratio` hoped for, or where there is none the largest `value`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) target: Option<f64>,
+    /// Whether the target is met.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) met: Option<bool>,
     /// Why there is no value, or no peer.
@@ -36,15 +44,20 @@ pub(crate) struct Row {
 /// Which direction is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Better {
+    /// Rates.
     More,
+    /// Times and sizes.
     Less,
 }
 
 /// Median and spread of some measurements.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Summary {
+    /// Nearest rank.
     pub(crate) median: f64,
+    /// 90th minus 10th percentile.
     pub(crate) spread: f64,
+    /// The best single measurement.
     pub(crate) best: f64,
 }
 
@@ -136,6 +149,7 @@ impl Row {
 /// Prints rows as they come.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Printer {
+    /// Objects in place of text.
     json: bool,
 }
 
@@ -153,6 +167,7 @@ impl Printer {
     }
 }
 
+/// A row for a person.
 fn text(row: &Row) -> String {
     let number = |value: Option<f64>| value.map_or("-".to_owned(), |v| format!("{v:.4}"));
     let mut line = format!(

@@ -12,6 +12,7 @@ use sinew_plot::{Curve, plot};
 use sinew_types::Surrogate;
 use std::path::Path;
 
+/// Tokens of each sequence.
 const CONTEXTS: [usize; 4] = [128, 512, 2048, 8192];
 /// Tokens of a step at least: short contexts are batched, as in training.
 const STEP_TOKENS: usize = 1024;
@@ -82,6 +83,7 @@ fn cell(
     Ok(Some(row))
 }
 
+/// Name of a cell.
 fn row_name(size: &str, length: usize) -> String {
     format!("train {size}, context {length}")
 }
@@ -94,14 +96,18 @@ pub(super) fn sizes() -> Vec<String> {
 
 /// Where the plot goes, and what it shows beside this run's cells.
 pub(super) struct Plot<'a> {
+    /// An SVG file.
     pub(super) out: Option<&'a Path>,
+    /// Printed rows of another run, drawn beside.
     pub(super) earlier: Option<&'a Path>,
 }
 
 /// The part of a printed row that the plot needs.
 #[derive(Deserialize)]
 struct Share {
+    /// Of the row.
     name: String,
+    /// Share of the peak.
     ratio: Option<f64>,
 }
 

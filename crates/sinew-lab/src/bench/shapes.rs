@@ -2,6 +2,7 @@
 
 use sinew_model::{Family, ModelConfig, RopeScaling};
 
+/// A decoder of the Llama family with heads of 64 numbers.
 fn llama(vocab: usize, d_model: usize, layers: usize, kv_heads: usize, d_ff: usize) -> ModelConfig {
     ModelConfig {
         family: Family::Llama,

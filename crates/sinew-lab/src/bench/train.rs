@@ -12,6 +12,7 @@ use sinew_types::{Correction, EpisodeId, LossSpec, PolicyVersion, Surrogate, Tok
 
 /// Sequences and tokens of each in a plain step.
 const ROWS: usize = 4;
+/// Tokens of a row.
 const LENGTH: usize = 256;
 /// Measured steps.
 const STEPS: usize = 5;
@@ -40,10 +41,12 @@ pub(super) fn row(tokens: Vec<TokenId>, prompt: usize, share: f32) -> TrainRow {
     }
 }
 
+/// Any token, the same for the same number.
 fn token(config: &ModelConfig, n: usize) -> TokenId {
     (n * 7919 % config.vocab) as TokenId
 }
 
+/// A loss without terms beside the surrogate.
 pub(super) fn spec(surrogate: Surrogate) -> LossSpec {
     LossSpec {
         surrogate,
@@ -55,6 +58,7 @@ pub(super) fn spec(surrogate: Surrogate) -> LossSpec {
     }
 }
 
+/// A trainer of random weights.
 pub(super) fn trainer(
     dev: &Cpu,
     config: &ModelConfig,
@@ -196,7 +200,9 @@ pub(super) fn plain(bench: &Bench) -> Result<(), LabError> {
 /// 8 tasks x 8 samples, 200 shared + 100 own tokens each: prefixes computed once against a step
 /// whose rows have nothing in common.
 pub(super) fn grpo(bench: &Bench) -> Result<(), LabError> {
+    /// Tokens of a prompt that a group shares.
     const SHARED: usize = 200;
+    /// Tokens of each answer.
     const OWN: usize = 100;
     let config = shapes::smollm2();
     let share = 1.0 / (64 * OWN) as f32;

@@ -18,12 +18,15 @@ use tokio::runtime::Runtime;
 
 // Lengths of the quickstart recipe's episodes, half of its tasks.
 const TASKS: usize = 4;
+/// Episodes of a task.
 const SAMPLES: usize = 8;
+/// Tokens of a prompt.
 const PROMPT: usize = 208;
 /// Sampled before the tool call, and again after it.
 const TURN: usize = 13;
 /// Tokens of the tool's answer.
 const ANSWER: usize = 10;
+/// Tokens of a whole episode.
 const CONTEXT: usize = PROMPT + 2 * TURN + ANSWER;
 /// Measured steps, after one more.
 const STEPS: usize = 3;
@@ -60,16 +63,20 @@ async fn call_tool(sandboxes: &dyn SandboxProvider) -> Result<Vec<TokenId>, Sand
 
 /// What happens to an episode.
 enum Event {
+    /// Of a request.
     Engine(EngineEvent),
+    /// Of a tool.
     Answer(Result<Vec<TokenId>, SandboxError>),
 }
 
 /// An episode so far.
 #[derive(Default)]
 struct Episode {
+    /// Prompt, turns and the tool's answer so far.
     tokens: Vec<TokenId>,
     /// Of `tokens`; 0 where they were not sampled.
     logprobs: Vec<f32>,
+    /// The tool has answered.
     answered: bool,
 }
 
@@ -95,9 +102,12 @@ impl Episode {
 
 /// What a step samples with.
 struct Sampling<'a> {
+    /// Samples.
     engine: &'a EmbeddedEngine,
+    /// Run the tool.
     sandboxes: Arc<dyn SandboxProvider>,
     runtime: &'a Runtime,
+    /// For sinks and tool calls; holds all events of a step.
     send: SyncSender<(usize, Event)>,
     events: Receiver<(usize, Event)>,
 }

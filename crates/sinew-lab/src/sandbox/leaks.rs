@@ -57,6 +57,7 @@ fn carries(name: &str, pids: &BTreeSet<String>) -> bool {
     name.starts_with("sinew") && name.split(['-', '.', '_']).any(|part| pids.contains(part))
 }
 
+/// What is in a folder; nothing if it cannot be read.
 fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     let listed = std::fs::read_dir(folder).into_iter().flatten().flatten();
     listed.map(|e| e.path())
@@ -139,6 +140,7 @@ impl Footprint {
     }
 }
 
+/// One sandbox from its request to its end.
 async fn once(provider: &dyn SandboxProvider, spec: &SandboxSpec) -> Result<(), SandboxError> {
     let mut sandbox = provider.acquire(spec).await?;
     sandbox.write_file("folder/file", b"content").await?;

@@ -1,4 +1,7 @@
 //! How long machines take, beside a plain `python3 -c`.
+//!
+//! A restore is counted from the request to the first byte of a program's output. Without KVM QEMU executes
+//! the guest's code itself; figures of both are not comparable.
 
 use super::{BenchRow, against_python, ms, python_alone, row, timing_after};
 use sinew_microvm::MicrovmProvider;
@@ -37,6 +40,7 @@ async fn first_output(
     }
 }
 
+/// A program that prints, to its end.
 async fn exec(place: &mut dyn Sandbox, program: &Program) -> Result<(), SandboxError> {
     first_output(place, program, Instant::now()).await?;
     Ok(())
@@ -45,20 +49,30 @@ async fn exec(place: &mut dyn Sandbox, program: &Program) -> Result<(), SandboxE
 /// Milliseconds of each row's runs.
 #[derive(Default)]
 struct Times {
+    /// Until the machine is there.
     restored: Vec<f64>,
+    /// Until the first output of Python.
     python: Vec<f64>,
+    /// Until its end is reported.
     python_end: Vec<f64>,
     shell: Vec<f64>,
     shell_end: Vec<f64>,
     warm_shell: Vec<f64>,
+    /// With an interpreter that waits.
     warm_python: Vec<f64>,
+    /// With memory.
     snapshot: Vec<f64>,
+    /// Reads the snapshot from disk.
     first_fork: Vec<f64>,
+    /// Finds it in memory.
     fork: Vec<f64>,
+    /// Without a snapshot.
     boot: Vec<f64>,
+    /// Memory of one clone.
     mib: Vec<f64>,
 }
 
+/// One machine of each kind.
 async fn once(
     provider: &MicrovmProvider,
     spec: &SandboxSpec,
@@ -111,6 +125,7 @@ async fn once(
 /// Name, values, unit and target.
 type Row = (&'static str, Vec<f64>, &'static str, Option<f64>);
 
+/// All rows with their targets.
 fn rows(times: Times) -> [Row; 12] {
     [
         (

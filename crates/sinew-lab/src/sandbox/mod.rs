@@ -60,6 +60,7 @@ pub(crate) fn print(row: &BenchRow, as_json: bool) {
     }
 }
 
+/// A row for a person, one line.
 fn line(row: &BenchRow) -> String {
     let peer = match (&row.peer, row.peer_value, row.ratio) {
         (Some(peer), Some(value), Some(ratio)) => format!("  {ratio:.2}x {peer} {value:.3}"),
@@ -80,6 +81,7 @@ fn line(row: &BenchRow) -> String {
 
 /// Runs of each kind; the first few are not counted.
 const RUNS: usize = 100;
+/// Runs that are not counted.
 const WARM_UP: usize = 5;
 
 /// Milliseconds of repeated runs.
@@ -130,6 +132,7 @@ fn python_alone(runs: usize) -> f64 {
     timing_after(0, (0..runs).map(|_| once()).collect()).median
 }
 
+/// Times a run [`RUNS`] times.
 pub(crate) async fn repeat<F>(mut run: impl FnMut() -> F) -> Result<Timing, SandboxError>
 where
     F: Future<Output = Result<(), SandboxError>>,
@@ -143,6 +146,7 @@ where
     Ok(timing(times))
 }
 
+/// A program without a sandbox, to its end; output is dropped.
 pub(crate) fn plain(argv: &[&str]) -> Result<(), SandboxError> {
     let failed = |message: String| SandboxError::Io {
         operation: format!("run {}", argv.join(" ")),
@@ -162,10 +166,15 @@ pub(crate) fn plain(argv: &[&str]) -> Result<(), SandboxError> {
     }
 }
 
+/// A program by its arguments.
 fn program(argv: &[&str]) -> Program {
     Program::Argv(argv.iter().map(|&a| a.into()).collect())
 }
 
+/// Runs a program within a minute.
+///
+/// # Errors
+/// If it does not exit with 0.
 pub(crate) async fn exec(sandbox: &mut dyn Sandbox, program: Program) -> Result<(), SandboxError> {
     let request = ExecRequest {
         program,
@@ -182,6 +191,7 @@ pub(crate) async fn exec(sandbox: &mut dyn Sandbox, program: Program) -> Result<
     )))
 }
 
+/// A row in milliseconds.
 pub(crate) fn row(name: &str, t: Timing) -> BenchRow {
     BenchRow {
         name: name.into(),
@@ -192,6 +202,7 @@ pub(crate) fn row(name: &str, t: Timing) -> BenchRow {
     }
 }
 
+/// Adds a peer, and a target for the ratio.
 pub(crate) fn compared(
     mut row: BenchRow,
     peer: &str,
@@ -207,14 +218,18 @@ pub(crate) fn compared(
     row
 }
 
+/// Adds a target for the value.
 pub(crate) fn bounded(mut row: BenchRow, most: f64) -> BenchRow {
     row.target = Some(most);
     row.met = Some(row.value <= most);
     row
 }
 
+/// The least program.
 const TRUE: &[&str] = &["/bin/true"];
+/// The least Python program.
 const PYTHON: &str = "print(1)";
+/// The system's own: another one on the search path may be a script.
 const PYTHON_PATH: &str = "/usr/bin/python3";
 /// How long a sandbox gets to make its interpreter ready.
 const SETTLE: Duration = Duration::from_millis(20);
@@ -272,6 +287,7 @@ impl Parts {
         }
     }
 
+    /// Whether a part is to run.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.0.is_empty() || self.0.iter().any(|part| part == name)
     }
@@ -320,6 +336,7 @@ async fn beside_peers(
     Ok(())
 }
 
+/// Rows of Python: fresh, prepared, and the next execution.
 async fn python(
     warm: &dyn SandboxProvider,
     parts: &Parts,
@@ -343,6 +360,7 @@ async fn python(
     Ok(())
 }
 
+/// A fresh sandbox beside Python without one.
 async fn python_fresh(
     warm: &dyn SandboxProvider,
     spec: &SandboxSpec,

@@ -11,7 +11,9 @@ pub enum TaskSampling {
     Uniform,
     /// Types that are neither solved nor hopeless more often.
     Adaptive {
+        /// Bounds and memory of the estimates.
         config: AdaptiveConfig,
+        /// The training tasks of each type.
         tasks: TasksByKind,
     },
 }
@@ -19,10 +21,13 @@ pub enum TaskSampling {
 /// Held-out measurements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EvalConfig {
+    /// Held-out tasks that are measured, the first of their split.
     pub tasks: usize,
+    /// Sampled ones; their mean is the task's success.
     pub episodes_per_task: usize,
     /// Also every so many steps; 0 for before and after only.
     pub every: u64,
+    /// Of the sampled episodes.
     pub temperature: f32,
     /// Also one greedy episode a task, before and after.
     pub greedy: bool,
@@ -31,6 +36,7 @@ pub struct EvalConfig {
 /// What a run is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Goal {
+    /// Steps of rollout and update, with held-out measurements before and after.
     Train,
     /// One held-out measurement.
     Measure,
@@ -48,24 +54,32 @@ pub enum Samples {
 /// What the decisions of a run depend on.
 #[derive(Debug)]
 pub struct CoreConfig {
+    /// Training, or one measurement.
     pub goal: Goal,
     /// Of tasks and sampling.
     pub seed: u64,
+    /// Optimizer steps of the whole run, those of earlier sessions included.
     pub steps: u64,
     /// Training stops early after this many seconds.
     pub max_wall_s: Option<f64>,
+    /// Steps between two checkpoints; the last step has one in any case.
     pub checkpoint_every: u64,
+    /// Run here, or given by a source.
     pub samples: Samples,
+    /// Groups of a step.
     pub tasks_per_step: usize,
+    /// Episodes of a group.
     pub group_size: usize,
     /// How often an episode that the system failed is run again.
     pub retries: u32,
     /// Rounds in which groups that teach nothing are replaced.
     pub refill: u32,
+    /// How the tasks of a step are drawn.
     pub tasks: TaskSampling,
     /// Sizes of the taskset's splits.
     pub train_tasks: usize,
     pub held_out_tasks: usize,
+    /// Held-out measurements.
     pub eval: EvalConfig,
 }
 

@@ -2,6 +2,10 @@
 //!
 //! A driver carries the commands out in their order and reports what became of them. What the core
 //! decides is a function of its configuration, of the state that it began with and of the events.
+//!
+//! One step passes through the stages `Rollout` (or `Fetching`, or `Recalling`), `Scoring`, `Training` and
+//! `Publishing`; measurements stand between steps. At any time the core waits for one kind of event. What a
+//! clock decides comes in as `now`, seconds of the run over all sessions.
 
 mod config;
 mod roster;
@@ -25,9 +29,11 @@ pub use roster::Ended;
 pub struct CoreState {
     /// Steps that the weights have seen.
     pub step: u64,
+    /// As the checkpoint has it.
     pub curriculum: Curriculum,
     /// The last step after which held-out tasks were measured in between.
     pub measured_at: u64,
+    /// Counts of what went wrong in the steps before.
     pub health: Health,
     /// Later updates that were committed: they are done again from the same episodes. With the
     /// curriculum after each.
@@ -37,8 +43,11 @@ pub struct CoreState {
 /// What a held-out measurement is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
+    /// The first weights.
     Before,
+    /// Between two steps, every [`EvalConfig::every`].
     During,
+    /// The last weights.
     After,
     /// The only one of a run that trains nothing.
     Now,
@@ -63,22 +72,27 @@ pub enum Stop {
     Done,
     /// What its last steps showed.
     Bad(String),
+    /// It was asked to stop.
     Interrupted,
 }
 
 /// What happened.
 #[derive(Clone, Debug)]
 pub enum Event {
+    /// The first event of a session.
     Begin,
     /// A first measurement was found, so that none has to be made.
     Reviewed,
+    /// An episode is over and in the store.
     EpisodeEnded(Ended),
     /// How many of the step's groups will leave the batch.
     GroupsCompared {
+        /// Groups without a signal, or with too many failed episodes.
         spent: usize,
     },
     /// Groups that a source gave, and episodes of it that must not be trained.
     Given {
+        /// In the source's order.
         groups: Vec<Vec<EpisodeId>>,
         dropped: BTreeMap<EpisodeId, String>,
     },
@@ -92,12 +106,12 @@ pub enum Event {
     },
     /// An update was applied, or there was nothing to apply.
     UpdateDone(Box<StepRecord>),
+    /// Every later token is drawn by the new weights.
     WeightsLive,
+    /// A measurement was summed up.
     EvaluationDone,
     /// The run was asked to stop. `whole`: the weights are those of a step.
-    Interrupted {
-        whole: bool,
-    },
+    Interrupted { whole: bool },
     /// Time went on.
     Tick,
 }
@@ -105,8 +119,11 @@ pub enum Event {
 /// One update as it is committed, but for what the driver knows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct UpdateCommit {
+    /// From 1.
     pub step: u64,
+    /// In the order of the rows.
     pub trained: Vec<EpisodeId>,
+    /// With the reason of each.
     pub dropped: BTreeMap<EpisodeId, String>,
     /// After the update.
     pub curriculum: Curriculum,
@@ -121,19 +138,18 @@ pub enum Command {
     Review(Vec<EvalSet>),
     /// Run episodes and report each end. Held-out ones at a temperature of their own.
     Start {
+        /// All at once; the driver decides how many run at a time.
         draws: Vec<Draw>,
+        /// Set for held-out episodes.
         temperature: Option<f32>,
     },
     /// Ask the source for groups.
-    Fetch {
-        step: u64,
-    },
+    Fetch { step: u64 },
     /// Read the episodes of a committed update.
-    Recall {
-        step: u64,
-    },
+    Recall { step: u64 },
     /// Ask the algorithm which groups will leave the batch.
     Compare {
+        /// Their episodes have ended.
         groups: Vec<Vec<EpisodeId>>,
     },
     /// Make rows of these groups.
@@ -148,27 +164,22 @@ pub enum Command {
         /// Episodes that gave no row, by reason.
         left_out: BTreeMap<String, usize>,
     },
-    Publish {
-        step: u64,
-    },
+    /// Bring the weights to where tokens are sampled.
+    Publish { step: u64 },
+    /// Record an update durably; it counts from then on.
     Commit(UpdateCommit),
-    Checkpoint {
-        step: u64,
-    },
+    /// Save weights, optimizer and the state of the run.
+    Checkpoint { step: u64 },
     /// Tell what the step did, with what is wrong, if anything is.
-    Record {
-        step: u64,
-        alarm: Option<Alarm>,
-    },
+    Record { step: u64, alarm: Option<Alarm> },
     /// Sum up a measurement of these episodes.
     Measure {
         when: When,
         sets: Vec<Vec<EpisodeId>>,
     },
     /// The source has nothing more.
-    SourceDry {
-        step: u64,
-    },
+    SourceDry { step: u64 },
+    /// The last command of a session.
     Stop(Stop),
 }
 
@@ -177,6 +188,7 @@ pub enum Command {
 pub struct RunCounts {
     /// Run again because the system failed them, and how many of these went well.
     pub retried: usize,
+    /// Part of `retried`.
     pub recovered: usize,
     /// Groups that were run in the place of others.
     pub refilled: usize,
@@ -185,7 +197,9 @@ pub struct RunCounts {
 /// Held-out episodes that are measured together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EvalSet {
+    /// Of its episodes, such as `eval-before`.
     pub purpose: String,
+    /// 0 is greedy.
     pub temperature: f32,
     pub draws: Vec<Draw>,
 }
@@ -193,47 +207,63 @@ pub struct EvalSet {
 /// The training episodes of a step.
 #[derive(Debug, Default)]
 struct Rollout {
+    /// Its episodes and their attempts.
     roster: Roster,
     /// Tasks drawn so far.
     used: Vec<usize>,
     /// Rounds of refill done, and groups that they added.
     rounds: u32,
+    /// Reported in the step's record.
     refilled: usize,
     /// After the draws; counts once the step is done.
     curriculum: Option<Curriculum>,
 }
 
+/// A measurement whose episodes run, one set after the other.
 #[derive(Debug)]
 struct Evaluation {
     when: When,
     roster: Roster,
+    /// Sets that have not begun.
     waiting: VecDeque<EvalSet>,
+    /// Episodes of the sets that are complete.
     done: Vec<Vec<EpisodeId>>,
 }
 
 /// What becomes of the episodes of a step once its rows are made.
 #[derive(Debug, Default)]
 struct Batch {
+    /// What will be committed.
     commit: UpdateCommit,
     /// Left out before rows were made.
     dropped: BTreeMap<EpisodeId, String>,
     /// The committed curriculum of an update that is done again.
     recalled: bool,
+    /// Type, success and reward of the episodes: what the curriculum learns from.
     outcomes: Vec<(String, bool, f64)>,
 }
 
+/// What the core waits for.
 #[derive(Debug)]
 enum Stage {
+    /// For [`Event::Begin`].
     New,
+    /// For the first measurement of a run that goes on.
     Reviewing,
     Evaluating(Evaluation),
     Measuring(When),
     Rollout(Rollout),
+    /// For a source's groups.
     Fetching,
+    /// For the episodes of a committed update.
     Recalling,
+    /// For rows.
     Scoring(Batch),
+    /// For the update.
     Training(Batch),
+    /// For the weights to be in use.
     Publishing(Batch, Option<Alarm>),
+    /// For nothing.
     Stopped,
 }
 
@@ -323,6 +353,7 @@ impl PipelineCore {
         }
     }
 
+    /// The first command: a measurement, or the review of one.
     fn begin(&mut self) -> Vec<Command> {
         match (self.config.goal, self.state.step) {
             (Goal::Measure, _) => self.evaluate(When::Now),
@@ -368,6 +399,7 @@ impl PipelineCore {
         sets
     }
 
+    /// Begins a measurement.
     fn evaluate(&mut self, when: When) -> Vec<Command> {
         let evaluation = Evaluation {
             when,
@@ -378,6 +410,7 @@ impl PipelineCore {
         self.next_set(evaluation)
     }
 
+    /// Begins the next set of episodes, or sums the measurement up.
     fn next_set(&mut self, mut evaluation: Evaluation) -> Vec<Command> {
         while let Some(set) = evaluation.waiting.pop_front() {
             if set.draws.is_empty() {
@@ -397,6 +430,8 @@ impl PipelineCore {
         vec![Command::Measure { when, sets }]
     }
 
+    /// Takes the end of a held-out episode in. One that the system failed in an earlier session is run once
+    /// more.
     fn evaluated(&mut self, mut evaluation: Evaluation, ended: Ended) -> Vec<Command> {
         let temperature = match evaluation.done.len() {
             0 => self.config.eval.temperature,
@@ -417,6 +452,7 @@ impl PipelineCore {
         self.next_set(evaluation)
     }
 
+    /// Goes on after a measurement.
     fn measured(&mut self, when: When, now: f64) -> Vec<Command> {
         match when {
             When::Before => self.between(now),
@@ -439,6 +475,7 @@ impl PipelineCore {
         self.next_step(now)
     }
 
+    /// Begins a step, does a committed one again, or ends the run.
     fn next_step(&mut self, now: f64) -> Vec<Command> {
         let out_of_time = self.config.max_wall_s.is_some_and(|limit| now >= limit);
         if self.state.step >= self.config.steps || out_of_time {
@@ -462,6 +499,7 @@ impl PipelineCore {
         commands
     }
 
+    /// Begins a step with new episodes.
     fn draw_step(&mut self) -> Vec<Command> {
         let step = self.state.step + 1;
         if self.config.samples == Samples::Given {
@@ -515,6 +553,8 @@ impl PipelineCore {
         }]
     }
 
+    /// Takes the end of a training episode in. Once all have ended, groups are compared if refills are left,
+    /// and rows are made otherwise.
     fn rolled_out(&mut self, mut rollout: Rollout, ended: Ended) -> Vec<Command> {
         let was_complete = rollout.roster.is_complete();
         let again = rollout.roster.ended(ended);
@@ -533,6 +573,7 @@ impl PipelineCore {
         commands
     }
 
+    /// Replaces groups that will leave the batch, or makes rows.
     fn compared(&mut self, mut rollout: Rollout, spent: usize) -> Vec<Command> {
         if !rollout.roster.is_complete() || rollout.rounds >= self.config.refill {
             self.stage = Stage::Rollout(rollout);
@@ -549,6 +590,7 @@ impl PipelineCore {
         self.start(rollout, missing)
     }
 
+    /// Makes rows of the step's groups, with what running them showed.
     fn score_rollout(&mut self, rollout: Rollout) -> Vec<Command> {
         let roster = &rollout.roster;
         let counts = RunCounts {
@@ -571,6 +613,7 @@ impl PipelineCore {
         self.score(batch, rollout.roster.groups(), counts)
     }
 
+    /// Makes rows of any groups.
     fn score(
         &mut self,
         mut batch: Batch,
@@ -588,6 +631,7 @@ impl PipelineCore {
         }]
     }
 
+    /// Takes a source's groups in; nothing at all ends the run.
     fn given(
         &mut self,
         groups: Vec<Vec<EpisodeId>>,
@@ -611,6 +655,7 @@ impl PipelineCore {
         self.score(batch, groups, RunCounts::default())
     }
 
+    /// Does a committed update again, or draws the step anew if its episodes are gone.
     fn recalled(&mut self, groups: Option<Vec<Vec<EpisodeId>>>) -> Vec<Command> {
         let Some(groups) = groups else {
             return self.draw_step();
@@ -628,6 +673,7 @@ impl PipelineCore {
         self.score(batch, groups, RunCounts::default())
     }
 
+    /// Notes what is trained and what is not, and trains.
     fn scored(
         &mut self,
         mut batch: Batch,
@@ -648,6 +694,7 @@ impl PipelineCore {
         }]
     }
 
+    /// Takes an update in: health, curriculum, publication.
     fn updated(&mut self, mut batch: Batch, record: &StepRecord) -> Vec<Command> {
         let alarm = self.state.health.step(record);
         if let (TaskSampling::Adaptive { config, .. }, false) = (&self.config.tasks, batch.recalled)
@@ -663,6 +710,8 @@ impl PipelineCore {
         }]
     }
 
+    /// Ends a step: commit, checkpoint if one is due, record. A commit waits while the run's health is in
+    /// doubt, so that steps which have to be done again are never committed.
     fn live(&mut self, batch: Batch, alarm: Option<Alarm>, now: f64) -> Vec<Command> {
         self.state.step += 1;
         let step = self.state.step;
@@ -700,6 +749,7 @@ impl PipelineCore {
         vec![Command::Checkpoint { step: self.saved }]
     }
 
+    /// Keeps whole steps; a step between its update and its commit is done again.
     fn interrupted(&mut self, whole: bool) -> Vec<Command> {
         // Between an update and its commit the step is not whole.
         let in_step = matches!(self.stage, Stage::Publishing(..));

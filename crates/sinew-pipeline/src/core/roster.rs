@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 /// An episode that was run to its end and stored.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ended {
+    /// Of the attempt that ended.
     pub episode: EpisodeId,
     /// The system failed it.
     pub failed: bool,
@@ -19,12 +20,16 @@ pub struct Ended {
 /// Why an episode that was run again is left out.
 pub(crate) const RUN_AGAIN: &str = "failed, run again";
 
+/// One place of a group, which several attempts may fill in turn.
 #[derive(Clone, Debug)]
 struct Slot {
+    /// The draw without retries; attempts derive their ids and seeds from it.
     first: Draw,
     /// The episode of the last attempt.
     last: EpisodeId,
+    /// 0 for the first.
     attempt: u32,
+    /// Of the last attempt.
     ended: Option<Ended>,
 }
 

@@ -10,7 +10,9 @@ pub(crate) struct Measurements {
     pub(super) written: Option<EvalRecord>,
     /// Since the last commit.
     pub(crate) uncommitted: Vec<EvalRecord>,
+    /// Of the first weights, also where an earlier session measured them.
     pub(crate) before: EpisodeStats,
+    /// Of the last weights.
     pub(crate) after: EpisodeStats,
     /// First episodes of both.
     pub(crate) examples: Vec<EpisodeId>,

@@ -1,4 +1,8 @@
 //! Generation and training in turns: one command after the other, in this thread.
+//!
+//! Within a rollout the episodes overlap: engine and tools work at the same time. Rollout and training do
+//! not: every token of a step is drawn by one version, and staleness is 0. An error of a port ends the
+//! session; what was committed stays, and the next session goes on from it.
 
 use super::measurements::Measurements;
 use crate::config::PipelineConfig;
@@ -28,16 +32,23 @@ const LONG: Duration = Duration::from_secs(30);
 
 /// What a run works with.
 pub struct Pipeline {
+    /// What is to be done.
     pub config: PipelineConfig,
+    /// Makes rows of groups.
     pub algorithm: Algorithm,
+    /// Runs episodes, also those of measurements.
     pub rollouts: Box<dyn Rollouts>,
     /// Where training episodes come from that are not run here.
     pub source: Option<Box<dyn SampleSource>>,
+    /// Holds weights and optimizer.
     pub learner: Box<dyn Learner>,
+    /// To the engine of `rollouts`.
     pub transport: Box<dyn WeightsTransport>,
+    /// Episodes and commits.
     pub store: RunStore,
     /// Makes the masks of sampled tokens again.
     pub grammars: Arc<dyn Grammars>,
+    /// Where the run's events go.
     pub bus: Bus,
     /// What the checkpoint held from which the run goes on.
     pub saved: SavedState,
@@ -56,10 +67,12 @@ impl std::fmt::Debug for Pipeline {
 /// A run that came to its end.
 #[derive(Clone, Debug, Default)]
 pub struct Ended {
+    /// Held-out tasks under the first weights, and under the last ones.
     pub before: EpisodeStats,
     pub after: EpisodeStats,
     /// First episodes of the measurements before and after.
     pub examples: Vec<EpisodeId>,
+    /// `trained_twice` and `lost` must be 0.
     pub samples: Samples,
     pub tokens: TokenSummary,
     pub wall_s: f64,
@@ -70,13 +83,17 @@ pub struct Ended {
 /// The step at work.
 #[derive(Default)]
 struct Step {
+    /// When its first episodes began.
     started: Option<Instant>,
+    /// Counters at that time.
     before: RolloutReading,
+    /// The episodes of its rows.
     groups: Vec<Vec<Trace>>,
     rows: Option<Rows>,
     /// Since rows began to be made, and since the weights are in use.
     training: Option<Instant>,
     live: Option<Instant>,
+    /// Filled in as the step goes on.
     record: StepRecord,
     /// The record of the update that is done again.
     recalled: Option<StepRecord>,
@@ -85,9 +102,11 @@ struct Step {
 /// A step whose update waits for its commit: the order of its episodes, and its record.
 type Uncommitted = (Vec<EpisodeId>, StepRecord);
 
+/// A session at work.
 pub(crate) struct Driver {
     p: Pipeline,
     pub(super) core: PipelineCore,
+    /// Updates of earlier sessions that no checkpoint holds.
     earlier: Earlier,
     samples: Samples,
     tokens: TokenSummary,
@@ -172,6 +191,7 @@ impl Driver {
         self.core.on(event, now)
     }
 
+    /// Does what a command says, and gives the events that follow from it.
     fn carry_out(&mut self, command: Command) -> Result<Vec<Event>, PipelineError> {
         Ok(match command {
             Command::Review(sets) => {
@@ -255,6 +275,7 @@ impl Driver {
         Ok(commands)
     }
 
+    /// Notes when a step began, once.
     fn begin_step(&mut self) {
         if self.step.started.is_none() {
             self.step.started = Some(Instant::now());
@@ -279,6 +300,7 @@ impl Driver {
         self.p.rollouts.start(draws, temperature)
     }
 
+    /// Asks the source, and keeps the groups until rows are made of them.
     fn fetch(&mut self, step: u64) -> Result<Event, PipelineError> {
         self.begin_step();
         self.emit(RunEvent::Phase(Phase::Rollout { step }))?;
@@ -301,6 +323,7 @@ impl Driver {
         })
     }
 
+    /// Reads the episodes of a committed update.
     fn recall(&mut self, step: u64) -> Result<Event, PipelineError> {
         self.begin_step();
         self.emit(RunEvent::Phase(Phase::Rollout { step }))?;
@@ -333,6 +356,7 @@ impl Driver {
         taken.collect()
     }
 
+    /// Asks the algorithm which groups will leave the batch; the episodes are kept.
     fn compare(&mut self, ids: &[Vec<EpisodeId>]) -> Result<Event, PipelineError> {
         let groups: Vec<Vec<Trace>> = ids.iter().map(|group| self.take(group)).collect();
         let spent = self.p.algorithm.spent(&groups);
@@ -409,6 +433,7 @@ impl Driver {
         }
     }
 
+    /// One update on the step's rows, if there are any.
     fn train(&mut self, left_out: BTreeMap<String, usize>) -> Result<Event, PipelineError> {
         let step = &mut self.step;
         step.record.dropped = match &step.recalled {
@@ -424,6 +449,7 @@ impl Driver {
         Ok(Event::UpdateDone(Box::new(step.record.clone())))
     }
 
+    /// Brings the weights to the engine. The step's commit is prepared here and made once the core says so.
     fn publish(&mut self, step: u64) -> Result<(), PipelineError> {
         let publishing = Instant::now();
         let (version, weights) = (self.p.learner.version(), self.p.learner.weights()?);
@@ -440,6 +466,7 @@ impl Driver {
         Ok(())
     }
 
+    /// Commits an update in one transaction of the store.
     fn commit(&mut self, commit: UpdateCommit) -> Result<(), PipelineError> {
         let (order, record) = self.uncommitted.remove(&commit.step).unwrap_or_default();
         self.samples.trained += commit.trained.len();
@@ -449,6 +476,7 @@ impl Driver {
         self.p.store.commit(commit, order, version, &record, evals)
     }
 
+    /// Saves weights, optimizer and a state of fixed size.
     fn checkpoint(&mut self) -> Result<(), PipelineError> {
         self.emit(RunEvent::Phase(Phase::Saving))?;
         let saved = self.p.saved.now(
@@ -462,6 +490,7 @@ impl Driver {
         self.p.learner.save(self.core.step(), state)
     }
 
+    /// Ends the step: its record goes over the bus.
     fn record(&mut self, step: u64, alarm: Option<Alarm>) -> Result<(), PipelineError> {
         let done = std::mem::take(&mut self.step);
         let mut record = done.record;

@@ -1,4 +1,4 @@
-//! The token bucket on an engine's key-value room.
+//! The token bucket on an engine's KV capacity.
 //!
 //! What episodes hold is Σ tokens − shared tokens + reserve · episodes (ThunderAgent's rule, whose
 //! reserve is 100). Shared tokens are exact here: contexts are compared block by block from their

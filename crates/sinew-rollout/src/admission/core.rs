@@ -22,7 +22,7 @@ pub struct AdmissionConfig {
     /// Maximum number of them whose world is not up yet.
     pub max_starting: usize,
     /// Whether contexts must fit into the engine's KV cache.
-    pub kv_room: bool,
+    pub kv_capacity: bool,
     /// Tokens in addition to its context that an episode is expected to need next.
     pub reserve_tokens: usize,
     /// Seconds in a tool after which an episode gives way to those that wait.
@@ -44,7 +44,7 @@ impl AdmissionConfig {
         Self {
             max_running,
             max_starting: Self::MAX_STARTING,
-            kv_room: true,
+            kv_capacity: true,
             reserve_tokens: Self::RESERVE_TOKENS.min(max_turn_tokens),
             acting_hold_s: 2.0,
             force_after_s: 1800.0,
@@ -104,12 +104,12 @@ pub struct AdmissionReading {
     /// Tokens that are held, reserves included.
     pub held_tokens: usize,
     /// KV capacity of the engine, in tokens; 0: not known.
-    pub room_tokens: usize,
+    pub kv_tokens: usize,
     /// Episodes that began, since the start.
     pub started: u64,
     /// Times that an episode in a tool gave its capacity to others.
     pub pauses: u64,
-    /// Turns that had to wait, those of them that went on without room, and their seconds.
+    /// Turns that had to wait, those of them that went on without it, and their seconds.
     pub waited_turns: u64,
     pub forced_turns: u64,
     pub waited_s: f64,
@@ -124,7 +124,7 @@ pub struct AdmissionCore {
     config: AdmissionConfig,
     bucket: Bucket,
     pressure: Option<Pressure>,
-    room: usize,
+    kv_tokens: usize,
     episodes: HashMap<EpisodeKey, Phase>,
     /// In order of arrival.
     new: BTreeMap<Ticket, EpisodeKey>,
@@ -149,7 +149,7 @@ impl AdmissionCore {
             bucket: Bucket::new(config.reserve_tokens),
             pressure: pressure.map(|p| Pressure::new(p, config.max_running)),
             config,
-            room: 0,
+            kv_tokens: 0,
             episodes: HashMap::new(),
             new: BTreeMap::new(),
             turns: BTreeMap::new(),
@@ -188,14 +188,14 @@ impl AdmissionCore {
                 self.granted.push(ticket);
                 return ticket;
             }
-            // It holds room already, and what it adds shares its beginning.
+            // It holds KV capacity already, and what it adds shares its beginning.
             Some(Phase::Generating(_)) => {
                 self.grant_turn(ticket, key, held);
                 return ticket;
             }
             Some(Phase::Acting { .. }) => {
                 self.let_go(key);
-                // The smallest of those that act make room for the growth of one that generates.
+                // The smallest of those that act give way to the growth of one that generates.
                 if self.make_way(&held, |_| true) {
                     self.grant_turn(ticket, key, held);
                     return ticket;
@@ -260,7 +260,7 @@ impl AdmissionCore {
 
     /// A look at the engine.
     pub fn read(&mut self, status: &EngineStatus, now_s: f64) {
-        self.room = status.kv_tokens_total;
+        self.kv_tokens = status.kv_tokens_total;
         let active = self.active();
         if let Some(pressure) = &mut self.pressure {
             pressure.read(status, active, now_s);
@@ -286,7 +286,7 @@ impl AdmissionCore {
             waiting_turns: self.turns.len(),
             limit: self.limit(),
             held_tokens: self.bucket.used(),
-            room_tokens: self.room,
+            kv_tokens: self.kv_tokens,
             cuts: self.pressure.as_ref().map_or(0, |p| p.cuts),
             growths: self.pressure.as_ref().map_or(0, |p| p.growths),
             ..self.counts
@@ -297,7 +297,7 @@ impl AdmissionCore {
         self.episodes.insert(key, phase);
     }
 
-    /// Episodes that hold room, or are about to.
+    /// Episodes that hold KV capacity, or are about to.
     fn active(&self) -> usize {
         self.starting + self.generating + self.acting_by_size.len()
     }
@@ -313,20 +313,20 @@ impl AdmissionCore {
         self.bucket.used() + (self.starting + more) * first
     }
 
-    fn has_room(&self, tokens: usize) -> bool {
-        !self.config.kv_room || self.room == 0 || tokens <= self.room
+    fn fits_kv(&self, tokens: usize) -> bool {
+        !self.config.kv_capacity || self.kv_tokens == 0 || tokens <= self.kv_tokens
     }
 
-    /// More is held than may be: the limit or the room shrank, or contexts grew.
+    /// More is held than may be: the limit or the capacity shrank, or contexts grew.
     fn is_over_full(&self) -> bool {
-        self.active() > self.limit() || !self.has_room(self.bucket.used())
+        self.active() > self.limit() || !self.fits_kv(self.bucket.used())
     }
 
     /// Whether a turn may go on. Where nobody holds anything, any may.
     fn fits(&self, held: &Held) -> bool {
         let alone = self.generating == 0 && self.acting_by_size.is_empty();
-        let room = self.has_room(self.expected(0) + self.bucket.cost(held));
-        alone || (self.active() < self.limit() && room)
+        let fits = self.fits_kv(self.expected(0) + self.bucket.cost(held));
+        alone || (self.active() < self.limit() && fits)
     }
 
     /// Pauses episodes that act, the smallest first, until `held` fits; none if all `who` may be
@@ -340,7 +340,7 @@ impl AdmissionCore {
         let theirs = candidates.filter(|(_, key)| self.acts_since(*key).is_some_and(&who));
         let theirs: usize = theirs.map(|(tokens, _)| tokens + reserve).sum();
         let needed = self.expected(0) + self.bucket.cost(held);
-        if !self.has_room(needed.saturating_sub(theirs)) {
+        if !self.fits_kv(needed.saturating_sub(theirs)) {
             return false;
         }
         while !self.fits(held) {
@@ -440,7 +440,7 @@ impl AdmissionCore {
             return false;
         };
         let begun = self.episodes.len() - self.new.len();
-        let fits = self.active() < self.limit() && self.has_room(self.expected(1));
+        let fits = self.active() < self.limit() && self.fits_kv(self.expected(1));
         if !self.turns.is_empty()
             || begun >= self.config.max_running
             || self.starting >= self.config.max_starting

@@ -175,7 +175,7 @@ impl Admission {
         }
         for ticket in state.core.decide(now_s) {
             if let Some(waiting) = state.waiting.remove(&ticket) {
-                // Fails if whoever waited is gone; its place gives the room back.
+                // Fails if the turn that waited is gone; dropping its place gives the capacity back.
                 let _ = waiting.send(());
             }
         }

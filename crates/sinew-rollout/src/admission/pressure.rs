@@ -2,7 +2,7 @@
 //!
 //! The constants are prime-rl's. Differences: what is too much is paused, never cancelled, so no
 //! sampled token is lost; a queue counts only while keys and values are the reason for it (a queue
-//! in front of free room waits for computation, and fewer episodes would not shorten it).
+//! in front of free KV capacity waits for computation, and fewer episodes would not shorten it).
 
 use sinew_types::EngineStatus;
 
@@ -13,9 +13,9 @@ pub struct PressureConfig {
     pub growth: f64,
     /// It grows only if at least this share of it is in use,
     pub binding: f64,
-    /// and only while less than this share of the key-value room is.
+    /// and only while less than this share of the KV capacity is.
     pub grow_below: f64,
-    /// Above this share of the room the limit is cut to what would use `target`, at most once a
+    /// Above this share of it the limit is cut to what would use `target`, at most once a
     /// settling time;
     pub trim_above: f64,
     /// above this one at every reading.
@@ -71,7 +71,7 @@ pub(super) struct Pressure {
     pub(super) growths: u64,
 }
 
-/// Share of the key-value room that running requests hold, if the engine tells.
+/// Share of the KV capacity that running requests hold, if the engine tells.
 pub(super) fn kv_use(status: &EngineStatus) -> Option<f64> {
     let total = status.kv_tokens_total;
     let used = total.saturating_sub(status.kv_tokens_free);
@@ -95,7 +95,7 @@ impl Pressure {
         }
     }
 
-    /// Most episodes that may hold key-value room.
+    /// Most episodes that may hold KV capacity.
     pub(super) fn limit(&self) -> usize {
         self.limit.max(1.0) as usize
     }
@@ -105,11 +105,11 @@ impl Pressure {
         self.ended += 1;
     }
 
-    /// A look at the engine at `now_s`, while `active` episodes hold room.
+    /// A look at the engine at `now_s`, while `active` episodes hold KV capacity.
     pub(super) fn read(&mut self, status: &EngineStatus, active: usize, now_s: f64) {
         let c = self.config;
         let used = kv_use(status);
-        // What was just let go still shows in the room that the status tells of.
+        // What was just let go still shows in the capacity that the status reports.
         let active = active.max(status.running + status.waiting);
         let before = self.preemptions.replace(status.preemptions);
         let preempted = before.is_some_and(|before| status.preemptions > before);
@@ -149,7 +149,7 @@ impl Pressure {
         }
     }
 
-    /// The limit becomes `factor` of what holds room now, and never more than it was.
+    /// The limit becomes `factor` of the episodes that hold it now, and never more than it was.
     fn cut(&mut self, active: usize, factor: f64, now_s: f64) {
         let base = self.limit.min(active as f64);
         let limit = (base * factor).max(1.0);
@@ -185,7 +185,7 @@ mod tests {
     fn an_engine_with_room_is_never_held_back() {
         let mut p = pressure(64);
         for i in 0..100 {
-            // A queue that waits for computation, not for room.
+            // A queue that waits for computation, not for KV capacity.
             p.read(&status(500, 8, 56, 0), 64, f64::from(i) * 0.25);
             p.episode_ended();
         }

@@ -18,27 +18,13 @@ pub use program::{ModelAccess, ModelServer, ProgramHarness};
 pub use programs::{ProgramConfig, Programs};
 
 use crate::action;
-use crate::driver::{EpisodeOptions, EpisodeParts, run_episode};
+use crate::driver::run_episode;
 use crate::episode::EpisodeSpec;
+use crate::parts::{EpisodeOptions, EpisodeParts, Harness};
 use futures::future::BoxFuture;
 use sinew_env::{Env, EnvError, EnvFactory};
 use sinew_types::{Outcome, Task, Trace};
 use std::time::Duration;
-
-/// Drives episodes. Shared by all of them.
-pub trait Harness: Send + Sync {
-    /// Name by which recipes select it.
-    fn name(&self) -> &str;
-
-    /// Runs one episode to its end. Never fails: what goes wrong is in the trace, which is
-    /// valid and not yet in the store.
-    fn run<'a>(
-        &'a self,
-        parts: &'a EpisodeParts,
-        options: &'a EpisodeOptions,
-        spec: &'a EpisodeSpec,
-    ) -> BoxFuture<'a, Trace>;
-}
 
 /// The loop of this crate: the environment's own turns, see [`run_episode`].
 #[derive(Clone, Copy, Debug, Default)]

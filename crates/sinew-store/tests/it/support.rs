@@ -39,6 +39,10 @@ pub(crate) fn trace(n: u64, tokens: usize) -> Trace {
     };
     let sampled: Vec<u32> = (0..tokens as u32).map(|i| i * 40_503 % 49_152).collect();
     let logprobs = sampled.iter().map(|&t| -(t as f32) / 7e3).collect();
+    let spans = if tokens > 0 { vec![span] } else { Vec::new() };
+    let given = vec![1, 2, 3];
+    let prompt = node(NO_PARENT, TokenKind::Prompt, Vec::new(), Vec::new(), given);
+    let turn = node(0, TokenKind::Sampled, spans, logprobs, sampled);
     Trace {
         format_version: TRACE_FORMAT_VERSION,
         episode: EpisodeId::new(format!("e{n}")),
@@ -51,22 +55,7 @@ pub(crate) fn trace(n: u64, tokens: usize) -> Trace {
             purpose: if n % 7 == 6 { "eval" } else { "train" }.into(),
         },
         provenance: Provenance::default(),
-        nodes: vec![
-            node(
-                NO_PARENT,
-                TokenKind::Prompt,
-                Vec::new(),
-                Vec::new(),
-                vec![1, 2, 3],
-            ),
-            node(
-                0,
-                TokenKind::Sampled,
-                if tokens > 0 { vec![span] } else { Vec::new() },
-                logprobs,
-                sampled,
-            ),
-        ],
+        nodes: vec![prompt, turn],
         outcome: Outcome {
             reward: n as f64 / 3.0,
             success: n % 2 == 1,

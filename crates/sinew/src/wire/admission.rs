@@ -17,13 +17,13 @@ use std::sync::Arc;
 pub(crate) fn config(r: &RolloutPlan, harness: &HarnessSection) -> AdmissionConfig {
     let section = &r.admission;
     let mut config = AdmissionConfig::new(r.max_in_flight, r.max_turn_tokens as usize);
-    if let Some((max_live, timeout_s)) = harness.quota() {
-        config.max_running = config.max_running.min(max_live);
+    if let Some((max_programs, timeout_s)) = harness.quota() {
+        config.max_running = config.max_running.min(max_programs);
         let timeout_s = timeout_s.min(r.episode_timeout_s);
         config.force_after_s = config.force_after_s.min(timeout_s / 4.0);
     }
     config.max_starting = r.max_starting.unwrap_or(config.max_starting);
-    config.kv_room = section.kv_capacity;
+    config.kv_capacity = section.kv_capacity;
     config.reserve_tokens = section.reserve_tokens.unwrap_or(config.reserve_tokens);
     config.pressure = section.adaptive.then(PressureConfig::default);
     config
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn programs_have_a_quota_and_wait_for_less_than_their_deadline() {
-        let harness = "[harness]\ntype = \"command\"\ncommand = [\"true\"]\nmax_live = 16\ntimeout_s = 40.0\n";
+        let harness = "[harness]\ntype = \"command\"\ncommand = [\"true\"]\nmax_programs = 16\ntimeout_s = 40.0\n";
         let recipe = parse(harness).unwrap();
         let config = config(&recipe.rollout, &recipe.harness);
         assert_eq!((config.max_running, config.force_after_s), (16, 10.0));

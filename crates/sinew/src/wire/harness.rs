@@ -132,7 +132,7 @@ fn provider(
         HarnessLevel::Process => {
             let search = std::env::var("PATH").unwrap_or_default();
             let mut config = ProcessConfig::new(&search);
-            config.max_live = section.max_live;
+            config.max_live = section.max_programs;
             config.acquire_timeout = Duration::from_secs_f64(section.timeout_s);
             config.shows = command.shows.clone();
             let provider = ProcessProvider::start(config);
@@ -143,7 +143,7 @@ fn provider(
             let own = SandboxPlan {
                 level: Level::Container,
                 image: section.image.clone(),
-                max_live: section.max_live,
+                max_sandboxes: section.max_programs,
                 ..sandbox.clone()
             };
             containers(&own, command.shows.clone())

@@ -49,12 +49,14 @@ fn named(id: &str, notes: &Notes) -> Option<Named> {
 /// Puts the items of one turn of the model together.
 #[derive(Default)]
 struct Turns {
+    /// Complete ones.
     messages: Vec<Message>,
     /// What the model said, as far as it is known.
     turn: Option<Message>,
 }
 
 impl Turns {
+    /// Ends the model's turn that is being put together.
     fn flush(&mut self) {
         self.messages.extend(self.turn.take());
     }
@@ -68,6 +70,7 @@ impl Turns {
             .get_or_insert_with(|| Message::new(Role::Assistant, ""))
     }
 
+    /// One item; unknown types are refused by name.
     fn item(&mut self, value: Value, path: &str, notes: &Notes) -> Result<(), ApiError> {
         let mut fields = Fields::of(value, path, notes)?;
         let kind = fields.string("type")?;
@@ -109,6 +112,7 @@ impl Turns {
         fields.end()
     }
 
+    /// A reasoning item: its text, whatever its summary says.
     fn reasoning(&mut self, fields: &mut Fields<'_>) -> Result<(), ApiError> {
         let types = ["reasoning_text", "summary_text"];
         let mut text = String::new();

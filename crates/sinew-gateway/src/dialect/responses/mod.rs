@@ -29,7 +29,9 @@ const PREFIX: &str = "resp_";
 
 /// Ids of items begin with these.
 const THOUGHT: &str = "rs";
+/// Of messages.
 const TEXT: &str = "msg";
+/// Of calls.
 const CALL: &str = "fc";
 
 /// `POST /v1/responses`.
@@ -173,6 +175,7 @@ fn logprobs(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), A
     Ok(())
 }
 
+/// `tool_choice` as the answer repeats it.
 fn choice_value(choice: &ToolChoice) -> Value {
     match choice {
         ToolChoice::Auto => json!("auto"),

@@ -36,14 +36,19 @@ fn without_bytes(logprobs: &Value) -> Value {
 
 /// A text that is being written: a message or reasoning.
 struct OpenText {
+    /// Of the item.
     id: String,
+    /// Its place in the output.
     index: usize,
+    /// Written so far.
     text: String,
     logprobs: Vec<Value>,
 }
 
+/// Writes the events of one answer.
 pub(super) struct ResponsesStream {
     context: AnswerContext,
+    /// Number of the next event.
     sequence: u64,
     /// Items in their order; an open one has its first form.
     done: Vec<Value>,
@@ -71,6 +76,7 @@ impl ResponsesStream {
         }
     }
 
+    /// One event with the next number.
     fn event(&mut self, kind: &str, mut fields: Value) -> String {
         fields["type"] = json!(kind);
         fields["sequence_number"] = json!(self.sequence);
@@ -78,6 +84,7 @@ impl ResponsesStream {
         format!("event: {kind}\ndata: {fields}\n\n")
     }
 
+    /// Adds an item in its first form.
     fn add(&mut self, item: Value) -> (usize, String) {
         let index = self.done.len();
         self.done.push(item.clone());
@@ -85,6 +92,7 @@ impl ResponsesStream {
         (index, self.event("response.output_item.added", fields))
     }
 
+    /// Replaces an item by its last form.
     fn item_done(&mut self, index: usize, item: Value) -> String {
         self.done[index] = item.clone();
         let fields = json!({"output_index": index, "item": item});
@@ -102,6 +110,7 @@ impl ResponsesStream {
         self.event(kind, fields)
     }
 
+    /// Writes reasoning; the first of it opens an item.
     fn reason(&mut self, text: &str) -> String {
         let mut out = String::new();
         let mut open = match self.open.take() {
@@ -139,6 +148,7 @@ impl ResponsesStream {
         open
     }
 
+    /// Closes the reasoning item, if one is open.
     fn reason_done(&mut self, status: &str) -> String {
         let Some(open) = self.open.take() else {
             return String::new();
@@ -153,6 +163,7 @@ impl ResponsesStream {
         out
     }
 
+    /// Writes text; the first of it opens a message.
     fn say(&mut self, text: &str, logprobs: Value) -> String {
         let mut out = String::new();
         let mut open = match self.message.take() {
@@ -178,6 +189,7 @@ impl ResponsesStream {
         out
     }
 
+    /// Closes the message, if one is open.
     fn say_done(&mut self, status: &str) -> String {
         let Some(open) = self.message.take() else {
             return String::new();
@@ -194,6 +206,7 @@ impl ResponsesStream {
         out
     }
 
+    /// Writes a call as a whole.
     fn call(&mut self, call: &ToolCall) -> String {
         let id = item_id(&self.context, CALL, self.calls);
         self.calls += 1;

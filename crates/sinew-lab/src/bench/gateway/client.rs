@@ -1,4 +1,7 @@
 //! A client of the benches: one connection a rollout, as agents have.
+//!
+//! An agent keeps its connection and repeats its whole conversation with each call, as SDKs do. After
+//! [`MAX_TURNS`] turns it begins anew, so that requests stay of one size over the measurement.
 
 use super::process::Process;
 use crate::LabError;
@@ -24,7 +27,9 @@ const SIDE_BY_SIDE: usize = 64;
 /// A server to send requests to.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
+    /// Of the server.
     address: SocketAddr,
+    /// How agents get their addresses.
     rollouts: Rollouts,
 }
 
@@ -42,9 +47,13 @@ enum Rollouts {
 /// One agent: a connection and what was said on it.
 #[derive(Debug)]
 pub(super) struct Agent {
+    /// One connection, one call at a time.
     sender: SendRequest<Full<Bytes>>,
+    /// Of its rollout, with the dialect.
     path: String,
+    /// Of its rollout.
     key: String,
+    /// Its conversation so far.
     messages: Vec<Value>,
     /// Where a conversation ends; `None`: it grows.
     max_turns: Option<usize>,
@@ -100,6 +109,7 @@ impl Target {
         }
     }
 
+    /// A connection to the server; its end is seen by the next request.
     pub(super) async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, LabError> {
         Ok(connect(self.address).await?.0)
     }
@@ -225,6 +235,7 @@ impl Agent {
     }
 }
 
+/// A request with a bearer token. Gives body and status.
 pub(super) async fn post(
     sender: &mut SendRequest<Full<Bytes>>,
     path: &str,

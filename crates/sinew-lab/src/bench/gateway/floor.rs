@@ -1,5 +1,8 @@
 //! The least that a turn costs any server: its body is received and read as JSON, and the ids of
 //! its prompt are handed to the engine. Both repeat the whole conversation, so this grows with it.
+//!
+//! The floor is a server that reads the body, checks that it is JSON, and does nothing else. Without it a
+//! row of latency says little, as most of it is HTTP on this machine.
 
 use super::client::{Target, post};
 use super::{GROWING, TOKENS};
@@ -85,6 +88,7 @@ pub(super) async fn body_us(bodies: Vec<String>) -> Result<f64, LabError> {
     Ok(used? / f64::from(rounds) / count.max(1) as f64 * 1e6)
 }
 
+/// Reads a body and answers with an empty one.
 async fn check(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let body = request.into_body().collect().await;
     let fits = body.is_ok_and(|b| serde_json::from_slice::<IgnoredAny>(&b.to_bytes()).is_ok());

@@ -1,4 +1,7 @@
 //! Many agents at the same time, each calling, thinking and calling again.
+//!
+//! Load is open: each agent calls, thinks, and calls again, and one that cannot get its turn in time does not
+//! call. Latency is from the first byte sent to the last byte read.
 
 use super::client::{Agent, Target};
 use super::process::Process;
@@ -15,12 +18,15 @@ use tokio::time::sleep;
 /// What agents do.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
+    /// Agents at the same time.
     pub(super) rollouts: usize,
     /// Between an answer and the next call.
     pub(super) think: Duration,
+    /// Calls that begin within it count.
     pub(super) measured: Duration,
     /// Of an answer.
     pub(super) tokens: u32,
+    /// Answers as events.
     pub(super) stream: bool,
     /// Most calls at the same time; who does not get his turn in time does not call.
     pub(super) in_flight: usize,
@@ -36,6 +42,7 @@ pub(super) struct Measured {
 }
 
 impl Measured {
+    /// Sorts the latencies.
     fn of(mut latencies: Vec<f64>, cpu_s: f64) -> Self {
         latencies.sort_by(f64::total_cmp);
         Self { latencies, cpu_s }
@@ -82,6 +89,7 @@ fn offset(load: &Load, index: usize) -> Duration {
     period.mul_f64(index as f64 / load.rollouts as f64)
 }
 
+/// One agent until the measurement is over. Gives its latencies in seconds.
 async fn agent_loop(
     mut agent: Agent,
     load: Load,
@@ -140,6 +148,7 @@ pub(super) async fn engine_only(load: &Load) -> Result<Measured, LabError> {
     Ok(Measured::of(latencies, 0.0))
 }
 
+/// One generation on the engine itself, to see what the gateway adds.
 async fn generate(engine: &dyn Engine, id: RequestId) -> Result<(), LabError> {
     let (sender, mut events) = mpsc::channel(TOKENS as usize + 2);
     let request = request(id.0, vec![1; 256], 0, TOKENS);

@@ -4,6 +4,15 @@
 //! The gateway runs as a process of its own (`sinew serve --engine fake`), so that its CPU time
 //! is not this one's, and is given real requests over real connections. The peers forward to a
 //! server in this process that answers at once.
+//!
+//! | part | measures | compared with |
+//! |---|---|---|
+//! | `load` | latency and CPU time at 1 to 4,096 rollouts | the engine alone, LiteLLM, Agent Lightning |
+//! | `stream` | the same with events | the engine alone |
+//! | `idle` | memory and CPU time of rollouts that do nothing | none |
+//! | `history` | cost of a turn at 8, 32 and 128 turns | the floor of reading the body |
+//!
+//! The engine is a fake one with a pass of 2 ms, so that what is measured is the gateway.
 
 mod client;
 mod floor;
@@ -26,11 +35,13 @@ use std::time::Duration;
 const RATE: f64 = 500.0;
 /// Sampled tokens of an answer, and the pass that gives one.
 pub(super) const TOKENS: u32 = 16;
+/// Time of one pass of the fake engine.
 pub(super) const PASS: Duration = Duration::from_millis(2);
 /// Rollouts at the same time.
 const ROLLOUTS: [usize; 4] = [1, 64, 512, 4096];
 /// Calls that a peer gets at the same time, and how long it may take beyond the measurement.
 const PEER_IN_FLIGHT: usize = 64;
+/// Beyond the measurement, before a peer is given up.
 const PEER_GRACE: Duration = Duration::from_secs(60);
 /// Seconds that a peer is measured for; what it does is more alike than what the gateway does.
 const PEER_SECONDS: f64 = 5.0;
@@ -44,6 +55,7 @@ const WINDOW: u32 = 4;
 const SERVERS: usize = 5;
 /// Rollouts that lie idle, and turns that each had.
 const IDLE: usize = 4096;
+/// Turns that each idle rollout had.
 const IDLE_TURNS: u32 = 4;
 
 /// What `sinew bench gateway` is told.
@@ -69,6 +81,7 @@ pub struct GatewayArgs {
     seconds: f64,
 }
 
+/// Names that `--only` takes.
 const PARTS: [&str; 4] = ["load", "stream", "idle", "history"];
 
 /// `sinew bench gateway`.
@@ -100,6 +113,7 @@ pub(super) fn run(args: &GatewayArgs) -> Result<(), LabError> {
     })
 }
 
+/// A load of about [`RATE`] requests a second.
 fn load(rollouts: usize, seconds: f64) -> Load {
     let think = rollouts as f64 / RATE - TOKENS as f64 * PASS.as_secs_f64();
     Load {
@@ -186,6 +200,7 @@ async fn loads(args: &GatewayArgs, printer: Printer) -> Result<(), LabError> {
     Ok(())
 }
 
+/// A value that was measured once.
 fn single(value: f64) -> Summary {
     Summary {
         median: value,

@@ -1,5 +1,8 @@
 //! Proxies of other projects: the same requests, forwarded to a server that answers after the
 //! same time.
+//!
+//! A peer is a gateway of the field in front of a server of ours that answers at once. It runs in the Python
+//! that the command line names; one that is not installed is a row that says so.
 
 use super::client::Target;
 use super::process::Process;
@@ -25,14 +28,19 @@ use tokio::task::JoinHandle;
 /// Importing them alone takes many seconds.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
+/// What the upstream answers to every call.
 const ANSWER: &str = r#"{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"fake","choices":[{"index":0,"message":{"role":"assistant","content":" yes the answer is"},"finish_reason":"stop"}],"usage":{"prompt_tokens":40,"completion_tokens":16,"total_tokens":56}}"#;
 
 /// A running proxy.
 #[derive(Debug)]
 pub(super) struct Peer {
+    /// Name and version, for the row.
     pub(super) version: String,
+    /// The peer itself.
     process: Process,
+    /// Where to send requests.
     target: Target,
+    /// Ends with the peer.
     upstream: JoinHandle<()>,
     _folder: Option<tempfile::TempDir>,
 }
@@ -159,6 +167,7 @@ impl Peer {
     }
 }
 
+/// Asks a Python for the version of the peer.
 async fn version(python: &Path) -> Result<String, String> {
     let code = "import importlib.metadata as m; print(m.version('litellm'))";
     let done = Command::new(python).args(["-c", code]).output().await;
@@ -177,6 +186,7 @@ async fn answer_all(listener: TcpListener) {
     }
 }
 
+/// Answers every request on a connection.
 async fn answer(stream: TcpStream) {
     let service = service_fn(|request: Request<Incoming>| async move {
         // A request that breaks off is not answered anyway.

@@ -33,6 +33,7 @@ pub(super) fn raise_files() {
 /// A server that ends with this value.
 #[derive(Debug)]
 pub(super) struct Process {
+    /// Killed when it is dropped.
     child: Child,
     /// Where our gateway listens, and its control token.
     listens: Option<(SocketAddr, String)>,

@@ -9,18 +9,22 @@ fn config(max_running: usize, max_starting: usize) -> AdmissionConfig {
     }
 }
 
-fn status(room: usize) -> EngineStatus {
+fn status(kv_tokens: usize) -> EngineStatus {
     EngineStatus {
-        kv_tokens_total: room,
-        kv_tokens_free: room,
+        kv_tokens_total: kv_tokens,
+        kv_tokens_free: kv_tokens,
         ..EngineStatus::default()
     }
 }
 
-/// A core in front of an engine with `room`, and `count` episodes that have asked to begin.
-fn asked(config: AdmissionConfig, room: usize, count: usize) -> (AdmissionCore, Vec<EpisodeKey>) {
+/// A core in front of an engine with `kv_tokens`, and `count` episodes that have asked to begin.
+fn asked(
+    config: AdmissionConfig,
+    kv_tokens: usize,
+    count: usize,
+) -> (AdmissionCore, Vec<EpisodeKey>) {
     let mut core = AdmissionCore::new(config);
-    core.read(&status(room), 0.0);
+    core.read(&status(kv_tokens), 0.0);
     let keys = (0..count).map(|_| core.ask().0).collect();
     (core, keys)
 }
@@ -63,7 +67,7 @@ fn starting_is_bounded_apart_from_running() {
 }
 
 #[test]
-fn a_turn_waits_for_room_instead_of_evicting_and_goes_on_when_there_is_some() {
+fn a_turn_waits_for_capacity_instead_of_evicting_and_goes_on_when_there_is_some() {
     let (mut core, keys) = asked(config(4, 4), 100, 2);
     core.decide(0.0);
     let first = generates(&mut core, keys[0], 60, 0.0);
@@ -71,7 +75,7 @@ fn a_turn_waits_for_room_instead_of_evicting_and_goes_on_when_there_is_some() {
     assert_eq!(core.decide(1.0), []);
     let r = core.reading();
     assert_eq!((r.waiting_turns, r.paused, r.held_tokens), (1, 1, 74));
-    // In its tool it keeps its room for a while, if the engine has other work; here it has none.
+    // In its tool it keeps its KV capacity for a while, if the engine has other work; here it has none.
     core.turn_ended(keys[0], first, 2.0);
     assert_eq!(core.decide(2.0), [second]);
     let r = core.reading();
@@ -116,7 +120,7 @@ fn growth_of_one_that_goes_on_pauses_others_that_act_before_it_waits_itself() {
 }
 
 #[test]
-fn a_context_larger_than_the_room_runs_alone_and_the_oldest_is_forced_at_last() {
+fn a_context_larger_than_the_capacity_runs_alone_and_the_oldest_is_forced_at_last() {
     let mut limits = config(8, 8);
     limits.force_after_s = 50.0;
     let (mut core, keys) = asked(limits, 100, 3);
@@ -190,7 +194,7 @@ struct World {
     core: AdmissionCore,
     sims: Vec<Sim>,
     limits: AdmissionConfig,
-    room: usize,
+    kv_tokens: usize,
     now_s: f64,
 }
 
@@ -209,7 +213,7 @@ impl World {
         assert!(r.starting <= self.limits.max_starting, "{r:?}");
         let begun = r.starting + r.generating + r.acting + r.paused;
         assert!(begun <= self.limits.max_running, "{r:?}");
-        let over = r.held_tokens > self.room;
+        let over = r.held_tokens > self.kv_tokens;
         assert!(!over || r.generating + r.acting == 1, "{r:?}");
         let active = r.starting + r.generating + r.acting;
         assert!(active <= r.limit || r.acting == 0, "{r:?}");
@@ -253,7 +257,7 @@ proptest! {
     #[test]
     fn bounds_hold_nobody_starves_and_everything_is_given_back(
         (max_running, max_starting) in (1usize..6, 1usize..4),
-        room in 40usize..400,
+        kv_tokens in 40usize..400,
         pressure in any::<bool>(),
         turns in prop::collection::vec(0u32..4, 1..12),
         events in prop::collection::vec((0u8..8, 0usize..12, 1usize..90), 0..120),
@@ -262,13 +266,13 @@ proptest! {
         limits.force_after_s = f64::INFINITY;
         limits.pressure = pressure.then(PressureConfig::default);
         let mut core = AdmissionCore::new(limits.clone());
-        core.read(&status(room), 0.0);
+        core.read(&status(kv_tokens), 0.0);
         let sims = turns.iter().map(|&turns_left| {
             let (key, ticket) = core.ask();
             Sim { key, waits: Some(ticket), turn: None, begun: false, context: 20, turns_left }
         });
         let sims = sims.collect();
-        let mut world = World { core, sims, limits, room, now_s: 0.0 };
+        let mut world = World { core, sims, limits, kv_tokens, now_s: 0.0 };
         world.settle();
         let mut preemptions = 0;
         for (kind, index, size) in events {
@@ -280,8 +284,8 @@ proptest! {
                 0 => world.now_s += 0.7,
                 1 => {
                     preemptions += (size % 2) as u64;
-                    let kv_tokens_free = room / (1 + size % 9);
-                    let used = EngineStatus { preemptions, kv_tokens_free, ..status(room) };
+                    let kv_tokens_free = kv_tokens / (1 + size % 9);
+                    let used = EngineStatus { preemptions, kv_tokens_free, ..status(kv_tokens) };
                     world.core.read(&used, world.now_s);
                 }
                 2 if size < 15 => world.end(index % count),

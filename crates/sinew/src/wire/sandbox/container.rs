@@ -57,7 +57,7 @@ fn provider(
         python: ProcessConfig::new(&search).python,
         shows,
         cpus: section.cpus,
-        max_live: section.max_live,
+        max_live: section.max_sandboxes,
         ..ContainerConfig::default()
     };
     ContainerProvider::start(config).map_err(|e| named(&e))
@@ -78,7 +78,7 @@ pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider
     let shows = proxy.as_ref().map(EgressProxy::shows).into_iter().collect();
     let pool = PoolConfig {
         floor: 0,
-        ceiling: READY.min(section.max_live / 2),
+        ceiling: READY.min(section.max_sandboxes / 2),
         ..PoolConfig::default()
     };
     let provider = provider(section, shows)?;

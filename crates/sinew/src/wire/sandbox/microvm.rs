@@ -32,7 +32,7 @@ fn provider(section: &SandboxPlan) -> Result<MicrovmProvider, Failure> {
     let found = found.filter(|p| p.is_file());
     let name = std::env::var_os("FIRECRACKER_BIN").map(PathBuf::from);
     config.firecracker = name.or_else(|| found.into_iter().next());
-    config.max_live = section.max_live;
+    config.max_live = section.max_sandboxes;
     MicrovmProvider::start(config).map_err(|e| named(&e))
 }
 
@@ -40,7 +40,7 @@ fn provider(section: &SandboxPlan) -> Result<MicrovmProvider, Failure> {
 pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider>, Failure> {
     let pool = PoolConfig {
         floor: 0,
-        ceiling: READY.min(section.max_live / 2),
+        ceiling: READY.min(section.max_sandboxes / 2),
         starts_at_once: 1,
         ..PoolConfig::default()
     };

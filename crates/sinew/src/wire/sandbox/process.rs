@@ -16,7 +16,7 @@ fn named(e: &dyn std::fmt::Display) -> Failure {
 pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider>, Failure> {
     let search = std::env::var("PATH").unwrap_or_default();
     let mut config = ProcessConfig::new(&search);
-    config.max_live = section.max_live;
+    config.max_live = section.max_sandboxes;
     let proxy = egress::start(section)?;
     config.shows.extend(proxy.as_ref().map(EgressProxy::shows));
     let image = image::image(section)?;

@@ -14,10 +14,10 @@ pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider
     let program = std::env::current_exe().map_err(Failure::system)?;
     let search = std::env::var("PATH").unwrap_or_default();
     let mut config = ProcessConfig::new(&search);
-    config.max_live = section.max_live;
+    config.max_live = section.max_sandboxes;
     let mut wasm = WasmConfig::new(section.wasm_modules.clone().into(), program);
     wasm.workers = std::thread::available_parallelism().map_or(1, usize::from);
-    wasm.max_live = section.max_live;
+    wasm.max_live = section.max_sandboxes;
     config.shows = wasm.shows().map_err(|e| named(&e))?;
     let below = ProcessProvider::start(config).map_err(|e| named(&e))?;
     let provider = WasmProvider::new(Arc::new(below), wasm).map_err(|e| named(&e))?;

@@ -1,4 +1,7 @@
 //! What agents do to a gateway in a soak, drawn from a seed.
+//!
+//! Agents fan out, roll back, repeat requests, hang up in the middle of an answer, leave and come back to the
+//! next gateway. What an agent does follows from the seed and its number, so that a failure can be repeated.
 
 use super::super::client::connect;
 use crate::LabError;
@@ -18,6 +21,7 @@ use tokio::task::JoinHandle;
 
 /// Tokens of an answer, and of one that is long enough to be left in the middle.
 const TOKENS: u64 = 24;
+/// Long enough to hang up in.
 const LONG: u64 = 512;
 /// Most turns of a visit.
 const MAX_TURNS: u64 = 12;
@@ -25,6 +29,7 @@ const MAX_TURNS: u64 = 12;
 /// What agents saw.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tally {
+    /// Calls that were answered.
     pub(super) turns: u64,
     /// Calls that ran into the deadline.
     pub(super) too_late: u64,
@@ -35,6 +40,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
+    /// Adds the counts of other agents.
     pub(super) fn add(&mut self, other: &Self) {
         self.turns += other.turns;
         self.too_late += other.too_late;
@@ -42,6 +48,7 @@ impl Tally {
         self.wrong += other.wrong;
     }
 
+    /// Counts a wrong answer.
     fn wrong(&mut self, what: &str) {
         if self.wrong == 0 {
             tracing::error!("soak: {what}");
@@ -53,6 +60,7 @@ impl Tally {
 /// A rollout whose agent comes back to the next gateway.
 #[derive(Debug)]
 pub(super) struct Left {
+    /// Of the rollout.
     id: String,
     path: String,
     key: String,
@@ -63,8 +71,10 @@ pub(super) struct Left {
 #[derive(Debug)]
 pub(super) struct Agents {
     pub(super) address: SocketAddr,
+    /// Token of the control API.
     pub(super) control: String,
     pub(super) turns: u64,
+    /// Of everything these agents draw.
     pub(super) seed: u64,
     /// Nobody comes back.
     pub(super) last: bool,
@@ -88,9 +98,11 @@ pub(super) fn script(request: &GenerateRequest, stop: Option<TokenId>) -> Option
     Some(ids.chain(stop).collect())
 }
 
+/// Draws of one agent.
 struct Random(SplitMix64);
 
 impl Random {
+    /// A number from 0 to `end`, without it.
     fn below(&mut self, end: u64) -> u64 {
         self.0.next_u64() % end.max(1)
     }
@@ -163,7 +175,9 @@ struct Agent {
     address: SocketAddr,
     sender: SendRequest<Full<Bytes>>,
     connection: JoinHandle<()>,
+    /// Its rollout, as it would be left.
     rollout: Left,
+    /// Answers so far.
     said: u64,
 }
 
@@ -174,6 +188,7 @@ impl Drop for Agent {
 }
 
 impl Agent {
+    /// Connects, and opens a rollout unless one was left.
     async fn start(agents: &Agents, left: Option<Left>) -> Result<Self, LabError> {
         let (mut sender, connection) = connect(agents.address).await?;
         let rollout = match left {
@@ -203,6 +218,7 @@ impl Agent {
         })
     }
 
+    /// The rollout, for an agent of the next gateway.
     fn leave(&mut self) -> Left {
         Left {
             id: self.rollout.id.clone(),
@@ -212,6 +228,7 @@ impl Agent {
         }
     }
 
+    /// The body of a call: the whole conversation and more fields.
     fn body(&self, more: &[(&str, Value)]) -> String {
         let mut body = json!({
             "model": "fake", "messages": self.rollout.messages, "max_tokens": TOKENS,
@@ -222,6 +239,7 @@ impl Agent {
         body.to_string()
     }
 
+    /// Sends a call; `again` marks a repeated one.
     async fn send(&mut self, body: String, again: bool) -> Result<Response<Incoming>, LabError> {
         let request = request(&self.rollout.path, &self.rollout.key, body, again)?;
         self.sender.ready().await.map_err(LabError::system)?;
@@ -286,6 +304,7 @@ impl Agent {
         content(answer, tally).await
     }
 
+    /// A call answered by events. `None`: the agent hung up.
     async fn streamed(&mut self, tally: &mut Tally) -> Result<Option<String>, LabError> {
         let body = self.body(&[("stream", json!(true))]);
         let answer = self.send(body, false).await?;
@@ -332,6 +351,7 @@ impl Agent {
         Ok(())
     }
 
+    /// Scores and finishes the rollout.
     async fn finish(&mut self, agents: &Agents, tally: &mut Tally) -> Result<(), LabError> {
         let path = format!("/rollouts/{}/finish", self.rollout.id);
         let body = json!({"reward": {"reward": 1.0, "success": true}}).to_string();
@@ -348,6 +368,7 @@ impl Agent {
     }
 }
 
+/// A request with a bearer token.
 fn request(
     path: &str,
     key: &str,
@@ -366,6 +387,7 @@ fn request(
         .map_err(LabError::system)
 }
 
+/// The whole body of an answer, and its status.
 async fn whole(answer: Response<Incoming>) -> Result<(Bytes, u16), LabError> {
     let status = answer.status().as_u16();
     let body = answer.into_body().collect().await;

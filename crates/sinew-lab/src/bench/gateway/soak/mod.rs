@@ -4,6 +4,10 @@
 //! rewrite their histories, run into deadlines, leave and come back. After every hour the
 //! gateway is stopped and a new one goes on with its journal. Time is compressed: agents do not
 //! think, and the limits that are times are shorter by about as much.
+//!
+//! A day of 64 agents, compressed: times are divided, faults are not. Memory, open files, tasks of the
+//! runtime and files of the journal are measured while nobody calls; they may vary within a slack and must
+//! not grow. Gateways are stopped and started in between, with the journal and the store of before.
 
 mod agent;
 mod proof;
@@ -28,7 +32,9 @@ use std::time::{Duration, Instant};
 
 /// Agents at the same time, and how often each would call: every so many seconds.
 const AGENTS: usize = 64;
+/// Between two calls of one agent.
 const CALLS_EVERY_S: f64 = 15.0;
+/// Time that the default number of turns stands for.
 const HOURS: u64 = 24;
 /// Turns of a day of such agents.
 const DAY: u64 = (AGENTS as f64 * HOURS as f64 * 3600.0 / CALLS_EVERY_S) as u64;
@@ -38,12 +44,15 @@ const HANGS: u64 = 997;
 const PASS: Duration = Duration::from_micros(100);
 /// The times of an hour, compressed.
 const CALL_TIMEOUT: Duration = Duration::from_millis(1500);
+/// After it an abandoned rollout is ended.
 const ROLLOUT_TTL: Duration = Duration::from_secs(3);
 /// Longest that calls may run on, or rollouts stay open, when nobody calls any more.
 const QUIET_LIMIT: Duration = Duration::from_secs(60);
 /// What may come and go between two measurements.
 const SLACK_MIB: f64 = 8.0;
+/// Open files.
 const SLACK_FILES: f64 = 8.0;
+/// Tasks of the runtime.
 const SLACK_TASKS: f64 = 8.0;
 
 /// What `sinew bench soak` is told.
@@ -62,16 +71,21 @@ pub struct SoakArgs {
 
 /// A gateway that listens.
 struct Serving {
+    /// What is under test.
     gateway: Gateway,
     server: Server,
+    /// Token of the control API.
     control: String,
+    /// Reopened by the next gateway.
     journal: Arc<Journal>,
 }
 
 /// What outlives a gateway.
 struct World {
+    /// Hangs at one request of [`HANGS`].
     engine: Arc<FakeEngine>,
     renderer: Arc<ChatRenderer>,
+    /// Validates and counts each trace.
     store: Arc<Proven>,
     folder: tempfile::TempDir,
 }
@@ -79,18 +93,24 @@ struct World {
 /// What there is of things that may not grow.
 #[derive(Clone, Copy, Debug)]
 struct Level {
+    /// Of this process.
     resident_mib: f64,
+    /// Open descriptors.
     files: f64,
+    /// Of the runtime.
     tasks: f64,
+    /// Files of the journal.
     journal_files: f64,
 }
 
 /// What all gateways counted.
 #[derive(Debug, Default)]
 struct Day {
+    /// One after each gateway.
     levels: Vec<Level>,
     /// Of each gateway, at its end.
     stats: Vec<GatewayStats>,
+    /// What the agents saw.
     tally: Tally,
     /// Sampled tokens of open rollouts that the next gateway did not find.
     forgotten: u64,
@@ -206,6 +226,7 @@ impl World {
         })
     }
 
+    /// Gateways one after the other until all turns are done.
     async fn day(&self, args: &SoakArgs) -> Result<Day, LabError> {
         let mut day = Day::default();
         let mut left: Vec<Left> = Vec::new();
@@ -233,6 +254,7 @@ impl World {
         Ok(day)
     }
 
+    /// The rows; each has a target that must hold.
     fn report(&self, day: &Day, took: Duration, printer: Printer) {
         let row = |name: &str, unit: &str, value: f64| {
             let value = Summary {
@@ -311,6 +333,7 @@ async fn quiet(gateway: &Gateway, all: bool) -> Result<(), LabError> {
     }
 }
 
+/// Measures now.
 fn level(journal: &Path) -> Result<Level, LabError> {
     let status = std::fs::read_to_string("/proc/self/status").map_err(LabError::system)?;
     let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));

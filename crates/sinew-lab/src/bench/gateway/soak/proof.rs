@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Traces that were valid, as numbers.
 #[derive(Debug, Default)]
 pub(super) struct Proven {
+    /// Of all committed traces.
     sampled_tokens: AtomicU64,
     requests: Arc<AtomicU64>,
 }
@@ -26,6 +27,7 @@ impl Proven {
     }
 }
 
+/// The answer of what a gateway never asks a store.
 fn refused<T>() -> Result<T, StoreError> {
     let why = "this store only counts";
     Err(StoreError::Io {
