@@ -247,10 +247,7 @@ impl Caller {
         known: Option<StateId>,
     ) -> Result<Subscription, ApiError> {
         request.restore(&rollout.answers)?;
-        if let Prompt::Messages(messages) = &request.prompt {
-            text_only(messages)?;
-        }
-        self.check_choices(request.n)?;
+        self.check(&request)?;
         let permit = self.permit()?;
         let (mut format, held) = self.formats(&mut request)?;
         let opening = match &held {
@@ -349,8 +346,12 @@ impl Caller {
         }
     }
 
-    /// Refuses `n` outside the server's limit.
-    fn check_choices(&self, n: u32) -> Result<(), ApiError> {
+    /// Refuses parts that are no text, and `n` outside the server's limit.
+    fn check(&self, request: &ModelRequest) -> Result<(), ApiError> {
+        if let Prompt::Messages(messages) = &request.prompt {
+            text_only(messages)?;
+        }
+        let n = request.n;
         let max = self.config.server.max_choices;
         if n == 0 || n > max {
             let why = format!("n is {n}, allowed: 1 to {max}");

@@ -4,8 +4,8 @@
 //! trained nor runs it twice. Episodes that end together share one synchronization of the disk.
 
 use crate::admission::READ_EVERY;
-use crate::parts::{EpisodeOptions, EpisodeParts};
 use crate::episode::{EpisodeEvent, EpisodeSpec};
+use crate::parts::{EpisodeOptions, EpisodeParts};
 use sinew_store::{StoreError, TraceStore};
 use sinew_types::{FailureKind, Timing, Trace};
 use std::collections::{HashMap, VecDeque};
@@ -131,12 +131,11 @@ impl Runner {
         // The others go on while the disk is waited for.
         self.fill();
         let traces = commit(&self.store, traces).await?;
-        let finished = traces.into_iter();
-        let finished = finished.map(|trace| Finished {
+        let new = |trace| Finished {
             trace,
             known: false,
-        });
-        Ok(finished.collect())
+        };
+        Ok(traces.into_iter().map(new).collect())
     }
 
     /// Begins what waits, up to `max_in_flight`.

@@ -359,7 +359,7 @@ pub(crate) fn memory_full() -> SandboxError {
     SandboxError::Unavailable {
         level: "wasm".into(),
         reason: "a worker has no memory for another live interpreter or snapshot: destroy some, \
-                 or lower sandbox.max_live"
+                 or lower sandbox.max_sandboxes"
             .into(),
     }
 }

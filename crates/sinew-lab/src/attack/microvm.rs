@@ -11,10 +11,11 @@
 //! | 82 | memory beyond the guest's, devices | the monitor's own limit; no device but the console |
 //! | 84 | clock and random numbers | clones of one snapshot differ, and their clocks are right |
 
-use crate::attack::{self, AttackOutcome, AttackRow, spec};
+use crate::attack::special::{held, printed};
+use crate::attack::{self, AttackOutcome, AttackRow, Verdict, escaped, spec};
 use sinew_microvm::MicrovmProvider;
 use sinew_sandbox::{
-    Ending, ExecRequest, ExecResult, Program, Sandbox, SandboxError, SandboxFuture, SandboxProvider,
+    Ending, ExecRequest, Program, Sandbox, SandboxError, SandboxFuture, SandboxProvider,
 };
 use std::collections::HashSet;
 use std::time::Duration;
@@ -23,18 +24,6 @@ use std::time::Duration;
 const MONITOR_BYTES: u64 = 512 << 20;
 /// How far a guest's clock may be off, in seconds.
 const CLOCK_S: f64 = 5.0;
-
-/// Outcome and what was seen.
-type Verdict = (AttackOutcome, String);
-
-/// A verdict with what was seen.
-fn held(why: impl Into<String>) -> Verdict {
-    (AttackOutcome::Held, why.into())
-}
-
-fn escaped(why: impl Into<String>) -> Verdict {
-    (AttackOutcome::Escaped, why.into())
-}
 
 /// One attack on a machine.
 struct Case {
@@ -191,25 +180,21 @@ fn monitors() -> Vec<u32> {
 
 /// A script for the guest's shell, with a deadline in seconds.
 fn shell(script: &str, seconds: u64) -> ExecRequest {
-    ExecRequest {
-        program: Program::Shell(script.into()),
-        stdin: Vec::new(),
-        deadline: Duration::from_secs(seconds),
-    }
+    request(Program::Shell(script.into()), seconds)
 }
 
 /// A Python program, with a deadline in seconds.
 fn python(code: &str, seconds: u64) -> ExecRequest {
+    request(Program::Python(code.into()), seconds)
+}
+
+/// A request with nothing on standard input.
+fn request(program: Program, seconds: u64) -> ExecRequest {
     ExecRequest {
-        program: Program::Python(code.into()),
+        program,
         stdin: Vec::new(),
         deadline: Duration::from_secs(seconds),
     }
-}
-
-/// Standard output as text.
-fn printed(result: &ExecResult) -> String {
-    String::from_utf8_lossy(&result.stdout).trim().to_owned()
 }
 
 /// Reads `/proc/PID/status` of every monitor.

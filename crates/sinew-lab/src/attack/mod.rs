@@ -91,6 +91,8 @@ pub(crate) enum Expect {
     Denied,
     /// Which of both depends on the kernel.
     DoneOrDenied,
+    /// Any ending but success that the sandbox survives.
+    Refused,
     /// Any ending that the sandbox survives.
     Bounded,
 }
@@ -112,6 +114,7 @@ impl Expect {
             Self::OutputLimit => ending == Ending::OutputLimit && result.truncated,
             Self::Denied => ending == Ending::Denied,
             Self::DoneOrDenied => done || ending == Ending::Denied,
+            Self::Refused => !clean && ending != Ending::SandboxDied,
             Self::Bounded => ending != Ending::SandboxDied,
         }
     }
@@ -275,6 +278,7 @@ pub async fn run(
 }
 
 /// A sandbox with a canary in it.
+/// A sandbox that holds the secret as a file, so that its answer shows that it is unharmed.
 async fn sibling(
     provider: &dyn SandboxProvider,
     witness: &Witness,

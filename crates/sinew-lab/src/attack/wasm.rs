@@ -8,44 +8,11 @@
 //! The worker that runs it is jailed as well, so that an escape from the module is not yet one from the
 //! sandbox.
 
-use crate::attack::{AttackOutcome, AttackRow, chosen};
+use crate::attack::{AttackOutcome, AttackRow, Expect, Verdict, chosen, escaped, special};
 use sinew_sandbox::{
-    Ending, ExecRequest, ExecResult, Limits, Program, Sandbox, SandboxError, SandboxProvider,
-    SandboxSpec,
+    ExecRequest, ExecResult, Limits, Program, Sandbox, SandboxError, SandboxProvider, SandboxSpec,
 };
 use std::time::Duration;
-
-/// How a program must end.
-#[derive(Clone, Copy, Debug)]
-enum Expect {
-    /// With 0, having printed `DONE`.
-    Done,
-    /// Cut at its deadline.
-    Timeout,
-    /// Ended by its memory limit.
-    OutOfMemory,
-    /// Its output was cut.
-    OutputLimit,
-    /// In any way but well or by the death of the worker.
-    Refused,
-    /// In any way but by the death of the worker.
-    Bounded,
-}
-
-impl Expect {
-    /// Whether the result is the expected one.
-    fn met(self, result: &ExecResult) -> bool {
-        let well = result.ending == Ending::Exited { code: 0 };
-        match self {
-            Self::Done => well && result.stdout.ends_with(b"DONE\n"),
-            Self::Timeout => result.ending == Ending::Timeout,
-            Self::OutOfMemory => result.ending == Ending::OutOfMemory,
-            Self::OutputLimit => result.ending == Ending::OutputLimit && result.truncated,
-            Self::Refused => !well && result.ending != Ending::SandboxDied,
-            Self::Bounded => result.ending != Ending::SandboxDied,
-        }
-    }
-}
 
 /// Interpreter, number and name, expected ending, code.
 struct Case(&'static str, &'static str, Expect, &'static str);
@@ -351,52 +318,43 @@ pub async fn run(
             }),
         };
         let result = place.exec(request).await?;
-        let (held, why) = judge(*expect, &result, &mut sibling).await?;
-        on_row(AttackRow {
-            level: "wasm".into(),
-            case: (*name).into(),
-            outcome: match held {
-                true => AttackOutcome::Held,
-                false => AttackOutcome::Escaped,
-            },
-            why,
-        });
+        on_row(row(name, judge(*expect, &result, &mut sibling).await?));
     }
-    for (name, why) in NOT_APPLICABLE
-        .iter()
-        .filter(|(name, _)| chosen(name, filter))
-    {
-        on_row(AttackRow {
-            level: "wasm".into(),
-            case: (*name).into(),
-            outcome: AttackOutcome::NotApplicable,
-            why: (*why).into(),
-        });
+    for (name, why) in NOT_APPLICABLE.iter().filter(|(n, _)| chosen(n, filter)) {
+        on_row(row(name, (AttackOutcome::NotApplicable, (*why).into())));
     }
     Ok(())
 }
 
-/// Runs one case and judges it.
+/// A row of this level.
+fn row(case: &str, (outcome, why): Verdict) -> AttackRow {
+    AttackRow {
+        level: "wasm".into(),
+        case: case.into(),
+        outcome,
+        why,
+    }
+}
+
+/// Judges the end of a case, and looks at the other sandbox.
 async fn judge(
     expect: Expect,
     result: &ExecResult,
     sibling: &mut Box<dyn Sandbox>,
-) -> Result<(bool, String), SandboxError> {
+) -> Result<Verdict, SandboxError> {
     let ended = format!("{} in {:.3} s", result.ending, result.usage.wall_s);
     let told = String::from_utf8_lossy(&result.stdout);
     if let Some(line) = told.lines().find(|l| l.starts_with("ESCAPED")) {
-        return Ok((false, format!("{line}; {ended}")));
+        return Ok(escaped(format!("{line}; {ended}")));
     }
     if !expect.met(result) {
         let stderr = String::from_utf8_lossy(&result.stderr);
         let last = stderr.lines().last().unwrap_or_default();
-        return Ok((false, format!("expected {expect:?}, {ended}: {last}")));
+        return Ok(escaped(format!("expected {expect:?}, {ended}: {last}")));
     }
     if result.usage.file_bytes > spec().limits.work_bytes {
-        return Ok((
-            false,
-            format!("{} bytes of files are left", result.usage.file_bytes),
-        ));
+        let left = result.usage.file_bytes;
+        return Ok(escaped(format!("{left} bytes of files are left")));
     }
     let check = ExecRequest {
         program: program("python", "print(6 * 7)"),
@@ -404,5 +362,8 @@ async fn judge(
         deadline: Duration::from_secs(20),
     };
     let healthy = sibling.exec(check).await?;
-    Ok((healthy.stdout == b"42\n", ended))
+    Ok(match healthy.stdout == b"42\n" {
+        true => special::held(ended),
+        false => escaped(format!("another sandbox answers no more; {ended}")),
+    })
 }

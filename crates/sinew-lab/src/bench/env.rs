@@ -45,19 +45,14 @@ pub struct EnvArgs {
     only: Vec<String>,
 }
 
+/// Names that `--only` takes.
 const PARTS: [&str; 3] = ["step", "memory", "scores"];
 
 /// `sinew bench env`.
 pub(super) fn run(args: &EnvArgs) -> Result<(), LabError> {
-    if let Some(unknown) = args.only.iter().find(|p| !PARTS.contains(&p.as_str())) {
-        let parts = PARTS.join(", ");
-        return Err(LabError::input(format!(
-            "--only {unknown}: allowed: {parts}"
-        )));
-    }
+    let wanted = super::selected(&args.only, &PARTS)?;
     let module = Module::write()?;
     let runtime = tokio::runtime::Runtime::new().map_err(LabError::system)?;
-    let wanted = |part: &str| args.only.is_empty() || args.only.iter().any(|p| p == part);
     let printer = Printer::new(args.json);
     if wanted("step") || wanted("memory") {
         let workers = module.workers("Counter", TargetKind::Env)?;
@@ -108,6 +103,7 @@ impl Module {
     }
 }
 
+/// The task of every session.
 fn task() -> Task {
     Task {
         id: TaskId::new("bench"),
@@ -118,6 +114,7 @@ fn task() -> Task {
     }
 }
 
+/// An environment that was reset.
 async fn open(factory: &PythonEnvFactory) -> Result<Box<dyn Env>, LabError> {
     let mut env = factory.create(&task()).map_err(LabError::system)?;
     env.reset().await.map_err(LabError::system)?;

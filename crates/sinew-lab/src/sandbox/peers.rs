@@ -30,6 +30,7 @@ pub(crate) async fn beside(ours: Timing, on_row: OnRow<'_>) {
     }
 }
 
+/// A row for a peer that cannot run here; its target, if there is one, is not met.
 fn missing(name: &str, peer: &str, why: &SandboxError) -> BenchRow {
     BenchRow {
         name: name.into(),

@@ -55,6 +55,7 @@ const IDLE_MIB: f64 = 8192.0;
 /// Longest that a call may wait for its turn and run.
 const PATIENCE: Duration = Duration::from_secs(400);
 
+/// The parts `creates`, `calls` and `idle`, one after the other.
 pub(crate) async fn run(
     subjects: &Subjects,
     scale: &Scale,
@@ -75,6 +76,7 @@ pub(crate) async fn run(
     Ok(())
 }
 
+/// The level's name before that of a row.
 fn named(provider: &Arc<dyn SandboxProvider>, name: &str) -> String {
     format!("{}_{name}", provider.level())
 }
@@ -105,6 +107,7 @@ async fn creates(
     })
 }
 
+/// What is left on the host after the sandboxes of `creates`.
 async fn leaks(provider: &Arc<dyn SandboxProvider>, before: Residue, scale: &Scale) -> BenchRow {
     let left = before.left_since().await;
     BenchRow {

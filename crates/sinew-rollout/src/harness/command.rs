@@ -79,8 +79,8 @@ impl ProgramCommand {
         program.to_string_lossy().starts_with("python") && name(1).ends_with(".py")
     }
 
-    /// The path inside of the program itself. A name without `/` is found in `/usr/bin` or `/bin`: the folders
-    /// that a sandbox searches, whatever `PATH` is here.
+    /// The path inside of the program itself. A name without `/` is found in `/usr/bin` or `/bin`: the
+    /// folders that a sandbox searches, whatever `PATH` is here.
     fn program(&mut self, program: &str) -> Result<String, ProgramError> {
         let path = if program.contains('/') {
             PathBuf::from(program)

@@ -72,7 +72,7 @@ pub(crate) fn unpooled(
 }
 
 /// Containers for a recipe: a few are ready before they are asked for, at most half of
-/// `sandbox.max_live`.
+/// `sandbox.max_sandboxes`.
 pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider>, Failure> {
     let proxy = egress::start(section)?;
     let shows = proxy.as_ref().map(EgressProxy::shows).into_iter().collect();

@@ -12,7 +12,7 @@ fn named(e: &dyn std::fmt::Display) -> Failure {
 }
 
 /// Processes in a pool, behind the egress proxy if the recipe has one. The pool keeps as many ready as
-/// suits `sandbox.max_live`.
+/// suits `sandbox.max_sandboxes`.
 pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider>, Failure> {
     let search = std::env::var("PATH").unwrap_or_default();
     let mut config = ProcessConfig::new(&search);
