@@ -112,7 +112,6 @@ impl EnvConfig for ToolMath {
             prompt: PromptConfig::with_calls(self.calls),
             process_reward: self.process_reward,
             tool_timeout_s: self.tool_timeout_s,
-            ..ToolMathConfig::default()
         };
         Ok(Arc::new(ToolMathFactory::new(provider, spec, config)?))
     }
