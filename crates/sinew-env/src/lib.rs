@@ -9,10 +9,12 @@
 //! - The train and held-out splits of a taskset share no problem.
 //! - An error of the model is an observation. An error of the system is an [`EnvError`].
 
+pub mod chat;
 pub mod math;
 mod port;
 pub mod registry;
 mod reward;
+mod rewarded;
 mod rng;
 mod taskset;
 pub mod tiny;
@@ -23,4 +25,5 @@ pub use port::{
 };
 pub use registry::{ENVIRONMENTS, EnvConfig, EnvKind, KeyError, Needs, Sandboxes};
 pub use reward::{GroupReward, Reward, RewardSample, Score, Unscored};
+pub use rewarded::Rewarded;
 pub use taskset::{Split, Taskset, TasksetError};

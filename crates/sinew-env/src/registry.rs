@@ -6,7 +6,7 @@
 
 use crate::port::{EnvError, EnvFactory};
 use crate::taskset::{Taskset, TasksetError};
-use crate::{math, tiny};
+use crate::{chat, math, tiny};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use toml::de::ValueDeserializer;
 
 /// The environments of this crate, in the order of the documentation. Crates above it have others.
-pub static ENVIRONMENTS: [EnvKind; 2] = [math::KIND, tiny::KIND];
+pub static ENVIRONMENTS: [EnvKind; 3] = [chat::KIND, math::KIND, tiny::KIND];
 
 /// Requirements of an environment in addition to a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,6 +26,10 @@ pub struct Needs {
     /// Characters of the environment's texts. The model has a character tokenizer for them and is trained
     /// from scratch. `None`: any pretrained model.
     pub alphabet: Option<&'static str>,
+    /// Rows of the recipe's `[tasks]`: the environment has no tasks of its own.
+    pub tasks: bool,
+    /// A reward of the recipe: the environment has no score of its own.
+    pub reward: bool,
 }
 
 /// An invalid value of a key.
@@ -149,11 +153,14 @@ mod tests {
         for kind in &ENVIRONMENTS {
             let (config, _) = kind.read(keys("{}")).unwrap();
             config.check().unwrap();
-            let tasks = config.taskset(1).unwrap();
-            assert!(tasks.get(crate::Split::Train, 0).is_ok());
+            let tasks = config.taskset(1);
+            assert_eq!(tasks.is_err(), kind.needs.tasks, "{}", kind.name);
+            if let Ok(tasks) = tasks {
+                assert!(tasks.get(crate::Split::Train, 0).is_ok());
+            }
             let schema = kind.schema(&mut SchemaGenerator::default());
-            let properties = schema.get("properties").unwrap().as_object().unwrap();
-            for (key, property) in properties {
+            let properties = schema.get("properties").and_then(|p| p.as_object());
+            for (key, property) in properties.into_iter().flatten() {
                 assert!(property.get("description").is_some(), "{}.{key}", kind.name);
                 assert!(property.get("default").is_some(), "{}.{key}", kind.name);
             }

@@ -105,6 +105,7 @@ impl Taskset for TinyTaskset {
         Ok(Task {
             id: TaskId::new(format!("tiny/{}/{index}", split.as_str())),
             kind: format!("corridor-{}", corridor.start.abs_diff(corridor.goal)),
+            preamble: Vec::new(),
             prompt: picture(corridor.start, corridor.goal),
             data: serde_json::json!({ "start": corridor.start, "goal": corridor.goal }),
             seed: self.seed.wrapping_add(index as u64),
@@ -119,6 +120,8 @@ pub const KIND: EnvKind = EnvKind::new::<Tiny>(
     Needs {
         sandbox: false,
         alphabet: Some(ALPHABET),
+        tasks: false,
+        reward: false,
     },
 );
 
@@ -205,6 +208,7 @@ impl EnvFactory for TinyFactory {
             concurrent: true,
             deterministic: true,
             states: true,
+            gold: true,
         }
     }
 
@@ -238,6 +242,7 @@ impl EnvFactory for ShapedTinyFactory {
             concurrent: true,
             deterministic: true,
             states: true,
+            gold: true,
         }
     }
 

@@ -60,7 +60,10 @@ fn why_dropped(trace: &Trace, c: &Composition, report: &AlgoReport) -> String {
     match &trace.end {
         EpisodeEnd::Failed { kind, .. } => format!("failed: {kind:?}").to_lowercase(),
         _ if broken => "broken".into(),
-        _ if unscored => "nobody gave it a reward".into(),
+        _ if unscored => match &trace.outcome.unscored_reason {
+            Some(reason) => format!("unscored: {reason}"),
+            None => "unscored: no reward was given".into(),
+        },
         _ if cut && c.filters.truncated != Truncated::Keep => "cut by a limit".into(),
         _ if c.filters.only_success && !trace.outcome.success => "not a success".into(),
         _ if report.groups_equal.contains(&trace.group) => "equal rewards in the group".into(),

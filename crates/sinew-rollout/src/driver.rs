@@ -424,6 +424,7 @@ mod tests {
         let task = Task {
             id: TaskId::new("t"),
             kind: "k".into(),
+            preamble: Vec::new(),
             prompt: String::new(),
             data: serde_json::Value::Null,
             seed: 0,

@@ -412,6 +412,7 @@ mod tests {
             task: Task {
                 id: TaskId::new("t"),
                 kind: "k".into(),
+                preamble: Vec::new(),
                 prompt: String::new(),
                 data: serde_json::Value::Null,
                 seed: 0,

@@ -1,6 +1,7 @@
 //! An immutable problem row.
 
 use crate::ids::TaskId;
+use crate::message::Message;
 use serde::{Deserialize, Serialize};
 
 /// One problem: what an environment needs to build the world of an episode.
@@ -10,7 +11,11 @@ pub struct Task {
     pub id: TaskId,
     /// Task type within the taskset, for per-type metrics and curricula.
     pub kind: String,
-    /// Text of the problem.
+    /// Messages before the prompt: a system prompt, worked examples, or a dialogue that the prompt continues.
+    /// Environments that write their own messages leave it empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub preamble: Vec<Message>,
+    /// Text of the problem: the last message of the user before the model's first turn.
     pub prompt: String,
     /// Input of the environment, such as the expected answer; the environment defines its schema.
     pub data: serde_json::Value,

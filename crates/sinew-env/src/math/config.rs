@@ -18,6 +18,8 @@ pub const KIND: EnvKind = EnvKind::new::<ToolMath>(
     Needs {
         sandbox: true,
         alphabet: None,
+        tasks: false,
+        reward: false,
     },
 );
 

@@ -127,6 +127,7 @@ pub(super) fn task_at(
             split.as_str()
         )),
         kind: format!("{taskset}-{level}"),
+        preamble: Vec::new(),
         prompt: problem.question,
         data: serde_json::json!({ "answer": answer, "solution": problem.solution }),
         seed: rng.next_u64(),

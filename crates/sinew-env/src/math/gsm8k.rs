@@ -103,6 +103,7 @@ fn task(line: usize, text: &str, count: usize, split: Split) -> Result<Task, Tas
     Ok(Task {
         id: TaskId::new(format!("gsm8k/{}/{count}", split.as_str())),
         kind: "gsm8k".into(),
+        preamble: Vec::new(),
         prompt: row.question,
         // The gold policy computes the answer from `solution`. Here it is the number itself.
         data: serde_json::json!({ "answer": answer, "solution": answer.to_string() }),

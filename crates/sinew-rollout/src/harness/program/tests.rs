@@ -8,6 +8,7 @@ fn spec() -> EpisodeSpec {
         task: sinew_types::Task {
             id: sinew_types::TaskId::new("t"),
             kind: "k".into(),
+            preamble: Vec::new(),
             prompt: "p".into(),
             data: serde_json::Value::Null,
             seed: 0,

@@ -1,0 +1,210 @@
+//! Any environment, scored by a reward of the recipe in place of its own score.
+//!
+//! The environment's own score stays in the metrics, as `env/reward` and `env/success`, where it has one. Process rewards
+//! of turns stay as they are.
+
+use crate::port::{
+    Action, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation, ResetResult,
+    StepResult,
+};
+use crate::reward::{Reward, RewardSample};
+use futures::FutureExt;
+use sinew_types::{Message, Outcome, Role, Task};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Factory of environments whose episodes a [`Reward`] scores.
+#[derive(Clone)]
+pub struct Rewarded {
+    inner: Arc<dyn EnvFactory>,
+    reward: Arc<dyn Reward>,
+}
+
+impl std::fmt::Debug for Rewarded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rewarded")
+            .field("inner", &self.inner.name())
+            .field("reward", &self.reward.name())
+            .finish()
+    }
+}
+
+impl Rewarded {
+    /// Scores the episodes of `inner` with `reward`.
+    pub fn new(inner: Arc<dyn EnvFactory>, reward: Arc<dyn Reward>) -> Self {
+        Self { inner, reward }
+    }
+}
+
+impl EnvFactory for Rewarded {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn version(&self) -> &str {
+        self.inner.version()
+    }
+
+    fn tools(&self) -> BTreeMap<String, String> {
+        self.inner.tools()
+    }
+
+    fn create(&self, task: &Task) -> Result<Box<dyn Env>, EnvError> {
+        Ok(Box::new(RewardedEnv {
+            inner: self.inner.create(task)?,
+            reward: Arc::clone(&self.reward),
+            sample: RewardSample {
+                task: task.clone(),
+                messages: Vec::new(),
+                output: String::new(),
+                calls: Vec::new(),
+                metrics: BTreeMap::new(),
+            },
+        }))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn gold(&self, task: &Task, turn: usize) -> Result<Option<Action>, EnvError> {
+        self.inner.gold(task, turn)
+    }
+}
+
+/// One episode, with what was said so far.
+struct RewardedEnv {
+    inner: Box<dyn Env>,
+    reward: Arc<dyn Reward>,
+    sample: RewardSample,
+}
+
+impl RewardedEnv {
+    /// The outcome by the reward, with the metrics of the environment's own.
+    async fn outcome(&mut self, own: Outcome) -> Outcome {
+        self.sample.metrics = own.metrics;
+        if !own.unscored {
+            let success = f64::from(u8::from(own.success));
+            self.sample.metrics.insert("env/reward".into(), own.reward);
+            self.sample.metrics.insert("env/success".into(), success);
+        }
+        let mut outcome = match self.reward.score(&self.sample).await {
+            Ok(score) => score.into_outcome(),
+            Err(unscored) => unscored.into_outcome(),
+        };
+        for (name, value) in std::mem::take(&mut self.sample.metrics) {
+            outcome.metrics.entry(name).or_insert(value);
+        }
+        outcome
+    }
+}
+
+impl Env for RewardedEnv {
+    fn reset(&mut self) -> EnvFuture<'_, ResetResult> {
+        async {
+            let reset = self.inner.reset().await?;
+            self.sample.messages.clone_from(&reset.messages);
+            Ok(reset)
+        }
+        .boxed()
+    }
+
+    fn step(&mut self, action: Action) -> EnvFuture<'_, StepResult> {
+        async {
+            let mut said = Message::new(Role::Assistant, action.text.clone());
+            said.tool_calls.clone_from(&action.tool_calls);
+            self.sample.messages.push(said);
+            self.sample.output.clone_from(&action.text);
+            self.sample.calls.extend_from_slice(&action.tool_calls);
+            let mut step = self.inner.step(action).await?;
+            if let Some(observation) = &step.observation {
+                let messages = self.inner.format_observation(observation);
+                self.sample.messages.extend(messages);
+            }
+            if let Some(own) = step.outcome.take() {
+                step.outcome = Some(self.outcome(own).await);
+            }
+            Ok(step)
+        }
+        .boxed()
+    }
+
+    fn format_observation(&self, observation: &Observation) -> Vec<Message> {
+        self.inner.format_observation(observation)
+    }
+
+    fn score(&mut self) -> EnvFuture<'_, Outcome> {
+        async {
+            let own = self.inner.score().await?;
+            Ok(self.outcome(own).await)
+        }
+        .boxed()
+    }
+
+    fn close(&mut self) -> EnvFuture<'_, ()> {
+        self.inner.close()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chat::ChatFactory;
+    use crate::reward::{Score, Unscored};
+    use crate::tiny::{TinyFactory, TinyTaskset};
+    use crate::{Split, Taskset};
+    use futures::executor::block_on;
+    use futures::future::BoxFuture;
+
+    /// Counts the messages and calls; unscored for an output of "?".
+    struct Counter;
+
+    impl Reward for Counter {
+        fn name(&self) -> &str {
+            "counter"
+        }
+
+        fn score<'a>(&'a self, sample: &'a RewardSample) -> BoxFuture<'a, Result<Score, Unscored>> {
+            let said = sample.messages.iter().filter(|m| m.role == Role::Assistant);
+            let score = match sample.output.as_str() {
+                "?" => Err(Unscored::new("no idea")),
+                _ => Score::new(said.count() as f64),
+            };
+            futures::future::ready(score).boxed()
+        }
+    }
+
+    #[test]
+    fn the_reward_takes_the_place_of_the_environments_score() {
+        let tasks = TinyTaskset::new(0);
+        let task = tasks.get(Split::Train, 0).unwrap();
+        let inner: Arc<dyn EnvFactory> = Arc::new(TinyFactory);
+        let rewarded = Rewarded::new(Arc::clone(&inner), Arc::new(Counter));
+        let (own, turns) = block_on(crate::gold_run(inner.as_ref(), &task)).unwrap();
+        let (outcome, same) = block_on(crate::gold_run(&rewarded, &task)).unwrap();
+        assert_eq!((outcome.reward, same), (turns as f64, turns));
+        assert_eq!(outcome.metrics["env/reward"], own.reward);
+        assert_eq!(rewarded.name(), inner.name());
+    }
+
+    #[test]
+    fn a_chat_is_one_turn_and_unscored_without_a_score() {
+        let mut task = TinyTaskset::new(0).get(Split::Train, 0).unwrap();
+        task.preamble = vec![Message::new(Role::System, "Be brief.".to_owned())];
+        let factory = Rewarded::new(Arc::new(ChatFactory), Arc::new(Counter));
+        for (said, scored) in [("yes", true), ("?", false)] {
+            let mut env = factory.create(&task).unwrap();
+            let reset = block_on(env.reset()).unwrap();
+            assert_eq!(reset.messages.len(), 2);
+            let step = block_on(env.step(Action::say(said))).unwrap();
+            let outcome = step.outcome.unwrap();
+            assert!(step.done);
+            assert_eq!((outcome.reward == 1.0, !outcome.unscored), (scored, scored));
+            assert!(!outcome.metrics.contains_key("env/reward"));
+            block_on(env.close()).unwrap();
+        }
+        let mut alone = ChatFactory.create(&task).unwrap();
+        let step = block_on(alone.step(Action::say("yes"))).unwrap();
+        assert!(step.outcome.unwrap().unscored);
+    }
+}
