@@ -55,7 +55,7 @@ pub use lookup::{ModelFiles, Progress, ProgressSink, ResolveEnv, ResolveError};
 pub use lora::{Lora, LoraConfig, LoraLayout, Projection, merge_lora};
 pub use params::{ParamEntry, ParamLayout, Params, TensorMismatch, TensorTable};
 pub use precision::Precision;
-pub use resolve::resolve_model;
+pub use resolve::{resolve_dataset, resolve_model};
 pub use safetensors::{Safetensors, SafetensorsError};
 pub use save::{SaveDtype, save_pretrained};
 pub use source::{FileSource, ReadAt};

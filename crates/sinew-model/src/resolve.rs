@@ -5,7 +5,7 @@
 
 use crate::lookup::{ModelFiles, ResolveEnv, ResolveError};
 use crate::{hub, package};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Finds the files of `spec`, downloading or extracting them where needed. Blocks until they are
 /// there.
@@ -68,6 +68,22 @@ pub fn resolve_model(spec: &str, env: &ResolveEnv) -> Result<ModelFiles, Resolve
             false => "there is no such file or directory".to_owned(),
         },
     })
+}
+
+/// Finds the files of a data set: a path as it is, or `hf:ORG/NAME[@REVISION]` from the hub's cache or the hub. Blocks
+/// until they are there.
+///
+/// # Errors
+/// As of [`resolve_model`] for a name of the hub. Paths are not looked at.
+pub fn resolve_dataset(spec: &str, env: &ResolveEnv) -> Result<PathBuf, ResolveError> {
+    let Some(repo) = spec.strip_prefix("hf:") else {
+        return Ok(PathBuf::from(spec));
+    };
+    let (repo, revision) = parse_repo(repo).map_err(|reason| ResolveError::Spec {
+        spec: spec.to_owned(),
+        reason,
+    })?;
+    hub::dataset(repo, revision, env)
 }
 
 /// Splits `ORG/NAME[@REVISION]`. Both parts become names of files and parts of addresses, so only

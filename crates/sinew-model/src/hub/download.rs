@@ -42,8 +42,20 @@ const TRANSFER_TIMEOUT: Duration = Duration::from_secs(300);
 /// Size of a copied piece; progress is reported after each.
 const COPY_BYTES: usize = 1 << 18;
 
+/// Endings of files of rows.
+const DATA_FILES: [&str; 5] = [".parquet", ".jsonl", ".json", ".csv", ".tsv"];
+
+/// Whether a file of a data set has rows. Names with parts that leave the folder have none.
+fn is_rows(name: &str) -> bool {
+    let inside = name
+        .split('/')
+        .all(|part| !part.is_empty() && !part.starts_with('.'));
+    inside && DATA_FILES.iter().any(|ending| name.ends_with(ending))
+}
+
 /// One repository of the hub and its folder in the cache.
 pub(super) struct Hub<'a> {
+    /// `ORG/NAME` of a model, `datasets/ORG/NAME` of a data set, as in addresses.
     repo: &'a str,
     root: &'a Path,
     env: &'a ResolveEnv,
@@ -128,12 +140,41 @@ impl<'a> Hub<'a> {
                 "the repository has neither `{SINGLE}` nor `{INDEX}`"
             ));
         }
-        let reference = self.root.join("refs").join(revision);
-        if !super::is_commit(revision) {
-            write_atomic(&reference, listing.sha.as_bytes())
-                .map_err(|error| format!("{}: {error}", reference.display()))?;
-        }
+        self.refer(revision, &listing.sha)?;
         Ok(dir)
+    }
+
+    /// Brings every file of rows of a data set into the cache and returns its directory.
+    ///
+    /// # Errors
+    /// As of [`Hub::snapshot`], or if there is no file of rows.
+    pub(super) fn data_files(&self, revision: &str) -> Result<PathBuf, String> {
+        let listing = self.listing(revision)?;
+        let dir = self.root.join("snapshots").join(&listing.sha);
+        fs::create_dir_all(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+        let names = listing.siblings.iter().map(|file| file.rfilename.as_str());
+        let rows: Vec<&str> = names.filter(|name| is_rows(name)).collect();
+        if rows.is_empty() {
+            return Err(format!(
+                "the data set has no files that end in {}",
+                DATA_FILES.join(", ")
+            ));
+        }
+        for name in rows {
+            self.file(&listing.sha, name, &dir)?;
+        }
+        self.refer(revision, &listing.sha)?;
+        Ok(dir)
+    }
+
+    /// Notes the commit of a branch or tag, after its files.
+    fn refer(&self, revision: &str, sha: &str) -> Result<(), String> {
+        if super::is_commit(revision) {
+            return Ok(());
+        }
+        let reference = self.root.join("refs").join(revision);
+        write_atomic(&reference, sha.as_bytes())
+            .map_err(|error| format!("{}: {error}", reference.display()))
     }
 
     fn url(&self, path: &str) -> String {
@@ -142,7 +183,11 @@ impl<'a> Hub<'a> {
 
     fn listing(&self, revision: &str) -> Result<Revision, String> {
         let revision = revision.replace('/', "%2F");
-        let url = self.url(&format!("api/models/{}/revision/{revision}", self.repo));
+        let kind = match self.repo.starts_with("datasets/") {
+            true => "api",
+            false => "api/models",
+        };
+        let url = self.url(&format!("{kind}/{}/revision/{revision}", self.repo));
         let text = self.retry(|| {
             let mut text = String::new();
             let mut body = self.get(&url, None)?.take(MAX_API_BYTES + 1);
@@ -275,7 +320,12 @@ impl<'a> Hub<'a> {
         if !blob.is_file() {
             self.blob(&url, name, &remote, &blob)?;
         }
-        let target = Path::new("../../blobs").join(&remote.etag);
+        // Files of data sets are in folders of their own.
+        let up = "../".repeat(2 + name.matches('/').count());
+        let target = Path::new(&up).join("blobs").join(&remote.etag);
+        if let Some(parent) = link.parent() {
+            fs::create_dir_all(parent).map_err(failed)?;
+        }
         match std::os::unix::fs::symlink(target, &link) {
             Err(error) if !link.is_file() => Err(failed(error)),
             _ => Ok(()),

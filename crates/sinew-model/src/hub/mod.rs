@@ -51,6 +51,66 @@ pub(crate) fn snapshot(
     }
 }
 
+/// The directory of a data set's files, from the cache or (unless offline) from the hub. Files of rows and their
+/// description are taken, nothing else.
+pub(crate) fn dataset(
+    repo: &str,
+    revision: &str,
+    env: &ResolveEnv,
+) -> Result<PathBuf, ResolveError> {
+    let name = format!("datasets--{}", repo.replace('/', "--"));
+    let root = env.hub_cache.join(name);
+    // The reference is written after the last file.
+    let commit = match is_commit(revision) {
+        true => Some(revision.to_owned()),
+        false => fs::read_to_string(root.join("refs").join(revision)).ok(),
+    };
+    let cached = commit.map(|c| root.join("snapshots").join(c.trim()));
+    match cached.filter(|dir| dir.is_dir()) {
+        Some(dir) if env.offline => Ok(dir),
+        _ if env.offline => Err(ResolveError::Offline {
+            repo: repo.to_owned(),
+            cache: env.hub_cache.clone(),
+        }),
+        cached => online_dataset(repo, revision, &root, env, cached.is_some()),
+    }
+}
+
+#[cfg(feature = "hub")]
+fn online_dataset(
+    repo: &str,
+    revision: &str,
+    root: &Path,
+    env: &ResolveEnv,
+    cached: bool,
+) -> Result<PathBuf, ResolveError> {
+    let path = format!("datasets/{repo}");
+    let files = download::Hub::new(&path, root, env).and_then(|hub| hub.data_files(revision));
+    files.map_err(|reason| failed(repo, reason, cached))
+}
+
+#[cfg(not(feature = "hub"))]
+fn online_dataset(
+    repo: &str,
+    revision: &str,
+    root: &Path,
+    env: &ResolveEnv,
+    cached: bool,
+) -> Result<PathBuf, ResolveError> {
+    online(repo, revision, root, env, cached)
+}
+
+#[cfg(feature = "hub")]
+fn failed(repo: &str, reason: String, cached: bool) -> ResolveError {
+    ResolveError::Hub {
+        repo: repo.to_owned(),
+        reason: match cached {
+            true => format!("{reason} (HF_HUB_OFFLINE=1 uses the copy in the cache)"),
+            false => reason,
+        },
+    }
+}
+
 #[cfg(feature = "hub")]
 fn online(
     repo: &str,
@@ -61,13 +121,7 @@ fn online(
 ) -> Result<PathBuf, ResolveError> {
     download::Hub::new(repo, root, env)
         .and_then(|hub| hub.snapshot(revision))
-        .map_err(|reason| ResolveError::Hub {
-            repo: repo.to_owned(),
-            reason: match cached {
-                true => format!("{reason} (HF_HUB_OFFLINE=1 uses the copy in the cache)"),
-                false => reason,
-            },
-        })
+        .map_err(|reason| failed(repo, reason, cached))
 }
 
 #[cfg(not(feature = "hub"))]

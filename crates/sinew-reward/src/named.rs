@@ -1,0 +1,274 @@
+//! The rewards that recipes can name.
+
+use crate::spec::{Argument, RewardSpec, SpecError};
+use crate::text;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use regex::Regex;
+use serde_json::Value;
+use sinew_env::{Reward, RewardSample, Score, Unscored};
+use std::sync::Arc;
+
+/// Relative tolerance of `number`, unless set.
+const TOLERANCE: f64 = 1e-6;
+
+/// Length of the n-grams of `repetition`, unless set.
+const NGRAM: f64 = 4.0;
+
+/// Names with their arguments and meaning, for messages and documentation.
+pub const NAMES: [(&str, &str); 9] = [
+    (
+        "exact(COLUMN)",
+        "1 if the output is the column's text, without outer spaces",
+    ),
+    (
+        "contains(COLUMN)",
+        "1 if the output contains the column's text",
+    ),
+    (
+        "number(COLUMN, tolerance = 1e-6)",
+        "1 if the last number of the output is the column's, within a relative tolerance",
+    ),
+    (
+        "choice(COLUMN)",
+        "1 if the last option letter of the output is the column's",
+    ),
+    (
+        "regex(\"PATTERN\")",
+        "1 if the pattern matches in the output; a column may hold it",
+    ),
+    (
+        "json_schema(COLUMN)",
+        "1 if the output is JSON, alone or in a fenced block, that fits the schema",
+    ),
+    (
+        "citations(COLUMN)",
+        "F1 of the ids in square brackets against the column's list",
+    ),
+    (
+        "length(max = N)",
+        "0 up to N characters of output, then falling to -1 at twice as many",
+    ),
+    (
+        "repetition(n = 4)",
+        "minus the share of repeated n-grams of words, 0 to -1",
+    ),
+];
+
+/// Creates a reward by name.
+///
+/// # Errors
+/// [`SpecError`] for an unknown name or wrong arguments, with those that are allowed.
+pub fn named(text: &str) -> Result<Arc<dyn Reward>, SpecError> {
+    let spec = RewardSpec::parse(text)?;
+    let rule = rule(&spec).map_err(|reason| SpecError {
+        spec: text.into(),
+        reason,
+    })?;
+    let name = spec.name;
+    Ok(Arc::new(Named { name, rule }))
+}
+
+/// A reward by name.
+#[derive(Debug)]
+struct Named {
+    name: String,
+    rule: Rule,
+}
+
+/// What is compared.
+#[derive(Debug)]
+enum Rule {
+    Exact(String),
+    Contains(String),
+    Number { column: String, tolerance: f64 },
+    Choice(String),
+    Pattern(Regex),
+    PatternColumn(String),
+    JsonSchema(String),
+    Citations(String),
+    Length { max: f64 },
+    Repetition { n: usize },
+}
+
+/// Reads the arguments of a reward.
+fn rule(spec: &RewardSpec) -> Result<Rule, String> {
+    let rule = match spec.name.as_str() {
+        "exact" => Rule::Exact(column(spec)?),
+        "contains" => Rule::Contains(column(spec)?),
+        "choice" => Rule::Choice(column(spec)?),
+        "json_schema" => Rule::JsonSchema(column(spec)?),
+        "citations" => Rule::Citations(column(spec)?),
+        "number" => Rule::Number {
+            column: column(spec)?,
+            tolerance: number(spec, "tolerance", Some(TOLERANCE), 0.0)?,
+        },
+        "regex" => match spec.positional.as_slice() {
+            [Argument::Text(pattern)] => {
+                Rule::Pattern(Regex::new(pattern).map_err(|e| e.to_string())?)
+            }
+            [Argument::Column(name)] => Rule::PatternColumn(name.clone()),
+            _ => return Err("allowed: one pattern in quotes, or one column".into()),
+        },
+        "length" => Rule::Length {
+            max: number(spec, "max", None, 1.0)?,
+        },
+        "repetition" => Rule::Repetition {
+            n: number(spec, "n", Some(NGRAM), 1.0)? as usize,
+        },
+        unknown => {
+            let names: Vec<&str> = NAMES.iter().map(|(name, _)| *name).collect();
+            return Err(format!(
+                "no reward is named {unknown}; allowed: {}, or \"FILE.py:FUNCTION\"",
+                names.join(", ")
+            ));
+        }
+    };
+    let keys: &[&str] = match rule {
+        Rule::Number { .. } => &["tolerance"],
+        Rule::Length { .. } => &["max"],
+        Rule::Repetition { .. } => &["n"],
+        _ => &[],
+    };
+    let unknown = spec.named.iter().find(|(k, _)| !keys.contains(&k.as_str()));
+    if let Some((key, _)) = unknown {
+        return Err(format!("`{key}` is no argument of {}", spec.name));
+    }
+    let positional = usize::from(!matches!(
+        rule,
+        Rule::Length { .. } | Rule::Repetition { .. }
+    ));
+    if spec.positional.len() != positional {
+        let found = spec.positional.len();
+        return Err(format!(
+            "{found} arguments without a name; allowed: {positional}"
+        ));
+    }
+    Ok(rule)
+}
+
+/// The column that a reward compares with.
+fn column(spec: &RewardSpec) -> Result<String, String> {
+    match spec.positional.first() {
+        Some(Argument::Column(name)) => Ok(name.clone()),
+        Some(other) => Err(format!(
+            "{other} is no column; write the name of a task column without quotes, such as {}(answer)",
+            spec.name
+        )),
+        None => Err(format!("name a task column, such as {}(answer)", spec.name)),
+    }
+}
+
+/// A number by name, at least `low`.
+fn number(spec: &RewardSpec, key: &str, default: Option<f64>, low: f64) -> Result<f64, String> {
+    let given = spec.named.iter().find(|(k, _)| k == key);
+    match (given.map(|(_, v)| v), default) {
+        (Some(Argument::Number(value)), _) if *value >= low => Ok(*value),
+        (Some(other), _) => Err(format!("{key} = {other}; allowed: a number from {low} on")),
+        (None, Some(default)) => Ok(default),
+        (None, None) => Err(format!("set {key}, such as {}({key} = 200)", spec.name)),
+    }
+}
+
+impl Rule {
+    fn value(&self, sample: &RewardSample) -> Result<f64, Unscored> {
+        let output = sample.output.trim();
+        let is = |right: bool| Ok(f64::from(u8::from(right)));
+        match self {
+            Self::Exact(column) => is(output == expected_text(sample, column)?),
+            Self::Contains(column) => is(output.contains(&expected_text(sample, column)?)),
+            Self::Number { column, tolerance } => {
+                let expected = expected_number(sample, column)?;
+                let near = |v: f64| (v - expected).abs() <= tolerance * expected.abs().max(1.0);
+                is(text::last_number(output).is_some_and(near))
+            }
+            Self::Choice(column) => {
+                let expected = expected_text(sample, column)?;
+                let letter = match expected.as_bytes() {
+                    [letter] if letter.is_ascii_alphabetic() => letter.to_ascii_uppercase(),
+                    _ => return Err(wrong(column, &expected, "one letter")),
+                };
+                is(text::last_option(output) == Some(char::from(letter)))
+            }
+            Self::Pattern(pattern) => is(pattern.is_match(output)),
+            Self::PatternColumn(column) => {
+                let pattern = expected_text(sample, column)?;
+                let pattern = Regex::new(&pattern).map_err(|e| Unscored::new(e.to_string()))?;
+                is(pattern.is_match(output))
+            }
+            Self::JsonSchema(column) => {
+                let schema = expected(sample, column)?;
+                let schema = jsonschema::validator_for(schema)
+                    .map_err(|e| wrong(column, &e.to_string(), "a JSON Schema"))?;
+                is(text::json(output).is_some_and(|v| schema.is_valid(&v)))
+            }
+            Self::Citations(column) => f1(output, expected(sample, column)?, column),
+            Self::Length { max } => {
+                let over = output.chars().count() as f64 / max - 1.0;
+                Ok(-over.clamp(0.0, 1.0))
+            }
+            Self::Repetition { n } => Ok(-text::repeated(output, *n)),
+        }
+    }
+}
+
+/// Harmonic mean of precision and recall of the cited ids. 0 if nothing is cited, or only others.
+fn f1(output: &str, expected: &Value, column: &str) -> Result<f64, Unscored> {
+    let list = expected.as_array();
+    let ids = list.and_then(|l| l.iter().map(text::plain).collect::<Option<Vec<_>>>());
+    let Some(ids) = ids.filter(|l| !l.is_empty()) else {
+        return Err(wrong(column, &expected.to_string(), "a list of ids"));
+    };
+    let unique = |list: Vec<String>| list.into_iter().collect::<std::collections::BTreeSet<_>>();
+    let (cited, ids) = (unique(text::citations(output)), unique(ids));
+    let right = cited.intersection(&ids).count() as f64;
+    Ok(2.0 * right / (cited.len() + ids.len()) as f64)
+}
+
+/// The value of a task column.
+fn expected<'a>(sample: &'a RewardSample, column: &str) -> Result<&'a Value, Unscored> {
+    let data = &sample.task.data;
+    data.get(column).filter(|v| !v.is_null()).ok_or_else(|| {
+        let names = data
+            .as_object()
+            .map(|o| o.keys().cloned().collect::<Vec<_>>());
+        let names = names.unwrap_or_default().join(", ");
+        Unscored::new(format!("the task has no column {column}; columns: {names}"))
+    })
+}
+
+fn expected_text(sample: &RewardSample, column: &str) -> Result<String, Unscored> {
+    let value = expected(sample, column)?;
+    text::plain(value).ok_or_else(|| wrong(column, &value.to_string(), "text or a number"))
+}
+
+fn expected_number(sample: &RewardSample, column: &str) -> Result<f64, Unscored> {
+    let value = expected(sample, column)?;
+    let number = match value {
+        Value::String(text) => text.trim().replace(',', "").parse().ok(),
+        other => other.as_f64(),
+    };
+    let finite = number.filter(|n| n.is_finite());
+    finite.ok_or_else(|| wrong(column, &value.to_string(), "a number"))
+}
+
+fn wrong(column: &str, value: &str, allowed: &str) -> Unscored {
+    Unscored::new(format!("column {column} is {value}; allowed: {allowed}"))
+}
+
+impl Reward for Named {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn score<'a>(&'a self, sample: &'a RewardSample) -> BoxFuture<'a, Result<Score, Unscored>> {
+        let score = self.rule.value(sample).and_then(|value| match self.rule {
+            // A penalty says nothing about success.
+            Rule::Length { .. } | Rule::Repetition { .. } => {
+                Score::with_parts(value, [("success".to_owned(), 1.0)].into())
+            }
+            _ => Score::new(value),
+        });
+        futures::future::ready(score).boxed()
+    }
+}

@@ -1,0 +1,149 @@
+//! Reading answers out of a model's text.
+
+use regex::Regex;
+use serde_json::Value;
+use std::sync::LazyLock;
+
+/// A number with an optional sign, thousands separators, fraction and exponent.
+static NUMBER: LazyLock<Option<Regex>> = LazyLock::new(|| {
+    Regex::new(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d+)?").ok()
+});
+
+/// Content of a box of TeX without braces inside, or a letter in brackets, or a letter alone.
+static OPTION: LazyLock<Option<Regex>> =
+    LazyLock::new(|| Regex::new(r"\\boxed\{\s*([A-Z])\s*\}|\(([A-Z])\)|\b([A-Z])\b").ok());
+
+/// The last number of a text. Separators of thousands are dropped, a percent sign is ignored.
+pub(crate) fn last_number(text: &str) -> Option<f64> {
+    let numbers = NUMBER.as_ref()?.find_iter(text);
+    let parsed = numbers.filter_map(|m| m.as_str().replace(',', "").parse::<f64>().ok());
+    parsed.filter(|v| v.is_finite()).last()
+}
+
+/// The last option letter of a text, `A` to `Z`, in a box, in brackets, or alone. The word "I" and the article "A"
+/// before a word are no options.
+pub(crate) fn last_option(text: &str) -> Option<char> {
+    let found = OPTION.as_ref()?.captures_iter(text);
+    let letters = found.filter_map(|c| {
+        let marked = c.get(1).or_else(|| c.get(2));
+        let alone = c.get(3).filter(|m| !is_word(text, m.end()));
+        marked.or(alone)?.as_str().chars().next()
+    });
+    letters.last()
+}
+
+/// Whether a lower-case word follows after a space, as after an article.
+fn is_word(text: &str, end: usize) -> bool {
+    let mut rest = text[end..].chars();
+    rest.next() == Some(' ') && rest.next().is_some_and(char::is_lowercase)
+}
+
+/// A value as text to compare: text itself, numbers and truth values as JSON writes them.
+pub(crate) fn plain(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.trim().to_owned()),
+        Value::Number(_) | Value::Bool(_) => Some(value.to_string()),
+        _ => None,
+    }
+}
+
+/// JSON in a text: the whole text, or the last fenced block.
+pub(crate) fn json(text: &str) -> Option<Value> {
+    if let Ok(value) = serde_json::from_str(text.trim()) {
+        return Some(value);
+    }
+    let (before, _) = text.rsplit_once("```")?;
+    let (_, block) = before.rsplit_once("```")?;
+    let body = block.strip_prefix("json").unwrap_or(block);
+    serde_json::from_str(body.trim()).ok()
+}
+
+/// Share of n-grams of words that stood in the text before, 0 to 1. 0 for fewer than `n` words.
+pub(crate) fn repeated(text: &str, n: usize) -> f64 {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let mut seen = std::collections::HashSet::new();
+    let grams = words.windows(n.max(1));
+    let all = grams.len();
+    let again = grams.filter(|gram| !seen.insert(gram.to_vec())).count();
+    if all == 0 {
+        0.0
+    } else {
+        again as f64 / all as f64
+    }
+}
+
+/// Numbers in square brackets, such as `[3]` and `[1, 2]`, in order.
+pub(crate) fn citations(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for part in text.split('[').skip(1) {
+        let Some((inside, _)) = part.split_once(']') else {
+            continue;
+        };
+        let ids: Vec<&str> = inside.split(',').map(str::trim).collect();
+        let is_id = |id: &&str| !id.is_empty() && !id.contains(char::is_whitespace);
+        if ids.iter().all(is_id) {
+            found.extend(ids.into_iter().map(str::to_owned));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_number_counts() {
+        let cases = [
+            ("The answer is 42.", Some(42.0)),
+            ("1 + 2 = 3", Some(3.0)),
+            ("It costs $1,234.50", Some(1234.5)),
+            ("-7", Some(-7.0)),
+            ("about 1.5e3", Some(1500.0)),
+            ("between 3-5", Some(-5.0)),
+            ("none", None),
+            ("", None),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(last_number(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_last_option_counts() {
+        let cases = [
+            ("Answer: B", Some('B')),
+            ("(C) is right", Some('C')),
+            (r"\boxed{D}", Some('D')),
+            ("I think A. Or B", Some('B')),
+            ("A cat sat", None),
+            ("none", None),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(last_option(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn json_is_found_whole_or_fenced() {
+        let expected = serde_json::json!({"a": 1});
+        assert_eq!(json(" {\"a\": 1} "), Some(expected.clone()));
+        assert_eq!(
+            json("Here:\n```json\n{\"a\": 1}\n```\nDone."),
+            Some(expected)
+        );
+        assert_eq!(json("no json"), None);
+    }
+
+    #[test]
+    fn repetition_is_a_share() {
+        assert_eq!(repeated("a b c d", 2), 0.0);
+        assert_eq!(repeated("a b a b a b", 2), 3.0 / 5.0);
+        assert_eq!(repeated("a", 4), 0.0);
+    }
+
+    #[test]
+    fn citations_are_read() {
+        assert_eq!(citations("x [1] y [2, 3] z [see this] [4"), ["1", "2", "3"]);
+    }
+}

@@ -1,0 +1,230 @@
+//! Rewards by name: their notation, values, and what is unscored.
+
+use futures::executor::block_on;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use sinew_env::{Reward, RewardSample, Score, Unscored};
+use sinew_reward::{Argument, RewardSpec, RewardSum, Term, named};
+use sinew_types::{Task, TaskId};
+use std::collections::BTreeMap;
+
+fn sample(output: &str, data: Value) -> RewardSample {
+    RewardSample {
+        task: Task {
+            id: TaskId::new("own/train/0"),
+            kind: "own".into(),
+            preamble: Vec::new(),
+            prompt: "q".into(),
+            data,
+            seed: 0,
+        },
+        messages: Vec::new(),
+        output: output.into(),
+        calls: Vec::new(),
+        metrics: BTreeMap::new(),
+    }
+}
+
+fn score(reward: &str, output: &str, data: Value) -> Result<Score, Unscored> {
+    block_on(named(reward).unwrap().score(&sample(output, data)))
+}
+
+fn value(reward: &str, output: &str, data: Value) -> f64 {
+    score(reward, output, data).unwrap().value
+}
+
+#[test]
+fn answers_are_compared() {
+    let schema = json!({"type": "object", "required": ["city"]});
+    let cases = [
+        ("exact(answer)", " 42\n", json!({"answer": "42"}), 1.0),
+        ("exact(answer)", "42", json!({"answer": 42}), 1.0),
+        ("exact(answer)", "42.", json!({"answer": "42"}), 0.0),
+        (
+            "contains(answer)",
+            "it is Paris",
+            json!({"answer": "Paris"}),
+            1.0,
+        ),
+        (
+            "number(answer)",
+            "so 1,200 in all",
+            json!({"answer": 1200}),
+            1.0,
+        ),
+        ("number(answer)", "3.1", json!({"answer": "3.14"}), 0.0),
+        (
+            "number(answer, tolerance = 0.02)",
+            "3.1",
+            json!({"answer": 3.14}),
+            1.0,
+        ),
+        ("number(answer)", "none", json!({"answer": 0}), 0.0),
+        (
+            "choice(answer)",
+            "The answer is (b)? No: B",
+            json!({"answer": "b"}),
+            1.0,
+        ),
+        (r#"regex("^\d+$")"#, "123", json!({}), 1.0),
+        ("regex(pattern)", "abc", json!({"pattern": "^b"}), 0.0),
+        (
+            "json_schema(schema)",
+            "```json\n{\"city\": 1}\n```",
+            json!({"schema": schema}),
+            1.0,
+        ),
+        ("json_schema(schema)", "{}", json!({"schema": schema}), 0.0),
+        ("json_schema(schema)", "no", json!({"schema": schema}), 0.0),
+        ("citations(ids)", "x [1] y [3]", json!({"ids": [1, 2]}), 0.5),
+        ("length(max = 4)", "1234", json!({}), 0.0),
+        ("length(max = 4)", "123456", json!({}), -0.5),
+        ("length(max = 4)", &"1".repeat(50), json!({}), -1.0),
+        ("repetition(n = 1)", "a a a a", json!({}), -0.75),
+    ];
+    for (reward, output, data, expected) in cases {
+        assert_eq!(
+            value(reward, output, data),
+            expected,
+            "{reward} of {output:?}"
+        );
+    }
+}
+
+#[test]
+fn a_task_that_cannot_be_compared_is_unscored() {
+    let cases = [
+        (
+            "exact(answer)",
+            json!({"reply": 1}),
+            "no column answer; columns: reply",
+        ),
+        ("exact(answer)", json!({"answer": null}), "no column answer"),
+        (
+            "exact(answer)",
+            json!({"answer": [1]}),
+            "allowed: text or a number",
+        ),
+        (
+            "number(answer)",
+            json!({"answer": "many"}),
+            "allowed: a number",
+        ),
+        (
+            "choice(answer)",
+            json!({"answer": "maybe"}),
+            "allowed: one letter",
+        ),
+        ("regex(answer)", json!({"answer": "("}), "regex parse error"),
+        (
+            "json_schema(answer)",
+            json!({"answer": {"type": 1}}),
+            "allowed: a JSON Schema",
+        ),
+        (
+            "citations(answer)",
+            json!({"answer": []}),
+            "allowed: a list of ids",
+        ),
+    ];
+    for (reward, data, expected) in cases {
+        let e = score(reward, "x", data).unwrap_err();
+        assert!(e.reason.contains(expected), "{reward}: {e}");
+    }
+}
+
+#[test]
+fn rewards_that_do_not_exist_are_refused() {
+    let cases = [
+        ("exct(answer)", "allowed: exact(COLUMN)"),
+        ("exact", "name a task column, such as exact(answer)"),
+        ("exact(\"answer\")", "without quotes"),
+        ("exact(answer, question)", "2 arguments"),
+        (
+            "exact(answer, tolerance = 1)",
+            "`tolerance` is no argument of exact",
+        ),
+        ("number(answer, tolerance = -1)", "a number from 0 on"),
+        (
+            "number(answer, tolerance = 1, tolerance = 2)",
+            "given twice",
+        ),
+        ("length", "set max"),
+        ("length(5)", "set max"),
+        ("regex(\"(\")", "regex parse error"),
+        ("regex(\"a", "has no end"),
+        ("exact(answer", "expected `,` or `)`"),
+        ("exact(answer) x", "column 15: expected the end"),
+        ("", "column 1: expected a name"),
+        ("number(answer, tolerance = 1e999)", "finite"),
+    ];
+    for (reward, expected) in cases {
+        let e = named(reward).map(|_| ()).unwrap_err();
+        assert!(e.to_string().contains(expected), "{reward}: {e}");
+    }
+}
+
+#[test]
+fn a_sum_has_parts_and_no_score_without_all_of_them() {
+    let term = |name: &str, reward: &str, weight| Term {
+        name: name.into(),
+        reward: named(reward).unwrap(),
+        weight,
+        clip: None,
+    };
+    let mut terms = vec![
+        term("exact", "exact(answer)", 1.0),
+        term("length", "length(max = 2)", 0.5),
+        term("reply", "exact(reply)", 0.0),
+    ];
+    let sum = |terms: &[Term], output: &str| {
+        let sum = RewardSum::new(terms.to_vec());
+        block_on(sum.score(&sample(output, json!({"answer": "abc"}))))
+    };
+    let score = sum(&terms, "abc").unwrap();
+    assert_eq!(score.value, 1.0 - 0.25);
+    assert_eq!(
+        (score.parts["reward/exact"], score.parts["reward/length"]),
+        (1.0, -0.5)
+    );
+    assert_eq!(score.parts["unscored/reply"], 1.0);
+    // A penalty says nothing about success, a measurement neither.
+    assert!(score.is_success());
+    assert!(!sum(&terms, "abcd").unwrap().is_success());
+    assert!(!score.parts.contains_key("reward/length/success"));
+    terms[1].clip = Some([0.0, 1.0]);
+    assert_eq!(sum(&terms, "abc").unwrap().value, 1.0);
+    terms[2].weight = 0.1;
+    let e = sum(&terms, "abc").unwrap_err();
+    assert!(e.reason.starts_with("reply: the task has no column"), "{e}");
+}
+
+proptest! {
+    #[test]
+    fn notation_is_read_back(
+        name in "[a-z_][a-z_0-9]{0,8}",
+        column in "[a-z_][a-z_0-9]{0,8}",
+        text in "[^\\\\]{0,12}",
+        number in -1e6f64..1e6,
+    ) {
+        let quoted = text.replace('"', "\\\"");
+        let spec = RewardSpec::parse(&format!("{name}( {column},\"{quoted}\" , k={number})")).unwrap();
+        prop_assert_eq!(spec.name, name);
+        prop_assert_eq!(spec.positional, vec![Argument::Column(column), Argument::Text(text)]);
+        prop_assert_eq!(spec.named, vec![("k".to_owned(), Argument::Number(number))]);
+    }
+
+    #[test]
+    fn no_text_makes_a_reward_panic_or_leave_its_range(output in any::<String>(), spec in any::<String>()) {
+        let _ = RewardSpec::parse(&spec);
+        let data = json!({"answer": "1", "ids": ["1"], "schema": {"type": "object"}});
+        for reward in ["exact(answer)", "number(answer)", "choice(answer)", "citations(ids)",
+                       "json_schema(schema)", "length(max = 3)", "repetition(n = 2)"] {
+            match score(reward, &output, data.clone()) {
+                Ok(score) => prop_assert!((-1.0..=1.0).contains(&score.value), "{} {}", reward, score.value),
+                // `1` is no option letter.
+                Err(e) => prop_assert!(reward.starts_with("choice"), "{}", e),
+            }
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Folders of tasks: files of rows, or one folder for each task.
+
+use crate::error::TasksError;
+use crate::rows::{Row, is_known, push, read_error, read_file, row_error};
+use serde_json::{Map, Value};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Columns of a task with a folder of its own.
+const TASK_FILE: &str = "task.toml";
+
+/// Text of such a task, as the column `prompt`.
+const PROMPT_FILES: [&str; 2] = ["prompt.md", "instruction.md"];
+
+/// Starts of the names of files that are held out, as the hub's data sets name them.
+const HELD_OUT: [&str; 5] = ["test", "eval", "valid", "dev", "held"];
+
+/// Files of a folder by split: `(train, held out)`. Both are empty if no file is named by a split.
+pub(crate) fn named_splits(path: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), TasksError> {
+    let (mut train, mut held_out) = (Vec::new(), Vec::new());
+    for file in data_files(path)? {
+        let name = file.file_name().unwrap_or_default();
+        let name = name.to_string_lossy().to_ascii_lowercase();
+        if name.starts_with("train") {
+            train.push(file);
+        } else if HELD_OUT.iter().any(|h| name.starts_with(h)) {
+            held_out.push(file);
+        }
+    }
+    Ok((train, held_out))
+}
+
+/// Entries of a folder in the order of their names, hidden ones left out.
+fn entries(path: &Path) -> Result<Vec<PathBuf>, TasksError> {
+    let failed = |e| read_error(path, e);
+    let mut found = Vec::new();
+    for entry in fs::read_dir(path).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        if !entry.file_name().to_string_lossy().starts_with('.') {
+            found.push(entry.path());
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Files of rows in a folder, and in its `data` folder, where the hub keeps them.
+fn data_files(path: &Path) -> Result<Vec<PathBuf>, TasksError> {
+    let mut files = entries(path)?;
+    let data = path.join("data");
+    if data.is_dir() {
+        files.extend(entries(&data)?);
+    }
+    files.retain(|f| f.is_file() && is_known(f));
+    Ok(files)
+}
+
+/// Appends the rows of all files of a folder, or of its task folders.
+pub(crate) fn read_folder(path: &Path, rows: &mut Vec<Row>) -> Result<(), TasksError> {
+    let tasks: Vec<PathBuf> = entries(path)?
+        .into_iter()
+        .filter(|p| p.join(TASK_FILE).is_file())
+        .collect();
+    let files = data_files(path)?;
+    if tasks.is_empty() && files.is_empty() {
+        let reason = format!(
+            "no tasks here; allowed: files that end in .jsonl, .json, .csv, .tsv or .parquet, or \
+             folders with {TASK_FILE}"
+        );
+        return Err(TasksError::Format {
+            path: path.into(),
+            reason,
+        });
+    }
+    if !tasks.is_empty() {
+        return tasks.iter().try_for_each(|task| read_task(task, rows));
+    }
+    files.iter().try_for_each(|file| read_file(file, rows))
+}
+
+/// One task folder: the keys of `task.toml`, the text as `prompt`, and its path as `folder`.
+fn read_task(dir: &Path, rows: &mut Vec<Row>) -> Result<(), TasksError> {
+    let path = dir.join(TASK_FILE);
+    let text = fs::read_to_string(&path).map_err(|e| read_error(&path, e))?;
+    let mut columns: Map<String, Value> = toml::from_str(&text).map_err(|e| {
+        let before = e.span().map_or("", |s| &text[..s.start]);
+        row_error(&path, before.lines().count().max(1), e.message())
+    })?;
+    for name in PROMPT_FILES {
+        let file = dir.join(name);
+        if file.is_file() {
+            let prompt = fs::read_to_string(&file).map_err(|e| read_error(&file, e))?;
+            columns.entry("prompt").or_insert(prompt.trim_end().into());
+        }
+    }
+    let folder = dir.to_string_lossy().into_owned();
+    columns.entry("folder").or_insert(folder.into());
+    let path: Arc<Path> = path.into();
+    push(&path, 1, columns, rows)
+}

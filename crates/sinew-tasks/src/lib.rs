@@ -1,0 +1,28 @@
+//! Tasks of a user's own: rows of JSON lines, CSV, Parquet or a folder, as a [`Taskset`](sinew_env::Taskset).
+//!
+//! A row is a table of named columns. A Jinja template turns it into the prompt, a filter selects rows, and the
+//! held-out split is a part chosen by the hash of the prompt, or rows of their own.
+//!
+//! The way of a row: [`read_rows`] (files, with the line of each row) → filter → template → split →
+//! [`TableTaskset`]. All rows are read and rendered when a run starts, so that a bad row is an error with its
+//! file and line before anything is trained.
+//!
+//! Invariants:
+//! - Equal files and settings give equal tasks with equal ids, in the order of the rows.
+//! - The splits share no prompt: equal prompts fall into one split, and rows of the training split that are
+//!   also in the held-out file are left out and counted.
+//! - No row is skipped silently: a row becomes a task, is counted ([`TableSummary`]), or is an error.
+//! - Sizes are limited: [`MAX_ROW_BYTES`], [`MAX_ROWS`].
+
+mod error;
+mod folder;
+#[cfg(feature = "parquet")]
+mod parquet_rows;
+mod rows;
+mod table;
+mod template;
+
+pub use error::TasksError;
+pub use rows::{MAX_ROW_BYTES, MAX_ROWS, Row, read_rows};
+pub use table::{Example, Splits, TableConfig, TableSummary, TableTaskset};
+pub use template::PromptTemplate;

@@ -1,0 +1,150 @@
+//! Prompt templates: a row's columns in Jinja.
+
+use crate::error::TasksError;
+use crate::rows::Row;
+use minijinja::value::Serde;
+use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior};
+use serde_json::Value;
+use sinew_types::{Message, Role};
+
+/// Work that one template may do, so that an endless loop is an error.
+const FUEL: u64 = 1_000_000;
+
+/// Names of the template and the filter, in messages.
+const PROMPT: &str = "prompt";
+const FILTER: &str = "filter";
+
+/// The template of the prompt and the filter of rows, compiled once. A column that a row does not have is an
+/// error.
+#[derive(Debug)]
+pub struct PromptTemplate {
+    env: Environment<'static>,
+    /// Source of the template. `None`: the column `prompt` as it is.
+    source: Option<String>,
+    filtered: bool,
+}
+
+impl PromptTemplate {
+    /// Compiles the template and the filter expression.
+    ///
+    /// # Errors
+    /// [`TasksError::Key`] for a syntax error.
+    pub fn new(prompt: Option<&str>, filter: Option<&str>) -> Result<Self, TasksError> {
+        let mut env = Environment::new();
+        env.set_undefined_behavior(UndefinedBehavior::Strict);
+        env.set_fuel(Some(FUEL));
+        env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        let wrong = |key, text: &str, e: &Error| TasksError::Key {
+            key,
+            value: format!("{text:?}"),
+            reason: format!("{e}; it is Jinja over the columns of a row"),
+        };
+        if let Some(text) = prompt {
+            env.add_template_owned(PROMPT, text.to_owned())
+                .map_err(|e| wrong(PROMPT, text, &e))?;
+        }
+        if let Some(text) = filter {
+            env.compile_expression(text)
+                .map_err(|e| wrong(FILTER, text, &e))?;
+            // An expression cannot be kept beside its environment: it becomes a template of it.
+            let template = format!("{{% if {text} %}}1{{% endif %}}");
+            env.add_template_owned(FILTER, template)
+                .map_err(|e| wrong(FILTER, text, &e))?;
+        }
+        Ok(Self {
+            env,
+            source: prompt.map(str::to_owned),
+            filtered: filter.is_some(),
+        })
+    }
+
+    /// Whether the filter keeps a row.
+    ///
+    /// # Errors
+    /// [`TasksError::Row`] if the filter cannot be computed for it.
+    pub fn keeps(&self, row: &Row) -> Result<bool, TasksError> {
+        if !self.filtered {
+            return Ok(true);
+        }
+        Ok(!self.text(FILTER, row)?.is_empty())
+    }
+
+    /// The messages of a row's prompt: one of the user, or those of a column `prompt` that is a list of
+    /// messages.
+    ///
+    /// # Errors
+    /// [`TasksError::Row`] if a column is missing or the prompt is empty.
+    pub fn messages(&self, row: &Row) -> Result<Vec<Message>, TasksError> {
+        if self.source.is_some() {
+            let text = self.text(PROMPT, row)?;
+            return match text.trim().is_empty() {
+                true => Err(row.error("the prompt is empty")),
+                false => Ok(vec![Message::new(Role::User, text)]),
+            };
+        }
+        match row.columns.get("prompt") {
+            Some(Value::String(text)) if !text.trim().is_empty() => {
+                Ok(vec![Message::new(Role::User, text.clone())])
+            }
+            Some(Value::Array(list)) if !list.is_empty() => list
+                .iter()
+                .map(|m| message(m).map_err(|e| row.error(e)))
+                .collect(),
+            Some(other) => Err(row.error(format!(
+                "the column `prompt` is {other}; allowed: text, or a list of messages"
+            ))),
+            None => Err(row.error(format!(
+                "no column `prompt`; set tasks.prompt, for example {:?}. Columns: {}",
+                example(row),
+                columns(row)
+            ))),
+        }
+    }
+
+    fn text(&self, name: &'static str, row: &Row) -> Result<String, TasksError> {
+        let template = self.env.get_template(name);
+        let text = template.and_then(|t| t.render(Serde(&row.columns)));
+        text.map_err(|e| {
+            let hint = match e.kind() {
+                ErrorKind::UndefinedError => format!("; columns: {}", columns(row)),
+                _ => String::new(),
+            };
+            row.error(format!("tasks.{name}: {e}{hint}"))
+        })
+    }
+}
+
+/// A message of a list, as OpenAI's API writes it.
+fn message(value: &Value) -> Result<Message, String> {
+    let role = value.get("role").and_then(Value::as_str);
+    let content = value.get("content").and_then(Value::as_str);
+    let (Some(role), Some(content)) = (role, content) else {
+        return Err(format!(
+            "a message of `prompt` is {value}; it must have `role` and text as `content`"
+        ));
+    };
+    let role = match role {
+        "system" | "developer" => Role::System,
+        "user" => Role::User,
+        "assistant" => Role::Assistant,
+        other => {
+            return Err(format!(
+                "role {other:?} in `prompt`; allowed: system, user, assistant"
+            ));
+        }
+    };
+    Ok(Message::new(role, content.to_owned()))
+}
+
+/// Names of a row's columns.
+fn columns(row: &Row) -> String {
+    let names: Vec<String> = row.columns.keys().map(|k| format!("`{k}`")).collect();
+    names.join(", ")
+}
+
+/// A template that would work for a row: its first column of text.
+fn example(row: &Row) -> String {
+    let text = row.columns.iter().find(|(_, v)| v.is_string());
+    let name = text.map_or("question", |(name, _)| name);
+    format!("{{{{ {name} }}}}")
+}
