@@ -52,6 +52,17 @@ fn kinds() -> impl Iterator<Item = &'static EnvKind> {
     ENVIRONMENTS.iter().chain([&sinew_bridge::KIND])
 }
 
+/// `chat`, which needs nothing but tasks and rewards.
+impl Default for EnvSection {
+    fn default() -> Self {
+        Self {
+            kind: &sinew_env::chat::KIND,
+            config: sinew_env::chat::config(),
+            keys: toml::Table::new(),
+        }
+    }
+}
+
 /// The environment of a name, or what is wrong with the name.
 fn named(name: &str) -> Result<&'static EnvKind, String> {
     kinds().find(|kind| kind.name == name).ok_or_else(|| {

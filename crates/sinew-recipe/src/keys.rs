@@ -3,21 +3,24 @@
 use crate::engine::EngineKeys;
 use crate::eval::EvalKeys;
 use crate::model::{CriticKeys, ModelOrSource, ScoringModel, model_or_source};
+use crate::reward::RewardSection;
 use crate::rollout::RolloutKeys;
 use crate::sandbox::SandboxKeys;
 use crate::store::StoreKeys;
+use crate::tasks::{TasksKeys, tasks_or_source};
 use crate::train::TrainKeys;
-use crate::{DataSection, EnvSection, HarnessSection, ModelSection, RunPlan, TasksSection, env};
+use crate::{DataSection, EnvSection, HarnessSection, ModelSection, RunPlan, env};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use sinew_algo::AlgorithmConfig;
+use sinew_algo::{AlgorithmConfig, AlgorithmKind};
 
 /// A recipe of Sinew: what a run is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RecipeKeys {
-    /// Title of the run; its default folder is `runs/NAME`.
-    name: String,
+    /// Title of the run; its default folder is `runs/NAME`. Left out: the name of the file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
     /// Seed of tasks, sampling and initialization; `--seed` overrides it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     seed: Option<u64>,
@@ -25,20 +28,29 @@ pub(crate) struct RecipeKeys {
     #[serde(deserialize_with = "model_or_source")]
     #[schemars(with = "ModelOrSource")]
     model: ModelSection,
-    /// Which world the episodes run in.
+    /// Which world the episodes run in. Left out: `chat`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "env::schema")]
-    env: EnvSection,
+    env: Option<EnvSection>,
     /// What drives the turns of an episode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     harness: Option<HarnessSection>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     sandbox: Option<SandboxKeys>,
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "tasks_or_source"
+    )]
+    tasks: Option<TasksKeys>,
+    /// Score of an episode, in place of the environment's own: one reward, or a table of rewards and weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    tasks: Option<TasksSection>,
+    reward: Option<RewardSection>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     rollout: Option<RolloutKeys>,
-    /// How episodes become training signal: an algorithm by name, and what differs from it.
-    algorithm: AlgorithmConfig,
+    /// How episodes become training signal: an algorithm by name, and what differs from it. Left out: `grpo`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    algorithm: Option<AlgorithmConfig>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     critic: Option<CriticKeys>,
     /// What a KL term or DPO compares with; left out: the first weights.
@@ -60,18 +72,21 @@ pub(crate) struct RecipeKeys {
 }
 
 impl RecipeKeys {
-    /// The second stage: every key with its value.
-    pub(crate) fn resolve(self) -> RunPlan {
+    /// The second stage: every key with its value. `name` stands in for a missing one.
+    pub(crate) fn resolve(self, name: &str) -> RunPlan {
         RunPlan {
-            name: self.name,
+            name: self.name.unwrap_or_else(|| name.to_owned()),
             seed: self.seed.unwrap_or_default(),
             model: self.model,
-            env: self.env,
+            env: self.env.unwrap_or_default(),
             harness: self.harness.unwrap_or_default(),
             sandbox: self.sandbox.unwrap_or_default().resolve(),
-            tasks: self.tasks.unwrap_or_default(),
+            tasks: self.tasks.unwrap_or_default().resolve(),
+            reward: self.reward,
             rollout: self.rollout.unwrap_or_default().resolve(),
-            algorithm: self.algorithm,
+            algorithm: self
+                .algorithm
+                .unwrap_or(AlgorithmConfig::new(AlgorithmKind::Grpo)),
             critic: self.critic.map(CriticKeys::resolve),
             reference: self.reference,
             teacher: self.teacher,
@@ -87,15 +102,16 @@ impl RecipeKeys {
     pub(crate) fn effective(plan: &RunPlan, unused: &[String]) -> Self {
         let has = |table: &str| !unused.iter().any(|k| k == table);
         let mut keys = Self {
-            name: plan.name.clone(),
+            name: Some(plan.name.clone()),
             seed: Some(plan.seed),
             model: plan.model.clone(),
-            env: plan.env.clone(),
+            env: Some(plan.env.clone()),
             harness: Some(plan.harness.clone()),
             sandbox: has("sandbox").then(|| plan.sandbox.keys()),
-            tasks: Some(plan.tasks),
+            tasks: Some(plan.tasks.keys()),
+            reward: plan.reward.clone(),
             rollout: Some(plan.rollout.keys()),
-            algorithm: plan.algorithm.clone(),
+            algorithm: Some(plan.algorithm.clone()),
             critic: plan.critic.as_ref().map(crate::CriticPlan::keys),
             reference: plan.reference.clone(),
             teacher: plan.teacher.clone(),
@@ -112,6 +128,7 @@ impl RecipeKeys {
     /// Leaves out keys by name, such as `sandbox.image`.
     fn leave_out(&mut self, unused: &[String]) {
         self.sandbox.iter_mut().for_each(|t| t.leave_out(unused));
+        self.tasks.iter_mut().for_each(|t| t.leave_out(unused));
         self.rollout.iter_mut().for_each(|t| t.leave_out(unused));
         self.critic.iter_mut().for_each(|t| t.leave_out(unused));
         self.train.iter_mut().for_each(|t| t.leave_out(unused));

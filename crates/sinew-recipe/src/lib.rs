@@ -42,6 +42,7 @@ mod messages;
 mod model;
 mod read;
 mod renamed;
+mod reward;
 mod rollout;
 mod rule;
 mod rules;
@@ -63,11 +64,12 @@ pub use eval::EvalPlan;
 pub use harness::{CommandSection, HarnessLevel, HarnessSection};
 pub use messages::explain;
 pub use model::{CriticPlan, ModelSection, ScoringModel};
+pub use reward::{LimitedTerm, RewardSection, RewardTerm};
 pub use rollout::{AdmissionSection, CrossPolicySection, RolloutPlan};
 pub use sandbox::{ContainerEngine, LEVEL_NAMES, Level, MicrovmBackend, SandboxPlan};
 pub use schema::{json_schema, markdown};
 pub use store::{StoreKind, StorePlan};
-pub use tasks::TasksSection;
+pub use tasks::{HeldOut, TaskOrder, TasksPlan};
 pub use train::{LoraSection, LrSchedule, TrainPlan};
 
 use sinew_algo::AlgorithmConfig;
@@ -101,8 +103,10 @@ pub struct RunPlan {
     pub harness: HarnessSection,
     /// The sandboxes of tools and programs; its defaults where nothing runs code.
     pub sandbox: SandboxPlan,
-    /// Order in which tasks are drawn.
-    pub tasks: TasksSection,
+    /// Rows of a user's own, and the order in which tasks are drawn.
+    pub tasks: TasksPlan,
+    /// Score in place of the environment's own.
+    pub reward: Option<RewardSection>,
     /// Size of a batch, limits and sampling of its episodes.
     pub rollout: RolloutPlan,
     /// The algorithm as typed; [`RunPlan::algorithm`] builds it.

@@ -92,8 +92,8 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
              type = \"scratch\""
         ),
         false => format!(
-            "a model from scratch has a character tokenizer, which env.type = \"{env}\" does not speak: use \
-             a pretrained one, or env.type = \"tiny\""
+            "a model from scratch cannot learn env.type = \"{env}\" within a run: use a pretrained one, or \
+             env.type = \"tiny\""
         ),
     };
     let kind = if scratch {
@@ -101,7 +101,9 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     } else {
         "\"pretrained\""
     };
-    rules.custom("model.type", kind, reason, alphabet == scratch);
+    // Tasks of a user's own may be anything: a model from scratch reads and writes them as bytes.
+    let bytes = scratch && plan.env.needs().tasks;
+    rules.custom("model.type", kind, reason, bytes || alphabet == scratch);
     if let ModelSection::Scratch {
         d_model,
         heads,

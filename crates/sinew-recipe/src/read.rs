@@ -49,7 +49,7 @@ impl RunPlan {
     /// If the text is no recipe of this version or an earlier one.
     pub fn saved(text: &str) -> Result<Self, toml::de::Error> {
         let keys: RecipeKeys = toml::from_str(renamed::upgraded(text).as_deref().unwrap_or(text))?;
-        Ok(keys.resolve())
+        Ok(keys.resolve(""))
     }
 
     fn read(path: &Path, text: &str, saved: bool) -> Result<Self, RecipeError> {
@@ -65,7 +65,8 @@ impl RunPlan {
             return Err(parse(messages::explained(text, Some(span), &message)));
         }
         let keys: RecipeKeys = toml::from_str(text).map_err(|e| parse(explain(text, &e)))?;
-        let plan = keys.resolve();
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        let plan = keys.resolve(&stem);
         plan.check(path, text, saved)?;
         Ok(plan)
     }

@@ -7,7 +7,8 @@ use std::ops::Range;
 use toml::de::{DeTable, DeValue};
 
 /// A key as earlier versions called it, and its name.
-const RENAMED: [(&str, &str); 7] = [
+const RENAMED: [(&str, &str); 8] = [
+    ("tasks.memory", "tasks.decay"),
     ("train.max_rows", "train.micro_batch_tokens"),
     ("engine.max_running", "engine.max_num_seqs"),
     ("engine.pass_tokens", "engine.max_batched_tokens"),

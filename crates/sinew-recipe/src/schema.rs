@@ -4,7 +4,7 @@
 //! what serde and the rules accept, defaults are those of the plan.
 
 use crate::keys::RecipeKeys;
-use crate::{EnginePlan, EvalPlan, RolloutPlan, SandboxPlan, StorePlan, TrainPlan};
+use crate::{EnginePlan, EvalPlan, RolloutPlan, SandboxPlan, StorePlan, TasksPlan, TrainPlan};
 use schemars::generate::SchemaSettings;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -20,6 +20,7 @@ pub fn json_schema() -> Value {
     clean(&mut schema);
     let defaults = [
         ("sandbox", table(SandboxPlan::default().keys())),
+        ("tasks", table(TasksPlan::default().keys())),
         ("rollout", table(RolloutPlan::default().keys())),
         ("train", table(TrainPlan::default().keys())),
         ("eval", table(EvalPlan::default().keys())),

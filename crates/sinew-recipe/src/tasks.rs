@@ -1,33 +1,160 @@
-//! `[tasks]`: which tasks a step runs.
+//! `[tasks]`: the rows to run, their prompts, and the order in which they are drawn.
 
 use crate::RunPlan;
 use crate::rule::Rules;
+use crate::section::{choice, section};
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+use sinew_algo::AdaptiveConfig;
+use sinew_algo::Signal;
+use sinew_tasks::Example;
 
-/// Which tasks a step runs.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(tag = "sampling", rename_all = "snake_case", deny_unknown_fields)]
-pub enum TasksSection {
-    /// All of them, once an epoch, in an order that the seed decides.
-    // With braces: serde lets a variant without them have any keys.
-    Uniform {},
-    /// Task types that are neither solved nor hopeless are drawn more often.
-    Adaptive(sinew_algo::AdaptiveConfig),
-}
-
-impl Default for TasksSection {
-    fn default() -> Self {
-        Self::Uniform {}
+choice! {
+    /// Order of tasks.
+    TaskOrder {
+        /// All of them, once an epoch, in an order that the seed decides.
+        Uniform = "uniform",
+        /// Task types that are neither solved nor hopeless are drawn more often.
+        Adaptive = "adaptive",
     }
 }
 
+/// Source of the held-out split.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum HeldOut {
+    /// Share of the rows, chosen by the hash of their prompts.
+    Share(f64),
+    /// File or folder of their own.
+    Source(String),
+}
+
+section! {
+    /// The tasks of a run: rows of a user's own, and the order in which tasks are drawn. A file or folder
+    /// alone, such as `tasks = "tasks.jsonl"`, is the key `source`.
+    TasksKeys => TasksPlan, "tasks" {
+        /// Rows: a file that ends in .jsonl, .json, .csv, .tsv or .parquet, a folder of such files or of folders
+        /// with `task.toml`, or a data set of the Hugging Face hub as `hf:ORG/NAME`. Paths are relative to the current
+        /// folder. Left out: the environment's own tasks.
+        source: String;
+        /// Held-out split: a share of the rows, above 0 and below 1, or a source of its own. A folder with files named
+        /// `train…` and `test…` (or `eval…`, `valid…`, `dev…`) keeps its splits.
+        held_out: HeldOut = HeldOut::Share(0.05);
+        /// Jinja template of the prompt over the columns of a row, such as `{{ question }}`. Left out: the column
+        /// `prompt`, text or a list of messages.
+        prompt: String;
+        /// Jinja expression over the columns, such as `level <= 3`: other rows are left out.
+        filter: String;
+        /// System prompt.
+        system: String;
+        /// Worked examples between the system prompt and the prompt.
+        examples: Vec<Example> = Vec::new();
+        /// Column whose value is the task type, for metrics by type and `adaptive` order. Left out: one type.
+        kind: String;
+        /// Order in which tasks are drawn.
+        sampling: TaskOrder = TaskOrder::Uniform;
+        /// Basis of the weights of `adaptive`.
+        signal: Signal = AdaptiveConfig::default().signal;
+        /// Successes of the prior, above 0.
+        prior_successes: f64 = AdaptiveConfig::default().prior_successes;
+        /// Failures of the prior, above 0.
+        prior_failures: f64 = AdaptiveConfig::default().prior_failures;
+        /// Share of uniform draws, 0 to 1.
+        floor: f64 = AdaptiveConfig::default().floor;
+        /// Factor of older trials at each update, above 0 and at most 1. Below 1, estimates follow a changing policy.
+        decay: f64 = AdaptiveConfig::default().memory;
+    }
+}
+
+impl TasksPlan {
+    /// Settings of the adaptive order, `None` with another one.
+    pub fn adaptive(&self) -> Option<AdaptiveConfig> {
+        (self.sampling == TaskOrder::Adaptive).then_some(AdaptiveConfig {
+            signal: self.signal,
+            prior_successes: self.prior_successes,
+            prior_failures: self.prior_failures,
+            floor: self.floor,
+            memory: self.decay,
+        })
+    }
+}
+
+/// A table, or the source alone.
+pub(crate) fn tasks_or_source<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<TasksKeys>, D::Error> {
+    struct Either;
+    impl<'de> Visitor<'de> for Either {
+        type Value = TasksKeys;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("a file or folder of tasks such as \"tasks.jsonl\", or a table")
+        }
+
+        fn visit_str<E>(self, source: &str) -> Result<TasksKeys, E> {
+            let source = Some(source.into());
+            Ok(TasksKeys {
+                source,
+                ..TasksKeys::default()
+            })
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<TasksKeys, A::Error> {
+            TasksKeys::deserialize(MapAccessDeserializer::new(map))
+        }
+    }
+    deserializer.deserialize_any(Either).map(Some)
+}
+
 pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
-    let TasksSection::Adaptive(config) = &plan.tasks else {
-        return;
-    };
+    let tasks = &plan.tasks;
+    tasks.ranges(rules);
+    let (env, needs) = (plan.env.name(), plan.env.needs());
+    let given = tasks.source.is_some();
+    rules.allowed(
+        "tasks",
+        "missing",
+        "a file of rows, such as tasks = \"tasks.jsonl\", or an environment with tasks of its own, such as \
+         [env] type = \"tool_math\"",
+        given || !needs.tasks,
+    );
+    let reason = format!("has no effect: env.type = \"{env}\" has tasks of its own; remove it");
+    rules.custom(
+        "tasks.source",
+        format!("{:?}", tasks.source.as_deref().unwrap_or_default()),
+        reason,
+        !given || needs.tasks,
+    );
+    for key in ["held_out", "prompt", "filter", "system", "examples", "kind"] {
+        let reason = "has no effect without tasks.source; remove it".to_owned();
+        rules.unused(&format!("tasks.{key}"), reason, given);
+    }
+    if let HeldOut::Share(share) = tasks.held_out {
+        let holds = share > 0.0 && share < 1.0;
+        rules.allowed(
+            "tasks.held_out",
+            share,
+            "above 0 and below 1, or a file",
+            holds,
+        );
+    }
+    let adaptive = tasks.adaptive();
+    for key in [
+        "signal",
+        "prior_successes",
+        "prior_failures",
+        "floor",
+        "decay",
+    ] {
+        let reason = "has no effect without tasks.sampling = \"adaptive\"; remove it".to_owned();
+        rules.unused(&format!("tasks.{key}"), reason, adaptive.is_some());
+    }
+    let Some(config) = adaptive else { return };
     if let Some((field, value, allowed)) = config.broken() {
-        rules.allowed(&format!("tasks.{field}"), value, allowed, false);
+        let key = if field == "memory" { "decay" } else { field };
+        rules.allowed(&format!("tasks.{key}"), value, allowed, false);
     }
     let reason = "has no effect: with [data] no tasks are run to train on; remove [tasks]";
     rules.custom(

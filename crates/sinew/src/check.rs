@@ -30,10 +30,11 @@ use crate::failure::Failure;
 use crate::output;
 use crate::wire;
 use serde_json::json;
-use sinew_env::Split;
+use sinew_env::{Action, EnvFactory, Split};
 use sinew_recipe::{EngineType, ModelSection, RunPlan};
 use sinew_render::{MockTrajectory, conformance_check};
 use sinew_sandbox::{ExecRequest, Program, SandboxProvider, SandboxSpec};
+use sinew_types::Task;
 use std::path::Path;
 use std::time::Duration;
 
@@ -135,7 +136,7 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
     if !recipe.harness.is_built_in() {
         let row = wire::check_harness(&recipe.harness, &recipe.sandbox);
         if report.row("harness", row) {
-            let asks = wire::taskset(&recipe.env, recipe.seed).and_then(|tasks| {
+            let asks = wire::taskset(&recipe).and_then(|tasks| {
                 wire::asks_model(&recipe.harness, &recipe.sandbox, tasks.as_ref())
             });
             report.row(
@@ -294,9 +295,9 @@ async fn try_one(provider: &dyn SandboxProvider, spec: &SandboxSpec) -> Result<V
 
 /// Numbers of tasks, which `eval.tasks` and `rollout.tasks_per_step` must not exceed.
 fn tasks(recipe: &RunPlan) -> Result<String, Failure> {
-    let taskset = wire::taskset(&recipe.env, recipe.seed)?;
+    let taskset = wire::taskset(recipe)?;
     let (train, held_out) = (taskset.len(Split::Train), taskset.len(Split::HeldOut));
-    if recipe.eval.tasks > held_out {
+    if recipe.eval.tasks > held_out && recipe.tasks.source.is_none() {
         return Err(Failure::input(format!(
             "eval.tasks = {}: allowed: up to {held_out}, the held-out tasks of `{}`",
             recipe.eval.tasks,
@@ -310,8 +311,16 @@ fn tasks(recipe: &RunPlan) -> Result<String, Failure> {
             taskset.name()
         )));
     }
+    let left_out = match wire::rows(&recipe.tasks)? {
+        Some(rows) if rows.summary().filtered + rows.summary().overlapping > 0 => format!(
+            "; left out: {} by the filter, {} that are held out as well",
+            rows.summary().filtered,
+            rows.summary().overlapping
+        ),
+        _ => String::new(),
+    };
     Ok(format!(
-        "{}: {train} to train on, {held_out} held out",
+        "{}: {train} to train on, {held_out} held out{left_out}",
         taskset.name()
     ))
 }
@@ -335,6 +344,9 @@ fn solvable(recipe: &RunPlan) -> Result<String, Failure> {
         .enable_all()
         .build()
         .map_err(Failure::system)?;
+    if !envs.capabilities().gold {
+        return runtime.block_on(scored(envs.as_ref(), &tasks));
+    }
     let turns = runtime
         .block_on(sinew_env::validate(envs.as_ref(), &tasks))
         .map_err(|e| Failure::input(format!("env: {e}")))?;
@@ -351,6 +363,47 @@ fn solvable(recipe: &RunPlan) -> Result<String, Failure> {
         tasks.len(),
         can.join(", ")
     ))
+}
+
+/// An environment without solutions: an empty answer to some tasks must get a score, so that a reward that can score
+/// nothing is refused now.
+async fn scored(envs: &dyn EnvFactory, tasks: &[Task]) -> Result<String, Failure> {
+    let mut missing = Vec::new();
+    for task in tasks {
+        let failed = |e| Failure::input(format!("env: task {}: {e}", task.id));
+        let mut env = envs.create(task).map_err(failed)?;
+        let played = async {
+            env.reset().await?;
+            match env.step(Action::say("")).await?.outcome {
+                Some(outcome) => Ok(outcome),
+                None => env.score().await,
+            }
+        };
+        let outcome = played.await;
+        env.close().await.map_err(failed)?;
+        let outcome = outcome.map_err(failed)?;
+        if outcome.unscored {
+            let reason = outcome.unscored_reason.unwrap_or_default();
+            missing.push(format!("task {}: {reason}", task.id));
+        }
+    }
+    match missing.first() {
+        Some(first) if missing.len() == tasks.len() => Err(Failure::input(format!(
+            "reward: none of {} tasks gets a score; the first: {first}",
+            tasks.len()
+        ))),
+        Some(first) => Ok(format!(
+            "{}: {} of {} tasks get no score; the first: {first}",
+            envs.name(),
+            missing.len(),
+            tasks.len()
+        )),
+        None => Ok(format!(
+            "{}: an empty answer to {} tasks gets a score",
+            envs.name(),
+            tasks.len()
+        )),
+    }
 }
 
 #[cfg(test)]

@@ -27,6 +27,7 @@ mod sandbox;
 mod serve;
 mod serve_sandbox;
 mod signals;
+mod tasks;
 mod train;
 mod wire;
 
@@ -65,6 +66,9 @@ enum Command {
     /// Refuse now what would fail later: recipe, model, template, sandbox, disk
     #[command(after_help = "Example: sinew check recipes/quickstart.toml")]
     Check(CheckArgs),
+    /// Print tasks of a recipe as the model will see them, with their number of tokens
+    #[command(after_help = "Example: sinew tasks recipes/quickstart.toml --limit 1")]
+    Tasks(tasks::TasksArgs),
     /// Print the JSON Schema of recipes for editors
     #[command(after_help = "Example: sinew schema > recipe.schema.json")]
     Schema {
@@ -293,6 +297,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Train(args) => run_train(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Check(args) => check::check(&args.recipe, args.json),
+        Command::Tasks(args) => tasks::run(&args),
         Command::Schema { markdown } => {
             match markdown {
                 true => output::print(&sinew_recipe::markdown()),

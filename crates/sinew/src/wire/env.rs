@@ -1,19 +1,64 @@
-//! Tasks and environments. An environment is made of its keys by the registry of `sinew-env`; nothing here
-//! knows one by name.
+//! Tasks, environments and rewards. An environment is made of its keys by the registry of `sinew-env`;
+//! nothing here knows one by name.
 
+use super::model::{resolve_env, unresolved};
 use super::sandbox::{sandbox_spec, sandboxes};
 use crate::failure::Failure;
-use sinew_env::{EnvFactory, Sandboxes, Taskset};
-use sinew_recipe::{EnvSection, RunPlan};
+use sinew_env::{EnvFactory, Reward, Rewarded, Sandboxes, Taskset};
+use sinew_model::resolve_dataset;
+use sinew_recipe::{HeldOut, RewardSection, RunPlan, TasksPlan};
+use sinew_reward::{RewardSum, Term};
+use sinew_tasks::{Splits, TableConfig, TableTaskset, TasksError};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Tasks, and what makes the environment of one.
 type World = (Arc<dyn Taskset>, Arc<dyn EnvFactory>);
 
-/// Tasks of a recipe. They are a function of its keys and the seed.
-pub(crate) fn taskset(env: &EnvSection, seed: u64) -> Result<Arc<dyn Taskset>, Failure> {
-    let tasks = env.config().taskset(seed);
+/// Tasks of a recipe: rows of its own, or those of the environment.
+pub(crate) fn taskset(recipe: &RunPlan) -> Result<Arc<dyn Taskset>, Failure> {
+    if let Some(rows) = rows(&recipe.tasks)? {
+        return Ok(Arc::new(rows));
+    }
+    let tasks = recipe.env.config().taskset(recipe.seed);
     tasks.map_err(|e| Failure::input(format!("env: {e}")))
+}
+
+/// The rows of `[tasks]`, if it has a source.
+pub(crate) fn rows(tasks: &TasksPlan) -> Result<Option<TableTaskset>, Failure> {
+    let Some(source) = &tasks.source else {
+        return Ok(None);
+    };
+    let config = TableConfig {
+        name: stem(source),
+        source: files("tasks.source", source)?,
+        held_out: match &tasks.held_out {
+            HeldOut::Share(share) => Splits::Share(*share),
+            HeldOut::Source(source) => Splits::File(files("tasks.held_out", source)?),
+        },
+        prompt: tasks.prompt.clone(),
+        filter: tasks.filter.clone(),
+        system: tasks.system.clone(),
+        examples: tasks.examples.clone(),
+        kind: tasks.kind.clone(),
+    };
+    let table = TableTaskset::open(config).map_err(|e| match e {
+        TasksError::Read { .. } => Failure::outside(e),
+        _ => Failure::input(e),
+    })?;
+    Ok(Some(table))
+}
+
+/// Name of the tasks: the last part of the source without its ending.
+fn stem(source: &str) -> String {
+    let source = source.strip_prefix("hf:").unwrap_or(source);
+    let stem = Path::new(source).file_stem().unwrap_or_default();
+    stem.to_string_lossy().into_owned()
+}
+
+fn files(key: &str, source: &str) -> Result<PathBuf, Failure> {
+    let found = resolve_dataset(source, &resolve_env());
+    found.map_err(|e| unresolved(&format!("{key} = {source:?}"), e))
 }
 
 /// Tasks and environments of a recipe. Sandboxes are started only for an environment that needs them.
@@ -26,6 +71,26 @@ pub(crate) fn world(recipe: &RunPlan) -> Result<World, Failure> {
         }),
     };
     let envs = recipe.env.config().factory(sandboxes);
-    let envs = envs.map_err(|e| Failure::input(format!("env: {e}")))?;
-    Ok((taskset(&recipe.env, recipe.seed)?, envs))
+    let mut envs = envs.map_err(|e| Failure::input(format!("env: {e}")))?;
+    if let Some(section) = &recipe.reward {
+        envs = Arc::new(Rewarded::new(envs, reward(section)?));
+    }
+    Ok((taskset(recipe)?, envs))
+}
+
+/// The sum of a recipe's rewards.
+fn reward(section: &RewardSection) -> Result<Arc<dyn Reward>, Failure> {
+    let mut terms = Vec::new();
+    for (name, weight, clip) in section.terms() {
+        let reward =
+            sinew_reward::named(name).map_err(|e| Failure::input(format!("reward: {e}")))?;
+        let short = name.split_once('(').map_or(name, |(short, _)| short);
+        terms.push(Term {
+            name: short.to_owned(),
+            reward,
+            weight,
+            clip,
+        });
+    }
+    Ok(Arc::new(RewardSum::new(terms)))
 }

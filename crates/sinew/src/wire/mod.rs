@@ -32,7 +32,7 @@ mod source;
 mod store;
 
 pub(crate) use device::{device, kernels, precision};
-pub(crate) use env::{taskset, world};
+pub(crate) use env::{rows, taskset, world};
 pub(crate) use harness::{asks_model, check as check_harness};
 pub(crate) use learner::train_worker;
 pub(crate) use model::{

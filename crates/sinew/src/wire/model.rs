@@ -106,9 +106,13 @@ pub(crate) fn renderer(
     section: &ModelSection,
     env: &EnvSection,
 ) -> Result<Arc<dyn Renderer>, Failure> {
-    Ok(match model_files(section)? {
-        None => Arc::new(TinyRenderer::new(env.needs().alphabet.unwrap_or_default())),
-        Some(files) => Arc::new(chat_renderer(&files)?),
+    Ok(match (model_files(section)?, env.needs().alphabet) {
+        (Some(files), _) => Arc::new(chat_renderer(&files)?),
+        (None, Some(alphabet)) => Arc::new(TinyRenderer::new(alphabet)),
+        (None, None) => {
+            let bytes = sinew_render::byte_renderer();
+            Arc::new(bytes.map_err(|e| Failure::system(format!("model: {e}")))?)
+        }
     })
 }
 

@@ -11,9 +11,7 @@ use sinew_pipeline::{
     CoreConfig, Dataset, DatasetConfig, EvalConfig, Goal, LearnerConfig, PipelineConfig,
     PolicyConfig, SampleKind, TaskSampling, TasksByKind,
 };
-use sinew_recipe::{
-    DataSection, LoraSection, LrSchedule, RolloutPlan, RunPlan, TasksSection, TrainPlan,
-};
+use sinew_recipe::{DataSection, LoraSection, LrSchedule, RolloutPlan, RunPlan, TrainPlan};
 use sinew_render::Renderer;
 use sinew_rollout::{EpisodeLimits, EpisodeOptions};
 use sinew_train::TrainerConfig;
@@ -200,9 +198,9 @@ fn core(
         group_size: r.group_size,
         retries: algorithm.repair().retries(),
         refill: algorithm.refill(),
-        tasks: match recipe.tasks {
-            TasksSection::Uniform {} => TaskSampling::Uniform,
-            TasksSection::Adaptive(config) => TaskSampling::Adaptive {
+        tasks: match recipe.tasks.adaptive() {
+            None => TaskSampling::Uniform,
+            Some(config) => TaskSampling::Adaptive {
                 config,
                 tasks: TasksByKind::of(taskset).map_err(Failure::input)?,
             },
@@ -210,7 +208,11 @@ fn core(
         train_tasks: taskset.len(Split::Train),
         held_out_tasks: taskset.len(Split::HeldOut),
         eval: EvalConfig {
-            tasks: eval.tasks,
+            tasks: match recipe.tasks.source {
+                // The number of held-out rows follows from the file.
+                Some(_) => eval.tasks.min(taskset.len(Split::HeldOut)),
+                None => eval.tasks,
+            },
             episodes_per_task: eval.episodes_per_task,
             every: eval.every,
             temperature: eval.temperature,

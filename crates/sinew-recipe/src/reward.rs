@@ -1,0 +1,100 @@
+//! `[reward]`: rewards of a user's own, with weights.
+
+use crate::RunPlan;
+use crate::rule::Rules;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// One reward by name, `FILE.py:FUNCTION`, or several with weights.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum RewardSection {
+    /// One reward of weight 1, such as `exact(answer)`.
+    One(String),
+    /// Rewards and their weights.
+    Several(BTreeMap<String, RewardTerm>),
+}
+
+/// Weight of a reward in the sum.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum RewardTerm {
+    /// Factor. 0: a measurement that is not part of the sum.
+    Weight(f64),
+    /// Factor, and limits of the value before it is multiplied.
+    Limited(LimitedTerm),
+}
+
+/// A weighted reward with limits.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LimitedTerm {
+    /// Factor. 0: a measurement that is not part of the sum.
+    pub weight: f64,
+    /// Lower and upper limit of the value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clip: Option<[f64; 2]>,
+}
+
+impl RewardSection {
+    /// Every reward as typed, with its weight and limits.
+    pub fn terms(&self) -> Vec<(&str, f64, Option<[f64; 2]>)> {
+        match self {
+            Self::One(name) => vec![(name, 1.0, None)],
+            Self::Several(terms) => terms
+                .iter()
+                .map(|(name, term)| match term {
+                    RewardTerm::Weight(weight) => (name.as_str(), *weight, None),
+                    RewardTerm::Limited(limited) => (name.as_str(), limited.weight, limited.clip),
+                })
+                .collect(),
+        }
+    }
+
+    /// Whether a reward is a Python function, `FILE.py:FUNCTION`.
+    pub fn is_python(name: &str) -> bool {
+        name.split_once(".py:")
+            .is_some_and(|(_, f)| !f.contains(['(', '"', ' ']))
+    }
+}
+
+pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
+    let Some(reward) = &plan.reward else {
+        let env = plan.env.name();
+        rules.allowed(
+            "reward",
+            "missing",
+            &format!(
+                "a reward such as reward = \"exact(answer)\": env.type = \"{env}\" has no score of its own"
+            ),
+            !plan.env.needs().reward,
+        );
+        return;
+    };
+    let terms = reward.terms();
+    for (name, weight, clip) in &terms {
+        rules.allowed("reward", weight, "a finite weight", weight.is_finite());
+        if let Some([low, high]) = clip {
+            let shown = format!("clip = [{low}, {high}] of {name:?}");
+            rules.allowed(
+                "reward",
+                shown,
+                "a lower limit below an upper one",
+                low < high,
+            );
+        }
+        if RewardSection::is_python(name) {
+            continue;
+        }
+        if let Err(e) = sinew_reward::named(name) {
+            rules.custom("reward", format!("{name:?}"), e.reason, false);
+        }
+    }
+    rules.allowed(
+        "reward",
+        format!("{} rewards, all of weight 0", terms.len()),
+        "at least one weight that is not 0",
+        terms.iter().any(|(_, weight, _)| *weight != 0.0),
+    );
+}

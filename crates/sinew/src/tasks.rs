@@ -1,0 +1,117 @@
+//! `sinew tasks`: tasks as the model will see them.
+
+use crate::failure::Failure;
+use crate::output::{print, print_json};
+use crate::wire;
+use clap::{Args, ValueEnum};
+use serde_json::json;
+use sinew_env::{EnvFactory, Split};
+use sinew_recipe::RunPlan;
+use sinew_render::Renderer;
+use sinew_types::Task;
+use std::path::PathBuf;
+
+#[derive(Debug, Args)]
+pub(crate) struct TasksArgs {
+    /// Recipe file (TOML)
+    recipe: PathBuf,
+    /// Part of the tasks
+    #[arg(long, value_enum, default_value = "train")]
+    split: SplitArg,
+    /// Number of tasks, from the first
+    #[arg(long, default_value_t = 3)]
+    limit: usize,
+    /// One JSON object a task
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum SplitArg {
+    Train,
+    HeldOut,
+}
+
+/// One task with its prompt.
+struct Shown {
+    task: Task,
+    /// Text of the prompt's tokens, control tokens included.
+    text: String,
+    tokens: usize,
+}
+
+pub(crate) fn run(args: &TasksArgs) -> Result<(), Failure> {
+    let recipe = RunPlan::load(&args.recipe).map_err(Failure::input)?;
+    let (taskset, envs) = wire::world(&recipe)?;
+    let renderer = wire::renderer(&recipe.model, &recipe.env)?;
+    let split = match args.split {
+        SplitArg::Train => Split::Train,
+        SplitArg::HeldOut => Split::HeldOut,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(Failure::system)?;
+    let limit = recipe.rollout.max_context_tokens as usize;
+    for index in 0..taskset.len(split).min(args.limit) {
+        let task = taskset.get(split, index).map_err(Failure::input)?;
+        let shown = runtime.block_on(show(envs.as_ref(), renderer.as_ref(), task))?;
+        match args.json {
+            true => print_json(&json!({
+                "task": shown.task.id, "kind": shown.task.kind, "data": shown.task.data,
+                "prompt": shown.text, "tokens": shown.tokens,
+            })),
+            false => print(&text(&shown, limit)),
+        }
+    }
+    if !args.json {
+        let (train, held_out) = (taskset.len(Split::Train), taskset.len(Split::HeldOut));
+        print(&format!("{train} tasks to train on, {held_out} held out"));
+        if let Some(rows) = wire::rows(&recipe.tasks)? {
+            let summary = rows.summary();
+            let (filtered, overlapping) = (summary.filtered, summary.overlapping);
+            print(&format!(
+                "; rows left out: {filtered} by the filter, {overlapping} that are held out as well"
+            ));
+        }
+        print("\n");
+    }
+    Ok(())
+}
+
+/// The first messages of a task's environment, rendered for the model.
+async fn show(
+    envs: &dyn EnvFactory,
+    renderer: &dyn Renderer,
+    task: Task,
+) -> Result<Shown, Failure> {
+    let failed = |e: &dyn std::fmt::Display| Failure::input(format!("task {}: {e}", task.id));
+    let mut env = envs.create(&task).map_err(|e| failed(&e))?;
+    let reset = env.reset().await;
+    env.close().await.map_err(|e| failed(&e))?;
+    let reset = reset.map_err(|e| failed(&e))?;
+    let tokens = renderer.render_prompt(&reset.messages, &reset.tools);
+    let tokens = tokens.map_err(|e| failed(&e))?;
+    Ok(Shown {
+        text: renderer.decode_with_special(&tokens),
+        tokens: tokens.len(),
+        task,
+    })
+}
+
+/// A task for people: its name and size, the prompt, the columns.
+fn text(shown: &Shown, limit: usize) -> String {
+    let Shown { task, text, tokens } = shown;
+    let over = match *tokens < limit {
+        true => String::new(),
+        false => format!(" (no room: rollout.max_context_tokens = {limit})"),
+    };
+    let mut out = format!(
+        "--- {} [{}], {tokens} tokens{over}\n{text}\n",
+        task.id, task.kind
+    );
+    for (name, value) in task.data.as_object().into_iter().flatten() {
+        out.push_str(&format!("    {name} = {value}\n"));
+    }
+    out
+}

@@ -1,0 +1,164 @@
+//! Tasks and rewards of a user's own: a file of rows, a reward by name, a model that learns from them.
+
+use crate::{failure, sinew};
+use serde_json::Value;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+/// A recipe beside 60 rows: a model from scratch, which reads and writes bytes.
+fn project(dir: &Path, more: &str) -> PathBuf {
+    let rows = (0..60).fold(String::new(), |mut rows, i| {
+        let _ = writeln!(
+            rows,
+            r#"{{"question": "Say {i}", "answer": "{i}", "level": {}}}"#,
+            i % 3
+        );
+        rows
+    });
+    std::fs::write(dir.join("tasks.jsonl"), rows).unwrap();
+    let recipe = dir.join("own.toml");
+    let text = format!(
+        "model = {{ type = \"scratch\", d_model = 64, layers = 2, heads = 4, kv_heads = 2, d_ff = 128 }}\n{more}\n\
+         [rollout]\ntasks_per_step = 6\ngroup_size = 8\nmax_turn_tokens = 4\nmax_context_tokens = 160\n\
+         [train]\nsteps = 25\nlearning_rate = 3e-3\nmicro_batch_tokens = 4096\n"
+    );
+    std::fs::write(&recipe, text).unwrap();
+    recipe
+}
+
+const TASKS: &str =
+    "tasks = { source = \"tasks.jsonl\", prompt = \"{{ question }}\", kind = \"level\" }";
+
+#[test]
+fn a_model_learns_from_rows_and_a_reward_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let rewards =
+        r#"reward = { 'regex("[a-z]")' = 1.0, "repetition(n = 1)" = 0.1, "exact(answer)" = 0 }"#;
+    project(dir.path(), &format!("{TASKS}\n{rewards}"));
+    let mut command = sinew();
+    command
+        .current_dir(dir.path())
+        .args(["train", "own.toml", "--json", "--run-dir", "run"]);
+    let output = command.output().unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let last = String::from_utf8(output.stdout).unwrap();
+    let last: Value = serde_json::from_str(last.lines().last().unwrap()).unwrap();
+    let success = |at: &str| last["eval"][at]["success"].as_f64().unwrap();
+    // Four random bytes hold a small letter in about a third of all cases.
+    assert!(success("before") < 0.7 && success("after") > 0.9, "{last}");
+    assert_eq!(last["samples"]["trained_twice"], 0);
+    // Every reward is measured in every step, that of weight 0 as well.
+    let steps = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
+    for step in steps.lines() {
+        let step: Value = serde_json::from_str(step).unwrap();
+        let metrics = &step["rollout"]["metrics"];
+        assert!(metrics["reward/exact"].is_f64() && metrics["reward/regex"].is_f64(), "{step}");
+    }
+}
+
+#[test]
+fn tasks_are_shown_as_the_model_sees_them() {
+    let dir = tempfile::tempdir().unwrap();
+    project(dir.path(), &format!("{TASKS}\nreward = \"exact(answer)\""));
+    let show = |args: &[&str]| {
+        let mut command = sinew();
+        command
+            .current_dir(dir.path())
+            .args(["tasks", "own.toml"])
+            .args(args);
+        let output = command.output().unwrap();
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let text = show(&["--limit", "2"]);
+    assert!(
+        text.contains("tasks/train/1 [") && text.contains("tokens\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("Say ") && text.contains("    answer = "),
+        "{text}"
+    );
+    let text = show(&["--split", "held-out", "--limit", "1", "--json"]);
+    let row: Value = serde_json::from_str(text.trim()).unwrap();
+    assert!(row["tokens"].as_u64().unwrap() > 10, "{row}");
+    assert!(
+        row["prompt"]
+            .as_str()
+            .unwrap()
+            .contains(row["data"]["question"].as_str().unwrap())
+    );
+}
+
+#[test]
+fn tasks_and_rewards_that_cannot_work_are_refused_before_training() {
+    let dir = tempfile::tempdir().unwrap();
+    let check = |more: &str, code: i32| {
+        project(dir.path(), more);
+        let mut command = sinew();
+        command.current_dir(dir.path()).args(["check", "own.toml"]);
+        failure(&command.output().unwrap(), code)
+    };
+    let reward = "reward = \"exact(answer)\"";
+    let cases = [
+        (reward.to_owned(), 1, "tasks = missing"),
+        (TASKS.to_owned(), 1, "reward = missing"),
+        (
+            format!("{TASKS}\nreward = \"exct(answer)\""),
+            1,
+            "allowed: exact(COLUMN)",
+        ),
+        (
+            format!("{TASKS}\nreward = {{ \"exact(answer)\" = 0 }}"),
+            1,
+            "at least one weight",
+        ),
+        (
+            format!("{TASKS}\nreward = \"exact(reply)\""),
+            1,
+            "no column reply; columns: question",
+        ),
+        (
+            format!("tasks = \"tasks.jsonl\"\n{reward}"),
+            1,
+            "line 1: no column `prompt`",
+        ),
+        (format!("tasks = \"none.jsonl\"\n{reward}"), 3, "none.jsonl"),
+        (
+            format!(
+                "tasks = {{ source = \"tasks.jsonl\", prompt = \"{{{{ text }}}}\" }}\n{reward}"
+            ),
+            1,
+            "columns: `question`",
+        ),
+        (
+            format!(
+                "tasks = {{ source = \"tasks.jsonl\", prompt = \"x\", decay = 0.5 }}\n{reward}"
+            ),
+            1,
+            "without tasks.sampling = \"adaptive\"",
+        ),
+        (
+            format!("tasks = {{ prompt = \"x\" }}\nenv = {{ type = \"tiny\" }}\n{reward}"),
+            1,
+            "has no effect without tasks.source",
+        ),
+        (
+            format!("tasks = \"tasks.jsonl\"\nenv = {{ type = \"tiny\" }}\n{reward}"),
+            1,
+            "has tasks of its own",
+        ),
+    ];
+    for (more, code, expected) in cases {
+        let errors = check(&more, code);
+        assert!(errors.contains(expected), "{more}: {errors}");
+    }
+}
