@@ -121,7 +121,6 @@ fn keys_of_other_systems_are_translated() {
 #[test]
 fn variants_without_settings_take_none() {
     for (extra, key) in [
-        ("[tasks]\nsampling = \"uniform\"\nfloor = 0.1\n", "floor"),
         (
             "[harness]\ntype = \"built_in\"\ncommand = [\"x\"]\n",
             "command",
@@ -137,6 +136,11 @@ fn variants_without_settings_take_none() {
             "{extra}: {e}"
         );
     }
+    let e = parse("[tasks]\nsampling = \"uniform\"\nfloor = 0.1\n").unwrap_err();
+    assert!(
+        e.contains("tasks.floor = 0.1: has no effect without"),
+        "{e}"
+    );
     parse("[tasks]\nsampling = \"uniform\"\n").unwrap();
     parse("[harness]\ntype = \"built_in\"\n").unwrap();
 }

@@ -56,7 +56,10 @@ fn a_model_learns_from_rows_and_a_reward_by_name() {
     for step in steps.lines() {
         let step: Value = serde_json::from_str(step).unwrap();
         let metrics = &step["rollout"]["metrics"];
-        assert!(metrics["reward/exact"].is_f64() && metrics["reward/regex"].is_f64(), "{step}");
+        assert!(
+            metrics["reward/exact"].is_f64() && metrics["reward/regex"].is_f64(),
+            "{step}"
+        );
     }
 }
 
