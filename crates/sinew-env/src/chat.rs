@@ -1,7 +1,7 @@
 //! Environment `chat`: a prompt, one answer of the model, and the rewards of the recipe.
 //!
-//! It brings no tasks and no score of its own: rows come from `[tasks]`, and a [`Rewarded`](crate::Rewarded) factory
-//! around it scores the answer. Alone, every episode is unscored.
+//! It brings no tasks and no score of its own: rows come from `[tasks]`, and a [`Rewarded`](crate::Rewarded)
+//! factory around it scores the answer. Alone, every episode is unscored.
 
 use crate::port::{
     Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,

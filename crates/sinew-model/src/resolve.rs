@@ -70,8 +70,8 @@ pub fn resolve_model(spec: &str, env: &ResolveEnv) -> Result<ModelFiles, Resolve
     })
 }
 
-/// Finds the files of a data set: a path as it is, or `hf:ORG/NAME[@REVISION]` from the hub's cache or the hub. Blocks
-/// until they are there.
+/// Finds the files of a data set: a path as it is, or `hf:ORG/NAME[@REVISION]` from the hub's cache or the
+/// hub. Blocks until they are there.
 ///
 /// # Errors
 /// As of [`resolve_model`] for a name of the hub. Paths are not looked at.

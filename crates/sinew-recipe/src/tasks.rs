@@ -35,15 +35,15 @@ section! {
     /// The tasks of a run: rows of a user's own, and the order in which tasks are drawn. A file or folder
     /// alone, such as `tasks = "tasks.jsonl"`, is the key `source`.
     TasksKeys => TasksPlan, "tasks" {
-        /// Rows: a file that ends in .jsonl, .json, .csv, .tsv or .parquet, a folder of such files or of folders
-        /// with `task.toml`, or a data set of the Hugging Face hub as `hf:ORG/NAME`. Paths are relative to the current
-        /// folder. Left out: the environment's own tasks.
+        /// Rows: a file that ends in .jsonl, .json, .csv, .tsv or .parquet, a folder of such files or of
+        /// folders with `task.toml`, or a data set of the Hugging Face hub as `hf:ORG/NAME`. Paths are
+        /// relative to the current folder. Left out: the environment's own tasks.
         source: String;
-        /// Held-out split: a share of the rows, above 0 and below 1, or a source of its own. A folder with files named
-        /// `train…` and `test…` (or `eval…`, `valid…`, `dev…`) keeps its splits.
+        /// Held-out split: a share of the rows, above 0 and below 1, or a source of its own. A folder with
+        /// files named `train…` and `test…` (or `eval…`, `valid…`, `dev…`) keeps its splits.
         held_out: HeldOut = HeldOut::Share(0.05);
-        /// Jinja template of the prompt over the columns of a row, such as `{{ question }}`. Left out: the column
-        /// `prompt`, text or a list of messages.
+        /// Jinja template of the prompt over the columns of a row, such as `{{ question }}`. Left out: the
+        /// column `prompt`, text or a list of messages.
         prompt: String;
         /// Jinja expression over the columns, such as `level <= 3`: other rows are left out.
         filter: String;
@@ -63,7 +63,8 @@ section! {
         prior_failures: f64 = AdaptiveConfig::default().prior_failures;
         /// Share of uniform draws, 0 to 1.
         floor: f64 = AdaptiveConfig::default().floor;
-        /// Factor of older trials at each update, above 0 and at most 1. Below 1, estimates follow a changing policy.
+        /// Factor of older trials at each update, above 0 and at most 1. Below 1, estimates follow a
+        /// changing policy.
         decay: f64 = AdaptiveConfig::default().memory;
     }
 }

@@ -1,4 +1,13 @@
 //! The rewards that recipes can name.
+//!
+//! A reward is one [`Rule`]: it is made once, when the recipe is read, and holds no state. It compares the
+//! output, the text of the model's last turn without outer spaces, with a column of the task.
+//!
+//! Values lie in 0 to 1, those of penalties in -1 to 0. A wrong answer is 0. An expected value that cannot be
+//! compared is [`Unscored`]: the task is at fault, not the model.
+//!
+//! A new reward is a variant of [`Rule`], its arguments in [`rule`], its value in [`Rule::value`], and a row
+//! of [`NAMES`].
 
 use crate::spec::{Argument, RewardSpec, SpecError};
 use crate::text;
@@ -55,7 +64,8 @@ pub const NAMES: [(&str, &str); 9] = [
     ),
 ];
 
-/// Creates a reward by name.
+/// Creates a reward by name, such as `exact(answer)`. Patterns are compiled here; those of a column are
+/// compiled for each sample, and a wrong one makes that sample unscored.
 ///
 /// # Errors
 /// [`SpecError`] for an unknown name or wrong arguments, with those that are allowed.
@@ -72,22 +82,35 @@ pub fn named(text: &str) -> Result<Arc<dyn Reward>, SpecError> {
 /// A reward by name.
 #[derive(Debug)]
 struct Named {
+    /// Name without arguments, such as `exact`.
     name: String,
     rule: Rule,
 }
 
-/// What is compared.
+/// Comparison of an output with a task. Text in a variant is the name of a task column.
 #[derive(Debug)]
 enum Rule {
+    /// Equal text. Numbers and truth values of the task are compared as JSON writes them.
     Exact(String),
+    /// The column's text stands somewhere in the output.
     Contains(String),
+    /// The last number of the output. `tolerance` is relative to the expected number, and absolute for
+    /// expected numbers below 1.
     Number { column: String, tolerance: f64 },
+    /// The last option letter of the output. Small letters in the column count as capitals.
     Choice(String),
+    /// A pattern of the recipe, found anywhere in the output.
     Pattern(Regex),
+    /// A pattern of the task.
     PatternColumn(String),
+    /// A JSON Schema of the task, an object. The draft is that of its `$schema`, else 2020-12. References to
+    /// other documents are not followed.
     JsonSchema(String),
+    /// Ids in square brackets against a list of ids. Repeated ids count once.
     Citations(String),
+    /// Characters of the output: 0 up to `max`, -1 from twice as many on, linear between them.
     Length { max: f64 },
+    /// Minus the share of n-grams of words that stood before.
     Repetition { n: usize },
 }
 
@@ -171,6 +194,10 @@ fn number(spec: &RewardSpec, key: &str, default: Option<f64>, low: f64) -> Resul
 }
 
 impl Rule {
+    /// Value of a sample.
+    ///
+    /// # Errors
+    /// If the task has no such column, or its value cannot be compared.
     fn value(&self, sample: &RewardSample) -> Result<f64, Unscored> {
         let output = sample.output.trim();
         let is = |right: bool| Ok(f64::from(u8::from(right)));

@@ -1,4 +1,7 @@
 //! Rewards as a recipe writes them: `name`, `name(column)`, `name("text", key = 1.5)`.
+//!
+//! The notation is that of a call with constant arguments. Arguments without a name come first. Spaces between
+//! the parts have no meaning. A message of an error names the column of the first character that does not fit.
 
 use std::fmt;
 
@@ -58,6 +61,7 @@ impl RewardSpec {
     }
 }
 
+/// A reader of one reward, from left to right without going back.
 struct Parser<'a> {
     text: &'a str,
     /// Bytes read.
@@ -90,6 +94,7 @@ impl Parser<'_> {
         }
     }
 
+    /// One argument, with or without a name. A name is given once.
     fn argument(&mut self, spec: &mut RewardSpec) -> Result<(), String> {
         let value = self.value()?;
         if !self.takes('=') {
@@ -110,6 +115,7 @@ impl Parser<'_> {
         Ok(())
     }
 
+    /// A number, text in quotes, or a column.
     fn value(&mut self) -> Result<Argument, String> {
         self.skip();
         if self.rest().starts_with(['"', '\'']) {
@@ -135,6 +141,7 @@ impl Parser<'_> {
             .ok_or_else(|| self.expected("a column, a number or text in quotes"))
     }
 
+    /// Text in double or single quotes.
     fn quoted(&mut self) -> Result<Argument, String> {
         let mut chars = self.rest().char_indices();
         let quote = chars.next().map_or('"', |(_, c)| c);
@@ -174,6 +181,7 @@ impl Parser<'_> {
         Some(word)
     }
 
+    /// Reads `c` if it is next, after spaces.
     fn takes(&mut self, c: char) -> bool {
         self.skip();
         let found = self.rest().starts_with(c);

@@ -1,4 +1,6 @@
 //! Several rewards with weights.
+//!
+//! All rewards of a sum run at the same time, so that the slowest one decides how long a score takes.
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, join_all};
@@ -12,6 +14,7 @@ use std::sync::Arc;
 pub struct Term {
     /// Name in metrics, traces and reports.
     pub name: String,
+    /// The reward. Its value is measured also if `weight` is 0.
     pub reward: Arc<dyn Reward>,
     /// Factor, finite. 0: a measurement that is not part of the sum.
     pub weight: f64,
@@ -29,8 +32,8 @@ impl fmt::Debug for Term {
     }
 }
 
-/// The sum of weighted rewards. Its parts are `reward/NAME`, the value of each before clipping and weight, and
-/// `reward/NAME/PART`. A measurement that failed is `unscored/NAME` = 1.
+/// The sum of weighted rewards. Its parts are `reward/NAME`, the value of each before clipping and weight,
+/// and `reward/NAME/PART`. A measurement that failed is `unscored/NAME` = 1.
 ///
 /// A sample counts as solved if every reward with a weight above 0 says so.
 #[derive(Debug)]
@@ -49,6 +52,7 @@ impl RewardSum {
         &self.terms
     }
 
+    /// The sum of scores in the order of the terms.
     fn add(&self, scores: Vec<Result<Score, Unscored>>) -> Result<Score, Unscored> {
         let (mut value, mut solved) = (0.0, true);
         let mut parts = BTreeMap::new();

@@ -20,8 +20,8 @@ pub(crate) fn last_number(text: &str) -> Option<f64> {
     parsed.filter(|v| v.is_finite()).last()
 }
 
-/// The last option letter of a text, `A` to `Z`, in a box, in brackets, or alone. The word "I" and the article "A"
-/// before a word are no options.
+/// The last option letter of a text, `A` to `Z`, in a box, in brackets, or alone. The word "I" and the
+/// article "A" before a word are no options.
 pub(crate) fn last_option(text: &str) -> Option<char> {
     let found = OPTION.as_ref()?.captures_iter(text);
     let letters = found.filter_map(|c| {

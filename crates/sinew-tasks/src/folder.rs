@@ -1,7 +1,11 @@
 //! Folders of tasks: files of rows, or one folder for each task.
+//!
+//! The order of the rows is that of the names, so that equal folders give equal tasks on every machine. Hidden
+//! files are left out, and so are files whose ending is unknown, such as a README.
 
 use crate::error::TasksError;
-use crate::rows::{Row, is_known, push, read_error, read_file, row_error};
+use crate::row::{Row, push, read_error, row_error};
+use crate::rows::{is_known, read_file};
 use serde_json::{Map, Value};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,6 +19,20 @@ const PROMPT_FILES: [&str; 2] = ["prompt.md", "instruction.md"];
 
 /// Starts of the names of files that are held out, as the hub's data sets name them.
 const HELD_OUT: [&str; 5] = ["test", "eval", "valid", "dev", "held"];
+
+/// Reads all rows of a file, or of a folder without named splits.
+///
+/// # Errors
+/// The first file that cannot be read, or the first invalid row, with its line.
+pub fn read_rows(path: &Path) -> Result<Vec<Row>, TasksError> {
+    let mut rows = Vec::new();
+    if path.is_dir() {
+        read_folder(path, &mut rows)?;
+    } else {
+        read_file(path, &mut rows)?;
+    }
+    Ok(rows)
+}
 
 /// Files of a folder by split: `(train, held out)`. Both are empty if no file is named by a split.
 pub(crate) fn named_splits(path: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), TasksError> {
@@ -57,7 +75,7 @@ fn data_files(path: &Path) -> Result<Vec<PathBuf>, TasksError> {
 }
 
 /// Appends the rows of all files of a folder, or of its task folders.
-pub(crate) fn read_folder(path: &Path, rows: &mut Vec<Row>) -> Result<(), TasksError> {
+fn read_folder(path: &Path, rows: &mut Vec<Row>) -> Result<(), TasksError> {
     let tasks: Vec<PathBuf> = entries(path)?
         .into_iter()
         .filter(|p| p.join(TASK_FILE).is_file())

@@ -1,7 +1,7 @@
 //! Tasks of a user's own: rows of JSON lines, CSV, Parquet or a folder, as a [`Taskset`](sinew_env::Taskset).
 //!
-//! A row is a table of named columns. A Jinja template turns it into the prompt, a filter selects rows, and the
-//! held-out split is a part chosen by the hash of the prompt, or rows of their own.
+//! A row is a table of named columns. A Jinja template turns it into the prompt, a filter selects rows, and
+//! the held-out split is a part chosen by the hash of the prompt, or rows of their own.
 //!
 //! The way of a row: [`read_rows`] (files, with the line of each row) → filter → template → split →
 //! [`TableTaskset`]. All rows are read and rendered when a run starts, so that a bad row is an error with its
@@ -18,11 +18,13 @@ mod error;
 mod folder;
 #[cfg(feature = "parquet")]
 mod parquet_rows;
+mod row;
 mod rows;
 mod table;
 mod template;
 
 pub use error::TasksError;
-pub use rows::{MAX_ROW_BYTES, MAX_ROWS, Row, read_rows};
+pub use folder::read_rows;
+pub use row::{MAX_ROW_BYTES, MAX_ROWS, Row};
 pub use table::{Example, Splits, TableConfig, TableSummary, TableTaskset};
 pub use template::PromptTemplate;

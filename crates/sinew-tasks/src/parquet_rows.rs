@@ -1,7 +1,7 @@
 //! Rows of Parquet files.
 
 use crate::error::TasksError;
-use crate::rows::{Row, push, row_error};
+use crate::row::{Row, push, row_error};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use serde_json::Value;
 use std::fs::File;

@@ -1,8 +1,9 @@
 //! Rows with settings as a taskset.
 
 use crate::error::TasksError;
-use crate::folder::named_splits;
-use crate::rows::{Row, read_file, read_rows};
+use crate::folder::{named_splits, read_rows};
+use crate::row::Row;
+use crate::rows::read_file;
 use crate::template::PromptTemplate;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -38,6 +39,7 @@ pub struct TableConfig {
     pub name: String,
     /// File or folder of the rows.
     pub source: PathBuf,
+    /// Source of the held-out split. Without a file it is never empty, if there are two different prompts.
     pub held_out: Splits,
     /// Jinja template over the columns. `None`: the column `prompt`.
     pub prompt: Option<String>,
@@ -67,6 +69,9 @@ pub struct TableSummary {
 }
 
 /// A taskset of rows, all in memory. Prompts are rendered when a task is asked for.
+///
+/// A task's [`Task::data`] is the whole row, its prompt the last message of the user, its seed the index of the
+/// row in its split.
 #[derive(Debug)]
 pub struct TableTaskset {
     config: TableConfig,

@@ -1,7 +1,7 @@
 //! Prompt templates: a row's columns in Jinja.
 
 use crate::error::TasksError;
-use crate::rows::Row;
+use crate::row::Row;
 use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior};
 use serde_json::Value;

@@ -287,7 +287,7 @@ proptest! {
         let (train, held_out) = (prompts(&table, Split::Train), prompts(&table, Split::HeldOut));
         prop_assert_eq!(train.len() + held_out.len(), n);
         prop_assert!(held_out.iter().all(|p| !train.contains(p)));
-        // Rows that are added later do not move the others, but for the one that stands in for an empty split.
+        // Rows that are added later do not move the others. The one that stands in for an empty split may.
         settings.source = file(&dir, "b.jsonl", &lines(n + extra));
         if let Ok(more) = TableTaskset::open(settings) {
             let more = prompts(&more, Split::HeldOut);

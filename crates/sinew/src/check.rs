@@ -365,8 +365,8 @@ fn solvable(recipe: &RunPlan) -> Result<String, Failure> {
     ))
 }
 
-/// An environment without solutions: an empty answer to some tasks must get a score, so that a reward that can score
-/// nothing is refused now.
+/// An environment without solutions: an empty answer to some tasks must get a score, so that a reward that
+/// can score nothing is refused now.
 async fn scored(envs: &dyn EnvFactory, tasks: &[Task]) -> Result<String, Failure> {
     let mut missing = Vec::new();
     for task in tasks {

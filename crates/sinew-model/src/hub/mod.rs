@@ -51,8 +51,8 @@ pub(crate) fn snapshot(
     }
 }
 
-/// The directory of a data set's files, from the cache or (unless offline) from the hub. Files of rows and their
-/// description are taken, nothing else.
+/// The directory of a data set's files, from the cache or (unless offline) from the hub. Files of rows and
+/// their description are taken, nothing else.
 pub(crate) fn dataset(
     repo: &str,
     revision: &str,

@@ -18,7 +18,7 @@ const ALLOWED: &[(&str, &str, &str)] = &[
     ),
     (
         "sinew-env",
-        "registry tiny",
+        "chat registry tiny",
         "the registry lists every environment, and an environment implements the registry's traits",
     ),
     (
