@@ -166,6 +166,7 @@ impl EnvFactory for PythonEnvFactory {
         Ok(Box::new(PythonEnv {
             shared: Arc::clone(&self.shared),
             task: json!(task),
+            preamble: task.preamble.clone(),
             state: State::New,
             last: Vec::new(),
             counts: Counts::default(),
@@ -242,6 +243,8 @@ enum State {
 struct PythonEnv {
     shared: Arc<Shared>,
     task: Value,
+    /// Messages of the recipe before those of the class.
+    preamble: Vec<Message>,
     state: State,
     /// Messages of the last observation: one for each tool call, with its id.
     last: Vec<Message>,
@@ -313,7 +316,7 @@ impl PythonEnv {
         self.state = State::Open(session);
         let opened: Opened = parsed(answer)?;
         Ok(ResetResult {
-            messages: opened.messages,
+            messages: [std::mem::take(&mut self.preamble), opened.messages].concat(),
             tools: shared.info.tools.clone(),
             calls: CallNotation::Template,
             state_hash: opened.state,

@@ -22,6 +22,9 @@ pub static KIND: EnvKind = EnvKind::new::<Python>(
     Needs {
         sandbox: true,
         alphabet: None,
+        rows: true,
+        tasks: false,
+        reward: false,
     },
 );
 

@@ -138,6 +138,7 @@ fn task(row: &str, index: usize, split: Split, seed: u64) -> Result<Task, String
     Ok(Task {
         id: TaskId::new(id),
         kind: named_text(&mut columns, "kind")?.unwrap_or_else(|| "python".into()),
+        preamble: Vec::new(),
         prompt: named_text(&mut columns, "prompt")?.unwrap_or_default(),
         seed: columns
             .get("seed")

@@ -22,6 +22,7 @@ pub const KIND: EnvKind = EnvKind::new::<Chat>(
     Needs {
         sandbox: false,
         alphabet: None,
+        rows: true,
         tasks: true,
         reward: true,
     },

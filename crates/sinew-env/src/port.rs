@@ -166,8 +166,6 @@ pub struct Capabilities {
     /// Equal values of [`StepResult::state_hash`] mean equal states, so that step-level advantages can be
     /// computed.
     pub states: bool,
-    /// [`EnvFactory::gold`] solves every task.
-    pub gold: bool,
 }
 
 /// Factory of environments.

@@ -26,9 +26,11 @@ pub struct Needs {
     /// Characters of the environment's texts. The model has a character tokenizer for them and is trained
     /// from scratch. `None`: any pretrained model.
     pub alphabet: Option<&'static str>,
-    /// Rows of the recipe's `[tasks]`: the environment has no tasks of its own.
+    /// Rows of the recipe's `[tasks]` can be its tasks.
+    pub rows: bool,
+    /// It has no tasks of its own, so that the recipe must have rows.
     pub tasks: bool,
-    /// A reward of the recipe: the environment has no score of its own.
+    /// It has no score of its own, so that the recipe must have a reward.
     pub reward: bool,
 }
 

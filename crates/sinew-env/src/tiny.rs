@@ -120,6 +120,7 @@ pub const KIND: EnvKind = EnvKind::new::<Tiny>(
     Needs {
         sandbox: false,
         alphabet: Some(ALPHABET),
+        rows: false,
         tasks: false,
         reward: false,
     },
@@ -208,7 +209,6 @@ impl EnvFactory for TinyFactory {
             concurrent: true,
             deterministic: true,
             states: true,
-            gold: true,
         }
     }
 
@@ -242,7 +242,6 @@ impl EnvFactory for ShapedTinyFactory {
             concurrent: true,
             deterministic: true,
             states: true,
-            gold: true,
         }
     }
 

@@ -102,7 +102,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         "\"pretrained\""
     };
     // Tasks of a user's own may be anything: a model from scratch reads and writes them as bytes.
-    let bytes = scratch && plan.env.needs().tasks;
+    let bytes = scratch && plan.env.needs().rows;
     rules.custom("model.type", kind, reason, bytes || alphabet == scratch);
     if let ModelSection::Scratch {
         d_model,

@@ -126,7 +126,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         "tasks.source",
         format!("{:?}", tasks.source.as_deref().unwrap_or_default()),
         reason,
-        !given || needs.tasks,
+        !given || needs.rows,
     );
     for key in ["held_out", "prompt", "filter", "system", "examples", "kind"] {
         let reason = "has no effect without tasks.source; remove it".to_owned();

@@ -78,6 +78,7 @@ fn tasks(
         return Ok(vec![Task {
             id: TaskId::new("empty"),
             kind: "python".into(),
+            preamble: Vec::new(),
             prompt: String::new(),
             data: json!({}),
             seed: args.seed,

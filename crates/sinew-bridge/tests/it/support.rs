@@ -90,6 +90,7 @@ pub(crate) fn task(data: Value) -> Task {
     Task {
         id: TaskId::new("t0"),
         kind: "test".into(),
+        preamble: Vec::new(),
         prompt: "Buy tea.".into(),
         data,
         seed: 7,

@@ -18,6 +18,7 @@ pub const KIND: EnvKind = EnvKind::new::<ToolMath>(
     Needs {
         sandbox: true,
         alphabet: None,
+        rows: false,
         tasks: false,
         reward: false,
     },

@@ -150,7 +150,6 @@ impl EnvFactory for ToolMathFactory {
             concurrent: true,
             deterministic: false,
             states: true,
-            gold: true,
         }
     }
 

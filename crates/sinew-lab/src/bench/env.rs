@@ -108,6 +108,7 @@ fn task() -> Task {
     Task {
         id: TaskId::new("bench"),
         kind: "bench".into(),
+        preamble: Vec::new(),
         prompt: "Count.".into(),
         data: json!({"answer": "42"}),
         seed: 1,

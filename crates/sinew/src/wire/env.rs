@@ -1,13 +1,12 @@
-//! Tasks, environments and rewards. An environment is made of its keys by the registry of `sinew-env`;
+//! Tasks and environments. An environment is made of its keys by the registry of `sinew-env`;
 //! nothing here knows one by name.
 
 use super::model::{resolve_env, unresolved};
 use super::sandbox::{sandbox_spec, sandboxes};
 use crate::failure::Failure;
-use sinew_env::{EnvFactory, Reward, Rewarded, Sandboxes, Taskset};
+use sinew_env::{EnvFactory, Rewarded, Sandboxes, Taskset};
 use sinew_model::resolve_dataset;
-use sinew_recipe::{HeldOut, RewardSection, RunPlan, TasksPlan};
-use sinew_reward::{RewardSum, Term};
+use sinew_recipe::{HeldOut, RunPlan, TasksPlan};
 use sinew_tasks::{Splits, TableConfig, TableTaskset, TasksError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -72,25 +71,10 @@ pub(crate) fn world(recipe: &RunPlan) -> Result<World, Failure> {
     };
     let envs = recipe.env.config().factory(sandboxes);
     let mut envs = envs.map_err(|e| Failure::input(format!("env: {e}")))?;
+    let taskset = taskset(recipe)?;
     if let Some(section) = &recipe.reward {
-        envs = Arc::new(Rewarded::new(envs, reward(section)?));
+        let reward = super::reward::reward(section, taskset.as_ref())?;
+        envs = Arc::new(Rewarded::new(envs, reward));
     }
-    Ok((taskset(recipe)?, envs))
-}
-
-/// The sum of a recipe's rewards.
-fn reward(section: &RewardSection) -> Result<Arc<dyn Reward>, Failure> {
-    let mut terms = Vec::new();
-    for (name, weight, clip) in section.terms() {
-        let reward =
-            sinew_reward::named(name).map_err(|e| Failure::input(format!("reward: {e}")))?;
-        let short = name.split_once('(').map_or(name, |(short, _)| short);
-        terms.push(Term {
-            name: short.to_owned(),
-            reward,
-            weight,
-            clip,
-        });
-    }
-    Ok(Arc::new(RewardSum::new(terms)))
+    Ok((taskset, envs))
 }

@@ -25,6 +25,7 @@ mod harness;
 mod learner;
 mod model;
 mod plan;
+mod reward;
 mod sandbox;
 mod scoring;
 mod servers;

@@ -64,6 +64,76 @@ fn a_model_learns_from_rows_and_a_reward_by_name() {
 }
 
 #[test]
+fn a_function_in_python_scores_and_a_missing_score_is_never_0() {
+    let dir = tempfile::tempdir().unwrap();
+    let code = "def small(output):\n    return any('a' <= c <= 'z' for c in output)\n\n\
+                def fails(output, level):\n    if level == 1:\n        raise ValueError('no rule for level 1')\n    \
+                return 0.5\n\n\
+                def unknown(reply):\n    return 0\n";
+    std::fs::write(dir.path().join("score.py"), code).unwrap();
+    let run = |reward: &str, steps: u32| {
+        let recipe = project(dir.path(), &format!("{TASKS}\nreward = {reward}"));
+        let text = std::fs::read_to_string(&recipe).unwrap();
+        let text = text.replace("steps = 25", &format!("steps = {steps}"));
+        std::fs::write(&recipe, text).unwrap();
+        let _ = std::fs::remove_dir_all(dir.path().join("run"));
+        let mut command = sinew();
+        command
+            .current_dir(dir.path())
+            .args(["train", "own.toml", "--json", "--run-dir", "run"]);
+        command.output().unwrap()
+    };
+    let output = run("\"score.py:small\"", 25);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let last = String::from_utf8(output.stdout).unwrap();
+    let last: Value = serde_json::from_str(last.lines().last().unwrap()).unwrap();
+    let success = |at: &str| last["eval"][at]["success"].as_f64().unwrap();
+    assert!(success("before") < 0.7 && success("after") > 0.9, "{last}");
+
+    let output = run(r#"{ "score.py:small" = 1, "score.py:fails" = 1 }"#, 3);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let steps = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
+    let steps: Vec<Value> = steps
+        .lines()
+        .map(|l| serde_json::from_str(l).unwrap())
+        .collect();
+    let unscored: u64 = steps
+        .iter()
+        .map(|s| s["rollout"]["unscored"].as_u64().unwrap())
+        .sum();
+    assert!(unscored > 0, "a third of the tasks has no score");
+    // Each scored sample has at least the constant: zeros of unscored ones would pull the mean down.
+    assert!(
+        steps
+            .iter()
+            .all(|s| s["rollout"]["reward"].as_f64().unwrap() >= 0.5),
+        "{steps:?}"
+    );
+    let dropped = steps.iter().flat_map(|s| s["dropped"].as_object().unwrap());
+    let reasons: Vec<&String> = dropped.map(|(reason, _)| reason).collect();
+    assert!(
+        reasons.iter().any(|r| r.contains("no rule for level 1")),
+        "{reasons:?}"
+    );
+
+    let errors = failure(&run("\"score.py:unknown\"", 1), 2);
+    assert!(
+        errors.contains("reply") && errors.contains("valid names: answer"),
+        "{errors}"
+    );
+    let errors = failure(&run("\"score.py:none\"", 1), 2);
+    assert!(errors.contains("none"), "{errors}");
+}
+
+#[test]
 fn tasks_are_shown_as_the_model_sees_them() {
     let dir = tempfile::tempdir().unwrap();
     project(dir.path(), &format!("{TASKS}\nreward = \"exact(answer)\""));
