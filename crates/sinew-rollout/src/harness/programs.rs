@@ -213,6 +213,7 @@ mod tests {
         let task = Task {
             id: sinew_types::TaskId::new("t"),
             kind: "k".into(),
+            preamble: Vec::new(),
             prompt: "p".into(),
             data: serde_json::json!({ "answer": 42 }),
             seed: 0,
