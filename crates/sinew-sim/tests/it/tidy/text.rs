@@ -81,9 +81,7 @@ fn counts(dir: &Path) -> (usize, usize) {
 }
 
 /// Crates that are not documented well enough yet, with the share that they have: it may only rise.
-const BELOW: &[(&str, usize)] = &[
-    ("sinew-lab", 12),
-];
+const BELOW: &[(&str, usize)] = &[("sinew-lab", 12)];
 
 #[test]
 fn code_is_documented() {
