@@ -47,7 +47,7 @@ class Shop(Env):
     @staticmethod
     def tasks(split, seed):
         draw = random.Random(f"{split} {seed}")
-        for _ in range(200 if split == "train" else 50):
+        for _ in range(400 if split == "train" else 150):
             items = draw.sample(sorted(PRICES), draw.randint(1, 2))
             want = {item: draw.randint(1, 3) for item in items}
             asked = " and ".join(f"{count} {item}" for item, count in want.items())
