@@ -1,7 +1,8 @@
 //! Rewards as a recipe writes them: `name`, `name(column)`, `name("text", key = 1.5)`.
 //!
-//! The notation is that of a call with constant arguments. Arguments without a name come first. Spaces between
-//! the parts have no meaning. A message of an error names the column of the first character that does not fit.
+//! The notation is that of a call with constant arguments. Arguments without a name come first. Spaces
+//! between the parts have no meaning. A message of an error names the column of the first character that
+//! does not fit.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! Folders of tasks: files of rows, or one folder for each task.
 //!
-//! The order of the rows is that of the names, so that equal folders give equal tasks on every machine. Hidden
-//! files are left out, and so are files whose ending is unknown, such as a README.
+//! The order of the rows is that of the names, so that equal folders give equal tasks on every machine.
+//! Hidden files are left out, and so are files whose ending is unknown, such as a README.
 
 use crate::error::TasksError;
 use crate::row::{Row, push, read_error, row_error};

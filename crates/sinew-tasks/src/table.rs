@@ -70,8 +70,8 @@ pub struct TableSummary {
 
 /// A taskset of rows, all in memory. Prompts are rendered when a task is asked for.
 ///
-/// A task's [`Task::data`] is the whole row, its prompt the last message of the user, its seed the index of the
-/// row in its split.
+/// A task's [`Task::data`] is the whole row, its prompt the last message of the user, its seed the index of
+/// the row in its split.
 #[derive(Debug)]
 pub struct TableTaskset {
     config: TableConfig,

@@ -1,4 +1,8 @@
 //! `sinew tasks`: tasks as the model will see them.
+//!
+//! The prompt is made as in a run: the environment starts an episode of the task, and its first messages are
+//! rendered with the model's chat template. The model's weights are not loaded. Sandboxes start only where
+//! the environment needs them.
 
 use crate::failure::Failure;
 use crate::output::{print, print_json};
@@ -34,12 +38,18 @@ enum SplitArg {
 
 /// One task with its prompt.
 struct Shown {
+    /// The task, with all columns of its row.
     task: Task,
     /// Text of the prompt's tokens, control tokens included.
     text: String,
+    /// Tokens of the prompt. A run compares them with `rollout.max_context_tokens`.
     tokens: usize,
 }
 
+/// Prints tasks of one split, then the number of tasks and of rows that are left out.
+///
+/// # Errors
+/// The first task that cannot be read or rendered, with its row.
 pub(crate) fn run(args: &TasksArgs) -> Result<(), Failure> {
     let recipe = RunPlan::load(&args.recipe).map_err(Failure::input)?;
     let (taskset, envs) = wire::world(&recipe)?;

@@ -15,6 +15,9 @@ use std::sync::Arc;
 type World = (Arc<dyn Taskset>, Arc<dyn EnvFactory>);
 
 /// Tasks of a recipe: rows of its own, or those of the environment.
+///
+/// All rows are read and rendered once, so that a run of a million rows starts after seconds, and never
+/// fails at a row later.
 pub(crate) fn taskset(recipe: &RunPlan) -> Result<Arc<dyn Taskset>, Failure> {
     if let Some(rows) = rows(&recipe.tasks)? {
         return Ok(Arc::new(rows));
@@ -55,6 +58,7 @@ fn stem(source: &str) -> String {
     stem.to_string_lossy().into_owned()
 }
 
+/// Files of a source: a path as it is, or a data set of the hub, downloaded where needed.
 fn files(key: &str, source: &str) -> Result<PathBuf, Failure> {
     let found = resolve_dataset(source, &resolve_env());
     found.map_err(|e| unresolved(&format!("{key} = {source:?}"), e))

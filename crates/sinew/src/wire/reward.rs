@@ -1,4 +1,7 @@
 //! The reward of a recipe: rewards by name, and Python functions in sandboxed workers.
+//!
+//! Functions of one recipe share their workers. A function that hangs, crashes or raises makes its sample
+//! unscored; it harms no other one.
 
 use crate::failure::Failure;
 use sinew_bridge::{
@@ -52,6 +55,7 @@ pub(super) fn reward(
     Ok(Arc::new(RewardSum::new(sum)))
 }
 
+/// A function that cannot be used is wrong input: its file is the user's.
 fn refused(e: StartError) -> Failure {
     Failure::input(format!("reward: {e}"))
 }
