@@ -1,4 +1,5 @@
 //! Tasks of files: formats, errors with their lines, templates, splits.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use proptest::prelude::*;
 use sinew_env::{Split, Taskset};

@@ -60,7 +60,7 @@ impl Dialect for Messages {
         let limit = fields.count("max_tokens", 1)?;
         let limit = limit.ok_or_else(|| fields.missing("max_tokens"))?;
         let sampling = &mut request.sampling;
-        sampling.max_tokens = Some(limit as u32);
+        sampling.max_tokens = Some(limit);
         sampling.temperature = fields.temperature(1.0)?;
         sampling.top_p = fields.number("top_p", 0.0, 1.0)?;
         sampling.top_k = fields.count("top_k", 0)?;

@@ -112,7 +112,8 @@ pub(super) fn engine_us(prompt_tokens: usize) -> Result<f64, LabError> {
     });
     let engine = engine.map_err(LabError::system)?;
     // Each conversation has a prompt of its own, as on a server: none is in a near cache.
-    let prompts = vec![Arc::new(vec![1; prompt_tokens.max(1)]); GROWING];
+    let prompt = || Arc::new(vec![1; prompt_tokens.max(1)]);
+    let prompts: Vec<_> = std::iter::repeat_with(prompt).take(GROWING).collect();
     let before = thread_cpu_s();
     for id in 0..u64::from(COUNT) {
         let prompt = Arc::clone(&prompts[id as usize % GROWING]);
