@@ -463,6 +463,12 @@ impl Driver {
         let order = self.step.groups.iter().flatten();
         let order = order.map(|t| t.episode.clone()).collect();
         self.uncommitted.insert(step, (order, record.clone()));
+        // A recalled update has its commit already. A checkpoint that follows must count it.
+        let recalled = self.step.recalled.is_some();
+        if let Some(batch) = self.earlier.committed.get(&step).filter(|_| recalled) {
+            self.samples.trained += batch.episodes.len();
+            self.samples.dropped += batch.dropped.len();
+        }
         Ok(())
     }
 
@@ -497,10 +503,7 @@ impl Driver {
         record.checkpoint_s = done.live.map_or(0.0, |t| t.elapsed().as_secs_f64());
         if done.recalled.is_some() {
             self.uncommitted.remove(&step);
-            if let Some(batch) = self.earlier.committed.remove(&step) {
-                self.samples.trained += batch.episodes.len();
-                self.samples.dropped += batch.dropped.len();
-            }
+            self.earlier.committed.remove(&step);
         }
         self.tokens.add(&record);
         self.emit(RunEvent::Step(Arc::new(record)))?;

@@ -248,10 +248,14 @@ impl World {
 
     /// One session, from the last checkpoint.
     fn session(&self, faults: Faults) -> Result<Ended, PipelineError> {
+        self.session_with(faults, config(self.samples))
+    }
+
+    fn session_with(&self, faults: Faults, core: CoreConfig) -> Result<Ended, PipelineError> {
         let saved = self.log.lock().unwrap().saved.clone();
         let updates = saved.as_ref().map_or(0, |(updates, _)| *updates);
         let saved = saved.map_or_else(SavedState::default, |(_, s)| SavedState::read(s).unwrap());
-        let core = Arc::new(config(self.samples));
+        let core = Arc::new(core);
         let bus = Bus::default();
         bus.record(Box::new(DiesAfter(faults.killed_after)));
         let given = (1..=STEPS).map(|step| {
@@ -445,4 +449,28 @@ fn a_run_that_is_killed_after_a_commit_recalls_it() {
         ..Faults::default()
     };
     assert_eq!(goes_on_after(faults, "killed", 2), [1, 2, 1, 2, 3]);
+}
+
+/// A checkpoint after a recalled update counts that update: the session that goes on from it sees it no more.
+#[test]
+fn a_checkpoint_counts_the_updates_that_were_recalled() {
+    let world = World::new(Samples::Run);
+    let killed = Faults {
+        killed_after: 2,
+        ..Faults::default()
+    };
+    world.session(killed).unwrap_err();
+    let fails = Faults {
+        learner: 3,
+        ..Faults::default()
+    };
+    let each_step = CoreConfig {
+        checkpoint_every: 1,
+        ..config(Samples::Run)
+    };
+    world.session_with(fails, each_step).unwrap_err();
+    assert_eq!(world.log.lock().unwrap().saved.as_ref().unwrap().0, 2);
+    let ended = world.session(Faults::default()).unwrap();
+    assert_eq!(ended.samples.trained, STEPS as usize * TASKS * GROUP);
+    assert_eq!((ended.samples.lost, ended.samples.trained_twice), (0, 0));
 }
