@@ -714,7 +714,7 @@ async fn kept_interpreters_are_limited_and_lost_workers_are_reported() {
         assert!(places.len() < 4);
     };
     assert!(
-        matches!(&refused, SandboxError::Unavailable { reason, .. } if reason.contains("max_live")),
+        matches!(&refused, SandboxError::Unavailable { reason, .. } if reason.contains("max_sandboxes")),
         "{refused}"
     );
     assert_eq!(places.len(), 2);
