@@ -2,7 +2,7 @@
 
 use crate::support::golden_dir;
 use sha2::{Digest, Sha256};
-use sinew_model::{ModelFiles, ResolveEnv, load_model, resolve_model};
+use sinew_model::{ModelFiles, ResolveEnv, load_model, resolve_dataset, resolve_model};
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -130,7 +130,8 @@ fn route(
     if !authorized {
         return answer("401 Unauthorized\r\nContent-Length: 0", b"");
     }
-    if path == "/api/models/org/tiny/revision/main" {
+    let listings = ["models", "datasets"].map(|kind| format!("/api/{kind}/org/tiny/revision/main"));
+    if listings.iter().any(|listing| listing == path) {
         let names = state
             .files
             .keys()
@@ -146,6 +147,8 @@ fn route(
         );
     }
     let name = path
+        .strip_prefix("/datasets")
+        .unwrap_or(path)
         .strip_prefix(&format!("/org/tiny/resolve/{COMMIT}/"))
         .unwrap_or("");
     let Some(file) = state.files.get(name) else {
@@ -275,4 +278,63 @@ fn wrong_content_and_missing_access_are_explained() {
         text.contains("HF_HUB_OFFLINE=1 uses the copy in the cache"),
         "{text}"
     );
+}
+
+#[test]
+fn data_sets_bring_their_files_of_rows_and_nothing_else() {
+    let rows: &[u8] = br#"{"question": "1 + 1?"}"#;
+    let mut state = State::default();
+    for name in [
+        "data/train.jsonl",
+        "test.csv",
+        "README.md",
+        ".hidden/x.csv",
+        "model.safetensors",
+    ] {
+        state.files.insert(name.into(), rows.to_vec());
+    }
+    let server = Server::start(state);
+    let dir = tempfile::tempdir().unwrap();
+    let mut env = env(&server, dir.path());
+    let found = resolve_dataset("hf:org/tiny", &env).unwrap();
+    let root = dir.path().join("hub/datasets--org--tiny");
+    assert_eq!(found, root.join("snapshots").join(COMMIT));
+    assert_eq!(fs::read(found.join("data/train.jsonl")).unwrap(), rows);
+    assert_eq!(fs::read(found.join("test.csv")).unwrap(), rows);
+    for name in ["README.md", ".hidden", "model.safetensors"] {
+        assert!(!found.join(name).exists(), "{name}");
+    }
+    let log = server.log();
+    assert!(
+        log.iter()
+            .any(|l| l.contains("/datasets/org/tiny/resolve/")),
+        "{log:?}"
+    );
+
+    // The copy in the cache is used without the network, but only once it is whole.
+    env.offline = true;
+    assert_eq!(resolve_dataset("hf:org/tiny", &env).unwrap(), found);
+    assert!(server.log().is_empty());
+    fs::remove_file(root.join("refs/main")).unwrap();
+    let error = resolve_dataset("hf:org/tiny", &env)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("org/tiny"), "{error}");
+
+    // Paths are left as they are; names are checked, since they become paths.
+    assert_eq!(
+        resolve_dataset("rows.jsonl", &env).unwrap(),
+        Path::new("rows.jsonl")
+    );
+    let error = resolve_dataset("hf:org/../x", &env)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("org/../x"), "{error}");
+    let empty = Server::start(State::default());
+    env.offline = false;
+    env.hub_endpoint = empty.address;
+    let error = resolve_dataset("hf:org/tiny", &env)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("no files that end in .parquet"), "{error}");
 }
