@@ -1,8 +1,13 @@
 //! The program behind `sinew bench` and `sinew sandbox attack|bench|leaks`.
+//!
+//! The same program is the worker of the wasm level: started with that request, it serves programs and never
+//! reads a command line. Otherwise it parses the arguments, logs to standard error at the level that
+//! `SINEW_LOG` names (default: errors alone), and prints rows to standard output.
 
 use clap::Parser;
 use std::process::ExitCode;
 
+/// Exit code: 0, or that of the `LabError`: 2 for wrong input, 1 for anything else.
 fn main() -> ExitCode {
     if let Some(code) = sinew_wasm::worker_main_if_requested() {
         return ExitCode::from(u8::try_from(code).unwrap_or(1));

@@ -11,6 +11,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The device that `SINEW_CPU` and `SINEW_THREADS` ask for, else all cores with the best kernels.
+///
+/// `SINEW_THREADS` may be 1 to 1024.
+///
+/// # Errors
+/// If a variable has another value; the message says what is allowed.
 pub(crate) fn device() -> Result<Cpu, LabError> {
     let kernels = match std::env::var("SINEW_CPU") {
         Ok(name) => {
@@ -32,6 +37,10 @@ pub(crate) fn device() -> Result<Cpu, LabError> {
 }
 
 /// Where models are looked for: as `sinew` does it, but for the packages of other Python environments.
+///
+/// Variables: `SINEW_PACKAGE_DIRS`, `SINEW_CACHE`, `XDG_CACHE_HOME`, `HF_HOME`, `HF_HUB_CACHE`,
+/// `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`. The folder `.cache/wheels` is looked for here and above the
+/// program.
 fn places() -> ResolveEnv {
     let var = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
     let home = PathBuf::from(var("HOME").unwrap_or_else(|| ".".into()));
@@ -54,6 +63,8 @@ fn places() -> ResolveEnv {
 }
 
 /// The tokenizer and template of a model.
+///
+/// From the files of a folder, or from the metadata of a GGUF file.
 fn renderer(files: &ModelFiles) -> Result<ChatRenderer, String> {
     let path = match files {
         ModelFiles::Dir(dir) => return ChatRenderer::from_dir(dir).map_err(|e| e.to_string()),
@@ -81,6 +92,9 @@ fn renderer(files: &ModelFiles) -> Result<ChatRenderer, String> {
 }
 
 /// The model `source`, as a recipe's `model` names it, with prompts of the `tool_math` environment.
+///
+/// # Errors
+/// In words, as a row prints them: a bench without its model goes on with the other parts.
 pub(crate) fn load(source: &str) -> Result<Real, String> {
     let files = resolve_model(source, &places()).map_err(|e| e.to_string())?;
     let params = load_model(&files).map_err(|e| e.to_string())?.params;

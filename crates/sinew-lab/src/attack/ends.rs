@@ -10,6 +10,8 @@ use crate::attack::{Verdict, escaped, spec};
 use sinew_sandbox::{Ending, ExecResult, Sandbox, SandboxError, SandboxProvider};
 use std::time::Duration;
 
+/// All are variants of case 44; levels without a report socket run them too, where they have to be exits
+/// like others.
 pub(crate) const ALL: &[Special] = &[
     special!(44, "forges the report of its end and goes on", goes_on),
     special!(44, "forges the report of its end with a child", with_child),

@@ -15,6 +15,35 @@
 use crate::attack::{Case, Expect};
 
 /// In the order of their numbers, but that 49 has a second part behind 51.
+///
+/// Numbers of system calls are those of x86-64; elsewhere cases with raw calls are skipped, as the same
+/// number would be another call.
+///
+/// - 46: `su`, `sudo`, `newuidmap` and `mount` of the system, where they exist; none may succeed.
+/// - 47: calls that change the user or take a capability, and the `prctl` options that would keep one
+///   (ambient, keep-caps, bounding set, secure bits).
+/// - 48: all five capability sets are zero, before and behind an `exec`, with no-new-privileges and a
+///   filter.
+/// - 49: 41 calls that programs do not need (`bpf`, `io_uring`, keys, modules, clocks, swap and more) fail
+///   with `EPERM` or `ENOSYS`, and `clone3` with `ENOSYS`, so that libraries fall back to `clone`, whose
+///   flags can be checked.
+/// - 49, flags: calls that programs do need, with the arguments that reach out of a sandbox: `ioctl` on the
+///   system's files, leases and notifications, huge pages, filters on sockets, priority inheritance.
+/// - 50: `int 0x80` has other numbers and would pass a filter that looks at the number alone: the program is
+///   ended as `Denied`. For x32 the kernel may not know the convention at all, which is as good.
+/// - 51: the kernel reads the lower half of the flags of `clone`; a filter that compares all 64 bits could
+///   be misled by the upper half. And each single flag that changes whose child a process is, or its
+///   namespaces.
+/// - 52: a user namespace would give all capabilities inside of it, and so the kernel's larger attack
+///   surface.
+/// - 53: fourteen families with four kinds each, from Internet to `AF_ALG` and vsock. Unix sockets alone are
+///   allowed.
+/// - 54: a better priority, real-time scheduling, and all memory locked.
+/// - 55: only harmless nodes may be in `/dev`; others must not open in any mode.
+/// - 56: the host's trap on the loopback interface, the metadata service of clouds, a private and a public
+///   address.
+/// - 57: the abstract Unix socket of the trap, which has no file, and sockets of daemons in `/run`.
+/// - 58: a name server by way of the library and directly. Eight seconds, as resolvers retry.
 pub(crate) const CASES: &[Case] = &[
     Case::new(46, "set-user-id programs of the system", Expect::Done, 8000, "
 import subprocess
@@ -151,6 +180,10 @@ print('DONE')
 ];
 
 /// Cases that this level or this version cannot meet, and why.
+///
+/// They are rows of the table too, so that no number of the list is missing. 24 and 40 are ruled out by how
+/// the sandbox is built; 59 to 63 need a sandbox with a way out, which no attacked one has; the cases from
+/// 72 on belong to the suites of their own levels.
 pub(crate) const ABSENT: &[(u32, &str, &str)] = &[
     (
         24,

@@ -33,6 +33,7 @@ struct Case {
     run: for<'a> fn(&'a MicrovmProvider) -> SandboxFuture<'a, Verdict>,
 }
 
+/// A `Case` whose function is boxed: closures over `dies` and `forges` are listed with plain functions.
 macro_rules! case {
     ($number:literal, $name:literal, $run:expr) => {
         Case {
@@ -44,6 +45,19 @@ macro_rules! case {
 }
 
 /// In the order of their numbers.
+///
+/// Programs run behind no walls of the guest, but for 48 and 84: as the guest's first user, with all
+/// devices.
+///
+/// - 48 reads the rights of the monitor on the host: no capability, a user other than 0, a filter, no
+///   network.
+/// - 80 ends the guest's kernel by a panic, a reboot, a power off and a halt. A halted machine does not end
+///   by itself, so that its deadline is 1 s.
+/// - 81 writes to the serial line for 2 s. The monitor keeps a bounded tail, and its memory is checked.
+/// - 82 takes more memory than the machine has, and lists devices: one console and the loopback interface.
+/// - 83 takes the channel of the guest's agent and sends a length of 4 GiB, a frame that never ends, output
+///   without end and an unknown kind. The host gives the connection up.
+/// - 84 compares random numbers, UUIDs, host names and clocks of machines from one snapshot.
 const CASES: &[Case] = &[
     case!(
         48,
@@ -90,6 +104,9 @@ const CASES: &[Case] = &[
 ];
 
 /// Cases of the suite of every level that have another form here.
+///
+/// The generic suite lists 80 to 84 as not applicable, and its case 48 looks for a program among the host's
+/// processes, where a guest's programs are not.
 fn replaced(case: &str) -> bool {
     let number = case.split(' ').next().and_then(|n| n.parse::<u32>().ok());
     matches!(number, Some(80..=84)) || case == "48 capabilities as the host sees them"
@@ -143,6 +160,8 @@ pub async fn run_own(
 }
 
 /// After an attack that was held: no monitor is left, and the sibling answers.
+///
+/// Monitors get two seconds to end. A verdict other than `Held` is passed on as it is.
 async fn aftermath(before: usize, sibling: &mut dyn Sandbox, verdict: Verdict) -> Verdict {
     if verdict.0 != AttackOutcome::Held {
         return verdict;
@@ -166,6 +185,9 @@ async fn aftermath(before: usize, sibling: &mut dyn Sandbox, verdict: Verdict) -
 }
 
 /// Numbers of monitors that this process started.
+///
+/// Children of this process whose name begins with `qemu`, read from `/proc/PID/stat`: those that run, sleep
+/// or wait for a device. Ended ones that are not yet waited for do not count.
 fn monitors() -> Vec<u32> {
     let parent = format!(") S {} ", std::process::id());
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -198,6 +220,9 @@ fn request(program: Program, seconds: u64) -> ExecRequest {
 }
 
 /// Reads `/proc/PID/status` of every monitor.
+///
+/// The effective, permitted and inheritable sets are compared with zero; the bounding set is not, as it
+/// gives nothing under no-new-privileges. A monitor that is not found is an escape: nothing was proven.
 async fn monitor_rights(provider: &MicrovmProvider) -> Result<Verdict, SandboxError> {
     let before: HashSet<u32> = monitors().into_iter().collect();
     let sandbox = provider.acquire(&spec()).await?;
@@ -233,6 +258,9 @@ async fn monitor_rights(provider: &MicrovmProvider) -> Result<Verdict, SandboxEr
 }
 
 /// The machine must die of it, and be told to have died.
+///
+/// `script` runs in the guest's shell with `seconds` until the deadline. Its ending has to be `SandboxDied`,
+/// a further program has to fail with `Died`, and `reset` has to give a machine that works.
 async fn dies(
     provider: &MicrovmProvider,
     script: &str,
@@ -258,6 +286,9 @@ async fn dies(
 }
 
 /// Machines that panic one after the other must not wear the provider out.
+///
+/// The first of four turns panics the kernel; in the others a shell sends itself a segmentation fault, which
+/// must end that program alone. A reset follows each.
 async fn panic_loop(provider: &MicrovmProvider) -> Result<Verdict, SandboxError> {
     let mut sandbox = provider.acquire_unwalled(&spec()).await?;
     for turn in 0..4 {
@@ -283,6 +314,9 @@ async fn panic_loop(provider: &MicrovmProvider) -> Result<Verdict, SandboxError>
 }
 
 /// Writes to the console without end.
+///
+/// The character device 4:64 is the first serial line. The program is cut at 2 s; the monitor may take 512
+/// MiB (`MONITOR_BYTES`).
 async fn serial_flood(provider: &MicrovmProvider) -> Result<Verdict, SandboxError> {
     let mut sandbox = provider.acquire_unwalled(&spec()).await?;
     let script = "mknod /dev/line c 4 64 && yes floodfloodflood > /dev/line";
@@ -306,6 +340,9 @@ async fn serial_flood(provider: &MicrovmProvider) -> Result<Verdict, SandboxErro
 }
 
 /// Takes more memory than the machine has.
+///
+/// The guest's kernel may end the program or fall itself; both are held. The monitor's memory on the host,
+/// as its group counts it, decides.
 async fn over_commit(provider: &MicrovmProvider) -> Result<Verdict, SandboxError> {
     let mut sandbox = provider.acquire_unwalled(&spec()).await?;
     let code = "x = []\nwhile True: x.append(bytearray(b'x') * (1 << 20))";
@@ -328,6 +365,9 @@ async fn over_commit(provider: &MicrovmProvider) -> Result<Verdict, SandboxError
 }
 
 /// Looks for devices other than the console.
+///
+/// Mounts `sysfs` and compares the whole list of virtio devices, network interfaces and disks with the
+/// expected one, so that a device that is added later shows.
 async fn devices(provider: &MicrovmProvider) -> Result<Verdict, SandboxError> {
     let mut sandbox = provider.acquire_unwalled(&spec()).await?;
     let script = "mkdir -p /dev/s && mount -t sysfs none /dev/s && ls /dev/s/bus/virtio/devices /dev/s/class/net /dev/s/block | tr '\\n' ' '";
@@ -343,6 +383,10 @@ async fn devices(provider: &MicrovmProvider) -> Result<Verdict, SandboxError> {
 }
 
 /// Takes the agent's channel and writes what no agent would.
+///
+/// The program takes a copy of the descriptor from the guest's first process by `pidfd_getfd` and then runs
+/// `code` with it as `fd`. The host must give the machine up: what comes over the channel cannot be trusted
+/// any more, and a frame is never read beyond its bound.
 async fn forges(
     provider: &MicrovmProvider,
     code: &str,
@@ -373,6 +417,10 @@ os.set_blocking(fd, True)
 }
 
 /// Two clones of one snapshot must not draw the same random numbers.
+///
+/// Five machines: the original, and twice a fork of its snapshot and a machine of the template. No value of
+/// the random generator, the kernel, a UUID or the host name may come twice. A clock may be `CLOCK_S` ahead
+/// of the host's, and 120 s behind, as the case itself takes time after the line was printed.
 async fn restored_alike(provider: &MicrovmProvider) -> Result<Verdict, SandboxError> {
     let code = "import os, random, socket, time, uuid\nprint(random.random(), os.urandom(8).hex(), uuid.uuid4(), socket.gethostname(), time.time())";
     let spec = spec();

@@ -277,7 +277,6 @@ pub async fn run(
     }
 }
 
-/// A sandbox with a canary in it.
 /// A sandbox that holds the secret as a file, so that its answer shows that it is unharmed.
 async fn sibling(
     provider: &dyn SandboxProvider,

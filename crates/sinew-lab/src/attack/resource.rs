@@ -15,6 +15,47 @@
 use crate::attack::{Case, Expect};
 
 /// In the order of their numbers.
+///
+/// Cases, with the limits of `spec`: 64 MiB of memory, 16 processes, 4 MiB of files, 32 open files, 64 KiB
+/// of output. A program that prints `ESCAPED` found more than its own bound, which leaves a margin for
+/// rounding and for what the interpreter uses itself. The fourth field is the deadline in milliseconds.
+///
+/// - 1, Python: forks in a loop and lets each child sleep. The group's number of processes refuses a fork;
+///   the program fails with it, and the ending names that limit. More than 64 children are an escape.
+/// - 1, shell: a function that calls itself twice. Shells differ in what they do when a fork is refused, so
+///   that any ending that the sandbox survives will do. The deadline is 1.5 s.
+/// - 2: threads count as processes. More than 32 are an escape. The program catches the refusal and ends
+///   well, and is therefore `Done`: a refusal that a program handles is not its end.
+/// - 3, heap: writes each MiB that it takes, so that the kernel has to give real pages. Ends as
+///   `OutOfMemory`.
+/// - 3, pretends: prints `MemoryError` and raises it far below its limit. The ending is exit code 1: it
+///   comes from what the kernel counted, never from text that a program wrote.
+/// - 12, pretends: tries each way to send itself the signals that the supervisor uses for spent CPU time
+///   (`SIGXCPU`) and for a forbidden call (`SIGSYS`). All have to be refused, or a program could choose its
+///   own ending.
+/// - 4: the pages of memory files belong to no process; the group counts them all the same. The program
+///   keeps 3 MiB in each, more than 100 of them are an escape.
+/// - 5: touches one byte in each 2 MiB of a 256 GiB mapping. The page tables alone pass the limit; where the
+///   mapping itself is refused, the case is `Done`.
+/// - 6: fills pipes without a reader until descriptors or memory run out. More than 48 MiB in buffers are an
+///   escape.
+/// - 7: empty files use inodes and no bytes. More than 20,000 are an escape.
+/// - 8: fills `/work` and `/tmp` with files of 1 MiB. More than 16 MiB in both are an escape.
+/// - 9: a file of 1 TiB without content, by `truncate` and by `fallocate`; both are to be refused.
+/// - 10: 10,000 folders in each other, or as many as are allowed; the host must be able to remove them.
+/// - 11: duplicates a descriptor. More than 100 are an escape.
+/// - 12, loops: spins in one process, and in up to 16 of them. Ends as `Timeout`.
+/// - 13: writes to standard output or standard error without a newline. Ends as `OutputLimit`, with the mark
+///   that the output was cut.
+/// - 14: ignores all signals that can be ignored, or stops itself. Only `SIGKILL` from outside ends it, at
+///   the deadline.
+/// - 15: children with sessions of their own, whose parents are gone, sleep on. The program is `Done` at
+///   once; no process may be left afterwards.
+/// - 16: kernel objects of five kinds: shared memory segments, message queues, watches, keys, polls. 20,000
+///   of one kind are an escape.
+/// - 17: closes all its output and sleeps. The end of the output is not the end of the program.
+/// - 18: an argument list of 8 MB, above what the kernel takes.
+/// - 19: aborts. The ending names signal 6 (`SIGABRT`).
 pub(crate) const CASES: &[Case] = &[
     Case::new(
         1,

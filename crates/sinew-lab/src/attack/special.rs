@@ -22,6 +22,8 @@ pub(crate) struct Special {
     pub(crate) run: for<'a> fn(&'a dyn SandboxProvider, &'a Witness) -> SandboxFuture<'a, Verdict>,
 }
 
+/// A `Special` of number, name and function; the function's future is boxed, as functions of different types
+/// stand in one table.
 macro_rules! special {
     ($number:literal, $name:literal, $run:ident) => {
         $crate::attack::special::Special {
@@ -58,6 +60,8 @@ pub(crate) fn held(why: impl Into<String>) -> Verdict {
 }
 
 /// Runs a Python program in a sandbox.
+///
+/// Deadline 10 s, no standard input.
 pub(crate) async fn python(
     sandbox: &mut dyn Sandbox,
     code: &str,
@@ -76,6 +80,8 @@ pub(crate) fn printed(result: &ExecResult) -> String {
 }
 
 /// A program of 100 MB must be refused, and not fill the memory of the server.
+///
+/// The request itself is refused, and the error names the limit.
 async fn huge_program(
     provider: &dyn SandboxProvider,
     _: &Witness,
@@ -90,6 +96,9 @@ async fn huge_program(
 }
 
 /// Paths that the caller reads or writes must stay in the work folder.
+///
+/// Parent folders, absolute paths, the empty path, the folder itself, a zero byte, and 8,001 bytes of nested
+/// folders. Each must fail for reads and for writes.
 async fn outside_paths(
     provider: &dyn SandboxProvider,
     _: &Witness,
@@ -108,6 +117,9 @@ async fn outside_paths(
 }
 
 /// Links that the program makes must not lead the host's reads and writes outside.
+///
+/// A link to the secret, one to the root, one through `/proc/self/root`, which the kernel resolves for the
+/// reader and not for the maker, and one to the parent folder.
 async fn links(provider: &dyn SandboxProvider, witness: &Witness) -> Result<Verdict, SandboxError> {
     let mut sandbox = provider.acquire(&spec()).await?;
     let code = format!(
@@ -128,6 +140,9 @@ async fn links(provider: &dyn SandboxProvider, witness: &Witness) -> Result<Verd
 }
 
 /// The host must not wait for ever for a FIFO or a socket in place of a file.
+///
+/// Opening a FIFO without a writer waits for ever. Each read gets five seconds; a read that is not over then
+/// counts as an escape, as the program could stop the host's thread.
 async fn fifos(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
     let mut sandbox = provider.acquire(&spec()).await?;
     let code = "import os, socket\nsocket.socket(socket.AF_UNIX).bind('sock')\nfor f in (lambda: os.mkfifo('fifo'), lambda: os.mkdir('dir')):\n    try: f()\n    except OSError: pass";
@@ -145,6 +160,9 @@ async fn fifos(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, S
 }
 
 /// Names with newlines, control characters and bytes that are no text.
+///
+/// Files with such names must be readable by the host under exactly these names: no shell, and no list that
+/// newlines separate, is between. `b'\xff\xfe'` is written, too, and must not break the rest.
 async fn hostile_names(
     provider: &dyn SandboxProvider,
     _: &Witness,
@@ -162,6 +180,11 @@ async fn hostile_names(
 }
 
 /// Reads `/proc/PID/status` of the jailed program from outside while it sleeps.
+///
+/// The program is found among all processes of the host by its exact command line, `/bin/sleep 2.PID`,
+/// within two seconds. Each `Cap` line has to be zero, the user must not be 0, and the filter and
+/// no-new-privileges must be on. Inside, a program could be shown anything; the host's `/proc` cannot be
+/// changed by it.
 async fn seen_capabilities(
     provider: &dyn SandboxProvider,
     _: &Witness,
@@ -208,6 +231,10 @@ async fn seen_capabilities(
 
 /// Whose child a process is decides who is given its end: one program makes as many as it can for
 /// others than itself, others run meanwhile.
+///
+/// `clone` with `CLONE_PARENT` makes a child of the caller's parent, which would be the supervisor: it could
+/// take the end of such a child for the end of another program. The attacker tries 1,000 times, with and
+/// without a signal, while ten programs of another sandbox have to end as they did, with their own output.
 async fn others_ends(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
     let (spec_a, spec_b) = (spec(), spec());
     let mut attacker = provider.acquire(&spec_a).await?;
@@ -255,6 +282,9 @@ print(made)";
 }
 
 /// Nothing of a sandbox is in the next one.
+///
+/// The first sandbox leaves a file in `/work`, `/tmp` and `/dev/shm`. The next one must have empty folders,
+/// also where the level uses a folder, a mount or a machine again.
 async fn left_state(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
     let mut first = provider.acquire(&spec()).await?;
     let leave = "for p in ('/work/x', '/tmp/x', '/dev/shm/x'):\n    try: open(p, 'w').write('left')\n    except OSError: pass";
@@ -271,6 +301,9 @@ async fn left_state(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdi
 }
 
 /// Nothing of a program is in the interpreter of the next one.
+///
+/// In one sandbox, as in the turns of an episode: files stay by design, while patched functions, variables,
+/// threads and children of the first program must be gone.
 async fn left_interpreter(
     provider: &dyn SandboxProvider,
     _: &Witness,
@@ -288,6 +321,9 @@ async fn left_interpreter(
 }
 
 /// Sandboxes that were forked from one place must draw different random numbers.
+///
+/// Three sandboxes print a number of `random`, the hash of a string, eight bytes of the kernel and a UUID.
+/// Each value may come once, but for the hash.
 async fn same_random(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
     /// Place of the seed of `hash`, which forks may share.
     const HASH: usize = 1;
@@ -310,6 +346,9 @@ async fn same_random(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verd
 }
 
 /// Two hundred sandboxes leave no process, group or mount behind.
+///
+/// Every tenth one runs `/bin/true`; the others are destroyed unused, which is a path of its own. The counts
+/// are made by the suite afterwards.
 async fn many_creates(
     provider: &dyn SandboxProvider,
     _: &Witness,
@@ -333,6 +372,8 @@ async fn many_creates(
 }
 
 /// A server that is killed takes its sandboxes with it.
+///
+/// Always `Skipped`, so that the table has the number, with the place where it is tested.
 async fn server_killed(
     provider: &dyn SandboxProvider,
     _: &Witness,
@@ -345,6 +386,10 @@ async fn server_killed(
 }
 
 /// A sandbox at its memory limit must not slow a sibling down or end it.
+///
+/// One sandbox takes memory until it is ended, while another one holds 20 MiB and sleeps 0.3 s. The first
+/// must end as `OutOfMemory` and the second with the right sum over its pages: 20 MiB / 4096 pages times `x`
+/// (120), 614,400.
 async fn sibling_pressure(
     provider: &dyn SandboxProvider,
     _: &Witness,
@@ -377,6 +422,9 @@ async fn sibling_pressure(
 }
 
 /// Files in the work folder that Python would import must not run in the next program's name.
+///
+/// Files named as modules of the library, a `PYTHONPATH` and a program `python3` in the work folder: the way
+/// in which an agent would make a scoring program print what it likes.
 async fn planted_modules(
     provider: &dyn SandboxProvider,
     _: &Witness,

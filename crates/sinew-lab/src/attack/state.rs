@@ -9,6 +9,9 @@ use crate::attack::{AttackOutcome, Verdict, escaped, spec};
 use sinew_sandbox::{Ending, SandboxError, SandboxProvider};
 
 /// In the order of their numbers.
+///
+/// Case 20 runs first here and not among the resources, as the host imports the archive: no program is
+/// needed.
 pub(crate) const ALL: &[Special] = &[
     special!(20, "archive bombs", archive_bombs),
     special!(35, "writes during and after a snapshot", late_writes),
@@ -18,12 +21,20 @@ pub(crate) const ALL: &[Special] = &[
 ];
 
 /// The verdict where a level has no snapshots.
+///
+/// Only `SandboxError::Unsupported` counts; any other error of a snapshot is the caller's to report.
 fn unsupported(why: &SandboxError) -> Option<Verdict> {
     let none = matches!(why, SandboxError::Unsupported { .. });
     none.then(|| (AttackOutcome::NotApplicable, why.to_string()))
 }
 
 /// One header of a tar file (POSIX.1-1988, `ustar`).
+///
+/// `kind` is the type flag: `b'0'` a file, `b'1'` a hard link, `b'2'` a symbolic link, `b'3'` a character
+/// device. `size` may be larger than what follows. The checksum is the sum of all bytes with its own eight
+/// as spaces, so that only the attack itself can be a reason to refuse the block.
+///
+/// `name` and `link` have to be shorter than 100 bytes.
 fn header(name: &str, kind: u8, size: u64, link: &str) -> Vec<u8> {
     let mut block = vec![0u8; 512];
     block[..name.len()].copy_from_slice(name.as_bytes());
@@ -40,6 +51,13 @@ fn header(name: &str, kind: u8, size: u64, link: &str) -> Vec<u8> {
 }
 
 /// Archives that grow, link outside or name absolute paths must be refused whole.
+///
+/// Each archive may grow to 1 MiB. Six have one fault: a size of 4 GiB without content, `..` in a path, an
+/// absolute path, a device node, a hard link to the host's secret, and a file below a symbolic link that
+/// leads to `/tmp`. The seventh is 70,000 empty files, which have no bytes that a limit of bytes would
+/// count.
+///
+/// A level without snapshots has nothing to import, and the case does not apply.
 async fn archive_bombs(
     provider: &dyn SandboxProvider,
     witness: &Witness,
@@ -83,6 +101,10 @@ async fn archive_bombs(
 }
 
 /// What is written after a snapshot is not in it.
+///
+/// The snapshot is taken with one file, which the program changes afterwards. The fork must see the old
+/// content and no new file; the first sandbox must not see what the fork writes. That holds only if both
+/// have copies of their own, by value or by pages.
 async fn late_writes(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
     let spec = spec();
     let mut sandbox = provider.acquire(&spec).await?;
@@ -108,6 +130,10 @@ async fn late_writes(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verd
 }
 
 /// One fork changes everything that it can reach; the next must see nothing of it.
+///
+/// The first program patches built-in functions, modules, the import path, the environment, the object
+/// `True` in memory, the globals of the lowest frame, writes to each descriptor and kills its parent. The
+/// second one, in a new sandbox, prints ten facts that must all be as in a new interpreter.
 async fn poisoning(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
     let poison = "
 import builtins, ctypes, gc, json, math, os, random, re, sys
@@ -152,6 +178,10 @@ fn depth(status: &str) -> usize {
 }
 
 /// The interpreter that is forked has one thread, no file but its sockets, no environment.
+///
+/// The process is found on the host by its command line and by its depth of PID namespaces: one more than
+/// this process. A level without a zygote has nothing to look at, and the case does not apply. Descriptors
+/// must be pipes or sockets, the environment at most the five variables that each sandbox has.
 async fn zygote_seen(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
     let mut sandbox = provider.acquire(&spec()).await?;
     let result = python(sandbox.as_mut(), "print(1)").await?;
@@ -201,6 +231,11 @@ async fn zygote_seen(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verd
 }
 
 /// State of one tenant comes back only where its snapshot is asked for.
+///
+/// The first sandbox plants modules that Python would import, a set-user-id bit, a link to `/etc/shadow` and
+/// a file outside of the work folder. The snapshot goes through an archive and back. Two exports must be the
+/// same bytes, so that a hash names a state. The restored sandbox has the files as data and without the bit;
+/// the file in `/tmp` is not part of it; a sandbox without the snapshot is empty.
 async fn restored(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
     let spec = spec();
     let mut attacker = provider.acquire(&spec).await?;

@@ -18,6 +18,22 @@ use std::time::Duration;
 struct Case(&'static str, &'static str, Expect, &'static str);
 
 /// Interpreter, name, ending, program.
+///
+/// Programs of three interpreters: `python` (CPython), `qjs` (JavaScript) and `micropython`. Each case has
+/// its own sandbox of 64 MiB and 4 MiB of files, but for the second half of 71. Cases that must end as
+/// `Timeout` have 300 ms, the others 20 s.
+///
+/// - 01, 02, 23, 27, 46, 56: what the interface does not have cannot be called: processes, threads, links,
+///   nodes, programs, sockets. A case is `Done` if the name is missing or the call fails.
+/// - 03, 73: linear memory may not grow beyond the limit. CPython's ending names the limit; the small
+///   interpreters turn the refused growth into an error of their own, and `Refused` is enough.
+/// - 04, 07 to 11: bytes, files, sizes, depth and descriptors are counted by the interface in the worker.
+/// - 12, 14, 72, 77: loops, sleeps and waits are cut at the deadline, also a loop without any call.
+/// - 13: output beyond the limit is cut, and the result says so.
+/// - 21, 22, 34, 38, 75: no path and no open folder leads to the host's files, by whatever spelling.
+/// - 71: modules planted in the work folder are not imported by the next program of the same sandbox.
+/// - 74: recursion ends in an error of the interpreter or a trap of the module, never in the end of the
+///   worker.
 const CASES: [Case; 38] = [
     Case(
         "python",
@@ -245,6 +261,8 @@ const CASES: [Case; 38] = [
 ];
 
 /// Cases that have nothing to attack here.
+///
+/// Their rows say why, so that a reader can tell them from cases that were forgotten.
 const NOT_APPLICABLE: [(&str, &str); 8] = [
     (
         "05 page tables",
@@ -272,6 +290,9 @@ const NOT_APPLICABLE: [(&str, &str); 8] = [
 ];
 
 /// A program for one of the interpreters.
+///
+/// CPython runs by its own kind of program, with the interpreter that waits; the others by arguments, with
+/// `-e` or `-c` before the code.
 fn program(interpreter: &str, code: &str) -> Program {
     if interpreter == "python" {
         return Program::Python(code.into());
@@ -281,6 +302,8 @@ fn program(interpreter: &str, code: &str) -> Program {
 }
 
 /// Limits of an attacked sandbox.
+///
+/// 64 MiB of linear memory and 4 MiB of files; the other limits are the defaults.
 fn spec() -> SandboxSpec {
     SandboxSpec {
         limits: Limits {
@@ -293,6 +316,9 @@ fn spec() -> SandboxSpec {
 }
 
 /// Runs the cases that `filter` chooses ([`chosen`]).
+///
+/// All sandboxes share this provider's workers, so that an attack on a worker shows in `sibling`, which
+/// lives through the whole run.
 ///
 /// # Errors
 /// If a sandbox cannot be made at all.
@@ -337,6 +363,9 @@ fn row(case: &str, (outcome, why): Verdict) -> AttackRow {
 }
 
 /// Judges the end of a case, and looks at the other sandbox.
+///
+/// The order of the checks: a line `ESCAPED`, the ending, bytes of files that are left above the limit, and
+/// a program of the sibling, which has to print `42`. The row says the ending and the wall time in seconds.
 async fn judge(
     expect: Expect,
     result: &ExecResult,

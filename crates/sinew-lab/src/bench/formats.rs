@@ -38,6 +38,9 @@ const FORMATS: [(&str, &str); 2] = [
 ];
 
 /// Seconds to generate, and how many tokens had no choice.
+///
+/// All sequences start together. A format that let a sequence end early is an error, as less work would look
+/// faster.
 fn run(
     engine: &EmbeddedEngine,
     real: &Real,
@@ -77,6 +80,9 @@ fn run(
 }
 
 /// Generation under formats against free generation.
+///
+/// Target: at most 1.10 times the time of free decoding. Compiling the format and reading the prompts is
+/// done before and not counted.
 pub(super) fn formats(bench: &Bench, real: &Real) -> Result<(), LabError> {
     let config = real.params.config();
     let model = InferModel::new(&bench.dev, config, &real.params, CONTEXT);

@@ -36,7 +36,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Seconds since now.
 /// A request of `max_tokens` tokens, drawn by `seed`.
 fn request(
     id: u64,

@@ -1,4 +1,12 @@
 //! Training steps: against PyTorch, and packed with shared prefixes against without.
+//!
+//! | row | unit | peer |
+//! |---|---|---|
+//! | `train step 4x256` | tokens a second of forward, backward and AdamW | PyTorch, eager and compiled |
+//! | `peak memory` | GB of this process against GB of the peer | PyTorch |
+//! | `GRPO update 8x8` | seconds of a step with shared prompts | the same step with nothing shared |
+//!
+//! All have random weights in the shape of SmolLM2-135M: the time does not depend on the values.
 
 use super::machine::{CpuTime, peak_memory, seconds, seconds_now};
 use super::row::{Better, Row, Summary};
@@ -18,6 +26,9 @@ const LENGTH: usize = 256;
 const STEPS: usize = 5;
 
 /// A row that trains the tokens from `prompt` on.
+///
+/// `share` is the weight of each trained token; the first token is never trained, as nothing precedes it.
+/// Advantages are 1 and behaviour log-probabilities -10 where a token is trained.
 pub(super) fn row(tokens: Vec<TokenId>, prompt: usize, share: f32) -> TrainRow {
     let from = |value: f32| -> Vec<f32> {
         let trained = |t| if t < prompt.max(1) { 0.0 } else { value };
@@ -59,6 +70,9 @@ pub(super) fn spec(surrogate: Surrogate) -> LossSpec {
 }
 
 /// A trainer of random weights.
+///
+/// `context` is the longest row in tokens, `micro_batch_tokens` the number of tokens that are packed into
+/// one pass. AdamW with a learning rate of 1e-5.
 pub(super) fn trainer(
     dev: &Cpu,
     config: &ModelConfig,
@@ -87,6 +101,8 @@ pub(super) fn sequences(config: &ModelConfig, rows: usize, length: usize) -> Vec
 
 /// Seconds of `steps` optimizer steps over `rows`, after one that is not counted unless the trainer has
 /// taken one already.
+///
+/// Gives the number of tokens that a step computed after packing, too: prefixes that rows share count once.
 pub(super) fn step_seconds(
     trainer: &mut Trainer<ModelPolicy>,
     rows: &[TrainRow],
@@ -113,6 +129,9 @@ pub(super) fn step_seconds(
 
 /// `train step 4x256` on AMX tiles against compiled PyTorch in bfloat16; a row that says why not, where the
 /// kernels do not run.
+///
+/// Target: twice the peer's rate. Without AMX, or with other kernels chosen by `SINEW_CPU`, the target is
+/// not met, and the row says why.
 fn tiles(bench: &Bench) -> Result<(), LabError> {
     let (name, target) = ("train step 4x256, SmolLM2-135M shape, AMX bf16", 2.0);
     let peer = "PyTorch bf16 compile";
@@ -153,6 +172,9 @@ fn tiles(bench: &Bench) -> Result<(), LabError> {
 
 /// `train step 4x256`: on AMX tiles ([`tiles`]), and in f32 against PyTorch eager and compiled, with the
 /// memory of both.
+///
+/// Target: 1.2 times the peer's rate in f32, with no more memory. Runs first of all parts, as the peak of
+/// memory is that of the whole process.
 pub(super) fn plain(bench: &Bench) -> Result<(), LabError> {
     tiles(bench)?;
     let config = shapes::smollm2();
@@ -199,6 +221,9 @@ pub(super) fn plain(bench: &Bench) -> Result<(), LabError> {
 
 /// 8 tasks x 8 samples, 200 shared + 100 own tokens each: prefixes computed once against a step
 /// whose rows have nothing in common.
+///
+/// The rows differ in their first token alone where nothing is shared, so that packing finds no
+/// prefix to share. One measured step each. Target: half the time.
 pub(super) fn grpo(bench: &Bench) -> Result<(), LabError> {
     /// Tokens of a prompt that a group shares.
     const SHARED: usize = 200;

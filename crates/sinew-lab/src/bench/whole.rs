@@ -257,6 +257,8 @@ fn ours(bench: &Bench, precision: Precision) -> Result<Row, LabError> {
 
 /// Whole steps against TRL's, which samples with the weights it trains. The second row, with rounded weights
 /// and the correction that they need, is not the same algorithm.
+///
+/// The ratio is TRL's seconds over ours. Target of the first row: 8.
 pub(super) fn run(bench: &Bench) -> Result<(), LabError> {
     let rows = [
         (ours(bench, Precision::F32)?, Some(8.0)),

@@ -2,6 +2,10 @@
 //!
 //! Each row of ours stands beside the same by another way in the same run: `crun run`, `docker run`, `docker
 //! exec`. A target is 1.0 for the ratio, or 2 ms for an execution in a ready container.
+//!
+//! Rows are in milliseconds, named `container_ENGINE_WHAT`: `true_fresh` (a container, a program, to the
+//! program's end), `true_warm` and `python_warm` (a program in a ready container), `python_exec` (an
+//! interpreter that is started for it), `snapshot_1mb` and `fork_1mb`.
 
 use super::{
     BenchRow, PYTHON, PYTHON_PATH, TRUE, Timing, bounded, exec, ms, peers, program, timing_after,

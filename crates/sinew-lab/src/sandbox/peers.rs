@@ -1,4 +1,8 @@
 //! What else starts `true` in isolation on this host: bubblewrap, crun, Docker.
+//!
+//! Each peer runs the same program, `true`, in isolation of about the same kind, in the same run. The ratio
+//! is ours over the peer's median, so that less than 1 is faster; the target is 1.0. A peer that is not
+//! installed, or has no daemon, is a row that says why, and its target is not met.
 
 use super::{BenchRow, OnRow, Timing, compared, plain, repeat, row, timing};
 use sinew_sandbox::SandboxError;
@@ -42,6 +46,7 @@ fn missing(name: &str, peer: &str, why: &SandboxError) -> BenchRow {
     }
 }
 
+/// An error of a peer, which ends in its row and never ends the bench.
 fn failed(operation: &str, message: impl std::fmt::Display) -> SandboxError {
     SandboxError::Io {
         operation: operation.into(),
@@ -49,6 +54,8 @@ fn failed(operation: &str, message: impl std::fmt::Display) -> SandboxError {
     }
 }
 
+/// `bwrap` with all namespaces, the system's folder read-only and an empty temporary folder, started anew
+/// for each run.
 async fn bubblewrap() -> Result<Timing, SandboxError> {
     let line = "bwrap --unshare-all --die-with-parent --ro-bind /usr /usr --symlink usr/lib /lib \
                 --symlink usr/lib64 /lib64 --proc /proc --dev /dev --tmpfs /tmp /usr/bin/true";
@@ -64,6 +71,8 @@ struct Loop {
 }
 
 impl Loop {
+    /// Runs `before` once, then `command` for each line. The shell answers an empty line, or what the
+    /// command printed if it failed. Unsharing the mount namespace needs root.
     fn start(before: &str, command: &str) -> Result<Self, SandboxError> {
         let start = |e: std::io::Error| failed("start unshare", e);
         let script = format!(
@@ -88,6 +97,8 @@ impl Loop {
         })
     }
 
+    /// Milliseconds from a line sent to its answer. The shell's own start is not counted; its fork of the
+    /// command is, as a launcher would have to do the same.
     fn time(mut self, runs: usize) -> Result<Timing, SandboxError> {
         let mut ms = Vec::new();
         let measured = (0..runs).try_for_each(|i| {
@@ -111,6 +122,8 @@ impl Loop {
 }
 
 /// An OCI bundle over the host's system folders, run by crun without a daemon.
+///
+/// 50 runs. Control groups are off: crun has less to do than a sandbox with limits.
 pub(super) fn crun() -> Result<Timing, SandboxError> {
     let made = |e: std::io::Error| failed("make a bundle", e);
     let folder = tempfile::tempdir().map_err(made)?;
@@ -173,6 +186,7 @@ impl Drop for Image {
     }
 }
 
+/// Milliseconds of `SLOW_RUNS` runs of a whole command, the client included.
 fn slowly(argv: &[&str]) -> Result<Timing, SandboxError> {
     let mut ms = Vec::new();
     for _ in 0..SLOW_RUNS {
@@ -184,6 +198,8 @@ fn slowly(argv: &[&str]) -> Result<Timing, SandboxError> {
 }
 
 /// A whole container by the `docker` command.
+///
+/// `--rm` and no network. The row includes the client, the daemon, the container's start and its removal.
 pub(super) fn docker_run() -> Result<Timing, SandboxError> {
     let image = Image::import()?;
     slowly(&[
@@ -197,6 +213,8 @@ pub(super) fn docker_run() -> Result<Timing, SandboxError> {
 }
 
 /// A program in a container that runs, by the `docker` command.
+///
+/// The container sleeps for at most ten minutes and is removed afterwards, also if a run failed.
 pub(super) fn docker_exec() -> Result<Timing, SandboxError> {
     let image = Image::import()?;
     let name = format!("sinew-bench-{}", std::process::id());

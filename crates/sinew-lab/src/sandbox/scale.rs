@@ -1,4 +1,13 @@
 //! Sandboxes in large numbers: rates, what idle ones cost, calls in flight, what is left.
+//!
+//! | row | unit | target |
+//! |---|---|---|
+//! | `python_fresh_rate` | sandboxes a second, eight at once | at least 200 |
+//! | `left_after_N_creates` | 1 if anything is left, else 0 | 0 |
+//! | `N_calls_lost` | calls without their own answer | 0 |
+//! | `N_calls_mean`, `_p99`, `_rate` | ms from the start of all calls, calls a second | none |
+//! | `N_idle_memory` | MiB that the system has less than before | 8 GiB for 5,000 |
+//! | `N_idle_answering` | sandboxes that still run a program | all |
 
 use crate::attack::host::Residue;
 use crate::sandbox::{BenchRow, OnRow, Parts, Subjects, exec};
@@ -82,6 +91,8 @@ fn named(provider: &Arc<dyn SandboxProvider>, name: &str) -> String {
 }
 
 /// Fresh Python sandboxes a second, each made, used once and destroyed.
+///
+/// `LANES` are made at once. The time of the whole loop counts, destruction included.
 async fn creates(
     provider: &Arc<dyn SandboxProvider>,
     scale: &Scale,
@@ -108,6 +119,9 @@ async fn creates(
 }
 
 /// What is left on the host after the sandboxes of `creates`.
+///
+/// Processes, groups and mounts are counted by `Residue`, which waits up to two seconds for the kernel to
+/// free them.
 async fn leaks(provider: &Arc<dyn SandboxProvider>, before: Residue, scale: &Scale) -> BenchRow {
     let left = before.left_since().await;
     BenchRow {
@@ -122,6 +136,10 @@ async fn leaks(provider: &Arc<dyn SandboxProvider>, before: Residue, scale: &Sca
 }
 
 /// Calls that are all in flight at once, through a pool, each in a sandbox of its own.
+///
+/// Every call is a task from the start; `LANES` of them use the pool at a time, the others wait for their
+/// turn. The times are from the common start to the call's own end, so that the mean grows with their
+/// number. A call is lost if it failed, or printed another call's answer.
 async fn calls(
     provider: &Arc<dyn SandboxProvider>,
     scale: &Scale,
@@ -202,6 +220,10 @@ fn available_mib() -> f64 {
 }
 
 /// Sandboxes that live and wait, and whether each still answers.
+///
+/// Memory is what `MemAvailable` lost one second after the last one was made, and so counts the kernel's
+/// part, too. On a machine with other work the row is only as good as that work is steady. Each sandbox then
+/// runs one program, one after the other.
 async fn idle(
     provider: &Arc<dyn SandboxProvider>,
     scale: &Scale,

@@ -30,6 +30,9 @@ const COUNT: u32 = 200;
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Seconds of CPU of this thread.
+///
+/// The first number of `/proc/thread-self/schedstat` is nanoseconds on a CPU; 0 where the kernel does not
+/// count them.
 fn thread_cpu_s() -> f64 {
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let first = stat.split_whitespace().next();

@@ -52,6 +52,9 @@ impl Drop for Peer {
 }
 
 /// A server that answers at once, and an address for the proxy before it.
+///
+/// The address is that of a listener that is bound once, to find a free port, and given back for the peer to
+/// take.
 async fn between() -> std::io::Result<(JoinHandle<()>, SocketAddr, SocketAddr)> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let upstream = listener.local_addr()?;
@@ -150,6 +153,8 @@ impl Peer {
     }
 
     /// Once it answers a whole request.
+    ///
+    /// Asks four times a second, for at most `START_LIMIT`; a peer that ended meanwhile is not waited for.
     async fn answering(mut self) -> Result<Self, String> {
         let start = Instant::now();
         while start.elapsed() < START_LIMIT {

@@ -2,6 +2,20 @@
 //!
 //! Agents fan out, roll back, repeat requests, hang up in the middle of an answer, leave and come back to the
 //! next gateway. What an agent does follows from the seed and its number, so that a failure can be repeated.
+//!
+//! Each turn draws a number below 100:
+//!
+//! - 60 to 69: streamed as events
+//! - 70 to 75: repeated, as if the first answer had been lost; both have to be the same
+//! - 76 to 79: hung up in the middle of a long answer
+//! - 80 to 84: from an earlier point of the conversation
+//! - 85 to 87: with a list of tools that the earlier turns did not have
+//! - 88 to 93: with white space added to the last answer
+//! - 94 to 96: with two choices, the last of which is gone on from
+//! - all others: a plain call
+//!
+//! After its turns one visit of ten is abandoned, one is left for the next gateway, and the others are
+//! finished.
 
 use super::super::client::connect;
 use crate::LabError;
