@@ -8,7 +8,11 @@ use std::collections::BTreeMap;
 
 /// One reward by name, `FILE.py:FUNCTION`, or several with weights.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "reward: a reward such as \"exact(answer)\", or a table of rewards with weights such as \
+                 { \"exact(answer)\" = 1.0 }"
+)]
 pub enum RewardSection {
     /// One reward of weight 1, such as `exact(answer)`.
     One(String),
@@ -18,7 +22,10 @@ pub enum RewardSection {
 
 /// Weight of a reward in the sum.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "a weight such as 1.0, or { weight = 1.0, clip = [0.0, 1.0] }"
+)]
 pub enum RewardTerm {
     /// Factor. 0: a measurement that is not part of the sum.
     Weight(f64),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum TasksError {
     /// A file or folder cannot be read.
-    #[error("tasks: {}: {source}", path.display())]
+    #[error("tasks: {}: {source}; paths are relative to the current folder", path.display())]
     Read {
         path: PathBuf,
         source: std::io::Error,

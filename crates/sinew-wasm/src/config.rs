@@ -24,7 +24,7 @@ pub struct WasmConfig {
     pub worker_memory_bytes: u64,
     /// Maximum live sandboxes. Further requests wait.
     pub max_live: usize,
-    /// Maximum wait in [`SandboxProvider::acquire`].
+    /// Maximum wait in `SandboxProvider::acquire`.
     pub acquire_timeout: Duration,
 }
 

@@ -297,7 +297,7 @@ async fn try_one(provider: &dyn SandboxProvider, spec: &SandboxSpec) -> Result<V
 fn tasks(recipe: &RunPlan) -> Result<String, Failure> {
     let taskset = wire::taskset(recipe)?;
     let (train, held_out) = (taskset.len(Split::Train), taskset.len(Split::HeldOut));
-    if recipe.eval.tasks > held_out && recipe.tasks.source.is_none() {
+    if recipe.eval.tasks > held_out && !recipe.env.needs().rows {
         return Err(Failure::input(format!(
             "eval.tasks = {}: allowed: up to {held_out}, the held-out tasks of `{}`",
             recipe.eval.tasks,

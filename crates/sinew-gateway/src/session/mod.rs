@@ -8,7 +8,7 @@
 //!   they are never decoded and tokenized again.
 //! - Nodes are only added. A client that rewrites its history makes a branch.
 //!
-//! A session changes only by [`Entry`]s: what a call does is noted first, and a restart replays the notes. It
+//! A session changes only by `Entry`s: what a call does is noted first, and a restart replays the notes. It
 //! knows no clock: times are arguments.
 
 mod finish;

@@ -208,10 +208,10 @@ fn core(
         train_tasks: taskset.len(Split::Train),
         held_out_tasks: taskset.len(Split::HeldOut),
         eval: EvalConfig {
-            tasks: match recipe.tasks.source {
-                // The number of held-out rows follows from the file.
-                Some(_) => eval.tasks.min(taskset.len(Split::HeldOut)),
-                None => eval.tasks,
+            tasks: match recipe.env.needs().rows {
+                // The number of held-out tasks follows from the user's rows or class.
+                true => eval.tasks.min(taskset.len(Split::HeldOut)),
+                false => eval.tasks,
             },
             episodes_per_task: eval.episodes_per_task,
             every: eval.every,

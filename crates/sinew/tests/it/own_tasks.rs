@@ -235,3 +235,65 @@ fn tasks_and_rewards_that_cannot_work_are_refused_before_training() {
         assert!(errors.contains(expected), "{more}: {errors}");
     }
 }
+
+/// What `sinew init` writes trains at once, and gains.
+fn starts(start: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |args: &[&str], folder: &Path| {
+        let mut command = sinew();
+        command.current_dir(folder).args(args);
+        command.output().unwrap()
+    };
+    let output = run(&["init", "mine", "--start", start], dir.path());
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let project = dir.path().join("mine");
+    let output = run(&["check", "recipe.toml"], &project);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stdout)
+    );
+    let output = run(
+        &["train", "recipe.toml", "--json", "--run-dir", "run"],
+        &project,
+    );
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let last = String::from_utf8(output.stdout).unwrap();
+    let last: Value = serde_json::from_str(last.lines().last().unwrap()).unwrap();
+    let reward = |at: &str| last["eval"][at]["reward"].as_f64().unwrap();
+    assert!(reward("after") > reward("before") + 0.3, "{last}");
+    // A second project in the folder would overwrite the first: refused, and nothing is changed.
+    let recipe = std::fs::read_to_string(project.join("recipe.toml")).unwrap();
+    let errors = failure(
+        &run(&["init", "mine", "--model", "package:x"], dir.path()),
+        2,
+    );
+    assert!(errors.contains("exists already"), "{errors}");
+    assert_eq!(
+        std::fs::read_to_string(project.join("recipe.toml")).unwrap(),
+        recipe
+    );
+}
+
+#[test]
+fn init_with_tasks_trains_at_once() {
+    starts("tasks");
+}
+
+#[test]
+fn init_with_an_environment_trains_at_once() {
+    starts("env");
+}
+
+#[test]
+fn init_with_an_agent_trains_at_once() {
+    starts("agent");
+}
