@@ -132,11 +132,8 @@ fn route(
     }
     let listings = ["models", "datasets"].map(|kind| format!("/api/{kind}/org/tiny/revision/main"));
     if listings.iter().any(|listing| listing == path) {
-        let names = state
-            .files
-            .keys()
-            .map(|name| format!(r#"{{"rfilename": "{name}"}}"#));
-        let names: Vec<_> = names.collect();
+        let name = |name| format!(r#"{{"rfilename": "{name}"}}"#);
+        let names: Vec<_> = state.files.keys().map(name).collect();
         let body = format!(
             r#"{{"sha": "{COMMIT}", "siblings": [{}]}}"#,
             names.join(",")
