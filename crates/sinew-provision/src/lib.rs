@@ -16,6 +16,8 @@ mod api;
 mod auth;
 mod bounds;
 mod connections;
+#[cfg(feature = "egress")]
+mod egress_proxy;
 mod error;
 mod exec;
 mod registry;
@@ -25,6 +27,8 @@ mod transfer;
 
 pub use api::{CreateRequest, ExecBody, ForkRequest, LimitsRequest, SandboxView};
 pub use auth::{Token, TokenError, Tokens};
+#[cfg(feature = "egress")]
+pub use egress_proxy::{EgressProxy, EgressStartError, WithEgress};
 pub use error::ApiError;
 pub use registry::{Bounds, Egress, Service};
 pub use routes::router;

@@ -4,7 +4,7 @@
 //! of its own. The level `process` is always offered; the others where the command line names what they
 //! need.
 
-use crate::egress::{self, EgressProxy};
+use crate::egress;
 use crate::failure::Failure;
 use crate::output;
 use crate::signals::StopSignals;
@@ -74,7 +74,7 @@ pub(crate) fn run(
     let (tokens, shown) = tokens(args, listen)?;
     let proxy = match &args.egress {
         None => None,
-        Some(path) => Some(Arc::new(EgressProxy::start(
+        Some(path) => Some(Arc::new(egress::proxy(
             egress::load(path)?,
             args.egress_audit.clone(),
         )?)),

@@ -1,4 +1,4 @@
-//! The egress proxy of a run, and a session of it for each sandbox; built with the feature `egress`.
+//! The egress proxy of a run, and a session of it for each sandbox.
 //!
 //! ```text
 //! program in a sandbox -> 127.0.0.1:3128 inside -> session -> rules, quotas, log -> server
@@ -6,8 +6,18 @@
 //!
 //! A program finds the proxy by `HTTP_PROXY` and its like, and trusts its certificates by a bundle in a
 //! folder that the sandbox shows. A program that ignores both reaches nothing.
+//!
+//! [`WithEgress`] gives the sandboxes of a run their sessions; the HTTP service asks [`EgressProxy`] for
+//! them by the port [`Egress`]. Either way the order is: the sandbox is made with a loopback interface,
+//! the listener is made inside of it, and the session serves that listener until the sandbox is
+//! destroyed.
+//!
+//! Invariants:
+//! - A sandbox whose session cannot be opened is not handed out.
+//! - Quotas and the audit log are those of one sandbox.
+//! - Credentials stay in the proxy: a sandbox never sees their values.
 
-use crate::failure::Failure;
+use crate::registry::Egress;
 use sinew_egress::{
     EgressConfig, Policy, Proxy, ProxyOptions, Served, SystemResolver, environment,
 };
@@ -28,11 +38,29 @@ const FOLDER_INSIDE: &str = "/opt/sinew-egress";
 /// The host's own certificates, where tunnels pass without being looked into.
 const HOST_BUNDLE: &str = "/etc/ssl/certs/ca-certificates.crt";
 
+/// Reason why a proxy cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum EgressStartError {
+    /// The rules need something that is not there, such as the variable of a credential.
+    #[error("{0}")]
+    Rules(String),
+    /// The host refuses a folder, a file or the proxy's keys.
+    #[error("the egress proxy cannot start: {0}")]
+    Host(String),
+}
+
+fn host(e: impl std::fmt::Display) -> EgressStartError {
+    EgressStartError::Host(e.to_string())
+}
+
 /// A proxy with its rules, shared by the sandboxes of a run. It ends with the last of them.
 #[derive(Debug)]
-pub(crate) struct EgressProxy {
+pub struct EgressProxy {
+    /// Sockets, and the authority whose certificates sandboxes trust.
     proxy: Proxy,
+    /// Rules with the values of their credentials.
     policy: Policy,
+    /// Rules as read, with the quotas of one session.
     config: EgressConfig,
     /// Folder of audit logs.
     audit: Option<PathBuf>,
@@ -41,32 +69,34 @@ pub(crate) struct EgressProxy {
 }
 
 impl EgressProxy {
-    /// Starts the proxy. Credentials come from this process's environment; sandboxes never see them.
+    /// Starts the proxy. `audit` is the folder of the logs, made when the first session opens; `None`:
+    /// no logs. The certificates to trust are written into a temporary folder that ends with the proxy.
+    /// Credentials come from this process's environment; sandboxes never see them.
     ///
     /// # Errors
     /// If a variable of a credential is not set, or the folder of certificates cannot be written.
-    pub(crate) fn start(config: EgressConfig, audit: Option<PathBuf>) -> Result<Self, Failure> {
+    pub fn start(config: EgressConfig, audit: Option<PathBuf>) -> Result<Self, EgressStartError> {
         let policy = config
             .policy(&|name| std::env::var(name).ok())
-            .map_err(Failure::input)?;
+            .map_err(|e| EgressStartError::Rules(e.to_string()))?;
         let proxy = Proxy::new(ProxyOptions {
             resolver: Arc::new(SystemResolver),
             extra_roots_pem: String::new(),
         })
-        .map_err(Failure::system)?;
+        .map_err(host)?;
         let trust = tempfile::Builder::new()
             .prefix("sinew-egress-")
             .tempdir()
-            .map_err(Failure::system)?;
+            .map_err(host)?;
         let mut bundle = std::fs::read_to_string(HOST_BUNDLE).unwrap_or_default();
         bundle.push('\n');
         bundle.push_str(proxy.authority_pem());
         let path = trust.path().join("bundle.pem");
-        std::fs::write(&path, bundle).map_err(Failure::system)?;
+        std::fs::write(&path, bundle).map_err(host)?;
         // Sandboxes have users of their own, who must be able to read it.
         for (path, mode) in [(trust.path(), 0o755), (path.as_path(), 0o644)] {
             let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
-            std::fs::set_permissions(path, mode).map_err(Failure::system)?;
+            std::fs::set_permissions(path, mode).map_err(host)?;
         }
         Ok(Self {
             proxy,
@@ -78,7 +108,7 @@ impl EgressProxy {
     }
 
     /// The folder that sandboxes must be shown, on the host and inside: certificates to trust.
-    pub(crate) fn shows(&self) -> (PathBuf, PathBuf) {
+    pub fn shows(&self) -> (PathBuf, PathBuf) {
         (self.trust.path().into(), FOLDER_INSIDE.into())
     }
 
@@ -121,7 +151,7 @@ fn unused(folder: &Path, name: &str) -> Result<PathBuf, String> {
     Err(format!("audit log: there are {MAX_LOGS} of {name} already"))
 }
 
-impl sinew_provision::Egress for EgressProxy {
+impl Egress for EgressProxy {
     fn port(&self) -> u16 {
         PORT
     }
@@ -151,17 +181,17 @@ impl sinew_provision::Egress for EgressProxy {
 
 /// Gives every sandbox of a provider a session of the proxy. Sandboxes have a loopback interface alone;
 /// the proxy listens there.
-pub(crate) struct WithEgress {
+#[expect(missing_debug_implementations, reason = "a provider has none")]
+pub struct WithEgress {
     inner: Arc<dyn SandboxProvider>,
     proxy: EgressProxy,
+    /// Number of the next session, which names its log.
     next: AtomicU64,
 }
 
 impl WithEgress {
-    pub(crate) fn wrap(
-        inner: Arc<dyn SandboxProvider>,
-        proxy: EgressProxy,
-    ) -> Arc<dyn SandboxProvider> {
+    /// Wraps a provider. The proxy ends with the last sandbox.
+    pub fn wrap(inner: Arc<dyn SandboxProvider>, proxy: EgressProxy) -> Arc<dyn SandboxProvider> {
         Arc::new(Self {
             inner,
             proxy,
@@ -177,6 +207,7 @@ impl WithEgress {
         spec
     }
 
+    /// A sandbox with its session. If the session fails, the sandbox is dropped, which destroys it.
     async fn open(&self, mut inner: Box<dyn Sandbox>) -> Result<Box<dyn Sandbox>, SandboxError> {
         let listener = inner.listen_inside(PORT).await?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);

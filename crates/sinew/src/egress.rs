@@ -4,9 +4,6 @@
 //! The rules of a recipe are read and checked in every build: a recipe that cannot run here is refused
 //! with the name of the feature, and not as one with an unknown key.
 
-#[cfg(feature = "egress")]
-mod proxy;
-
 use crate::failure::Failure;
 use sinew_egress::EgressConfig;
 use sinew_recipe::SandboxPlan;
@@ -19,9 +16,9 @@ pub(crate) use absent::EgressProxy;
 #[cfg(not(feature = "egress"))]
 use absent::WithEgress;
 #[cfg(feature = "egress")]
-pub(crate) use proxy::EgressProxy;
+pub(crate) use sinew_provision::EgressProxy;
 #[cfg(feature = "egress")]
-use proxy::WithEgress;
+use sinew_provision::{EgressStartError, WithEgress};
 
 /// A file with the keys of `[sandbox.egress]`.
 pub(crate) fn load(path: &Path) -> Result<EgressConfig, Failure> {
@@ -37,7 +34,22 @@ pub(crate) fn load(path: &Path) -> Result<EgressConfig, Failure> {
 pub(crate) fn start(section: &SandboxPlan) -> Result<Option<EgressProxy>, Failure> {
     let audit = section.egress_audit.as_ref().map(PathBuf::from);
     let rules = section.egress.clone();
-    rules.map(|r| EgressProxy::start(r, audit)).transpose()
+    rules.map(|r| proxy(r, audit)).transpose()
+}
+
+/// Starts a proxy with rules that were read.
+#[cfg(feature = "egress")]
+pub(crate) fn proxy(rules: EgressConfig, audit: Option<PathBuf>) -> Result<EgressProxy, Failure> {
+    EgressProxy::start(rules, audit).map_err(|e| match e {
+        EgressStartError::Rules(_) => Failure::input(e),
+        EgressStartError::Host(_) => Failure::system(e),
+    })
+}
+
+/// A build without proxies refuses the rules.
+#[cfg(not(feature = "egress"))]
+pub(crate) fn proxy(_: EgressConfig, _: Option<PathBuf>) -> Result<EgressProxy, Failure> {
+    Err(crate::features::missing("sandbox.egress", "egress"))
 }
 
 /// A provider whose sandboxes reach the network through the proxy, each with a session of its own.
@@ -53,8 +65,6 @@ pub(crate) fn wrap(
 
 #[cfg(not(feature = "egress"))]
 mod absent {
-    use crate::failure::Failure;
-    use sinew_egress::EgressConfig;
     use sinew_sandbox::SandboxProvider;
     use std::path::PathBuf;
     use std::sync::Arc;
@@ -63,10 +73,6 @@ mod absent {
     pub(crate) enum EgressProxy {}
 
     impl EgressProxy {
-        pub(crate) fn start(_: EgressConfig, _: Option<PathBuf>) -> Result<Self, Failure> {
-            Err(crate::features::missing("sandbox.egress", "egress"))
-        }
-
         pub(crate) fn shows(&self) -> (PathBuf, PathBuf) {
             match *self {}
         }
