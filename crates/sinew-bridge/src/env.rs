@@ -102,7 +102,8 @@ impl PythonEnvFactory {
         let request = json!({"op": "gold", "target": shared.target, "task": task});
         let answer = shared.workers.call_blocking(request, THREADED);
         let mut value = answer.map_err(CallError::into_env)?;
-        let actions: Vec<GoldAction> = parsed(value["actions"].take())?;
+        let actions = value.get_mut("actions").map(Value::take);
+        let actions: Vec<GoldAction> = parsed(actions.unwrap_or_default())?;
         Ok(actions.into_iter().map(Action::from).collect())
     }
 }

@@ -140,8 +140,10 @@ impl PythonReward {
             Err(CallError::Lost { .. }) => self.workers.call(request, ALONE).await,
             other => other,
         };
+        // User code can reach its worker: the answer may be any JSON value, and indexing one can panic.
         let mut value = called?;
-        let scores: Vec<Scored> = serde_json::from_value(value["scores"].take())
+        let scores = value.get_mut("scores").map(Value::take);
+        let scores: Vec<Scored> = serde_json::from_value(scores.unwrap_or_default())
             .map_err(|e| CallError::Protocol(format!("the answer is not as expected: {e}")))?;
         if scores.len() != count {
             let got = scores.len();

@@ -80,7 +80,7 @@ def described(error):
         "message": cut(message, MAX_MESSAGE),
         "place": place_of_error(error),
         # The limit of processes is reached: what holds them is not known, so the worker is of no use.
-        "fatal": no_process or "can't start new thread" in message,
+        "fatal": no_process or (isinstance(error, RuntimeError) and message == "can't start new thread"),
     }
 
 

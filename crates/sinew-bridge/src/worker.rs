@@ -359,7 +359,8 @@ fn loaded(reply: Reply) -> Result<Vec<Value>, StartError> {
             place: e.place,
         });
     }
-    match reply.ok.map(|mut ok| ok["targets"].take()) {
+    let targets = |mut ok: Value| ok.get_mut("targets").map(Value::take);
+    match reply.ok.and_then(targets) {
         Some(Value::Array(targets)) => Ok(targets),
         _ => Err(StartError::Worker("it did not describe its code".into())),
     }
