@@ -92,10 +92,14 @@ pub struct Unscored {
 }
 
 impl Unscored {
-    /// Creates a missing score. Only the first line of `reason` is kept.
+    /// Maximum characters of a reason: it stands in every trace and counts as a key of metrics.
+    pub const MAX_REASON: usize = 300;
+
+    /// Creates a missing score. Of `reason`, the first line up to [`Unscored::MAX_REASON`] is kept.
     pub fn new(reason: impl Into<String>) -> Self {
-        let mut reason: String = reason.into();
-        reason.truncate(reason.find('\n').unwrap_or(reason.len()));
+        let reason: String = reason.into();
+        let line = reason.lines().next().unwrap_or_default();
+        let reason = line.chars().take(Self::MAX_REASON).collect();
         Self { reason }
     }
 

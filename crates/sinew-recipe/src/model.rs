@@ -88,7 +88,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let env = plan.env.name();
     let reason = match alphabet {
         true => format!(
-            "env.type = \"{env}\" has an alphabet of its own, which only models from scratch speak: use \
+            "env.type = \"{env}\" has an alphabet of its own, which only models from scratch have: use \
              type = \"scratch\""
         ),
         false => format!(

@@ -1,5 +1,6 @@
 //! `[reward]`: rewards of a user's own, with weights.
 
+use crate::Level;
 use crate::RunPlan;
 use crate::rule::Rules;
 use schemars::JsonSchema;
@@ -59,6 +60,11 @@ impl RewardSection {
         }
     }
 
+    /// Whether one of the rewards is a Python function, which runs in sandboxes.
+    pub fn has_python(&self) -> bool {
+        self.terms().iter().any(|(name, ..)| Self::is_python(name))
+    }
+
     /// Whether a reward is a Python function, `FILE.py:FUNCTION`.
     pub fn is_python(name: &str) -> bool {
         name.split_once(".py:")
@@ -80,6 +86,13 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         return;
     };
     let terms = reward.terms();
+    let level = plan.sandbox.level;
+    rules.custom(
+        "sandbox.level",
+        level.name(),
+        "functions of [reward] run at level \"process\"".into(),
+        level == Level::Process || !reward.has_python(),
+    );
     for (name, weight, clip) in &terms {
         rules.allowed("reward", weight, "a finite weight", weight.is_finite());
         if let Some([low, high]) = clip {

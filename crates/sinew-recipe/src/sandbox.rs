@@ -1,5 +1,6 @@
 //! `[sandbox]`: where the agent's code runs.
 
+use crate::reward::RewardSection;
 use crate::rule::Rules;
 use crate::section::{choice, section};
 use crate::{HarnessLevel, HarnessSection, RunPlan};
@@ -124,7 +125,8 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         "allowed: 0.01 to 1024".into(),
         s.cpus.is_none_or(|n| (0.01..=1024.0).contains(&n)),
     );
-    let used = plan.env.needs().sandbox || !plan.harness.is_built_in();
+    let scored = plan.reward.as_ref().is_some_and(RewardSection::has_python);
+    let used = plan.env.needs().sandbox || !plan.harness.is_built_in() || scored;
     let env = plan.env.name();
     let reason = format!("has no effect: env.type = \"{env}\" runs no code; remove it");
     rules.unused("sandbox", reason, used);

@@ -23,7 +23,10 @@ choice! {
 
 /// Source of the held-out split.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "a share of the rows such as 0.05, or a file or folder of their own"
+)]
 pub enum HeldOut {
     /// Share of the rows, chosen by the hash of their prompts.
     Share(f64),

@@ -266,7 +266,8 @@ fn expected<'a>(sample: &'a RewardSample, column: &str) -> Result<&'a Value, Uns
 
 fn expected_text(sample: &RewardSample, column: &str) -> Result<String, Unscored> {
     let value = expected(sample, column)?;
-    text::plain(value).ok_or_else(|| wrong(column, &value.to_string(), "text or a number"))
+    let text = text::plain(value).filter(|text| !text.is_empty());
+    text.ok_or_else(|| wrong(column, &value.to_string(), "text or a number"))
 }
 
 fn expected_number(sample: &RewardSample, column: &str) -> Result<f64, Unscored> {

@@ -20,22 +20,29 @@ pub(crate) fn last_number(text: &str) -> Option<f64> {
     parsed.filter(|v| v.is_finite()).last()
 }
 
-/// The last option letter of a text, `A` to `Z`, in a box, in brackets, or alone. The word "I" and the
-/// article "A" before a word are no options.
+/// The last option letter of a text, `A` to `Z`, in a box, in brackets, or alone. The article "A" and the
+/// pronoun "I" are no options: both are followed by a word or an apostrophe.
 pub(crate) fn last_option(text: &str) -> Option<char> {
     let found = OPTION.as_ref()?.captures_iter(text);
     let letters = found.filter_map(|c| {
         let marked = c.get(1).or_else(|| c.get(2));
-        let alone = c.get(3).filter(|m| !is_word(text, m.end()));
+        let word =
+            |m: &regex::Match<'_>| ["A", "I"].contains(&m.as_str()) && is_word(text, m.end());
+        let alone = c.get(3).filter(|m| !word(m));
         marked.or(alone)?.as_str().chars().next()
     });
     letters.last()
 }
 
-/// Whether a lower-case word follows after a space, as after an article.
+/// Whether an apostrophe, or a space and a word other than a verb of being, follows.
 fn is_word(text: &str, end: usize) -> bool {
-    let mut rest = text[end..].chars();
-    rest.next() == Some(' ') && rest.next().is_some_and(char::is_lowercase)
+    let rest = &text[end..];
+    let next = rest.trim_start_matches(' ');
+    let verb = ["is ", "was ", "and ", "or ", "because "];
+    rest.starts_with(['\'', '\u{2019}'])
+        || (rest.starts_with(' ')
+            && next.starts_with(char::is_lowercase)
+            && !verb.iter().any(|v| next.starts_with(v)))
 }
 
 /// A value as text to compare: text itself, numbers and truth values as JSON writes them.
@@ -64,7 +71,7 @@ pub(crate) fn repeated(text: &str, n: usize) -> f64 {
     let mut seen = std::collections::HashSet::new();
     let grams = words.windows(n.max(1));
     let all = grams.len();
-    let again = grams.filter(|gram| !seen.insert(gram.to_vec())).count();
+    let again = grams.filter(|gram| !seen.insert(*gram)).count();
     if all == 0 {
         0.0
     } else {
@@ -72,7 +79,7 @@ pub(crate) fn repeated(text: &str, n: usize) -> f64 {
     }
 }
 
-/// Numbers in square brackets, such as `[3]` and `[1, 2]`, in order.
+/// Ids in square brackets, such as `[3]` and `[1, 2]`, in order.
 pub(crate) fn citations(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for part in text.split('[').skip(1) {
@@ -117,6 +124,10 @@ mod tests {
             (r"\boxed{D}", Some('D')),
             ("I think A. Or B", Some('B')),
             ("A cat sat", None),
+            ("The answer is B because it fits", Some('B')),
+            ("A is correct", Some('A')),
+            ("(B) is what I'd say", Some('B')),
+            ("I think so", None),
             ("none", None),
         ];
         for (text, expected) in cases {

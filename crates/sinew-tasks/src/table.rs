@@ -167,9 +167,8 @@ impl TableTaskset {
             preamble.push(text(Role::Assistant, &example.assistant));
         }
         let mut messages = self.template.messages(row)?;
-        let last = messages.pop().filter(|m| m.role == Role::User);
-        let Some(last) = last else {
-            return Err(row.error("the last message of `prompt` must be one of the user"));
+        let Some(last) = messages.pop() else {
+            return Err(row.error("the prompt has no message"));
         };
         preamble.extend(messages);
         Ok(Task {

@@ -46,7 +46,7 @@ impl PromptTemplate {
         if let Some(text) = filter {
             env.compile_expression(text)
                 .map_err(|e| wrong(FILTER, text, &e))?;
-            // An expression cannot be kept beside its environment: it becomes a template of it.
+            // An expression cannot be kept with its environment: it becomes a template of it.
             let template = format!("{{% if {text} %}}1{{% endif %}}");
             env.add_template_owned(FILTER, template)
                 .map_err(|e| wrong(FILTER, text, &e))?;
@@ -86,10 +86,14 @@ impl PromptTemplate {
             Some(Value::String(text)) if !text.trim().is_empty() => {
                 Ok(vec![Message::new(Role::User, text.clone())])
             }
-            Some(Value::Array(list)) if !list.is_empty() => list
-                .iter()
-                .map(|m| message(m).map_err(|e| row.error(e)))
-                .collect(),
+            Some(Value::Array(list)) if !list.is_empty() => {
+                let messages = list.iter().map(message).collect::<Result<Vec<_>, _>>();
+                let messages = messages.map_err(|e| row.error(e))?;
+                match messages.last() {
+                    Some(last) if last.role == Role::User => Ok(messages),
+                    _ => Err(row.error("the last message of `prompt` must be one of the user")),
+                }
+            }
             Some(other) => Err(row.error(format!(
                 "the column `prompt` is {other}; allowed: text, or a list of messages"
             ))),

@@ -211,6 +211,11 @@ fn filters_system_prompt_examples_and_messages_reach_the_task() {
     all.extend(prompts(&table, Split::HeldOut));
     all.sort();
     assert_eq!(all, ["q1", "q2"]);
+    settings.source = file(&dir, "d.jsonl", &dialogue.replace("user", "assistant"));
+    let error = TableTaskset::open(settings.clone())
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("line 1: the last message"), "{error}");
     let wrong = dialogue.replace("user", "robot");
     settings.source = file(&dir, "c.jsonl", &wrong);
     let error = TableTaskset::open(settings).unwrap_err().to_string();

@@ -344,10 +344,7 @@ fn solvable(recipe: &RunPlan) -> Result<String, Failure> {
         .enable_all()
         .build()
         .map_err(Failure::system)?;
-    if let [first, ..] = &tasks[..]
-        && recipe.reward.is_some()
-        && matches!(envs.gold(first, 0), Ok(None))
-    {
+    if recipe.reward.is_some() {
         return runtime.block_on(scored(envs.as_ref(), &tasks));
     }
     let turns = runtime
@@ -377,7 +374,7 @@ async fn scored(envs: &dyn EnvFactory, tasks: &[Task]) -> Result<String, Failure
         let mut env = envs.create(task).map_err(failed)?;
         let played = async {
             env.reset().await?;
-            match env.step(Action::say("")).await?.outcome {
+            match env.step(Action::say("1")).await?.outcome {
                 Some(outcome) => Ok(outcome),
                 None => env.score().await,
             }
@@ -402,7 +399,7 @@ async fn scored(envs: &dyn EnvFactory, tasks: &[Task]) -> Result<String, Failure
             tasks.len()
         )),
         None => Ok(format!(
-            "{}: an empty answer to {} tasks gets a score",
+            "{}: the answer \"1\" to {} tasks gets a score",
             envs.name(),
             tasks.len()
         )),

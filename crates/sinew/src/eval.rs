@@ -34,9 +34,10 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
 
 /// The section of `--model`. Its tokenizer and template replace those of the recipe, too.
 fn other_model(recipe: &RunPlan, source: &str) -> Result<ModelSection, Failure> {
-    if matches!(recipe.model, ModelSection::Scratch { .. }) {
+    if recipe.env.needs().alphabet.is_some() {
         return Err(Failure::input(format!(
-            "--model = {source:?}: the recipe's model is one from scratch, with an alphabet of its own; allowed with model.type = \"pretrained\""
+            "--model = {source:?}: env.type = \"{}\" has an alphabet of its own, which no other model has",
+            recipe.env.name()
         )));
     }
     if Path::new(source).join("recipe.toml").is_file() {

@@ -70,7 +70,10 @@ impl Start {
                     "recipe.toml",
                     include_str!("../templates/agent/recipe.toml"),
                 ),
-                ("agent.py", include_str!("../templates/agent/agent.py")),
+                (
+                    "agent/agent.py",
+                    include_str!("../templates/agent/agent.py"),
+                ),
                 rows,
                 score,
             ],
@@ -86,7 +89,7 @@ impl Start {
             }
             Self::Env => "`env.py` has the environment: its tasks, its turns and its reward.",
             Self::Agent => {
-                "`agent.py` is the agent, run once for each episode. `tasks.jsonl` has the tasks, `score.py` the \
+                "`agent/agent.py` is the agent, run once for each episode. `tasks.jsonl` has the tasks, `score.py` the \
                  reward of its answer."
             }
         }
@@ -130,7 +133,6 @@ pub(crate) fn run(args: &InitArgs) -> Result<(), Failure> {
         .replace("{look}", args.start.look())
         .replace("{files}", args.start.about())
         .replace("{about}", &about);
-    fs::create_dir_all(&args.folder).map_err(|e| failed(&args.folder, &e))?;
     let mut files = args.start.files();
     files.push(("README.md", &readme));
     if let Some((there, _)) = files.iter().find(|(f, _)| args.folder.join(f).exists()) {
@@ -154,6 +156,9 @@ pub(crate) fn run(args: &InitArgs) -> Result<(), Failure> {
 
 /// Writes a file that does not exist.
 fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).map_err(|e| failed(folder, &e))?;
+    }
     let new = OpenOptions::new().write(true).create_new(true).open(path);
     let written = new.and_then(|mut file| {
         file.write_all(text.trim_end().as_bytes())

@@ -114,7 +114,7 @@ fn text(shown: &Shown, limit: usize) -> String {
     let Shown { task, text, tokens } = shown;
     let over = match *tokens < limit {
         true => String::new(),
-        false => format!(" (no room: rollout.max_context_tokens = {limit})"),
+        false => format!(" (too long: rollout.max_context_tokens = {limit})"),
     };
     let mut out = format!(
         "--- {} [{}], {tokens} tokens{over}\n{text}\n",

@@ -77,7 +77,7 @@ pub(crate) fn world(recipe: &RunPlan) -> Result<World, Failure> {
     let mut envs = envs.map_err(|e| Failure::input(format!("env: {e}")))?;
     let taskset = taskset(recipe)?;
     if let Some(section) = &recipe.reward {
-        let reward = super::reward::reward(section, taskset.as_ref())?;
+        let reward = super::reward::reward(section, &recipe.sandbox, taskset.as_ref())?;
         envs = Arc::new(Rewarded::new(envs, reward));
     }
     Ok((taskset, envs))

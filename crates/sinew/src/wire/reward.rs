@@ -3,13 +3,15 @@
 //! Functions of one recipe share their workers. A function that hangs, crashes or raises makes its sample
 //! unscored; it harms no other one.
 
+use super::sandbox::sandbox_spec;
 use crate::failure::Failure;
 use sinew_bridge::{
     PythonCode, PythonReward, PythonWorkers, StartError, Target, TargetKind, WorkersConfig,
 };
 use sinew_env::{Reward, Split, Taskset};
-use sinew_recipe::RewardSection;
-use sinew_reward::{RewardSum, Term};
+use sinew_recipe::{RewardSection, SandboxPlan};
+use sinew_reward::{Argument, RewardSpec, RewardSum, SpecError, Term};
+use sinew_sandbox::SandboxSpec;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -22,31 +24,31 @@ const WORKERS: usize = 2;
 /// If a function cannot be loaded, or has a parameter that is no column of the tasks.
 pub(super) fn reward(
     section: &RewardSection,
+    sandbox: &SandboxPlan,
     tasks: &dyn Taskset,
 ) -> Result<Arc<dyn Reward>, Failure> {
     let terms = section.terms();
-    let names = terms.iter().map(|(name, ..)| *name);
-    let functions: Vec<&str> = names.filter(|n| RewardSection::is_python(n)).collect();
+    let names: Vec<&str> = terms.iter().map(|(name, ..)| *name).collect();
+    let python = names.iter().filter(|n| RewardSection::is_python(n));
+    let functions: Vec<&str> = python.copied().collect();
     let workers = match functions.is_empty() {
         true => None,
-        false => Some(workers(&functions).map_err(refused)?),
+        false => Some(workers(&functions, sandbox_spec(sandbox)?).map_err(refused)?),
     };
     let mut sum = Vec::new();
     for (name, weight, clip) in terms {
         let target = functions.iter().position(|f| *f == name);
-        let (short, reward): (&str, Arc<dyn Reward>) = match (target, &workers) {
+        let reward: Arc<dyn Reward> = match (target, &workers) {
             (Some(target), Some(workers)) => {
-                let short = name.rsplit_once(':').map_or(name, |(_, function)| function);
-                (short, Arc::new(function(workers, target, short, tasks)?))
+                Arc::new(function(workers, target, short(name), tasks)?)
             }
-            _ => {
-                let named = sinew_reward::named(name);
-                let named = named.map_err(|e| Failure::input(format!("reward: {e}")))?;
-                (name.split_once('(').map_or(name, |(s, _)| s), named)
-            }
+            _ => named(name, tasks)?,
         };
+        // Two rewards of one short name must not share a metric.
+        let twin = |other: &&str| **other != *name && short(other) == short(name);
+        let shared = names.iter().any(|other| twin(&other));
         sum.push(Term {
-            name: short.to_owned(),
+            name: if shared { name } else { short(name) }.to_owned(),
             reward,
             weight,
             clip,
@@ -55,13 +57,48 @@ pub(super) fn reward(
     Ok(Arc::new(RewardSum::new(sum)))
 }
 
+/// Name of a reward in metrics: without arguments, or the function without its file.
+fn short(name: &str) -> &str {
+    match RewardSection::is_python(name) {
+        true => name.rsplit_once(':').map_or(name, |(_, function)| function),
+        false => name.split_once('(').map_or(name, |(short, _)| short),
+    }
+}
+
+/// A reward by name, whose column the first task of each split must have.
+fn named(name: &str, tasks: &dyn Taskset) -> Result<Arc<dyn Reward>, Failure> {
+    let refused = |e: SpecError| Failure::input(format!("reward: {e}"));
+    let spec = RewardSpec::parse(name).map_err(refused)?;
+    for split in [Split::Train, Split::HeldOut] {
+        let columns = columns(tasks, split)?;
+        for argument in &spec.positional {
+            if let Argument::Column(column) = argument
+                && !columns.contains(column)
+            {
+                return Err(Failure::input(format!(
+                    "reward: {name}: tasks have no column {column}; columns: {}",
+                    columns.join(", ")
+                )));
+            }
+        }
+    }
+    sinew_reward::named(name).map_err(refused)
+}
+
+/// Columns of the first task of a split.
+fn columns(tasks: &dyn Taskset, split: Split) -> Result<Vec<String>, Failure> {
+    let task = tasks.get(split, 0).map_err(Failure::input)?;
+    let columns = task.data.as_object().into_iter().flatten();
+    Ok(columns.map(|(name, _)| name.clone()).collect())
+}
+
 /// A function that cannot be used is wrong input: its file is the user's.
 fn refused(e: StartError) -> Failure {
     Failure::input(format!("reward: {e}"))
 }
 
 /// Starts workers that have loaded all functions.
-fn workers(functions: &[&str]) -> Result<PythonWorkers, StartError> {
+fn workers(functions: &[&str], spec: SandboxSpec) -> Result<PythonWorkers, StartError> {
     let parsed = functions
         .iter()
         .map(|f| Target::parse(f, TargetKind::Reward, Path::new(".")));
@@ -71,7 +108,7 @@ fn workers(functions: &[&str]) -> Result<PythonWorkers, StartError> {
     // One more lives for a moment while a dead worker is replaced.
     let provider = code.process_provider(WORKERS + 1)?;
     let mut config = WorkersConfig::new(provider);
-    config.workers = WORKERS;
+    (config.workers, config.spec) = (WORKERS, spec);
     PythonWorkers::start(config, code)
 }
 
@@ -90,9 +127,8 @@ fn function(
         )));
     }
     for split in [Split::Train, Split::HeldOut] {
-        let task = tasks.get(split, 0).map_err(Failure::input)?;
-        let columns = task.data.as_object().into_iter().flatten();
-        let columns: Vec<&str> = columns.map(|(name, _)| name.as_str()).collect();
+        let columns = columns(tasks, split)?;
+        let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
         reward.check(&columns).map_err(refused)?;
     }
     Ok(reward)
