@@ -10,7 +10,6 @@ use std::path::Path;
 
 /// Circles that may stay, or become smaller: crate, files, reason.
 const ALLOWED: &[(&str, &str, &str)] = &[
-    ("sinew", "models pool wire", "wiring: to be cut by part"),
     (
         "sinew-egress",
         "exchange tunnel",
