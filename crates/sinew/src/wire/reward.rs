@@ -46,7 +46,7 @@ pub(super) fn reward(
         };
         // Two rewards of one short name must not share a metric.
         let twin = |other: &&str| **other != *name && short(other) == short(name);
-        let shared = names.iter().any(|other| twin(&other));
+        let shared = names.iter().any(twin);
         sum.push(Term {
             name: if shared { name } else { short(name) }.to_owned(),
             reward,
