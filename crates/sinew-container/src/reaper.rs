@@ -101,6 +101,11 @@ fn settle(folder: &Folder, jobs: &Receiver<Job>) {
             Err(RecvTimeoutError::Disconnected) => std::thread::sleep(PAUSE),
         }
     }
+    // A runtime that was killed half way keeps its state, and can have made groups after their removal.
+    let left = std::fs::read_dir(folder.path().join("state"));
+    for entry in left.into_iter().flatten().flatten() {
+        sinew_jail::cgroup::remove_everywhere(&entry.file_name().to_string_lossy());
+    }
 }
 
 #[cfg(test)]

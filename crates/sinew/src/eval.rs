@@ -36,7 +36,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
 fn other_model(recipe: &RunPlan, source: &str) -> Result<ModelSection, Failure> {
     if recipe.env.needs().alphabet.is_some() {
         return Err(Failure::input(format!(
-            "--model = {source:?}: env.type = \"{}\" has an alphabet of its own, which no other model has",
+            "--model = {source:?}: env.type = \"{}\" has an alphabet of its own, which only models from scratch have",
             recipe.env.name()
         )));
     }
