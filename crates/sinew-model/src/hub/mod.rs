@@ -25,6 +25,12 @@ const SIDE_FILES: [&str; 9] = [
     "merges.txt",
 ];
 
+/// Kind of a repository.
+enum Kind {
+    Model,
+    Dataset,
+}
+
 /// The directory of one revision, from the cache or (unless offline) from the hub.
 ///
 /// # Errors
@@ -47,7 +53,7 @@ pub(crate) fn snapshot(
             repo: repo.to_owned(),
             cache: env.hub_cache.clone(),
         }),
-        cached => online(repo, revision, &root, env, cached.is_some()),
+        cached => online(Kind::Model, repo, revision, &root, env, cached.is_some()),
     }
 }
 
@@ -72,60 +78,36 @@ pub(crate) fn dataset(
             repo: repo.to_owned(),
             cache: env.hub_cache.clone(),
         }),
-        cached => online_dataset(repo, revision, &root, env, cached.is_some()),
+        cached => online(Kind::Dataset, repo, revision, &root, env, cached.is_some()),
     }
 }
 
 #[cfg(feature = "hub")]
-fn online_dataset(
+fn online(
+    kind: Kind,
     repo: &str,
     revision: &str,
     root: &Path,
     env: &ResolveEnv,
     cached: bool,
 ) -> Result<PathBuf, ResolveError> {
-    let path = format!("datasets/{repo}");
-    let files = download::Hub::new(&path, root, env).and_then(|hub| hub.data_files(revision));
-    files.map_err(|reason| failed(repo, reason, cached))
-}
-
-#[cfg(not(feature = "hub"))]
-fn online_dataset(
-    repo: &str,
-    revision: &str,
-    root: &Path,
-    env: &ResolveEnv,
-    cached: bool,
-) -> Result<PathBuf, ResolveError> {
-    online(repo, revision, root, env, cached)
-}
-
-#[cfg(feature = "hub")]
-fn failed(repo: &str, reason: String, cached: bool) -> ResolveError {
-    ResolveError::Hub {
+    let found = match kind {
+        Kind::Model => download::Hub::new(repo, root, env).and_then(|hub| hub.snapshot(revision)),
+        Kind::Dataset => download::Hub::new(&format!("datasets/{repo}"), root, env)
+            .and_then(|hub| hub.data_files(revision)),
+    };
+    found.map_err(|reason| ResolveError::Hub {
         repo: repo.to_owned(),
         reason: match cached {
             true => format!("{reason} (HF_HUB_OFFLINE=1 uses the copy in the cache)"),
             false => reason,
         },
-    }
-}
-
-#[cfg(feature = "hub")]
-fn online(
-    repo: &str,
-    revision: &str,
-    root: &Path,
-    env: &ResolveEnv,
-    cached: bool,
-) -> Result<PathBuf, ResolveError> {
-    download::Hub::new(repo, root, env)
-        .and_then(|hub| hub.snapshot(revision))
-        .map_err(|reason| failed(repo, reason, cached))
+    })
 }
 
 #[cfg(not(feature = "hub"))]
 fn online(
+    _kind: Kind,
     repo: &str,
     _revision: &str,
     _root: &Path,
