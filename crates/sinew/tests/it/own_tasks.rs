@@ -1,6 +1,6 @@
 //! Tasks and rewards of a user's own: a file of rows, a reward by name, a model that learns from them.
 
-use crate::{failure, sinew};
+use crate::{failure, last_line, sinew};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -40,13 +40,7 @@ fn a_model_learns_from_rows_and_a_reward_by_name() {
         .current_dir(dir.path())
         .args(["train", "own.toml", "--json", "--run-dir", "run"]);
     let output = command.output().unwrap();
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let last = String::from_utf8(output.stdout).unwrap();
-    let last: Value = serde_json::from_str(last.lines().last().unwrap()).unwrap();
+    let last = last_line(&output);
     let success = |at: &str| last["eval"][at]["success"].as_f64().unwrap();
     // Four random bytes hold a small letter in about a third of all cases.
     assert!(success("before") < 0.7 && success("after") > 0.9, "{last}");
@@ -84,13 +78,7 @@ fn a_function_in_python_scores_and_a_missing_score_is_never_0() {
         command.output().unwrap()
     };
     let output = run("\"score.py:small\"", 25);
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let last = String::from_utf8(output.stdout).unwrap();
-    let last: Value = serde_json::from_str(last.lines().last().unwrap()).unwrap();
+    let last = last_line(&output);
     let success = |at: &str| last["eval"][at]["success"].as_f64().unwrap();
     assert!(success("before") < 0.7 && success("after") > 0.9, "{last}");
 
@@ -261,13 +249,7 @@ fn starts(start: &str) {
         &["train", "recipe.toml", "--json", "--run-dir", "run"],
         &project,
     );
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let last = String::from_utf8(output.stdout).unwrap();
-    let last: Value = serde_json::from_str(last.lines().last().unwrap()).unwrap();
+    let last = last_line(&output);
     let reward = |at: &str| last["eval"][at]["reward"].as_f64().unwrap();
     assert!(reward("after") > reward("before") + 0.3, "{last}");
     // A second project in the folder would overwrite the first: refused, and nothing is changed.
