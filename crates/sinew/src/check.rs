@@ -23,7 +23,7 @@
 
 mod disk;
 mod memory;
-mod prompts;
+pub(crate) mod prompts;
 mod reach;
 
 use crate::failure::Failure;
@@ -34,8 +34,10 @@ use sinew_env::{Action, EnvFactory, Split};
 use sinew_recipe::{EngineType, ModelSection, RunPlan};
 use sinew_render::{MockTrajectory, conformance_check};
 use sinew_sandbox::{ExecRequest, Program, SandboxProvider, SandboxSpec};
+use sinew_tasks::TableTaskset;
 use sinew_types::Task;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The rows so far.
@@ -295,7 +297,18 @@ async fn try_one(provider: &dyn SandboxProvider, spec: &SandboxSpec) -> Result<V
 
 /// Numbers of tasks, which `eval.tasks` and `rollout.tasks_per_step` must not exceed.
 fn tasks(recipe: &RunPlan) -> Result<String, Failure> {
-    let taskset = wire::taskset(recipe)?;
+    let rows = wire::rows(&recipe.tasks)?;
+    let left_out = match rows.as_ref().map(TableTaskset::summary) {
+        Some(rows) if rows.filtered + rows.overlapping > 0 => format!(
+            "; left out: {} by the filter, {} that are held out as well",
+            rows.filtered, rows.overlapping
+        ),
+        _ => String::new(),
+    };
+    let taskset = match rows {
+        Some(rows) => Arc::new(rows),
+        None => wire::taskset(recipe)?,
+    };
     let (train, held_out) = (taskset.len(Split::Train), taskset.len(Split::HeldOut));
     if recipe.eval.tasks > held_out && !recipe.env.needs().rows {
         return Err(Failure::input(format!(
@@ -311,14 +324,6 @@ fn tasks(recipe: &RunPlan) -> Result<String, Failure> {
             taskset.name()
         )));
     }
-    let left_out = match wire::rows(&recipe.tasks)? {
-        Some(rows) if rows.summary().filtered + rows.summary().overlapping > 0 => format!(
-            "; left out: {} by the filter, {} that are held out as well",
-            rows.summary().filtered,
-            rows.summary().overlapping
-        ),
-        _ => String::new(),
-    };
     Ok(format!(
         "{}: {train} to train on, {held_out} held out{left_out}",
         taskset.name()

@@ -4,6 +4,7 @@
 //! rendered with the model's chat template. The model's weights are not loaded. Sandboxes start only where
 //! the environment needs them.
 
+use crate::check::prompts::ask;
 use crate::failure::Failure;
 use crate::output::{print, print_json};
 use crate::wire;
@@ -95,13 +96,9 @@ async fn show(
     renderer: &dyn Renderer,
     task: Task,
 ) -> Result<Shown, Failure> {
-    let failed = |e: &dyn std::fmt::Display| Failure::input(format!("task {}: {e}", task.id));
-    let mut env = envs.create(&task).map_err(|e| failed(&e))?;
-    let reset = env.reset().await;
-    env.close().await.map_err(|e| failed(&e))?;
-    let reset = reset.map_err(|e| failed(&e))?;
-    let tokens = renderer.render_prompt(&reset.messages, &reset.tools);
-    let tokens = tokens.map_err(|e| failed(&e))?;
+    let (messages, tools) = ask(envs, &task).await?;
+    let tokens = renderer.render_prompt(&messages, &tools);
+    let tokens = tokens.map_err(|e| Failure::input(format!("task {}: {e}", task.id)))?;
     Ok(Shown {
         text: renderer.decode_with_special(&tokens),
         tokens: tokens.len(),

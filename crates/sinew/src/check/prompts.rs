@@ -49,7 +49,10 @@ pub(super) fn prompts(recipe: &RunPlan) -> Result<String, Failure> {
 
 /// Messages and tools that an episode of `task` begins with. The environment is closed again: no turn is
 /// played.
-async fn ask(envs: &dyn EnvFactory, task: &Task) -> Result<(Vec<Message>, Vec<ToolSpec>), Failure> {
+pub(crate) async fn ask(
+    envs: &dyn EnvFactory,
+    task: &Task,
+) -> Result<(Vec<Message>, Vec<ToolSpec>), Failure> {
     let failed = |e| Failure::input(format!("task {}: {e}", task.id));
     let mut env = envs.create(task).map_err(failed)?;
     let reset = env.reset().await;
