@@ -1,7 +1,8 @@
 //! Where rollouts go: what open ones captured into the journal, finished traces into the store.
 
-use crate::error::ApiError;
+use crate::failures::store_failed;
 use crate::journal::{Journal, Receipt, Record};
+use sinew_dialect::ApiError;
 use sinew_store::{Committed, TraceStore};
 use sinew_types::{EpisodeId, Trace};
 use std::sync::Arc;
@@ -45,10 +46,7 @@ impl Archive {
             return Ok(None);
         };
         let id = id.clone();
-        blocking("store_failed", move || {
-            store.get(&id).map_err(ApiError::from)
-        })
-        .await
+        blocking("store_failed", move || store.get(&id).map_err(store_failed)).await
     }
 
     /// [`Archive::stored`] on this thread.
@@ -57,7 +55,7 @@ impl Archive {
     /// If the store cannot be read.
     pub(crate) fn stored_now(&self, id: &EpisodeId) -> Result<Option<Trace>, ApiError> {
         match &self.store {
-            Some(store) => Ok(store.get(id)?),
+            Some(store) => store.get(id).map_err(store_failed),
             None => Ok(None),
         }
     }
@@ -70,13 +68,15 @@ impl Archive {
         let Some(store) = self.store.clone() else {
             return Ok(trace);
         };
-        blocking("store_failed", move || match store.commit(&trace)? {
-            Committed::New => Ok(trace),
-            // Finishing was tried before, and came as far as this.
-            Committed::Duplicate => match store.get(&trace.episode)? {
-                Some(stored) if stored.nodes == trace.nodes => Ok(stored),
-                _ => Err(taken(&trace.episode)),
-            },
+        blocking("store_failed", move || {
+            match store.commit(&trace).map_err(store_failed)? {
+                Committed::New => Ok(trace),
+                // Finishing was tried before, and came as far as this.
+                Committed::Duplicate => match store.get(&trace.episode).map_err(store_failed)? {
+                    Some(stored) if stored.nodes == trace.nodes => Ok(stored),
+                    _ => Err(taken(&trace.episode)),
+                },
+            }
         })
         .await
     }

@@ -1,13 +1,13 @@
 //! Bodies of requests: their limits, and the thread that reads them.
 
 use crate::archive::blocking;
-use crate::dialect::fields::{Fields, Notes};
-use crate::error::ApiError;
 use axum::extract::Request;
 use axum::http::header::CONTENT_LENGTH;
 use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
+use sinew_dialect::ApiError;
+use sinew_dialect::fields::{Fields, Notes};
 use std::time::Duration;
 
 /// Longer bodies are read, rendered and tokenized on a thread of their own: it takes up to a

@@ -11,19 +11,20 @@
 
 use crate::capacity::Capacity;
 use crate::config::{GatewayConfig, GatewayParts};
-use crate::dialect::anthropic::parse_count;
-use crate::dialect::fields::Notes;
-use crate::dialect::format::FormatAsk;
-use crate::dialect::{AnswerContext, Dialect, ModelRequest, ToolChoice};
 use crate::drive::{self, Work};
-use crate::error::{ApiError, NEEDS_ALL};
+use crate::failures::NEEDS_ALL;
 use crate::keys::{Key, StateId, head as head_key, hex};
 use crate::known_bodies::{KnownBody, Scan};
 use crate::output_format;
 use crate::rollout::{Rollout, unix_s};
 use crate::running::{RunningCall, Subscription};
-use crate::session::{Ask, Begun, Prompt, RolloutSpec, Session};
+use crate::session::{Ask, Begun, RolloutSpec, Session};
 use crate::stats::Counters;
+use sinew_dialect::anthropic::parse_count;
+use sinew_dialect::fields::Notes;
+use sinew_dialect::format::FormatAsk;
+use sinew_dialect::{AnswerContext, Dialect, ModelRequest, ToolChoice};
+use sinew_dialect::{ApiError, Prompt};
 use sinew_render::{
     Renderer, ToolCallFormat, TurnFormat, TurnOptions, call_end, forced_opening, text_only,
 };

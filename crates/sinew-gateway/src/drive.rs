@@ -11,14 +11,14 @@
 //!
 //! An engine that does not end aborted requests within [`ABORT_GRACE`] is not waited for.
 
-use crate::answers::StoredAnswer;
 use crate::capacity::{Capacity, CapacityPermit};
-use crate::dialect::{Choice, Delta, ModelResponse, TurnEnd, Usage};
-use crate::error::ApiError;
 use crate::rollout::{Rollout, unix_s};
 use crate::running::{ABORT_GRACE, RunningCall};
 use crate::session::SampledTurn;
 use crate::stats::Counters;
+use sinew_dialect::ApiError;
+use sinew_dialect::StoredAnswer;
+use sinew_dialect::{Choice, Delta, ModelResponse, TurnEnd, Usage};
 use sinew_render::{Piece, TurnOptions, TurnReader};
 use sinew_types::{
     Engine, EngineError, EngineEvent, EventSink, FinishReason, GenerateRequest, RequestId,

@@ -4,11 +4,9 @@
 //! may be tried again at any point. Locks are taken in the order rollouts, session, answers, counters; none
 //! is held while the engine or the disk is waited for.
 
-use crate::answers::Answers;
 use crate::archive::{Archive, taken};
 use crate::call::Caller;
 use crate::config::{GatewayConfig, GatewayParts};
-use crate::error::ApiError;
 use crate::journal::{Receipt, Record};
 use crate::live::LiveRollouts;
 use crate::rollout::{Rollout, unix_s};
@@ -18,6 +16,8 @@ use crate::secret::Secret;
 use crate::session::{CallRecord, Entry, Reward, RolloutSpec, Session, SessionStats};
 use crate::stats::{Counters, GatewayStats};
 use serde::Serialize;
+use sinew_dialect::Answers;
+use sinew_dialect::ApiError;
 use sinew_types::{EpisodeEnd, EpisodeId, FailureKind, Limit, Trace};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;

@@ -9,9 +9,9 @@
 //! also if that one is killed or finds a full disk; a torn line at the end of a file is dropped, a
 //! broken one before it is an error.
 
-use crate::error::ApiError;
 use crate::session::{Entry, RolloutSpec};
 use serde::{Deserialize, Serialize};
+use sinew_dialect::ApiError;
 use sinew_types::EpisodeId;
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{File, OpenOptions};

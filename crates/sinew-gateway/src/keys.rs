@@ -239,16 +239,6 @@ pub(crate) fn text_prefixes(text: &str, ends: impl Iterator<Item = usize>) -> Ve
         .collect()
 }
 
-/// Bytes of a message that count against the limits of a rollout.
-pub(crate) fn message_bytes(message: &Message) -> u64 {
-    let calls = message.tool_calls.iter();
-    let calls: usize = calls
-        .map(|c| c.name.len() + c.arguments.to_string().len())
-        .sum();
-    let reasoning = message.reasoning.as_ref().map_or(0, String::len);
-    (message.content.text_len() + reasoning + calls) as u64
-}
-
 /// Two lower-case digits for each byte.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write as _;

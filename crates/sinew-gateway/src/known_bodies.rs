@@ -2,7 +2,7 @@
 //! bytes and not read again, so that a turn costs what is new in it.
 //!
 //! A list that is cut where the model speaks next reads the same: no item before such a place
-//! is read together with one after it ([`Dialect::repeated`](crate::dialect::Dialect::repeated)).
+//! is read together with one after it ([`Dialect::repeated`](sinew_dialect::Dialect::repeated)).
 //!
 //! An agent with 50 turns would have its first message parsed 50 times. Here a known beginning costs one
 //! comparison of bytes, or one pass of BLAKE3 where it is too large to be stored. What is not recognized is
@@ -237,12 +237,12 @@ fn skip_space(bytes: &[u8], at: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dialect::Dialect;
-    use crate::dialect::anthropic::Messages;
-    use crate::dialect::responses::Responses;
-    use crate::session::Prompt;
     use proptest::prelude::*;
     use serde_json::{Value, json};
+    use sinew_dialect::Dialect;
+    use sinew_dialect::Prompt;
+    use sinew_dialect::anthropic::Messages;
+    use sinew_dialect::responses::Responses;
     use sinew_types::{Message, Role};
 
     /// KnownBodies that were read, the first at state 1.
@@ -386,7 +386,7 @@ mod tests {
         let request = dialect
             .parse(
                 body.to_string().as_bytes(),
-                &crate::dialect::fields::Notes::new(true),
+                &sinew_dialect::fields::Notes::new(true),
             )
             .ok()?;
         match request.prompt {

@@ -7,10 +7,10 @@
 //!    events (`stream`).
 //! 2. [`Gateway`]: opens, scores, views and finishes rollouts. Its parts are the open rollouts
 //!    (`rollouts`), the journal and the store (`archive`), and the calls of the model (`call`).
-//! 3. `call`: a body is read by its [`dialect`], joined to what was captured ([`session`], pure),
+//! 3. `call`: a body is read by its [dialect](sinew_dialect), joined to what was captured ([`session`], pure),
 //!    rendered, and begun as a running call (`running`), which `drive` follows to its end.
-//! 4. Below both: hashes of messages (`keys`), recognized bodies (`known_bodies`), stored answers
-//!    (`answers`), counted fields (`ignored`). A finished rollout is a [`sinew_types::Trace`].
+//! 4. Below both: hashes of messages (`keys`), recognized bodies (`known_bodies`). A
+//!    finished rollout is a [`sinew_types::Trace`].
 //!
 //! Invariants:
 //! - The engine sees token ids only; sampled tokens are never decoded and tokenized again.
@@ -24,17 +24,14 @@
 //!   counts are bounded.
 //! - A file uses only files below it: there are no circles.
 
-mod answers;
 mod archive;
 mod body;
 mod call;
 mod capacity;
 mod config;
-pub mod dialect;
 mod drive;
-mod error;
+mod failures;
 mod gateway;
-mod ignored;
 mod journal;
 mod keys;
 mod known_bodies;
@@ -55,7 +52,6 @@ mod stream;
 pub use axum::Router;
 pub use capacity::{Capacity, CapacityPermit};
 pub use config::{GatewayConfig, GatewayParts};
-pub use error::{ApiError, ErrorKind};
 pub use gateway::{Credentials, Gateway, RolloutView};
 pub use journal::{Journal, JournalError, JournalOptions};
 pub use limits::{ServerLimits, SessionLimits};

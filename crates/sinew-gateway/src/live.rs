@@ -1,9 +1,9 @@
 //! What open rollouts are doing, longest in their phase first: where to look when nothing moves.
 
-use crate::error::ApiError;
 use crate::rollout::{Rollout, unix_s};
 use crate::running::RunningCall;
 use serde::Serialize;
+use sinew_dialect::ApiError;
 use sinew_types::{EpisodeId, GroupId, TaskId};
 use std::sync::Arc;
 use tokio::time::Instant;

@@ -1,11 +1,11 @@
 //! One open rollout: its session, its calls and the answers that it stored.
 
-use crate::answers::Answers;
-use crate::error::ApiError;
 use crate::journal::{Journal, Receipt, Record};
 use crate::running::{ABORT_GRACE, RunningCall};
 use crate::secret::Secret;
 use crate::session::Session;
+use sinew_dialect::Answers;
+use sinew_dialect::ApiError;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -1,8 +1,8 @@
 //! The open rollouts, by id.
 
-use crate::error::ApiError;
 use crate::live::LiveRollouts;
 use crate::rollout::Rollout;
+use sinew_dialect::ApiError;
 use sinew_types::EpisodeId;
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};

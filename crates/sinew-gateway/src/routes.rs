@@ -16,12 +16,6 @@
 
 use crate::body::{self, Large};
 use crate::call::Retry;
-use crate::dialect::anthropic::Messages;
-use crate::dialect::chat::Chat;
-use crate::dialect::completions::Completions;
-use crate::dialect::responses::Responses;
-use crate::dialect::{Dialect, openai_error};
-use crate::error::ApiError;
 use crate::gateway::Gateway;
 use crate::live;
 use crate::rollout::Rollout;
@@ -40,6 +34,12 @@ use axum::routing::{MethodRouter, get, post};
 use axum::{Json, Router};
 use bytes::Bytes;
 use serde_json::{Value, json};
+use sinew_dialect::ApiError;
+use sinew_dialect::anthropic::Messages;
+use sinew_dialect::chat::Chat;
+use sinew_dialect::completions::Completions;
+use sinew_dialect::responses::Responses;
+use sinew_dialect::{Dialect, openai_error};
 use sinew_types::EpisodeId;
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ pub(crate) struct Service {
 }
 
 type Api = State<Service>;
-type Answer = Result<Response, ApiError>;
+type Answer = Result<Response, Refused>;
 
 /// All routes; `more` are further ones behind the control token.
 pub(crate) fn router(service: Service, more: Option<Router>) -> Router {
@@ -101,7 +101,7 @@ fn only<S: Clone + Send + Sync + 'static>(
     allowed: &'static str,
     methods: MethodRouter<S>,
 ) -> MethodRouter<S> {
-    methods.fallback(async move || ApiError::method(allowed))
+    methods.fallback(async move || Refused(ApiError::method(allowed)))
 }
 
 /// Clients double slashes when they join addresses, and leave one at the end: both are dropped.
@@ -127,18 +127,27 @@ pub(crate) fn plain_path<B>(mut request: axum::http::Request<B>) -> axum::http::
 }
 
 /// The answer to an unknown path: it does not list paths, but says where a model is served.
-async fn unknown(uri: Uri) -> ApiError {
+async fn unknown(uri: Uri) -> Refused {
     let path = uri.path();
     let hint = match path.starts_with("/v1/") {
         true => "; models are served under the `base_url` that POST /rollouts answers with",
         false => "",
     };
-    ApiError::not_found(format!("there is no {path}{hint}"))
+    Refused(ApiError::not_found(format!("there is no {path}{hint}")))
 }
 
-impl IntoResponse for ApiError {
+/// An error that a route answers with, in the form of OpenAI's API.
+struct Refused(ApiError);
+
+impl From<ApiError> for Refused {
+    fn from(error: ApiError) -> Self {
+        Self(error)
+    }
+}
+
+impl IntoResponse for Refused {
     fn into_response(self) -> Response {
-        refusal(&self, &openai_error(&self))
+        refusal(&self.0, &openai_error(&self.0))
     }
 }
 
@@ -156,7 +165,9 @@ fn refusal(error: &ApiError, body: &Value) -> Response {
 async fn control_only(State(service): Api, request: Request, next: Next) -> Response {
     match service.is_control(request.headers()) {
         true => next.run(request).await,
-        false => ApiError::unauthorized("this path needs the control token").into_response(),
+        false => {
+            Refused(ApiError::unauthorized("this path needs the control token")).into_response()
+        }
     }
 }
 
@@ -276,7 +287,7 @@ async fn call(
     Path(id): Path<String>,
     request: Request,
     dialect: &'static dyn Dialect,
-) -> Answer {
+) -> Result<Response, ApiError> {
     let rollout = service.rollout(&id, request.headers())?;
     let limit = service.gateway.config().server.max_body_bytes;
     let (uri, headers) = (request.uri().clone(), request.headers().clone());

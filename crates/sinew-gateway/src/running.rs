@@ -4,8 +4,8 @@
 //! join it, and what was sampled is captured even if the client is gone. When the last reader is
 //! dropped, the generation is aborted.
 
-use crate::dialect::{AnswerContext, Delta, ModelResponse};
-use crate::error::ApiError;
+use sinew_dialect::ApiError;
+use sinew_dialect::{AnswerContext, Delta, ModelResponse};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Secrets: made from the system's randomness, kept as hashes, compared in constant time.
 
-use crate::error::ApiError;
 use crate::keys::hex;
+use sinew_dialect::ApiError;
 use std::fmt;
 
 /// A secret that can be recognized, but not read.

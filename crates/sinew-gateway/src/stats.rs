@@ -1,8 +1,8 @@
 //! What a gateway has counted: as JSON in `GET /health`, as Prometheus' text in `GET /metrics`.
 
-use crate::ignored::{Ignored, count_ignored};
 use crate::session::Join;
 use serde::Serialize;
+use sinew_dialect::{Ignored, count_ignored};
 use sinew_types::EngineStatus;
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -1,10 +1,10 @@
 //! Streamed answers: server-sent events in the form of a dialect.
 
-use crate::dialect::EventWriter;
 use crate::running::{Event, Subscription};
 use axum::body::Body;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
+use sinew_dialect::EventWriter;
 use std::convert::Infallible;
 use std::time::Duration;
 

@@ -5,9 +5,9 @@
 
 use crate::failure::Failure;
 use crate::output;
-use crate::run_dir::write_atomic;
 use sinew_pipeline::StepRecord;
 use sinew_plot::{Curve, plot};
+use sinew_project::write_atomic;
 use sinew_view::{WINDOW, lines, smoothed};
 use std::path::{Path, PathBuf};
 

@@ -5,11 +5,11 @@
 
 use crate::failure::Failure;
 use crate::output;
-use crate::run_dir::{self, store_path};
 use crate::wire;
 use crate::{EpisodesArgs, ShowArgs};
 use clap::ValueEnum;
 use serde_json::json;
+use sinew_project::store_path;
 use sinew_store::{Cursor, EndKind, Filter, StoreReader};
 use sinew_types::EpisodeId;
 use sinew_view::{ShowOptions, visible};
@@ -55,7 +55,7 @@ fn open_store(run_dir: &Path) -> Result<StoreReader, Failure> {
 /// Tokens are decoded with the tokenizer of the run's recipe, which must be reachable.
 pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
     let Some(run_dir) = &args.run_dir else {
-        let run = run_dir::summary(Path::new(&args.what))?;
+        let run = sinew_project::summary(Path::new(&args.what))?;
         if args.json {
             output::print_json(&json!(run));
         } else {
@@ -72,7 +72,7 @@ pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
             run_dir.display()
         )));
     };
-    let recipe = run_dir::recipe(run_dir)?;
+    let recipe = sinew_project::recipe(run_dir)?;
     let renderer = wire::renderer(&recipe.model, &recipe.env)?;
     if args.json {
         let text = sinew_view::json(&trace, renderer.as_ref()).map_err(Failure::system)?;

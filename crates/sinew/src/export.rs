@@ -4,7 +4,7 @@
 //! chat template. vLLM, SGLang and transformers load it, and so does `model = "FOLDER"` in a recipe.
 
 use crate::failure::Failure;
-use crate::{output, run_dir, wire};
+use crate::{output, wire};
 use clap::{Args, ValueEnum};
 use sinew_model::{Lora, ModelFiles, Params, SaveDtype, load_model, merge_lora, save_pretrained};
 use sinew_train::checkpoint::CheckpointStore;
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
             args.out.display()
         )));
     }
-    let recipe = run_dir::recipe(&args.run_dir)?;
+    let recipe = sinew_project::recipe(&args.run_dir)?;
     let checkpoint = checkpoint(&args.run_dir)?;
     let renderer = wire::renderer(&recipe.model, &recipe.env)?;
     let adapters = checkpoint.join("adapter_config.json").exists();

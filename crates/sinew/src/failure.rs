@@ -4,7 +4,9 @@
 //! wrong input if it was typed, and a failure of the system if a run wrote it. Messages are for people, name
 //! the key or the option, and end with a hint where there is one.
 
+use sinew_levels::LevelError;
 use sinew_pipeline::PipelineError;
+use sinew_project::{RunDirError, RunEnd};
 use std::path::Path;
 
 /// Exit codes: 1 the system failed, or a run collapsed or could not learn; 2 the input is wrong;
@@ -47,9 +49,12 @@ impl Failure {
         ))
     }
 
-    /// Whether it is no failure, but an end that was asked for.
-    pub(crate) fn is_interrupt(&self) -> bool {
-        matches!(self, Self::Interrupt(_))
+    /// What the run's folder says of it.
+    pub(crate) fn run_end(&self) -> RunEnd<'_> {
+        match self {
+            Self::Interrupt(why) => RunEnd::Interrupted(why),
+            _ => RunEnd::Failed(self.text()),
+        }
     }
 
     /// Exit code of the process.
@@ -81,6 +86,25 @@ impl From<PipelineError> for Failure {
             PipelineError::Input(text) => Self::Input(text),
             PipelineError::System(text) => Self::System(text),
             PipelineError::Interrupted => Self::Interrupt("interrupted".into()),
+        }
+    }
+}
+
+impl From<LevelError> for Failure {
+    fn from(e: LevelError) -> Self {
+        match e {
+            LevelError::Input(text) => Self::Input(text),
+            LevelError::System(text) => Self::System(text),
+            LevelError::Outside(text) => Self::Outside(text),
+        }
+    }
+}
+
+impl From<RunDirError> for Failure {
+    fn from(e: RunDirError) -> Self {
+        match e {
+            RunDirError::Metrics(_) => Self::system(e),
+            _ => Self::input(e),
         }
     }
 }

@@ -4,7 +4,7 @@
 //! of steps before the oldest kept checkpoint are needed by people alone.
 
 use crate::failure::Failure;
-use crate::{output, run_dir, wire};
+use crate::{output, wire};
 use clap::Args;
 use serde_json::json;
 use sinew_store::{GcPolicy, StoreError, TraceStore};
@@ -29,8 +29,8 @@ pub(crate) struct GcArgs {
 /// # Errors
 /// If a process holds the store, or the run has no checkpoint.
 pub(crate) fn run(args: &GcArgs) -> Result<(), Failure> {
-    run_dir::recipe(&args.run_dir)?;
-    let store = run_dir::store_path(&args.run_dir);
+    sinew_project::recipe(&args.run_dir)?;
+    let store = sinew_project::store_path(&args.run_dir);
     if !store.exists() {
         return Err(Failure::input(format!(
             "{} keeps no episodes: its recipe has store.type = \"memory\"",

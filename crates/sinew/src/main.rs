@@ -9,20 +9,17 @@
 
 mod check;
 mod curves;
-mod egress;
 mod env_check;
 mod episodes;
 mod eval;
 mod export;
 mod failure;
-mod features;
 mod gc;
 mod init;
 mod lab;
 mod output;
 mod pool;
 mod python;
-mod run_dir;
 mod runs;
 mod sandbox;
 mod serve;
@@ -34,7 +31,7 @@ mod wire;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use failure::Failure;
-use run_dir::{Resume, RunDir};
+use sinew_project::{Resume, RunDir, RunEnd};
 use sinew_recipe::RunPlan;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -267,7 +264,7 @@ fn finite(text: &str) -> Result<f64, String> {
 }
 
 fn main() -> ExitCode {
-    if let Some(code) = wire::child_main_if_requested() {
+    if let Some(code) = sinew_levels::child_main_if_requested() {
         return ExitCode::from(u8::try_from(code).unwrap_or(1));
     }
     // Not a command of the table: a run starts it, and a mistyped command must not become it.
@@ -374,7 +371,7 @@ impl RunArgs {
     ) -> Result<(), Failure> {
         let default = || PathBuf::from("runs").join(&recipe.name);
         let path = self.run_dir.clone().unwrap_or_else(default);
-        let resume = (self.resume && run_dir::holds_run(&path)).then(|| Resume {
+        let resume = (self.resume && sinew_project::holds_run(&path)).then(|| Resume {
             allow_change: self.allow_change.clone(),
         });
         if resume.is_none() {
@@ -395,10 +392,10 @@ impl RunArgs {
             accept_loss: self.accept_loss,
         };
         let done = job(recipe, &dir, &options);
-        dir.note_end(match &done {
-            Ok(ended) => ended.trouble.as_ref(),
-            Err(failure) => Some(failure),
-        });
+        let failure = done
+            .as_ref()
+            .map_or_else(Some, |ended| ended.trouble.as_ref());
+        dir.note_end(failure.map_or(RunEnd::Ended, Failure::run_end));
         let ended = done?;
         if self.json {
             output::print_json(&ended.last);

@@ -34,7 +34,7 @@ pub(crate) fn router(
     _: Scorer,
 ) -> Result<Router, Failure> {
     let what = format!("--pool {}", file.display());
-    Err(crate::features::missing(&what, "pool"))
+    Err(sinew_levels::missing_feature(&what, "pool").into())
 }
 
 /// The routes of the pool that a file configures; without a folder it is kept in memory. `scorer` is

@@ -4,7 +4,6 @@
 
 use crate::failure::Failure;
 use crate::output;
-use crate::run_dir;
 use clap::Args;
 use serde_json::json;
 use sinew_view::RunSummary;
@@ -52,9 +51,9 @@ pub(crate) fn run(args: &RunsArgs) -> Result<(), Failure> {
 /// Prints one run: `running`, `ended`, `interrupted`, `failed` or `killed`, and how far it is.
 fn one(folder: &Path, as_json: bool) {
     let shown = folder.display();
-    let read = run_dir::summary(folder);
-    let (state, why) = match run_dir::end_of(folder) {
-        _ if run_dir::in_use(folder) => ("running".to_owned(), None),
+    let read = sinew_project::summary(folder);
+    let (state, why) = match sinew_project::end_of(folder) {
+        _ if sinew_project::in_use(folder) => ("running".to_owned(), None),
         Some(end) => end,
         // A run of a version that said nothing of its end.
         None if read.as_ref().is_ok_and(RunSummary::is_measured) => ("ended".to_owned(), None),
@@ -66,7 +65,7 @@ fn one(folder: &Path, as_json: bool) {
             output::print_json(&line);
         }
         (Ok(run), false) => output::print(&format!("{shown}  {state}  {}\n", run.line())),
-        (Err(e), true) => output::print_json(&json!({ "run_dir": folder, "why": e.text() })),
-        (Err(e), false) => output::print(&format!("{shown}  unreadable: {}\n", e.text())),
+        (Err(e), true) => output::print_json(&json!({ "run_dir": folder, "why": e.to_string() })),
+        (Err(e), false) => output::print(&format!("{shown}  unreadable: {e}\n")),
     }
 }

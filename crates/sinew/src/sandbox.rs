@@ -6,7 +6,6 @@
 use crate::failure::Failure;
 use crate::lab::{self, LabArgs};
 use crate::output;
-use crate::wire;
 use clap::Subcommand;
 use serde_json::json;
 use sinew_recipe::{LEVEL_NAMES, SandboxPlan};
@@ -150,7 +149,7 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
 /// The program of the command line, else that of the image. A name without a slash is looked up in the
 /// image, on the image's own `PATH`.
 fn words(section: &SandboxPlan, argv: &[String]) -> Result<Program, Failure> {
-    let Some(image) = wire::image(section)? else {
+    let Some(image) = sinew_levels::image(section)? else {
         return match argv.is_empty() {
             false => Ok(Program::Argv(argv.to_vec())),
             true => Err(nothing_to_run()),
@@ -177,7 +176,7 @@ fn at_level(level: &str) -> Result<SandboxPlan, Failure> {
 
 /// Prints each protection of a level, whether it is in force here, and what makes the level slower.
 fn probe(level: &str, as_json: bool) -> Result<(), Failure> {
-    let provider = wire::sandboxes(&at_level(level)?)?;
+    let provider = sinew_levels::sandboxes(&at_level(level)?)?;
     for p in provider.protections().iter() {
         if as_json {
             output::print_json(&json!(p));
@@ -249,8 +248,8 @@ fn exec(
     kept: &Kept<'_>,
     as_json: bool,
 ) -> Result<(), Failure> {
-    let provider = wire::sandboxes(section)?;
-    let spec = wire::sandbox_spec(section)?;
+    let provider = sinew_levels::sandboxes(section)?;
+    let spec = sinew_levels::sandbox_spec(section)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

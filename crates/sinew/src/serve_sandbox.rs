@@ -4,13 +4,12 @@
 //! of its own. The level `process` is always offered; the others where the command line names what they
 //! need.
 
-use crate::egress;
 use crate::failure::Failure;
 use crate::output;
 use crate::signals::StopSignals;
-use crate::wire;
 use clap::Args;
 use serde_json::json;
+use sinew_levels::egress;
 use sinew_provision::{Bounds, Egress, Service, Tokens};
 use sinew_recipe::{Level, SandboxPlan};
 use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
@@ -85,7 +84,7 @@ pub(crate) fn run(
     let provider = ProcessProvider::start(config).map_err(Failure::system)?;
     let mut providers: Vec<Arc<dyn SandboxProvider>> = vec![Arc::new(provider)];
     if let Some(folder) = &args.wasm_modules {
-        providers.push(wire::sandboxes(&SandboxPlan {
+        providers.push(sinew_levels::sandboxes(&SandboxPlan {
             level: Level::Wasm,
             wasm_modules: folder.to_string_lossy().into_owned(),
             max_sandboxes: args.max_sandboxes,
@@ -93,14 +92,14 @@ pub(crate) fn run(
         })?);
     }
     if args.containers {
-        providers.push(wire::sandboxes(&SandboxPlan {
+        providers.push(sinew_levels::sandboxes(&SandboxPlan {
             level: Level::Container,
             max_sandboxes: args.max_sandboxes,
             ..SandboxPlan::default()
         })?);
     }
     if let Some(folder) = &args.microvm_images {
-        providers.push(wire::sandboxes(&SandboxPlan {
+        providers.push(sinew_levels::sandboxes(&SandboxPlan {
             level: Level::Microvm,
             microvm_images: folder.to_string_lossy().into_owned(),
             max_sandboxes: args.max_sandboxes,

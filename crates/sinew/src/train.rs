@@ -14,10 +14,10 @@
 //! | `trouble` | reasons for a bad end; empty: there are none |
 
 use crate::failure::Failure;
-use crate::run_dir::{Resume, RunDir};
 use crate::signals::StopSignals;
 use crate::wire;
 use sinew_pipeline::{Bus, Ended, EpisodeStats, Goal, Phase, RunEvent, StepRecord};
+use sinew_project::{Resume, RunDir};
 use sinew_recipe::RunPlan;
 use sinew_view::{LiveView, Out, Printer, ReportFile, Status, Summary, say};
 use std::collections::BTreeMap;

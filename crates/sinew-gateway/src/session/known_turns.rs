@@ -26,7 +26,7 @@ impl KnownTurns {
     /// The model has answered `before` with `turn`.
     pub(super) fn add(&mut self, before: Option<Key>, turn: &Message) {
         let key = keys::loose(turn);
-        if keys::message_bytes(turn) >= SHORT_BYTES {
+        if sinew_dialect::message_bytes(turn) >= SHORT_BYTES {
             self.long.insert(key);
         }
         self.after.extend([(before, key), (None, key)]);

@@ -21,17 +21,18 @@ mod tests;
 mod types;
 
 pub use types::{
-    Ask, Begun, CallRecord, FinishRequest, Join, Prompt, Reward, RolloutSpec, SampledTurn,
+    Ask, Begun, CallRecord, FinishRequest, Join, Reward, RolloutSpec, SampledTurn,
     SamplingDefaults, SessionError, SessionStats,
 };
 
-use crate::answers::StoredAnswer;
-use crate::ignored::{Ignored, count_ignored};
-use crate::keys::{self, Key, StateId, hex, message_bytes};
+use crate::keys::{self, Key, StateId, hex};
 use crate::known_bodies::{KnownBodies, Scan};
 use crate::limits::SessionLimits;
 use known_turns::KnownTurns;
 use last_path::LastPath;
+use sinew_dialect::StoredAnswer;
+use sinew_dialect::{Ignored, count_ignored};
+use sinew_dialect::{Prompt, message_bytes};
 use sinew_render::Renderer;
 use sinew_types::{
     EpisodeEnd, EpisodeId, FinishReason, Limit, Message, NO_PARENT, Node, NodeFormat, NodeId,

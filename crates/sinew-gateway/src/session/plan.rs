@@ -12,9 +12,10 @@
 
 use super::last_path::LastPath;
 use super::states::{NOWHERE, Walk};
-use super::types::{Ask, Join, Planned, Prompt, SessionError};
+use super::types::{Ask, Join, Planned, SessionError};
 use super::{Session, TextAnchor};
 use crate::keys::{self, Key, StateId};
+use sinew_dialect::Prompt;
 use sinew_render::{Renderer, exceeds, render_after, text_exceeds};
 use sinew_types::{FinishReason, Message, NodeId, Role, TokenId, TokenKind, ToolSpec};
 

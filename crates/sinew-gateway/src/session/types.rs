@@ -1,10 +1,10 @@
 //! What goes into a session and what comes out.
 
-use crate::answers::StoredAnswer;
-use crate::ignored::Ignored;
 use crate::keys::{Key, StateId};
 use crate::limits::SessionLimits;
 use serde::{Deserialize, Serialize};
+use sinew_dialect::StoredAnswer;
+use sinew_dialect::{Ignored, Prompt};
 use sinew_render::{RenderError, Renderer};
 use sinew_types::{
     EpisodeEnd, EpisodeId, FinishReason, GroupId, Limit, Message, NodeId, Provenance, SampledToken,
@@ -136,23 +136,6 @@ impl RolloutSpec {
             max_context_tokens: gateway.max_context_tokens.min(context),
             ..gateway
         }
-    }
-}
-
-/// What the model is to continue.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Prompt {
-    /// A conversation, to be rendered with the model's template.
-    Messages(Vec<Message>),
-    /// Text as it is.
-    Text(String),
-    /// Ids as they are.
-    Tokens(Vec<TokenId>),
-}
-
-impl Default for Prompt {
-    fn default() -> Self {
-        Self::Messages(Vec::new())
     }
 }
 

@@ -2,9 +2,9 @@
 //! nothing here knows one by name.
 
 use super::model::{resolve_env, unresolved};
-use super::sandbox::{sandbox_spec, sandboxes};
 use crate::failure::Failure;
 use sinew_env::{EnvFactory, Rewarded, Sandboxes, Taskset};
+use sinew_levels::{sandbox_spec, sandboxes};
 use sinew_model::resolve_dataset;
 use sinew_recipe::{HeldOut, RunPlan, TasksPlan};
 use sinew_tasks::{Splits, TableConfig, TableTaskset, TasksError};

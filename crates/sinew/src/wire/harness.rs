@@ -5,13 +5,13 @@
 //! by the run, with their outcome.
 
 use super::admission::TurnCapacity;
-use super::sandbox::containers;
 use crate::failure::Failure;
 use futures::future::BoxFuture;
 use sinew_env::{Split, Taskset};
 use sinew_gateway::{
     Gateway, GatewayConfig, GatewayParts, RolloutSpec, SamplingDefaults, Secret, Server,
 };
+use sinew_levels::containers;
 use sinew_recipe::{CommandSection, HarnessLevel, HarnessSection, Level, SandboxPlan};
 use sinew_render::Renderer;
 use sinew_rollout::{
@@ -146,7 +146,7 @@ fn provider(
                 max_sandboxes: section.max_programs,
                 ..sandbox.clone()
             };
-            containers(&own, command.shows.clone())
+            Ok(containers(&own, command.shows.clone())?)
         }
     }
 }

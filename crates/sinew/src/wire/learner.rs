@@ -6,10 +6,10 @@
 use super::model::{loaded_params, renderer};
 use super::{Session, clock, plan, scoring};
 use crate::failure::Failure;
-use crate::run_dir::{Resume, RunDir};
 use sinew_algo::Algorithm;
 use sinew_model::Params;
 use sinew_pipeline::{EmbeddedLearner, PipelineError, RunEvent, SavedState, TrainProgress};
+use sinew_project::{Resume, RunDir};
 use sinew_recipe::RunPlan;
 use sinew_tensor::Cpu;
 use std::path::Path;

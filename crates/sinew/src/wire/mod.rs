@@ -6,7 +6,6 @@
 //! | `model` | `model` | files, renderer, shape, first weights |
 //! | `scoring` | `reference`, `teacher` | frozen models |
 //! | `env` | `env` | tasks and environments |
-//! | `sandbox/` | `sandbox` | providers of sandboxes, at each level |
 //! | `harness` | `harness` | what drives the turns, and the gateway for programs |
 //! | `engine`, `servers` | `engine` | what generates tokens |
 //! | `admission` | `rollout` | bounds on episodes, and the gateway's part of it |
@@ -26,7 +25,6 @@ mod learner;
 mod model;
 mod plan;
 mod reward;
-mod sandbox;
 mod scoring;
 mod servers;
 mod source;
@@ -40,17 +38,16 @@ pub(crate) use model::{
     chat_renderer, check_context, loaded_params, model_config, renderer, resolve_env,
 };
 pub(crate) use plan::{Invocation, dataset, facts, lora_config};
-pub(crate) use sandbox::{child_main_if_requested, image, sandbox_spec, sandboxes};
 pub(crate) use scoring::{check as check_scoring, named as scoring_sources};
 pub(crate) use servers::serve_engine;
 pub(crate) use source::check_pool;
 pub(crate) use store::disk_store;
 
 use crate::failure::Failure;
-use crate::run_dir::{Resume, RunDir};
 use sinew_env::EnvFactory;
 use sinew_model::ModelConfig;
 use sinew_pipeline::{Bus, EngineRollouts, Pipeline, RolloutParts, RunEvent, SavedState};
+use sinew_project::{Resume, RunDir};
 use sinew_recipe::{EngineType, RunPlan};
 use sinew_render::Renderer;
 use sinew_rollout::{Admission, EpisodeParts, Gauges, RunInfo};

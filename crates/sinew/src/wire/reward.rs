@@ -3,12 +3,12 @@
 //! Functions of one recipe share their workers. A function that hangs, crashes or raises makes its sample
 //! unscored; it harms no other one.
 
-use super::sandbox::sandbox_spec;
 use crate::failure::Failure;
 use sinew_bridge::{
     PythonCode, PythonReward, PythonWorkers, StartError, Target, TargetKind, WorkersConfig,
 };
 use sinew_env::{Reward, Split, Taskset};
+use sinew_levels::sandbox_spec;
 use sinew_recipe::{RewardSection, SandboxPlan};
 use sinew_reward::{Argument, RewardSpec, RewardSum, SpecError, Term};
 use sinew_sandbox::SandboxSpec;

@@ -4,12 +4,12 @@
 use super::model::renderer;
 use super::plan;
 use crate::failure::Failure;
-use crate::run_dir::RunDir;
 use serde_json::Value;
 use sinew_algo::Advantage;
 use sinew_grammar::Grammars;
 use sinew_pipeline::{DatasetSource, PoolClient, PoolSource, PoolSourceConfig, SampleSource};
 use sinew_pool::schema::Kind;
+use sinew_project::RunDir;
 use sinew_recipe::{DataSection, RunPlan};
 use sinew_render::Renderer;
 use std::path::Path;

@@ -4,8 +4,8 @@
 //! again what is still needed.
 
 use crate::failure::Failure;
-use crate::run_dir::RunDir;
 use sinew_pipeline::RunStore;
+use sinew_project::RunDir;
 use sinew_recipe::{StoreKind, StorePlan};
 use sinew_store::{DiskStore, MemoryStore, Recovery, StoreError, StoreOptions};
 use std::collections::BTreeSet;

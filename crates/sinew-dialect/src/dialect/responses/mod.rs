@@ -18,7 +18,7 @@ use super::{
     TurnEnd,
 };
 use crate::error::ApiError;
-use crate::session::Prompt;
+use crate::prompt::Prompt;
 use input::input_messages;
 use serde_json::{Map, Value, json};
 use sinew_types::{Message, Role, SampledToken, ToolCall};

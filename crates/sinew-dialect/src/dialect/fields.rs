@@ -38,7 +38,7 @@ impl Notes {
     }
 
     /// Requests may name parts of these answers.
-    pub(crate) fn with_answers(self, answers: &Arc<Answers>) -> Self {
+    pub fn with_answers(self, answers: &Arc<Answers>) -> Self {
         Self {
             answers: Some(Arc::clone(answers)),
             ..self
@@ -67,7 +67,7 @@ impl Notes {
     }
 
     /// The fields that were accepted without effect.
-    pub(crate) fn take(&self) -> Ignored {
+    pub fn take(&self) -> Ignored {
         self.ignored.take()
     }
 }

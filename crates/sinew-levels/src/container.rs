@@ -3,7 +3,7 @@
 //! Without `sandbox.image`, the root of a container is made of the system folders of the host.
 
 use crate::egress::{self, EgressProxy};
-use crate::failure::Failure;
+use crate::error::LevelError;
 use sinew_container::{Choice, ContainerConfig, ContainerProvider, EngineKind, Image};
 use sinew_recipe::{ContainerEngine, SandboxPlan};
 use sinew_sandbox::{Pool, PoolConfig, ProcessConfig, SandboxProvider};
@@ -23,8 +23,8 @@ fn choice(engine: ContainerEngine) -> Choice {
     }
 }
 
-fn named(e: &dyn std::fmt::Display) -> Failure {
-    Failure::system(format!("sandbox.level = \"container\": {e}"))
+fn named(e: &dyn std::fmt::Display) -> LevelError {
+    LevelError::system(format!("sandbox.level = \"container\": {e}"))
 }
 
 /// The socket that `DOCKER_HOST` or `CONTAINER_HOST` names. An address of another host is no answer: the
@@ -42,11 +42,11 @@ fn engine_host(engine: ContainerEngine) -> Option<PathBuf> {
 fn provider(
     section: &SandboxPlan,
     shows: Vec<(PathBuf, PathBuf)>,
-) -> Result<ContainerProvider, Failure> {
+) -> Result<ContainerProvider, LevelError> {
     let search = std::env::var("PATH").unwrap_or_default();
     let engine = section.container_engine;
     let socket = section.container_socket.as_ref().map(PathBuf::from);
-    let image = match super::image(section)? {
+    let image = match crate::image::image(section)? {
         Some(unpacked) => Image::Folder(unpacked.root),
         None => Image::parse(section.image.as_deref().unwrap_or("host")),
     };
@@ -67,13 +67,13 @@ fn provider(
 pub(crate) fn unpooled(
     section: &SandboxPlan,
     shows: Vec<(PathBuf, PathBuf)>,
-) -> Result<Arc<dyn SandboxProvider>, Failure> {
+) -> Result<Arc<dyn SandboxProvider>, LevelError> {
     Ok(Arc::new(provider(section, shows)?))
 }
 
 /// Containers for a recipe: a few are ready before they are asked for, at most half of
 /// `sandbox.max_sandboxes`.
-pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider>, Failure> {
+pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider>, LevelError> {
     let proxy = egress::start(section)?;
     let shows = proxy.as_ref().map(EgressProxy::shows).into_iter().collect();
     let pool = PoolConfig {

@@ -31,7 +31,7 @@ use super::{
     TurnEnd, data_event, openai_error,
 };
 use crate::error::ApiError;
-use crate::session::Prompt;
+use crate::prompt::Prompt;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_render::Piece;

@@ -1,10 +1,17 @@
-//! Sandboxes of a recipe, at every level.
+//! Sandboxes of a recipe: every level, its image, its way to the network.
 //!
-//! The levels beyond `process` are each built with the feature of their name, and refused with that
-//! name where they are not.
+//! A [`SandboxPlan`] becomes a started [`SandboxProvider`] behind one function, [`sandboxes`]. The levels
+//! beyond `process`, and the egress proxy, are each built with the feature of their name, and refused with
+//! that name where they are not: the recipe is right, the program is not the one for it.
+//!
+//! Invariants:
+//! - A host that cannot enforce a level is found at the start, and not by the first episode.
+//! - A level never falls back to a weaker one.
 
 #[cfg(feature = "container")]
 mod container;
+pub mod egress;
+mod error;
 mod image;
 #[cfg(feature = "microvm")]
 mod microvm;
@@ -12,25 +19,25 @@ mod process;
 #[cfg(feature = "wasm")]
 mod wasm;
 
-use crate::failure::Failure;
 use sinew_recipe::{Level, SandboxPlan};
 use sinew_sandbox::{Limits, SandboxProvider, SandboxSpec};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-pub(crate) use image::image;
+pub use error::{LevelError, missing_feature};
+pub use image::image;
 
 /// A started level.
-type Provider = Result<Arc<dyn SandboxProvider>, Failure>;
+type Provider = Result<Arc<dyn SandboxProvider>, LevelError>;
 
 /// Starts the sandboxes of a recipe, with a few ready. A host that cannot enforce the level is found
 /// now, and not by the first episode.
 ///
 /// # Errors
 /// If the level cannot be started here, or this program was built without it.
-pub(crate) fn sandboxes(section: &SandboxPlan) -> Provider {
+pub fn sandboxes(section: &SandboxPlan) -> Provider {
     if let (Some(image), Level::Wasm | Level::Microvm) = (&section.image, section.level) {
-        return Err(Failure::input(format!(
+        return Err(LevelError::input(format!(
             "sandbox.image = {image:?}: level {} has roots of its own; allowed at level process and container",
             section.level
         )));
@@ -53,7 +60,7 @@ pub(crate) fn sandboxes(section: &SandboxPlan) -> Provider {
 ///
 /// # Errors
 /// If the image cannot be unpacked.
-pub(crate) fn sandbox_spec(section: &SandboxPlan) -> Result<SandboxSpec, Failure> {
+pub fn sandbox_spec(section: &SandboxPlan) -> Result<SandboxSpec, LevelError> {
     let env = image(section)?.map(|i| i.config.env).unwrap_or_default();
     Ok(SandboxSpec {
         env,
@@ -70,7 +77,10 @@ pub(crate) fn sandbox_spec(section: &SandboxPlan) -> Result<SandboxSpec, Failure
 }
 
 /// Containers without a pool, which see these folders of the host, read-only: for agent programs.
-pub(crate) fn containers(section: &SandboxPlan, shows: Vec<(PathBuf, PathBuf)>) -> Provider {
+///
+/// # Errors
+/// If the level cannot be started here, or this program was built without it.
+pub fn containers(section: &SandboxPlan, shows: Vec<(PathBuf, PathBuf)>) -> Provider {
     #[cfg(feature = "container")]
     return container::unpooled(section, shows);
     #[cfg(not(feature = "container"))]
@@ -81,15 +91,15 @@ pub(crate) fn containers(section: &SandboxPlan, shows: Vec<(PathBuf, PathBuf)>) 
 }
 
 #[cfg(not(all(feature = "container", feature = "microvm", feature = "wasm")))]
-fn missing(level: Level) -> Failure {
+fn missing(level: Level) -> LevelError {
     // The feature has the level's name.
     let name = level.name();
-    crate::features::missing(&format!("sandbox.level = {name:?}"), name)
+    missing_feature(&format!("sandbox.level = {name:?}"), name)
 }
 
 /// Runs a child process of a level, where this process was started as one; its exit code. To be called
 /// before arguments are parsed.
-pub(crate) fn child_main_if_requested() -> Option<i32> {
+pub fn child_main_if_requested() -> Option<i32> {
     #[cfg(feature = "wasm")]
     return sinew_wasm::worker_main_if_requested();
     #[cfg(not(feature = "wasm"))]

@@ -12,7 +12,7 @@ pub(crate) const MORE_IGNORED: &str = "(other fields)";
 pub type Ignored = BTreeMap<String, u64>;
 
 /// Adds to the count of a path, within the bound.
-pub(crate) fn count_ignored(ignored: &mut Ignored, path: &str, count: u64) {
+pub fn count_ignored(ignored: &mut Ignored, path: &str, count: u64) {
     let known = ignored.contains_key(path);
     let path = if known || ignored.len() < MAX_IGNORED {
         path

@@ -17,8 +17,8 @@ mod openai;
 pub mod responses;
 
 use crate::error::ApiError;
-pub use crate::ignored::Ignored;
-use crate::session::Prompt;
+use crate::ignored::Ignored;
+use crate::prompt::Prompt;
 pub use continuation::Continuation;
 use fields::Notes;
 use format::FormatAsk;

@@ -25,7 +25,7 @@ use super::{
     Usage,
 };
 use crate::error::{ApiError, ErrorKind};
-use crate::session::Prompt;
+use crate::prompt::Prompt;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_render::Piece;

@@ -12,15 +12,14 @@
 //! | `report.html` | the report |
 //! | `end.json` | how the last process ended |
 
-use crate::failure::Failure;
-use sinew_recipe::{Change, RunPlan, changes};
+use sinew_recipe::{Change, RecipeError, RunPlan, changes};
 use sinew_view::RunSummary;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// Why a run folder cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum RunDirError {
+pub enum RunDirError {
     /// It cannot be made, read or written.
     #[error("{}: {source}\n  hint: --run-dir needs a folder that can be written", path.display())]
     Io {
@@ -45,11 +44,31 @@ pub(crate) enum RunDirError {
     /// A file of the folder is not what a run writes.
     #[error("{}: {message}\n  hint: put the file right, or start a new run in another --run-dir", path.display())]
     Damaged { path: PathBuf, message: String },
+    /// The folder holds no run.
+    #[error("{} holds no run\n  hint: give the folder of a run, as in `sinew train --run-dir`", path.display())]
+    NoRun { path: PathBuf },
+    /// The recipe in the folder cannot be read.
+    #[error(transparent)]
+    Plan(#[from] RecipeError),
+    /// The records of the steps cannot be read.
+    #[error("{0}")]
+    Metrics(String),
+}
+
+/// How a process ended that held a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunEnd<'a> {
+    /// It did what it was to do.
+    Ended,
+    /// It was asked to stop.
+    Interrupted(&'a str),
+    /// It failed, for this reason.
+    Failed(&'a str),
 }
 
 /// An opened run folder. The lock is held until it is dropped, or the process dies.
 #[derive(Debug)]
-pub(crate) struct RunDir {
+pub struct RunDir {
     path: PathBuf,
     /// Whether episodes that cannot be read any more may be left out.
     accept_loss: bool,
@@ -58,15 +77,18 @@ pub(crate) struct RunDir {
 
 /// How a folder is opened again.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Resume {
+pub struct Resume {
     /// Keys that may differ from the recipe that the run was trained with; one names all below it.
-    pub(crate) allow_change: Vec<String>,
+    pub allow_change: Vec<String>,
 }
 
 impl RunDir {
     /// Creates the folder for `recipe`, or opens it again. With `resume`, a folder without a run is created,
     /// too, so that a script can give the same command each time.
-    pub(crate) fn open(
+    ///
+    /// # Errors
+    /// If it cannot be written, another process holds it, or the run in it is another one.
+    pub fn open(
         path: &Path,
         recipe: &RunPlan,
         resume: Option<&Resume>,
@@ -104,7 +126,10 @@ impl RunDir {
 
     /// Writes the effective recipe where it is not written yet: for people, and as what a later
     /// session is compared with.
-    pub(crate) fn write_recipe(&self, recipe: &RunPlan) -> Result<(), RunDirError> {
+    ///
+    /// # Errors
+    /// If the folder cannot be written.
+    pub fn write_recipe(&self, recipe: &RunPlan) -> Result<(), RunDirError> {
         let io = |source| RunDirError::Io {
             path: self.path.clone(),
             source,
@@ -142,7 +167,7 @@ impl RunDir {
     ///
     /// # Errors
     /// All changes that were not allowed, with the options that allow them.
-    pub(crate) fn check_changes(
+    pub fn check_changes(
         &self,
         old: &RunPlan,
         new: &RunPlan,
@@ -171,7 +196,7 @@ impl RunDir {
     }
 
     /// The same, for a run that goes on without what of its store cannot be read.
-    pub(crate) fn accepting_loss(self, accept_loss: bool) -> Self {
+    pub fn accepting_loss(self, accept_loss: bool) -> Self {
         Self {
             accept_loss,
             ..self
@@ -179,19 +204,18 @@ impl RunDir {
     }
 
     /// As set by [`RunDir::accepting_loss`].
-    pub(crate) fn accepts_loss(&self) -> bool {
+    pub fn accepts_loss(&self) -> bool {
         self.accept_loss
     }
 
     /// Writes to `end.json` how the process ended, for `sinew runs`. A process that is killed writes nothing,
     /// and the next session removes the file first.
-    pub(crate) fn note_end(&self, failure: Option<&Failure>) {
-        let state = match failure {
-            None => "ended",
-            Some(failure) if failure.is_interrupt() => "interrupted",
-            Some(_) => "failed",
+    pub fn note_end(&self, end: RunEnd<'_>) {
+        let (state, why) = match end {
+            RunEnd::Ended => ("ended", None),
+            RunEnd::Interrupted(why) => ("interrupted", Some(why)),
+            RunEnd::Failed(why) => ("failed", Some(why)),
         };
-        let why = failure.map(Failure::text);
         let end = serde_json::json!({ "state": state, "why": why });
         // It is information only: a folder that cannot be written has failed in other ways already.
         if let Err(e) = write_atomic(&self.path.join(END), end.to_string().as_bytes()) {
@@ -200,12 +224,12 @@ impl RunDir {
     }
 
     /// The folder as it was named.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// The effective recipe.
-    pub(crate) fn recipe_path(&self) -> PathBuf {
+    pub fn recipe_path(&self) -> PathBuf {
         self.path.join("recipe.toml")
     }
 
@@ -215,22 +239,22 @@ impl RunDir {
     }
 
     /// Records of steps, one JSON object a line.
-    pub(crate) fn metrics_path(&self) -> PathBuf {
+    pub fn metrics_path(&self) -> PathBuf {
         self.path.join("metrics.jsonl")
     }
 
     /// The report, which is written anew as the run goes on.
-    pub(crate) fn report_path(&self) -> PathBuf {
+    pub fn report_path(&self) -> PathBuf {
         self.path.join("report.html")
     }
 
     /// Folder of checkpoints; `LATEST` in it names the newest.
-    pub(crate) fn checkpoints(&self) -> PathBuf {
+    pub fn checkpoints(&self) -> PathBuf {
         self.path.join("checkpoints")
     }
 
     /// Folder of the store; empty with `store.type = "memory"`.
-    pub(crate) fn store(&self) -> PathBuf {
+    pub fn store(&self) -> PathBuf {
         store_path(&self.path)
     }
 }
@@ -239,7 +263,7 @@ impl RunDir {
 const END: &str = "end.json";
 
 /// How the last process of a run ended, as it said, and why; `None`: it was killed.
-pub(crate) fn end_of(run_dir: &Path) -> Option<(String, Option<String>)> {
+pub fn end_of(run_dir: &Path) -> Option<(String, Option<String>)> {
     let text = std::fs::read_to_string(run_dir.join(END)).ok()?;
     let end: serde_json::Value = serde_json::from_str(&text).ok()?;
     let text = |key: &str| end[key].as_str().map(str::to_owned);
@@ -247,12 +271,12 @@ pub(crate) fn end_of(run_dir: &Path) -> Option<(String, Option<String>)> {
 }
 
 /// Whether a run was begun in this folder, ended or not.
-pub(crate) fn holds_run(run_dir: &Path) -> bool {
+pub fn holds_run(run_dir: &Path) -> bool {
     run_dir.join("recipe.toml").exists()
 }
 
 /// Whether a process holds the run. The lock is tried and given back at once.
-pub(crate) fn in_use(run_dir: &Path) -> bool {
+pub fn in_use(run_dir: &Path) -> bool {
     let lock = File::open(run_dir.join("lock"));
     let tried = lock.map(|lock| lock.try_lock());
     matches!(tried, Ok(Err(std::fs::TryLockError::WouldBlock)))
@@ -262,30 +286,35 @@ pub(crate) fn in_use(run_dir: &Path) -> bool {
 ///
 /// # Errors
 /// If the folder holds no run, or its recipe cannot be read.
-pub(crate) fn recipe(run_dir: &Path) -> Result<RunPlan, Failure> {
+pub fn recipe(run_dir: &Path) -> Result<RunPlan, RunDirError> {
     let path = run_dir.join("recipe.toml");
     if !path.is_file() {
-        return Err(Failure::input(format!(
-            "{} holds no run\n  hint: give the folder of a run, as in `sinew train --run-dir`",
-            run_dir.display()
-        )));
+        return Err(RunDirError::NoRun {
+            path: run_dir.into(),
+        });
     }
-    RunPlan::load(&path).map_err(Failure::input)
+    Ok(RunPlan::load(&path)?)
 }
 
 /// How far the run in a folder is, from its recipe and its metrics. The run may be training.
-pub(crate) fn summary(run_dir: &Path) -> Result<RunSummary, Failure> {
+///
+/// # Errors
+/// As [`recipe`], or if the metrics cannot be read.
+pub fn summary(run_dir: &Path) -> Result<RunSummary, RunDirError> {
     let recipe = recipe(run_dir)?;
-    RunSummary::read(run_dir, recipe.name, recipe.train.steps).map_err(Failure::system)
+    RunSummary::read(run_dir, recipe.name, recipe.train.steps).map_err(RunDirError::Metrics)
 }
 
 /// Where a run folder keeps its episodes.
-pub(crate) fn store_path(run_dir: &Path) -> PathBuf {
+pub fn store_path(run_dir: &Path) -> PathBuf {
     run_dir.join("store")
 }
 
 /// Writes a file so that a reader sees the old or the new content, never a part.
-pub(crate) fn write_atomic(path: &Path, content: &[u8]) -> std::io::Result<()> {
+///
+/// # Errors
+/// Of the file system.
+pub fn write_atomic(path: &Path, content: &[u8]) -> std::io::Result<()> {
     let temporary = path.with_extension("new");
     let mut file = File::create(&temporary)?;
     std::io::Write::write_all(&mut file, content)?;

@@ -16,7 +16,7 @@ use super::{
     openai_error,
 };
 use crate::error::ApiError;
-use crate::session::Prompt;
+use crate::prompt::Prompt;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use sinew_types::{SampledToken, TokenId};

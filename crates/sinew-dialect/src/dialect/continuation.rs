@@ -3,7 +3,7 @@
 use super::ModelRequest;
 use crate::answers::{Answers, Before, ChainError, StoredAnswer};
 use crate::error::ApiError;
-use crate::session::Prompt;
+use crate::prompt::Prompt;
 use sinew_types::Message;
 
 /// How a request is tied to answers of the same rollout.
@@ -26,7 +26,7 @@ impl ModelRequest {
     ///
     /// # Errors
     /// If there is no such answer.
-    pub(crate) fn restore(&mut self, answers: &Answers) -> Result<(), ApiError> {
+    pub fn restore(&mut self, answers: &Answers) -> Result<(), ApiError> {
         let Some(Continuation {
             previous: Some(previous),
             own_from,
@@ -56,7 +56,7 @@ impl ModelRequest {
 
     /// The answer to store, if the request asks for it: `id` is the call's, `said` the model's
     /// turn.
-    pub(crate) fn stored_answer(&self, id: &str, said: &Message) -> Option<StoredAnswer> {
+    pub fn stored_answer(&self, id: &str, said: &Message) -> Option<StoredAnswer> {
         let Prompt::Messages(messages) = &self.prompt else {
             return None;
         };

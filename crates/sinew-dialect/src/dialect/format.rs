@@ -25,7 +25,7 @@ pub struct FormatAsk {
 }
 
 /// Any JSON, as a schema.
-pub(crate) const ANY_OBJECT: &str = "{\"type\":\"object\"}";
+pub const ANY_OBJECT: &str = "{\"type\":\"object\"}";
 
 impl ModelRequest {
     /// The output must be of this language, as `path` says.

@@ -1,6 +1,6 @@
 //! The wasm level, built with the feature `wasm`.
 
-use crate::failure::Failure;
+use crate::error::LevelError;
 use sinew_recipe::SandboxPlan;
 use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
 use sinew_wasm::{WasmConfig, WasmProvider};
@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 /// Interpreters in jailed workers, one worker for each core. A worker is this program, started in a sandbox
 /// of the level `process`: code that escapes from WebAssembly is still inside that.
-pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider>, Failure> {
+pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider>, LevelError> {
     let named =
-        |e: &dyn std::fmt::Display| Failure::system(format!("sandbox.level = \"wasm\": {e}"));
-    let program = std::env::current_exe().map_err(Failure::system)?;
+        |e: &dyn std::fmt::Display| LevelError::system(format!("sandbox.level = \"wasm\": {e}"));
+    let program = std::env::current_exe().map_err(LevelError::system)?;
     let search = std::env::var("PATH").unwrap_or_default();
     let mut config = ProcessConfig::new(&search);
     config.max_live = section.max_sandboxes;

@@ -1,6 +1,6 @@
 //! The microvm level, built with the feature `microvm`.
 
-use crate::failure::Failure;
+use crate::error::LevelError;
 use sinew_microvm::{Backend, MicrovmConfig, MicrovmProvider};
 use sinew_recipe::{MicrovmBackend, SandboxPlan};
 use sinew_sandbox::{Pool, PoolConfig, SandboxProvider};
@@ -20,11 +20,11 @@ fn backend(backend: MicrovmBackend) -> Backend {
     }
 }
 
-fn named(e: &dyn std::fmt::Display) -> Failure {
-    Failure::system(format!("sandbox.level = \"microvm\": {e}"))
+fn named(e: &dyn std::fmt::Display) -> LevelError {
+    LevelError::system(format!("sandbox.level = \"microvm\": {e}"))
 }
 
-fn provider(section: &SandboxPlan) -> Result<MicrovmProvider, Failure> {
+fn provider(section: &SandboxPlan) -> Result<MicrovmProvider, LevelError> {
     let mut config = MicrovmConfig::new(section.microvm_images.clone().into());
     config.temporary = std::env::temp_dir();
     config.backend = backend(section.microvm_backend);
@@ -37,7 +37,7 @@ fn provider(section: &SandboxPlan) -> Result<MicrovmProvider, Failure> {
 }
 
 /// Machines for a recipe: a few are ready before they are asked for. One is started at a time.
-pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider>, Failure> {
+pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider>, LevelError> {
     let pool = PoolConfig {
         floor: 0,
         ceiling: READY.min(section.max_sandboxes / 2),

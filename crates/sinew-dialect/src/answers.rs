@@ -2,7 +2,7 @@
 //!
 //! Each holds the messages that it added to the one before it, so that a long conversation is stored once.
 
-use crate::keys::message_bytes;
+use crate::prompt::message_bytes;
 use serde::{Deserialize, Serialize};
 use sinew_types::Message;
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ const MAX_BYTES: u64 = 16 << 20;
 /// What came before an answer's own messages.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Before {
+pub enum Before {
     /// The conversation begins with this request.
     Nothing,
     /// An answer and all before it.
@@ -31,7 +31,7 @@ pub(crate) enum Before {
 
 /// An answer that a later request may continue.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct StoredAnswer {
+pub struct StoredAnswer {
     /// As the client has it, with the dialect's prefix.
     id: String,
     /// The link to the part of the conversation that is stored elsewhere.
@@ -42,14 +42,14 @@ pub(crate) struct StoredAnswer {
 
 impl StoredAnswer {
     /// The answer `id`, which added these messages to `before`.
-    pub(crate) fn new(id: String, before: Before, added: Vec<Message>) -> Self {
+    pub fn new(id: String, before: Before, added: Vec<Message>) -> Self {
         Self { id, before, added }
     }
 }
 
 /// Why a conversation cannot be put together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ChainError {
+pub enum ChainError {
     #[error(
         "no response {0:?} in this rollout: it was made with store: false, in another rollout, or \
          after {MAX_ANSWERS} responses or {MAX_BYTES} bytes of them"
@@ -71,7 +71,7 @@ struct Stored {
 
 /// The answers of one rollout, by id.
 #[derive(Debug, Default)]
-pub(crate) struct Answers {
+pub struct Answers {
     stored: Mutex<Stored>,
 }
 
@@ -81,12 +81,12 @@ impl Answers {
     }
 
     /// Whether there is an answer under this id.
-    pub(crate) fn has(&self, id: &str) -> bool {
+    pub fn has(&self, id: &str) -> bool {
         self.stored().by_id.contains_key(id)
     }
 
     /// What the model said in an answer.
-    pub(crate) fn said(&self, id: &str) -> Option<Message> {
+    pub fn said(&self, id: &str) -> Option<Message> {
         self.stored().by_id.get(id)?.added.last().cloned()
     }
 
@@ -94,7 +94,7 @@ impl Answers {
     ///
     /// # Errors
     /// If an answer of it is not stored, or there are too many messages.
-    pub(crate) fn conversation(&self, id: &str) -> Result<Vec<Message>, ChainError> {
+    pub fn conversation(&self, id: &str) -> Result<Vec<Message>, ChainError> {
         let stored = self.stored();
         let mut parts = Vec::new();
         let mut count = 0;
@@ -118,7 +118,7 @@ impl Answers {
     }
 
     /// Stores an answer under its id, before its client sees the id.
-    pub(crate) fn keep(&self, answer: StoredAnswer) {
+    pub fn keep(&self, answer: StoredAnswer) {
         let bytes: u64 = answer.added.iter().map(message_bytes).sum();
         let mut stored = self.stored();
         // A full memory takes no more: stored conversations stay whole.

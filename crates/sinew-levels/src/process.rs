@@ -1,19 +1,19 @@
 //! The process level: namespaces, seccomp and limits, with a pool of ready sandboxes.
 
-use super::image;
 use crate::egress::{self, EgressProxy};
-use crate::failure::Failure;
+use crate::error::LevelError;
+use crate::image;
 use sinew_recipe::SandboxPlan;
 use sinew_sandbox::{Pool, PoolConfig, ProcessConfig, ProcessProvider, SandboxProvider};
 use std::sync::Arc;
 
-fn named(e: &dyn std::fmt::Display) -> Failure {
-    Failure::system(format!("sandbox.level = \"process\": {e}"))
+fn named(e: &dyn std::fmt::Display) -> LevelError {
+    LevelError::system(format!("sandbox.level = \"process\": {e}"))
 }
 
 /// Processes in a pool, behind the egress proxy if the recipe has one. The pool keeps as many ready as
 /// suits `sandbox.max_sandboxes`.
-pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider>, Failure> {
+pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider>, LevelError> {
     let search = std::env::var("PATH").unwrap_or_default();
     let mut config = ProcessConfig::new(&search);
     config.max_live = section.max_sandboxes;

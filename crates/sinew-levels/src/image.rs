@@ -1,6 +1,6 @@
 //! The root of sandboxes that `sandbox.image` names.
 
-use crate::failure::Failure;
+use crate::error::LevelError;
 use sinew_image::{Image, ImageConfig, ImageError, UnpackLimits};
 use sinew_recipe::{Level, SandboxPlan};
 use std::path::Path;
@@ -13,11 +13,11 @@ use std::path::Path;
 ///
 /// # Errors
 /// If the file is no image, is damaged, or is larger than the limits of unpacking.
-pub(crate) fn image(section: &SandboxPlan) -> Result<Option<Image>, Failure> {
+pub fn image(section: &SandboxPlan) -> Result<Option<Image>, LevelError> {
     let Some(path) = &section.image else {
         return Ok(None);
     };
-    let named = |e: &dyn std::fmt::Display| Failure::system(format!("sandbox.image: {e}"));
+    let named = |e: &dyn std::fmt::Display| LevelError::system(format!("sandbox.image: {e}"));
     let path = Path::new(path);
     let container = section.level == Level::Container;
     if container && !path.exists() && !sinew_image::is_packed(path) {

@@ -1,0 +1,17 @@
+//! Folders that people see: the project that `sinew init` writes, and the folder of a run.
+//!
+//! [`init()`] writes the files of a [`Start`]. A [`RunDir`] is held by one process at a time; it keeps the
+//! recipe that ran and refuses to go on with another one.
+//!
+//! Invariants:
+//! - A file of the user is never overwritten.
+//! - A reader of a run's folder sees the old or the new content of a file, never a part.
+
+mod init;
+mod run_dir;
+
+pub use init::{InitError, Start, init};
+pub use run_dir::{
+    Resume, RunDir, RunDirError, RunEnd, end_of, holds_run, in_use, recipe, store_path, summary,
+    write_atomic,
+};
