@@ -51,6 +51,7 @@ impl EpisodeSpec {
                 run: run.name.clone(),
                 draw: self.draw,
                 purpose: self.purpose.clone(),
+                external: None,
             },
             provenance: Provenance {
                 task_seed: Some(self.task.seed),

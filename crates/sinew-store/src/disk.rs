@@ -9,17 +9,19 @@ use crate::damage::Recovery;
 use crate::error::{StoreError, guard};
 use crate::gc;
 use crate::index::{self, Table};
+use crate::ledger;
 use crate::reader;
 use crate::recover;
 use crate::remake;
+use crate::score::{ScoreBatch, ScoreRecord, ScoreRefused};
 use crate::segment::{Frame, Location, RecordKind, SegmentDir, Writer};
 use crate::store::{
-    self, Committed, EpisodeSummary, Filter, GcPolicy, GcReport, Page, StoreStats, TraceStore,
+    self, Committed, Cursor, Filter, GcPolicy, GcReport, Page, ScorePage, StoreStats, TraceStore,
     TrainedBatch,
 };
 use rusqlite::Connection;
 use sinew_types::{EpisodeId, Trace};
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -103,7 +105,37 @@ impl DiskStore {
             _lock: lock,
         };
         store.mark_again(opened.unmarked)?;
+        store.write_again(opened.unwritten)?;
         Ok(store)
+    }
+
+    /// Writes scores that cannot be read once more: the index still has them.
+    fn write_again(&self, rows: BTreeSet<i64>) -> Result<(), StoreError> {
+        let mut writer = guard(&self.writer)?;
+        let mut connection = guard(&self.connection)?;
+        let mut frame = Frame::default();
+        let mut names = Vec::new();
+        for row in rows {
+            if let Some(record) = ledger::row(&connection, row)? {
+                frame.push(RecordKind::Score, &self.encode_score(&record)?);
+                names.push(row.to_string());
+            }
+        }
+        if frame.is_empty() {
+            return Ok(());
+        }
+        self.append(&mut writer, &mut connection, &frame, |tx, at| {
+            let mut pairs = names.iter().zip(at);
+            pairs.try_for_each(|(name, &at)| index::relocate(tx, Table::Scores, name, Some(at)))
+        })
+    }
+
+    /// Encodes one score; they are too small to compress.
+    fn encode_score(&self, record: &ScoreRecord) -> Result<codec::Encoded, StoreError> {
+        codec::encode(record, false).map_err(|reason| StoreError::Encode {
+            episode: record.episode.clone(),
+            reason,
+        })
     }
 
     /// Writes marks that were torn once more: the index still has what they say.
@@ -239,7 +271,7 @@ impl TraceStore for DiskStore {
                 continue;
             }
             frame.push(RecordKind::Trace, encoded);
-            new.push(EpisodeSummary::of(trace));
+            new.push(trace);
             out.push(Committed::New);
         }
         if frame.is_empty() {
@@ -255,7 +287,7 @@ impl TraceStore for DiskStore {
         self.check_room(frame.len())?;
         self.append(&mut writer, &mut connection, &frame, |tx, at| {
             let mut pairs = new.iter().zip(at);
-            pairs.try_for_each(|(summary, &at)| index::insert(tx, summary, at))
+            pairs.try_for_each(|(trace, &at)| index::insert_trace(tx, trace, at))
         })?;
         Ok(out)
     }
@@ -311,6 +343,57 @@ impl TraceStore for DiskStore {
         let bytes = self.used_bytes()?;
         let stats = index::stats(&*guard(&self.connection)?)?;
         Ok(StoreStats { bytes, ..stats })
+    }
+
+    fn put_scores(
+        &self,
+        records: &[ScoreRecord],
+    ) -> Result<Vec<Result<Committed, ScoreRefused>>, StoreError> {
+        store::check_scores(records)?;
+        let mut writer = guard(&self.writer)?;
+        let mut connection = guard(&self.connection)?;
+        let mut frame = Frame::default();
+        let (mut new, mut out) = (Vec::new(), Vec::with_capacity(records.len()));
+        let mut batch = ScoreBatch::default();
+        for record in records {
+            let taken = match record.checked() {
+                Ok(record) if batch.holds(&record) => Ok((record, false)),
+                Ok(record) => ledger::is_new(&connection, &record, batch.of(&record.episode))?
+                    .map(|new| (record, new)),
+                Err(refused) => Err(refused),
+            };
+            out.push(match taken {
+                Ok((record, true)) => {
+                    frame.push(RecordKind::Score, &self.encode_score(&record)?);
+                    batch.add(&record);
+                    new.push(record);
+                    Ok(Committed::New)
+                }
+                Ok((_, false)) => Ok(Committed::Duplicate),
+                Err(refused) => Err(refused),
+            });
+        }
+        if frame.is_empty() {
+            return Ok(out);
+        }
+        self.check_room(frame.len())?;
+        self.append(&mut writer, &mut connection, &frame, |tx, at| {
+            let mut pairs = new.iter().zip(at);
+            pairs.try_for_each(|(record, &at)| ledger::insert(tx, record, at).map(drop))
+        })?;
+        Ok(out)
+    }
+
+    fn scores(&self, episode: &EpisodeId) -> Result<Vec<ScoreRecord>, StoreError> {
+        ledger::of_episode(&*guard(&self.connection)?, episode.as_str())
+    }
+
+    fn scores_after(&self, after: Cursor, limit: usize) -> Result<ScorePage, StoreError> {
+        ledger::page(&*guard(&self.connection)?, after, limit)
+    }
+
+    fn named(&self, external: &str, limit: usize) -> Result<Vec<EpisodeId>, StoreError> {
+        ledger::named(&*guard(&self.connection)?, external, limit)
     }
 
     fn gc(&self, policy: GcPolicy) -> Result<GcReport, StoreError> {

@@ -6,6 +6,7 @@
 
 use crate::error::StoreError;
 use crate::index::{self, Table};
+use crate::ledger;
 use crate::segment::{Frame, Location, SegmentDir, Writer};
 use crate::store::{GcPolicy, GcReport};
 use rusqlite::Connection;
@@ -53,7 +54,7 @@ fn collect(
     let mut moved: Vec<(Table, String, Location)> = Vec::new();
     let mut copied = 0;
     let mut pending = Pending::default();
-    for table in [Table::Batches, Table::Episodes] {
+    for table in [Table::Batches, Table::Episodes, Table::Scores] {
         for (name, at) in index::living(connection, table, segment)? {
             if table == Table::Episodes && doomed.contains(&name) {
                 gone.push(name);
@@ -74,6 +75,7 @@ fn collect(
     }
     for name in &gone {
         index::relocate(&tx, Table::Episodes, name, None)?;
+        ledger::forget(&tx, name)?;
     }
     index::kill_segment(&tx, segment)?;
     if !moved.is_empty() {

@@ -6,7 +6,8 @@
 
 use crate::codec::Mark;
 use crate::error::StoreError;
-use crate::schema::{FORMAT, SCHEMA};
+use crate::ledger;
+use crate::schema::{BEFORE_LEDGER, FORMAT, LEDGER, SCHEMA};
 use crate::segment::Location;
 use crate::store::{
     Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, Page, StoreStats, TrainedBatch,
@@ -15,7 +16,7 @@ use crate::store::{
 use crate::sums;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, params};
 use serde::Deserialize;
-use sinew_types::{EpisodeId, GroupId, TaskId};
+use sinew_types::{EpisodeId, GroupId, TaskId, Trace};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
@@ -33,23 +34,22 @@ pub(crate) fn open(path: &Path) -> Result<(Connection, bool), StoreError> {
     let journal = connection.pragma_update(None, "journal_mode", "WAL");
     journal.map_err(&bad)?;
     let made = is_empty(&connection).map_err(&bad)?;
-    if !made {
-        check(&connection, path)?;
-    }
-    Ok((prepare(connection, made)?, made))
+    let format = if made { 0 } else { check(&connection, path)? };
+    Ok((prepare(connection, format)?, made))
 }
 
-/// Refuses an index of another format, and one that is damaged.
-fn check(connection: &Connection, path: &Path) -> Result<(), StoreError> {
+/// The format of an index. Refuses one that cannot be read, and one that is damaged.
+fn check(connection: &Connection, path: &Path) -> Result<i64, StoreError> {
     let format = format_of(connection, path).map_err(|e| blame(e, path))?;
     let damaged = |reason: String| StoreError::DamagedIndex {
         path: path.to_owned(),
         reason,
     };
-    if format < FORMAT {
+    if format < BEFORE_LEDGER {
         return Err(damaged(format!("it has format {format}, not {FORMAT}")));
     }
-    sums::check(connection, path).map_err(|e| blame(e, path))
+    sums::check(connection, path, format).map_err(|e| blame(e, path))?;
+    Ok(format)
 }
 
 /// Whether nothing was ever written to it.
@@ -169,15 +169,19 @@ fn format_of(connection: &Connection, path: &Path) -> Result<i64, StoreError> {
 
 /// An index that dies with the process.
 pub(crate) fn in_memory() -> Result<Connection, StoreError> {
-    prepare(Connection::open_in_memory()?, true)
+    prepare(Connection::open_in_memory()?, 0)
 }
 
-/// Sets a connection up, and makes the tables of a new index in one transaction with its format.
-fn prepare(mut connection: Connection, make: bool) -> Result<Connection, StoreError> {
+/// Sets a connection up, and makes the tables that an index of `format` lacks in one transaction with its new
+/// format; 0 is an empty one.
+fn prepare(mut connection: Connection, format: i64) -> Result<Connection, StoreError> {
     connection.pragma_update(None, "synchronous", "NORMAL")?;
-    if make {
+    if format < FORMAT {
         let tx = connection.transaction()?;
-        tx.execute_batch(SCHEMA)?;
+        if format < BEFORE_LEDGER {
+            tx.execute_batch(SCHEMA)?;
+        }
+        tx.execute_batch(LEDGER)?;
         tx.pragma_update(None, "user_version", FORMAT)?;
         tx.commit()?;
     }
@@ -222,11 +226,7 @@ pub(crate) fn knows(connection: &Connection, episode: &str) -> Result<bool, Stor
 
 /// Enters an episode. One that is known stays as it is, unless all that is known is the mark
 /// of its batch (`ended` is -1): in a rebuilt index marks can come before traces.
-pub(crate) fn insert(
-    tx: &Transaction<'_>,
-    s: &EpisodeSummary,
-    at: Location,
-) -> Result<(), StoreError> {
+fn insert(tx: &Transaction<'_>, s: &EpisodeSummary, at: Location) -> Result<(), StoreError> {
     let mut statement = tx.prepare_cached(
         "INSERT INTO episodes (episode, grp, task, task_kind, step, purpose, reward, success,
             ended, turns, sampled_tokens, started_unix_s, total_s, segment, offset, bytes)
@@ -256,6 +256,19 @@ pub(crate) fn insert(
         at.bytes,
     ])?;
     sums::seal(tx, "episodes", "episode = ?1", &[&s.episode.as_str()])
+}
+
+/// Enters an episode with its name in an outside system.
+pub(crate) fn insert_trace(
+    tx: &Transaction<'_>,
+    trace: &Trace,
+    at: Location,
+) -> Result<(), StoreError> {
+    insert(tx, &EpisodeSummary::of(trace), at)?;
+    match &trace.origin.external {
+        Some(external) => ledger::name_externally(tx, external, trace.episode.as_str()),
+        None => Ok(()),
+    }
 }
 
 /// Notes that all records of a segment up to `end` are here.
@@ -535,13 +548,14 @@ pub(crate) fn lifeless(connection: &Connection) -> Result<Vec<u32>, StoreError> 
     let mut query = connection.prepare(
         "SELECT number FROM segments WHERE NOT dead
            AND NOT EXISTS (SELECT 1 FROM episodes WHERE segment = number)
-           AND NOT EXISTS (SELECT 1 FROM batches WHERE segment = number)",
+           AND NOT EXISTS (SELECT 1 FROM batches WHERE segment = number)
+           AND NOT EXISTS (SELECT 1 FROM scores WHERE segment = number)",
     )?;
     let rows = query.query_map([], |r| r.get(0))?;
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// What of a segment is alive: episodes or batches, by name and place.
+/// What of a segment is alive: episodes, batches or scores, by name and place.
 pub(crate) fn living(
     connection: &Connection,
     table: Table,
@@ -556,6 +570,10 @@ pub(crate) fn living(
             "SELECT batch AS name, segment, offset, bytes FROM batches
              WHERE segment = ?1 ORDER BY seq"
         }
+        Table::Scores => {
+            "SELECT CAST(seq AS TEXT) AS name, segment, offset, bytes FROM scores
+             WHERE segment = ?1 ORDER BY seq"
+        }
     };
     let mut query = connection.prepare_cached(sql)?;
     let rows = query.query_map([segment], |r| Ok((r.get("name")?, location(r)?)))?;
@@ -567,17 +585,18 @@ pub(crate) fn records(connection: &Connection, segment: u32) -> Result<Vec<Locat
     let mut query = connection.prepare_cached(
         "SELECT segment, offset, bytes FROM episodes WHERE segment = ?1
          UNION ALL SELECT segment, offset, bytes FROM batches WHERE segment = ?1
+         UNION ALL SELECT segment, offset, bytes FROM scores WHERE segment = ?1
          ORDER BY offset DESC",
     )?;
     let rows = query.query_map([segment], location)?;
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Segments in which an episode or a mark lies, ascending.
+/// Segments in which an episode, a mark or a score lies, ascending.
 pub(crate) fn located(connection: &Connection) -> Result<Vec<u32>, StoreError> {
     let mut query = connection.prepare(
         "SELECT segment FROM episodes WHERE segment IS NOT NULL
-         UNION SELECT segment FROM batches ORDER BY segment",
+         UNION SELECT segment FROM batches UNION SELECT segment FROM scores ORDER BY segment",
     )?;
     let rows = query.query_map([], |r| r.get(0))?;
     Ok(rows.collect::<Result<_, _>>()?)
@@ -595,14 +614,15 @@ pub(crate) fn episodes_from(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Forgets episodes. Those that a batch trained stay known, so that none is trained again. Returns
-/// the ids of the others, then those of the trained.
+/// Forgets episodes and their scores. Those that a batch trained stay known, so that none is trained again.
+/// Returns the ids of the others, then those of the trained.
 pub(crate) fn forget(
     tx: &Transaction<'_>,
     names: &[String],
 ) -> Result<(Vec<EpisodeId>, Vec<EpisodeId>), StoreError> {
     let (mut untrained, mut trained) = (Vec::new(), Vec::new());
     for name in names {
+        ledger::forget(tx, name)?;
         match trained_in(tx, name)? {
             Some(Some(_)) => {
                 relocate(tx, Table::Episodes, name, None)?;
@@ -639,6 +659,8 @@ pub(crate) enum Table {
     Episodes,
     /// Marks of updates.
     Batches,
+    /// Scores, by the number of their row.
+    Scores,
 }
 
 /// Moves a record, or with `None` (episodes alone) notes that it is gone.
@@ -655,6 +677,10 @@ pub(crate) fn relocate(
         Table::Batches => {
             "UPDATE batches SET segment = ?2, offset = ?3, bytes = ?4 WHERE batch = ?1"
         }
+        Table::Scores => {
+            "UPDATE scores SET segment = ?2, offset = ?3, bytes = ?4
+             WHERE seq = CAST(?1 AS INTEGER)"
+        }
     };
     let offset = to.map(|l| signed("offset", l.offset)).transpose()?;
     let mut statement = tx.prepare_cached(sql)?;
@@ -667,6 +693,7 @@ pub(crate) fn relocate(
     match table {
         Table::Episodes => sums::seal(tx, "episodes", "episode = ?1", &[&name]),
         Table::Batches => sums::seal(tx, "batches", "batch = ?1", &[&name]),
+        Table::Scores => sums::seal(tx, "scores", "seq = CAST(?1 AS INTEGER)", &[&name]),
     }
 }
 

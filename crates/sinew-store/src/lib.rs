@@ -1,6 +1,7 @@
 //! Durable traces and the transfer queue.
 //!
-//! [`TraceStore`] keeps finished episodes and which of them were trained. [`MemoryStore`] is
+//! [`TraceStore`] keeps finished episodes, the scores that come after them, and which of them were trained.
+//! [`MemoryStore`] is
 //! the model that the others are tested against; [`DiskStore`] appends to segment files and
 //! indexes them in SQLite; [`StoreReader`] looks into it while it is written. [`TransferQueue`] hands
 //! rows to consumers with leases and acknowledgements; [`DiskQueue`] keeps it in the store's index file.
@@ -9,7 +10,7 @@
 //! - What `commit` acknowledged survives a crash at any instant; a batch is visible whole or
 //!   not at all.
 //! - An episode is committed once and trained in one batch, however often either is tried.
-//! - The segment files are the truth about traces and marks: a damaged index is made anew from them.
+//! - The segment files are the truth about traces, scores and marks: a damaged index is made anew from them.
 //!   Rows of queues lie in the index alone.
 //! - Nothing that can be read is cut off or forgotten; what cannot be read is given up only if the
 //!   caller accepts the loss.
@@ -22,6 +23,7 @@ mod disk;
 mod error;
 mod gc;
 mod index;
+mod ledger;
 mod memory;
 mod queue;
 mod queue_disk;
@@ -30,6 +32,7 @@ mod recover;
 mod remake;
 mod scan;
 mod schema;
+mod score;
 mod segment;
 mod store;
 mod sums;
@@ -43,7 +46,11 @@ pub use queue::{
 };
 pub use queue_disk::{Delivery, DiskQueue};
 pub use reader::StoreReader;
+pub use score::{
+    MAX_SCORE_BATCH, MAX_SCORE_NAME, MAX_SCORE_REASON, MAX_SCORES, Score, ScoreRecord,
+    ScoreRefused, ScoreRule, ScoreTerm, in_force,
+};
 pub use store::{
     Committed, Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GcReport, MAX_PAGE, Page,
-    StoreStats, TraceStore, TrainedBatch,
+    ScorePage, StoreStats, TraceStore, TrainedBatch,
 };

@@ -5,12 +5,13 @@
 
 use crate::error::{StoreError, guard};
 use crate::index;
+use crate::score::{MAX_SCORES, ScoreRecord, ScoreRefused};
 use crate::store::{
-    self, Committed, Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GcReport, Page, StoreStats,
-    TraceStore, TrainedBatch,
+    self, Committed, Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GcReport, MAX_PAGE, Page,
+    ScorePage, StoreStats, TraceStore, TrainedBatch,
 };
 use sinew_types::{EpisodeId, Trace};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Mutex;
 
 /// Traces in memory.
@@ -30,9 +31,18 @@ struct Inner {
     by_id: HashMap<EpisodeId, usize>,
     /// In the order of their first marks.
     batches: Vec<TrainedBatch>,
-    /// Of the traces that are held, by [`size`].
+    /// Scores by their place in the order in which they came, from 1.
+    scores: BTreeMap<u64, ScoreRecord>,
+    /// Their places, by episode.
+    scored: HashMap<EpisodeId, Vec<u64>>,
+    /// The number of the newest score.
+    newest_score: u64,
+    /// Of the traces and scores that are held, by [`size`] and [`SCORE_BYTES`].
     bytes: u64,
 }
+
+/// Bytes of a score, roughly.
+const SCORE_BYTES: u64 = 160;
 
 /// One committed episode.
 #[derive(Debug)]
@@ -61,6 +71,33 @@ fn size(trace: &Trace) -> u64 {
         96 + 4 * (n.tokens.len() + n.logprobs.len()) + text.sum::<usize>()
     };
     512 + trace.nodes.iter().map(node).sum::<usize>() as u64
+}
+
+impl Inner {
+    /// Whether a record is to be kept: `false` for one that is there.
+    fn is_new(&self, record: &ScoreRecord) -> Result<bool, ScoreRefused> {
+        let episode = || record.episode.clone();
+        let Some(&at) = self.by_id.get(&record.episode) else {
+            return Err(ScoreRefused::UnknownEpisode { episode: episode() });
+        };
+        if self.episodes[at].trace.is_none() {
+            return Err(ScoreRefused::Collected { episode: episode() });
+        }
+        let known = self.scores_of(&record.episode);
+        if known.iter().any(|s| *s == record) {
+            return Ok(false);
+        }
+        if known.len() >= MAX_SCORES {
+            return Err(ScoreRefused::TooMany { episode: episode() });
+        }
+        Ok(true)
+    }
+
+    /// The scores of an episode, in the order in which they came.
+    fn scores_of(&self, episode: &EpisodeId) -> Vec<&ScoreRecord> {
+        let places = self.scored.get(episode).into_iter().flatten();
+        places.filter_map(|seq| self.scores.get(seq)).collect()
+    }
 }
 
 impl TraceStore for MemoryStore {
@@ -206,9 +243,72 @@ impl TraceStore for MemoryStore {
         Ok(stats)
     }
 
-    fn gc(&self, policy: GcPolicy) -> Result<GcReport, StoreError> {
+    fn put_scores(
+        &self,
+        records: &[ScoreRecord],
+    ) -> Result<Vec<Result<Committed, ScoreRefused>>, StoreError> {
+        store::check_scores(records)?;
         let mut inner = guard(&self.inner)?;
+        let needed = SCORE_BYTES * records.len() as u64;
+        if inner.bytes + needed > self.max_bytes {
+            return Err(StoreError::Full {
+                used: inner.bytes,
+                needed,
+                limit: self.max_bytes,
+            });
+        }
+        let mut out = Vec::with_capacity(records.len());
+        for record in records {
+            let checked = record.checked();
+            let taken = checked.and_then(|r| inner.is_new(&r).map(|new| (r, new)));
+            out.push(taken.map(|(record, new)| {
+                if !new {
+                    return Committed::Duplicate;
+                }
+                inner.newest_score += 1;
+                inner.bytes += SCORE_BYTES;
+                let seq = inner.newest_score;
+                let places = inner.scored.entry(record.episode.clone());
+                places.or_default().push(seq);
+                inner.scores.insert(seq, record);
+                Committed::New
+            }));
+        }
+        Ok(out)
+    }
+
+    fn scores(&self, episode: &EpisodeId) -> Result<Vec<ScoreRecord>, StoreError> {
+        let inner = guard(&self.inner)?;
+        Ok(inner.scores_of(episode).into_iter().cloned().collect())
+    }
+
+    fn scores_after(&self, after: Cursor, limit: usize) -> Result<ScorePage, StoreError> {
+        let inner = guard(&self.inner)?;
+        let later = inner.scores.range(after.0.saturating_add(1)..);
+        let mut page = ScorePage {
+            scores: Vec::new(),
+            end: after,
+        };
+        for (seq, score) in later.take(limit.clamp(1, MAX_PAGE)) {
+            page.scores.push(score.clone());
+            page.end = Cursor(*seq);
+        }
+        Ok(page)
+    }
+
+    fn named(&self, external: &str, limit: usize) -> Result<Vec<EpisodeId>, StoreError> {
+        let inner = guard(&self.inner)?;
+        let traces = inner.episodes.iter().filter_map(|e| e.trace.as_ref());
+        let named = traces.filter(|t| t.origin.external.as_deref() == Some(external));
+        let ids = named.map(|t| t.episode.clone());
+        Ok(ids.take(limit.clamp(1, MAX_PAGE)).collect())
+    }
+
+    fn gc(&self, policy: GcPolicy) -> Result<GcReport, StoreError> {
+        let mut guarded = guard(&self.inner)?;
+        let inner = &mut *guarded;
         let mut report = GcReport::default();
+        let mut gone = HashSet::new();
         for entry in &mut inner.episodes {
             let may_go = match entry.summary.update {
                 Some(update) => update < policy.before_update,
@@ -217,8 +317,13 @@ impl TraceStore for MemoryStore {
             if may_go && entry.trace.take().is_some() {
                 report.episodes += 1;
                 report.bytes += entry.bytes;
+                gone.insert(entry.summary.episode.clone());
             }
         }
+        let before = inner.scores.len();
+        inner.scores.retain(|_, s| !gone.contains(&s.episode));
+        inner.scored.retain(|episode, _| !gone.contains(episode));
+        report.bytes += SCORE_BYTES * (before - inner.scores.len()) as u64;
         inner.bytes -= report.bytes;
         Ok(report)
     }

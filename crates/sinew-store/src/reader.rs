@@ -4,7 +4,9 @@ use crate::codec;
 use crate::error::StoreError;
 use crate::error::guard;
 use crate::index;
+use crate::ledger;
 use crate::schema;
+use crate::score::ScoreRecord;
 use crate::segment::SegmentDir;
 use crate::store::{self, Filter, Page, StoreStats, TrainedBatch};
 use rusqlite::Connection;
@@ -53,6 +55,16 @@ impl StoreReader {
     /// Batches that were trained, in order.
     pub fn trained_batches(&self) -> Result<Vec<TrainedBatch>, StoreError> {
         index::batches(&*guard(&self.connection)?)
+    }
+
+    /// All scores of an episode, in the order in which they came.
+    pub fn scores(&self, episode: &EpisodeId) -> Result<Vec<ScoreRecord>, StoreError> {
+        ledger::of_episode(&*guard(&self.connection)?, episode.as_str())
+    }
+
+    /// Episodes with this name in an outside system, in the order of their commits, at most `limit`.
+    pub fn named(&self, external: &str, limit: usize) -> Result<Vec<EpisodeId>, StoreError> {
+        ledger::named(&*guard(&self.connection)?, external, limit)
     }
 
     /// Counts, and the bytes of all segment files.

@@ -9,8 +9,10 @@ use crate::codec::{self, Mark};
 use crate::damage::{Damage, Loss, Recovery};
 use crate::error::StoreError;
 use crate::index::{self, Table};
-use crate::segment::{FILE_HEADER, Location, Record, RecordKind, SegmentDir};
-use crate::store::{EpisodeSummary, TrainedBatch};
+use crate::ledger;
+use crate::score::ScoreRecord;
+use crate::segment::{FILE_HEADER, FORMAT, Location, Record, RecordKind, SegmentDir};
+use crate::store::TrainedBatch;
 use rusqlite::{Connection, Transaction};
 use sinew_types::Trace;
 use std::collections::BTreeSet;
@@ -26,6 +28,8 @@ pub(crate) struct Opened {
     pub(crate) end: (u32, u64),
     /// Batches whose marks cannot be read: the index still has them, the segments must get them again.
     pub(crate) unmarked: Vec<TrainedBatch>,
+    /// Rows of scores of which the same holds.
+    pub(crate) unwritten: BTreeSet<i64>,
 }
 
 /// Brings segments and index together. With damage, only if `accept_loss`: then every record that the
@@ -136,6 +140,7 @@ impl Pass<'_> {
         mut indexed: u64,
         last: bool,
     ) -> Result<(), StoreError> {
+        let format = self.header(number, length)?;
         if last {
             match self.tail(number, length, indexed)? {
                 Tail::Known => {}
@@ -161,9 +166,24 @@ impl Pass<'_> {
         if last {
             self.opened.recovery.cut_bytes += length - good;
             self.cut = Some((number, good));
-            self.opened.end = (number, good);
+            // A header that is written again names the newest format.
+            let appendable = good < FILE_HEADER || format.is_none_or(|f| f == FORMAT);
+            self.opened.end = if appendable {
+                (number, good)
+            } else {
+                (number + 1, 0)
+            };
         }
         Ok(())
+    }
+
+    /// The format of a file. A header that cannot be read is damage, whatever else is found of the file.
+    fn header(&mut self, number: u32, length: u64) -> Result<Option<u32>, StoreError> {
+        let format = self.segments.format_of(number, self.accept_loss)?;
+        if format.is_none() && length >= FILE_HEADER {
+            self.damage(number, 0, FILE_HEADER);
+        }
+        Ok(format)
     }
 
     /// Looks at the end of the newest file, if what the index knows of it cannot be read.
@@ -224,6 +244,8 @@ impl Pass<'_> {
     fn forget_tail(&mut self, number: u32, whole: u64) -> Result<(), StoreError> {
         let marks = index::batches_from(self.tx, number, whole)?;
         self.opened.unmarked.extend(marks);
+        let scores = ledger::rows_from(self.tx, number, whole)?;
+        self.opened.unwritten.extend(scores);
         let names = index::episodes_from(self.tx, number, whole)?;
         let (torn, trained) = index::forget(self.tx, &names)?;
         index::set_indexed(self.tx, number, whole)?;
@@ -273,10 +295,16 @@ impl Pass<'_> {
                     marks.extend(index::batch(self.tx, &name)?);
                 }
             }
+            for (name, at) in index::living(self.tx, Table::Scores, number)? {
+                if !self.readable(at)? {
+                    self.opened.unwritten.extend(name.parse::<i64>().ok());
+                }
+            }
         }
         let (lost, trained) = index::forget(self.tx, &lost)?;
         self.opened.recovery.lost = lost;
         self.opened.recovery.lost_trained = trained;
+        ledger::prune(self.tx)?;
         let known: BTreeSet<String> = self.opened.unmarked.iter().map(batch).collect();
         marks.retain(|b| !known.contains(&b.batch));
         self.opened.unmarked.extend(marks);
@@ -303,7 +331,11 @@ fn enter(segments: &SegmentDir, tx: &Transaction<'_>, record: &Record) -> Result
     match record.kind {
         RecordKind::Trace => {
             let trace: Trace = codec::decode(codec, raw_len, payload).map_err(corrupt)?;
-            index::insert(tx, &EpisodeSummary::of(&trace), record.location)
+            index::insert_trace(tx, &trace, record.location)
+        }
+        RecordKind::Score => {
+            let score: ScoreRecord = codec::decode(codec, raw_len, payload).map_err(corrupt)?;
+            ledger::insert(tx, &score, record.location).map(drop)
         }
         RecordKind::Mark => {
             let mark: Mark = codec::decode(codec, raw_len, payload).map_err(corrupt)?;

@@ -45,7 +45,7 @@ impl SegmentDir {
         if file.length < FILE_HEADER {
             return Ok(scan);
         }
-        if !file.has_header(any_format)? {
+        if file.format(any_format)?.is_none() {
             scan.gaps.push((0, FILE_HEADER));
         }
         let mut at = from.max(FILE_HEADER);
@@ -64,6 +64,19 @@ impl SegmentDir {
             scan.gaps.push((at, next));
             at = next;
         }
+    }
+
+    /// The format in the header of a file; `None` if the header cannot be read, or is not there whole.
+    pub(crate) fn format_of(
+        &self,
+        segment: u32,
+        any_format: bool,
+    ) -> Result<Option<u32>, StoreError> {
+        let file = Segment::open(self, segment)?;
+        if file.length < FILE_HEADER {
+            return Ok(None);
+        }
+        file.format(any_format)
     }
 
     /// Whether the end of a file from `at` on, in which no frame is whole, is what an unfinished write
@@ -133,13 +146,14 @@ impl Segment {
         Ok(bytes)
     }
 
-    /// Whether the header is sound. With `any_format` one of a newer format is not sound, and no error.
-    fn has_header(&self, any_format: bool) -> Result<bool, StoreError> {
+    /// The format that a sound header names. With `any_format` one of a newer format is not sound, and no
+    /// error.
+    fn format(&self, any_format: bool) -> Result<Option<u32>, StoreError> {
         let header = self.bytes(0, FILE_HEADER as usize)?;
         match check_header(&self.path, &header, self.number) {
-            Header::Sound => Ok(true),
+            Header::Sound(format) => Ok(Some(format)),
             Header::Newer(refused) if !any_format => Err(refused),
-            Header::Newer(_) | Header::Damaged => Ok(false),
+            Header::Newer(_) | Header::Damaged => Ok(None),
         }
     }
 

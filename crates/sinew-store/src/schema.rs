@@ -4,7 +4,30 @@
 pub(crate) const FILE_NAME: &str = "index.sqlite";
 
 /// `PRAGMA user_version`.
-pub(crate) const FORMAT: i64 = 2;
+pub(crate) const FORMAT: i64 = 3;
+
+/// The first format, and the only earlier one that is opened as it is: it has no [`LEDGER`], which is added.
+pub(crate) const BEFORE_LEDGER: i64 = 2;
+
+/// Tables that format 3 added to [`SCHEMA`].
+pub(crate) const LEDGER: &str = "
+CREATE TABLE scores (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    episode TEXT NOT NULL, name TEXT NOT NULL, source TEXT NOT NULL,
+    at_us INTEGER NOT NULL,
+    value REAL, reason TEXT,            -- one of them is null
+    segment INTEGER NOT NULL, offset INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    sum INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX scores_episode ON scores (episode);
+CREATE INDEX scores_segment ON scores (segment);
+CREATE TABLE externals (
+    external TEXT NOT NULL, episode TEXT NOT NULL,
+    sum INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (external, episode)
+);
+CREATE INDEX externals_episode ON externals (episode);
+";
 
 /// Any change of this text makes another format. `episodes.step` is the number of the draw; the name is of
 /// trace formats 1 and 2, whose stores are opened as they are.

@@ -22,8 +22,9 @@ use std::path::{Path, PathBuf};
 
 /// `b"SINEWSEG"`, then the format version and the file's number.
 const FILE_MAGIC: &[u8; 8] = b"SINEWSEG";
-/// Layout of headers and frames. A file of another format is not read.
-const FORMAT: u32 = 1;
+/// Layout of headers and frames, and the kinds of records. A file of a later format is not read; one of
+/// format 1 is, but nothing is appended to it.
+pub(crate) const FORMAT: u32 = 2;
 /// Bytes before the first frame.
 pub(crate) const FILE_HEADER: u64 = 16;
 /// Found by the search behind damage.
@@ -40,12 +41,14 @@ pub(crate) enum RecordKind {
     Trace = 1,
     /// An update, see [`crate::codec::Mark`].
     Mark = 2,
+    /// A score, see [`crate::ScoreRecord`]; only in files of format 2.
+    Score = 3,
 }
 
 impl RecordKind {
     /// The kind of a header's first byte.
     pub(crate) fn from_code(code: u8) -> Option<Self> {
-        [Self::Trace, Self::Mark]
+        [Self::Trace, Self::Mark, Self::Score]
             .into_iter()
             .find(|k| *k as u8 == code)
     }
@@ -238,8 +241,8 @@ pub(crate) fn corrupt(path: &Path, offset: u64, reason: impl Into<String>) -> St
 
 /// What the header of a file says.
 pub(crate) enum Header {
-    /// Magic, number and format are ours.
-    Sound,
+    /// Magic and number are ours; the format.
+    Sound(u32),
     /// A newer program wrote it; the refusal.
     Newer(StoreError),
     /// Anything else.
@@ -252,7 +255,7 @@ pub(crate) fn check_header(path: &Path, header: &[u8], segment: u32) -> Header {
         return Header::Damaged;
     }
     match u32_at(header, 8) {
-        FORMAT => Header::Sound,
+        format @ 1..=FORMAT => Header::Sound(format),
         format if format > FORMAT => Header::Newer(StoreError::Format {
             path: path.to_owned(),
             actual: i64::from(format),

@@ -4,6 +4,7 @@
 //! conformance suite. Everything else here is plain data that both share.
 
 use crate::error::StoreError;
+use crate::score::{MAX_SCORE_BATCH, ScoreRecord, ScoreRefused};
 use serde::{Deserialize, Serialize};
 use sinew_types::{EpisodeEnd, EpisodeId, GroupId, TaskId, TokenKind, Trace};
 use std::collections::{BTreeMap, HashSet};
@@ -184,6 +185,14 @@ pub struct Page {
     pub next: Option<Cursor>,
 }
 
+/// Scores in the order in which they came.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ScorePage {
+    pub scores: Vec<ScoreRecord>,
+    /// Give this for the next page. It holds as long as the store is open.
+    pub end: Cursor,
+}
+
 /// One optimizer update: what it trained, what it left out, and what the caller ties to it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainedBatch {
@@ -263,6 +272,18 @@ pub(crate) fn check_batch(batch: &str, episodes: &[EpisodeId]) -> Result<(), Sto
     }
 }
 
+/// Refuses more scores than a call may bring.
+pub(crate) fn check_scores(records: &[ScoreRecord]) -> Result<(), StoreError> {
+    if records.len() <= MAX_SCORE_BATCH {
+        return Ok(());
+    }
+    Err(StoreError::Argument {
+        field: "scores",
+        value: records.len() as u64,
+        allowed: format!("up to {MAX_SCORE_BATCH} at a time"),
+    })
+}
+
 /// What a second commit of a batch comes to.
 pub(crate) fn same_batch(
     known: &TrainedBatch,
@@ -306,6 +327,23 @@ pub trait TraceStore: Send + Sync + fmt::Debug {
     /// How much there is.
     fn stats(&self) -> Result<StoreStats, StoreError>;
 
-    /// Removes traces. Their ids stay known, so that none is committed or trained again.
+    /// Stores scores of episodes that can be read. Durable before it returns, with one synchronization for
+    /// all of them. Each is taken or refused alone; a record that is there, to the last field, is a duplicate.
+    /// At most [`crate::MAX_SCORE_BATCH`] at a time.
+    fn put_scores(
+        &self,
+        records: &[ScoreRecord],
+    ) -> Result<Vec<Result<Committed, ScoreRefused>>, StoreError>;
+
+    /// All scores of an episode, in the order in which they came; see [`crate::in_force`].
+    fn scores(&self, episode: &EpisodeId) -> Result<Vec<ScoreRecord>, StoreError>;
+
+    /// At most `limit` (up to [`MAX_PAGE`]) scores that came after `after`.
+    fn scores_after(&self, after: Cursor, limit: usize) -> Result<ScorePage, StoreError>;
+
+    /// Episodes whose [`sinew_types::Origin::external`] is this, in commit order, at most `limit`.
+    fn named(&self, external: &str, limit: usize) -> Result<Vec<EpisodeId>, StoreError>;
+
+    /// Removes traces with their scores. Their ids stay known, so that none is committed or trained again.
     fn gc(&self, policy: GcPolicy) -> Result<GcReport, StoreError>;
 }

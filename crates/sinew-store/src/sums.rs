@@ -2,12 +2,14 @@
 //! of a value is.
 
 use crate::error::StoreError;
-use crate::schema::SCHEMA;
+use crate::schema::{BEFORE_LEDGER, LEDGER, SCHEMA};
 use rusqlite::types::{ToSql, ValueRef};
 use rusqlite::{Connection, Row};
 use std::path::Path;
 
 const TABLES: [&str; 5] = ["segments", "episodes", "batches", "queue_rows", "queues"];
+/// Those of [`LEDGER`].
+const LEDGER_TABLES: [&str; 2] = ["scores", "externals"];
 
 /// The checksum of every column but the last, which holds it.
 fn sum_of(row: &Row<'_>, columns: usize) -> rusqlite::Result<i64> {
@@ -53,8 +55,9 @@ pub(crate) fn seal(
     Ok(())
 }
 
-/// Refuses an index of which anything is not as it was written: its structure, its schema, a row.
-pub(crate) fn check(connection: &Connection, path: &Path) -> Result<(), StoreError> {
+/// Refuses an index of which anything is not as it was written: its structure, the schema of its format, a
+/// row.
+pub(crate) fn check(connection: &Connection, path: &Path, format: i64) -> Result<(), StoreError> {
     let damaged = |reason: String| StoreError::DamagedIndex {
         path: path.to_owned(),
         reason,
@@ -65,10 +68,16 @@ pub(crate) fn check(connection: &Connection, path: &Path) -> Result<(), StoreErr
     }
     let fresh = Connection::open_in_memory()?;
     fresh.execute_batch(SCHEMA)?;
+    let ledger: &[&str] = if format > BEFORE_LEDGER {
+        fresh.execute_batch(LEDGER)?;
+        &LEDGER_TABLES
+    } else {
+        &[]
+    };
     if schema(connection)? != schema(&fresh)? {
         return Err(damaged("its tables have other columns".into()));
     }
-    for table in TABLES {
+    for table in TABLES.iter().chain(ledger) {
         let mut query = connection.prepare(&format!("SELECT * FROM {table}"))?;
         let columns = query.column_count();
         let mut rows = query.query([])?;

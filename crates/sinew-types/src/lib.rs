@@ -32,7 +32,7 @@ pub use format::{
 };
 pub use ids::{EpisodeId, GroupId, PolicyVersion, RequestId, TaskId, TokenId};
 pub use message::{Message, Role, ToolCall, ToolSpec};
-pub use origin::{Component, Origin, Provenance, Sampling};
+pub use origin::{Component, MAX_EXTERNAL, Origin, Provenance, Sampling};
 pub use seed::{GOLDEN_GAMMA, SplitMix64, finalize64, mix_hash, mix_seed};
 pub use signal::{
     Aggregation, Correction, Divergence, KlEstimator, KlSpec, LossSpec, RejectionLevel,

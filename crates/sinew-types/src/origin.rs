@@ -18,7 +18,14 @@ pub struct Origin {
     pub draw: u64,
     /// Purpose of the episode: `train`, `eval-before` and others.
     pub purpose: String,
+    /// Name of the episode in an outside system (a trace id, the number of a ticket), by which a later score
+    /// may name it. At most [`MAX_EXTERNAL`] bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub external: Option<String>,
 }
+
+/// Bytes that an external id may have.
+pub const MAX_EXTERNAL: usize = 256;
 
 /// The parts that produced an episode, as far as they are known. Unknown facts are absent, not made up.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -25,6 +25,7 @@ fn a_trace_of_format_1_is_read() {
         run: String::new(),
         draw: 4,
         purpose: "eval".into(),
+        external: None,
     };
     assert_eq!(trace.origin, origin);
     assert!(trace.provenance.is_empty());
@@ -170,8 +171,14 @@ fn provenance() -> impl Strategy<Value = Provenance> {
 }
 
 fn trace() -> impl Strategy<Value = Trace> {
-    let origin = ("[a-z0-9]{0,6}", any::<u64>(), "[a-z-]{1,9}");
-    let origin = origin.prop_map(|(run, draw, purpose)| Origin { run, draw, purpose });
+    let external = prop::option::of("[a-z0-9-]{1,9}");
+    let origin = ("[a-z0-9]{0,6}", any::<u64>(), "[a-z-]{1,9}", external);
+    let origin = origin.prop_map(|(run, draw, purpose, external)| Origin {
+        run,
+        draw,
+        purpose,
+        external,
+    });
     let messages = prop::collection::vec(message(), 0..4);
     let logprobs = prop::collection::vec(-30.0f32..0.0, 1..6);
     (origin, provenance(), messages, logprobs).prop_map(
@@ -225,7 +232,7 @@ proptest! {
         fields.insert("purpose".into(), json!(trace.origin.purpose));
         let read: Trace = serde_json::from_value(old).unwrap();
         let expected = Trace {
-            origin: Origin { run: String::new(), ..trace.origin.clone() },
+            origin: Origin { run: String::new(), external: None, ..trace.origin.clone() },
             provenance: Provenance::default(),
             ..trace
         };

@@ -31,6 +31,7 @@ impl Session {
                 run: self.spec.run.clone(),
                 draw: self.spec.draw,
                 purpose: self.spec.purpose.clone(),
+                external: self.spec.external.clone(),
             },
             provenance: self.spec.provenance.clone(),
             nodes: self.nodes.clone(),

@@ -7,8 +7,8 @@ use sinew_dialect::StoredAnswer;
 use sinew_dialect::{Ignored, Prompt};
 use sinew_render::{RenderError, Renderer};
 use sinew_types::{
-    EpisodeEnd, EpisodeId, FinishReason, GroupId, Limit, Message, NodeId, Provenance, SampledToken,
-    Sampling, TaskId, TokenId, TokenKind, ToolSpec,
+    EpisodeEnd, EpisodeId, FinishReason, GroupId, Limit, MAX_EXTERNAL, Message, NodeId, Provenance,
+    SampledToken, Sampling, TaskId, TokenId, TokenKind, ToolSpec,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -46,6 +46,8 @@ pub struct RolloutSpec {
     #[serde(alias = "step")]
     pub draw: u64,
     pub purpose: String,
+    /// Name of the rollout in an outside system, by which a later score may name it.
+    pub external: Option<String>,
     /// What the caller knows of how the rollout comes about. The gateway adds what it knows.
     pub provenance: Provenance,
     /// Seed of the calls that bring none.
@@ -68,6 +70,7 @@ impl Default for RolloutSpec {
             run: String::new(),
             draw: 0,
             purpose: "serve".into(),
+            external: None,
             provenance: Provenance::default(),
             seed: 0,
             sampling: SamplingDefaults::default(),
@@ -112,6 +115,11 @@ impl RolloutSpec {
             && !(t.is_finite() && t >= 0.0)
         {
             return Some(("sampling.temperature", format!("{t}: allowed: 0 or more")));
+        }
+        let external = self.external.as_deref().unwrap_or("-");
+        if external.is_empty() || external.len() > MAX_EXTERNAL {
+            let why = format!("has {} bytes: allowed: 1 to {MAX_EXTERNAL}", external.len());
+            return Some(("external", why));
         }
         for (path, value) in shares {
             if let Some(x) = value.filter(|x| !share(*x)) {

@@ -1,30 +1,8 @@
 //! What every store does.
 
-use crate::support::{id, trace};
-use sinew_store::{
-    Committed, DiskStore, EndKind, Filter, GcPolicy, MAX_PAGE, MemoryStore, StoreError,
-    StoreOptions, TraceStore, TrainedBatch,
-};
+use crate::support::{id, on_each, trace};
+use sinew_store::{Committed, EndKind, Filter, GcPolicy, MAX_PAGE, StoreError, TrainedBatch};
 use sinew_types::{Component, Media, MediaSource, Part, Provenance, SamplingParams};
-
-/// Runs a check on each implementation.
-fn on_each(check: impl Fn(&dyn TraceStore)) {
-    check(&MemoryStore::new(1 << 30));
-    let directory = tempfile::tempdir().unwrap();
-    for (name, options) in [
-        ("packed", StoreOptions::default()),
-        (
-            "plain",
-            StoreOptions {
-                compress: false,
-                segment_bytes: 2_000,
-                ..StoreOptions::default()
-            },
-        ),
-    ] {
-        check(&DiskStore::open(&directory.path().join(name), options).unwrap());
-    }
-}
 
 #[test]
 fn a_committed_trace_comes_back_equal() {

@@ -249,6 +249,28 @@ proptest! {
     }
 }
 
+#[test]
+fn a_file_with_a_bad_header_that_is_cut_too_is_gone_on_with() {
+    for bit in [0, 64, 65, 66] {
+        for cut in [0.15, 0.5, 0.9074] {
+            for sizes in [vec![1, 1, 1], vec![1; 12]] {
+                let directory = tempfile::tempdir().unwrap();
+                let written = write(directory.path(), &sizes);
+                let (path, bytes) = contents(directory.path()).remove(0);
+                flip(&path, bit / 8, (bit % 8) as u32);
+                flip(&path, (bytes.len() as f64 * 0.371) as usize, 0);
+                let length = (bytes.len() as f64 * cut) as u64;
+                let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+                file.set_len(length).unwrap();
+                drop(accepting(directory.path()));
+                let store = open(directory.path()).unwrap();
+                let others: Vec<&Written> = written.iter().filter(|w| w.0 != path).collect();
+                assert_readable(&store, &others);
+            }
+        }
+    }
+}
+
 /// What an index says, without the order of its rows.
 fn view(store: &DiskStore) -> (Vec<EpisodeSummary>, Vec<TrainedBatch>) {
     let mut episodes = store.list(&Filter::default()).unwrap().episodes;

@@ -8,4 +8,5 @@ mod disk;
 mod model;
 mod queue;
 mod reader;
+mod scores;
 mod support;

@@ -1,6 +1,6 @@
 //! Any sequence of calls, with reopening in between, does what the memory model does.
 
-use crate::support::{id, trace};
+use crate::support::{id, score, trace};
 use proptest::prelude::*;
 use sinew_store::{
     DiskStore, Filter, GcPolicy, MemoryStore, StoreOptions, TraceStore, TrainedBatch,
@@ -10,6 +10,7 @@ use sinew_store::{
 enum Call {
     Commit(Vec<u64>),
     Mark(u8, Vec<u64>),
+    Score(Vec<(u64, u64)>),
     Gc(u64, bool),
     Reopen,
 }
@@ -18,6 +19,7 @@ fn call() -> impl Strategy<Value = Call> {
     let ids = || prop::collection::vec(0u64..40, 0..5);
     prop_oneof![
         4 => ids().prop_map(Call::Commit),
+        3 => prop::collection::vec((0u64..44, 0u64..3), 0..6).prop_map(Call::Score),
         2 => (0u8..6, ids()).prop_map(|(b, ids)| Call::Mark(b, ids)),
         1 => (0u64..5, any::<bool>()).prop_map(|(s, k)| Call::Gc(s, k)),
         1 => Just(Call::Reopen),
@@ -47,6 +49,12 @@ fn run(store: &dyn TraceStore, call: &Call) -> String {
                 keep_untrained: *keep_untrained,
             };
             format!("{:?}", store.gc(policy).map(|r| r.episodes).map_err(name))
+        }
+        Call::Score(scores) => {
+            // Two values at most of a time, so that some come again.
+            let of = |&(n, at): &(u64, u64)| score(n, "thumbs", at, (n % 2) as f64);
+            let scores: Vec<_> = scores.iter().map(of).collect();
+            format!("{:?}", store.put_scores(&scores).map_err(name))
         }
         Call::Reopen => String::new(),
     }
@@ -85,8 +93,11 @@ proptest! {
             }
         }
         prop_assert_eq!(view(&memory), view(&disk));
+        let all = |store: &dyn TraceStore| store.scores_after(Default::default(), 1_000).unwrap();
+        prop_assert_eq!(all(&memory).scores, all(&disk).scores);
         for n in 0..40 {
             prop_assert_eq!(memory.get(&id(n)).unwrap(), disk.get(&id(n)).unwrap());
+            prop_assert_eq!(memory.scores(&id(n)).unwrap(), disk.scores(&id(n)).unwrap());
         }
     }
 }

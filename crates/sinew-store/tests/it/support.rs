@@ -1,5 +1,6 @@
 //! Traces made by hand.
 
+use sinew_store::{DiskStore, MemoryStore, Score, ScoreRecord, StoreOptions, TraceStore};
 use sinew_types::{
     EpisodeEnd, EpisodeId, FailureKind, GroupId, Message, NO_PARENT, Node, Origin, Outcome,
     PolicyVersion, Provenance, Role, TRACE_FORMAT_VERSION, TaskId, Timing, TokenKind, Trace,
@@ -53,6 +54,7 @@ pub(crate) fn trace(n: u64, tokens: usize) -> Trace {
             run: String::new(),
             draw: n / 10,
             purpose: if n % 7 == 6 { "eval" } else { "train" }.into(),
+            external: None,
         },
         provenance: Provenance::default(),
         nodes: vec![prompt, turn],
@@ -82,4 +84,34 @@ pub(crate) fn trace(n: u64, tokens: usize) -> Trace {
 
 pub(crate) fn id(n: u64) -> EpisodeId {
     EpisodeId::new(format!("e{n}"))
+}
+
+/// Runs a check on each implementation.
+pub(crate) fn on_each(check: impl Fn(&dyn TraceStore)) {
+    check(&MemoryStore::new(1 << 30));
+    let directory = tempfile::tempdir().unwrap();
+    for (name, options) in [
+        ("packed", StoreOptions::default()),
+        (
+            "plain",
+            StoreOptions {
+                compress: false,
+                segment_bytes: 2_000,
+                ..StoreOptions::default()
+            },
+        ),
+    ] {
+        check(&DiskStore::open(&directory.path().join(name), options).unwrap());
+    }
+}
+
+/// A score of episode `n` from `import`.
+pub(crate) fn score(n: u64, name: &str, at_us: u64, value: f64) -> ScoreRecord {
+    ScoreRecord {
+        episode: id(n),
+        name: name.into(),
+        source: "import".into(),
+        at_us,
+        score: Score::Value(value),
+    }
 }

@@ -53,6 +53,7 @@ impl StoredTrace {
             run: String::new(),
             draw: self.step.ok_or_else(|| missing("step"))?,
             purpose: self.purpose.clone().ok_or_else(|| missing("purpose"))?,
+            external: None,
         })
     }
 }

@@ -224,6 +224,7 @@ fn rollout(parts: &EpisodeParts, options: &EpisodeOptions, spec: &EpisodeSpec) -
         run: trace.origin.run,
         draw: trace.origin.draw,
         purpose: trace.origin.purpose,
+        external: None,
         provenance: trace.provenance,
         seed: spec.seed,
         sampling: SamplingDefaults {

@@ -1,7 +1,8 @@
 //! A store that checks what it is given, counts it, and keeps nothing: what grows is not its.
 
 use sinew_store::{
-    Committed, Filter, GcPolicy, GcReport, Page, StoreError, StoreStats, TraceStore, TrainedBatch,
+    Committed, Cursor, Filter, GcPolicy, GcReport, Page, ScorePage, ScoreRecord, ScoreRefused,
+    StoreError, StoreStats, TraceStore, TrainedBatch,
 };
 use sinew_types::{EpisodeId, Trace};
 use std::sync::Arc;
@@ -63,6 +64,25 @@ impl TraceStore for Proven {
     }
 
     fn stats(&self) -> Result<StoreStats, StoreError> {
+        refused()
+    }
+
+    fn put_scores(
+        &self,
+        _: &[ScoreRecord],
+    ) -> Result<Vec<Result<Committed, ScoreRefused>>, StoreError> {
+        refused()
+    }
+
+    fn scores(&self, _: &EpisodeId) -> Result<Vec<ScoreRecord>, StoreError> {
+        refused()
+    }
+
+    fn scores_after(&self, _: Cursor, _: usize) -> Result<ScorePage, StoreError> {
+        refused()
+    }
+
+    fn named(&self, _: &str, _: usize) -> Result<Vec<EpisodeId>, StoreError> {
         refused()
     }
 

@@ -1,0 +1,226 @@
+//! The scores' part of the index: records in the order in which they came, and external ids.
+
+use crate::error::StoreError;
+use crate::index::signed;
+use crate::score::{MAX_SCORES, Score, ScoreRecord, ScoreRefused};
+use crate::segment::Location;
+use crate::store::{Cursor, MAX_PAGE, ScorePage};
+use crate::sums;
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
+use sinew_types::EpisodeId;
+
+/// Enters a record; one that is there stays as it is. Whether it is new.
+pub(crate) fn insert(
+    tx: &Transaction<'_>,
+    record: &ScoreRecord,
+    at: Location,
+) -> Result<bool, StoreError> {
+    if holds(tx, record)? {
+        return Ok(false);
+    }
+    let (value, reason) = columns(&record.score);
+    let mut statement = tx.prepare_cached(
+        "INSERT INTO scores (episode, name, source, at_us, value, reason, segment, offset, bytes)
+         VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9)",
+    )?;
+    let seq = statement.insert(params![
+        record.episode.as_str(),
+        record.name,
+        record.source,
+        signed("at", record.at_us)?,
+        value,
+        reason,
+        at.segment,
+        signed("offset", at.offset)?,
+        at.bytes,
+    ])?;
+    sums::seal(tx, "scores", "seq = ?1", &[&seq])?;
+    Ok(true)
+}
+
+/// A score as its two columns, of which one is null.
+fn columns(score: &Score) -> (Option<f64>, Option<&str>) {
+    match score {
+        Score::Value(value) => (Some(*value), None),
+        Score::Unscored(reason) => (None, Some(reason)),
+    }
+}
+
+/// Whether exactly this record is there.
+fn holds(connection: &Connection, record: &ScoreRecord) -> Result<bool, StoreError> {
+    let (value, reason) = columns(&record.score);
+    let mut query = connection.prepare_cached(
+        "SELECT 1 FROM scores WHERE episode = ?1 AND name = ?2 AND source = ?3 AND at_us = ?4
+           AND value IS ?5 AND reason IS ?6",
+    )?;
+    Ok(query.exists(params![
+        record.episode.as_str(),
+        record.name,
+        record.source,
+        signed("at", record.at_us)?,
+        value,
+        reason
+    ])?)
+}
+
+/// Whether a record is to be written: `false` for one that is there. `more` records of its episode are about
+/// to be.
+pub(crate) fn is_new(
+    connection: &Connection,
+    record: &ScoreRecord,
+    more: usize,
+) -> Result<Result<bool, ScoreRefused>, StoreError> {
+    let episode = || record.episode.clone();
+    let mut query =
+        connection.prepare_cached("SELECT segment IS NOT NULL FROM episodes WHERE episode = ?1")?;
+    let there: Option<bool> = query
+        .query_row([record.episode.as_str()], |r| r.get(0))
+        .optional()?;
+    match there {
+        None => return Ok(Err(ScoreRefused::UnknownEpisode { episode: episode() })),
+        Some(false) => return Ok(Err(ScoreRefused::Collected { episode: episode() })),
+        Some(true) => {}
+    }
+    if holds(connection, record)? {
+        return Ok(Ok(false));
+    }
+    let mut query = connection.prepare_cached("SELECT COUNT(*) FROM scores WHERE episode = ?1")?;
+    let count: i64 = query.query_row([record.episode.as_str()], |r| r.get(0))?;
+    if count + more as i64 >= MAX_SCORES as i64 {
+        return Ok(Err(ScoreRefused::TooMany { episode: episode() }));
+    }
+    Ok(Ok(true))
+}
+
+/// The record of a row.
+fn record(row: &Row<'_>) -> rusqlite::Result<ScoreRecord> {
+    let value: Option<f64> = row.get("value")?;
+    let reason: Option<String> = row.get("reason")?;
+    Ok(ScoreRecord {
+        episode: EpisodeId(row.get("episode")?),
+        name: row.get("name")?,
+        source: row.get("source")?,
+        at_us: row.get::<_, i64>("at_us")?.max(0) as u64,
+        score: match value {
+            Some(value) => Score::Value(value),
+            None => Score::Unscored(reason.unwrap_or_default()),
+        },
+    })
+}
+
+/// All records of an episode, in the order in which they came.
+pub(crate) fn of_episode(
+    connection: &Connection,
+    episode: &str,
+) -> Result<Vec<ScoreRecord>, StoreError> {
+    if !is_there(connection)? {
+        return Ok(Vec::new());
+    }
+    let mut query =
+        connection.prepare_cached("SELECT * FROM scores WHERE episode = ?1 ORDER BY seq")?;
+    let rows = query.query_map([episode], record)?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Records that came after `after`, in that order.
+pub(crate) fn page(
+    connection: &Connection,
+    after: Cursor,
+    limit: usize,
+) -> Result<ScorePage, StoreError> {
+    if !is_there(connection)? {
+        return Ok(ScorePage {
+            scores: Vec::new(),
+            end: after,
+        });
+    }
+    let mut query =
+        connection.prepare_cached("SELECT * FROM scores WHERE seq > ?1 ORDER BY seq LIMIT ?2")?;
+    let from = i64::try_from(after.0).unwrap_or(i64::MAX);
+    let limit = limit.clamp(1, MAX_PAGE) as i64;
+    let rows = query.query_map([from, limit], |r| Ok((r.get::<_, i64>("seq")?, record(r)?)))?;
+    let rows: Vec<(i64, ScoreRecord)> = rows.collect::<Result<_, _>>()?;
+    Ok(ScorePage {
+        end: rows.last().map_or(after, |r| Cursor(r.0.max(0) as u64)),
+        scores: rows.into_iter().map(|r| r.1).collect(),
+    })
+}
+
+/// Whether the index has these tables: one of format 2 that is only read has not.
+fn is_there(connection: &Connection) -> Result<bool, StoreError> {
+    let mut query =
+        connection.prepare_cached("SELECT 1 FROM sqlite_schema WHERE name = 'scores'")?;
+    Ok(query.exists([])?)
+}
+
+/// Notes the name of an episode in an outside system.
+pub(crate) fn name_externally(
+    tx: &Transaction<'_>,
+    external: &str,
+    episode: &str,
+) -> Result<(), StoreError> {
+    let mut statement = tx.prepare_cached(
+        "INSERT INTO externals (external, episode) VALUES (?1, ?2) ON CONFLICT DO NOTHING",
+    )?;
+    statement.execute([external, episode])?;
+    let names: [&dyn rusqlite::ToSql; 2] = [&external, &episode];
+    sums::seal(tx, "externals", "external = ?1 AND episode = ?2", &names)
+}
+
+/// Episodes with this name that can be read, in the order of their commits, at most `limit`.
+pub(crate) fn named(
+    connection: &Connection,
+    external: &str,
+    limit: usize,
+) -> Result<Vec<EpisodeId>, StoreError> {
+    if !is_there(connection)? {
+        return Ok(Vec::new());
+    }
+    let mut query = connection.prepare_cached(
+        "SELECT e.episode FROM externals x JOIN episodes e ON e.episode = x.episode
+         WHERE x.external = ?1 AND e.segment IS NOT NULL ORDER BY e.seq LIMIT ?2",
+    )?;
+    let limit = limit.clamp(1, MAX_PAGE) as i64;
+    let rows = query.query_map(params![external, limit], |r| Ok(EpisodeId(r.get(0)?)))?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Removes the scores and names of an episode.
+pub(crate) fn forget(tx: &Transaction<'_>, episode: &str) -> Result<(), StoreError> {
+    for sql in [
+        "DELETE FROM scores WHERE episode = ?1",
+        "DELETE FROM externals WHERE episode = ?1",
+    ] {
+        tx.prepare_cached(sql)?.execute([episode])?;
+    }
+    Ok(())
+}
+
+/// Removes the scores of episodes that cannot be read: in an index made anew a score can come before the
+/// trace that gc moved behind it, so that this is decided at the end.
+pub(crate) fn prune(tx: &Transaction<'_>) -> Result<(), StoreError> {
+    tx.execute(
+        "DELETE FROM scores WHERE NOT EXISTS (
+            SELECT 1 FROM episodes e WHERE e.episode = scores.episode AND e.segment IS NOT NULL)",
+        [],
+    )?;
+    Ok(())
+}
+
+/// Rows of a segment from a byte on.
+pub(crate) fn rows_from(
+    connection: &Connection,
+    segment: u32,
+    from: u64,
+) -> Result<Vec<i64>, StoreError> {
+    let mut query = connection
+        .prepare("SELECT seq FROM scores WHERE segment = ?1 AND offset >= ?2 ORDER BY seq")?;
+    let rows = query.query_map(params![segment, signed("offset", from)?], |r| r.get(0))?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// A row's record; `None` if the row is gone.
+pub(crate) fn row(connection: &Connection, seq: i64) -> Result<Option<ScoreRecord>, StoreError> {
+    let mut query = connection.prepare_cached("SELECT * FROM scores WHERE seq = ?1")?;
+    Ok(query.query_row([seq], record).optional()?)
+}

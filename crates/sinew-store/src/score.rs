@@ -1,0 +1,249 @@
+//! Scores that come after an episode: records, the order among them, and the outcome that follows.
+//!
+//! A record says what a source said of one component of one episode's reward at one time. Records are only
+//! added. Of the records of one (episode, name, source) the newest by its time is in force; records of
+//! one time are ordered by their content. So the state follows from the set of records, in whatever order
+//! they came, and a record that comes again changes nothing.
+
+use serde::{Deserialize, Serialize};
+use sinew_types::{EpisodeId, Outcome, Trace};
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, HashMap};
+
+/// Records of one episode.
+pub const MAX_SCORES: usize = 1_000;
+/// Records of one call.
+pub const MAX_SCORE_BATCH: usize = 100_000;
+/// Bytes of a name, and of a source.
+pub const MAX_SCORE_NAME: usize = 128;
+/// Bytes of a reason.
+pub const MAX_SCORE_REASON: usize = 1_024;
+
+/// What a source says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Score {
+    /// A finite number.
+    Value(f64),
+    /// There is no score, with the reason in one line. It is not 0.
+    Unscored(String),
+}
+
+/// One statement about one component of an episode's reward.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ScoreRecord {
+    /// The episode that is scored.
+    pub episode: EpisodeId,
+    /// Component of the reward, such as `thumbs`.
+    pub name: String,
+    /// Origin of the score, such as `import`, `api` or `rescore:exact`.
+    pub source: String,
+    /// Time of the score in microseconds since 1970; the newest is in force.
+    pub at_us: u64,
+    pub score: Score,
+}
+
+/// Reason why a store does not take one score. Others of the same call are not affected.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ScoreRefused {
+    /// A score without its episode would wait for ever where the id is mistyped, so that it is not kept.
+    /// Ids are given out with rollouts, and their traces are committed before their end is reported.
+    #[error(
+        "episode {episode} is not in the store; give the id of a finished episode (see `sinew episodes`)"
+    )]
+    UnknownEpisode { episode: EpisodeId },
+    /// The trace is gone: there is nothing that the score could train.
+    #[error("episode {episode} was removed by `sinew gc`; its scores are not kept")]
+    Collected { episode: EpisodeId },
+    /// The episode has [`MAX_SCORES`] records.
+    #[error("episode {episode} has {MAX_SCORES} scores, the maximum")]
+    TooMany { episode: EpisodeId },
+    /// A field of the record is outside its range.
+    #[error("{field} is {value}, allowed: {allowed}")]
+    Field {
+        field: &'static str,
+        value: String,
+        allowed: &'static str,
+    },
+}
+
+impl ScoreRecord {
+    /// The order of records of one (episode, name, source): by time; at one time a score is above none, and
+    /// otherwise the content decides, so that the order does not depend on who came first.
+    pub fn order(&self, other: &Self) -> Ordering {
+        let by_score = || match (&self.score, &other.score) {
+            (Score::Value(a), Score::Value(b)) => a.total_cmp(b),
+            (Score::Value(_), Score::Unscored(_)) => Ordering::Greater,
+            (Score::Unscored(_), Score::Value(_)) => Ordering::Less,
+            (Score::Unscored(a), Score::Unscored(b)) => a.cmp(b),
+        };
+        self.at_us.cmp(&other.at_us).then_with(by_score)
+    }
+
+    /// The record as it is kept: -0 is 0. Refuses what is outside the limits.
+    ///
+    /// # Errors
+    /// [`ScoreRefused::Field`].
+    pub(crate) fn checked(&self) -> Result<Self, ScoreRefused> {
+        let refused = |field, value: String, allowed| ScoreRefused::Field {
+            field,
+            value,
+            allowed,
+        };
+        for (field, text) in [("name", &self.name), ("source", &self.source)] {
+            let plain = !text.is_empty() && text.len() <= MAX_SCORE_NAME;
+            if !plain || text.chars().any(char::is_control) {
+                let allowed = "1 to 128 bytes without control characters";
+                return Err(refused(field, quoted(text), allowed));
+            }
+        }
+        if i64::try_from(self.at_us).is_err() {
+            let allowed = "microseconds since 1970, up to 2^63 - 1";
+            return Err(refused("at", self.at_us.to_string(), allowed));
+        }
+        let score = match &self.score {
+            Score::Value(value) if !value.is_finite() => {
+                let allowed = "a finite number, or null with a reason";
+                return Err(refused("value", value.to_string(), allowed));
+            }
+            Score::Value(value) => Score::Value(value + 0.0),
+            Score::Unscored(reason) if reason.len() > MAX_SCORE_REASON => {
+                return Err(refused("reason", quoted(reason), "up to 1,024 bytes"));
+            }
+            Score::Unscored(reason) => Score::Unscored(reason.clone()),
+        };
+        Ok(Self {
+            score,
+            ..self.clone()
+        })
+    }
+}
+
+/// The beginning of a text that is refused, for a message.
+fn quoted(text: &str) -> String {
+    format!("{:?}", text.chars().take(40).collect::<String>())
+}
+
+/// The records in force of those of one episode: of each (name, source) the newest.
+pub fn in_force(records: &[ScoreRecord]) -> BTreeMap<(&str, &str), &ScoreRecord> {
+    let mut newest: BTreeMap<(&str, &str), &ScoreRecord> = BTreeMap::new();
+    for record in records {
+        let place = newest.entry((&record.name, &record.source));
+        let known = place.or_insert(record);
+        if record.order(known) == Ordering::Greater {
+            *known = record;
+        }
+    }
+    newest
+}
+
+/// One component that comes from outside.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ScoreTerm {
+    /// [`ScoreRecord::name`].
+    pub name: String,
+    /// Factor in the sum; of a measurement 0, which may be missing.
+    pub weight: f64,
+    /// Only scores of this source; without it the newest of all sources.
+    pub source: Option<String>,
+}
+
+/// How the outcome of an episode follows from its trace and its scores.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ScoreRule {
+    /// Factor of the trace's own reward, which is then required; without it the scores take its place.
+    pub own: Option<f64>,
+    pub terms: Vec<ScoreTerm>,
+}
+
+impl ScoreRule {
+    /// The outcome of an episode: the weighted sum of its own reward and the scores in force. A component
+    /// with a weight that is missing leaves the whole unscored, with its name and reason; it is never 0.
+    /// Each score is also the metric `reward/NAME`. Without an own reward a positive sum is a success.
+    pub fn outcome(&self, trace: &Trace, records: &[ScoreRecord]) -> Outcome {
+        let mut outcome = trace.outcome.clone();
+        let mut missing = None;
+        let mut sum = 0.0;
+        match self.own {
+            Some(weight) if !outcome.unscored => sum += weight * outcome.reward,
+            Some(_) => missing = outcome.unscored_reason.take().or(Some(NO_REWARD.into())),
+            None => {}
+        }
+        for term in &self.terms {
+            match self.score(term, records) {
+                Some(Score::Value(value)) => {
+                    sum += term.weight * value;
+                    let metric = format!("reward/{}", term.name);
+                    outcome.metrics.insert(metric, *value);
+                }
+                _ if term.weight == 0.0 => {}
+                Some(Score::Unscored(reason)) => {
+                    missing = missing.or_else(|| Some(format!("reward {}: {reason}", term.name)));
+                }
+                None => {
+                    missing = missing.or_else(|| Some(format!("reward {}: not given", term.name)));
+                }
+            }
+        }
+        if !sum.is_finite() {
+            missing = missing.or_else(|| Some("the sum of the rewards is not finite".into()));
+        }
+        outcome.unscored = missing.is_some();
+        outcome.unscored_reason = missing;
+        outcome.reward = if outcome.unscored { 0.0 } else { sum };
+        outcome.success = match self.own {
+            _ if outcome.unscored => false,
+            Some(_) => outcome.success,
+            None => sum > 0.0,
+        };
+        outcome
+    }
+
+    /// Names with a weight of which no record is there, not even one without a score: what is waited for.
+    pub fn awaited<'a>(&'a self, records: &[ScoreRecord]) -> Vec<&'a str> {
+        let terms = self.terms.iter().filter(|t| t.weight != 0.0);
+        let open = terms.filter(|t| self.score(t, records).is_none());
+        open.map(|t| t.name.as_str()).collect()
+    }
+
+    /// The score of a term that is in force, of its source or the newest of all.
+    fn score<'a>(&self, term: &ScoreTerm, records: &'a [ScoreRecord]) -> Option<&'a Score> {
+        let of_term = |r: &&ScoreRecord| {
+            r.name == term.name && term.source.as_ref().is_none_or(|s| *s == r.source)
+        };
+        let newest = records.iter().filter(of_term).max_by(|a, b| {
+            // Two sources at one time: the content decides first, then the name of the source.
+            a.order(b).then_with(|| a.source.cmp(&b.source))
+        });
+        newest.map(|r| &r.score)
+    }
+}
+
+/// Reason of an episode whose own reward is missing without one.
+const NO_REWARD: &str = "no reward was given";
+
+/// New records of one call, so that it brings none twice and keeps the limit of each episode.
+#[derive(Debug, Default)]
+pub(crate) struct ScoreBatch {
+    /// Names, sources, times and scores, by episode.
+    new: HashMap<EpisodeId, Vec<ScoreRecord>>,
+}
+
+impl ScoreBatch {
+    /// New records of an episode.
+    pub(crate) fn of(&self, episode: &EpisodeId) -> usize {
+        self.new.get(episode).map_or(0, Vec::len)
+    }
+
+    /// Whether the call brought it before.
+    pub(crate) fn holds(&self, record: &ScoreRecord) -> bool {
+        let known = self.new.get(&record.episode);
+        known.is_some_and(|known| known.contains(record))
+    }
+
+    /// Notes a record.
+    pub(crate) fn add(&mut self, record: &ScoreRecord) {
+        let known = self.new.entry(record.episode.clone()).or_default();
+        known.push(record.clone());
+    }
+}

@@ -1,0 +1,427 @@
+//! Scores that come after an episode: what every store does with them, and what survives.
+
+use crate::support::{id, on_each, score, trace};
+use proptest::prelude::*;
+use sinew_store::{
+    Committed, Cursor, DiskStore, GcPolicy, MAX_SCORE_BATCH, MAX_SCORES, Score, ScoreRecord,
+    ScoreRefused, ScoreRule, ScoreTerm, StoreError, StoreOptions, StoreReader, TraceStore,
+    in_force,
+};
+use std::path::Path;
+
+fn options() -> StoreOptions {
+    StoreOptions {
+        segment_bytes: 4_000,
+        ..StoreOptions::default()
+    }
+}
+
+fn open(directory: &Path) -> DiskStore {
+    DiskStore::open(directory, options()).unwrap()
+}
+
+#[test]
+fn a_score_is_taken_once_and_comes_back() {
+    on_each(|store| {
+        store.commit_batch(&[trace(0, 5), trace(1, 5)]).unwrap();
+        let none = ScoreRecord {
+            score: Score::Unscored("judge down".into()),
+            ..score(1, "judge", 7, 0.0)
+        };
+        let put = [
+            score(0, "thumbs", 5, 1.0),
+            none.clone(),
+            score(0, "thumbs", 5, 1.0),
+        ];
+        let taken = store.put_scores(&put).unwrap();
+        assert_eq!(
+            taken,
+            [
+                Ok(Committed::New),
+                Ok(Committed::New),
+                Ok(Committed::Duplicate)
+            ]
+        );
+        assert_eq!(
+            store.put_scores(&put[..1]).unwrap(),
+            [Ok(Committed::Duplicate)]
+        );
+        assert_eq!(store.scores(&id(0)).unwrap(), [score(0, "thumbs", 5, 1.0)]);
+        assert_eq!(store.scores(&id(1)).unwrap(), [none]);
+        assert_eq!(store.scores(&id(9)).unwrap(), []);
+        assert_eq!(store.put_scores(&[]).unwrap(), []);
+    });
+}
+
+#[test]
+fn scores_are_read_in_the_order_in_which_they_came() {
+    on_each(|store| {
+        store.commit_batch(&[trace(0, 5), trace(1, 5)]).unwrap();
+        let all: Vec<_> = (0..7)
+            .map(|n| score(n % 2, "a", 100 - n, n as f64))
+            .collect();
+        for pair in all.chunks(2) {
+            store.put_scores(pair).unwrap();
+        }
+        let (mut seen, mut at) = (Vec::new(), Cursor::default());
+        loop {
+            let page = store.scores_after(at, 3).unwrap();
+            if page.scores.is_empty() {
+                assert_eq!(page.end, at);
+                break;
+            }
+            assert!(page.scores.len() <= 3);
+            seen.extend(page.scores);
+            at = page.end;
+        }
+        assert_eq!(seen, all);
+    });
+}
+
+#[test]
+fn one_bad_score_does_not_hold_the_others_back() {
+    on_each(|store| {
+        store.commit_batch(&[trace(0, 5), trace(1, 5)]).unwrap();
+        let all = GcPolicy {
+            before_update: 0,
+            keep_untrained: false,
+        };
+        store.gc(all).unwrap();
+        store.commit(&trace(2, 5)).unwrap();
+        let named = |name: &str, source: &str| ScoreRecord {
+            source: source.into(),
+            ..score(2, name, 1, 1.0)
+        };
+        let reason = ScoreRecord {
+            score: Score::Unscored("x".repeat(2_000)),
+            ..score(2, "a", 1, 0.0)
+        };
+        let taken = store
+            .put_scores(&[
+                score(7, "a", 1, 1.0),
+                score(0, "a", 1, 1.0),
+                score(2, "a", 1, f64::NAN),
+                named("", "s"),
+                named("a\n", "s"),
+                named("a", &"s".repeat(200)),
+                score(2, "a", u64::MAX, 1.0),
+                reason,
+                score(2, "a", 1, -0.0),
+            ])
+            .unwrap();
+        let fields: Vec<String> = taken
+            .iter()
+            .map(|t| match t {
+                Ok(c) => format!("{c:?}"),
+                Err(ScoreRefused::Field { field, .. }) => (*field).to_owned(),
+                Err(ScoreRefused::UnknownEpisode { .. }) => "unknown".into(),
+                Err(ScoreRefused::Collected { .. }) => "collected".into(),
+                Err(ScoreRefused::TooMany { .. }) => "too many".into(),
+            })
+            .collect();
+        assert_eq!(
+            fields,
+            [
+                "unknown",
+                "collected",
+                "value",
+                "name",
+                "name",
+                "source",
+                "at",
+                "reason",
+                "New"
+            ]
+        );
+        let kept = store.scores(&id(2)).unwrap();
+        let [
+            ScoreRecord {
+                score: Score::Value(value),
+                ..
+            },
+        ] = kept.as_slice()
+        else {
+            panic!("{kept:?}");
+        };
+        assert!(value.is_sign_positive());
+    });
+}
+
+#[test]
+fn an_episode_and_a_call_have_limits() {
+    on_each(|store| {
+        store.commit_batch(&[trace(0, 5), trace(1, 5)]).unwrap();
+        let many: Vec<_> = (0..=MAX_SCORES as u64)
+            .map(|n| score(0, "a", n, 1.0))
+            .collect();
+        let taken = store.put_scores(&many).unwrap();
+        assert!(taken[..MAX_SCORES].iter().all(|t| *t == Ok(Committed::New)));
+        let refused = ScoreRefused::TooMany { episode: id(0) };
+        assert_eq!(taken[MAX_SCORES], Err(refused));
+        assert_eq!(
+            store.put_scores(&many[..1]).unwrap(),
+            [Ok(Committed::Duplicate)]
+        );
+        assert_eq!(
+            store.put_scores(&[score(1, "a", 1, 1.0)]).unwrap(),
+            [Ok(Committed::New)]
+        );
+        let flood = vec![score(1, "a", 1, 1.0); MAX_SCORE_BATCH + 1];
+        let refused = store.put_scores(&flood);
+        assert!(matches!(refused, Err(StoreError::Argument { .. })));
+    });
+}
+
+#[test]
+fn scores_go_with_their_episode() {
+    on_each(|store| {
+        store.commit_batch(&[trace(0, 40), trace(1, 40)]).unwrap();
+        store
+            .put_scores(&[score(0, "a", 1, 1.0), score(1, "a", 1, 2.0)])
+            .unwrap();
+        let update = sinew_store::TrainedBatch::new("b", 1, &[id(0)]);
+        store.commit_update(&update, false).unwrap();
+        let policy = GcPolicy {
+            before_update: 2,
+            keep_untrained: true,
+        };
+        store.gc(policy).unwrap();
+        assert_eq!(store.scores(&id(0)).unwrap(), []);
+        assert_eq!(store.scores(&id(1)).unwrap(), [score(1, "a", 1, 2.0)]);
+    });
+}
+
+#[test]
+fn an_episode_is_found_by_its_name_outside() {
+    on_each(|store| {
+        let named = |n: u64, name: &str| {
+            let mut t = trace(n, 5);
+            t.origin.external = Some(name.into());
+            t
+        };
+        let traces = [
+            named(0, "ticket 7"),
+            named(1, "ticket 8"),
+            named(2, "ticket 7"),
+        ];
+        store.commit_batch(&traces).unwrap();
+        assert_eq!(store.named("ticket 7", 10).unwrap(), [id(0), id(2)]);
+        assert_eq!(store.named("ticket 7", 1).unwrap(), [id(0)]);
+        assert_eq!(store.named("ticket 8", 10).unwrap(), [id(1)]);
+        assert_eq!(store.named("ticket 9", 10).unwrap(), []);
+        assert_eq!(store.get(&id(0)).unwrap(), Some(named(0, "ticket 7")));
+    });
+}
+
+#[test]
+fn an_index_made_anew_has_the_scores_of_what_can_be_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    let mut outside = trace(2, 30);
+    outside.origin.external = Some("ticket 7".into());
+    store
+        .commit_batch(&[trace(0, 30), trace(1, 30), outside])
+        .unwrap();
+    let all = [
+        score(0, "a", 1, 1.0),
+        score(1, "a", 1, 2.0),
+        score(2, "b", 3, 3.0),
+    ];
+    store.put_scores(&all).unwrap();
+    // Scores come to lie before the traces that gc moves, and one loses its trace.
+    let update = sinew_store::TrainedBatch::new("b", 1, &[id(0)]);
+    store.commit_update(&update, false).unwrap();
+    let policy = GcPolicy {
+        before_update: 2,
+        keep_untrained: true,
+    };
+    store.gc(policy).unwrap();
+    drop(store);
+    for suffix in ["", "-wal", "-shm"] {
+        // Only the first is always there.
+        let _ = std::fs::remove_file(directory.path().join(format!("index.sqlite{suffix}")));
+    }
+    let store = open(directory.path());
+    for n in 0..3 {
+        let expected: &[_] = if n == 0 {
+            &[]
+        } else {
+            &all[n as usize..=n as usize]
+        };
+        assert_eq!(store.scores(&id(n)).unwrap(), expected, "{n}");
+    }
+    let reader = StoreReader::open(directory.path()).unwrap();
+    assert_eq!(reader.scores(&id(1)).unwrap(), [all[1].clone()]);
+    assert_eq!(reader.named("ticket 7", 2).unwrap(), [id(2)]);
+}
+
+fn rule(own: Option<f64>, terms: &[(&str, f64, Option<&str>)]) -> ScoreRule {
+    let term = |&(name, weight, source): &(&str, f64, Option<&str>)| ScoreTerm {
+        name: name.into(),
+        weight,
+        source: source.map(str::to_owned),
+    };
+    ScoreRule {
+        own,
+        terms: terms.iter().map(term).collect(),
+    }
+}
+
+#[test]
+fn a_missing_score_is_never_zero() {
+    let t = trace(3, 5);
+    let late = rule(Some(0.5), &[("thumbs", 2.0, None), ("length", 0.0, None)]);
+    let outcome = late.outcome(&t, &[]);
+    assert!(outcome.unscored);
+    assert_eq!(
+        outcome.unscored_reason.as_deref(),
+        Some("reward thumbs: not given")
+    );
+    assert_eq!(late.awaited(&[]), ["thumbs"]);
+    let none = ScoreRecord {
+        score: Score::Unscored("left the page".into()),
+        ..score(3, "thumbs", 1, 0.0)
+    };
+    let outcome = late.outcome(&t, std::slice::from_ref(&none));
+    assert_eq!(
+        outcome.unscored_reason.as_deref(),
+        Some("reward thumbs: left the page")
+    );
+    assert!(late.awaited(std::slice::from_ref(&none)).is_empty());
+    // A later score takes its place, and an older one does not.
+    let records = [
+        score(3, "thumbs", 0, -9.0),
+        score(3, "thumbs", 2, 0.25),
+        none,
+    ];
+    let outcome = late.outcome(&t, &records);
+    assert_eq!((outcome.unscored, outcome.reward), (false, 1.0));
+    assert_eq!(outcome.metrics["reward/thumbs"], 0.25);
+    assert_eq!(late.outcome(&t, &records), outcome, "a pure function");
+}
+
+#[test]
+fn an_own_reward_that_is_missing_is_not_made_up_for() {
+    let mut t = trace(3, 5);
+    t.outcome.unscored = true;
+    t.outcome.unscored_reason = Some("timeout".into());
+    let records = [score(3, "thumbs", 1, 1.0)];
+    let outcome = rule(Some(1.0), &[("thumbs", 1.0, None)]).outcome(&t, &records);
+    assert_eq!(outcome.unscored_reason.as_deref(), Some("timeout"));
+    let outcome = rule(None, &[("thumbs", 1.0, None)]).outcome(&t, &records);
+    assert_eq!(
+        (outcome.unscored, outcome.reward, outcome.success),
+        (false, 1.0, true)
+    );
+    let other = rule(None, &[("thumbs", 1.0, Some("person"))]);
+    assert!(other.outcome(&t, &records).unscored, "of another source");
+}
+
+fn any_score() -> impl Strategy<Value = ScoreRecord> {
+    let value = prop_oneof![
+        3 => (-2i32..3).prop_map(|v| Score::Value(f64::from(v))),
+        1 => Just(Score::Unscored("none".to_owned())),
+    ];
+    (0usize..2, 0usize..2, 0u64..4, value).prop_map(|(name, source, at_us, score)| ScoreRecord {
+        episode: id(1),
+        name: ["a", "b"][name].into(),
+        source: ["api", "import"][source].into(),
+        at_us,
+        score,
+    })
+}
+
+proptest! {
+    /// The state follows from the set of records: their order and repetitions say nothing.
+    #[test]
+    fn the_order_in_which_scores_come_says_nothing(
+        (records, mixed) in prop::collection::vec(any_score(), 0..12).prop_flat_map(|records| {
+            let twice: Vec<_> = records.iter().chain(&records).cloned().collect();
+            (Just(records), Just(twice).prop_shuffle())
+        })
+    ) {
+        prop_assert_eq!(in_force(&records), in_force(&mixed));
+        let rule = rule(Some(1.0), &[("a", 1.0, None), ("b", 0.5, Some("api"))]);
+        let outcome = |records: &[ScoreRecord]| rule.outcome(&trace(1, 3), records);
+        prop_assert_eq!(outcome(&records), outcome(&mixed));
+        let newest = |name: &str, source: &str| {
+            let of = records.iter().filter(|r| r.name == name && r.source == source);
+            of.map(|r| r.at_us).max()
+        };
+        for ((name, source), record) in in_force(&records) {
+            prop_assert_eq!(Some(record.at_us), newest(name, source));
+        }
+    }
+}
+
+/// Makes the store look as it was before there were scores: its index, and the headers of its files.
+fn make_older(directory: &Path) {
+    let index = rusqlite::Connection::open(directory.join("index.sqlite")).unwrap();
+    let older = "DROP TABLE scores; DROP TABLE externals; PRAGMA user_version = 2;";
+    index.execute_batch(older).unwrap();
+    for file in std::fs::read_dir(directory.join("segments")).unwrap() {
+        let path = file.unwrap().path();
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[8] = 1;
+        std::fs::write(path, bytes).unwrap();
+    }
+}
+
+#[test]
+fn a_store_from_before_there_were_scores_is_read_and_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    let queue = store
+        .queue("q", sinew_store::QueueLimits::default())
+        .unwrap();
+    let row = sinew_store::QueueRow::of("k", &"kept").unwrap();
+    queue.put(&[row]).unwrap();
+    store.commit(&trace(0, 30)).unwrap();
+    drop((queue, store));
+    make_older(directory.path());
+    let reader = StoreReader::open(directory.path()).unwrap();
+    assert_eq!(reader.get(&id(0)).unwrap(), Some(trace(0, 30)));
+    assert_eq!(reader.scores(&id(0)).unwrap(), []);
+    assert_eq!(reader.named("x", 1).unwrap(), []);
+    drop(reader);
+    let store = open(directory.path());
+    assert_eq!(store.recovery(), &sinew_store::Recovery::default());
+    let queue = store
+        .queue("q", sinew_store::QueueLimits::default())
+        .unwrap();
+    assert_eq!(queue.read::<String>("k").unwrap().unwrap(), "kept");
+    assert_eq!(store.get(&id(0)).unwrap(), Some(trace(0, 30)));
+    store.put_scores(&[score(0, "a", 1, 1.0)]).unwrap();
+    drop((queue, store));
+    // What a program of before cannot read is not in a file that it would read.
+    let first = std::fs::read(directory.path().join("segments/00000000.seg")).unwrap();
+    let second = std::fs::read(directory.path().join("segments/00000001.seg")).unwrap();
+    assert_eq!((first[8], second[8]), (1, 2));
+    assert_eq!(open(directory.path()).scores(&id(0)).unwrap().len(), 1);
+}
+
+#[test]
+fn a_damaged_score_is_written_again_from_the_index() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    store.commit(&trace(0, 30)).unwrap();
+    let path = directory.path().join("segments/00000000.seg");
+    let before = std::fs::metadata(&path).unwrap().len() as usize;
+    store.put_scores(&[score(0, "a", 1, 0.5)]).unwrap();
+    store.commit(&trace(1, 30)).unwrap();
+    drop(store);
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[before + 40] ^= 4;
+    std::fs::write(&path, bytes).unwrap();
+    let accept = StoreOptions {
+        accept_loss: true,
+        ..options()
+    };
+    drop(DiskStore::open(directory.path(), accept).unwrap());
+    for suffix in ["", "-wal", "-shm"] {
+        // Only the first is always there.
+        let _ = std::fs::remove_file(directory.path().join(format!("index.sqlite{suffix}")));
+    }
+    let store = DiskStore::open(directory.path(), accept).unwrap();
+    assert_eq!(store.scores(&id(0)).unwrap(), [score(0, "a", 1, 0.5)]);
+}
