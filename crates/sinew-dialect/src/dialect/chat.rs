@@ -39,6 +39,7 @@ use sinew_types::{Content, Message, Role, SampledToken, TokenId, ToolCall};
 
 /// Beginning of the ids and type of an answer, and of a chunk of one.
 const ANSWER: (&str, &str) = ("chatcmpl", "chat.completion");
+/// Prefix of ids, and `object` of chunks.
 const CHUNK: (&str, &str) = ("chatcmpl", "chat.completion.chunk");
 
 /// Most entries of `logit_bias`, `stop`.
@@ -132,8 +133,10 @@ fn settings(fields: &mut Fields<'_>) -> Result<(), ApiError> {
 
 /// Settings of vLLM and of servers like it. Their clients send its defaults along.
 fn of_servers(fields: &mut Fields<'_>) -> Result<(), ApiError> {
-    const POLICY: &str = "it changes the policy that is sampled";
-    const PROMPT: &str = "it changes what the model is given";
+    /// Why a field of the sampler cannot be honoured: trained tokens have one policy.
+const POLICY: &str = "it changes the policy that is sampled";
+    /// Why a field of the prompt cannot be honoured: the conversation is rendered as it is.
+const PROMPT: &str = "it changes what the model is given";
     for (name, neutral) in [
         ("presence_penalty", 0.0),
         ("frequency_penalty", 0.0),
