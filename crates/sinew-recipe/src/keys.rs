@@ -2,6 +2,7 @@
 
 use crate::engine::EngineKeys;
 use crate::eval::EvalKeys;
+use crate::judge::{self, JudgesKeys};
 use crate::model::{CriticKeys, ModelOrSource, ScoringModel, model_or_source};
 use crate::reward::RewardSection;
 use crate::rollout::RolloutKeys;
@@ -46,6 +47,9 @@ pub(crate) struct RecipeKeys {
     /// Score of an episode, in place of the environment's own: one reward, or a table of rewards and weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     reward: Option<RewardSection>,
+    /// Models that grade answers, by a name that `reward` uses as `"judge.NAME"`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    judge: Option<JudgesKeys>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     rollout: Option<RolloutKeys>,
     /// How episodes become training signal: an algorithm by name, and what differs from it. Left out: `grpo`.
@@ -83,6 +87,7 @@ impl RecipeKeys {
             sandbox: self.sandbox.unwrap_or_default().resolve(),
             tasks: self.tasks.unwrap_or_default().resolve(),
             reward: self.reward,
+            judges: judge::resolve(self.judge.unwrap_or_default()),
             rollout: self.rollout.unwrap_or_default().resolve(),
             algorithm: self
                 .algorithm
@@ -110,6 +115,7 @@ impl RecipeKeys {
             sandbox: has("sandbox").then(|| plan.sandbox.keys()),
             tasks: Some(plan.tasks.keys()),
             reward: plan.reward.clone(),
+            judge: judge::keys(&plan.judges, unused),
             rollout: Some(plan.rollout.keys()),
             algorithm: Some(plan.algorithm.clone()),
             critic: plan.critic.as_ref().map(crate::CriticPlan::keys),

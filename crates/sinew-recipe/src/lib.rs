@@ -37,6 +37,7 @@ mod env;
 mod error;
 mod eval;
 mod harness;
+mod judge;
 mod keys;
 mod messages;
 mod model;
@@ -62,6 +63,9 @@ pub use env::EnvSection;
 pub use error::RecipeError;
 pub use eval::EvalPlan;
 pub use harness::{CommandSection, HarnessLevel, HarnessSection};
+pub use judge::{
+    JudgeFormat, JudgeMode, JudgePlan, JudgeView, RubricItem, RubricSource, WeightedItem,
+};
 pub use messages::explain;
 pub use model::{CriticPlan, ModelSection, ScoringModel};
 pub use reward::{LimitedTerm, RewardSection, RewardTerm};
@@ -73,6 +77,7 @@ pub use tasks::{HeldOut, TaskOrder, TasksPlan};
 pub use train::{LoraSection, LrSchedule, TrainPlan};
 
 use sinew_algo::AlgorithmConfig;
+use std::collections::BTreeMap;
 
 /// Memory that a sandbox may have, in MiB.
 pub const MEMORY_MB: std::ops::RangeInclusive<u64> = 32..=65_536;
@@ -107,6 +112,8 @@ pub struct RunPlan {
     pub tasks: TasksPlan,
     /// Score in place of the environment's own.
     pub reward: Option<RewardSection>,
+    /// Judges that `reward` names.
+    pub judges: BTreeMap<String, JudgePlan>,
     /// Size of a batch, limits and sampling of its episodes.
     pub rollout: RolloutPlan,
     /// The algorithm as typed; [`RunPlan::algorithm`] builds it.

@@ -2,6 +2,7 @@
 
 use crate::Level;
 use crate::RunPlan;
+use crate::judge::JUDGE;
 use crate::rule::Rules;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -65,6 +66,12 @@ impl RewardSection {
         self.terms().iter().any(|(name, ..)| Self::is_python(name))
     }
 
+    /// Names of the judges among the rewards, without `judge.`.
+    pub fn judges(&self) -> impl Iterator<Item = &str> {
+        let names = self.terms().into_iter();
+        names.filter_map(|(name, ..)| name.strip_prefix(JUDGE))
+    }
+
     /// Whether a reward is a Python function, `FILE.py:FUNCTION`.
     pub fn is_python(name: &str) -> bool {
         name.split_once(".py:")
@@ -104,7 +111,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
                 low < high,
             );
         }
-        if RewardSection::is_python(name) {
+        if RewardSection::is_python(name) || name.starts_with(JUDGE) {
             continue;
         }
         if let Err(e) = sinew_reward::named(name) {

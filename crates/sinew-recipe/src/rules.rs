@@ -18,6 +18,7 @@ pub(crate) fn all(plan: &RunPlan) -> Vec<Rule> {
     crate::sandbox::rules(plan, &mut rules);
     crate::tasks::rules(plan, &mut rules);
     crate::reward::rules(plan, &mut rules);
+    crate::judge::rules(plan, &mut rules);
     crate::rollout::rules(plan, &mut rules);
     crate::train::rules(plan, &mut rules);
     crate::eval::rules(plan, &mut rules);

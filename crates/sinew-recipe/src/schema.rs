@@ -4,7 +4,9 @@
 //! what serde and the rules accept, defaults are those of the plan.
 
 use crate::keys::RecipeKeys;
-use crate::{EnginePlan, EvalPlan, RolloutPlan, SandboxPlan, StorePlan, TasksPlan, TrainPlan};
+use crate::{
+    EnginePlan, EvalPlan, JudgePlan, RolloutPlan, SandboxPlan, StorePlan, TasksPlan, TrainPlan,
+};
 use schemars::generate::SchemaSettings;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -27,7 +29,11 @@ pub fn json_schema() -> Value {
         ("engine", table(EnginePlan::default().keys())),
         ("store", table(StorePlan::default().keys())),
     ];
-    for (name, values) in defaults {
+    let judge = (
+        "judge/additionalProperties",
+        table(JudgePlan::default().keys()),
+    );
+    for (name, values) in defaults.into_iter().chain([judge]) {
         let Some(table) = schema.pointer_mut(&format!("/properties/{name}/properties")) else {
             continue;
         };
@@ -119,6 +125,10 @@ fn below(schema: &Value, path: &str, only_with: Option<&str>, found: &mut Vec<Ke
     }
     if schema["type"] == "array" {
         below(&schema["items"], &format!("{path}[]"), only_with, found);
+    }
+    let of_names = &schema["additionalProperties"];
+    if of_names.is_object() {
+        below(of_names, &format!("{path}.NAME"), only_with, found);
     }
     properties(schema, path, only_with, found);
 }

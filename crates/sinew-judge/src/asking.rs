@@ -1,0 +1,127 @@
+//! Whether to ask again: the course of one vote, without I/O and without a clock.
+
+use std::time::Duration;
+
+/// First pause before a question is asked again; it doubles each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// Maximum pause.
+const MAX_PAUSE: Duration = Duration::from_secs(8);
+
+/// What came of one question.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Heard<V> {
+    /// A verdict of the right form.
+    Verdict(V),
+    /// An answer that is no verdict, with the reason.
+    NoVerdict(String),
+    /// No answer, which may be different next time.
+    Passing(String),
+    /// No answer, and none to expect.
+    Lasting(String),
+}
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Next<V> {
+    /// Ask after `pause`. `refused` says what was wrong with the last answer.
+    Ask {
+        /// Number of the question, from 0.
+        attempt: u32,
+        /// Time to wait before.
+        pause: Duration,
+        /// Reason why the last answer is no verdict.
+        refused: Option<String>,
+    },
+    /// The verdict.
+    Done(V),
+    /// No verdict, with the last reason.
+    Failed(String),
+}
+
+/// One vote: asked up to `1 + retries` times.
+#[derive(Clone, Debug)]
+pub struct Asking {
+    attempt: u32,
+    retries: u32,
+}
+
+impl Asking {
+    /// A vote that asks up to `retries` times more than once.
+    pub fn new(retries: u32) -> Self {
+        Self {
+            attempt: 0,
+            retries,
+        }
+    }
+
+    /// The first question.
+    pub fn first<V>(&self) -> Next<V> {
+        Next::Ask {
+            attempt: 0,
+            pause: Duration::ZERO,
+            refused: None,
+        }
+    }
+
+    /// What follows from the last answer.
+    pub fn on<V>(&mut self, heard: Heard<V>) -> Next<V> {
+        let (why, refused, pause) = match heard {
+            Heard::Verdict(verdict) => return Next::Done(verdict),
+            Heard::Lasting(why) => return Next::Failed(why),
+            Heard::NoVerdict(why) => (why.clone(), Some(why), Duration::ZERO),
+            Heard::Passing(why) => (why, None, self.pause()),
+        };
+        if self.attempt >= self.retries {
+            let times = self.attempt + 1;
+            return Next::Failed(match times {
+                1 => why,
+                _ => format!("{why} (asked {times} times)"),
+            });
+        }
+        self.attempt += 1;
+        Next::Ask {
+            attempt: self.attempt,
+            pause,
+            refused,
+        }
+    }
+
+    /// Time to wait after an outage.
+    fn pause(&self) -> Duration {
+        let doubled = FIRST_PAUSE.saturating_mul(1 << self.attempt.min(16));
+        doubled.min(MAX_PAUSE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vote_is_asked_again_until_its_retries_are_used() {
+        let mut vote = Asking::new(2);
+        let ask = |attempt, ms, refused: Option<&str>| Next::Ask::<i32> {
+            attempt,
+            pause: Duration::from_millis(ms),
+            refused: refused.map(str::to_owned),
+        };
+        assert_eq!(vote.first(), ask(0, 0, None));
+        assert_eq!(vote.on(Heard::Passing("503".into())), ask(1, 500, None));
+        let no = Heard::NoVerdict("no JSON".into());
+        assert_eq!(vote.on(no.clone()), ask(2, 0, Some("no JSON")));
+        let failed = Next::Failed("no JSON (asked 3 times)".into());
+        assert_eq!(vote.on(no), failed);
+        assert_eq!(Asking::new(0).on(Heard::Verdict(7)), Next::Done(7));
+    }
+
+    #[test]
+    fn what_lasts_is_not_asked_again_and_pauses_are_bounded() {
+        let mut vote = Asking::new(100);
+        let lasting: Heard<i32> = Heard::Lasting("wrong key".into());
+        assert_eq!(vote.on(lasting), Next::Failed("wrong key".into()));
+        for _ in 0..100 {
+            let next: Next<i32> = vote.on(Heard::Passing("down".into()));
+            assert!(matches!(next, Next::Ask { pause, .. } if pause <= MAX_PAUSE));
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Models in this process, behind the `Engine` port.
+
+use crate::chat::{ChatAnswer, ChatError, ChatModel, ChatRequest, Usage};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use sinew_render::Renderer;
+use sinew_types::{
+    Engine, EngineError, EngineEvent, FinishReason, Format, GenerateRequest, Grammar, RequestId,
+    SampledToken, SamplingParams,
+};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::oneshot;
+
+/// An engine with the chat template of its model. Answers are sampled from the schema's masks where the engine
+/// has them, so that they always have the right form unless they are cut.
+pub struct EngineChat {
+    name: String,
+    engine: Arc<dyn Engine>,
+    renderer: Arc<dyn Renderer>,
+    requests: Arc<AtomicU64>,
+}
+
+impl fmt::Debug for EngineChat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EngineChat")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Ends a generation that nobody waits for.
+struct Abort<'a>(&'a dyn Engine, RequestId);
+
+impl Drop for Abort<'_> {
+    fn drop(&mut self) {
+        self.0.abort(self.1);
+    }
+}
+
+impl EngineChat {
+    /// A model with the name `name`. `requests` gives the ids of requests; users of one engine share it.
+    pub fn new(
+        name: String,
+        engine: Arc<dyn Engine>,
+        renderer: Arc<dyn Renderer>,
+        requests: Arc<AtomicU64>,
+    ) -> Self {
+        Self {
+            name,
+            engine,
+            renderer,
+            requests,
+        }
+    }
+
+    async fn generate(&self, request: &ChatRequest) -> Result<ChatAnswer, ChatError> {
+        let lasting = |e: &dyn fmt::Display| ChatError::Lasting(format!("{}: {e}", self.name));
+        let prompt = self.renderer.render_prompt(&request.messages, &[]);
+        let prompt = prompt.map_err(|e| lasting(&e))?;
+        let schema = request.schema.to_string();
+        let masks = self.engine.holds_formats();
+        let sampling = SamplingParams {
+            temperature: request.temperature,
+            max_tokens: request.max_tokens,
+            stop_ids: self.renderer.stop_ids().to_vec(),
+            seed: request.seed,
+            format: masks.then(|| Arc::new(Format::new(Grammar::JsonSchema { schema }))),
+            ..SamplingParams::default()
+        };
+        let id = RequestId(self.requests.fetch_add(1, Ordering::Relaxed));
+        let input = prompt.len() as u64;
+        let generate = GenerateRequest {
+            id,
+            prompt: Arc::new(prompt),
+            sampling,
+            priority: 0,
+        };
+        let (send, end) = oneshot::channel();
+        let (mut send, mut all) = (Some(send), Vec::<SampledToken>::new());
+        let sink = move |event| {
+            let ended = match event {
+                EngineEvent::Tokens { tokens, .. } => return all.extend(tokens),
+                EngineEvent::Finished { reason, .. } => Ok((std::mem::take(&mut all), reason)),
+                EngineEvent::Failed { error, .. } => Err(error),
+            };
+            if let Some(send) = send.take() {
+                // Nobody waits any more: the answer is not needed.
+                let _ = send.send(ended);
+            }
+        };
+        let _abort = Abort(self.engine.as_ref(), id);
+        let submitted = self.engine.submit(generate, Box::new(sink));
+        submitted.map_err(|e| self.failed(&e))?;
+        let ended = end.await.map_err(|_| lasting(&"the engine has ended"))?;
+        let (tokens, reason) = ended.map_err(|e| self.failed(&e))?;
+        let ids: Vec<_> = tokens.iter().map(|t| t.id).collect();
+        Ok(ChatAnswer {
+            text: self.renderer.decode(&ids),
+            cut: matches!(reason, FinishReason::Length | FinishReason::ContextFull),
+            usage: Some(Usage {
+                input,
+                output: ids.len() as u64,
+            }),
+        })
+    }
+
+    /// A full queue is empty later; everything else stays.
+    fn failed(&self, error: &EngineError) -> ChatError {
+        let why = format!("{}: {error}", self.name);
+        match error {
+            EngineError::QueueFull { .. } => ChatError::Passing(why),
+            _ => ChatError::Lasting(why),
+        }
+    }
+}
+
+impl ChatModel for EngineChat {
+    fn identity(&self) -> String {
+        self.name.clone()
+    }
+
+    fn ask<'a>(&'a self, request: &'a ChatRequest) -> BoxFuture<'a, Result<ChatAnswer, ChatError>> {
+        self.generate(request).boxed()
+    }
+}

