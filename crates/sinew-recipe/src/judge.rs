@@ -131,7 +131,7 @@ section! {
         concurrency: usize = 16, in 1 to 1024;
         /// Whether equal questions of a run are asked once. Verdicts are kept in the run's folder.
         cache: bool = true;
-        /// Maximum calls of a run, resumed sessions included. A spent budget stops the run; it is no score.
+        /// Maximum calls of a run, 1 or more, resumed sessions included. A spent budget stops the run; it is no score.
         max_calls: u64;
         /// Maximum tokens of a run, of questions and answers together.
         max_total_tokens: u64;
@@ -226,6 +226,10 @@ impl JudgePlan {
             let allowed = "an address that begins with http:// or https://";
             rules.allowed("judge.url", format!("{url:?}"), allowed, holds);
         }
+        let reason = "ranks the answers of a group, and a recipe scores one answer at a time; allowed: \"each\", \
+                      \"scale\"";
+        let ranks = self.mode == JudgeMode::Compare;
+        rules.custom("judge.mode", self.mode, reason.into(), !ranks);
         let scaled = self.mode == JudgeMode::Scale;
         let reason = "has no effect without mode = \"scale\"; remove it".to_owned();
         rules.unused("judge.scale", reason, scaled);
@@ -295,3 +299,7 @@ impl JudgePlan {
         );
     }
 }
+
+#[cfg(test)]
+#[path = "judge_tests.rs"]
+mod tests;

@@ -12,6 +12,7 @@
 //! | `sandbox` | one Python program in a sandbox | if the environment runs code |
 //! | `engine` | connections to the servers | if it is not in this process |
 //! | `harness`, `program` | the sandbox of a program, and that it asks the model | with an agent program |
+//! | `judge` | keys of judges, and connections to their servers | with judges |
 //! | `tasks`, `env` | counts, and the solutions of some tasks | always |
 //! | `prompts` | tokens of prompts and solutions against the limits | with the built-in loop |
 //!
@@ -148,6 +149,10 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
         }
     }
     report.row("tasks", tasks(&recipe));
+    // What plays episodes needs the judges, and would say again what they lack.
+    if !recipe.judges.is_empty() && !report.row("judge", judges(&recipe)) {
+        return report.end();
+    }
     let solved = report.row("env", solvable(&recipe));
     if solved && has_model && recipe.harness.is_built_in() {
         report.row("prompts", prompts::prompts(&recipe));
@@ -368,6 +373,14 @@ fn solvable(recipe: &RunPlan) -> Result<String, Failure> {
         tasks.len(),
         can.join(", ")
     ))
+}
+
+/// Keys, rubrics and models of the judges, whose servers must take a connection.
+fn judges(recipe: &RunPlan) -> Result<String, Failure> {
+    wire::world(recipe)?;
+    reach::judges(recipe)?;
+    let names: Vec<&str> = recipe.judges.keys().map(String::as_str).collect();
+    Ok(format!("ready: {}", names.join(", ")))
 }
 
 /// An environment without solutions: an empty answer to some tasks must get a score, so that a reward that

@@ -49,6 +49,15 @@ impl Failure {
         ))
     }
 
+    /// A judge's budget that ended `sinew {command}`, with the way to go on.
+    pub(crate) fn spent(why: &str, command: &str, run_dir: &Path) -> Self {
+        let dir = run_dir.display();
+        Self::Outside(format!(
+            "{why}\n  finished episodes and steps are kept; hint: raise the limit in {dir}/recipe.toml, and go on with `sinew \
+             {command} {dir}/recipe.toml --run-dir {dir} --resume --allow-change judge.NAME.KEY`"
+        ))
+    }
+
     /// What the run's folder says of it.
     pub(crate) fn run_end(&self) -> RunEnd<'_> {
         match self {

@@ -165,6 +165,7 @@ fn run(
         LiveView::start(status, &bus)
     });
     let (sender, cancel) = watch::channel(false);
+    let bench = wire::Bench::of_run(dir.path(), sender.clone());
     stop_on_signal(&runtime, signals, sender, bus.clone(), live);
     let session = wire::Session {
         dir,
@@ -172,6 +173,7 @@ fn run(
         runtime: runtime.handle().clone(),
         bus: bus.clone(),
         cancel,
+        bench: bench.clone(),
         started,
     };
     let config = wire::Invocation {
@@ -191,9 +193,10 @@ fn run(
     }
     let ended = sinew_pipeline::run(pipeline);
     drop(view);
-    ended.map_err(|e| match e.is_interrupt() {
-        true => Failure::interrupt(options.command, dir.path()),
-        false => e.into(),
+    ended.map_err(|e| match (e.is_interrupt(), bench.spent()) {
+        (true, Some(why)) => Failure::spent(why, options.command, dir.path()),
+        (true, None) => Failure::interrupt(options.command, dir.path()),
+        (false, _) => e.into(),
     })
 }
 

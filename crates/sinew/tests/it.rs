@@ -24,6 +24,8 @@ mod gate;
 mod images;
 #[path = "it/input.rs"]
 mod input;
+#[path = "it/judges.rs"]
+mod judges;
 #[path = "it/own_tasks.rs"]
 mod own_tasks;
 #[cfg(feature = "pool")]

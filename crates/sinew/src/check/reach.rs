@@ -21,6 +21,16 @@ pub(super) fn engine(recipe: &RunPlan) -> Result<String, Failure> {
     ))
 }
 
+/// The servers of the recipe's judges.
+pub(super) fn judges(recipe: &RunPlan) -> Result<(), Failure> {
+    for (name, judge) in &recipe.judges {
+        if let Some(url) = &judge.url {
+            reach(&format!("judge.{name}.url"), url, "start the server there")?;
+        }
+    }
+    Ok(())
+}
+
 /// The address of the recipe's pool, where it has one.
 pub(super) fn pool(recipe: &RunPlan) -> Result<(), Failure> {
     match &recipe.data {

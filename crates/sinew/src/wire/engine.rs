@@ -38,7 +38,7 @@ pub(crate) fn grammars(
 ///
 /// Its queue holds at least as many requests as episodes may be in flight, so that admission and not the
 /// queue refuses.
-fn embedded(
+pub(super) fn embedded(
     section: &EnginePlan,
     rollout: &RolloutPlan,
     device: &Cpu,

@@ -1,6 +1,7 @@
 //! Tasks and environments. An environment is made of its keys by the registry of `sinew-env`;
 //! nothing here knows one by name.
 
+use super::judge::Bench;
 use super::model::{resolve_env, unresolved};
 use crate::failure::Failure;
 use sinew_env::{EnvFactory, Rewarded, Sandboxes, Taskset};
@@ -66,6 +67,11 @@ fn files(key: &str, source: &str) -> Result<PathBuf, Failure> {
 
 /// Tasks and environments of a recipe. Sandboxes are started only for an environment that needs them.
 pub(crate) fn world(recipe: &RunPlan) -> Result<World, Failure> {
+    world_with(recipe, &Bench::default())
+}
+
+/// As [`world`], with the judges of a run.
+pub(crate) fn world_with(recipe: &RunPlan, bench: &Bench) -> Result<World, Failure> {
     let sandboxes = match recipe.env.needs().sandbox {
         false => None,
         true => Some(Sandboxes {
@@ -77,7 +83,7 @@ pub(crate) fn world(recipe: &RunPlan) -> Result<World, Failure> {
     let mut envs = envs.map_err(|e| Failure::input(format!("env: {e}")))?;
     let taskset = taskset(recipe)?;
     if let Some(section) = &recipe.reward {
-        let reward = super::reward::reward(section, &recipe.sandbox, taskset.as_ref())?;
+        let reward = super::reward::reward(recipe, section, taskset.as_ref(), bench)?;
         envs = Arc::new(Rewarded::new(envs, reward));
     }
     Ok((taskset, envs))

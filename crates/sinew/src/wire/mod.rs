@@ -11,6 +11,7 @@
 //! | `admission` | `rollout` | bounds on episodes, and the gateway's part of it |
 //! | `learner` | `train`, `critic` | the trainer |
 //! | `source` | `data` | training data that exists already |
+//! | `judge` | `judge` | models that grade, for `reward` |
 //! | `store` | `store` | traces |
 //! | `plan` | all | options of the loop and its parts |
 //!
@@ -21,6 +22,7 @@ mod device;
 mod engine;
 mod env;
 mod harness;
+mod judge;
 mod learner;
 mod model;
 mod plan;
@@ -33,6 +35,7 @@ mod store;
 pub(crate) use device::{device, kernels, precision};
 pub(crate) use env::{rows, taskset, world};
 pub(crate) use harness::{asks_model, check as check_harness};
+pub(crate) use judge::Bench;
 pub(crate) use learner::train_worker;
 pub(crate) use model::{
     chat_renderer, check_context, loaded_params, model_config, renderer, resolve_env,
@@ -104,6 +107,8 @@ pub(crate) struct Session<'a> {
     pub(crate) bus: Bus,
     /// Turns true when the run is asked to stop.
     pub(crate) cancel: watch::Receiver<bool>,
+    /// Where judges keep what they decided, and what a spent budget ends.
+    pub(crate) bench: Bench,
     /// Start of this session, for wall times.
     pub(crate) started: Instant,
 }
@@ -152,7 +157,7 @@ pub(crate) fn pipeline(
     let (dir, cancel) = (session.dir, &session.cancel);
     let device = device()?;
     let renderer = renderer(&recipe.model, &recipe.env)?;
-    let (taskset, envs) = world(recipe)?;
+    let (taskset, envs) = env::world_with(recipe, &session.bench)?;
     let mut store = store::open_store(&recipe.store, dir)?;
     let params = loaded_params(recipe, renderer.as_ref())?;
     let model = params.config().clone();

@@ -1,15 +1,16 @@
-//! The reward of a recipe: rewards by name, and Python functions in sandboxed workers.
+//! The reward of a recipe: rewards by name, Python functions in sandboxed workers, judges.
 //!
 //! Functions of one recipe share their workers. A function that hangs, crashes or raises makes its sample
 //! unscored; it harms no other one.
 
+use super::judge::Bench;
 use crate::failure::Failure;
 use sinew_bridge::{
     PythonCode, PythonReward, PythonWorkers, StartError, Target, TargetKind, WorkersConfig,
 };
 use sinew_env::{Reward, Split, Taskset};
 use sinew_levels::sandbox_spec;
-use sinew_recipe::{RewardSection, SandboxPlan};
+use sinew_recipe::{RewardSection, RunPlan};
 use sinew_reward::{Argument, RewardSpec, RewardSum, SpecError, Term};
 use sinew_sandbox::SandboxSpec;
 use std::path::Path;
@@ -21,11 +22,12 @@ const WORKERS: usize = 2;
 /// The sum of a recipe's rewards. Workers start only for functions, and stop with the last reward.
 ///
 /// # Errors
-/// If a function cannot be loaded, or has a parameter that is no column of the tasks.
+/// If a function or a judge cannot be loaded, or needs a column that the tasks do not have.
 pub(super) fn reward(
+    recipe: &RunPlan,
     section: &RewardSection,
-    sandbox: &SandboxPlan,
     tasks: &dyn Taskset,
+    bench: &Bench,
 ) -> Result<Arc<dyn Reward>, Failure> {
     let terms = section.terms();
     let names: Vec<&str> = terms.iter().map(|(name, ..)| *name).collect();
@@ -33,7 +35,7 @@ pub(super) fn reward(
     let functions: Vec<&str> = python.copied().collect();
     let workers = match functions.is_empty() {
         true => None,
-        false => Some(workers(&functions, sandbox_spec(sandbox)?).map_err(refused)?),
+        false => Some(workers(&functions, sandbox_spec(&recipe.sandbox)?).map_err(refused)?),
     };
     let mut sum = Vec::new();
     for (name, weight, clip) in terms {
@@ -42,7 +44,10 @@ pub(super) fn reward(
             (Some(target), Some(workers)) => {
                 Arc::new(function(workers, target, short(name), tasks)?)
             }
-            _ => named(name, tasks)?,
+            _ => match name.strip_prefix("judge.") {
+                Some(judge) => super::judge::judge(recipe, judge, tasks, bench)?,
+                None => named(name, tasks)?,
+            },
         };
         // Two rewards of one short name must not share a metric.
         let twin = |other: &&str| **other != *name && short(other) == short(name);
@@ -86,7 +91,7 @@ fn named(name: &str, tasks: &dyn Taskset) -> Result<Arc<dyn Reward>, Failure> {
 }
 
 /// Columns of the first task of a split.
-fn columns(tasks: &dyn Taskset, split: Split) -> Result<Vec<String>, Failure> {
+pub(super) fn columns(tasks: &dyn Taskset, split: Split) -> Result<Vec<String>, Failure> {
     let task = tasks.get(split, 0).map_err(Failure::input)?;
     let columns = task.data.as_object().into_iter().flatten();
     Ok(columns.map(|(name, _)| name.clone()).collect())

@@ -1,0 +1,224 @@
+//! Judges: a model that learns from one, a spent budget, and what is refused before.
+
+use crate::{failure, last_line, sinew};
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Read, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A server that judges by a rule: an answer meets the item if it has a small letter. Every tenth verdict is
+/// none. Its calls are counted.
+fn judge() -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/v1", listener.local_addr().unwrap());
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&calls);
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let call = counted.fetch_add(1, Ordering::SeqCst);
+            std::thread::spawn(move || verdict(stream.unwrap(), call));
+        }
+    });
+    (url, calls)
+}
+
+fn verdict(mut stream: TcpStream, call: usize) {
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let (mut length, mut line) = (0, String::new());
+    while reader.read_line(&mut line).unwrap_or(0) > 2 {
+        let lower = line.to_lowercase();
+        if let Some(value) = lower.strip_prefix("content-length:") {
+            length = value.trim().parse().unwrap();
+        }
+        line.clear();
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).unwrap();
+    let body: Value = serde_json::from_slice(&body).unwrap();
+    let asked = body["messages"][1]["content"].as_str().unwrap();
+    let (id, data) = asked
+        .split_once("BEGIN DATA ")
+        .unwrap()
+        .1
+        .split_once('\n')
+        .unwrap();
+    let data: Value = serde_json::from_str(data.split_once("\nEND DATA").unwrap().0).unwrap();
+    let output = data["output"].as_str().unwrap();
+    let met = output.contains(|c: char| c.is_ascii_lowercase());
+    let said = match call % 10 {
+        9 => "I like it.".to_owned(),
+        _ => json!({"id": id, "item_1": met}).to_string(),
+    };
+    let answer = json!({
+        "choices": [{"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 100, "completion_tokens": 10},
+    })
+    .to_string();
+    // A run that was stopped needs no answer.
+    let _ = write!(
+        stream,
+        "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{answer}",
+        answer.len()
+    );
+}
+
+/// A recipe beside 60 rows: a model from scratch, and a judge with further keys `more`.
+fn project(dir: &Path, url: &str, more: &str) {
+    let rows = (0..60).fold(String::new(), |mut rows, i| {
+        let _ = writeln!(rows, r#"{{"question": "Say {i}", "answer": "{i}"}}"#);
+        rows
+    });
+    std::fs::write(dir.join("tasks.jsonl"), rows).unwrap();
+    let text = format!(
+        "model = {{ type = \"scratch\", d_model = 64, layers = 2, heads = 4, kv_heads = 2, d_ff = 128 }}\n\
+         tasks = {{ source = \"tasks.jsonl\", prompt = \"{{{{ question }}}}\" }}\n\
+         [reward]\n\"judge.letters\" = 1.0\n\"exact(answer)\" = 0\n\
+         [judge.letters]\nmodel = \"rule\"\nurl = \"{url}\"\nrubric = [\"Has a small letter\"]\n\
+         columns = [\"answer\"]\n{more}\n\
+         [rollout]\ntasks_per_step = 6\ngroup_size = 8\nmax_turn_tokens = 4\nmax_context_tokens = 160\n\
+         [train]\nsteps = 25\nlearning_rate = 3e-3\nmicro_batch_tokens = 4096\n"
+    );
+    std::fs::write(dir.join("own.toml"), text).unwrap();
+}
+
+fn run(dir: &Path, args: &[&str]) -> Output {
+    command(dir, args).output().unwrap()
+}
+
+fn command(dir: &Path, args: &[&str]) -> Command {
+    let mut command = sinew();
+    command.current_dir(dir).args(args);
+    command
+}
+
+#[test]
+fn a_model_learns_from_a_judge() {
+    let dir = tempfile::tempdir().unwrap();
+    let (url, calls) = judge();
+    project(dir.path(), &url, "");
+    let checked = run(dir.path(), &["check", "own.toml"]);
+    let text = String::from_utf8_lossy(&checked.stdout);
+    assert!(
+        checked.status.success() && text.contains("ready: letters"),
+        "{text}"
+    );
+    let output = run(
+        dir.path(),
+        &["train", "own.toml", "--json", "--run-dir", "run"],
+    );
+    let last = last_line(&output);
+    let success = |at: &str| last["eval"][at]["success"].as_f64().unwrap();
+    assert!(success("before") < 0.7 && success("after") > 0.9, "{last}");
+    let steps = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
+    for step in steps.lines() {
+        let step: Value = serde_json::from_str(step).unwrap();
+        let metrics = &step["rollout"]["metrics"];
+        assert!(metrics["reward/judge.letters"].is_f64(), "{step}");
+        assert!(metrics["reward/judge.letters/item_1"].is_f64(), "{step}");
+        assert_eq!(
+            step["rollout"]["unscored"], 0,
+            "refused verdicts were asked for again"
+        );
+    }
+    // Every verdict is kept, so no question was asked twice.
+    let kept = std::fs::read_to_string(dir.path().join("run/judges/letters.jsonl")).unwrap();
+    let lines: Vec<Value> = kept
+        .lines()
+        .map(|l| serde_json::from_str(l).unwrap())
+        .collect();
+    let mut keys: Vec<&str> = lines.iter().filter_map(|l| l["key"].as_str()).collect();
+    let verdicts = keys.len();
+    keys.sort_unstable();
+    keys.dedup();
+    assert_eq!(keys.len(), verdicts);
+    assert!(lines.len() > verdicts && calls.load(Ordering::SeqCst) > verdicts);
+}
+
+#[test]
+fn a_spent_budget_stops_the_run_which_goes_on_with_a_larger_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let (url, _) = judge();
+    project(dir.path(), &url, "max_calls = 60");
+    let errors = failure(
+        &run(dir.path(), &["train", "own.toml", "--run-dir", "run"]),
+        3,
+    );
+    let expected = "judge.letters: the budget is spent: max_calls = 60";
+    assert!(
+        errors.contains(expected) && errors.contains("--resume"),
+        "{errors}"
+    );
+    // No step was trained on missing scores.
+    let steps = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap_or_default();
+    assert!(
+        steps.lines().all(|s| s.contains("\"unscored\":0")),
+        "{steps}"
+    );
+    let recipe = dir.path().join("run/recipe.toml");
+    let text = std::fs::read_to_string(&recipe).unwrap();
+    let larger = text
+        .replace("max_calls = 60", "max_calls = 100000")
+        .replace("steps = 25", "steps = 3");
+    std::fs::write(&recipe, larger).unwrap();
+    let args = [
+        "train",
+        "run/recipe.toml",
+        "--run-dir",
+        "run",
+        "--resume",
+        "--json",
+    ];
+    let allowed = [&args[..], &["--allow-change", "judge.letters.max_calls"]].concat();
+    let last = last_line(&run(dir.path(), &allowed));
+    assert_eq!(last["samples"]["lost"], 0, "{last}");
+}
+
+#[test]
+fn a_judge_that_lacks_something_is_named_before_the_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let (url, calls) = judge();
+    project(dir.path(), &url, "key_env = \"SINEW_TEST_NO_SUCH_KEY\"");
+    for command in ["check", "train"] {
+        let output = run(dir.path(), &[command, "own.toml"]);
+        let all = format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            failure(&output, 3)
+        );
+        assert!(
+            all.contains("SINEW_TEST_NO_SUCH_KEY") && all.contains("not set"),
+            "{all}"
+        );
+    }
+    let mut with_key = command(dir.path(), &["check", "own.toml"]);
+    let output = with_key
+        .env("SINEW_TEST_NO_SUCH_KEY", "k")
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    let before = calls.load(Ordering::SeqCst);
+    project(dir.path(), &url, "");
+    let path = dir.path().join("own.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace("[\"answer\"]", "[\"source\"]")).unwrap();
+    let output = run(dir.path(), &["check", "own.toml"]);
+    let all = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        all.contains("judge.letters.columns: tasks have no column source"),
+        "{all}"
+    );
+    assert_eq!(output.status.code(), Some(1));
+    std::fs::write(
+        &path,
+        text.replace("rubric = [\"Has a small letter\"]", "rubric = \"none.md\""),
+    )
+    .unwrap();
+    assert!(failure(&run(dir.path(), &["train", "own.toml"]), 2).contains("none.md"));
+    project(dir.path(), "http://127.0.0.1:1/v1", "");
+    assert!(failure(&run(dir.path(), &["check", "own.toml"]), 3).contains("judge.letters.url"));
+    assert_eq!(calls.load(Ordering::SeqCst), before);
+}
