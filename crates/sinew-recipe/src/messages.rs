@@ -116,6 +116,53 @@ pub(crate) fn place(text: &str, span: &Range<usize>) -> String {
     )
 }
 
+/// Line and column that a message begins with, as [`place`] writes them.
+pub(crate) fn at(message: &str) -> Option<(usize, usize)> {
+    let (line, rest) = message.strip_prefix("at line ")?.split_once(", column ")?;
+    let (column, _) = rest.split_once('\n')?;
+    Some((line.parse().ok()?, column.parse().ok()?))
+}
+
+/// Path of the key at the place that a message begins with; none where the text is no TOML.
+pub(crate) fn key_of(text: &str, message: &str) -> Option<String> {
+    let (line, column) = at(message)?;
+    let begin: usize = text
+        .split_inclusive('\n')
+        .take(line - 1)
+        .map(str::len)
+        .sum();
+    let rest: usize = text[begin..]
+        .chars()
+        .take(column - 1)
+        .map(char::len_utf8)
+        .sum();
+    let root = DeTable::parse(text).ok()?;
+    path_at(root.get_ref(), begin + rest)
+}
+
+/// Path of the innermost key whose name or value stands at a byte of the text.
+fn path_at(table: &DeTable<'_>, byte: usize) -> Option<String> {
+    table.iter().find_map(|(name, value)| {
+        let key = name.get_ref().to_string();
+        let below = match value.get_ref() {
+            DeValue::Table(table) => path_at(table, byte),
+            DeValue::Array(items) => items.iter().enumerate().find_map(|(index, item)| {
+                let below = path_at(item.get_ref().as_table()?, byte)?;
+                Some(format!("[{index}].{below}"))
+            }),
+            _ => None,
+        };
+        match below {
+            Some(below) if below.starts_with('[') => Some(key + &below),
+            Some(below) => Some(format!("{key}.{below}")),
+            None => {
+                let here = name.span().contains(&byte) || value.span().contains(&byte);
+                here.then_some(key)
+            }
+        }
+    })
+}
+
 /// The key that a message says is unknown.
 fn unknown_key(message: &str) -> Option<&str> {
     let named = message

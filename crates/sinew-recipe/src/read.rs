@@ -53,8 +53,9 @@ impl RunPlan {
     }
 
     fn read(path: &Path, text: &str, saved: bool) -> Result<Self, RecipeError> {
-        let parse = |message| RecipeError::Parse {
+        let parse = |message: String| RecipeError::Parse {
             path: path.into(),
+            key: messages::key_of(text, &message),
             message,
         };
         if let Some((span, message)) = renamed::old_key(text) {

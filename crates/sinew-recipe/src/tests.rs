@@ -503,3 +503,41 @@ fn a_missing_file_is_named_with_a_hint() {
         "{e}"
     );
 }
+
+#[test]
+fn a_refusal_names_its_key_and_place_for_programs() {
+    let cases = [
+        (
+            "[rollout]\ngroup_sise = 4\n",
+            Some("rollout.group_sise"),
+            Some((7, 1)),
+        ),
+        (
+            "[rollout]\ngroup_size = \"ä\"\n",
+            Some("rollout.group_size"),
+            Some((7, 14)),
+        ),
+        (
+            "[train]\nlora = { ränk = 1, rank = -1 }\n",
+            None,
+            Some((7, 11)),
+        ),
+        (
+            "[rollout]\nrepair = [{ type = \"x\" }]\n",
+            Some("rollout.repair"),
+            None,
+        ),
+        ("[train]\nsteps = 0\n", Some("train.steps"), Some((7, 1))),
+        ("[rollout\n", None, Some((6, 9))),
+    ];
+    for (text, key, at) in cases {
+        let text = format!("{MINIMAL}{text}");
+        let e = RunPlan::parse(Path::new("r.toml"), &text).unwrap_err();
+        let found = e.key();
+        assert!(
+            key.is_none_or(|key| found.as_deref().is_some_and(|f| f.starts_with(key))),
+            "{found:?} {e}"
+        );
+        assert!(at.is_none() || e.at() == at, "{:?} {e}", e.at());
+    }
+}

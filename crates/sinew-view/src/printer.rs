@@ -1,7 +1,7 @@
 //! A run in lines: for people who have no live view, and for scripts.
 //!
-//! With [`Out::Json`] each line of standard output is one object with one key that names it (`step`,
-//! `longest`, `warning`), so that a script can take lines apart without knowing all kinds. The last line,
+//! With [`Out::Json`] each line of standard output is one object with one key that names it (`run`,
+//! `step`, `measured`, `longest`, `warning`), so that a script can take lines apart without knowing all kinds. The last line,
 //! with the evaluation, is the command's own.
 //!
 //! A recorder is called on the thread of the run and misses nothing. A closed pipe on standard output ends
@@ -15,6 +15,7 @@ use sinew_pipeline::{
 };
 use sinew_rollout::LiveEpisode;
 use std::io::Write;
+use std::path::Path;
 
 /// Where a run is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +38,12 @@ pub struct Printer {
 }
 
 impl Printer {
+    /// A run begins, in a folder.
+    pub fn begin(&self, name: &str, folder: &Path) {
+        self.line(&format!("{name}: loading the model"));
+        self.json(&json!({ "run": { "name": name, "folder": folder, "steps": self.steps } }));
+    }
+
     /// A line for those who have no live view.
     pub fn line(&self, text: &str) {
         if self.out == Out::Lines {
@@ -79,7 +86,10 @@ impl Recorder for Printer {
                 self.line(&step_line(record, self.steps));
                 self.json(&json!({ "step": record.as_ref() }));
             }
-            RunEvent::Measured { record, .. } => self.line(&measured_line(record)),
+            RunEvent::Measured { record, .. } => {
+                self.line(&measured_line(record));
+                self.json(&json!({ "measured": record }));
+            }
             RunEvent::SourceDry { step, why } => self.line(&format!(
                 "the pool has no more groups for this run: ended after step {step}{why}"
             )),

@@ -32,7 +32,7 @@ use crate::output;
 use crate::wire;
 use serde_json::json;
 use sinew_env::{Action, EnvFactory, Split};
-use sinew_recipe::{EngineType, ModelSection, RunPlan};
+use sinew_recipe::{EngineType, ModelSection, RecipeError, RunPlan};
 use sinew_render::{MockTrajectory, conformance_check};
 use sinew_sandbox::{ExecRequest, Program, SandboxProvider, SandboxSpec};
 use sinew_tasks::TableTaskset;
@@ -95,7 +95,7 @@ impl Report {
 /// Runs every check and reports each. Checks that share a cause are reported once: without a model,
 /// `template` and `model` fail for one reason.
 pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
-    let recipe = RunPlan::load(path).map_err(Failure::system)?;
+    let recipe = RunPlan::load(path).map_err(|e| refused(e, json))?;
     let mut report = Report {
         json,
         failures: Vec::new(),
@@ -158,6 +158,15 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
         report.row("prompts", prompts::prompts(&recipe));
     }
     report.end()
+}
+
+/// A recipe that cannot be read: as an `error` object too where rows are JSON. `sinew check` ends with 1.
+fn refused(error: RecipeError, json: bool) -> Failure {
+    let failure = Failure::from(error);
+    if json {
+        output::print_json(&failure.json());
+    }
+    Failure::system(failure.text())
 }
 
 /// The checks that `sinew train` makes before it creates anything: those of `sinew check`, less those

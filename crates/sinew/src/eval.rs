@@ -21,6 +21,11 @@ pub(crate) struct EvalArgs {
 
 /// `sinew eval RECIPE`. Its folder has the name of the recipe with `-eval` behind it.
 pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
+    args.run.end(measured(args))
+}
+
+/// Measures the model of the recipe, or the one of `--model`.
+fn measured(args: &EvalArgs) -> Result<train::Finished, Failure> {
     let mut recipe = args.run.recipe()?;
     if let Some(source) = &args.model {
         recipe.model = other_model(&recipe, source)?;

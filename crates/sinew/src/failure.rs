@@ -7,6 +7,7 @@
 use sinew_levels::LevelError;
 use sinew_pipeline::PipelineError;
 use sinew_project::{RunDirError, RunEnd};
+use sinew_recipe::RecipeError;
 use std::path::Path;
 
 /// Exit codes: 1 the system failed, or a run collapsed or could not learn; 2 the input is wrong;
@@ -15,6 +16,8 @@ use std::path::Path;
 pub(crate) enum Failure {
     /// A recipe, an argument or a file that the user can put right.
     Input(String),
+    /// A recipe that is refused: the text, the key, and the line and column in the file, from 1.
+    Recipe(String, Option<String>, Option<(usize, usize)>),
     /// Anything else.
     System(String),
     /// What was asked for is right, but needs something that is not there yet, which the text names.
@@ -34,6 +37,17 @@ impl Failure {
     /// Anything that the user did not cause by what was typed.
     pub(crate) fn system(text: impl std::fmt::Display) -> Self {
         Self::System(text.to_string())
+    }
+
+    /// The failure as an object, for `--json`: `message`, and of a refused recipe `field`, `line` and `column`.
+    pub(crate) fn json(&self) -> serde_json::Value {
+        let mut error = serde_json::json!({ "message": self.text(), "status": self.code() });
+        if let Self::Recipe(_, field, at) = self {
+            error["field"] = serde_json::json!(field);
+            error["line"] = serde_json::json!(at.map(|(line, _)| line));
+            error["column"] = serde_json::json!(at.map(|(_, column)| column));
+        }
+        serde_json::json!({ "error": error })
     }
 
     /// Something that must be started, installed or downloaded first.
@@ -70,7 +84,7 @@ impl Failure {
     pub(crate) fn code(&self) -> u8 {
         match self {
             Self::System(_) => 1,
-            Self::Input(_) => 2,
+            Self::Input(_) | Self::Recipe(..) => 2,
             Self::Outside(_) => 3,
             Self::Interrupt(_) => 130,
             Self::Program(code, _) => *code,
@@ -81,11 +95,18 @@ impl Failure {
     pub(crate) fn text(&self) -> &str {
         match self {
             Self::Input(text)
+            | Self::Recipe(text, ..)
             | Self::System(text)
             | Self::Outside(text)
             | Self::Interrupt(text)
             | Self::Program(_, text) => text,
         }
+    }
+}
+
+impl From<RecipeError> for Failure {
+    fn from(e: RecipeError) -> Self {
+        Self::Recipe(e.to_string(), e.key(), e.at())
     }
 }
 

@@ -159,6 +159,9 @@ pub(crate) struct RunArgs {
     /// JSON lines on standard output, the last one with the result
     #[arg(long)]
     json: bool,
+    /// Stop, as by Ctrl-C, when standard input ends: for programs that start this one and may die
+    #[arg(long)]
+    stop_on_eof: bool,
     /// Another seed than the recipe's
     #[arg(long)]
     seed: Option<u64>,
@@ -341,7 +344,8 @@ fn eprint_failure(failure: &Failure) {
 }
 
 fn run_train(args: &RunArgs) -> Result<(), Failure> {
-    args.run(&args.recipe()?, "train", train::train)
+    let done = args.recipe();
+    args.end(done.and_then(|recipe| args.run(&recipe, "train", train::train)))
 }
 
 /// The work of a command in the folder of a run.
@@ -353,7 +357,7 @@ impl RunArgs {
     /// # Errors
     /// If the recipe is refused.
     pub(crate) fn recipe(&self) -> Result<RunPlan, Failure> {
-        let mut recipe = RunPlan::load(&self.recipe).map_err(Failure::input)?;
+        let mut recipe = RunPlan::load(&self.recipe)?;
         recipe.seed = self.seed.unwrap_or(recipe.seed);
         Ok(recipe)
     }
@@ -368,7 +372,7 @@ impl RunArgs {
         recipe: &RunPlan,
         command: &'static str,
         job: Job,
-    ) -> Result<(), Failure> {
+    ) -> Result<train::Finished, Failure> {
         let default = || PathBuf::from("runs").join(&recipe.name);
         let path = self.run_dir.clone().unwrap_or_else(default);
         let resume = (self.resume && sinew_project::holds_run(&path)).then(|| Resume {
@@ -389,6 +393,7 @@ impl RunArgs {
             command,
             resume,
             json: self.json,
+            stop_on_eof: self.stop_on_eof,
             accept_loss: self.accept_loss,
         };
         let done = job(recipe, &dir, &options);
@@ -396,10 +401,20 @@ impl RunArgs {
             .as_ref()
             .map_or_else(Some, |ended| ended.trouble.as_ref());
         dir.note_end(failure.map_or(RunEnd::Ended, Failure::run_end));
-        let ended = done?;
+        done
+    }
+
+    /// The end of the command. With `--json` its last line is the result, or an `error` where there is none.
+    ///
+    /// # Errors
+    /// Why the job failed or ended badly.
+    pub(crate) fn end(&self, done: Result<train::Finished, Failure>) -> Result<(), Failure> {
+        let last = done
+            .as_ref()
+            .map_or_else(Failure::json, |ended| ended.last.clone());
         if self.json {
-            output::print_json(&ended.last);
+            output::print_json(&last);
         }
-        ended.trouble.map_or(Ok(()), Err)
+        done?.trouble.map_or(Ok(()), Err)
     }
 }

@@ -52,6 +52,17 @@ impl StopSignals {
     }
 }
 
+/// Waits until standard input ends or fails. What it holds is not looked at.
+pub(crate) async fn end_of_input() {
+    let (sender, ended) = tokio::sync::oneshot::channel();
+    // A thread of its own: a read cannot be cancelled, and would hold up the end of the runtime.
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        let _ = sender.send(());
+    });
+    let _ = ended.await;
+}
+
 /// Whether this process was started with a signal ignored: bit `n - 1` of `SigIgn` (proc(5)).
 fn is_ignored(kind: SignalKind) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

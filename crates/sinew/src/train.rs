@@ -14,7 +14,7 @@
 //! | `trouble` | reasons for a bad end; empty: there are none |
 
 use crate::failure::Failure;
-use crate::signals::StopSignals;
+use crate::signals::{StopSignals, end_of_input};
 use crate::wire;
 use sinew_pipeline::{Bus, Ended, EpisodeStats, Goal, Phase, RunEvent, StepRecord};
 use sinew_project::{Resume, RunDir};
@@ -37,6 +37,8 @@ pub(crate) struct TrainOptions {
     pub(crate) resume: Option<Resume>,
     /// Standard output is JSON lines: no live view, no summary.
     pub(crate) json: bool,
+    /// The end of standard input is a signal to stop.
+    pub(crate) stop_on_eof: bool,
     /// Stored episodes that are gone are no reason to end badly.
     pub(crate) accept_loss: bool,
 }
@@ -113,12 +115,16 @@ fn finished(last: serde_json::Value, ended: &Ended) -> Finished {
 fn stop_on_signal(
     runtime: &Runtime,
     mut signals: StopSignals,
+    stop_on_eof: bool,
     sender: watch::Sender<bool>,
     bus: Bus,
     live: bool,
 ) {
     runtime.spawn(async move {
-        signals.next().await;
+        tokio::select! {
+            () = signals.next() => {}
+            () = end_of_input(), if stop_on_eof => {}
+        }
         let _ = sender.send(true);
         say("stopping: the work at hand ends, then a checkpoint is made; Ctrl-C once more ends at once");
         // What cannot be recorded ends the run by itself.
@@ -153,7 +159,7 @@ fn run(
     };
     let steps = recipe.train.steps;
     let printer = Printer { out, steps };
-    printer.line(&format!("{}: loading the model", recipe.name));
+    printer.begin(&recipe.name, dir.path());
     bus.record(Box::new(printer));
     let view = live.then(|| {
         let status = Status {
@@ -166,7 +172,8 @@ fn run(
     });
     let (sender, cancel) = watch::channel(false);
     let bench = wire::Bench::of_run(dir.path(), sender.clone());
-    stop_on_signal(&runtime, signals, sender, bus.clone(), live);
+    let eof = options.stop_on_eof;
+    stop_on_signal(&runtime, signals, eof, sender, bus.clone(), live);
     let session = wire::Session {
         dir,
         resume: options.resume.as_ref(),

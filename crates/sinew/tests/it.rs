@@ -31,6 +31,8 @@ mod own_tasks;
 #[cfg(feature = "pool")]
 #[path = "it/pool.rs"]
 mod pool;
+#[path = "it/python.rs"]
+mod python;
 #[path = "it/resume.rs"]
 mod resume;
 #[path = "it/runs.rs"]
@@ -90,6 +92,22 @@ fn last_line(output: &Output) -> Value {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
     serde_json::from_str(text.lines().last().unwrap()).unwrap()
+}
+
+/// Runs a command that must end with 0; what it printed.
+fn run_ok(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let (out, errors) = (&output.stdout, &output.stderr);
+    let (out, errors) = (
+        String::from_utf8_lossy(out),
+        String::from_utf8_lossy(errors),
+    );
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{out}\n{errors}",
+        output.status
+    );
+    out.into_owned()
 }
 
 fn failure(output: &Output, code: i32) -> String {

@@ -1,4 +1,11 @@
-"""Client of the Sinew gateway: run agents, score them, read what was captured.
+"""Train language-model agents, run agents on a model that is trained, read what was captured.
+
+A recipe is trained by the `sinew` program, which the wheel carries::
+
+    import sinew
+
+    for step in sinew.train("recipe.toml"):
+        print(step.number, step.reward)
 
 An agent needs no Sinew: it talks to the base URL that a rollout gives it, with the dialect it
 already speaks. This package opens rollouts, hands agents their URL and key, gives rewards, and
@@ -16,7 +23,7 @@ reads traces::
         for result in solve.run_all(client, Dataset.from_jsonl("tasks.jsonl"), concurrency=16):
             print(result.task.id, result.reward)
 
-Standard library only, synchronous, safe to use from threads.
+Standard library only.
 """
 
 from . import pool
@@ -26,29 +33,49 @@ from .dataset import Dataset, DatasetError, Task
 from .env import Done, Env, Step, ToolError, Unscored, tool
 from .errors import (
     ApiError,
+    BinaryNotFound,
     ConnectionFailed,
     NoReward,
+    OutsideMissing,
+    RecipeError,
     RolloutError,
+    RunFailed,
+    RunStopped,
     SinewError,
 )
+from .records import Check, Measurement, Measures, Result, TrainStep
+from .runs import Run, check, eval, export, train
 from .sandboxes import ExecResult, Sandbox, Sandboxes
+from .stored import Episode, Episodes, episode, episodes
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ApiError",
+    "BinaryNotFound",
+    "Check",
     "Client",
     "ConnectionFailed",
     "Dataset",
     "DatasetError",
     "Done",
     "Env",
+    "Episode",
+    "Episodes",
     "ExecResult",
+    "Measurement",
+    "Measures",
     "NoReward",
+    "OutsideMissing",
+    "RecipeError",
+    "Result",
     "Rollout",
     "RolloutError",
     "RolloutFunction",
     "RolloutResult",
+    "Run",
+    "RunFailed",
+    "RunStopped",
     "Sandbox",
     "Sandboxes",
     "SinewError",
@@ -57,10 +84,17 @@ __all__ = [
     "ToolError",
     "Trace",
     "TraceNode",
+    "TrainStep",
     "Unscored",
+    "check",
     "current",
+    "episode",
+    "episodes",
+    "eval",
+    "export",
     "pool",
     "reward",
     "rollout",
     "tool",
+    "train",
 ]

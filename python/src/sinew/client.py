@@ -34,6 +34,8 @@ class TraceNode:
     temperature: float
     #: The messages that the tokens say, as the gateway writes them.
     messages: list[dict[str, Any]]
+    #: The tokens as text, of episodes that `sinew.episode` reads; `None` from a gateway.
+    text: str | None
     raw: dict[str, Any] = field(repr=False)
 
     @staticmethod
@@ -47,6 +49,7 @@ class TraceNode:
             raw["logprobs"],
             raw.get("temperature", 1.0),
             raw.get("messages", []),
+            raw.get("text"),
             raw,
         )
 

