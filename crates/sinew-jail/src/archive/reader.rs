@@ -289,7 +289,14 @@ pub fn read(
         let mut entry = entry.map_err(|e| headers.error(e))?;
         headers.content();
         budget.count_entry()?;
-        if !entry.header().entry_type().is_pax_global_extensions() {
+        if entry.header().entry_type().is_pax_global_extensions() {
+            // Its content is left out, but no archive may hold its reader with an endless one.
+            let limit = budget.limits.header_bytes;
+            if entry.size() > limit {
+                let what = "bytes of names and extensions in one entry";
+                return Err(ReadError::Limit { what, limit });
+            }
+        } else {
             let raw = entry.path_bytes().into_owned();
             let (number, limits) = (budget.entries, budget.limits);
             let taken = checked(&mut entry, &raw, number, &limits)
@@ -503,6 +510,18 @@ mod tests {
         let many = packed(b"x", regular, 0, b"").repeat(9);
         let many = all(&many, limits(9)).unwrap_err();
         assert_eq!(many.to_string(), "archive: more than 8 entries");
+    }
+
+    #[test]
+    fn global_headers_have_a_limit() {
+        let kind = tar::EntryType::XGlobalHeader;
+        let small = packed(b"g", kind, 3, b"abc");
+        assert_eq!(all(&small, limits(9)).unwrap(), []);
+        let archive = packed(b"g", kind, 1 << 50, b"");
+        let endless = archive.as_slice().chain(io::repeat(b'a'));
+        let read = read(endless, &mut Budget::new(limits(9)), |_, _| Ok(()));
+        let refused = read.unwrap_err().to_string();
+        assert!(refused.contains("names and extensions"), "{refused}");
     }
 
     #[test]

@@ -195,7 +195,12 @@ impl Spawner {
             if let Some(live) = self.live.get_mut(&id) {
                 if unanswered(&live.warm) {
                     live.warm = None;
+                    // A program that waits for the end of this fork has nothing to wait for.
+                    let waits = std::mem::take(&mut live.evict);
                     self.warming.later(id);
+                    if waits {
+                        self.advance(id);
+                    }
                 }
                 let runs = self.live.get(&id).map(|live| &live.running);
                 if runs.is_some_and(unanswered)
