@@ -119,8 +119,17 @@ class Server:
                 self.start(message)
 
     def start(self, message):
-        pipes = [os.pipe(), os.pipe()]
-        pid = os.fork()
+        pipes = []
+        try:
+            pipes += [os.pipe(), os.pipe()]
+            pid = os.fork()
+        except OSError as e:
+            # Other forks hold all processes or files: this episode fails, those that run go on.
+            for end in sum(pipes, ()):
+                os.close(end)
+            why = "the episode did not start, as other episodes of its sandbox hold what it needs: %s" % e
+            self.tell({"id": message["id"], "code": os.EX_OSERR, "stdout": "", "stderr": why})
+            return
         if pid == 0:
             episode(
                 self.script,

@@ -241,3 +241,50 @@ impl Message {
 
 /// The CPU limit's signal on Linux (signal(7)).
 const SIGXCPU: i32 = 24;
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+    use super::SCRIPT;
+    use serde_json::{Value, json};
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::TcpListener;
+    use std::process::Command;
+
+    /// A program that takes all processes makes the next fork fail. That episode fails with the reason, and
+    /// the server goes on.
+    #[test]
+    fn a_fork_that_is_refused_ends_one_episode_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let script = dir.path().join("agent.py");
+        std::fs::write(&script, "print('done')").unwrap();
+        let refusing = format!(
+            "import os\nreal, tries = os.fork, []\n\
+             def fork():\n    tries.append(1)\n    if len(tries) == 1:\n        \
+             raise BlockingIOError(11, 'Resource temporarily unavailable')\n    return real()\n\
+             os.fork = fork\n{SCRIPT}"
+        );
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port().to_string();
+        let mut server = Command::new("python3")
+            .args(["-c", &refusing, &port, script.to_str().unwrap()])
+            .spawn()
+            .unwrap();
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+        let mut next =
+            || -> Value { serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap() };
+        assert_eq!(next()["ready"], true);
+        for (id, code, said) in [(1, 71, "stderr"), (2, 0, "stdout")] {
+            let start = json!({"id": id, "env": {}, "cpu_s": 5});
+            writeln!(stream, "{start}").unwrap();
+            let ended = next();
+            assert_eq!((&ended["id"], &ended["code"]), (&json!(id), &json!(code)));
+            assert!(!ended[said].as_str().unwrap().is_empty(), "{ended}");
+        }
+        drop(stream);
+        server.kill().unwrap();
+        server.wait().unwrap();
+    }
+}
