@@ -12,6 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sinew_sandbox::{SandboxProvider, SandboxSpec};
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use toml::de::ValueDeserializer;
 
@@ -77,6 +78,11 @@ pub trait EnvConfig: fmt::Debug + Send + Sync {
 
     /// Maximum process reward of one turn. 0: none.
     fn process_reward(&self) -> f64;
+
+    /// Folders of the host that code which the model can influence may read: solutions must not lie there.
+    fn shows(&self) -> Vec<PathBuf> {
+        Vec::new()
+    }
 }
 
 /// An [`EnvConfig`] that can be deserialized, serialized and described by a schema.

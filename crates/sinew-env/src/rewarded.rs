@@ -60,6 +60,7 @@ impl EnvFactory for Rewarded {
                 calls: Vec::new(),
                 metrics: BTreeMap::new(),
             },
+            played: Vec::new(),
         }))
     }
 
@@ -77,12 +78,19 @@ struct RewardedEnv {
     inner: Box<dyn Env>,
     reward: Arc<dyn Reward>,
     sample: RewardSample,
+    /// What a program from outside said and did, which the turns of this environment do not have.
+    played: Vec<Message>,
 }
 
 impl RewardedEnv {
     /// The outcome by the reward, with the metrics of the environment's own.
     async fn outcome(&mut self, own: Outcome) -> Outcome {
         self.sample.metrics = own.metrics;
+        if !self.played.is_empty() {
+            self.sample.messages = std::mem::take(&mut self.played);
+            let calls = self.sample.messages.iter().flat_map(|m| &m.tool_calls);
+            self.sample.calls = calls.cloned().collect();
+        }
         if !own.unscored {
             let success = f64::from(u8::from(own.success));
             self.sample.metrics.insert("env/reward".into(), own.reward);
@@ -131,6 +139,10 @@ impl Env for RewardedEnv {
 
     fn format_observation(&self, observation: &Observation) -> Vec<Message> {
         self.inner.format_observation(observation)
+    }
+
+    fn played(&mut self, messages: Vec<Message>) {
+        self.played = messages;
     }
 
     fn score(&mut self) -> EnvFuture<'_, Outcome> {
@@ -185,6 +197,19 @@ mod tests {
         assert_eq!((outcome.reward, same), (turns as f64, turns));
         assert_eq!(outcome.metrics["env/reward"], own.reward);
         assert_eq!(rewarded.name(), inner.name());
+    }
+
+    #[test]
+    fn a_reward_sees_the_messages_of_a_program() {
+        let task = TinyTaskset::new(0).get(Split::Train, 0).unwrap();
+        let factory = Rewarded::new(Arc::new(ChatFactory), Arc::new(Counter));
+        let mut env = factory.create(&task).unwrap();
+        block_on(env.reset()).unwrap();
+        let said = |text: &str| Message::new(Role::Assistant, text.to_owned());
+        env.played(vec![said("a"), said("b"), said("c")]);
+        let step = block_on(env.step(Action::say("c"))).unwrap();
+        assert_eq!(step.outcome.unwrap().reward, 3.0);
+        block_on(env.close()).unwrap();
     }
 
     #[test]

@@ -209,6 +209,7 @@ impl EnvFactory for TinyFactory {
             concurrent: true,
             deterministic: true,
             states: true,
+            places: None,
         }
     }
 
@@ -242,6 +243,7 @@ impl EnvFactory for ShapedTinyFactory {
             concurrent: true,
             deterministic: true,
             states: true,
+            places: None,
         }
     }
 

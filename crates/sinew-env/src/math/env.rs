@@ -150,6 +150,7 @@ impl EnvFactory for ToolMathFactory {
             concurrent: true,
             deterministic: false,
             states: true,
+            places: None,
         }
     }
 

@@ -23,7 +23,7 @@ use crate::episode::EpisodeSpec;
 use crate::parts::{EpisodeOptions, EpisodeParts, Harness};
 use futures::future::BoxFuture;
 use sinew_env::{Env, EnvError, EnvFactory};
-use sinew_types::{Outcome, Task, Trace};
+use sinew_types::{Message, Outcome, Task, Trace};
 use std::time::Duration;
 
 /// The loop of this crate: the environment's own turns, see [`run_episode`].
@@ -49,17 +49,18 @@ impl Harness for BuiltInLoop {
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Outcome of a final answer: a fresh environment of the task takes it as the model's one
-/// turn. An answer that does not end the task is scored as it stands.
+/// turn. An answer that does not end the task is scored as it stands. Rewards see `messages`, all of the
+/// episode; without any, the prompt and the answer.
 ///
 /// # Errors
 /// If the environment fails; a wrong answer is an outcome.
 pub async fn grade_answer(
     envs: &dyn EnvFactory,
     task: &Task,
-    answer: &str,
+    (messages, answer): (Vec<Message>, &str),
 ) -> Result<Outcome, EnvError> {
     let mut env = envs.create(task)?;
-    let graded = grade(env.as_mut(), answer).await;
+    let graded = grade(env.as_mut(), messages, answer).await;
     let closed = tokio::time::timeout(CLOSE_TIMEOUT, env.close()).await;
     if !matches!(closed, Ok(Ok(()))) {
         tracing::warn!(task = %task.id, ?closed, "environment did not close");
@@ -67,8 +68,13 @@ pub async fn grade_answer(
     graded
 }
 
-async fn grade(env: &mut dyn Env, answer: &str) -> Result<Outcome, EnvError> {
+async fn grade(
+    env: &mut dyn Env,
+    messages: Vec<Message>,
+    answer: &str,
+) -> Result<Outcome, EnvError> {
     let reset = env.reset().await?;
+    env.played(messages);
     let action = action::of_answer(&reset.calls, answer);
     match env.step(action).await?.outcome {
         Some(outcome) => Ok(outcome),
@@ -91,10 +97,14 @@ mod tests {
             .unwrap();
         let right = if near.prompt.contains('>') { "r" } else { "l" };
         let wrong = if right == "r" { "l" } else { "r" };
-        let graded = grade_answer(&TinyFactory, &near, right).await.unwrap();
+        let graded = grade_answer(&TinyFactory, &near, (Vec::new(), right))
+            .await
+            .unwrap();
         assert!(graded.success);
         for answer in [wrong, ""] {
-            let graded = grade_answer(&TinyFactory, &near, answer).await.unwrap();
+            let graded = grade_answer(&TinyFactory, &near, (Vec::new(), answer))
+                .await
+                .unwrap();
             assert_eq!((graded.success, graded.reward), (false, 0.0));
         }
     }

@@ -13,7 +13,10 @@ use crate::gauges::Phase;
 use crate::parts::{EpisodeOptions, EpisodeParts};
 use futures::future::BoxFuture;
 use sinew_sandbox::{Ending, SandboxError};
-use sinew_types::{EpisodeEnd, EpisodeId, FailureKind, Limit, Role, Timing, Trace};
+use sinew_types::{
+    EpisodeEnd, EpisodeId, FailureKind, Limit, Message, Node, NodeId, Role, Timing, TokenKind,
+    Trace,
+};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -157,6 +160,19 @@ impl ProgramHarness {
     }
 }
 
+/// Messages on the path to the last turn: prompt, turns and observations in order.
+fn messages(trace: &Trace) -> Vec<Message> {
+    let sampled = |n: &&Node| n.kind == TokenKind::Sampled;
+    let Some(last) = trace.nodes.iter().rposition(|n| sampled(&n)) else {
+        return Vec::new();
+    };
+    let path = trace.path(last as NodeId);
+    let nodes = path
+        .into_iter()
+        .filter_map(|id| trace.nodes.get(id as usize));
+    nodes.flat_map(|node| node.messages.clone()).collect()
+}
+
 /// The environment's outcome, with what the model server measured.
 async fn grade(
     parts: &EpisodeParts,
@@ -168,7 +184,8 @@ async fn grade(
     let answer = answer(&ended.stdout, trace);
     let deadline = Some(tokio::time::Instant::now() + within);
     let _in_phase = parts.gauges.enter(&spec.episode, Phase::Score, deadline);
-    let graded = grade_answer(parts.envs.as_ref(), &spec.task, &answer);
+    let said = (messages(trace), answer.as_str());
+    let graded = grade_answer(parts.envs.as_ref(), &spec.task, said);
     match tokio::time::timeout(within, graded).await {
         Ok(Ok(outcome)) => {
             let measured = std::mem::take(&mut trace.outcome.metrics);
