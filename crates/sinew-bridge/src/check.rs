@@ -36,7 +36,7 @@ pub enum Finding {
 /// One line of a report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EnvCheck {
-    /// Name of the check: `gold`, `null`, `random`, `determinism`, `leaks`, `speed`.
+    /// Name of the check: `gold`, `null`, `random`, `determinism`, `snapshots`, `leaks`, `speed`.
     pub name: &'static str,
     /// Result of the check.
     pub finding: Finding,
@@ -71,6 +71,9 @@ impl CheckReport {
         checks.push(simple(factory, tasks, Policy::Null).await);
         checks.push(simple(factory, tasks, Policy::Random).await);
         checks.push(determinism(factory, tasks).await);
+        if factory.info().snapshots {
+            checks.push(snapshots(factory, tasks).await);
+        }
         checks.push(speed(factory, tasks).await);
         Self {
             place: factory.info().place.clone(),
@@ -217,11 +220,21 @@ async fn turns(
     (policy, seed): (Policy, u64),
     times: &mut Vec<Duration>,
 ) -> Result<Played, EnvError> {
-    let (mut draw, mut seen) = (Draw(seed), Vec::new());
     let tools = env.reset().await?.tools;
+    rest(env, &tools, (policy, seed), times).await
+}
+
+/// Plays an episode that has begun to its end.
+async fn rest(
+    env: &mut dyn Env,
+    tools: &[ToolSpec],
+    (policy, seed): (Policy, u64),
+    times: &mut Vec<Duration>,
+) -> Result<Played, EnvError> {
+    let (mut draw, mut seen) = (Draw(seed), Vec::new());
     for _ in 0..TURNS {
         let started = Instant::now();
-        let step = env.step(policy.action(&tools, &mut draw)).await?;
+        let step = env.step(policy.action(tools, &mut draw)).await?;
         times.push(started.elapsed());
         let content = step.observation.map(|o| o.content).unwrap_or_default();
         seen.push((content, step.process_reward));
@@ -363,6 +376,65 @@ async fn determinism(factory: &PythonEnvFactory, tasks: &[Task]) -> EnvCheck {
         detail,
         json!({"deterministic": true}),
     )
+}
+
+/// An episode that goes on from a snapshot must give what the first one gives.
+async fn snapshots(factory: &PythonEnvFactory, tasks: &[Task]) -> EnvCheck {
+    let mut compared = 0;
+    for (i, task) in tasks.iter().enumerate() {
+        match resumed(factory, task, i as u64).await {
+            Ok(Some((first, second))) if first == second => compared += 1,
+            Ok(Some(_)) => {
+                let detail = format!(
+                    "task {}: after restore, the same actions led elsewhere; snapshot must return all of the state",
+                    task.id
+                );
+                return line("snapshots", Finding::Error, detail, Value::Null);
+            }
+            Ok(None) => {}
+            Err(e) => {
+                let detail = format!("task {}: {e}", task.id);
+                return line("snapshots", Finding::Error, detail, Value::Null);
+            }
+        }
+    }
+    let detail = format!(
+        "{compared} of {} episodes went on from a snapshot as before",
+        tasks.len()
+    );
+    line(
+        "snapshots",
+        Finding::Ok,
+        detail,
+        json!({"episodes": compared}),
+    )
+}
+
+/// The rest of an episode after its first turn, played on and played from the snapshot. `None` if the first
+/// turn ends it, or the snapshot is too long.
+async fn resumed(
+    factory: &PythonEnvFactory,
+    task: &Task,
+    seed: u64,
+) -> Result<Option<(Played, Played)>, EnvError> {
+    let (mut first, mut draw) = (factory.env(task), Draw(seed));
+    let tools = first.reset().await?.tools;
+    let step = first.step(Policy::Random.action(&tools, &mut draw)).await?;
+    let twin = match step.outcome {
+        Some(_) => None,
+        None => first.twin().await?,
+    };
+    let Some(mut second) = twin else {
+        first.close().await?;
+        return Ok(None);
+    };
+    let mut played = Vec::new();
+    for env in [&mut first, &mut second] {
+        played.push(rest(env, &tools, (Policy::Random, draw.0), &mut Vec::new()).await);
+        env.close().await?;
+    }
+    let (second, first) = (played.pop(), played.pop());
+    Ok(first.transpose()?.zip(second.transpose()?))
 }
 
 /// Columns with the solution must not stand in the prompt.

@@ -174,11 +174,21 @@ impl PythonCode {
     }
 
     /// Shows a folder of the host, and returns its path inside. A folder is shown once.
-    fn show(&mut self, folder: &Path) -> Result<String, StartError> {
-        if folder == Path::new("/") {
-            return Err(StartError::Interpreter(
-                "the root folder is not shown in a sandbox: put the module into a folder of its own".into(),
-            ));
+    pub(crate) fn show(&mut self, folder: &Path) -> Result<String, StartError> {
+        let home = std::env::var_os("HOME").filter(|h| !h.is_empty());
+        let home = home.and_then(|h| Path::new(&h).canonicalize().ok());
+        let what = match () {
+            () if folder == Path::new("/") => "the root folder",
+            () if home.is_some_and(|home| home.starts_with(folder)) => {
+                "a home folder, with its keys and histories,"
+            }
+            () => "",
+        };
+        if !what.is_empty() {
+            return Err(StartError::Interpreter(format!(
+                "{}: {what} is not shown in a sandbox: put the module into a folder of its own",
+                folder.display()
+            )));
         }
         let known = self
             .places

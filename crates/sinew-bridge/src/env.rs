@@ -9,6 +9,7 @@
 //! and the end of its worker are [`EnvError::Worker`], which fails the episode. Errors of its `reward` leave
 //! the episode unscored.
 
+use crate::counts::Counts;
 use crate::error::{CallError, StartError};
 use crate::worker::THREADED;
 use crate::workers::{PythonWorkers, Session};
@@ -29,6 +30,8 @@ pub(crate) struct EnvInfo {
     pub(crate) tools: Vec<ToolSpec>,
     /// The class has a method `state`, so that turns have hashes of the state.
     pub(crate) state: bool,
+    /// The class has the methods `snapshot` and `restore`.
+    pub(crate) snapshots: bool,
     /// The class has a method `gold`.
     pub(crate) gold: bool,
     /// The class gives tasks.
@@ -92,8 +95,26 @@ impl PythonEnvFactory {
         self.shared.info.tasks
     }
 
+    /// Tools of the class, as the model sees them.
+    pub fn specs(&self) -> &[ToolSpec] {
+        &self.shared.info.tools
+    }
+
     pub(crate) fn info(&self) -> &EnvInfo {
         &self.shared.info
+    }
+
+    /// An episode of `task` that has not begun.
+    pub(crate) fn env(&self, task: &Task) -> PythonEnv {
+        PythonEnv {
+            shared: Arc::clone(&self.shared),
+            task: json!(task),
+            preamble: task.preamble.clone(),
+            state: State::New,
+            last: Vec::new(),
+            counts: Counts::default(),
+            saved: None,
+        }
     }
 
     /// All gold actions of a task. It blocks the thread.
@@ -164,14 +185,7 @@ impl EnvFactory for PythonEnvFactory {
     }
 
     fn create(&self, task: &Task) -> Result<Box<dyn Env>, EnvError> {
-        Ok(Box::new(PythonEnv {
-            shared: Arc::clone(&self.shared),
-            task: json!(task),
-            preamble: task.preamble.clone(),
-            state: State::New,
-            last: Vec::new(),
-            counts: Counts::default(),
-        }))
+        Ok(Box::new(self.env(task)))
     }
 
     /// Whether the class is deterministic is not known; `sinew env check` measures it.
@@ -180,6 +194,7 @@ impl EnvFactory for PythonEnvFactory {
             concurrent: true,
             deterministic: false,
             states: self.shared.info.state,
+            places: Some(self.shared.workers.max_sessions()),
         }
     }
 
@@ -200,37 +215,6 @@ impl EnvFactory for PythonEnvFactory {
     }
 }
 
-/// Turn counts of an episode.
-#[derive(Clone, Copy, Debug, Default)]
-struct Counts {
-    /// Turns of the model.
-    turns: u32,
-    /// Valid calls, including those that failed.
-    calls: u32,
-    /// Calls whose result is an error.
-    errors: u32,
-    /// Turns with a call that could not be parsed.
-    malformed: u32,
-}
-
-impl Counts {
-    /// Metrics of every environment with tools, in addition to those of the class.
-    fn metrics(self) -> [(&'static str, f64); 5] {
-        let flag = |b: bool| f64::from(u8::from(b));
-        [
-            ("tool_calls", f64::from(self.calls)),
-            ("tool_errors", f64::from(self.errors)),
-            ("used_tool", flag(self.calls > self.errors)),
-            ("malformed", f64::from(self.malformed)),
-            // Share of malformed turns.
-            (
-                "format_penalty",
-                f64::from(self.malformed) / f64::from(self.turns.max(1)),
-            ),
-        ]
-    }
-}
-
 /// Phase of an episode.
 enum State {
     New,
@@ -241,7 +225,7 @@ enum State {
 }
 
 /// One episode.
-struct PythonEnv {
+pub(crate) struct PythonEnv {
     shared: Arc<Shared>,
     task: Value,
     /// Messages of the recipe before those of the class.
@@ -250,6 +234,8 @@ struct PythonEnv {
     /// Messages of the last observation: one for each tool call, with its id.
     last: Vec<Message>,
     counts: Counts,
+    /// The episode after the last turn, from which another worker can go on.
+    saved: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -258,6 +244,8 @@ struct Opened {
     messages: Vec<Message>,
     /// Hash of `state()`.
     state: Option<u64>,
+    /// The episode as text, of a class with `snapshot` and `restore`.
+    snapshot: Option<String>,
 }
 
 /// Answer of a worker to a turn.
@@ -274,6 +262,8 @@ struct Stepped {
     outcome: Option<Value>,
     /// Hash of `state()` after the turn.
     state: Option<u64>,
+    /// The episode after the turn as text.
+    snapshot: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -307,15 +297,45 @@ impl Scored {
 }
 
 impl PythonEnv {
+    /// An episode of its own that goes on from the snapshot of this one. `None` without a snapshot.
+    pub(crate) async fn twin(&self) -> Result<Option<Self>, EnvError> {
+        let Some(saved) = self.saved.clone() else {
+            return Ok(None);
+        };
+        let mut twin = Self {
+            shared: Arc::clone(&self.shared),
+            task: self.task.clone(),
+            preamble: Vec::new(),
+            state: State::New,
+            last: Vec::new(),
+            counts: self.counts,
+            saved: None,
+        };
+        twin.resume(saved).await?;
+        Ok(Some(twin))
+    }
+
+    /// Goes on with a saved episode of the same task, in place of a reset.
+    async fn resume(&mut self, saved: String) -> Result<(), EnvError> {
+        let (workers, target) = (&self.shared.workers, self.shared.target);
+        let opened = workers.open(target, self.task.clone(), Some(saved)).await;
+        self.state = State::Open(opened.map_err(CallError::into_env)?.0);
+        Ok(())
+    }
+
     async fn open(&mut self) -> Result<ResetResult, EnvError> {
         if !matches!(self.state, State::New) {
             return Err(EnvError::Order("reset twice: an environment is used once"));
         }
         let shared = &self.shared;
-        let opened = shared.workers.open(shared.target, self.task.clone()).await;
+        let opened = shared
+            .workers
+            .open(shared.target, self.task.clone(), None)
+            .await;
         let (session, answer) = opened.map_err(CallError::into_env)?;
         self.state = State::Open(session);
         let opened: Opened = parsed(answer)?;
+        self.saved = opened.snapshot;
         Ok(ResetResult {
             messages: [std::mem::take(&mut self.preamble), opened.messages].concat(),
             tools: shared.info.tools.clone(),
@@ -324,19 +344,40 @@ impl PythonEnv {
         })
     }
 
+    /// Calls the session. If its worker has ended by the doing of another one, an episode with a snapshot goes
+    /// on in the next worker, once: one that ends its workers itself must not end all of them.
+    async fn ask(&mut self, request: Value) -> Result<Value, EnvError> {
+        let order = || EnvError::Order("used before reset or after the end");
+        let (State::Open(session) | State::Done(session)) = &self.state else {
+            return Err(order());
+        };
+        let answer = session.call(request.clone()).await;
+        let (Err(CallError::Lost { .. }), State::Open(_)) = (&answer, &self.state) else {
+            return answer.map_err(CallError::into_env);
+        };
+        let Some(saved) = self.saved.take() else {
+            return answer.map_err(CallError::into_env);
+        };
+        self.resume(saved).await?;
+        let State::Open(session) = &self.state else {
+            return Err(order());
+        };
+        session.call(request).await.map_err(CallError::into_env)
+    }
+
     /// Sends a turn to the worker, and converts its answer.
     async fn act(&mut self, action: Action) -> Result<StepResult, EnvError> {
-        let State::Open(session) = &self.state else {
+        if !matches!(self.state, State::Open(_)) {
             return Err(EnvError::Order("step before reset or after the end"));
-        };
+        }
         let turn = json!({
             "text": action.text,
             "calls": action.tool_calls,
             "call_error": action.call_error.as_ref().map(ToString::to_string),
         });
         let request = json!({"op": "step", "turn": turn});
-        let answer = session.call(request).await.map_err(CallError::into_env)?;
-        let stepped: Stepped = parsed(answer)?;
+        let mut stepped: Stepped = parsed(self.ask(request).await?)?;
+        self.saved = stepped.snapshot.take();
         if !stepped.reward.is_finite() {
             return Err(EnvError::Worker(
                 "the reward of a turn is not finite".into(),
@@ -382,10 +423,8 @@ impl PythonEnv {
 
     fn count(&mut self, action: &Action, stepped: &Stepped) {
         let failed = |r: &&ResultMessage| r.error && r.message.tool_call_id.is_some();
-        self.counts.turns += 1;
-        self.counts.calls += action.tool_calls.len() as u32;
-        self.counts.errors += stepped.results.iter().filter(failed).count() as u32;
-        self.counts.malformed += u32::from(action.call_error.is_some());
+        let errors = stepped.results.iter().filter(failed).count() as u32;
+        self.counts.turn(action, errors);
     }
 
     /// Outcome of a score, with the metrics of tools.
@@ -396,9 +435,7 @@ impl PythonEnv {
             Err(unscored) => unscored.into_outcome(),
         };
         if !self.shared.info.tools.is_empty() {
-            for (name, value) in self.counts.metrics() {
-                outcome.metrics.entry(name.to_owned()).or_insert(value);
-            }
+            self.counts.add_to(&mut outcome);
         }
         if !outcome.unscored {
             let success = f64::from(u8::from(outcome.success));
@@ -427,11 +464,8 @@ impl Env for PythonEnv {
 
     fn score(&mut self) -> EnvFuture<'_, Outcome> {
         Box::pin(async move {
-            let (State::Open(session) | State::Done(session)) = &self.state else {
-                return Err(EnvError::Order("score before reset or after the end"));
-            };
-            let answer = session.call(json!({"op": "score"})).await;
-            self.outcome(answer.map_err(CallError::into_env)?)
+            let answer = self.ask(json!({"op": "score"})).await?;
+            self.outcome(answer)
         })
     }
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use sinew_env::{
     EnvConfig, EnvError, EnvFactory, EnvKind, KeyError, Needs, Sandboxes, Taskset, TasksetError,
 };
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -177,5 +177,12 @@ impl EnvConfig for Python {
     /// Any turn can have a reward: the class decides.
     fn process_reward(&self) -> f64 {
         f64::MAX
+    }
+
+    /// The folder of the module.
+    fn shows(&self) -> Vec<PathBuf> {
+        let target = Target::parse(&self.module, TargetKind::Env, Path::new("."));
+        let folder = target.ok().and_then(|t| t.folder().map(Path::to_path_buf));
+        folder.into_iter().collect()
     }
 }

@@ -1,11 +1,12 @@
-//! Python workers: environments and reward functions of users, run in sandboxed processes.
+//! Environments, rewards and tasks of users: in sandboxed Python processes, behind HTTP (`http/`), and
+//! tools of MCP servers (`mcp/`).
 //!
 //! ```text
-//! PythonEnvFactory, PythonReward          what rollouts and scoring use
+//! PythonEnvFactory, PythonReward, PythonRows   what rollouts, scoring and tasks use
 //!         |
 //!   PythonWorkers                         a bounded pool: sessions, deadlines, restarts
 //!         |  frames (JSON after its length) over one TCP connection inside of the sandbox
-//!   worker process                        schema.py + worker.py + the user's module
+//!   worker process                        schema.py + rows.py + worker.py + the user's module
 //! ```
 //!
 //! The user's code is not trusted. A worker sees the folder of the module, the packages of the interpreter
@@ -24,15 +25,20 @@
 
 mod check;
 mod code;
+mod counts;
 mod env;
 mod error;
 mod frame;
+mod http;
 mod kind;
+mod mcp;
 mod plan;
 mod reward;
+mod rows;
 mod runtime;
 mod target;
 mod tasks;
+mod turn;
 mod worker;
 mod workers;
 
@@ -41,8 +47,14 @@ pub use code::PythonCode;
 pub use env::PythonEnvFactory;
 pub use error::{CallError, StartError};
 pub use frame::{FrameError, FrameReader, MAX_FRAME, encode};
+pub use http::{
+    CaseOutcome, ConformanceOptions, ConformanceRow, EnvServer, HTTP_KIND, Http, HttpEnvFactory,
+    ServeOptions, conformance, serve_env,
+};
 pub use kind::{KIND, Python};
+pub use mcp::{MCP_KIND, Mcp, McpEnvFactory, McpServer};
 pub use reward::PythonReward;
+pub use rows::{PythonRows, RowLimits};
 pub use target::{Target, TargetKind};
 pub use tasks::PythonTasks;
 pub use workers::{PythonWorkers, WorkersConfig};

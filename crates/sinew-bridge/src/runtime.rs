@@ -3,7 +3,7 @@
 
 use std::future::Future;
 use std::sync::mpsc;
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime, RuntimeFlavor};
 use tokio::task::JoinHandle;
 
 /// A runtime with one thread. Dropping it ends its tasks.
@@ -45,7 +45,7 @@ where
 
 /// Runs a future on the runtime and blocks this thread until it is ready. `None` if the runtime is gone.
 ///
-/// It may be called within another runtime, whose thread it blocks: for starts, not for calls of episodes.
+/// It may be called within another runtime: a thread of one with several gives its other tasks away first.
 pub(crate) fn block_on<F>(handle: &Handle, future: F) -> Option<F::Output>
 where
     F: Future + Send + 'static,
@@ -55,5 +55,9 @@ where
     handle.spawn(async move {
         let _ = sender.send(future.await);
     });
-    receiver.recv().ok()
+    let wait = || receiver.recv().ok();
+    match Handle::try_current().map(|h| h.runtime_flavor()) {
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(wait),
+        _ => wait(),
+    }
 }

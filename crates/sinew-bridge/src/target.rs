@@ -11,6 +11,8 @@ pub enum TargetKind {
     Env,
     /// A reward function.
     Reward,
+    /// A function that gives rows of tasks, or a list of them.
+    Tasks,
 }
 
 /// Where the code of a [`Target`] is.
@@ -50,6 +52,7 @@ impl Target {
         let example = match kind {
             TargetKind::Env => "my_env.py:MyEnv",
             TargetKind::Reward => "my_rewards.py:score",
+            TargetKind::Tasks => "my_tasks.py:rows",
         };
         let Some((module, name)) = text.rsplit_once(':') else {
             return Err(wrong(format!(

@@ -1,8 +1,7 @@
 //! Tasks that the class of an environment gives itself.
 
 use crate::env::EnvInfo;
-use crate::error::CallError;
-use crate::worker::THREADED;
+use crate::rows::{RowLimits, read_rows};
 use crate::workers::PythonWorkers;
 use serde_json::{Map, Value, json};
 use sinew_env::{Split, Taskset, TasksetError};
@@ -96,32 +95,16 @@ fn read_split(
     split: Split,
     seed: u64,
 ) -> Result<Vec<Task>, TasksetError> {
-    let mut tasks = Vec::new();
-    loop {
-        let request = json!({
-            "op": "tasks", "target": target, "split": split.as_str(), "seed": seed, "offset": tasks.len(),
-        });
-        let page = workers.call_blocking(request, THREADED);
-        let page = page.map_err(|e: CallError| config_error(name, e.to_string()))?;
-        let rows = page["rows"]
-            .as_array()
-            .map(Vec::as_slice)
-            .unwrap_or_default();
-        for row in rows {
-            let index = tasks.len();
-            let row = row.as_str().unwrap_or_default();
-            tasks.push(
-                task(row, index, split, seed).map_err(|message| TasksetError::Row {
-                    taskset: name.into(),
-                    line: index + 1,
-                    message,
-                })?,
-            );
-        }
-        if rows.is_empty() || tasks.len() as u64 >= page["total"].as_u64().unwrap_or(0) {
-            return Ok(tasks);
-        }
-    }
+    let rows = read_rows(workers, target, (split, seed), RowLimits::default());
+    let rows = rows.map_err(|why| config_error(name, why))?;
+    let made = rows.iter().enumerate().map(|(index, row)| {
+        task(row, index, split, seed).map_err(|message| TasksetError::Row {
+            taskset: name.into(),
+            line: index + 1,
+            message,
+        })
+    });
+    made.collect()
 }
 
 /// A task of a row, which is JSON text.

@@ -1,6 +1,6 @@
 """The program of a worker: runs the environments and the reward functions of a user.
 
-It follows `schema.py` and runs inside a sandbox, as `python -c PROGRAM PORT`. It connects to 127.0.0.1:PORT,
+It follows `schema.py` and `rows.py`, and runs inside a sandbox, as `python -c PROGRAM PORT`. It connects to 127.0.0.1:PORT,
 where the host accepts one connection. Frames in both directions are JSON (UTF-8) after their length in four
 bytes, big-endian. The first frame of the host describes the work. Each later one has an `id`, which the
 answer repeats. Answers come in any order.
@@ -23,7 +23,6 @@ import importlib
 import importlib.util
 import inspect
 import io
-import itertools
 import json
 import os
 import socket
@@ -35,8 +34,9 @@ import types
 
 #: Maximum characters of one observation, of one error message, and of what one call prints.
 MAX_OBSERVATION, MAX_MESSAGE, MAX_PRINTED = 64 << 10, 2000, 4 << 10
-#: Maximum rows of one split, and bytes of rows in one frame.
-MAX_TASKS, PAGE_BYTES = 100000, 1 << 20
+
+#: Maximum characters of a snapshot of an episode.
+MAX_SNAPSHOT = 1 << 20
 
 #: Folders inside of the sandbox and the folders of the host that they show, for messages.
 PLACES = []
@@ -254,9 +254,10 @@ class EnvTarget:
             raise TypeError("%r is no class: an environment is a class" % (cls,))
         self.cls = cls
         self.tools = tools_of(cls)
-        self.rows = {}
+        rows = getattr(cls, "tasks", None)
+        self.rows = None if rows is None else RowSource(rows, shown_place(cls))
         self.methods = {}
-        for name in ("start", "reset", "step", "reward", "state", "close"):
+        for name in ("start", "reset", "step", "reward", "state", "snapshot", "restore", "close"):
             function = getattr(cls, name, None)
             if function is not None:
                 self.methods[name] = Bound(function, skip_self=True)
@@ -267,6 +268,8 @@ class EnvTarget:
                 "%s: class %s has no @tool method, no step and no reward: a model could do nothing in it"
                 % (place_of(cls), cls.__name__)
             )
+        if ("snapshot" in self.methods) != ("restore" in self.methods):
+            raise TypeError("%s: snapshot and restore belong together: one is missing" % place_of(cls))
         setup = getattr(cls, "setup_worker", None)
         if setup is not None:
             finished(setup())
@@ -276,47 +279,24 @@ class EnvTarget:
             {"name": t.name, "description": t.description, "parameters": t.parameters}
             for t in self.tools.values()
         ]
-        tasks = getattr(self.cls, "tasks", None)
-        splits = callable(tasks) and any(n == "split" for n, _ in parameters_of(tasks)[0])
         return {
             "tools": tools,
             "state": "state" in self.methods,
+            "snapshots": "snapshot" in self.methods,
             "gold": hasattr(self.cls, "gold"),
-            "tasks": tasks is not None,
-            "splits": splits,
+            "tasks": self.rows is not None,
+            "splits": self.rows is not None and self.rows.splits,
             "place": shown_place(self.cls),
         }
 
     def page(self, split, seed, offset):
         """Some rows of a split, from `offset`."""
-        rows = self.rows.get((split, seed))
-        if rows is None:
-            found = self.cls.tasks
-            if callable(found):
-                found = finished(Bound(found)({"split": split, "seed": seed}))
-            found = itertools.islice(found, MAX_TASKS + 1)
-            rows = self.rows[split, seed] = [_row(row) for row in found]
-            if len(rows) > MAX_TASKS:
-                raise ValueError("tasks gives more than %d rows for the split %r" % (MAX_TASKS, split))
-        page, size = [], 0
-        for row in itertools.islice(rows, offset, None):
-            page.append(row)
-            size += len(row)
-            if size > PAGE_BYTES:
-                break
-        return {"rows": page, "total": len(rows)}
+        return self.rows.page(split, seed, offset)
 
     def gold(self, task):
         task = task_of(task)
         actions = finished(Bound(self.cls.gold)(columns_of(task)))
         return {"actions": [_action(a) for a in actions]}
-
-
-def _row(row):
-    """A row of a task as JSON text."""
-    if isinstance(row, str):
-        row = {"prompt": row}
-    return json.dumps(row, default=_jsonable, ensure_ascii=False)
 
 
 def _action(action):
@@ -469,7 +449,21 @@ class Session:
             raise TypeError(
                 "start returned %s: return None, a text or a list of messages" % type(said).__name__
             )
-        return {"messages": list(self.messages), "state": self.state()}
+        return {"messages": list(self.messages), "state": self.state(), "snapshot": self.snapshot()}
+
+    def snapshot(self):
+        """The episode as text, for another worker. None where the class has no snapshots, or it is too long."""
+        if "snapshot" not in self.target.methods:
+            return None
+        kept = [self.call("snapshot", {}), self.output, self.calls, self.messages, self.rewarded]
+        text = json.dumps(kept, allow_nan=False)
+        return text if len(text) <= MAX_SNAPSHOT else None
+
+    def restore(self, text):
+        value, self.output, calls, messages, self.rewarded = json.loads(text)
+        self.calls, self.messages = [Record(c) for c in calls], [Record(m) for m in messages]
+        self.call("restore", dict(columns_of(self.task), snapshot=value))
+        return {"messages": [], "state": self.state(), "snapshot": text}
 
     def run_tool(self, call):
         """Observation, whether it is an error, reward, and whether the episode ends."""
@@ -512,6 +506,7 @@ class Session:
             self.plain(turn["text"], answer)
         answer["outcome"] = self.score() if answer["done"] else None
         answer["state"] = None if answer["done"] else self.state()
+        answer["snapshot"] = None if answer["done"] else self.snapshot()
         return answer
 
     def plain(self, text, answer):
@@ -572,6 +567,8 @@ def _message(message):
 
 # The protocol.
 
+TARGETS = {"env": EnvTarget, "reward": RewardTarget, "tasks": TasksTarget}
+
 
 class Server:
     """Takes frames and answers them."""
@@ -607,7 +604,11 @@ class Server:
         return data
 
     def send(self, message):
-        data = encoded(message)
+        try:
+            data = encoded(message)
+        except (TypeError, ValueError, RecursionError) as e:
+            why = ValueError("the answer of the code is no JSON: %s" % e)
+            data = encoded({"id": message["id"], "error": described(why)})
         if len(data) > self.max_frame:
             why = "the answer has %d bytes: at most %d are allowed" % (len(data), self.max_frame)
             error = ValueError(why)
@@ -621,12 +622,14 @@ class Server:
         try:
             prepare(hello)
             for target in hello["targets"]:
-                made = {"env": EnvTarget, "reward": RewardTarget}[target["kind"]](load(target))
+                made = TARGETS[target["kind"]](load(target))
                 self.targets.append(made)
             found = [target.describe() for target in self.targets]
             self.send({"id": 0, "ok": {"targets": found, "python": sys.version.split()[0]}})
         except BaseException as e:
             self.send({"id": 0, "error": described(e)})
+            # The host ends this process once it has read why: an exit of its own could come before that.
+            self.exactly(1)
             os._exit(1)
         self.max_threads = hello["threads"]
 
@@ -692,7 +695,8 @@ class Server:
         session = Session(self.targets[request["target"]], request["task"])
         self.sessions[request["session"]] = session
         with session.lock:
-            return session.open()
+            saved = request["restore"]
+            return session.open() if saved is None else session.restore(saved)
 
     def do_step(self, request):
         session = self.session(request)
@@ -723,7 +727,8 @@ class Server:
 
 def encoded(message):
     # Half of a surrogate pair is no UTF-8.
-    return json.dumps(message, ensure_ascii=False).encode("utf-8", "replace")
+    text = json.dumps(message, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "replace")
 
 
 def prepare(hello):

@@ -28,7 +28,13 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::AbortHandle;
 
 /// Program of a worker.
-const PROGRAM: &str = concat!(include_str!("schema.py"), "\n\n", include_str!("worker.py"));
+const PROGRAM: &str = concat!(
+    include_str!("schema.py"),
+    "\n\n",
+    include_str!("rows.py"),
+    "\n\n",
+    include_str!("worker.py")
+);
 /// The module `sinew` of user code.
 const ENV_SOURCE: &str = include_str!("../../../python/src/sinew/env.py");
 /// Port inside on which the worker finds the host.
@@ -389,7 +395,7 @@ async fn run(
 }
 
 /// How a process ended, with the end of its standard error.
-fn ending(result: &ExecResult) -> String {
+pub(crate) fn ending(result: &ExecResult) -> String {
     let error = String::from_utf8_lossy(&result.stderr);
     let lines: Vec<&str> = error.lines().filter(|l| !l.trim().is_empty()).collect();
     let last = lines[lines.len().saturating_sub(3)..].join(" | ");

@@ -235,18 +235,20 @@ impl PythonWorkers {
         called.unwrap_or_else(|| Err(gone()))
     }
 
-    /// Opens a session in the worker with the fewest, and calls `open` in it. It waits for a free session, at
-    /// most as long as a start may take.
+    /// Opens a session in the worker with the fewest, and begins the episode in it, or goes on with a saved one.
+    /// It waits for a free session, at most as long as a start may take.
     pub(crate) async fn open(
         &self,
         target: usize,
         task: Value,
+        saved: Option<String>,
     ) -> Result<(Session, Value), CallError> {
         let (inner, handle) = (Arc::clone(&self.inner), self.handle.clone());
         let opened = spawn(&self.handle, async move {
             let session = Inner::session(inner, handle).await?;
-            let request =
-                json!({"op": "open", "target": target, "session": session.id, "task": task});
+            let request = json!({
+                "op": "open", "target": target, "session": session.id, "task": task, "restore": saved,
+            });
             let answer = session.worker.call(request, THREADED).await;
             Ok((session, answer.map_err(Refused::into_error)?))
         });

@@ -4,7 +4,7 @@ use crate::rule::Rules;
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::{Value, json};
+use serde_json::json;
 use sinew_env::{ENVIRONMENTS, EnvConfig, EnvKind, Needs};
 use std::ops::Range;
 use std::sync::Arc;
@@ -49,7 +49,8 @@ impl EnvSection {
 
 /// All environments that a recipe can name: those of `sinew-env`, then those of crates above it.
 fn kinds() -> impl Iterator<Item = &'static EnvKind> {
-    ENVIRONMENTS.iter().chain([&sinew_bridge::KIND])
+    use sinew_bridge::{HTTP_KIND, KIND, MCP_KIND};
+    ENVIRONMENTS.iter().chain([&KIND, &HTTP_KIND, &MCP_KIND])
 }
 
 /// `chat`, which needs nothing but tasks and rewards.
@@ -124,9 +125,11 @@ pub(crate) fn schema(generator: &mut SchemaGenerator) -> Schema {
         let mut schema = kind.schema(generator);
         schema.insert("description".into(), kind.summary.into());
         schema.insert("required".into(), json!(["type"]));
-        if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
-            let described = "The environment.";
-            let name = json!({ "const": kind.name, "type": "string", "description": described });
+        let described = "The environment.";
+        let name = json!({ "const": kind.name, "type": "string", "description": described });
+        // An environment without keys has no properties.
+        let properties = schema.ensure_object().entry("properties");
+        if let Some(properties) = properties.or_insert(json!({})).as_object_mut() {
             properties.shift_insert(0, "type".into(), name);
         }
         schemas.push(schema);

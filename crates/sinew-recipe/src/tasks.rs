@@ -1,5 +1,6 @@
 //! `[tasks]`: the rows to run, their prompts, and the order in which they are drawn.
 
+use crate::Level;
 use crate::RunPlan;
 use crate::rule::Rules;
 use crate::section::{choice, section};
@@ -39,11 +40,12 @@ section! {
     /// alone, such as `tasks = "tasks.jsonl"`, is the key `source`.
     TasksKeys => TasksPlan, "tasks" {
         /// Rows: a file that ends in .jsonl, .json, .csv, .tsv or .parquet, a folder of such files or of
-        /// folders with `task.toml`, or a data set of the Hugging Face hub as `hf:ORG/NAME`. Paths are
-        /// relative to the current folder. Left out: the environment's own tasks.
+        /// folders with `task.toml`, a data set of the Hugging Face hub as `hf:ORG/NAME`, or a Python function
+        /// as `gen.py:rows`. Paths are relative to the current folder. Left out: the environment's own tasks.
         source: String;
         /// Held-out split: a share of the rows, above 0 and below 1, or a source of its own. A folder with
-        /// files named `train…` and `test…` (or `eval…`, `valid…`, `dev…`) keeps its splits.
+        /// files named `train…` and `test…` (or `eval…`, `valid…`, `dev…`) keeps its splits, and so does a
+        /// function with the parameter `split`.
         held_out: HeldOut = HeldOut::Share(0.05);
         /// Jinja template of the prompt over the columns of a row, such as `{{ question }}`. Left out: the
         /// column `prompt`, text or a list of messages.
@@ -73,6 +75,23 @@ section! {
 }
 
 impl TasksPlan {
+    /// Whether a source is a Python function, `FILE.py:FUNCTION`, which runs in a sandbox.
+    pub fn is_python(source: &str) -> bool {
+        !source.starts_with("hf:") && source.contains(".py:")
+    }
+
+    /// Whether rows come from a Python function.
+    pub fn has_python(&self) -> bool {
+        let held_out = match &self.held_out {
+            HeldOut::Source(source) => Some(source),
+            HeldOut::Share(_) => None,
+        };
+        self.source
+            .iter()
+            .chain(held_out)
+            .any(|s| Self::is_python(s))
+    }
+
     /// Settings of the adaptive order, `None` with another one.
     pub fn adaptive(&self) -> Option<AdaptiveConfig> {
         (self.sampling == TaskOrder::Adaptive).then_some(AdaptiveConfig {
@@ -135,6 +154,18 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         let reason = "has no effect without tasks.source; remove it".to_owned();
         rules.unused(&format!("tasks.{key}"), reason, given);
     }
+    for key in ["system", "examples"] {
+        let reason = "has no effect with [harness]: the program writes its own messages; remove it"
+            .to_owned();
+        rules.unused(&format!("tasks.{key}"), reason, plan.harness.is_built_in());
+    }
+    let level = plan.sandbox.level;
+    rules.custom(
+        "sandbox.level",
+        level.name(),
+        "functions of tasks.source run at level \"process\"".into(),
+        level == Level::Process || !tasks.has_python(),
+    );
     if let HeldOut::Share(share) = tasks.held_out {
         let holds = share > 0.0 && share < 1.0;
         rules.allowed(

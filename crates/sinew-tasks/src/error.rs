@@ -21,6 +21,13 @@ pub enum TasksError {
         line: usize,
         message: String,
     },
+    /// A row that code made is invalid. Indices are counted from 0.
+    #[error("tasks: {by}, index {index}: {message}")]
+    Made {
+        by: String,
+        index: usize,
+        message: String,
+    },
     /// A key of `[tasks]` is invalid.
     #[error("tasks.{key} = {value}: {reason}")]
     Key {

@@ -1,4 +1,4 @@
-//! Tasks of a user's own: rows of JSON lines, CSV, Parquet or a folder, as a [`Taskset`](sinew_env::Taskset).
+//! Tasks of a user's own: rows of JSON lines, CSV, Parquet, a folder or code, as a [`Taskset`](sinew_env::Taskset).
 //!
 //! A row is a table of named columns. A Jinja template turns it into the prompt, a filter selects rows, and
 //! the held-out split is a part chosen by the hash of the prompt, or rows of their own.
@@ -26,5 +26,5 @@ mod template;
 pub use error::TasksError;
 pub use folder::read_rows;
 pub use row::{MAX_ROW_BYTES, MAX_ROWS, Row};
-pub use table::{Example, Splits, TableConfig, TableSummary, TableTaskset};
+pub use table::{Example, Source, Splits, TableConfig, TableSummary, TableTaskset};
 pub use template::PromptTemplate;

@@ -14,10 +14,13 @@ pub const MAX_ROWS: usize = 10_000_000;
 /// One row of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// File that holds the row.
+    /// File that holds the row, or what made it.
     pub path: Arc<Path>,
-    /// Line in the file, from 1. A row of a CSV file can span lines: this is its first one.
+    /// Line in the file, from 1. A row of a CSV file can span lines: this is its first one. Of rows that were
+    /// made, the index from 0.
     pub line: usize,
+    /// No line of a file: code made the row.
+    pub made: bool,
     /// Values by column name, in the order of the file.
     pub columns: Map<String, Value>,
 }
@@ -25,8 +28,31 @@ pub struct Row {
 impl Row {
     /// An error that names this row.
     pub(crate) fn error(&self, message: impl Into<String>) -> TasksError {
-        row_error(&self.path, self.line, message)
+        match self.made {
+            false => row_error(&self.path, self.line, message),
+            true => TasksError::Made {
+                by: self.path.display().to_string(),
+                index: self.line,
+                message: message.into(),
+            },
+        }
     }
+}
+
+/// Rows that code made, in order. Too many are an error.
+pub(crate) fn made_rows(by: &str, rows: Vec<Map<String, Value>>) -> Result<Vec<Row>, TasksError> {
+    let (path, count): (Arc<Path>, _) = (Path::new(by).into(), rows.len());
+    if count > MAX_ROWS {
+        let message = format!("more than {MAX_ROWS} rows; use a filter before");
+        return Err(row_error(&path, count, message));
+    }
+    let made = rows.into_iter().enumerate().map(|(line, columns)| Row {
+        path: Arc::clone(&path),
+        line,
+        made: true,
+        columns,
+    });
+    Ok(made.collect())
 }
 
 /// An error that names a row.
@@ -60,6 +86,7 @@ pub(crate) fn push(
     rows.push(Row {
         path: Arc::clone(path),
         line,
+        made: false,
         columns,
     });
     Ok(())

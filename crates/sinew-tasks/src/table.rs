@@ -2,15 +2,15 @@
 
 use crate::error::TasksError;
 use crate::folder::{named_splits, read_rows};
-use crate::row::Row;
+use crate::row::{Row, made_rows};
 use crate::rows::read_file;
 use crate::template::PromptTemplate;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use sinew_env::{Split, Taskset, TasksetError};
 use sinew_types::{Message, Role, Task, TaskId};
 use std::collections::{BTreeMap, HashSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A worked example: a question and its answer, before the task's own prompt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -28,8 +28,52 @@ pub enum Splits {
     /// Share of the rows, chosen by the hash of their prompts, above 0 and below 1. A folder whose files are
     /// named `train…` and `test…`, `eval…`, `valid…` or `dev…` has its splits already, and keeps them.
     Share(f64),
-    /// Rows of a file or folder of their own.
-    File(PathBuf),
+    /// Rows of their own.
+    Own(Source),
+}
+
+/// Where rows come from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Source {
+    /// A file or folder.
+    Files(PathBuf),
+    /// Rows that were made already.
+    Made {
+        /// What made them, such as `gen.py:rows`: messages name it, with the index of a row from 0.
+        by: String,
+        /// The columns of each row, in order.
+        rows: Vec<Map<String, Value>>,
+    },
+}
+
+impl From<PathBuf> for Source {
+    fn from(path: PathBuf) -> Self {
+        Self::Files(path)
+    }
+}
+
+impl From<&Path> for Source {
+    fn from(path: &Path) -> Self {
+        Self::Files(path.into())
+    }
+}
+
+impl Source {
+    /// The rows. Those that were made are moved out.
+    fn read(&mut self) -> Result<Vec<Row>, TasksError> {
+        match self {
+            Self::Files(path) => read_rows(path),
+            Self::Made { by, rows } => made_rows(by, std::mem::take(rows)),
+        }
+    }
+
+    /// Path of the files, or what made the rows, for messages.
+    fn shown(&self) -> &Path {
+        match self {
+            Self::Files(path) => path,
+            Self::Made { by, .. } => Path::new(by),
+        }
+    }
 }
 
 /// Settings of a [`TableTaskset`].
@@ -37,8 +81,8 @@ pub enum Splits {
 pub struct TableConfig {
     /// Name in task ids.
     pub name: String,
-    /// File or folder of the rows.
-    pub source: PathBuf,
+    /// Where the rows come from.
+    pub source: Source,
     /// Source of the held-out split. Without a file it is never empty, if there are two different prompts.
     pub held_out: Splits,
     /// Jinja template over the columns. `None`: the column `prompt`.
@@ -86,10 +130,10 @@ impl TableTaskset {
     ///
     /// # Errors
     /// The first invalid row or setting, or a split without rows.
-    pub fn open(config: TableConfig) -> Result<Self, TasksError> {
+    pub fn open(mut config: TableConfig) -> Result<Self, TasksError> {
         let template = PromptTemplate::new(config.prompt.as_deref(), config.filter.as_deref())?;
         let mut summary = TableSummary::default();
-        let (train, own) = sources(&config)?;
+        let (train, own) = sources(&mut config)?;
         let mut train = kept(train, &template, &mut summary)?;
         let held_out = match own {
             Some(rows) => kept(rows, &template, &mut summary)?,
@@ -134,7 +178,7 @@ impl TableTaskset {
         };
         let (filtered, overlapping) = (self.summary.filtered, self.summary.overlapping);
         Err(TasksError::Format {
-            path: self.config.source.clone(),
+            path: self.config.source.shown().into(),
             reason: format!(
                 "{empty}: the filter left out {filtered} rows, {overlapping} are held out as well; \
                  at least 2 different prompts are needed"
@@ -217,17 +261,19 @@ impl TableTaskset {
 }
 
 /// Rows to train on, and those of the held-out split if they have files of their own.
-fn sources(config: &TableConfig) -> Result<(Vec<Row>, Option<Vec<Row>>), TasksError> {
-    if let Splits::File(held_out) = &config.held_out {
-        return Ok((read_rows(&config.source)?, Some(read_rows(held_out)?)));
+fn sources(config: &mut TableConfig) -> Result<(Vec<Row>, Option<Vec<Row>>), TasksError> {
+    if let Splits::Own(held_out) = &mut config.held_out {
+        return Ok((config.source.read()?, Some(held_out.read()?)));
     }
-    if config.source.is_dir() {
-        let (train, held_out) = named_splits(&config.source)?;
+    if let Source::Files(folder) = &config.source
+        && folder.is_dir()
+    {
+        let (train, held_out) = named_splits(folder)?;
         if !train.is_empty() && !held_out.is_empty() {
             return Ok((read_files(&train)?, Some(read_files(&held_out)?)));
         }
     }
-    Ok((read_rows(&config.source)?, None))
+    Ok((config.source.read()?, None))
 }
 
 fn read_files(files: &[PathBuf]) -> Result<Vec<Row>, TasksError> {
@@ -245,7 +291,7 @@ fn share(splits: &Splits) -> Result<f64, TasksError> {
             value: share.to_string(),
             reason: "allowed: above 0 and below 1, for example 0.05".into(),
         }),
-        Splits::File(_) => Ok(0.0),
+        Splits::Own(_) => Ok(0.0),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use sinew_env::{Split, Taskset};
-use sinew_tasks::{Example, Splits, TableConfig, TableTaskset};
+use sinew_tasks::{Example, Source, Splits, TableConfig, TableTaskset};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -211,13 +211,13 @@ fn filters_system_prompt_examples_and_messages_reach_the_task() {
     all.extend(prompts(&table, Split::HeldOut));
     all.sort();
     assert_eq!(all, ["q1", "q2"]);
-    settings.source = file(&dir, "d.jsonl", &dialogue.replace("user", "assistant"));
+    settings.source = file(&dir, "d.jsonl", &dialogue.replace("user", "assistant")).into();
     let error = TableTaskset::open(settings.clone())
         .unwrap_err()
         .to_string();
     assert!(error.contains("line 1: the last message"), "{error}");
     let wrong = dialogue.replace("user", "robot");
-    settings.source = file(&dir, "c.jsonl", &wrong);
+    settings.source = file(&dir, "c.jsonl", &wrong).into();
     let error = TableTaskset::open(settings).unwrap_err().to_string();
     assert!(error.contains("role \"robot\""), "{error}");
 }
@@ -238,7 +238,7 @@ fn a_split_without_rows_is_refused() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("tasks.held_out = 1"), "{error}");
-    settings.held_out = Splits::File(source);
+    settings.held_out = Splits::Own(source.into());
     let error = TableTaskset::open(settings).unwrap_err().to_string();
     assert!(error.contains("no rows to train on"), "{error}");
 }
@@ -294,11 +294,34 @@ proptest! {
         prop_assert_eq!(train.len() + held_out.len(), n);
         prop_assert!(held_out.iter().all(|p| !train.contains(p)));
         // Rows that are added later do not move the others. The one that stands in for an empty split may.
-        settings.source = file(&dir, "b.jsonl", &lines(n + extra));
+        settings.source = file(&dir, "b.jsonl", &lines(n + extra)).into();
         if let Ok(more) = TableTaskset::open(settings) {
             let more = prompts(&more, Split::HeldOut);
             let moved = held_out.iter().filter(|p| !more.contains(p)).count();
             prop_assert!(moved <= usize::from(held_out.len() == 1));
         }
     }
+}
+
+#[test]
+fn rows_that_code_made_are_named_by_their_index() {
+    let row = |i: usize| serde_json::json!({"question": format!("What is {i}?"), "answer": i});
+    let made = |rows: Vec<serde_json::Value>| Source::Made {
+        by: "gen.py:rows".into(),
+        rows: rows
+            .into_iter()
+            .map(|r| r.as_object().unwrap().clone())
+            .collect(),
+    };
+    let mut settings = config(Path::new("unused"));
+    settings.source = made((0..8).map(row).collect());
+    settings.held_out = Splits::Own(made((100..103).map(row).collect()));
+    let table = TableTaskset::open(settings.clone()).unwrap();
+    assert_eq!((table.len(Split::Train), table.len(Split::HeldOut)), (8, 3));
+    assert_eq!(prompts(&table, Split::HeldOut)[0], "What is 100?");
+    let mut rows: Vec<_> = (0..8).map(row).collect();
+    rows[3] = serde_json::json!({"answer": 3});
+    settings.source = made(rows);
+    let error = TableTaskset::open(settings).unwrap_err().to_string();
+    assert!(error.contains("gen.py:rows, index 3:"), "{error}");
 }

@@ -311,7 +311,7 @@ async fn try_one(provider: &dyn SandboxProvider, spec: &SandboxSpec) -> Result<V
 
 /// Numbers of tasks, which `eval.tasks` and `rollout.tasks_per_step` must not exceed.
 fn tasks(recipe: &RunPlan) -> Result<String, Failure> {
-    let rows = wire::rows(&recipe.tasks)?;
+    let rows = wire::rows(recipe)?;
     let left_out = match rows.as_ref().map(TableTaskset::summary) {
         Some(rows) if rows.filtered + rows.overlapping > 0 => format!(
             "; left out: {} by the filter, {} that are held out as well",
@@ -339,9 +339,24 @@ fn tasks(recipe: &RunPlan) -> Result<String, Failure> {
         )));
     }
     Ok(format!(
-        "{}: {train} to train on, {held_out} held out{left_out}",
-        taskset.name()
+        "{}: {train} to train on, {held_out} held out{left_out}{}",
+        taskset.name(),
+        readable(recipe)
     ))
+}
+
+/// A warning if code that the model can influence may read the file of the tasks.
+fn readable(recipe: &RunPlan) -> String {
+    let source = recipe.tasks.source.as_deref().map(Path::new);
+    let file = source.and_then(|source| source.canonicalize().ok());
+    let shown = recipe.env.config().shows();
+    match file.filter(|file| shown.iter().any(|folder| file.starts_with(folder))) {
+        None => String::new(),
+        Some(file) => format!(
+            "; warning: code of the environment can read {}: keep tasks with solutions out of its folder",
+            file.display()
+        ),
+    }
 }
 
 /// Maximum number of tasks of each split that are played with their solutions.

@@ -1,12 +1,19 @@
-//! `sinew env check`: a Python environment, tried before it is trained on.
+//! `sinew env`: a Python environment, tried before it is trained on or served over HTTP; servers, tried.
 
 use crate::failure::Failure;
 use crate::output;
+use crate::signals::StopSignals;
 use clap::{Args, Subcommand};
 use serde_json::json;
-use sinew_bridge::{CheckReport, Finding, Python, PythonEnvFactory, PythonTasks, PythonWorkers};
+use sinew_bridge::{
+    CaseOutcome, CheckReport, ConformanceOptions, EnvServer, Finding, Python, PythonEnvFactory,
+    PythonTasks, PythonWorkers, ServeOptions, conformance, serve_env,
+};
 use sinew_env::{EnvConfig, Split, Taskset};
 use sinew_types::{Task, TaskId};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
 
 #[derive(Debug, Args)]
 pub(crate) struct EnvArgs {
@@ -19,6 +26,60 @@ enum EnvCommand {
     /// Try a Python environment: schema of its tools, gold, null and random policies, leaks, speed
     #[command(after_help = "Example: sinew env check my_env.py:MyEnv")]
     Check(CheckArgs),
+    /// Serve a Python environment over HTTP, for recipes with env.type = "http"
+    #[command(after_help = "Example: sinew env serve my_env.py:MyEnv --listen 127.0.0.1:9100")]
+    Serve(ServeArgs),
+    /// Try whether a server keeps the protocol of environments
+    #[command(after_help = "Example: sinew env test http://127.0.0.1:9100")]
+    Test(TestArgs),
+}
+
+#[derive(Debug, Args)]
+struct ServeArgs {
+    /// The class: FILE.py:CLASS or MODULE:CLASS
+    module: String,
+    /// Address to listen on
+    #[arg(long, default_value = "127.0.0.1:9100")]
+    listen: String,
+    /// Variable with the key that clients must send; left out: no key
+    #[arg(long, value_name = "NAME")]
+    key_env: Option<String>,
+    /// Worker processes
+    #[arg(long, default_value_t = 4)]
+    workers: usize,
+    /// Episodes at once
+    #[arg(long, default_value_t = 256)]
+    max_episodes: usize,
+    /// Seconds after which an episode without a request is freed
+    #[arg(long, default_value_t = 60.0)]
+    lease_s: f64,
+    /// Deadline of one call, in seconds
+    #[arg(long, default_value_t = 30.0)]
+    timeout_s: f64,
+    /// Python interpreter: a path, or a name in PATH
+    #[arg(long, default_value = "python3")]
+    python: String,
+}
+
+#[derive(Debug, Args)]
+struct TestArgs {
+    /// Address of the server
+    url: String,
+    /// Variable with the server's key
+    #[arg(long, value_name = "NAME")]
+    key_env: Option<String>,
+    /// Fields of the episodes' task as JSON; others are those of the server's example
+    #[arg(long, value_name = "JSON")]
+    task: Option<String>,
+    /// Episodes at once: the group size of the training
+    #[arg(long, default_value_t = 8, value_parser = super::at_least_one)]
+    group: usize,
+    /// Deadline of one request, in seconds
+    #[arg(long, default_value_t = 30.0)]
+    timeout_s: f64,
+    /// One JSON object a case
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -43,22 +104,39 @@ struct CheckArgs {
 }
 
 pub(crate) fn run(args: &EnvArgs) -> Result<(), Failure> {
-    let EnvCommand::Check(args) = &args.command;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(Failure::system)?;
+    match &args.command {
+        EnvCommand::Check(args) => check(args, &runtime),
+        EnvCommand::Serve(args) => serve(args, &runtime),
+        EnvCommand::Test(args) => runtime.block_on(test(args)),
+    }
+}
+
+/// Starts the class, and reads some of its tasks.
+fn start(
+    keys: &Python,
+    (limit, seed): (usize, u64),
+) -> Result<(PythonEnvFactory, Vec<Task>), Failure> {
+    keys.check().map_err(Failure::input)?;
+    let workers = keys.workers(None).map_err(Failure::input)?;
+    let factory =
+        PythonEnvFactory::new(workers.clone(), 0, &keys.module).map_err(Failure::input)?;
+    let tasks = tasks((&keys.module, limit, seed), &workers, &factory)?;
+    Ok((factory, tasks))
+}
+
+fn check(args: &CheckArgs, runtime: &tokio::runtime::Runtime) -> Result<(), Failure> {
     let keys = Python {
         workers: 1,
         timeout_s: args.timeout_s,
         python: args.python.clone(),
         ..Python::new(&args.module)
     };
-    keys.check().map_err(Failure::input)?;
-    let workers = keys.workers(None).map_err(Failure::input)?;
-    let factory =
-        PythonEnvFactory::new(workers.clone(), 0, &args.module).map_err(Failure::input)?;
-    let tasks = tasks(args, &workers, &factory)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(Failure::system)?;
+    let (factory, tasks) = start(&keys, (args.tasks, args.seed))?;
     let report = runtime.block_on(CheckReport::of(&factory, &tasks));
     print(args, &report);
     match report.passed() {
@@ -68,9 +146,85 @@ pub(crate) fn run(args: &EnvArgs) -> Result<(), Failure> {
     }
 }
 
+/// The value of a variable that an argument names.
+fn key(name: Option<&String>) -> Result<Option<String>, Failure> {
+    let read = |name: &String| {
+        std::env::var(name).map_err(|_| Failure::input(format!("--key-env {name}: it is not set")))
+    };
+    name.map(read).transpose()
+}
+
+/// Seconds of an argument.
+fn seconds(name: &str, value: f64) -> Result<Duration, Failure> {
+    match (0.01..=86_400.0).contains(&value) {
+        true => Ok(Duration::from_secs_f64(value)),
+        false => Err(Failure::input(format!(
+            "{name} {value}: allowed: 0.01 to 86400"
+        ))),
+    }
+}
+
+fn serve(args: &ServeArgs, runtime: &tokio::runtime::Runtime) -> Result<(), Failure> {
+    let keys = Python {
+        workers: args.workers,
+        sessions_per_worker: args.max_episodes.div_ceil(args.workers.max(1)),
+        timeout_s: args.timeout_s,
+        python: args.python.clone(),
+        ..Python::new(&args.module)
+    };
+    let (factory, tasks) = start(&keys, (1, 0))?;
+    let options = ServeOptions {
+        tools: factory.specs().to_vec(),
+        max_episodes: args.max_episodes,
+        lease: seconds("--lease-s", args.lease_s)?,
+        key: key(args.key_env.as_ref())?,
+        example: tasks.into_iter().next(),
+    };
+    let server = EnvServer::new(Arc::new(factory), options).map_err(Failure::input)?;
+    runtime.block_on(async {
+        let mut signals = StopSignals::new()?;
+        let listener = TcpListener::bind(&args.listen).await;
+        let listener =
+            listener.map_err(|e| Failure::input(format!("--listen {}: {e}", args.listen)))?;
+        let address = listener.local_addr().map_err(Failure::system)?;
+        output::print(&format!("{} listens on http://{address}\n", args.module));
+        let stopped = async move { signals.next().await };
+        serve_env(listener, server, stopped)
+            .await
+            .map_err(Failure::system)
+    })
+}
+
+async fn test(args: &TestArgs) -> Result<(), Failure> {
+    let wrong = |e: serde_json::Error| Failure::input(format!("--task: {e}"));
+    let options = ConformanceOptions {
+        url: args.url.clone(),
+        key: key(args.key_env.as_ref())?,
+        task: serde_json::from_str(args.task.as_deref().unwrap_or("{}")).map_err(wrong)?,
+        group: args.group,
+        timeout: seconds("--timeout-s", args.timeout_s)?,
+    };
+    let rows = conformance(&options).await.map_err(Failure::input)?;
+    for row in &rows {
+        let mark = match row.outcome {
+            CaseOutcome::Passed => "ok  ",
+            CaseOutcome::Failed => "FAIL",
+            CaseOutcome::Skipped => "skip",
+        };
+        match args.json {
+            true => output::print_json(&json!(row)),
+            false => output::print(&format!("{mark}  {:16} {}\n", row.case, row.why)),
+        }
+    }
+    match rows.iter().all(|r| r.outcome != CaseOutcome::Failed) {
+        true => Ok(()),
+        false => Err(Failure::Program(1, String::new())),
+    }
+}
+
 /// Tasks of the class, else one without a prompt.
 fn tasks(
-    args: &CheckArgs,
+    (module, limit, seed): (&str, usize, u64),
     workers: &PythonWorkers,
     factory: &PythonEnvFactory,
 ) -> Result<Vec<Task>, Failure> {
@@ -81,11 +235,11 @@ fn tasks(
             preamble: Vec::new(),
             prompt: String::new(),
             data: json!({}),
-            seed: args.seed,
+            seed,
         }]);
     }
-    let all = PythonTasks::read(workers, 0, &args.module, args.seed).map_err(Failure::input)?;
-    (0..args.tasks.min(all.len(Split::Train)))
+    let all = PythonTasks::read(workers, 0, module, seed).map_err(Failure::input)?;
+    (0..limit.min(all.len(Split::Train)))
         .map(|i| all.get(Split::Train, i).map_err(Failure::system))
         .collect()
 }

@@ -127,7 +127,7 @@ enum Command {
     /// Run code in a sandbox, or say what this host enforces
     #[command(after_help = "Example: sinew sandbox run --code 'print(6 * 7)'")]
     Sandbox(SandboxArgs),
-    /// Try a Python environment before training on it
+    /// Try a Python environment before training on it, or serve it over HTTP
     #[command(after_help = "Example: sinew env check my_env.py:MyEnv")]
     Env(env_check::EnvArgs),
     /// Measure this build against the machine's limits and against other systems (runs sinew-lab)

@@ -78,7 +78,7 @@ pub(crate) fn run(args: &TasksArgs) -> Result<(), Failure> {
     if !args.json {
         let (train, held_out) = (taskset.len(Split::Train), taskset.len(Split::HeldOut));
         print(&format!("{train} tasks to train on, {held_out} held out"));
-        if let Some(rows) = wire::rows(&recipe.tasks)? {
+        if let Some(rows) = wire::rows(&recipe)? {
             let summary = rows.summary();
             let (filtered, overlapping) = (summary.filtered, summary.overlapping);
             print(&format!(

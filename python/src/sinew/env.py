@@ -68,6 +68,8 @@ class Env:
     - `reward(self, task)`: score of the episode: a bool, a number, `None`, `Unscored(...)`, or a dict with
       the key `reward` whose other entries are metrics.
     - `state(self)`: a JSON value that is equal exactly in equal states.
+    - `snapshot(self)` and `restore(self, snapshot)`: all of the state as a JSON value, and an instance that goes
+      on from it in place of `start`, when another episode has ended the worker.
     - `close(self)`: called at the end, also after errors.
     - `tasks(split, seed)` (static): rows of tasks. `gold(task)` (static): actions that solve a task.
     - `setup_worker(cls)` (class method): called once in each worker process.

@@ -319,3 +319,92 @@ fn modules_find_their_neighbours() {
     let workers = in_folder(root, "game.env:E", TargetKind::Env, Sizes::default()).unwrap();
     assert!(PythonEnvFactory::new(workers, 0, "game.env:E").is_ok());
 }
+
+const NOTES: &str = r#"
+import os
+from sinew import Env, tool
+
+class E(Env):
+    def start(self, task):
+        self.notes = []
+
+    @tool
+    def note(self, text: str) -> int:
+        self.notes.append(text)
+        return len(self.notes)
+
+    @tool
+    def die(self):
+        os._exit(1)
+
+    def snapshot(self):
+        return self.notes
+
+    def restore(self, snapshot):
+        self.notes = snapshot
+
+    def reward(self, calls, messages):
+        return {"reward": len(self.notes), "calls": len(calls), "messages": len(messages)}
+"#;
+
+#[tokio::test]
+async fn an_episode_with_snapshots_survives_the_end_of_its_worker() {
+    let (factory, _dir) = factory(NOTES, Sizes::default());
+    let mut env = factory.create(&task(json!({}))).unwrap();
+    let mut other = factory.create(&task(json!({}))).unwrap();
+    env.reset().await.unwrap();
+    other.reset().await.unwrap();
+    let note = || calls(vec![call("a", "note", json!({"text": "x"}))]);
+    env.step(note()).await.unwrap();
+    // A call that ends its worker is tried twice, and fails its own episode.
+    let die = calls(vec![call("b", "die", json!({}))]);
+    let error = other.step(die).await.unwrap_err().to_string();
+    assert!(error.contains("its Python worker ended"), "{error}");
+    let step = env.step(note()).await.unwrap();
+    assert_eq!(step.observation.unwrap().content.text(), "2");
+    let outcome = env.score().await.unwrap();
+    assert_eq!((outcome.reward, outcome.metrics["calls"]), (2.0, 2.0));
+    assert_eq!(outcome.metrics["messages"], 5.0);
+    env.close().await.unwrap();
+    let _ = other.close().await;
+}
+
+#[tokio::test]
+async fn the_check_compares_episodes_with_their_snapshots() {
+    let source = NOTES.replace("os._exit(1)", "pass");
+    for (source, finding) in [
+        (source.clone(), Finding::Ok),
+        (
+            source.replace("return self.notes", "return []"),
+            Finding::Error,
+        ),
+    ] {
+        let (factory, _dir) = factory(&source, Sizes::default());
+        let tasks: Vec<_> = (0..6).map(|i| task(json!({"i": i}))).collect();
+        let report = CheckReport::of(&factory, &tasks).await;
+        let check = report
+            .checks
+            .iter()
+            .find(|c| c.name == "snapshots")
+            .unwrap();
+        assert_eq!(check.finding, finding, "{check:?}");
+    }
+    let half = NOTES.replace("def restore(self, snapshot)", "def other(self, snapshot)");
+    let error = workers(&half, (TargetKind::Env, "E"), Sizes::default()).unwrap_err();
+    assert!(error.to_string().contains("belong together"), "{error}");
+}
+
+#[tokio::test]
+async fn values_that_are_no_json_say_so_and_harm_no_other_call() {
+    let source = "from sinew import Env\nclass E(Env):\n    def start(self, task):\n        \
+        return [{'role': 'user', 'content': task.get('said') or {1, 2}}]\n    \
+        def step(self, text): return text\n";
+    let (factory, _dir) = factory(source, Sizes::default());
+    let mut env = factory.create(&task(json!({}))).unwrap();
+    let error = env.reset().await.unwrap_err().to_string();
+    assert!(error.contains("is no JSON: Object of type set"), "{error}");
+    let _ = env.close().await;
+    let mut env = factory.create(&task(json!({"said": "hi"}))).unwrap();
+    assert_eq!(env.reset().await.unwrap().messages[0].content.text(), "hi");
+    env.close().await.unwrap();
+}

@@ -4,6 +4,8 @@
 
 mod env;
 mod hostile;
+mod http;
+mod mcp;
 mod reward;
 mod support;
 mod tasks;

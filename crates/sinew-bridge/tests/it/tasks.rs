@@ -1,9 +1,10 @@
 //! Tasks that a class gives itself.
 
 use crate::support::{Sizes, workers};
-use sinew_bridge::{PythonTasks, TargetKind};
+use sinew_bridge::{PythonRows, PythonTasks, RowLimits, TargetKind};
 use sinew_env::{Split, Taskset};
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 fn read(tasks: &str) -> Result<PythonTasks, String> {
     let source = format!("class E:\n    def step(self, text): return text\n{tasks}");
@@ -55,12 +56,80 @@ fn bad_rows_and_missing_tasks_are_named() {
             "    @staticmethod\n    def tasks(): return 1 / 0",
             "user.py:4: ZeroDivisionError",
         ),
-        (
-            "    @staticmethod\n    def tasks():\n        while True: yield 'x'",
-            "more than 100000 rows",
-        ),
     ] {
         let error = read(tasks).unwrap_err();
+        assert!(error.contains(said), "{error}");
+    }
+}
+
+/// Rows of a function `f`, within small limits.
+fn made(source: &str) -> Result<PythonRows, String> {
+    let limits = RowLimits {
+        rows: 25_000,
+        bytes: 4 << 20,
+        time: Duration::from_secs(2),
+    };
+    let (workers, _dir) =
+        workers(source, (TargetKind::Tasks, "f"), Sizes::default()).map_err(|e| e.to_string())?;
+    PythonRows::of(&workers, "user.py:f", 5, limits).map_err(|e| e.to_string())
+}
+
+#[test]
+fn a_function_of_its_own_gives_rows() {
+    let all = made("def f():\n    for i in range(21000):\n        yield {'i': i, 'tags': {'a'}}")
+        .unwrap();
+    assert_eq!((all.train.len(), all.held_out), (21_000, None));
+    assert_eq!(all.train[20_999]["i"], 20_999);
+    assert_eq!(all.train[0]["tags"], serde_json::json!(["a"]));
+    let both =
+        made("async def f(split, seed=1, other=2):\n    return [split, {'seed': seed}]").unwrap();
+    assert_eq!(both.train[0]["prompt"], "train");
+    let held_out = both.held_out.unwrap();
+    assert_eq!(held_out[0]["prompt"], "held-out");
+    assert_eq!(held_out[1]["seed"], 5);
+    let listed = made("class C:\n    rows = ['a']\nf = C.rows").unwrap();
+    assert_eq!(listed.train.len(), 1);
+}
+
+#[test]
+fn bad_rows_of_a_function_are_named_by_their_index_and_limits_hold() {
+    for (source, said) in [
+        (
+            "def f(): return ['a', 7]",
+            "index 1: a row is a text or a dict of columns, not 7",
+        ),
+        (
+            "def f(): return [{'a': 1}, {'a': float('nan')}]",
+            "user.py:1: index 1: the row is no JSON",
+        ),
+        (
+            "def f(): return 'text'",
+            "user.py:1: it gives str: expected rows",
+        ),
+        ("def f(): return 1 / 0", "user.py:1: ZeroDivisionError"),
+        (
+            "def f(level): return []",
+            "no value for the parameter level",
+        ),
+        (
+            "class f: pass",
+            "is a class: name a function or a list of rows",
+        ),
+        ("def g(): pass", "has no f; it defines: g"),
+        (
+            "def f():\n    while True: yield 'x'",
+            "more than 25000 rows",
+        ),
+        (
+            "def f():\n    while True: yield 'x' * 9000",
+            "more than 4194304 bytes of rows",
+        ),
+        (
+            "import time\ndef f():\n    while True:\n        time.sleep(0.2)\n        yield 'x'",
+            "rows for more than 2 s",
+        ),
+    ] {
+        let error = made(source).unwrap_err();
         assert!(error.contains(said), "{error}");
     }
 }

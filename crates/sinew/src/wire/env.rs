@@ -4,11 +4,12 @@
 use super::judge::Bench;
 use super::model::{resolve_env, unresolved};
 use crate::failure::Failure;
+use sinew_bridge::{PythonRows, RowLimits};
 use sinew_env::{EnvFactory, Rewarded, Sandboxes, Taskset};
 use sinew_levels::{sandbox_spec, sandboxes};
 use sinew_model::resolve_dataset;
 use sinew_recipe::{HeldOut, RunPlan, TasksPlan};
-use sinew_tasks::{Splits, TableConfig, TableTaskset, TasksError};
+use sinew_tasks::{Source, Splits, TableConfig, TableTaskset, TasksError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -20,24 +21,29 @@ type World = (Arc<dyn Taskset>, Arc<dyn EnvFactory>);
 /// All rows are read and rendered once, so that a run of a million rows starts after seconds, and never
 /// fails at a row later.
 pub(crate) fn taskset(recipe: &RunPlan) -> Result<Arc<dyn Taskset>, Failure> {
-    if let Some(rows) = rows(&recipe.tasks)? {
+    if let Some(rows) = rows(recipe)? {
         return Ok(Arc::new(rows));
     }
     let tasks = recipe.env.config().taskset(recipe.seed);
     tasks.map_err(|e| Failure::input(format!("env: {e}")))
 }
 
-/// The rows of `[tasks]`, if it has a source.
-pub(crate) fn rows(tasks: &TasksPlan) -> Result<Option<TableTaskset>, Failure> {
-    let Some(source) = &tasks.source else {
+/// The rows of `[tasks]`, if it has a source. Functions of Python run in a worker that ends with them.
+pub(crate) fn rows(recipe: &RunPlan) -> Result<Option<TableTaskset>, Failure> {
+    let tasks = &recipe.tasks;
+    let Some(name) = &tasks.source else {
         return Ok(None);
     };
+    let (source, own) = source(recipe, "tasks.source", name)?;
     let config = TableConfig {
-        name: stem(source),
-        source: files("tasks.source", source)?,
-        held_out: match &tasks.held_out {
-            HeldOut::Share(share) => Splits::Share(*share),
-            HeldOut::Source(source) => Splits::File(files("tasks.held_out", source)?),
+        name: stem(name),
+        source,
+        held_out: match (&tasks.held_out, own) {
+            (HeldOut::Source(other), _) => {
+                Splits::Own(self::source(recipe, "tasks.held_out", other)?.0)
+            }
+            (HeldOut::Share(_), Some(own)) => Splits::Own(own),
+            (HeldOut::Share(share), None) => Splits::Share(*share),
         },
         prompt: tasks.prompt.clone(),
         filter: tasks.filter.clone(),
@@ -52,9 +58,25 @@ pub(crate) fn rows(tasks: &TasksPlan) -> Result<Option<TableTaskset>, Failure> {
     Ok(Some(table))
 }
 
+/// Rows of a source, and those that a function gives for its held-out split.
+fn source(recipe: &RunPlan, key: &str, source: &str) -> Result<(Source, Option<Source>), Failure> {
+    if !TasksPlan::is_python(source) {
+        return Ok((files(key, source)?.into(), None));
+    }
+    let spec = sandbox_spec(&recipe.sandbox)?;
+    let made = PythonRows::read(source, ("python3", recipe.seed), spec, RowLimits::default());
+    let made = made.map_err(|e| Failure::input(format!("{key}: {e}")))?;
+    let by = |rows| Source::Made {
+        by: source.into(),
+        rows,
+    };
+    Ok((by(made.train), made.held_out.map(by)))
+}
+
 /// Name of the tasks: the last part of the source without its ending.
 fn stem(source: &str) -> String {
     let source = source.strip_prefix("hf:").unwrap_or(source);
+    let source = source.rsplit_once(".py:").map_or(source, |(file, _)| file);
     let stem = Path::new(source).file_stem().unwrap_or_default();
     stem.to_string_lossy().into_owned()
 }

@@ -122,7 +122,8 @@ fn episode_parts(
     (engine, renderer): (&Arc<dyn Engine>, &Arc<dyn Renderer>),
     envs: Arc<dyn EnvFactory>,
 ) -> Result<EpisodeParts, Failure> {
-    let bounds = admission::config(&recipe.rollout, &recipe.harness);
+    let mut bounds = admission::config(&recipe.rollout, &recipe.harness);
+    bounds.max_running = bounds.max_running.min(envs.capabilities().places.unwrap_or(usize::MAX));
     let admission = Admission::new(bounds, Arc::clone(engine));
     let requests = Arc::new(AtomicU64::new(1));
     let shared = harness::Shared {

@@ -1,0 +1,43 @@
+//! Counts of an episode with tools: the same metrics for every environment of this crate.
+
+use sinew_env::Action;
+use sinew_types::Outcome;
+
+/// Turn counts of an episode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// Turns of the model.
+    turns: u32,
+    /// Valid calls, including those that failed.
+    calls: u32,
+    /// Calls whose result is an error.
+    errors: u32,
+    /// Turns with a call that could not be parsed.
+    malformed: u32,
+}
+
+impl Counts {
+    /// Adds a turn, `errors` of whose calls failed.
+    pub(crate) fn turn(&mut self, action: &Action, errors: u32) {
+        self.turns += 1;
+        self.calls += action.tool_calls.len() as u32;
+        self.errors += errors;
+        self.malformed += u32::from(action.call_error.is_some());
+    }
+
+    /// Adds the counts to the metrics of an outcome, which keeps those of the same name.
+    pub(crate) fn add_to(self, outcome: &mut Outcome) {
+        let flag = |b: bool| f64::from(u8::from(b));
+        let penalty = f64::from(self.malformed) / f64::from(self.turns.max(1));
+        for (name, value) in [
+            ("tool_calls", f64::from(self.calls)),
+            ("tool_errors", f64::from(self.errors)),
+            ("used_tool", flag(self.calls > self.errors)),
+            ("malformed", f64::from(self.malformed)),
+            // Share of malformed turns.
+            ("format_penalty", penalty),
+        ] {
+            outcome.metrics.entry(name.to_owned()).or_insert(value);
+        }
+    }
+}

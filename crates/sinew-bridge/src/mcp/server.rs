@@ -1,0 +1,227 @@
+//! How an MCP server is started in a sandbox, or reached at an address.
+//!
+//! A command speaks MCP over standard input and output. Inside of the sandbox, a small program connects to
+//! the host over the loopback interface and becomes the command, with the connection as both streams: so
+//! nothing has to be copied between pipes. The sandbox shows the interpreter, its packages, and the folders
+//! of the files that the command names; it has no network.
+
+use super::kind::McpServer;
+use crate::code::PythonCode;
+use sinew_sandbox::{
+    ExecOptions, ExecRequest, Limits, Network, Program, Sandbox, SandboxProvider, SandboxSpec,
+};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+
+/// Port inside on which the program finds the host.
+const PORT: u16 = 4200;
+/// Connects to the host and becomes the command.
+const CONNECT: &str = "import os, socket, sys\n\
+    s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n\
+    s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)\n\
+    for fd in (0, 1):\n    os.dup2(s.fileno(), fd)\n\
+    s.close()\n\
+    os.execv(sys.argv[2], sys.argv[2:])\n";
+/// Longest life of a server.
+const LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Bytes that a server may write to its standard error.
+const STDERR: u64 = 1 << 20;
+/// Folders that every sandbox of the process level shows at their own place.
+const SYSTEM: [&str; 4] = ["/usr", "/bin", "/lib", "/lib64"];
+
+/// A server that sessions can be opened with.
+#[derive(Clone)]
+pub(crate) enum Reached {
+    /// A command in sandboxes.
+    Command(Command),
+    /// An address, with its key.
+    Url { url: String, key: Option<String> },
+}
+
+/// A command as it is started inside.
+#[derive(Clone)]
+pub(crate) struct Command {
+    provider: Arc<dyn SandboxProvider>,
+    spec: SandboxSpec,
+    /// Program and arguments inside.
+    argv: Vec<String>,
+    /// The command as it was typed, for messages.
+    shown: String,
+}
+
+impl Reached {
+    /// Finds the program and the folders that it needs. `sessions` bounds the sandboxes at once.
+    pub(crate) fn find(
+        server: &McpServer,
+        spec: &SandboxSpec,
+        sessions: usize,
+    ) -> Result<Self, String> {
+        if server.command.is_empty() {
+            let key = match server.key_env.as_str() {
+                "" => None,
+                name => Some(std::env::var(name).map_err(|_| {
+                    format!("the environment variable is not set: export {name}=...")
+                })?),
+            };
+            let url = server.url.clone();
+            return Ok(Self::Url { url, key });
+        }
+        let search = std::env::var("PATH").unwrap_or_default();
+        Command::find(&server.command, (spec, sessions), &search).map(Self::Command)
+    }
+
+    /// Name for messages.
+    pub(crate) fn shown(&self) -> &str {
+        match self {
+            Self::Command(command) => &command.shown,
+            Self::Url { url, .. } => url,
+        }
+    }
+}
+
+impl Command {
+    fn find(
+        command: &[String],
+        (spec, sessions): (&SandboxSpec, usize),
+        search: &str,
+    ) -> Result<Self, String> {
+        let (name, arguments) = command.split_first().ok_or("the command is empty")?;
+        let file = Path::new(name).file_name().unwrap_or_default();
+        let is_python = file.to_string_lossy().starts_with("python");
+        let interpreter = if is_python { name } else { "python3" };
+        let mut code = PythonCode::find(&[], interpreter, search).map_err(|e| e.to_string())?;
+        let mut argv = vec![
+            code.python.clone(),
+            "-c".into(),
+            CONNECT.into(),
+            PORT.to_string(),
+        ];
+        argv.push(match is_python {
+            true => code.python.clone(),
+            false => program(&mut code, name, search)?,
+        });
+        for argument in arguments {
+            argv.push(shown_file(&mut code, argument)?);
+        }
+        let mut spec = spec.clone();
+        // Packages of a virtual environment, and `print` without a delay.
+        spec.env.extend([
+            ("PYTHONPATH".to_owned(), code.path.join(":")),
+            ("PYTHONUNBUFFERED".to_owned(), "1".to_owned()),
+            ("PYTHONDONTWRITEBYTECODE".to_owned(), "1".to_owned()),
+        ]);
+        spec.network = Network::Loopback;
+        spec.live = false;
+        spec.limits = Limits {
+            // Calls have deadlines.
+            cpu_s: 1e8,
+            output_bytes: STDERR,
+            ..spec.limits
+        };
+        let provider = code
+            .process_provider(sessions + 1)
+            .map_err(|e| e.to_string())?;
+        Ok(Self {
+            provider,
+            spec,
+            argv,
+            shown: command.join(" "),
+        })
+    }
+
+    /// Starts the command in a sandbox of its own, and connects to it.
+    pub(crate) async fn start(&self) -> Result<(TcpStream, Process), String> {
+        let text = |e: sinew_sandbox::SandboxError| e.to_string();
+        let mut sandbox = self.provider.acquire(&self.spec).await.map_err(text)?;
+        let inside = sandbox.listen_inside(PORT).await.map_err(text)?;
+        inside.set_nonblocking(true).map_err(|e| e.to_string())?;
+        let listener = TcpListener::from_std(inside).map_err(|e| e.to_string())?;
+        let (sender, mut ended) = oneshot::channel();
+        let running = tokio::spawn(run(sandbox, self.argv.clone(), sender));
+        // Dropping it ends the program and destroys the sandbox.
+        let task = Task(running.abort_handle());
+        tokio::select! {
+            accepted = listener.accept() => {
+                let (stream, _) = accepted.map_err(|e| e.to_string())?;
+                stream.set_nodelay(true).map_err(|e| e.to_string())?;
+                Ok((stream, Process { ended: Some(ended), _task: task }))
+            }
+            why = &mut ended => Err(why.unwrap_or_default()),
+        }
+    }
+}
+
+/// A running command. Dropping it ends the program and its sandbox.
+pub(crate) struct Process {
+    ended: Option<oneshot::Receiver<String>>,
+    _task: Task,
+}
+
+struct Task(AbortHandle);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Process {
+    /// How the program ended, if it ends within a moment.
+    pub(crate) async fn ending(&mut self) -> Option<String> {
+        let ended = self.ended.take()?;
+        let soon = tokio::time::timeout(Duration::from_millis(500), ended).await;
+        soon.ok()?.ok()
+    }
+}
+
+/// Runs the program to its end, and reports how it ended.
+async fn run(mut sandbox: Box<dyn Sandbox>, argv: Vec<String>, ended: oneshot::Sender<String>) {
+    let request = ExecRequest {
+        program: Program::Argv(argv),
+        stdin: Vec::new(),
+        deadline: LIFE,
+    };
+    let why = match sandbox.exec_with(request, ExecOptions::default()).await {
+        Ok(result) => crate::worker::ending(&result),
+        Err(e) => e.to_string(),
+    };
+    let _ = ended.send(why);
+}
+
+/// Path inside of a program that is no Python: those of the system keep their place.
+fn program(code: &mut PythonCode, name: &str, search: &str) -> Result<String, String> {
+    let found = match name.contains('/') {
+        true => Some(PathBuf::from(name)),
+        false => search
+            .split(':')
+            .filter(|folder| !folder.is_empty())
+            .map(|folder| Path::new(folder).join(name))
+            .find(|path| path.is_file()),
+    };
+    let found = found.ok_or_else(|| format!("there is no program {name} in PATH"))?;
+    if SYSTEM.iter().any(|s| found.starts_with(s)) {
+        return Ok(found.to_string_lossy().into_owned());
+    }
+    shown_file(code, &found.to_string_lossy())
+}
+
+/// An argument inside: the path of a file is that of its folder as the sandbox shows it.
+fn shown_file(code: &mut PythonCode, argument: &str) -> Result<String, String> {
+    let path = Path::new(argument);
+    if !path.is_file() || SYSTEM.iter().any(|s| path.starts_with(s)) {
+        return Ok(argument.to_owned());
+    }
+    let path = path
+        .canonicalize()
+        .map_err(|e| format!("{argument}: {e}"))?;
+    let (folder, name) = (path.parent().unwrap_or(&path), path.file_name());
+    let inside = code.show(folder).map_err(|e| e.to_string())?;
+    Ok(format!(
+        "{inside}/{}",
+        name.unwrap_or_default().to_string_lossy()
+    ))
+}
