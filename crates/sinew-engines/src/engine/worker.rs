@@ -96,6 +96,8 @@ pub(super) struct Worker {
     current: Option<PathBuf>,
     /// The version that unlabelled servers are taken to hold.
     first_version: PolicyVersion,
+    /// Another program publishes weights to the engines.
+    follows: bool,
     job: Option<Job>,
     /// Controls that wait for the job.
     controls: std::collections::VecDeque<Control>,
@@ -130,6 +132,7 @@ impl Worker {
         let (token_sender, tokens) = mpsc::channel(MAX_MESSAGES);
         let count = backends.len();
         let mut worker = Self {
+            follows: config.router.follow,
             router: Router::new(config.router, names, config.version),
             shared,
             backends,
@@ -288,7 +291,11 @@ impl Worker {
                     result,
                 }
             });
-        } else if version == self.first_version && probe.weights == ServedWeights::Unlabelled {
+        } else if (version == self.first_version || self.follows)
+            && probe.weights == ServedWeights::Unlabelled
+        {
+            // A server that was started anew has its first weights again, whatever others have.
+            let version = self.first_version;
             self.repairing[engine] = true;
             self.tasks.spawn(async move {
                 let result = backend.label(version).await;

@@ -47,6 +47,9 @@ pub struct RouterConfig {
     pub on_partial: OnPartial,
     /// How output formats of requests are handled. Default: by the server.
     pub formats: FormatMode,
+    /// Another program publishes weights to the engines and labels them: the newest version that an
+    /// engine is found to have samples from then on. Default: only [`Router::loaded`] changes it.
+    pub follow: bool,
 }
 
 impl Default for RouterConfig {
@@ -65,6 +68,7 @@ impl Default for RouterConfig {
             reserve_tokens: 256,
             on_partial: OnPartial::Continue,
             formats: FormatMode::default(),
+            follow: false,
         }
     }
 }

@@ -8,6 +8,10 @@
 //! An engine takes attempts while it is healthy, awake, verified to have the version, not paused by
 //! its breaker, and has KV capacity for the prompt and the reserve. Among several, the one with the
 //! longest known prefix wins, unless it is much more loaded than the least loaded one.
+//!
+//! With [`RouterConfig::follow`] the newest version among the engines samples. An attempt during which the
+//! weights changed is no failure: its tokens stay, as those of the version that it began with (the older
+//! one), and its request goes on from them.
 
 use super::state::{Command, Counters, EngineState, EngineView, Place, RequestState};
 use super::{OnPartial, RouterConfig};
@@ -115,6 +119,7 @@ impl Router {
             arrival: self.arrivals,
             blocks: Default::default(),
             attempt: None,
+            version: self.version,
             attempt_tokens: 0,
             end: None,
             failures: 0,
@@ -165,7 +170,7 @@ impl Router {
         state.attempt_tokens += ids.len();
         state.failures = 0;
         self.counters.sampled_tokens += ids.len() as u64;
-        let (request, version) = (state.id, self.version);
+        let (request, version) = (state.id, state.version);
         // Nothing is known of the masks.
         let choice = state.law.clone().map(|law| Choice {
             law,
@@ -227,6 +232,9 @@ impl Router {
         error: AttemptError,
         spread: f64,
     ) {
+        if let (true, Some(found), Some(engine)) = (self.config.follow, found(&error), engine) {
+            return self.followed(now, request, engine, found);
+        }
         self.counters.failed_attempts += 1;
         let blame = error.blame();
         if let Some(engine) = engine {
@@ -270,6 +278,34 @@ impl Router {
         }
         self.wake = self.wake.min(state.not_before).min(state.deadline);
         self.waiting.insert(state.place());
+    }
+
+    /// The weights of an engine changed while an attempt ran: the request goes on with the new ones.
+    fn followed(&mut self, now: f64, request: RequestId, engine: usize, found: PolicyVersion) {
+        self.counters.interrupted_attempts += 1;
+        if let Some(engine) = self.engines.get_mut(engine) {
+            engine.version = Some(found);
+            engine.seen.clear();
+        }
+        self.adopt();
+        let Some(state) = self.requests.get_mut(&request) else {
+            return;
+        };
+        if let Some(reason) = state.known_end() {
+            return self.finish(request, reason);
+        }
+        state.not_before = now;
+        state.deadline = now + self.config.max_wait_s;
+        self.wake = self.wake.min(state.deadline);
+        self.waiting.insert(state.place());
+    }
+
+    /// The newest version that an engine has becomes the one that samples.
+    fn adopt(&mut self) {
+        let newest = self.engines.iter().filter_map(|e| e.version).max();
+        if let (true, Some(newest)) = (self.config.follow, newest) {
+            self.version = newest;
+        }
     }
 
     /// Records an error at its engine: busy for a while, a failure of the breaker, or trust
@@ -317,7 +353,8 @@ impl Router {
                 if version != state.version {
                     state.seen.clear();
                 }
-                if version != Some(self.version) {
+                let follows = self.config.follow && version.is_some();
+                if version != Some(self.version) && !follows {
                     state.trouble = Some(format!("it has {}", probe.weights));
                     if state.version == Some(self.version) {
                         self.counters.wrong_version += 1;
@@ -328,6 +365,7 @@ impl Router {
                 state.version = version;
                 state.reserved = 0;
                 state.probe = Some(probe);
+                self.adopt();
             }
             Err(error) => {
                 state.trouble = Some(error.to_string());
@@ -335,6 +373,7 @@ impl Router {
                 state.version = None;
                 state.probe = None;
                 state.seen.clear();
+                self.adopt();
             }
         }
         self.schedule(now);
@@ -561,6 +600,7 @@ impl Router {
         self.counters.affinity_hits += u64::from(matched > 0);
         self.counters.affinity_misses += u64::from(matched == 0);
         state.attempt = Some((id, engine));
+        state.version = version;
         state.attempt_tokens = 0;
         state.end = None;
         self.attempts.insert(id, request);
@@ -630,6 +670,17 @@ impl Router {
 
     fn tell(&mut self, event: EngineEvent) {
         self.commands.push_back(Command::Tell(event));
+    }
+}
+
+/// The version of the weights that were found in the place of others, if they have one.
+fn found(error: &AttemptError) -> Option<PolicyVersion> {
+    match error {
+        AttemptError::Version { found, .. } => match ServedWeights::from_label(found) {
+            ServedWeights::Version(version) => Some(version),
+            ServedWeights::Unlabelled | ServedWeights::Foreign(_) => None,
+        },
+        _ => None,
     }
 }
 

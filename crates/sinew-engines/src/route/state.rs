@@ -168,6 +168,8 @@ pub(super) struct RequestState {
     pub(super) blocks: BlockHashes,
     /// The attempt that runs, and where.
     pub(super) attempt: Option<(AttemptId, usize)>,
+    /// Version that the last attempt samples with.
+    pub(super) version: PolicyVersion,
     /// Tokens that the running attempt has sampled.
     pub(super) attempt_tokens: usize,
     /// Why the running attempt ends, said before it is over.

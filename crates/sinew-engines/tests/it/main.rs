@@ -10,6 +10,7 @@ mod conformance;
 mod evaluation;
 mod failover;
 mod faults;
+mod follow;
 mod mock;
 mod real;
 mod support;

@@ -82,7 +82,10 @@ pub(crate) fn serve_engine(
         .logprobs(logprobs);
         backends.push(connect(server, &options).map_err(|e| failed(url, &e))?);
     }
-    let engine = RemoteEngine::new(backends, None, config(PolicyVersion::default(), formats));
+    let mut config = config(PolicyVersion::default(), formats);
+    // Whoever trains the servers' model may publish weights while agents are at work.
+    config.router.follow = true;
+    let engine = RemoteEngine::new(backends, None, config);
     let engine = engine.map_err(|e| failed(urls, &e))?;
     engine
         .wait_ready(READY_WITHIN)
