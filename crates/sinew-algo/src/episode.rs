@@ -1,6 +1,7 @@
 //! Internal form of an episode: leaf paths, the tokens that each path trains, and turns.
 
 use crate::composition::{Composition, Truncated};
+use crate::earlier::EarlierRewards;
 use crate::error::AlgoError;
 use sinew_types::{
     Enforced, EpisodeEnd, EpisodeId, NodeId, PathToken, RowMasks, TokenKind, TokenLogprob, Trace,
@@ -27,6 +28,9 @@ pub struct EpisodeColumns {
     /// Recomputed masks of nodes that were sampled under a format. Entry `i` belongs to token `i` of the
     /// node.
     pub masks: BTreeMap<NodeId, RowMasks>,
+    /// Rewards of earlier episodes of its task, for an episode that is alone in its group. Group
+    /// estimators take their mean as baseline, and their deviation with its own reward as scale.
+    pub earlier: Option<EarlierRewards>,
 }
 
 /// Columns by episode.

@@ -2,16 +2,26 @@
 
 use crate::batch::Batch;
 use crate::composition::{Composition, EqualGroups, ProcessRewards};
+use crate::earlier::EarlierRewards;
+use crate::episode::Episode;
 use crate::error::AlgoError;
 use crate::report::AlgoReport;
 use crate::stats;
+
+/// What the only member of a group is compared with, if that is known.
+pub(crate) fn lone(episodes: &[Episode<'_>], members: &[usize]) -> Option<EarlierRewards> {
+    let [only] = members else { return None };
+    let earlier = episodes[*only].columns?.earlier?;
+    (!earlier.is_empty()).then_some(earlier)
+}
 
 /// Removes groups with too few usable episodes for a comparison.
 pub(crate) fn small_groups(c: &Composition, batch: &mut Batch<'_>, report: &mut AlgoReport) {
     let least = if c.advantage.compares() { 2 } else { 1 };
     for group in &mut batch.groups {
         let reported = report.repair.dropped_groups.contains(&group.id);
-        if group.members.len() < least && !reported {
+        let compared = lone(&batch.episodes, &group.members).is_some();
+        if group.members.len() < least && !reported && !compared {
             report.groups_too_small.push(group.id.clone());
             group.members.clear();
         }
@@ -28,7 +38,9 @@ pub(crate) fn equal_groups(c: &Composition, batch: &mut Batch<'_>, report: &mut 
         if group.members.is_empty() {
             continue;
         }
-        let mut equal = stats::all_equal(&batch.rewards(group));
+        let mut rewards = batch.rewards(group);
+        rewards.extend(lone(&batch.episodes, &group.members).map(|earlier| earlier.mean()));
+        let mut equal = stats::all_equal(&rewards);
         if matches!(c.rewards.process, ProcessRewards::Separate { .. }) {
             let members = group.members.iter();
             let paths = members.flat_map(|&i| &batch.episodes[i].paths);

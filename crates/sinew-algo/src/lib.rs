@@ -26,6 +26,7 @@ mod composition;
 mod config;
 mod dialect;
 mod draft;
+mod earlier;
 mod episode;
 mod error;
 mod filter;
@@ -46,6 +47,7 @@ pub use composition::{
 pub use config::{AlgorithmConfig, KlConfig, KlPlace, RewardConfig, TeacherConfig};
 pub use dialect::Dialect;
 pub use draft::{Column, Draft};
+pub use earlier::EarlierRewards;
 pub use episode::{Columns, EpisodeColumns};
 pub use error::{AlgoError, ConfigError};
 pub use kind::AlgorithmKind;

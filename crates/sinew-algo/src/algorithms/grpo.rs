@@ -10,6 +10,7 @@ use crate::batch::Batch;
 use crate::composition::{
     Advantage, Baseline, Composition, Filters, Normalize, ProcessRewards, Rewards, Scale,
 };
+use crate::filter;
 use crate::kind::AlgorithmKind;
 use crate::stats;
 use sinew_types::{Aggregation, Correction, LossSpec, Surrogate};
@@ -64,21 +65,29 @@ pub(crate) fn advantages(
     for g in 0..batch.groups.len() {
         let group = batch.groups[g].clone();
         let rewards = batch.rewards(&group);
+        let earlier = filter::lone(&batch.episodes, &group.members);
         for (k, &i) in group.members.iter().enumerate() {
             let advantage = if group.equal && baseline != Baseline::Zero {
                 0.0
             } else {
-                let centred = rewards[k] - baseline_of(baseline, &rewards, k);
+                let compared = earlier.filter(|_| baseline != Baseline::Zero);
+                let base = compared.map(|earlier| earlier.mean());
+                let base = base.unwrap_or_else(|| baseline_of(baseline, &rewards, k));
+                let centred = rewards[k] - base;
                 let kind = batch.episodes[i].trace.task_kind.as_str();
                 match scale {
                     Scale::One => centred,
                     Scale::GroupStd { epsilon } => {
-                        centred / (stats::std_unbiased(&rewards) + epsilon)
+                        let own = || stats::std_unbiased(&rewards);
+                        centred / (compared.map_or_else(own, |e| e.std_with(rewards[k])) + epsilon)
                     }
                     Scale::EnvironmentStd { epsilon } => {
                         centred / (environment_std.get(kind).copied().unwrap_or(0.0) + epsilon)
                     }
-                    Scale::GroupMean => max_rl(centred, stats::mean(&rewards)),
+                    Scale::GroupMean => max_rl(
+                        centred,
+                        compared.map_or(stats::mean(&rewards), |e| e.mean()),
+                    ),
                 }
             };
             batch.broadcast(i, advantage);

@@ -1,7 +1,10 @@
 //! Group-relative algorithms.
 
 use crate::support::*;
-use sinew_algo::{AlgoError, AlgorithmKind::*, GroupRepair, Repair, count_tokens};
+use sinew_algo::{
+    AlgoError, AlgorithmKind::*, Columns, EarlierRewards, EpisodeColumns, GroupRepair, Repair,
+    count_tokens,
+};
 use sinew_types::{EpisodeEnd, FailureKind, Limit, NO_PARENT, TokenKind};
 
 #[test]
@@ -430,4 +433,40 @@ fn resampling_without_counted_calls_is_refused() {
     let kept: Vec<&str> = rows.iter().map(|r| r.episode.as_str()).collect();
     // A successful call is better than none, which counts as half failed.
     assert_eq!(kept, ["g-1", "g-2"]);
+}
+
+/// An episode that is alone is compared with earlier ones of its task: mean, and deviation with its own.
+#[test]
+fn an_episode_alone_is_compared_with_earlier_rewards() {
+    let mut earlier = EarlierRewards::default();
+    earlier.add(0.0);
+    earlier.add(1.0);
+    let alone = |id: &str, reward: f64| vec![two_turns(id, id, reward, 1)];
+    let groups = [alone("a", 1.0), alone("b", 0.5), alone("c", 1.0)];
+    let known = |e: &str| {
+        let columns = EpisodeColumns {
+            earlier: Some(earlier),
+            ..EpisodeColumns::default()
+        };
+        (sinew_types::EpisodeId::new(e), columns)
+    };
+    // Of `c` nothing is known: there is nothing to compare it with.
+    let columns: Columns = ["a", "b"].map(known).into_iter().collect();
+    for (kind, expected) in [
+        (Grpo, 0.5 / ((1.0f64 / 3.0).sqrt() + 1e-6)),
+        (DrGrpo, 0.5),
+        (Rloo, 0.5),
+        (MaxRl, 1.0),
+    ] {
+        let algorithm = algorithm(kind);
+        let (rows, report) = algorithm.prepare(&groups).unwrap().rows(&columns).unwrap();
+        assert!(close(f64::from(advantage(&rows, "a")), expected), "{kind}");
+        let ids: Vec<_> = report.groups_too_small.iter().map(|g| g.as_str()).collect();
+        assert_eq!(ids, ["c"], "{kind}");
+        // As good as before: no signal.
+        assert!(
+            report.groups_equal.iter().any(|g| g.as_str() == "b"),
+            "{kind}"
+        );
+    }
 }
