@@ -26,4 +26,4 @@ pub use port::{
 pub use registry::{ENVIRONMENTS, EnvConfig, EnvKind, KeyError, Needs, Sandboxes};
 pub use reward::{GroupReward, Reward, RewardSample, Score, Unscored};
 pub use rewarded::Rewarded;
-pub use taskset::{Split, Taskset, TasksetError};
+pub use taskset::{NoTasks, Split, Taskset, TasksetError};

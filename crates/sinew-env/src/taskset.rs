@@ -70,3 +70,26 @@ pub trait Taskset: Send + Sync {
     /// [`TasksetError::Index`] if the index is not below the length.
     fn get(&self, split: Split, index: usize) -> Result<Task, TasksetError>;
 }
+
+/// No tasks at all: agents outside bring their own.
+#[derive(Clone, Copy, Debug)]
+pub struct NoTasks;
+
+impl Taskset for NoTasks {
+    fn name(&self) -> &str {
+        "none"
+    }
+
+    fn len(&self, _split: Split) -> usize {
+        0
+    }
+
+    fn get(&self, split: Split, index: usize) -> Result<Task, TasksetError> {
+        Err(TasksetError::Index {
+            taskset: "none".into(),
+            split,
+            index,
+            len: 0,
+        })
+    }
+}

@@ -1,6 +1,7 @@
 //! How a gateway behaves and what it works with.
 
 use crate::capacity::Capacity;
+use crate::hooks::RolloutHooks;
 use crate::journal::Journal;
 use crate::limits::{ServerLimits, SessionLimits};
 use sinew_render::{Reasoning, Renderer, ToolCallFormat, TurnFormat};
@@ -61,6 +62,9 @@ pub struct GatewayParts {
     pub requests: Arc<AtomicU64>,
     /// Capacity of an engine that is shared; `None`: every call generates at once.
     pub capacity: Option<Arc<dyn Capacity>>,
+    /// Who uses the rollouts of clients; `None`: nobody but those clients. With it, a rollout that is
+    /// finished without a call of the model is an error.
+    pub hooks: Option<Arc<dyn RolloutHooks>>,
 }
 
 impl std::fmt::Debug for GatewayParts {

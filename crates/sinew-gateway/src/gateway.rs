@@ -7,7 +7,9 @@
 use crate::archive::{Archive, taken};
 use crate::call::Caller;
 use crate::config::{GatewayConfig, GatewayParts};
+use crate::hooks::RolloutHooks;
 use crate::journal::{Receipt, Record};
+use crate::keys::hex;
 use crate::live::LiveRollouts;
 use crate::rollout::{Rollout, unix_s};
 use crate::rollouts::Rollouts;
@@ -33,6 +35,10 @@ pub struct Credentials {
     pub base_url: String,
     /// Opens this rollout's model and nothing else.
     pub api_key: String,
+    /// Address for clients that serve many rollouts: the key alone says which. Ends in `/v1`.
+    pub shared_url: String,
+    /// W3C trace context that stands for the key where a client cannot change its key by request.
+    pub traceparent: String,
 }
 
 /// A rollout as the control API shows it.
@@ -58,6 +64,7 @@ struct Inner {
     rollouts: Rollouts,
     archive: Archive,
     counters: Arc<Counters>,
+    hooks: Option<Arc<dyn RolloutHooks>>,
     /// Set by the first server that listens.
     public_url: OnceLock<String>,
 }
@@ -87,6 +94,7 @@ impl Gateway {
                 rollouts: Rollouts::new(config.server.max_rollouts),
                 archive: Archive::new(config.journal.clone(), parts.store),
                 counters,
+                hooks: parts.hooks,
                 public_url: OnceLock::new(),
                 config,
             }),
@@ -173,7 +181,13 @@ impl Gateway {
 
     /// [`Gateway::open_rollout`], and waits until the journal has it on disk: for clients that
     /// outlive this process. After an error nothing is open.
-    pub(crate) async fn open_durably(&self, spec: RolloutSpec) -> Result<Credentials, ApiError> {
+    pub(crate) async fn open_durably(
+        &self,
+        mut spec: RolloutSpec,
+    ) -> Result<Credentials, ApiError> {
+        if let Some(hooks) = &self.inner.hooks {
+            hooks.opening(&mut spec)?;
+        }
         if let Some(id) = spec.id.clone() {
             let stored = self.inner.archive.stored(&id).await?;
             self.is_new(&id, stored)?;
@@ -226,8 +240,12 @@ impl Gateway {
         let record = || self.inner.archive.append(&id, opened);
         let receipt = self.inner.rollouts.open(&id, rollout, record)?;
         self.inner.counters.count(|stats| stats.opened += 1);
+        let trace_id = hex(&key.name());
         let credentials = Credentials {
             base_url: format!("{public}/r/{id}/v1"),
+            shared_url: format!("{public}/v1"),
+            // The parent's span is of no use here, but must not be 0.
+            traceparent: format!("00-{trace_id}-{}-01", &trace_id[..16]),
             id,
             api_key,
         };
@@ -245,8 +263,11 @@ impl Gateway {
         };
         let mut count = 0;
         for found in journal.take_recovered() {
-            if self.inner.archive.stored_now(&found.id)?.is_some() {
+            if let Some(trace) = self.inner.archive.stored_now(&found.id)? {
                 // The process ended between the store and the journal.
+                if let Some(hooks) = &self.inner.hooks {
+                    hooks.finished(&trace);
+                }
                 journal.append(&found.id, Record::Finished)?;
                 continue;
             }
@@ -347,15 +368,43 @@ impl Gateway {
             })?
         };
         let trace = self.inner.archive.commit(trace).await?;
-        // If this is lost, a look into the store makes up for it.
-        self.inner.archive.append(id, Record::Finished)?;
         if self.inner.rollouts.remove(id) {
             self.inner.counters.count(|stats| {
                 stats.finished += 1;
                 stats.stored_tokens += trace.sampled_tokens() as u64;
             });
+            if let Some(hooks) = &self.inner.hooks {
+                hooks.finished(&trace);
+            }
         }
+        // If this is lost, a look into the store makes up for it.
+        self.inner.archive.append(id, Record::Finished)?;
         Ok(trace)
+    }
+
+    /// [`Gateway::finish`] as a client of the control API asks for it. Where rollouts are used, one
+    /// that called no model is stored as failed, and that is an error.
+    pub(crate) async fn finish_used(
+        &self,
+        id: &EpisodeId,
+        end: Option<EpisodeEnd>,
+    ) -> Result<Trace, ApiError> {
+        let asked = self.inner.hooks.is_some() && !matches!(end, Some(EpisodeEnd::Failed { .. }));
+        let calls = self.inner.rollouts.find(id.as_str());
+        let mute = asked && calls.is_some_and(|r| r.session().stats().calls == 0);
+        if !mute {
+            return self.finish(id, end).await;
+        }
+        let message = format!(
+            "rollout {id} called no model, so that there is nothing to train: its client must use the \
+             rollout's key (`api_key=sinew.key`) and the gateway's address (OPENAI_BASE_URL)"
+        );
+        let end = EpisodeEnd::Failed {
+            kind: FailureKind::Harness,
+            message: message.clone(),
+        };
+        self.finish(id, Some(end)).await?;
+        Err(ApiError::conflict("no_model_call", message))
     }
 
     /// Ends rollouts without a call for longer than the limit. The server does this by itself.

@@ -70,6 +70,11 @@ impl Rollout {
         key.is_some_and(|key| self.key.matches(key))
     }
 
+    /// Names the rollout in `traceparent`: the trace id of [`Secret::name`].
+    pub(crate) fn trace_id(&self) -> [u8; 16] {
+        self.key.name()
+    }
+
     /// Aborts the running calls and waits until what they sampled is captured.
     pub(crate) async fn end_calls(&self) {
         let deadline = Instant::now() + ABORT_GRACE * 2;

@@ -2,12 +2,25 @@
 
 use crate::live::LiveRollouts;
 use crate::rollout::Rollout;
+use crate::secret::Secret;
 use sinew_dialect::ApiError;
 use sinew_types::EpisodeId;
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-type Map = HashMap<String, Arc<Rollout>>;
+/// The open rollouts, by id and by the name of their key.
+#[derive(Default)]
+struct Map {
+    ids: HashMap<String, Arc<Rollout>>,
+    keys: HashMap<[u8; 16], String>,
+}
+
+impl Map {
+    fn insert(&mut self, id: &EpisodeId, rollout: Arc<Rollout>) {
+        self.keys.insert(rollout.trace_id(), id.as_str().to_owned());
+        self.ids.insert(id.as_str().to_owned(), rollout);
+    }
+}
 
 /// The open rollouts, up to a limit.
 pub(crate) struct Rollouts {
@@ -34,12 +47,20 @@ impl Rollouts {
 
     /// All of them, in no order.
     pub(crate) fn all(&self) -> Vec<Arc<Rollout>> {
-        self.read().values().map(Arc::clone).collect()
+        self.read().ids.values().map(Arc::clone).collect()
     }
 
     /// The rollout of this id, if it is open.
     pub(crate) fn find(&self, id: &str) -> Option<Arc<Rollout>> {
-        self.read().get(id).map(Arc::clone)
+        self.read().ids.get(id).map(Arc::clone)
+    }
+
+    /// Id of the open rollout that a key opens, or that a trace id stands for.
+    pub(crate) fn named(&self, key: Option<&str>, trace: Option<[u8; 16]>) -> Option<String> {
+        let open = self.read();
+        let by_key = key.and_then(|key| open.keys.get(&Secret::new(key).name()));
+        let by_trace = || open.keys.get(trace.as_ref()?);
+        by_key.or_else(by_trace).cloned()
     }
 
     /// The open rollout `id`.
@@ -51,12 +72,18 @@ impl Rollouts {
             .ok_or_else(|| ApiError::not_found(format!("there is no open rollout {id}")))
     }
 
-    /// The rollout that `key` opens.
+    /// The rollout that `key` opens, or that the trace id of the request stands for.
     ///
     /// # Errors
     /// 401, the same for unknown ids and for wrong keys.
-    pub(crate) fn authorize(&self, id: &str, key: Option<&str>) -> Result<Arc<Rollout>, ApiError> {
-        let rollout = self.find(id).filter(|rollout| rollout.is_opened_by(key));
+    pub(crate) fn authorize(
+        &self,
+        id: &str,
+        key: Option<&str>,
+        trace: Option<[u8; 16]>,
+    ) -> Result<Arc<Rollout>, ApiError> {
+        let fits = |r: &Arc<Rollout>| r.is_opened_by(key) || trace == Some(r.trace_id());
+        let rollout = self.find(id).filter(fits);
         rollout.ok_or_else(|| ApiError::unauthorized("this key does not open this rollout"))
     }
 
@@ -71,30 +98,35 @@ impl Rollouts {
         record: impl FnOnce() -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
         let mut open = self.write();
-        if open.len() >= self.limit {
+        if open.ids.len() >= self.limit {
             let why = format!(
                 "{} rollouts are open, the limit of this gateway",
                 self.limit
             );
             return Err(ApiError::overloaded("too_many_rollouts", why));
         }
-        if open.contains_key(id.as_str()) {
+        if open.ids.contains_key(id.as_str()) {
             let why = format!("rollout {id} is open already");
             return Err(ApiError::conflict("rollout_exists", why));
         }
         let recorded = record()?;
-        open.insert(id.as_str().to_owned(), rollout);
+        open.insert(id, rollout);
         Ok(recorded)
     }
 
     /// Puts back a rollout that was open before a restart.
     pub(crate) fn restore(&self, id: &EpisodeId, rollout: Arc<Rollout>) {
-        self.write().insert(id.as_str().to_owned(), rollout);
+        self.write().insert(id, rollout);
     }
 
     /// Whether it was there.
     pub(crate) fn remove(&self, id: &EpisodeId) -> bool {
-        self.write().remove(id.as_str()).is_some()
+        let mut open = self.write();
+        let removed = open.ids.remove(id.as_str());
+        if let Some(rollout) = &removed {
+            open.keys.remove(&rollout.trace_id());
+        }
+        removed.is_some()
     }
 
     /// The `limit` rollouts that have been in their phase for the longest; they end after `ttl_s`

@@ -7,9 +7,13 @@
 //! | `/rollouts` | GET, POST | control token | `list`, `open` |
 //! | `/rollouts/{id}` | GET | control token | `view` |
 //! | `/rollouts/{id}/reward`, `/rollouts/{id}/finish` | POST | control token | `reward`, `finish` |
+//! | `/r/{id}/v1/reward` | POST | the rollout's key, if its agent is trusted | `own_reward` |
 //! | `/r/{id}/v1/models`, `/r/{id}/v1/models/{name}` | GET | the rollout's key | `models`, `one_model` |
 //! | `/r/{id}/v1/chat/completions`, `completions`, `responses`, `messages` | POST | the rollout's key | `call` |
 //! | `/r/{id}/v1/messages/count_tokens` | POST | the rollout's key | `count_tokens` |
+//!
+//! A path `/v1/...` is that of the rollout whose key, or trace id in `traceparent`, the request has: one
+//! client with one base URL serves many rollouts.
 //!
 //! Secrets are read from `Authorization: Bearer KEY` or from `x-api-key`. Authorization comes before
 //! the body is read. Errors of model calls have the form of their dialect, all others that of OpenAI.
@@ -88,6 +92,7 @@ pub(crate) fn router(service: Service, more: Option<Router>) -> Router {
         .route("/r/{id}/v1/responses", model(&Responses))
         .route("/r/{id}/v1/messages", model(&Messages))
         .route("/r/{id}/v1/messages/count_tokens", count())
+        .route("/r/{id}/v1/reward", only("POST", post(own_reward)))
         // Anthropic's clients put `/v1` after their base URL.
         .route("/r/{id}/v1/v1/messages", model(&Messages))
         .route("/r/{id}/v1/v1/messages/count_tokens", count())
@@ -126,14 +131,51 @@ pub(crate) fn plain_path<B>(mut request: axum::http::Request<B>) -> axum::http::
     request
 }
 
+/// A path `/v1/...` becomes that of the rollout that the request's key or trace id names.
+pub(crate) fn addressed<B>(
+    gateway: &Gateway,
+    mut request: axum::http::Request<B>,
+) -> axum::http::Request<B> {
+    if !request.uri().path().starts_with("/v1/") {
+        return request;
+    }
+    let headers = request.headers();
+    let Some(id) = gateway.rollouts().named(bearer(headers), trace(headers)) else {
+        return request;
+    };
+    let mut parts = request.uri().clone().into_parts();
+    let rest = parts
+        .path_and_query
+        .as_ref()
+        .map_or("", PathAndQuery::as_str);
+    parts.path_and_query = PathAndQuery::try_from(format!("/r/{id}{rest}")).ok();
+    if let Ok(uri) = Uri::from_parts(parts) {
+        *request.uri_mut() = uri;
+    }
+    request
+}
+
+/// The trace id of a request's W3C trace context.
+fn trace(headers: &HeaderMap) -> Option<[u8; 16]> {
+    let text = headers.get("traceparent")?.to_str().ok()?;
+    let digits = text.split('-').nth(1).filter(|d| d.len() == 32)?;
+    let mut id = [0; 16];
+    for (byte, pair) in id.iter_mut().zip(digits.as_bytes().chunks_exact(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+    }
+    Some(id)
+}
+
 /// The answer to an unknown path: it does not list paths, but says where a model is served.
 async fn unknown(uri: Uri) -> Refused {
     let path = uri.path();
-    let hint = match path.starts_with("/v1/") {
-        true => "; models are served under the `base_url` that POST /rollouts answers with",
-        false => "",
-    };
-    Refused(ApiError::not_found(format!("there is no {path}{hint}")))
+    Refused(match path.starts_with("/v1/") {
+        true => ApiError::unauthorized(
+            "this key opens no rollout; models are served to the `api_key` that POST /rollouts answers with \
+             (Python: `api_key=sinew.key`), or under its `base_url`",
+        ),
+        false => ApiError::not_found(format!("there is no {path}")),
+    })
 }
 
 /// An error that a route answers with, in the form of OpenAI's API.
@@ -179,7 +221,8 @@ impl Service {
 
     /// The open rollout whose key the request has.
     fn rollout(&self, id: &str, headers: &HeaderMap) -> Result<Arc<Rollout>, ApiError> {
-        self.gateway.rollouts().authorize(id, bearer(headers))
+        let rollouts = self.gateway.rollouts();
+        rollouts.authorize(id, bearer(headers), trace(headers))
     }
 
     /// The body of a request within `limit` bytes and the time for reading.
@@ -229,13 +272,30 @@ async fn reward(State(service): Api, Path(id): Path<String>, request: Request) -
     Ok(Json(json!({"id": id})).into_response())
 }
 
+/// A reward that the agent itself gives: with its own key, and only where its opener trusts it.
+async fn own_reward(State(service): Api, Path(id): Path<String>, request: Request) -> Answer {
+    let rollout = service.rollout(&id, request.headers())?;
+    if !rollout.session().spec().agent_scores {
+        let why = format!(
+            "the agent of rollout {id} may not score itself; what opens the rollout may allow it \
+             (`agent_scores`; in a recipe harness.scored_by = \"agent\")"
+        );
+        return Err(Refused(ApiError {
+            status: 403,
+            code: "not_trusted",
+            ..ApiError::unauthorized(why)
+        }));
+    }
+    reward(State(service), Path(id), request).await
+}
+
 async fn finish(State(service): Api, Path(id): Path<String>, request: Request) -> Answer {
     let asked: FinishRequest = body::control(&service.read(request, MAX_CONTROL_BYTES).await?)?;
     let id = EpisodeId::new(id);
     if let Some(reward) = &asked.reward {
         service.gateway.reward(&id, reward)?;
     }
-    let trace = service.gateway.finish(&id, asked.end).await?;
+    let trace = service.gateway.finish_used(&id, asked.end).await?;
     let body = json!({
         "id": id,
         "end": trace.end,

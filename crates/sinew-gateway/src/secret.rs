@@ -19,6 +19,14 @@ impl Secret {
         self.0.to_hex().to_string()
     }
 
+    /// Half of what is remembered: it names the secret in a table, and as the trace id of
+    /// `traceparent` in requests.
+    pub(crate) fn name(&self) -> [u8; 16] {
+        let mut name = [0; 16];
+        name.copy_from_slice(&self.0.as_bytes()[..16]);
+        name
+    }
+
     /// A secret whose [`Secret::hash_hex`] is known.
     pub(crate) fn from_hash_hex(digits: &str) -> Option<Self> {
         blake3::Hash::from_hex(digits).ok().map(Self)

@@ -5,8 +5,7 @@
 //! connections last, so that every client gets an answer.
 
 use crate::gateway::Gateway;
-use crate::limits::ServerLimits;
-use crate::routes::{Service, plain_path, router};
+use crate::routes::{Service, addressed, plain_path, router};
 use crate::secret::Secret;
 use axum::Router;
 use hyper::server::conn::http1;
@@ -149,7 +148,7 @@ async fn accept(
         tokio::select! {
             (permit, accepted) = next => match accepted {
                 Ok((stream, _)) => {
-                    let connection = serve(stream, limits, router.clone(), stopped.clone());
+                    let connection = serve(stream, gateway.clone(), router.clone(), stopped.clone());
                     connections.spawn(async move {
                         connection.await;
                         drop(permit);
@@ -176,10 +175,11 @@ async fn accept(
 
 async fn serve(
     stream: TcpStream,
-    limits: ServerLimits,
+    gateway: Gateway,
     router: Router,
     mut stopped: watch::Receiver<bool>,
 ) {
+    let limits = gateway.config().server;
     // The kernel ends a connection whose client takes nothing for so long, which would else hold
     // its place for ever.
     let wait_ms = u32::try_from(limits.write_timeout.as_millis()).unwrap_or(u32::MAX);
@@ -192,7 +192,7 @@ async fn serve(
         tracing::debug!(%error, "no TCP_NODELAY");
     }
     let router = TowerToHyperService::new(router);
-    let answer = service_fn(move |request| router.call(plain_path(request)));
+    let answer = service_fn(move |request| router.call(addressed(&gateway, plain_path(request))));
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())

@@ -2,7 +2,7 @@
 
 use crate::schedule::shuffled;
 use serde::{Deserialize, Serialize};
-use sinew_algo::{AdaptiveConfig, Estimates, unit};
+use sinew_algo::{AdaptiveConfig, EarlierRewards, Estimates, unit};
 use sinew_env::{Split, Taskset, TasksetError};
 use sinew_types::mix_seed;
 use std::collections::BTreeMap;
@@ -10,6 +10,9 @@ use std::collections::BTreeMap;
 /// Tasks that are looked at for their type. Larger tasksets are generated in random order, so that
 /// their first tasks are a sample of all of them.
 const MAX_TASKS: usize = 20_000;
+
+/// Tasks whose episodes without a group have a baseline of their own; those of others share one.
+const MAX_TASK_KEYS: usize = 10_000;
 
 /// Training tasks by type.
 #[derive(Debug)]
@@ -33,6 +36,9 @@ pub struct Curriculum {
     estimates: Estimates,
     /// Tasks drawn of each type.
     drawn: BTreeMap<String, u64>,
+    /// Rewards of episodes that had no group, by task; of all of them under the empty name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    alone: BTreeMap<String, EarlierRewards>,
 }
 
 impl Curriculum {
@@ -71,6 +77,24 @@ impl Curriculum {
         self.estimates.update(config, seen);
     }
 
+    /// Takes in the reward of an episode that had no group, by its task.
+    pub(crate) fn reward_alone(&mut self, task: &str, reward: f64) {
+        let room = self.alone.len() < MAX_TASK_KEYS || self.alone.contains_key(task);
+        for key in [Some(""), Some(task).filter(|_| room)]
+            .into_iter()
+            .flatten()
+        {
+            self.alone.entry(key.to_owned()).or_default().add(reward);
+        }
+    }
+
+    /// What an episode of this task without a group is compared with: earlier ones of the task, or of
+    /// all tasks if there were none.
+    pub(crate) fn earlier(&self, task: &str) -> Option<EarlierRewards> {
+        let known = self.alone.get(task).or_else(|| self.alone.get(""));
+        known.copied()
+    }
+
     /// Probability of each type at the next draw.
     pub(crate) fn shares(
         &self,
@@ -104,6 +128,21 @@ mod tests {
             let back: Curriculum = serde_json::from_value(value).unwrap();
             assert_eq!(back, c, "{text}");
         }
+    }
+
+    #[test]
+    fn an_episode_alone_is_compared_with_its_task_or_with_all() {
+        let mut c = Curriculum::default();
+        assert_eq!(c.earlier("a"), None);
+        c.reward_alone("a", 1.0);
+        c.reward_alone("b", 0.0);
+        let mean = |task: &str| c.earlier(task).map(|e| e.mean());
+        assert_eq!((mean("a"), mean("b")), (Some(1.0), Some(0.0)));
+        assert_eq!(mean("new"), Some(0.5));
+        for n in 0..MAX_TASK_KEYS + 5 {
+            c.reward_alone(&format!("t{n}"), 0.0);
+        }
+        assert_eq!(c.alone.len(), MAX_TASK_KEYS);
     }
 
     #[test]

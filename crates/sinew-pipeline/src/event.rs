@@ -87,6 +87,13 @@ pub enum RunEvent {
         steps: Arc<Vec<StepRecord>>,
         evals: Arc<Vec<EvalRecord>>,
     },
+    /// The run's model is served to agents outside.
+    Serving {
+        /// Without a path.
+        url: String,
+        /// The file with the token that opens rollouts.
+        token_file: std::path::PathBuf,
+    },
     /// Another phase begins.
     Phase(Phase),
     /// About four times a second while episodes run.

@@ -325,7 +325,7 @@ impl SampleSource for PoolSource {
             too_small,
             too_long,
         } = passed.unwrap_or_default();
-        let mut why = String::new();
+        let mut why = "the pool had no whole group for this recipe in data.wait_s".to_owned();
         if too_small > 0 {
             let least = self.min_group;
             why += &format!(
@@ -338,6 +338,6 @@ impl SampleSource for PoolSource {
                 "; {too_long} groups with paths longer than rollout.max_context_tokens wait there"
             );
         }
-        why
+        why + "\n  hint: `sinew pool status` tells what waits there"
     }
 }

@@ -159,6 +159,8 @@ pub struct Wanted<'a> {
     pub store: &'a dyn TraceStore,
     /// Scores data that has no log-probabilities.
     pub learner: &'a mut dyn Learner,
+    /// Is told now and then how many episodes are there while a source waits, and how many it waits for.
+    pub tick: &'a mut dyn FnMut(usize, usize),
 }
 
 impl std::fmt::Debug for Wanted<'_> {

@@ -1,5 +1,6 @@
 //! From the episodes of a step to rows of training.
 
+use crate::curriculum::Curriculum;
 use crate::error::PipelineError;
 use crate::formats;
 use crate::ports::Learner;
@@ -9,18 +10,26 @@ use sinew_grammar::Grammars;
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::collections::BTreeSet;
 
-/// Training rows of a step's groups. Episodes whose masks cannot be made again are failed ones from
+/// Training rows of a step's groups; an episode without a group is compared with earlier ones that the
+/// curriculum knows. Episodes whose masks cannot be made again are failed ones from
 /// then on.
 ///
 /// # Errors
 /// What the algorithm or a model refuses.
 pub(crate) fn score(
     groups: &mut [Vec<Trace>],
+    curriculum: &Curriculum,
     algorithm: &Algorithm,
     learner: &mut dyn Learner,
     grammars: &dyn Grammars,
 ) -> Result<Rows, PipelineError> {
-    let replayed = formats::replay_all(grammars, groups);
+    let mut replayed = formats::replay_all(grammars, groups);
+    for trace in groups.iter().filter(|g| g.len() == 1).flatten() {
+        if let Some(earlier) = curriculum.earlier(trace.task.as_str()) {
+            let columns = replayed.columns.entry(trace.episode.clone());
+            columns.or_default().earlier = Some(earlier);
+        }
+    }
     let batch = algorithm.prepare(groups).map_err(PipelineError::system)?;
     let columns = learner.columns(algorithm, &batch, replayed.columns)?;
     let (rows, report) = batch.rows(&columns).map_err(PipelineError::system)?;

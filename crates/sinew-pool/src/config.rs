@@ -106,6 +106,9 @@ pub struct PoolConfig {
     pub max_body_bytes: usize,
     /// Maximum trajectories of one request. Default: 4096.
     pub max_batch: usize,
+    /// Rollouts of one `group` of this gateway that make the group complete, 1 or more; its finished
+    /// rollouts are trajectories, too. Default: 1.
+    pub rollout_group_size: u32,
     /// Maximum nodes of one trajectory. Default: 4096.
     pub max_nodes: usize,
     /// Maximum tokens of one trajectory, and of one path. Default: 262,144.
@@ -145,6 +148,7 @@ impl Default for PoolConfig {
             max_bytes: 4 << 30,
             max_body_bytes: 16 << 20,
             max_batch: 4096,
+            rollout_group_size: 1,
             max_nodes: 4096,
             max_tokens: 262_144,
             max_group: 1024,
@@ -174,6 +178,11 @@ impl PoolConfig {
             ("max_bytes", self.max_bytes, 1 << 40),
             ("max_body_bytes", self.max_body_bytes as u64, 1 << 30),
             ("max_batch", self.max_batch as u64, 1 << 20),
+            (
+                "rollout_group_size",
+                u64::from(self.rollout_group_size),
+                65_536,
+            ),
             ("max_nodes", self.max_nodes as u64, 1 << 20),
             ("max_tokens", self.max_tokens as u64, 1 << 26),
             ("max_group", u64::from(self.max_group), 65_536),

@@ -6,7 +6,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sinew_types::{
-    EpisodeEnd, FinishReason, Message, NodeId, TokenId, TokenKind, ToolSpec, VersionSpan,
+    EpisodeEnd, FinishReason, Message, NO_PARENT, Node, NodeId, TokenId, TokenKind, ToolSpec,
+    Trace, VersionSpan,
 };
 use std::collections::BTreeMap;
 
@@ -143,6 +144,59 @@ pub struct Pushed {
     pub model: Option<String>,
     /// Name of the sender; empty if none was given.
     pub source: String,
+}
+
+impl Pushed {
+    /// A finished rollout of the gateway beside the pool, in groups of so many. One without a reward goes
+    /// to quarantine, as others without one do.
+    pub fn of_rollout(trace: &Trace, group_size: u32, tokenizer: &str) -> Self {
+        let nodes = trace.nodes.iter().map(PushedNode::of);
+        let group = trace.group.as_str();
+        let trajectory = Trajectory {
+            id: Some(trace.episode.0.clone()),
+            task: trace.task.as_str().to_owned(),
+            task_kind: Some(trace.task_kind.clone()),
+            group: (group != "none").then(|| group.to_owned()),
+            group_size: (group != "none").then_some(group_size),
+            kind: Some(Kind::Rl),
+            reward: (!trace.outcome.unscored).then_some(trace.outcome.reward),
+            success: Some(trace.outcome.success),
+            metrics: Some(trace.outcome.metrics.clone()),
+            end: Some(trace.end.clone()),
+            started_unix_s: Some(trace.timing.started_unix_s),
+            nodes: Some(nodes.collect()),
+            messages: None,
+            tools: None,
+        };
+        Self {
+            // Its maps have texts as keys, so that it is always JSON.
+            raw: serde_json::to_string(&trajectory).unwrap_or_default(),
+            tokenizer: Some(tokenizer.to_owned()),
+            model: None,
+            source: "gateway".to_owned(),
+        }
+    }
+}
+
+impl PushedNode {
+    /// A node of a captured trace.
+    fn of(node: &Node) -> Self {
+        let sampled = node.kind == TokenKind::Sampled;
+        Self {
+            parent: (node.parent != NO_PARENT).then_some(node.parent),
+            kind: node.kind,
+            tokens: node.tokens.clone(),
+            logprobs: sampled.then(|| node.logprobs.iter().map(|l| Some(*l)).collect()),
+            temperature: sampled.then_some(node.temperature),
+            version: None,
+            versions: sampled.then(|| node.versions.clone()),
+            turn: Some(node.turn),
+            messages: None,
+            finish: node.finish.clone(),
+            process_reward: Some(node.process_reward),
+            state_hash: node.state_hash,
+        }
+    }
 }
 
 /// A batch of the JSON form.

@@ -27,6 +27,7 @@ impl RunPlan {
             .map_or(0, |c| c.every.saturating_mul(updates));
         // The pool bounds how old they are.
         let old = old.max(u64::from(self.draws_from_pool()));
+        let old = old.max(self.harness.live().map_or(0, |l| l.max_age));
         RunFacts {
             // Pairs and stored episodes come in groups of their own sizes.
             group_size: match &self.data {
@@ -90,7 +91,7 @@ fn inputs(plan: &RunPlan, c: &Composition, rules: &mut Rules) {
     }
     let outside = !plan.harness.is_built_in();
     let kind = plan.algorithm.kind;
-    let command = "\"command\"";
+    let command = &format!("{:?}", plan.harness.name());
     rules.custom(
         "harness.type",
         command,
@@ -114,10 +115,10 @@ fn inputs(plan: &RunPlan, c: &Composition, rules: &mut Rules) {
         "harness.type",
         command,
         format!(
-            "`{kind}` normalizes the rewards of turns apart, and the turns of an agent outside have none: use \
-             the built-in loop, or set algorithm.process"
+            "`{kind}` normalizes the rewards of turns apart, and only an agent that scores itself gives such: set \
+             harness.scored_by = \"agent\", use the built-in loop, or set algorithm.process"
         ),
-        !(outside && apart),
+        !(outside && apart && plan.harness.is_graded()),
     );
     let process_reward = plan.env.config().process_reward();
     rules.custom(
@@ -127,6 +128,6 @@ fn inputs(plan: &RunPlan, c: &Composition, rules: &mut Rules) {
             "`{kind}` normalizes the rewards of turns apart, and at 0 no turn has one: set it above 0, or \
              set algorithm.process"
         ),
-        process_reward > 0.0 || !apart,
+        process_reward > 0.0 || !apart || !plan.harness.is_graded(),
     );
 }

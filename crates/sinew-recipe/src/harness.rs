@@ -1,10 +1,11 @@
 //! The `[harness]` table of a recipe.
 
-use crate::RunPlan;
 use crate::rule::Rules;
 use crate::section::choice;
+use crate::{RunPlan, StoreKind};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use sinew_algo::GroupRepair;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -18,6 +19,17 @@ choice! {
     }
 }
 
+choice! {
+    /// Who scores an agent's episode.
+    ScoredBy {
+        /// The environment and the rewards of the recipe grade the agent's answer.
+        Environment = "environment",
+        /// The agent gives its own reward, and is trusted with it: as the last line that it prints, as the
+        /// answer of its service, or with its key at the address in `SINEW_REWARD_URL`.
+        Agent = "agent",
+    }
+}
+
 /// What drives the turns of an episode.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
@@ -27,6 +39,143 @@ pub enum HarnessSection {
     BuiltIn {},
     /// A program that talks to the gateway.
     Command(CommandSection),
+    /// A Python function of the author's: `async def solve(task, model)`, which returns its reward.
+    Function(FunctionSection),
+    /// A service that runs already: each task is posted to it, with the key of a rollout.
+    Service(ServiceSection),
+    /// Agents that run already and open rollouts themselves at `sinew train --serve`: what they finish with
+    /// a reward is trained at once.
+    Live(LiveSection),
+}
+
+/// A Python function, called once for each episode in a fork of one interpreter.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FunctionSection {
+    /// `FILE.py:NAME`, relative to the current folder. Its parameters are any of `task`, `model`, `base_url`
+    /// and `api_key`.
+    pub function: String,
+    /// Interpreter, whose packages it imports.
+    #[serde(default = "default_python")]
+    pub python: String,
+    /// Wall time of one call, in seconds.
+    #[serde(default = "default_timeout_s")]
+    pub timeout_s: f64,
+    /// CPU time of one call, in seconds.
+    #[serde(default = "default_cpu_s")]
+    pub cpu_s: f64,
+    /// Memory of all calls together, in MiB.
+    #[serde(default = "default_function_mb")]
+    #[schemars(range(min = 32, max = 1_048_576))]
+    pub memory_mb: u64,
+    /// Maximum number of calls at a time.
+    #[serde(default = "default_max_programs")]
+    #[schemars(range(min = 1, max = 16_384))]
+    pub max_programs: usize,
+    /// Environment variables in addition to those of the rollout.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Who scores an episode; `agent`: the number, truth value or `{"reward": ...}` that it returns.
+    #[serde(default = "agent_scores")]
+    pub scored_by: ScoredBy,
+}
+
+fn default_python() -> String {
+    "python3".into()
+}
+
+fn default_function_mb() -> u64 {
+    4096
+}
+
+fn agent_scores() -> ScoredBy {
+    ScoredBy::Agent
+}
+
+impl FunctionSection {
+    /// File and name of the function; `None`: it is not written so.
+    pub fn parts(&self) -> Option<(&str, &str)> {
+        let (file, name) = self.function.rsplit_once(':')?;
+        let plain = !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '_');
+        (file.ends_with(".py") && plain).then_some((file, name))
+    }
+
+    /// The program that calls it.
+    fn command(&self) -> CommandSection {
+        let (file, name) = self.parts().unwrap_or_default();
+        let words = [self.python.as_str(), file, "--sinew-call", name];
+        CommandSection {
+            command: words.map(str::to_owned).into(),
+            level: HarnessLevel::Process,
+            image: None,
+            timeout_s: self.timeout_s,
+            cpu_s: self.cpu_s,
+            memory_mb: Some(self.memory_mb),
+            processes: default_processes(),
+            max_programs: self.max_programs,
+            preload: true,
+            env: self.env.clone(),
+            mounts: BTreeMap::new(),
+            scored_by: self.scored_by,
+        }
+    }
+}
+
+/// A service that answers tasks over HTTP and calls its model through the gateway.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ServiceSection {
+    /// Address that tasks are posted to.
+    pub url: String,
+    /// JSON body; `{prompt}`, `{id}`, `{kind}` and `{COLUMN}` of the task's row are filled in where they
+    /// stand in its texts.
+    #[serde(default = "default_body")]
+    pub body: BTreeMap<String, serde_json::Value>,
+    /// Field of the JSON answer that holds the agent's answer, as in `result.text`. Left out: the whole body.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output: Option<String>,
+    /// Maximum number of tasks that the service works on at a time.
+    #[serde(default = "default_max_programs")]
+    #[schemars(range(min = 1, max = 16_384))]
+    pub slots: usize,
+    /// Wall time of one task, in seconds; then the episode is truncated.
+    #[serde(default = "default_service_s")]
+    pub timeout_s: f64,
+    /// Who scores an episode; `agent`: the field `reward` of the JSON answer.
+    #[serde(default)]
+    pub scored_by: ScoredBy,
+}
+
+/// Agents that open rollouts by themselves.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LiveSection {
+    /// Seconds from the first finished rollout of a group to its end, whole or not.
+    #[serde(default = "default_service_s")]
+    pub group_wait_s: f64,
+    /// Seconds without a new or finished rollout after which the run ends.
+    #[serde(default = "default_idle_s")]
+    pub idle_s: f64,
+    /// Updates that a rollout's oldest token may be behind; older ones are dropped and counted.
+    #[serde(default = "default_max_age")]
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub max_age: u64,
+}
+
+fn default_body() -> BTreeMap<String, serde_json::Value> {
+    BTreeMap::from([("task".into(), "{prompt}".into())])
+}
+
+fn default_service_s() -> f64 {
+    300.0
+}
+
+fn default_idle_s() -> f64 {
+    3600.0
+}
+
+fn default_max_age() -> u64 {
+    4
 }
 
 /// A program, run once for each episode.
@@ -68,6 +217,9 @@ pub struct CommandSection {
     /// Folders to show in the sandbox, read-only: path inside = folder of the host.
     #[serde(default)]
     pub mounts: BTreeMap<String, PathBuf>,
+    /// Who scores an episode. `agent` trusts the program: what runs in its sandbox may claim any reward.
+    #[serde(default)]
+    pub scored_by: ScoredBy,
 }
 
 fn default_timeout_s() -> f64 {
@@ -101,24 +253,167 @@ impl CommandSection {
 }
 
 impl HarnessSection {
+    /// The settings of agents that open rollouts by themselves, if those are trained.
+    pub fn live(&self) -> Option<&LiveSection> {
+        match self {
+            Self::Live(section) => Some(section),
+            _ => None,
+        }
+    }
+
+    /// The program that is run for each episode, if one is.
+    pub fn program(&self) -> Option<CommandSection> {
+        match self {
+            Self::Command(command) => Some(command.clone()),
+            Self::Function(function) => Some(function.command()),
+            _ => None,
+        }
+    }
+
+    /// Whether the run's gateway listens where agents outside find it: `sinew train --serve` says where.
+    pub fn is_served(&self) -> bool {
+        matches!(self, Self::Service(_) | Self::Live(_))
+    }
+
+    /// Whether episodes are scored by the environment or the rewards of the recipe.
+    pub fn is_graded(&self) -> bool {
+        match self {
+            Self::BuiltIn {} => true,
+            Self::Command(c) => c.scored_by == ScoredBy::Environment,
+            Self::Function(f) => f.scored_by == ScoredBy::Environment,
+            Self::Service(s) => s.scored_by == ScoredBy::Environment,
+            Self::Live(_) => false,
+        }
+    }
+
+    /// The kind of harness, as typed.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::BuiltIn {} => "built_in",
+            Self::Command(_) => "command",
+            Self::Function(_) => "function",
+            Self::Service(_) => "service",
+            Self::Live(_) => "live",
+        }
+    }
+
     /// Whether the environment's own turns are driven, and no program from outside.
     pub fn is_built_in(&self) -> bool {
         matches!(self, Self::BuiltIn {})
     }
 
-    /// Maximum number of programs that run at a time, and the wall time of one; none with the built-in loop.
+    /// Maximum number of agents that run at a time, and the wall time of one; `None`: no such bound.
     pub fn quota(&self) -> Option<(usize, f64)> {
         match self {
-            Self::BuiltIn {} => None,
+            Self::BuiltIn {} | Self::Live(_) => None,
+            Self::Service(s) => Some((s.slots, s.timeout_s)),
             Self::Command(c) => Some((c.max_programs, c.timeout_s)),
+            Self::Function(f) => Some((f.max_programs, f.timeout_s)),
         }
     }
 }
 
 pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
-    let HarnessSection::Command(c) = &plan.harness else {
-        return;
-    };
+    match &plan.harness {
+        HarnessSection::BuiltIn {} => {}
+        HarnessSection::Command(c) => command(plan, c, rules),
+        HarnessSection::Function(f) => {
+            rules.allowed(
+                "harness.function",
+                format!("{:?}", f.function),
+                "a file and a function in it, as in \"agent.py:solve\"",
+                f.parts().is_some(),
+            );
+            command(plan, &f.command(), rules);
+        }
+        HarnessSection::Service(s) => service(s, rules),
+        HarnessSection::Live(l) => live(plan, l, rules),
+    }
+    rules.allowed(
+        "reward",
+        "set",
+        "missing where agents give their own rewards: remove it, or harness.scored_by",
+        plan.harness.is_graded() || plan.reward.is_none(),
+    );
+}
+
+fn service(s: &ServiceSection, rules: &mut Rules) {
+    let http = s.url.starts_with("http://") || s.url.starts_with("https://");
+    rules.allowed(
+        "harness.url",
+        format!("{:?}", s.url),
+        "an address that begins with http:// or https://",
+        http,
+    );
+    rules.seconds("harness.timeout_s", s.timeout_s);
+    rules.range("harness.slots", s.slots, 1..=16_384);
+}
+
+/// Agents bring their own tasks and rewards, and nothing of theirs is run by Sinew.
+fn live(plan: &RunPlan, l: &LiveSection, rules: &mut Rules) {
+    rules.seconds("harness.group_wait_s", l.group_wait_s);
+    rules.seconds("harness.idle_s", l.idle_s);
+    rules.range("harness.max_age", l.max_age, 1..=1_000_000);
+    let why =
+        "agents bring their own requests; remove it, or drive them with harness.type = \"service\"";
+    rules.allowed(
+        "tasks",
+        "set",
+        &format!("missing with harness.type = \"live\": {why}"),
+        plan.tasks.source.is_none(),
+    );
+    rules.allowed(
+        "env.type",
+        format!("{:?}", plan.env.name()),
+        "only \"chat\" with harness.type = \"live\": agents have their own world",
+        plan.env.name() == "chat",
+    );
+    rules.allowed(
+        "data",
+        "set",
+        "missing with harness.type = \"live\": agents give the data",
+        plan.data.is_none(),
+    );
+    rules.custom(
+        "store.type",
+        format!("{:?}", plan.store.kind.name()),
+        "what agents did cannot be done again: use \"disk\"".into(),
+        plan.store.kind == StoreKind::Disk,
+    );
+    let retries = |step: &GroupRepair| matches!(step, GroupRepair::Retry { .. });
+    rules.custom(
+        "rollout.repair",
+        "retry",
+        "rollouts of agents outside cannot be run again: leave `retry` out".into(),
+        !plan.rollout.repair.iter().flatten().any(retries),
+    );
+    rules.custom(
+        "algorithm.refill",
+        plan.algorithm.refill.unwrap_or_default(),
+        "has no effect: agents outside choose their tasks; remove it".into(),
+        plan.algorithm.refill.is_none(),
+    );
+    for key in [
+        "rollout.max_in_flight",
+        "rollout.max_starting",
+        "rollout.admission",
+        "rollout.episode_timeout_s",
+        "rollout.score_timeout_s",
+        "rollout.cross_policy",
+        "tasks.sampling",
+        "eval.tasks",
+        "eval.episodes_per_task",
+        "eval.every",
+        "eval.temperature",
+        "eval.greedy",
+    ] {
+        let reason =
+            "has no effect with harness.type = \"live\": agents run by themselves; remove it";
+        rules.unused(key, reason.into(), false);
+    }
+}
+
+fn command(plan: &RunPlan, c: &CommandSection, rules: &mut Rules) {
     let container = c.level == HarnessLevel::Container;
     rules.allowed(
         "harness.image",

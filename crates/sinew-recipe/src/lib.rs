@@ -62,7 +62,10 @@ pub use engine::{
 pub use env::EnvSection;
 pub use error::RecipeError;
 pub use eval::EvalPlan;
-pub use harness::{CommandSection, HarnessLevel, HarnessSection};
+pub use harness::{
+    CommandSection, FunctionSection, HarnessLevel, HarnessSection, LiveSection, ScoredBy,
+    ServiceSection,
+};
 pub use judge::{
     JudgeFormat, JudgeMode, JudgePlan, JudgeView, RubricItem, RubricSource, WeightedItem,
 };

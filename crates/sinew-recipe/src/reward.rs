@@ -88,7 +88,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
             &format!(
                 "a reward such as reward = \"exact(answer)\": env.type = \"{env}\" has no score of its own"
             ),
-            !plan.env.needs().reward,
+            !plan.env.needs().reward || !plan.harness.is_graded(),
         );
         return;
     };

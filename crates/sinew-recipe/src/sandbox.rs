@@ -126,7 +126,8 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         s.cpus.is_none_or(|n| (0.01..=1024.0).contains(&n)),
     );
     let scored = plan.reward.as_ref().is_some_and(RewardSection::has_python);
-    let used = plan.env.needs().sandbox || !plan.harness.is_built_in() || scored;
+    let program = plan.harness.program().is_some();
+    let used = plan.env.needs().sandbox || program || scored;
     let env = plan.env.name();
     let reason = format!("has no effect: env.type = \"{env}\" runs no code; remove it");
     rules.unused("sandbox", reason, used);

@@ -141,7 +141,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         "missing",
         "a file of rows, such as tasks = \"tasks.jsonl\", or an environment with tasks of its own, such as \
          [env] type = \"tool_math\"",
-        given || !needs.tasks,
+        given || !needs.tasks || plan.harness.live().is_some(),
     );
     let reason = format!("has no effect: env.type = \"{env}\" has tasks of its own; remove it");
     rules.custom(

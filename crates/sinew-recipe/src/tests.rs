@@ -267,7 +267,7 @@ fn algorithms_without_their_inputs_are_refused() {
         (
             "algorithm = { type = \"process_grpo\" }",
             command,
-            "have none",
+            "harness.scored_by",
         ),
         (
             "algorithm = { type = \"process_grpo\" }",

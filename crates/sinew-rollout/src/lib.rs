@@ -6,7 +6,7 @@
 //! | [`run_episode`] | carries its commands out: engine, environment, renderer, clock |
 //! | [`Runner`] | runs hundreds of episodes side by side, so that the engine works while tools run |
 //! | [`AdmissionCore`] | decides, as pure, which episodes start and which generate next: as many as fit into the engine's KV cache |
-//! | [`Harness`] | port of what drives the turns: the built-in loop, or an agent program ([`ProgramHarness`]) |
+//! | [`Harness`] | port of what drives the turns: the built-in loop, or an agent program ([`ProgramHarness`]), a service ([`ServiceHarness`]) |
 //! | [`Gauges`] | counters and live episodes, for views |
 //!
 //! # Invariants
@@ -37,7 +37,7 @@ pub use episode::{
 };
 pub use gauges::{FlightGuard, Gauges, GaugesReading, LiveEpisode, Phase, PhaseGuard};
 pub use harness::{
-    BuiltInLoop, ModelAccess, ModelServer, ProgramCommand, ProgramConfig, ProgramError,
-    ProgramHarness, Programs, grade_answer,
+    AgentReport, BuiltInLoop, ModelAccess, ModelServer, ProgramCommand, ProgramConfig,
+    ProgramError, ProgramHarness, Programs, ServiceConfig, ServiceHarness, grade_answer,
 };
 pub use parts::{EpisodeOptions, EpisodeParts, Harness};

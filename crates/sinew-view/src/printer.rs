@@ -77,6 +77,15 @@ impl Recorder for Printer {
     fn record(&mut self, event: &RunEvent) -> Result<(), PipelineError> {
         match event {
             RunEvent::Described(text) => self.line(text),
+            RunEvent::Serving { url, token_file } => {
+                let file = token_file.display().to_string();
+                match self.out {
+                    Out::Json => self.json(&json!({"serving": {"url": url, "token_file": file}})),
+                    _ => log::say(&format!(
+                        "serving agents at {url}; the control token is in {file}"
+                    )),
+                }
+            }
             RunEvent::Warning(text) => {
                 log::say(&format!("warning: {text}"));
                 self.json(&json!({ "warning": text }));
@@ -90,9 +99,9 @@ impl Recorder for Printer {
                 self.line(&measured_line(record));
                 self.json(&json!({ "measured": record }));
             }
-            RunEvent::SourceDry { step, why } => self.line(&format!(
-                "the pool has no more groups for this run: ended after step {step}{why}"
-            )),
+            RunEvent::SourceDry { step, why } => {
+                self.line(&format!("ended after step {step}: {why}"))
+            }
             _ => {}
         }
         Ok(())

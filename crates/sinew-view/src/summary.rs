@@ -32,15 +32,21 @@ impl Summary<'_> {
 /// The end table, the time table, the counts of episodes and tokens, and the next commands.
 fn text(s: &Summary<'_>) -> String {
     let (mut out, e) = (String::new(), s.ended);
-    let rows = comparison(&e.before, &e.after);
+    // Agents that bring their own tasks have no held-out ones: what they did at first and at last counts.
+    let measured = e.before.episodes > 0 || e.after.episodes > 0;
+    let (before, after) = match (s.history.first(), s.history.last()) {
+        (Some(first), Some(last)) if !measured => (&first.rollout, &last.rollout),
+        _ => (&e.before, &e.after),
+    };
+    let rows = comparison(before, after);
     let width = rows.iter().map(|r| r.0.len()).max().unwrap_or(0).max(23);
-    let _ = writeln!(
-        out,
-        "\n{:width$}  {:>9}  {:>9}",
-        format!("held-out ({} episodes)", e.before.episodes),
-        "before",
-        "after",
-    );
+    let (what, columns) = match measured {
+        true => ("held-out", ["before", "after"]),
+        false => ("in training", ["first step", "last step"]),
+    };
+    let title = format!("{what} ({} episodes)", before.episodes);
+    let [first, last] = columns;
+    let _ = writeln!(out, "\n{title:width$}  {first:>9}  {last:>9}");
     for (name, before, after) in rows {
         let _ = writeln!(out, "{name:width$}  {before:>9}  {after:>9}");
     }

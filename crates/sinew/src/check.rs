@@ -138,7 +138,8 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
     }
     if !recipe.harness.is_built_in() {
         let row = wire::check_harness(&recipe.harness, &recipe.sandbox);
-        if report.row("harness", row) {
+        let starts = recipe.harness.program().is_some();
+        if report.row("harness", row) && starts {
             let asks = wire::taskset(&recipe).and_then(|tasks| {
                 wire::asks_model(&recipe.harness, &recipe.sandbox, tasks.as_ref())
             });
@@ -153,7 +154,8 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
     if !recipe.judges.is_empty() && !report.row("judge", judges(&recipe)) {
         return report.end();
     }
-    let solved = report.row("env", solvable(&recipe));
+    let live = recipe.harness.live().is_some();
+    let solved = !live && report.row("env", solvable(&recipe));
     if solved && has_model && recipe.harness.is_built_in() {
         report.row("prompts", prompts::prompts(&recipe));
     }
@@ -311,6 +313,9 @@ async fn try_one(provider: &dyn SandboxProvider, spec: &SandboxSpec) -> Result<V
 
 /// Numbers of tasks, which `eval.tasks` and `rollout.tasks_per_step` must not exceed.
 fn tasks(recipe: &RunPlan) -> Result<String, Failure> {
+    if recipe.harness.live().is_some() {
+        return Ok("agents bring their own".into());
+    }
     let rows = wire::rows(recipe)?;
     let left_out = match rows.as_ref().map(TableTaskset::summary) {
         Some(rows) if rows.filtered + rows.overlapping > 0 => format!(

@@ -27,6 +27,12 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
 /// Measures the model of the recipe, or the one of `--model`.
 fn measured(args: &EvalArgs) -> Result<train::Finished, Failure> {
     let mut recipe = args.run.recipe()?;
+    if recipe.harness.live().is_some() {
+        return Err(Failure::input(
+            "harness.type = \"live\": agents bring their own tasks, so there are no held-out ones to measure\n  \
+             hint: harness.type = \"service\" asks a service for each task of the recipe",
+        ));
+    }
     if let Some(source) = &args.model {
         recipe.model = other_model(&recipe, source)?;
     }

@@ -165,6 +165,8 @@ pub(crate) struct RunArgs {
     /// Another seed than the recipe's
     #[arg(long)]
     seed: Option<u64>,
+    #[command(flatten)]
+    serve: wire::ServeAt,
 }
 
 /// Arguments of `sinew check`.
@@ -373,6 +375,7 @@ impl RunArgs {
         command: &'static str,
         job: Job,
     ) -> Result<train::Finished, Failure> {
+        self.serve.address(&recipe.harness)?;
         let default = || PathBuf::from("runs").join(&recipe.name);
         let path = self.run_dir.clone().unwrap_or_else(default);
         let resume = (self.resume && sinew_project::holds_run(&path)).then(|| Resume {
@@ -395,6 +398,7 @@ impl RunArgs {
             json: self.json,
             stop_on_eof: self.stop_on_eof,
             accept_loss: self.accept_loss,
+            serve: self.serve.clone(),
         };
         let done = job(recipe, &dir, &options);
         let failure = done

@@ -6,14 +6,21 @@ use crate::failure::Failure;
 use crate::output;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
-use sinew_gateway::Router;
+#[cfg(feature = "pool")]
+use sinew_gateway::{ApiError, RolloutSpec};
+use sinew_gateway::{RolloutHooks, Router};
 use sinew_pipeline::PoolClient;
 use sinew_pool::Scorer;
 #[cfg(feature = "pool")]
-use sinew_pool::{Folder, Pool, PoolConfig};
+use sinew_pool::{Folder, Pool, PoolConfig, schema::Pushed};
 use sinew_render::Renderer;
+#[cfg(feature = "pool")]
+use sinew_types::Trace;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// Routes of a pool, and what hands it the gateway's own rollouts.
+type Served = (Router, Arc<dyn RolloutHooks>);
 
 #[cfg(feature = "pool")]
 #[derive(serde::Deserialize)]
@@ -32,7 +39,7 @@ pub(crate) fn router(
     _: bool,
     _: Arc<dyn Renderer>,
     _: Scorer,
-) -> Result<Router, Failure> {
+) -> Result<Served, Failure> {
     let what = format!("--pool {}", file.display());
     Err(sinew_levels::missing_feature(&what, "pool").into())
 }
@@ -49,7 +56,7 @@ pub(crate) fn router(
     accept_loss: bool,
     renderer: Arc<dyn Renderer>,
     scorer: Scorer,
-) -> Result<Router, Failure> {
+) -> Result<Served, Failure> {
     let refused =
         |e: &dyn std::fmt::Display| Failure::input(format!("--pool {}: {e}", file.display()));
     let text = std::fs::read_to_string(file).map_err(|e| refused(&e))?;
@@ -63,7 +70,33 @@ pub(crate) fn router(
     use std::time::{SystemTime, UNIX_EPOCH};
     let now = || SystemTime::now().duration_since(UNIX_EPOCH);
     let clock = move || now().map_or(0.0, |d| d.as_secs_f64());
-    Ok(sinew_pool::http::router(pool, Arc::new(clock)))
+    let own = OwnRollouts(Arc::clone(&pool), clock);
+    Ok((
+        sinew_pool::http::router(pool, Arc::new(clock)),
+        Arc::new(own),
+    ))
+}
+
+/// Finished rollouts of the gateway as trajectories of the pool.
+#[cfg(feature = "pool")]
+struct OwnRollouts<C>(Arc<Pool>, C);
+
+#[cfg(feature = "pool")]
+impl<C: Fn() -> f64 + Send + Sync> RolloutHooks for OwnRollouts<C> {
+    fn opening(&self, _: &mut RolloutSpec) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    fn finished(&self, trace: &Trace) {
+        let Self(pool, clock) = self;
+        let size = pool.config().rollout_group_size;
+        let pushed = Pushed::of_rollout(trace, size, pool.tokenizer());
+        // Finishing is answered once the pool has it.
+        let answer = tokio::task::block_in_place(|| pool.push(vec![pushed], clock()));
+        if let Err(error) = answer {
+            tracing::error!(rollout = %trace.episode, %error, "the pool did not take a finished rollout");
+        }
+    }
 }
 
 /// Arguments of `sinew pool`: the server is named after the sub-command, too.

@@ -235,6 +235,11 @@ fn control_token(args: &ServeArgs) -> Result<String, Failure> {
         }
         return Secret::random_hex(24).map_err(Failure::system);
     };
+    read_token(path)
+}
+
+/// The secret in a file: its first line, long enough not to be guessed.
+pub(crate) fn read_token(path: &Path) -> Result<String, Failure> {
     let text = std::fs::read_to_string(path)
         .map_err(|e| Failure::input(format!("--control-token-file {}: {e}", path.display())))?;
     let token = text.trim();
@@ -289,17 +294,13 @@ fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Router>), Failure> {
         engine: Arc::clone(&engine),
         requests: Arc::clone(&requests),
     };
-    let pool = match &args.pool {
-        None => None,
+    let (pool, hooks) = match &args.pool {
+        None => (None, None),
         Some(file) => {
-            let renderer = Arc::clone(&renderer);
-            Some(crate::pool::router(
-                file,
-                args.store.as_deref(),
-                args.accept_loss,
-                renderer,
-                scorer,
-            )?)
+            let (store, renderer) = (args.store.as_deref(), Arc::clone(&renderer));
+            let (routes, hooks) =
+                crate::pool::router(file, store, args.accept_loss, renderer, scorer)?;
+            (Some(routes), Some(hooks))
         }
     };
     let gateway = Gateway::new(
@@ -311,6 +312,7 @@ fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Router>), Failure> {
             requests,
             // Clients bound their rollouts themselves; the engine's own queue holds calls back.
             capacity: None,
+            hooks,
         },
     );
     gateway

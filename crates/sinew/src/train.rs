@@ -7,7 +7,7 @@
 //!
 //! | field | content |
 //! |---|---|
-//! | `eval.before`, `eval.after` | averages over held-out episodes: `success`, `reward`, `turns`, `sampled_tokens`, metrics |
+//! | `eval.before`, `eval.after` | `null` without held-out tasks, else averages over their episodes: `success`, `reward`, `turns`, `sampled_tokens`, metrics |
 //! | `wall_s` | wall time of the run, in seconds |
 //! | `samples` | episodes trained, dropped for a reason, trained twice, lost |
 //! | `tokens` | what became of each sampled token |
@@ -41,6 +41,8 @@ pub(crate) struct TrainOptions {
     pub(crate) stop_on_eof: bool,
     /// Stored episodes that are gone are no reason to end badly.
     pub(crate) accept_loss: bool,
+    /// Where agents outside reach the run.
+    pub(crate) serve: wire::ServeAt,
 }
 
 /// A command that came to its end.
@@ -75,7 +77,7 @@ pub(crate) fn train(
         crate::output::print(&summary.text());
     }
     let last = serde_json::json!({
-        "eval": { "before": measures(&ended.before), "after": measures(&ended.after) },
+        "eval": { "before": measured(&ended.before), "after": measured(&ended.after) },
         "wall_s": ended.wall_s,
         "samples": ended.samples,
         "tokens": ended.tokens,
@@ -182,6 +184,7 @@ fn run(
         cancel,
         bench: bench.clone(),
         started,
+        serve: options.serve.clone(),
     };
     let config = wire::Invocation {
         goal,
@@ -205,6 +208,11 @@ fn run(
         (true, None) => Failure::interrupt(options.command, dir.path()),
         (false, _) => e.into(),
     })
+}
+
+/// The averages of a measurement; `None` without held-out tasks: nothing measured is not 0.
+fn measured(s: &EpisodeStats) -> Option<BTreeMap<String, f64>> {
+    (s.episodes > 0).then(|| measures(s))
 }
 
 /// Averages over episodes, by name; metrics of the environment with the names that it gives them.

@@ -26,6 +26,8 @@ mod images;
 mod input;
 #[path = "it/judges.rs"]
 mod judges;
+#[path = "it/live.rs"]
+mod live;
 #[path = "it/own_envs.rs"]
 mod own_envs;
 #[path = "it/own_tasks.rs"]

@@ -27,8 +27,8 @@ Standard library only.
 """
 
 from . import pool
-from .agent import RolloutFunction, RolloutResult, current, reward, rollout
-from .client import Client, Rollout, Trace, TraceNode
+from .agent import Model, RolloutFunction, RolloutResult, current, reward, rollout
+from .client import AsyncRollout, Client, Rollout, Trace, TraceNode
 from .dataset import Dataset, DatasetError, Task
 from .env import Done, Env, Step, ToolError, Unscored, tool
 from .errors import (
@@ -43,6 +43,7 @@ from .errors import (
     RunStopped,
     SinewError,
 )
+from .keys import asgi, key, key_sync, using
 from .records import Check, Measurement, Measures, Result, TrainStep
 from .runs import Run, check, eval, export, train
 from .sandboxes import ExecResult, Sandbox, Sandboxes
@@ -52,6 +53,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ApiError",
+    "AsyncRollout",
     "BinaryNotFound",
     "Check",
     "Client",
@@ -65,6 +67,7 @@ __all__ = [
     "ExecResult",
     "Measurement",
     "Measures",
+    "Model",
     "NoReward",
     "OutsideMissing",
     "RecipeError",
@@ -86,15 +89,19 @@ __all__ = [
     "TraceNode",
     "TrainStep",
     "Unscored",
+    "asgi",
     "check",
     "current",
     "episode",
     "episodes",
     "eval",
     "export",
+    "key",
+    "key_sync",
     "pool",
     "reward",
     "rollout",
     "tool",
     "train",
+    "using",
 ]

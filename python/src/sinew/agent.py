@@ -1,4 +1,4 @@
-"""Functions as agents: `@rollout`, `reward()`, many tasks at once."""
+"""Functions as agents: `@rollout`, `reward()`, many tasks at once, in threads or in asyncio."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import asyncio
 import functools
 import inspect
 import queue
+import random
+import secrets
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Callable, Generic, Mapping, ParamSpec, TypeVar, overload
 
 from .client import Client, Rollout, Trace, _checked
 from .dataset import Task
-from .errors import NoReward, RolloutError, SinewError
+from .errors import ApiError, ConnectionFailed, NoReward, RolloutError, SinewError
+from .keys import using
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -63,6 +66,30 @@ def reward(
 
 
 @dataclass(frozen=True)
+class Model:
+    """Where an agent finds its model."""
+
+    base_url: str
+    api_key: str
+    #: Any name is taken; answers repeat it.
+    name: str = "policy"
+
+    @property
+    def openai(self) -> dict[str, str]:
+        """For clients of OpenAI's form: `AsyncOpenAI(**model.openai)`."""
+        return {"base_url": self.base_url, "api_key": self.api_key}
+
+    @property
+    def anthropic(self) -> dict[str, str]:
+        """The same for Anthropic's client, which adds `/v1` itself."""
+        return {"base_url": self.base_url.removesuffix("/v1"), "api_key": self.api_key}
+
+
+#: Parameters that an agent may ask for.
+_PARAMETERS = ("task", "model", "base_url", "api_key", "rollout")
+
+
+@dataclass(frozen=True)
 class RolloutResult:
     """How one rollout of a function agent ended."""
 
@@ -96,14 +123,14 @@ class RolloutFunction(Generic[P, R]):
         names = list(inspect.signature(function).parameters)
         if names[:1] != ["task"]:
             raise RolloutError(
-                f"{function.__name__}: the first parameter must be `task`; `base_url`, "
+                f"{function.__name__}: the first parameter must be `task`; `model`, `base_url`, "
                 f"`api_key` and `rollout` may follow, found {names}"
             )
-        unknown = set(names) - {"task", "base_url", "api_key", "rollout"}
+        unknown = set(names) - set(_PARAMETERS)
         if unknown:
             raise RolloutError(
-                f"{function.__name__}: unknown parameters {sorted(unknown)}; allowed: task, "
-                "base_url, api_key, rollout"
+                f"{function.__name__}: unknown parameters {sorted(unknown)}; allowed: "
+                + ", ".join(_PARAMETERS)
             )
         self._names = names
 
@@ -127,35 +154,112 @@ class RolloutFunction(Generic[P, R]):
         run = _Run(rollout)
         token = _current.set(run)
         try:
-            returned = self._call(rollout, task)
-            if isinstance(returned, (bool, int, float)):
-                success = returned if isinstance(returned, bool) else None
-                reward(_checked(returned, "returned reward"), success=success)
-            elif returned is not None:
-                raise NoReward(
-                    f"task {task.id}: the agent returned {type(returned).__name__}; return a "
-                    "number, or call reward() and return None"
-                )
-            if run.value is None:
-                raise NoReward(f"task {task.id}: the agent gave no reward")
-            return run.value, None
+            with using(rollout.api_key):
+                returned = self._call(rollout, task)
+                if inspect.iscoroutine(returned):
+                    returned = asyncio.run(returned)
+            return self._value(run, task, returned), None
         except Exception as e:
             return None, e
         finally:
             _current.reset(token)
 
+    async def _ascore(
+        self, rollout: Rollout, task: Task, timeout_s: float | None
+    ) -> tuple[float | None, BaseException | None]:
+        run = _Run(rollout)
+        token = _current.set(run)
+        try:
+            with using(rollout.api_key):
+                if inspect.iscoroutinefunction(self._function):
+                    work: Coroutine[Any, Any, Any] = self._call(rollout, task)
+                else:
+                    work = asyncio.to_thread(self._call, rollout, task)
+                returned = await asyncio.wait_for(work, timeout_s)
+            return await asyncio.to_thread(self._value, run, task, returned), None
+        except Exception as e:
+            return None, e
+        finally:
+            _current.reset(token)
+
+    def _value(self, run: _Run, task: Task, returned: Any) -> float:
+        """The reward of an agent that returned."""
+        if isinstance(returned, (bool, int, float)):
+            success = returned if isinstance(returned, bool) else None
+            reward(_checked(returned, "returned reward"), success=success)
+        elif returned is not None:
+            raise NoReward(
+                f"task {task.id}: the agent returned {type(returned).__name__}; return a "
+                "number, or call reward() and return None"
+            )
+        if run.value is None:
+            raise NoReward(f"task {task.id}: the agent gave no reward")
+        return run.value
+
     def _call(self, rollout: Rollout, task: Task) -> Any:
         values = {
             "task": task,
+            "model": Model(rollout.base_url, rollout.api_key),
             "base_url": rollout.base_url,
             "api_key": rollout.api_key,
             "rollout": rollout,
         }
         function: Callable[..., Any] = self._function
-        returned = function(**{name: values[name] for name in self._names})
-        if inspect.iscoroutine(returned):
-            return asyncio.run(returned)
-        return returned
+        return function(**{name: values[name] for name in self._names})
+
+    async def arun(
+        self, client: Client, task: Task | str, *, timeout_s: float | None = None, **spec: Any
+    ) -> RolloutResult:
+        """`run` for asyncio: any number of them may run at once in one loop. An agent that is no
+        coroutine function runs in a thread. Past `timeout_s` the rollout ends as cut."""
+        if isinstance(task, str):
+            task = Task("0", task)
+        started = time.monotonic()
+        spec.setdefault("task", task.id)
+        spec.setdefault("kind", task.kind)
+        rollout = await asyncio.to_thread(client.rollout, **spec)
+        value, error = await self._ascore(rollout, task, timeout_s)
+        cut = isinstance(error, TimeoutError) and timeout_s is not None
+        failed = None if error is None or cut else f"{type(error).__name__}: {error}"
+        await asyncio.to_thread(rollout.finish, failed=failed, timed_out=cut)
+        return RolloutResult(task, rollout, value, error, cut, time.monotonic() - started)
+
+    async def train(
+        self,
+        client: Client,
+        tasks: Iterable[Task | str],
+        *,
+        concurrency: int = 32,
+        group_size: int = 8,
+        timeout_s: float | None = None,
+        seed: int = 0,
+        **spec: Any,
+    ) -> int:
+        """Works for a run of `sinew train --serve` until that ends, and gives the number of rollouts
+        that ended well: goes through the tasks again and again, each `group_size` times, at most
+        `concurrency` rollouts at once.
+
+        Raises what the agent raises if it does so from the start: a run learns nothing from that.
+        """
+        rows = [Task(str(i), t) if isinstance(t, str) else t for i, t in enumerate(tasks)]
+        if not rows:
+            raise SinewError("tasks is empty: expected one task or more")
+        work = _Work(self, client, timeout_s, first=2 * group_size)
+        running: set[asyncio.Task[None]] = set()
+        for task, asked in _endless(rows, group_size, seed, spec):
+            while len(running) >= concurrency and not work.over:
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            if work.over:
+                break
+            job = asyncio.create_task(work.one(task, asked))
+            running.add(job)
+            job.add_done_callback(running.discard)
+            # Lets the others go on where nothing has to be waited for.
+            await asyncio.sleep(0)
+        await asyncio.gather(*running)
+        if work.error is not None:
+            raise work.error
+        return work.good
 
     def run_all(
         self,
@@ -205,6 +309,69 @@ def _jobs(
                 "seed": drawn,
                 **spec,
             }
+
+
+def _endless(
+    rows: list[Task], group_size: int, seed: int, spec: Mapping[str, Any]
+) -> Iterator[tuple[Task, dict[str, Any]]]:
+    """All rows, then all of them again in another order; groups of no two hosts have one name."""
+    host, epoch = secrets.token_hex(4), 0
+    while True:
+        order = list(rows)
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+        for task in order:
+            group = f"{task.id}-{host}-{epoch}"
+            for _ in range(group_size):
+                yield task, {"group": group, **spec}
+        epoch += 1
+
+
+class _Work:
+    """What came of the rollouts for a run."""
+
+    def __init__(
+        self,
+        agent: RolloutFunction[Any, Any],
+        client: Client,
+        timeout_s: float | None,
+        first: int,
+    ) -> None:
+        self._agent = agent
+        self._client = client
+        self._timeout_s = timeout_s
+        #: So many failures without a success are the agent's own fault.
+        self._first = first
+        self._failures = 0
+        self.good = 0
+        self.over = False
+        self.error: BaseException | None = None
+
+    async def one(self, task: Task, spec: dict[str, Any]) -> None:
+        if self.over:
+            return
+        try:
+            result = await self._agent.arun(self._client, task, timeout_s=self._timeout_s, **spec)
+        except ConnectionFailed as e:
+            # The run has ended, and its gateway with it; or it was never there.
+            self._stop(None if self.good else e)
+        except ApiError as e:
+            self._stop(None if e.status == 503 and "stopping" in str(e) else e)
+        except Exception as e:  # nothing of a rollout may be lost unseen
+            self._stop(e)
+        else:
+            self._count(result)
+
+    def _count(self, result: RolloutResult) -> None:
+        if result.ok:
+            self.good += 1
+        elif self.good == 0 and not self.over:
+            self._failures += 1
+            if self._failures >= self._first:
+                self._stop(result.error)
+
+    def _stop(self, error: BaseException | None) -> None:
+        if not self.over:
+            self.over, self.error = True, error
 
 
 class _Job:
@@ -306,7 +473,7 @@ def rollout(function: Callable[P, R]) -> RolloutFunction[P, R]: ...
 @overload
 def rollout() -> Callable[[Callable[P, R]], RolloutFunction[P, R]]: ...
 def rollout(function: Callable[P, R] | None = None) -> Any:
-    """Makes an agent of a function of `task` and any of `base_url`, `api_key`, `rollout`.
+    """Makes an agent of a function of `task` and any of `model`, `base_url`, `api_key`, `rollout`.
 
     Its reward is the number it returns (`True` counts as 1 and as success), or what it gave to
     `reward()`. It may be a coroutine function.

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import urllib.parse
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Mapping
 
 from ._http import HttpClient
 from .errors import SinewError
+from .keys import using
 
 
 def _checked(value: float, name: str) -> float:
@@ -106,15 +112,20 @@ class Trace:
 
 class Rollout:
     """One run of one task. As a context manager it finishes itself; an exception inside ends it
-    as failed."""
+    as failed, and inside it `sinew.key` is its key."""
 
     def __init__(self, client: Client, raw: Mapping[str, Any]) -> None:
+        self.raw = dict(raw)
         #: Names the rollout in every other call.
         self.id: str = raw["id"]
         #: What an agent's SDK gets as base URL; ends in `/v1`.
         self.base_url: str = raw["base_url"]
         #: What an agent's SDK gets as key. It opens this rollout and nothing else.
         self.api_key: str = raw["api_key"]
+        #: Base URL that is the same for all rollouts: the key says which one is meant.
+        self.shared_url: str = raw.get("shared_url", self.base_url)
+        #: W3C trace context that stands for the key, for clients that cannot change theirs.
+        self.traceparent: str = raw.get("traceparent", "")
         self._client = client
         self._finished = False
 
@@ -174,6 +185,8 @@ class Rollout:
         return "/rollouts/" + urllib.parse.quote(self.id, safe="")
 
     def __enter__(self) -> Rollout:
+        self._using = using(self.api_key)
+        self._using.__enter__()
         return self
 
     def __exit__(
@@ -182,11 +195,50 @@ class Rollout:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._using.__exit__(None, None, None)
         self.finish(failed=None if error is None else f"{type(error).__name__}: {error}")
 
 
+class AsyncRollout(Rollout):
+    """A rollout inside `async with client.arollout(...)`: rewards are noted, and sent when it is
+    left, so that nothing holds the event loop up."""
+
+    def __init__(self, client: Client, raw: Mapping[str, Any]) -> None:
+        super().__init__(client, raw)
+        self._noted: list[tuple[float, dict[str, Any]]] = []
+
+    def reward(
+        self,
+        value: float,
+        *,
+        success: bool | None = None,
+        metrics: Mapping[str, float] | None = None,
+        turn: int | None = None,
+    ) -> None:
+        more = {"success": success, "metrics": metrics, "turn": turn}
+        self._noted.append((_checked(value, "reward"), more))
+
+    def _end(self, failed: str | None) -> None:
+        for value, more in self._noted:
+            super().reward(value, **more)
+        self.finish(failed=failed)
+
+
 class Client(HttpClient):
-    """A gateway (`sinew serve`). `token` is its control token. Safe to use from threads."""
+    """A gateway (`sinew serve`, `sinew train --serve`). `token` is its control token. Safe to use
+    from threads."""
+
+    @classmethod
+    def from_env(cls, **options: Any) -> Client:
+        """The gateway at `SINEW_URL` with the token of `SINEW_TOKEN`, or of the file
+        `SINEW_TOKEN_FILE`. `options` are those of `Client`."""
+        url, token = os.environ.get("SINEW_URL"), os.environ.get("SINEW_TOKEN")
+        file = os.environ.get("SINEW_TOKEN_FILE")
+        if url is None:
+            raise SinewError("SINEW_URL is not set: the address of `sinew train --serve`")
+        if token is None and file is not None:
+            token = Path(file).read_text()
+        return cls(url, token, **options)
 
     @property
     def url(self) -> str:
@@ -236,6 +288,25 @@ class Client(HttpClient):
         }
         body = {name: value for name, value in asked.items() if value is not None}
         return Rollout(self, self._http.json("POST", "/rollouts", body))
+
+    @asynccontextmanager
+    async def arollout(self, **spec: Any) -> AsyncIterator[AsyncRollout]:
+        """`with client.rollout(...)` for asyncio, with the same arguments::
+
+            async with client.arollout(task="t1") as rollout:
+                rollout.reward(score(await agent(question)))     # agent uses sinew.key
+        """
+        opened = await asyncio.to_thread(self.rollout, **spec)
+        rollout = AsyncRollout(self, opened.raw)
+        failed: str | None = None
+        try:
+            with using(rollout.api_key):
+                yield rollout
+        except BaseException as e:
+            failed = f"{type(e).__name__}: {e}"
+            raise
+        finally:
+            await asyncio.to_thread(rollout._end, failed)
 
     def trace(self, rollout_id: str) -> Trace:
         """What a rollout captured so far."""

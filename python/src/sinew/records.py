@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,17 +112,19 @@ class Measures:
     raw: dict[str, Any] = field(repr=False)
 
     @staticmethod
-    def of(raw: dict[str, Any]) -> Measures:
-        """From `eval.before`, `eval.after` or `eval` of a command's last line."""
+    def of(raw: dict[str, Any] | None) -> Measures:
+        """From `eval.before`, `eval.after` or `eval` of a command's last line. Where there are no
+        held-out tasks (`None`), nothing is known: the numbers are NaN."""
         numbers = _numbers(raw)
+        known = {name: math.nan for name in _MEASURED[:4]} | numbers
         return Measures(
-            success=numbers["success"],
-            reward=numbers["reward"],
-            turns=numbers["turns"],
-            sampled_tokens=numbers["sampled_tokens"],
+            success=known["success"],
+            reward=known["reward"],
+            turns=known["turns"],
+            sampled_tokens=known["sampled_tokens"],
             greedy_success=numbers.get("greedy_success"),
             metrics={k: v for k, v in numbers.items() if k not in _MEASURED},
-            raw=raw,
+            raw=raw or {},
         )
 
 

@@ -58,6 +58,9 @@ pub struct RolloutSpec {
     pub max_turns: Option<u32>,
     /// Most tokens of prompt and output together, if fewer than the gateway allows.
     pub max_context_tokens: Option<u32>,
+    /// The agent is trusted with its own score: the rollout's key opens `/v1/reward`, too.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub agent_scores: bool,
 }
 
 impl Default for RolloutSpec {
@@ -76,6 +79,7 @@ impl Default for RolloutSpec {
             sampling: SamplingDefaults::default(),
             max_turns: None,
             max_context_tokens: None,
+            agent_scores: false,
         }
     }
 }

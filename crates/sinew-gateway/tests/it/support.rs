@@ -115,6 +115,7 @@ pub(crate) fn world_behind(
             store: Some(Arc::clone(&store) as Arc<dyn TraceStore>),
             requests: Arc::new(AtomicU64::new(1)),
             capacity,
+            hooks: None,
         },
     );
     gateway.recover().unwrap();

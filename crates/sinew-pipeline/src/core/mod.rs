@@ -95,6 +95,8 @@ pub enum Event {
         /// In the source's order.
         groups: Vec<Vec<EpisodeId>>,
         dropped: BTreeMap<EpisodeId, String>,
+        /// Task and reward of the episodes that are alone in their group.
+        alone: Vec<(String, f64)>,
     },
     /// The episodes of a committed update; `None` if the store does not have them all.
     Recalled(Option<Vec<Vec<EpisodeId>>>),
@@ -241,6 +243,8 @@ struct Batch {
     recalled: bool,
     /// Type, success and reward of the episodes: what the curriculum learns from.
     outcomes: Vec<(String, bool, f64)>,
+    /// Task and reward of episodes without a group: baselines of later ones.
+    alone: Vec<(String, f64)>,
 }
 
 /// What the core waits for.
@@ -334,7 +338,14 @@ impl PipelineCore {
             (Stage::Rollout(rollout), Event::GroupsCompared { spent }) => {
                 self.compared(rollout, spent)
             }
-            (Stage::Fetching, Event::Given { groups, dropped }) => self.given(groups, dropped),
+            (
+                Stage::Fetching,
+                Event::Given {
+                    groups,
+                    dropped,
+                    alone,
+                },
+            ) => self.given(groups, dropped, alone),
             (Stage::Recalling, Event::Recalled(groups)) => self.recalled(groups),
             (
                 Stage::Scoring(batch),
@@ -636,6 +647,7 @@ impl PipelineCore {
         &mut self,
         groups: Vec<Vec<EpisodeId>>,
         dropped: BTreeMap<EpisodeId, String>,
+        alone: Vec<(String, f64)>,
     ) -> Vec<Command> {
         if groups.is_empty() && dropped.is_empty() {
             let mut commands = vec![Command::SourceDry {
@@ -646,6 +658,7 @@ impl PipelineCore {
         }
         let batch = Batch {
             dropped,
+            alone,
             commit: UpdateCommit {
                 curriculum: self.state.curriculum.clone(),
                 ..UpdateCommit::default()
@@ -702,6 +715,9 @@ impl PipelineCore {
             let seen = batch.outcomes.iter();
             let seen = seen.map(|(kind, success, reward)| (kind.as_str(), *success, *reward));
             batch.commit.curriculum.update(config, seen);
+        }
+        for (task, reward) in &batch.alone {
+            batch.commit.curriculum.reward_alone(task, *reward);
         }
         self.state.curriculum = batch.commit.curriculum.clone();
         self.stage = Stage::Publishing(batch, alarm);

@@ -172,6 +172,7 @@ impl Play {
         Event::Given {
             groups,
             dropped: BTreeMap::new(),
+            alone: Vec::new(),
         }
     }
 

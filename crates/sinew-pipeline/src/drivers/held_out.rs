@@ -81,6 +81,10 @@ impl Driver {
         episodes: Vec<Trace>,
         again: bool,
     ) -> Result<(), PipelineError> {
+        if stats.episodes == 0 {
+            // There are no held-out tasks: nothing was measured, and nothing is said.
+            return Ok(());
+        }
         let record = EvalRecord {
             when: when.name().into(),
             step: match when {

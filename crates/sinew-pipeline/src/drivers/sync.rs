@@ -305,6 +305,18 @@ impl Driver {
         self.begin_step();
         self.emit(RunEvent::Phase(Phase::Rollout { step }))?;
         let core = &self.p.config.core;
+        let (bus, wall_s) = (self.p.bus.clone(), self.wall_s());
+        let mut told = Ok(());
+        let mut tick = |done, total| {
+            let seen = RolloutProgress {
+                done,
+                total,
+                wall_s: wall_s + self.step.started.map_or(0.0, |s| s.elapsed().as_secs_f64()),
+                ..RolloutProgress::default()
+            };
+            let event = bus.emit(RunEvent::Rollout(Box::new(seen)));
+            told = std::mem::replace(&mut told, Ok(())).and(event);
+        };
         let Some(source) = &mut self.p.source else {
             return Err(PipelineError::system("no source of episodes was given"));
         };
@@ -316,8 +328,13 @@ impl Driver {
             algorithm: &self.p.algorithm,
             store: self.p.store.traces.as_ref(),
             learner: self.p.learner.as_mut(),
+            tick: &mut tick,
         })?;
+        told?;
+        let alone = given.groups.iter().filter(|g| g.len() == 1).flatten();
+        let alone = alone.filter_map(|t| Some((t.task.as_str().to_owned(), t.score()?)));
         Ok(Event::Given {
+            alone: alone.collect(),
             groups: self.keep(given.groups),
             dropped: given.dropped,
         })
@@ -381,6 +398,7 @@ impl Driver {
         self.step.training = Some(Instant::now());
         let rows = crate::score::score(
             &mut groups,
+            self.core.curriculum(),
             &self.p.algorithm,
             self.p.learner.as_mut(),
             self.p.grammars.as_ref(),
@@ -520,7 +538,7 @@ impl Driver {
         self.step = Step::default();
         if step == 0 {
             return Err(PipelineError::input(format!(
-                "data: the pool had no whole group for this recipe in data.wait_s{why}\n  hint: `sinew pool status` tells what waits there",
+                "there was nothing to train on: {why}"
             )));
         }
         self.emit(RunEvent::SourceDry { step, why })

@@ -1,14 +1,17 @@
 """One interpreter that has imported what an agent imports; each episode is a fork of it.
 
 Runs inside a sandbox. Arguments: port, script, the script's own arguments. Lines of JSON over a
-connection to 127.0.0.1:port. In: {"id", "env", "cpu_s"} starts an episode, {"kill"} ends one.
+connection to 127.0.0.1:port. With the script's arguments `--sinew-call NAME`, an episode is a call of that
+function of it, and not a run of the whole script. In: {"id", "env", "cpu_s"} starts an episode, {"kill"} ends one.
 Out: {"ready"}, then {"id", "code" or "signal", "stdout", "stderr"} for each that ended.
 """
 
 import ast
+import asyncio
 import atexit
 import gc
 import importlib
+import inspect
 import json
 import os
 import resource
@@ -19,6 +22,7 @@ import socket
 import sys
 import threading
 import traceback
+import types
 
 MAX_OUTPUT = 1 << 20
 PIECE = 1 << 16
@@ -43,6 +47,48 @@ def preload(script):
     gc.freeze()
 
 
+CALL = "--sinew-call"
+
+
+class Model:
+    """Where an agent finds its model; as `sinew.Model`."""
+
+    def __init__(self, base_url, api_key):
+        self.base_url, self.api_key, self.name = base_url, api_key, "policy"
+        self.openai = {"base_url": base_url, "api_key": api_key}
+        self.anthropic = {"base_url": base_url.removesuffix("/v1"), "api_key": api_key}
+
+
+def call(script, name):
+    """Calls a function of the script for the episode's task; its value is the last line of output."""
+    function = runpy.run_path(script, run_name="sinew_agent").get(name)
+    if not callable(function):
+        raise SystemExit(f"{os.path.basename(script)} has no function {name}")
+    # What `@rollout` made of it is the plain function inside.
+    function = inspect.unwrap(function)
+    base_url, api_key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
+    task = types.SimpleNamespace(
+        id=os.environ["SINEW_TASK_ID"],
+        kind=os.environ["SINEW_TASK_KIND"],
+        prompt=os.environ["SINEW_TASK"],
+        data=json.loads(os.environ.get("SINEW_TASK_DATA", "{}")),
+    )
+    values = {"task": task, "model": Model(base_url, api_key)}
+    values |= {"base_url": base_url, "api_key": api_key}
+    names = list(inspect.signature(function).parameters)
+    unknown = [n for n in names if n not in values]
+    if unknown:
+        raise SystemExit(f"{name}: unknown parameters {unknown}; allowed: {', '.join(values)}")
+    value = function(**{n: values[n] for n in names})
+    if inspect.iscoroutine(value):
+        value = asyncio.run(value)
+    if isinstance(value, bool):
+        value = {"reward": float(value), "success": value}
+    elif isinstance(value, (int, float)):
+        value = {"reward": value}
+    print("\n" + (value if isinstance(value, str) else json.dumps(value)))
+
+
 def episode(script, arguments, env, cpu_s, stdout, stderr):
     """The fork: becomes the program, and never returns."""
     code = 1
@@ -57,7 +103,10 @@ def episode(script, arguments, env, cpu_s, stdout, stderr):
         os.environ.update(env)
         sys.argv = [script, *arguments]
         try:
-            runpy.run_path(script, run_name="__main__")
+            if arguments[:1] == [CALL]:
+                call(script, arguments[1])
+            else:
+                runpy.run_path(script, run_name="__main__")
             code = 0
         except SystemExit as e:
             if e.code is None:

@@ -1,8 +1,9 @@
-//! Drivers of the turns of an episode: the built-in loop, or an agent program.
+//! Drivers of the turns of an episode: the built-in loop, an agent program, or a service.
 //!
 //! A program runs in a sandbox and calls a [`ModelServer`], which captures its tokens
 //! ([`ProgramHarness`]). It knows neither the environment nor the trace; the environment grades its
-//! answer afterwards.
+//! answer afterwards, unless the program is trusted with its own score ([`AgentReport`]). A service runs
+//! already, and gets its tasks over HTTP ([`ServiceHarness`]).
 
 mod command;
 mod error;
@@ -10,12 +11,16 @@ mod fork_server;
 mod forward;
 mod program;
 mod programs;
+mod report;
 mod sandboxed;
+mod service;
 
 pub use command::ProgramCommand;
 pub use error::ProgramError;
 pub use program::{ModelAccess, ModelServer, ProgramHarness};
 pub use programs::{ProgramConfig, Programs};
+pub use report::AgentReport;
+pub use service::{ServiceConfig, ServiceHarness};
 
 use crate::action;
 use crate::driver::run_episode;

@@ -2,10 +2,12 @@
 //!
 //! Each episode is a rollout of the model server and a run of the program, in a sandbox whose only
 //! reachable address is that server. Base URL, key and task arrive by environment variables; the last
-//! line that the program prints is its answer, which the environment grades.
+//! line that the program prints is its answer, which the environment grades. A program that is trusted with
+//! its own score says it there as JSON, or posts it with its key.
 
 use super::error::ProgramError;
 use super::programs::Programs;
+use super::report::{self, AgentReport};
 use super::sandboxed::{Ended, tail};
 use super::{Harness, grade_answer};
 use crate::episode::EpisodeSpec;
@@ -40,6 +42,12 @@ pub trait ModelServer: Send + Sync {
         spec: &EpisodeSpec,
     ) -> Result<ModelAccess, String>;
 
+    /// Takes what the agent of an open episode says of its own score.
+    ///
+    /// # Errors
+    /// If the rollout is not open, a reward is no number, or a call has no output.
+    fn score(&self, episode: &EpisodeId, report: &AgentReport) -> Result<(), String>;
+
     /// Ends the calls of an episode, and gives the trace of them. `end: None` leaves it to the server
     /// how the episode ended: by a limit that it enforced, or else because its task did.
     ///
@@ -59,6 +67,10 @@ pub struct ModelAccess {
     pub base_url: String,
     /// Opens this episode's rollout and nothing else.
     pub api_key: String,
+    /// Address at which the key alone says which rollout is meant; ends in `/v1`.
+    pub shared_url: String,
+    /// W3C trace context that stands for the key.
+    pub traceparent: String,
 }
 
 /// Runs a program for each episode.
@@ -121,10 +133,14 @@ impl ProgramHarness {
         options: &EpisodeOptions,
         spec: &EpisodeSpec,
     ) -> Result<Trace, Refusal> {
-        if spec.task.prompt.len() > MAX_TASK_BYTES {
+        let data = match self.programs.agent_scores() {
+            true => spec.task.data.to_string().len(),
+            false => 0,
+        };
+        let bytes = spec.task.prompt.len().max(data);
+        if bytes > MAX_TASK_BYTES {
             return Err(harness(&format!(
-                "the task has {} bytes, a program takes {MAX_TASK_BYTES}",
-                spec.task.prompt.len()
+                "the task has {bytes} bytes, a program takes {MAX_TASK_BYTES}"
             )));
         }
         let access = self.server.open(parts, options, spec);
@@ -140,6 +156,14 @@ impl ProgramHarness {
         let end = cut.then_some(EpisodeEnd::Truncated {
             limit: Limit::WallTime,
         });
+        let why = match &ended {
+            Ok(ended) if self.programs.agent_scores() => {
+                let said = last_line(&ended.stdout);
+                let said = said.and_then(|line| serde_json::from_str(line).ok());
+                report::hand_over(self.server.as_ref(), &spec.episode, said.as_ref())
+            }
+            _ => None,
+        };
         let trace = self.server.finish(&spec.episode, end).await;
         let mut trace = trace.map_err(|e| harness(&e))?;
         let ended = match ended {
@@ -154,8 +178,12 @@ impl ProgramHarness {
             };
             return Ok(trace);
         }
-        let within = options.score_timeout;
-        grade(parts, spec, within, &mut trace, &ended).await;
+        if self.programs.agent_scores() {
+            report::explain(&mut trace, why);
+            return Ok(trace);
+        }
+        let answer = answer(&ended.stdout, &trace);
+        grade(parts, spec, options.score_timeout, &mut trace, &answer).await;
         Ok(trace)
     }
 }
@@ -174,17 +202,16 @@ fn messages(trace: &Trace) -> Vec<Message> {
 }
 
 /// The environment's outcome, with what the model server measured.
-async fn grade(
+pub(super) async fn grade(
     parts: &EpisodeParts,
     spec: &EpisodeSpec,
     within: Duration,
     trace: &mut Trace,
-    ended: &Ended,
+    answer: &str,
 ) {
-    let answer = answer(&ended.stdout, trace);
     let deadline = Some(tokio::time::Instant::now() + within);
     let _in_phase = parts.gauges.enter(&spec.episode, Phase::Score, deadline);
-    let said = (messages(trace), answer.as_str());
+    let said = (messages(trace), answer);
     let graded = grade_answer(parts.envs.as_ref(), &spec.task, said);
     match tokio::time::timeout(within, graded).await {
         Ok(Ok(outcome)) => {
@@ -243,10 +270,14 @@ fn failure(ended: &Ended, trace: &Trace) -> Option<String> {
     }
 }
 
+/// The last line of a program's output that says something.
+fn last_line(stdout: &str) -> Option<&str> {
+    stdout.lines().map(str::trim).rfind(|l| !l.is_empty())
+}
+
 /// The last line that the program printed, else what the model said last.
 fn answer(stdout: &str, trace: &Trace) -> String {
-    let mut lines = stdout.lines().map(str::trim);
-    if let Some(line) = lines.rfind(|l| !l.is_empty()) {
+    if let Some(line) = last_line(stdout) {
         return line.to_owned();
     }
     let said = trace
@@ -260,7 +291,12 @@ fn answer(stdout: &str, trace: &Trace) -> String {
         .unwrap_or_default()
 }
 
-fn failed_trace(trace: Trace, kind: FailureKind, message: String, started: Instant) -> Trace {
+pub(super) fn failed_trace(
+    trace: Trace,
+    kind: FailureKind,
+    message: String,
+    started: Instant,
+) -> Trace {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let total_s = started.elapsed().as_secs_f64();
     Trace {

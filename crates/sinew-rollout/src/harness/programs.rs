@@ -41,6 +41,8 @@ pub struct ProgramConfig {
     pub preload: bool,
     /// Refuse to run where a protection cannot be enforced.
     pub strict: bool,
+    /// The program is trusted with its own score.
+    pub agent_scores: bool,
 }
 
 impl ProgramConfig {
@@ -101,6 +103,11 @@ impl Programs {
         })
     }
 
+    /// Whether the program is trusted with its own score.
+    pub(super) fn agent_scores(&self) -> bool {
+        self.config.agent_scores
+    }
+
     /// Wall time of one run.
     pub(super) fn timeout(&self) -> Duration {
         self.config.timeout
@@ -147,6 +154,11 @@ impl Programs {
         limit: Duration,
     ) -> Result<Ended, ProgramError> {
         let mut env = variables(base_url, api_key, task);
+        if self.config.agent_scores {
+            env.push(("SINEW_REWARD_URL".into(), format!("{base_url}/reward")));
+            // What is trusted with the score may see what it is scored by.
+            env.push(("SINEW_TASK_DATA".into(), task.data.to_string()));
+        }
         env.extend(self.config.env.clone());
         let command = &self.config.command;
         if !self.config.preload {

@@ -24,6 +24,9 @@ pub(crate) fn taskset(recipe: &RunPlan) -> Result<Arc<dyn Taskset>, Failure> {
     if let Some(rows) = rows(recipe)? {
         return Ok(Arc::new(rows));
     }
+    if recipe.harness.live().is_some() {
+        return Ok(Arc::new(sinew_env::NoTasks));
+    }
     let tasks = recipe.env.config().taskset(recipe.seed);
     tasks.map_err(|e| Failure::input(format!("env: {e}")))
 }

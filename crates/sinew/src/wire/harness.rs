@@ -4,27 +4,32 @@
 //! gateway shares engine, admission and request ids with the run, and has no store: traces are committed
 //! by the run, with their outcome.
 
+use super::Session;
 use super::admission::TurnCapacity;
 use crate::failure::Failure;
 use futures::future::BoxFuture;
 use sinew_env::{Split, Taskset};
 use sinew_gateway::{
-    Gateway, GatewayConfig, GatewayParts, RolloutSpec, SamplingDefaults, Secret, Server,
+    Gateway, GatewayConfig, GatewayParts, Reward, RolloutSpec, SamplingDefaults, Secret, Server,
 };
 use sinew_levels::containers;
-use sinew_recipe::{CommandSection, HarnessLevel, HarnessSection, Level, SandboxPlan};
+use sinew_recipe::{
+    CommandSection, HarnessLevel, HarnessSection, Level, RunPlan, SandboxPlan, ScoredBy,
+    ServiceSection,
+};
 use sinew_render::Renderer;
 use sinew_rollout::{
-    Admission, BuiltInLoop, EpisodeOptions, EpisodeParts, EpisodeSpec, Harness, ModelAccess,
-    ModelServer, ProgramCommand, ProgramConfig, ProgramError, ProgramHarness, Programs,
+    Admission, AgentReport, BuiltInLoop, EpisodeOptions, EpisodeParts, EpisodeSpec, Harness,
+    ModelAccess, ModelServer, ProgramCommand, ProgramConfig, ProgramError, ProgramHarness,
+    Programs, ServiceConfig, ServiceHarness,
 };
 use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
 use sinew_types::{Engine, EpisodeEnd, EpisodeId, Trace};
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::any::Any;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::runtime::{Handle, Runtime};
+use tokio::runtime::Runtime;
 
 impl From<ProgramError> for Failure {
     fn from(e: ProgramError) -> Self {
@@ -52,28 +57,75 @@ pub(crate) struct Shared<'a> {
 /// # Errors
 /// If the program or a folder of it is missing, or its sandboxes cannot be started here.
 pub(crate) fn build(
-    section: &HarnessSection,
-    sandbox: &SandboxPlan,
+    recipe: &RunPlan,
     shared: &Shared<'_>,
-    runtime: &Handle,
+    session: &Session<'_>,
 ) -> Result<Arc<dyn Harness>, Failure> {
-    let HarnessSection::Command(section) = section else {
-        return Ok(Arc::new(BuiltInLoop));
+    let sandbox = &recipe.sandbox;
+    let served = session.serve.address(&recipe.harness)?;
+    let trusted = !recipe.harness.is_graded();
+    let section = match (&recipe.harness, served) {
+        (HarnessSection::Service(section), Some(at)) => {
+            let gateway = gateway(shared);
+            let server = session.serve.start(session, gateway.clone(), at)?;
+            let model = GatewayModel::new(gateway, trusted, Box::new(server));
+            let harness = ServiceHarness::new(service(section), Arc::new(model));
+            return Ok(Arc::new(harness.map_err(Failure::system)?));
+        }
+        (harness, _) => match program(harness)? {
+            Some(section) => section,
+            // Live agents drive themselves.
+            None => return Ok(Arc::new(BuiltInLoop)),
+        },
     };
-    let config = config(section, sandbox)?;
-    let provider = provider(section, &config.command, sandbox)?;
-    let server = runtime.block_on(GatewayServer::start(shared))?;
+    let config = config(&section, sandbox)?;
+    let provider = provider(&section, &config.command, sandbox)?;
+    // The control API is not used: rollouts are opened from here. Its token is thrown away.
+    let token = Secret::random_hex(24).map_err(Failure::system)?;
+    let (gateway, any) = (gateway(shared), ([127, 0, 0, 1], 0).into());
+    let server = Server::start(gateway.clone(), any, &token, None);
+    let server = session.runtime.block_on(server).map_err(Failure::system)?;
     let programs = Programs::new(config, provider, server.address())?;
-    Ok(Arc::new(ProgramHarness::new(programs, Arc::new(server))))
+    let model = GatewayModel::new(gateway, trusted, Box::new(server));
+    Ok(Arc::new(ProgramHarness::new(programs, Arc::new(model))))
+}
+
+/// The program that is run for each episode. The file of a function must be there: in a command, what is
+/// no file is an argument.
+fn program(harness: &HarnessSection) -> Result<Option<CommandSection>, Failure> {
+    if let HarnessSection::Function(section) = harness {
+        let (file, _) = section.parts().unwrap_or_default();
+        if !std::path::Path::new(file).is_file() {
+            return Err(Failure::outside(format!(
+                "harness.function = {:?}: no such file: {file}\n  hint: paths are relative to the current folder",
+                section.function
+            )));
+        }
+    }
+    Ok(harness.program())
+}
+
+/// The service of a recipe, and how it is asked.
+fn service(section: &ServiceSection) -> ServiceConfig {
+    ServiceConfig {
+        url: section.url.clone(),
+        body: section.body.clone().into_iter().collect(),
+        output: section.output.clone(),
+        timeout: Duration::from_secs_f64(section.timeout_s),
+        agent_scores: section.scored_by == ScoredBy::Agent,
+    }
 }
 
 /// Checks that the program is there and that its sandbox can be built; the answer is a row of `sinew check`.
 pub(crate) fn check(section: &HarnessSection, sandbox: &SandboxPlan) -> Result<String, Failure> {
-    let HarnessSection::Command(section) = section else {
-        return Ok("built in".into());
+    let section = match section {
+        HarnessSection::BuiltIn {} => return Ok("built in".into()),
+        HarnessSection::Service(s) => return Ok(format!("tasks are posted to {}", s.url)),
+        HarnessSection::Live(_) => return Ok("agents open rollouts at --serve".into()),
+        harness => program(harness)?.ok_or_else(|| Failure::system("no program"))?,
     };
-    let config = config(section, sandbox)?;
-    let provider = provider(section, &config.command, sandbox)?;
+    let config = config(&section, sandbox)?;
+    let provider = provider(&section, &config.command, sandbox)?;
     // Nothing connects to it.
     let discard = ([127, 0, 0, 1], 9).into();
     let programs = Programs::new(config, provider, discard)?;
@@ -96,12 +148,12 @@ pub(crate) fn asks_model(
     sandbox: &SandboxPlan,
     tasks: &dyn Taskset,
 ) -> Result<(), Failure> {
-    let HarnessSection::Command(section) = section else {
+    let Some(section) = program(section)? else {
         return Ok(());
     };
     let task = tasks.get(Split::Train, 0).map_err(Failure::system)?;
-    let config = config(section, sandbox)?;
-    let provider = provider(section, &config.command, sandbox)?;
+    let config = config(&section, sandbox)?;
+    let provider = provider(&section, &config.command, sandbox)?;
     let runtime = Runtime::new().map_err(Failure::system)?;
     Ok(runtime.block_on(Programs::asks_model(config, provider, &task))?)
 }
@@ -118,6 +170,7 @@ fn config(section: &CommandSection, sandbox: &SandboxPlan) -> Result<ProgramConf
         processes: section.processes,
         preload: section.preload,
         strict: sandbox.strict,
+        agent_scores: section.scored_by == ScoredBy::Agent,
     })
 }
 
@@ -151,54 +204,78 @@ fn provider(
     }
 }
 
-/// A gateway as the model server of programs.
-struct GatewayServer {
+/// A gateway that shares engine, admission and request ids with the run.
+fn gateway(shared: &Shared<'_>) -> Gateway {
+    let config = GatewayConfig {
+        format: shared.renderer.turn_format(),
+        ..GatewayConfig::default()
+    };
+    let parts = GatewayParts {
+        engine: Arc::clone(shared.engine),
+        renderer: Arc::clone(shared.renderer),
+        // The run commits traces to its own store, with their outcome.
+        store: None,
+        requests: Arc::clone(shared.requests),
+        capacity: Some(Arc::new(TurnCapacity(Arc::clone(shared.admission)))),
+        hooks: None,
+    };
+    Gateway::new(config, parts)
+}
+
+/// A gateway as the model server of programs and services.
+struct GatewayModel {
     gateway: Gateway,
-    /// Listens until it is dropped.
-    server: Server,
+    /// Agents are trusted with their own scores.
+    trusted: bool,
+    /// Listens until it is dropped. Only dropping it uses it.
+    _server: Mutex<Box<dyn Any + Send>>,
 }
 
-impl GatewayServer {
-    async fn start(shared: &Shared<'_>) -> Result<Self, Failure> {
-        let config = GatewayConfig {
-            format: shared.renderer.turn_format(),
-            ..GatewayConfig::default()
-        };
-        let parts = GatewayParts {
-            engine: Arc::clone(shared.engine),
-            renderer: Arc::clone(shared.renderer),
-            // The run commits traces to its own store, with their outcome.
-            store: None,
-            requests: Arc::clone(shared.requests),
-            capacity: Some(Arc::new(TurnCapacity(Arc::clone(shared.admission)))),
-        };
-        let gateway = Gateway::new(config, parts);
-        // The control API is not used: rollouts are opened from here. Its token is thrown away.
-        let token = Secret::random_hex(24).map_err(Failure::system)?;
-        let any = ([127, 0, 0, 1], 0).into();
-        let server = Server::start(gateway.clone(), any, &token, None).await;
-        let server = server.map_err(Failure::system)?;
-        Ok(Self { gateway, server })
-    }
-
-    fn address(&self) -> SocketAddr {
-        self.server.address()
+impl GatewayModel {
+    fn new(gateway: Gateway, trusted: bool, server: Box<dyn Any + Send>) -> Self {
+        Self {
+            gateway,
+            trusted,
+            _server: Mutex::new(server),
+        }
     }
 }
 
-impl ModelServer for GatewayServer {
+impl ModelServer for GatewayModel {
     fn open(
         &self,
         parts: &EpisodeParts,
         options: &EpisodeOptions,
         spec: &EpisodeSpec,
     ) -> Result<ModelAccess, String> {
-        let opened = self.gateway.open_rollout(rollout(parts, options, spec));
+        let spec = RolloutSpec {
+            agent_scores: self.trusted,
+            ..rollout(parts, options, spec)
+        };
+        let opened = self.gateway.open_rollout(spec);
         let opened = opened.map_err(|e| e.to_string())?;
         Ok(ModelAccess {
             base_url: opened.base_url,
             api_key: opened.api_key,
+            shared_url: opened.shared_url,
+            traceparent: opened.traceparent,
         })
+    }
+
+    fn score(&self, episode: &EpisodeId, report: &AgentReport) -> Result<(), String> {
+        let of_turns = report.rewards.iter().zip(1..);
+        let of_turns = of_turns.filter_map(|(reward, turn)| Some(((*reward)?, Some(turn))));
+        for (reward, turn) in of_turns.chain(report.reward.map(|reward| (reward, None))) {
+            let reward = Reward {
+                reward,
+                success: report.success,
+                metrics: report.metrics.clone(),
+                turn,
+            };
+            let scored = self.gateway.reward(episode, &reward);
+            scored.map_err(|e| e.to_string())?;
+        }
+        Ok(())
     }
 
     fn finish<'a>(
@@ -227,16 +304,21 @@ fn rollout(parts: &EpisodeParts, options: &EpisodeOptions, spec: &EpisodeSpec) -
         external: None,
         provenance: trace.provenance,
         seed: spec.seed,
-        sampling: SamplingDefaults {
-            temperature: Some(options.sampling.temperature),
-            top_p: Some(options.sampling.top_p),
-            top_k: Some(options.sampling.top_k),
-            min_p: Some(options.sampling.min_p),
-            max_tokens: Some(options.limits.max_turn_tokens),
-            // The policy that learns must be the one that acted.
-            pinned: true,
-        },
+        sampling: sampling(options),
         max_turns: Some(options.limits.max_turns),
         max_context_tokens: Some(options.limits.max_context_tokens),
+        agent_scores: false,
+    }
+}
+
+/// Sampling that no agent can change: the policy that learns must be the one that acted.
+pub(super) fn sampling(options: &EpisodeOptions) -> SamplingDefaults {
+    SamplingDefaults {
+        temperature: Some(options.sampling.temperature),
+        top_p: Some(options.sampling.top_p),
+        top_k: Some(options.sampling.top_k),
+        min_p: Some(options.sampling.min_p),
+        max_tokens: Some(options.limits.max_turn_tokens),
+        pinned: true,
     }
 }

@@ -7,6 +7,7 @@
 //! | `scoring` | `reference`, `teacher` | frozen models |
 //! | `env` | `env` | tasks and environments |
 //! | `harness` | `harness` | what drives the turns, and the gateway for programs |
+//! | `live` | `harness` | the gateway for agents that run already |
 //! | `engine`, `servers` | `engine` | what generates tokens |
 //! | `admission` | `rollout` | bounds on episodes, and the gateway's part of it |
 //! | `learner` | `train`, `critic` | the trainer |
@@ -24,6 +25,7 @@ mod env;
 mod harness;
 mod judge;
 mod learner;
+mod live;
 mod model;
 mod plan;
 mod reward;
@@ -37,6 +39,7 @@ pub(crate) use env::{rows, taskset, world};
 pub(crate) use harness::{asks_model, check as check_harness};
 pub(crate) use judge::Bench;
 pub(crate) use learner::train_worker;
+pub(crate) use live::ServeAt;
 pub(crate) use model::{
     chat_renderer, check_context, loaded_params, model_config, renderer, resolve_env,
 };
@@ -111,19 +114,23 @@ pub(crate) struct Session<'a> {
     pub(crate) bench: Bench,
     /// Start of this session, for wall times.
     pub(crate) started: Instant,
+    /// Where agents outside reach the run.
+    pub(crate) serve: ServeAt,
 }
 
 /// The parts that every episode of a run shares: one admission in front of the engine, and one source of
 /// request ids for the built-in loop and the gateway. A program's harness starts its gateway here.
 fn episode_parts(
     recipe: &RunPlan,
-    runtime: &Handle,
+    session: &Session<'_>,
     run: RunInfo,
     (engine, renderer): (&Arc<dyn Engine>, &Arc<dyn Renderer>),
     envs: Arc<dyn EnvFactory>,
 ) -> Result<EpisodeParts, Failure> {
     let mut bounds = admission::config(&recipe.rollout, &recipe.harness);
-    bounds.max_running = bounds.max_running.min(envs.capabilities().places.unwrap_or(usize::MAX));
+    bounds.max_running = bounds
+        .max_running
+        .min(envs.capabilities().places.unwrap_or(usize::MAX));
     let admission = Admission::new(bounds, Arc::clone(engine));
     let requests = Arc::new(AtomicU64::new(1));
     let shared = harness::Shared {
@@ -132,7 +139,7 @@ fn episode_parts(
         admission: &admission,
         requests: &requests,
     };
-    let harness = harness::build(&recipe.harness, &recipe.sandbox, &shared, runtime)?;
+    let harness = harness::build(recipe, &shared, session)?;
     Ok(EpisodeParts {
         run: Arc::new(run),
         engine: Arc::clone(engine),
@@ -179,11 +186,13 @@ pub(crate) fn pipeline(
     let source = source::source(recipe, dir, renderer.as_ref(), &grammars, cancel)?;
     let (engine, cross) = engine::engines(recipe, &device, renderer.as_ref(), &grammars, &learner)?;
     let run = run_info(recipe, dir, (envs.as_ref(), renderer.as_ref()), &device);
-    let episode = episode_parts(recipe, &session.runtime, run, (&engine, &renderer), envs)?;
+    let episode = episode_parts(recipe, &session, run, (&engine, &renderer), envs)?;
+    let options = plan::episode_options(&recipe.rollout);
+    let live = live::source(recipe, &session, &episode, &options, &store)?;
     let parts = RolloutParts {
         episode,
         taskset,
-        options: plan::episode_options(&recipe.rollout),
+        options,
         max_in_flight: recipe.rollout.max_in_flight,
         cross,
     };
@@ -196,7 +205,7 @@ pub(crate) fn pipeline(
         config,
         algorithm,
         rollouts: Box::new(rollouts),
-        source,
+        source: live.or(source),
         learner: Box::new(learner),
         transport: Box::new(engine),
         store,

@@ -77,7 +77,7 @@ pub(crate) fn check_pool(recipe: &RunPlan) -> Result<String, Failure> {
 }
 
 /// Minimum trajectories of a group that a recipe's algorithm compares.
-fn min_group(recipe: &RunPlan) -> usize {
+pub(super) fn min_group(recipe: &RunPlan) -> usize {
     let composition = recipe.algorithm.composition(recipe.rollout.group_size);
     let compares = composition.is_ok_and(|c| c.advantage.compares());
     if compares { 2 } else { 1 }

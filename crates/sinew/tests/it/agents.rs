@@ -291,6 +291,11 @@ fn client_script(args: &[&str], token_key: &str, script: &str) {
 }
 
 #[test]
+fn one_pooled_client_serves_many_rollouts_by_their_keys() {
+    client_script(&["--engine", "fake"], "control_token", "against_keys.py");
+}
+
+#[test]
 fn the_python_client_drives_sandboxes() {
     client_script(&["--sandbox-only"], "token", "against_sandboxes.py");
 }

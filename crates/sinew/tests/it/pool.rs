@@ -1,7 +1,8 @@
 //! The data pool end to end: outside systems push into a real server, a real run trains on it.
 
+use crate::live::send;
 use crate::{failure, last_line, root, sinew};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -375,4 +376,39 @@ fn adaptive_tasks_follow_what_is_learned_and_a_resumed_run_draws_the_same() {
         "{whole:?}"
     );
     assert_eq!(shares("parts", &["2", "4"]), whole);
+}
+
+/// What agents finish at the gateway of the pool waits there as a trajectory, the unscored in quarantine.
+#[test]
+fn finished_rollouts_of_the_gateway_wait_in_the_pool() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = serve(dir.path());
+    let address = served.url.strip_prefix("http://").unwrap();
+    let post = |path: &str, key: &str, body: &Value| {
+        let (status, answer) = send("POST", address, path, key, &body.to_string()).unwrap();
+        assert!(status < 300, "{path}: {status} {answer}");
+        answer
+    };
+    for finish in [json!({"reward": {"reward": 1.0}}), json!({})] {
+        let opened = post(
+            "/rollouts",
+            TOKEN,
+            &json!({"task": "corridor-7", "task_kind": "corridor-1"}),
+        );
+        let (id, key) = (
+            opened["id"].as_str().unwrap(),
+            opened["api_key"].as_str().unwrap(),
+        );
+        let ask = json!({"model": "m", "messages": [{"role": "user", "content": "A.>"}]});
+        post("/v1/chat/completions", key, &ask);
+        post(&format!("/rollouts/{id}/finish"), TOKEN, &finish);
+    }
+    let told = |args: &[&str]| String::from_utf8(pool(&served, dir.path(), args).stdout).unwrap();
+    let status: Value = serde_json::from_str(&told(&["status"])).unwrap();
+    assert_eq!(status["groups"]["whole"], 1, "{status}");
+    let held = told(&["quarantine"]);
+    assert!(
+        held.lines().count() == 1 && held.contains("reward"),
+        "{held}"
+    );
 }

@@ -212,6 +212,7 @@ impl World {
             store: Some(Arc::clone(&self.store) as Arc<_>),
             requests: self.store.requests(),
             capacity: None,
+            hooks: None,
         };
         let gateway = Gateway::new(config, parts);
         gateway.recover().map_err(LabError::system)?;

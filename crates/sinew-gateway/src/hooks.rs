@@ -1,0 +1,165 @@
+//! What a training run, or a data pool, has to do with the rollouts of a gateway.
+
+use crate::secret::Secret;
+use crate::session::RolloutSpec;
+use sinew_dialect::ApiError;
+use sinew_types::{EpisodeId, GroupId, Trace, mix_seed};
+use std::fmt;
+
+/// What the purpose of a rollout begins with that is kept and not trained.
+const MEASURED: &str = "eval";
+
+/// Group of a rollout that is compared with earlier ones of its task.
+const ALONE: &str = "alone";
+
+/// Sees rollouts as clients open them, and as they are finished.
+pub trait RolloutHooks: Send + Sync {
+    /// Decides what a client may not: sampling, limits, seed, what the rollout is run for.
+    ///
+    /// # Errors
+    /// If no rollout may be opened now, or not this one.
+    fn opening(&self, spec: &mut RolloutSpec) -> Result<(), ApiError>;
+
+    /// Gets a finished trace when it is in the store: once, and again after a crash if it is not known
+    /// whether it was got. Finishing is answered afterwards.
+    fn finished(&self, trace: &Trace);
+}
+
+/// The rollouts of a training run: all are sampled as the run says, and handed to it when they are
+/// finished.
+///
+/// Rollouts of one `group` are compared; without a group those of one `task` are, and a rollout without
+/// both, or with the group `alone`, is alone: its group has its own id. A purpose that begins with `eval` stays, and is not trained.
+pub struct TrainingHooks {
+    /// Sampling, limits, run, purpose, provenance and seed of every rollout.
+    pub run: RolloutSpec,
+    /// Called when a rollout is opened.
+    pub on_open: Box<dyn Fn() + Send + Sync>,
+    /// Called with each finished rollout that is to be trained.
+    pub on_finish: Box<dyn Fn(&Trace) + Send + Sync>,
+}
+
+impl fmt::Debug for TrainingHooks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TrainingHooks")
+            .field("run", &self.run)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The smaller of two limits, where they are there.
+fn tighter(run: Option<u32>, asked: Option<u32>) -> Option<u32> {
+    match (run, asked) {
+        (Some(run), Some(asked)) => Some(run.min(asked)),
+        (run, asked) => run.or(asked),
+    }
+}
+
+impl RolloutHooks for TrainingHooks {
+    fn opening(&self, spec: &mut RolloutSpec) -> Result<(), ApiError> {
+        let id = match &spec.id {
+            Some(id) => id.clone(),
+            None => EpisodeId::new(format!("r-{}", Secret::random_hex(8)?)),
+        };
+        let none = |name: &str| name.is_empty() || name == "none";
+        if spec.group.as_str() == ALONE {
+            spec.group = GroupId::new(id.as_str());
+        } else if none(spec.group.as_str()) {
+            spec.group = GroupId::new(match none(spec.task.as_str()) {
+                true => id.as_str(),
+                false => spec.task.as_str(),
+            });
+        }
+        if spec.seed == 0 {
+            // Without a seed of its own it has that of its name: two rollouts never sample alike.
+            let mut name = [0; 8];
+            name.copy_from_slice(&blake3::hash(id.as_str().as_bytes()).as_bytes()[..8]);
+            spec.seed = mix_seed(self.run.seed, u64::from_le_bytes(name));
+        }
+        if !spec.purpose.starts_with(MEASURED) {
+            spec.purpose.clone_from(&self.run.purpose);
+        }
+        spec.id = Some(id);
+        spec.run.clone_from(&self.run.run);
+        spec.provenance = self.run.provenance.clone();
+        spec.sampling = self.run.sampling.clone();
+        spec.max_turns = tighter(self.run.max_turns, spec.max_turns);
+        spec.max_context_tokens = tighter(self.run.max_context_tokens, spec.max_context_tokens);
+        (self.on_open)();
+        Ok(())
+    }
+
+    fn finished(&self, trace: &Trace) {
+        if trace.origin.purpose == self.run.purpose {
+            (self.on_finish)(trace);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sinew_types::TaskId;
+
+    fn opened(spec: RolloutSpec) -> RolloutSpec {
+        let hooks = TrainingHooks {
+            run: RolloutSpec {
+                run: "my-run".into(),
+                purpose: "live".into(),
+                seed: 7,
+                max_turns: Some(4),
+                ..RolloutSpec::default()
+            },
+            on_open: Box::new(|| {}),
+            on_finish: Box::new(|_| {}),
+        };
+        let mut spec = spec;
+        hooks.opening(&mut spec).unwrap();
+        spec
+    }
+
+    #[test]
+    fn a_rollout_is_compared_with_its_group_or_its_task_or_stands_alone() {
+        let spec = |group: &str, task: &str| RolloutSpec {
+            group: GroupId::new(group),
+            task: TaskId::new(task),
+            ..RolloutSpec::default()
+        };
+        assert_eq!(opened(spec("g", "t")).group.as_str(), "g");
+        assert_eq!(opened(spec("none", "t")).group.as_str(), "t");
+        for alone in [spec("none", "none"), spec("alone", "t")] {
+            let alone = opened(alone);
+            let id = alone.id.as_ref().map(EpisodeId::as_str);
+            assert_eq!(Some(alone.group.as_str()), id);
+        }
+    }
+
+    #[test]
+    fn the_run_decides_on_sampling_and_the_client_may_only_tighten() {
+        let asked = RolloutSpec {
+            max_turns: Some(9),
+            purpose: "serve".into(),
+            run: "other".into(),
+            agent_scores: true,
+            ..RolloutSpec::default()
+        };
+        let spec = opened(asked);
+        assert_eq!((spec.max_turns, spec.run.as_str()), (Some(4), "my-run"));
+        assert_eq!(spec.purpose, "live");
+        let fewer = RolloutSpec {
+            max_turns: Some(2),
+            purpose: "eval-nightly".into(),
+            ..RolloutSpec::default()
+        };
+        let spec = opened(fewer);
+        assert_eq!(
+            (spec.max_turns, spec.purpose.as_str()),
+            (Some(2), "eval-nightly")
+        );
+        let seeds = [
+            opened(RolloutSpec::default()),
+            opened(RolloutSpec::default()),
+        ];
+        assert_ne!(seeds[0].seed, seeds[1].seed);
+    }
+}

@@ -1,0 +1,98 @@
+//! What an agent that is trusted with its own score says of its episode.
+
+use super::program::ModelServer;
+use serde::Deserialize;
+use serde_json::Value;
+use sinew_types::{EpisodeId, Trace};
+use std::collections::BTreeMap;
+
+/// Score of an agent's own, as JSON: `{"reward": 1.0, "success": true, "rewards": [0, 0.5], "metrics": {}}`.
+/// Every field may be missing; others are not looked at.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct AgentReport {
+    /// Of the whole episode.
+    pub reward: Option<f64>,
+    /// The task was solved.
+    pub success: Option<bool>,
+    /// Of the model's calls, in their order; `null`: none for this call.
+    pub rewards: Vec<Option<f64>>,
+    /// Named measurements.
+    pub metrics: BTreeMap<String, f64>,
+}
+
+impl AgentReport {
+    /// Reads the report out of a JSON object.
+    ///
+    /// # Errors
+    /// What is wrong with it, in one line.
+    pub fn of(value: &Value) -> Result<Self, String> {
+        let report = Self::deserialize(value);
+        report.map_err(|e| format!("the agent's own reward cannot be read: {e}"))
+    }
+
+    /// Whether it says anything about rewards.
+    pub fn is_scored(&self) -> bool {
+        self.reward.is_some() || self.rewards.iter().any(Option::is_some)
+    }
+}
+
+/// Hands an agent's own score to the server of its rollout. Gives the reason of an episode that
+/// remains without one: what cannot be read is not 0.
+pub(super) fn hand_over(
+    server: &dyn ModelServer,
+    episode: &EpisodeId,
+    said: Option<&Value>,
+) -> Option<String> {
+    let Some(value) = said.filter(|v| v.is_object()) else {
+        return Some("the agent said no reward of its own (harness.scored_by = \"agent\")".into());
+    };
+    let report = match AgentReport::of(value) {
+        Ok(report) if report.is_scored() => report,
+        Ok(_) => return Some("the agent's last words have no field `reward` or `rewards`".into()),
+        Err(why) => return Some(why),
+    };
+    let handed = server.score(episode, &report);
+    let why = handed.err()?;
+    Some(format!("the agent's own reward was refused: {why}"))
+}
+
+/// Says of a trace without a score why it has none.
+pub(super) fn explain(trace: &mut Trace, why: Option<String>) {
+    if trace.outcome.unscored && trace.outcome.unscored_reason.is_none() {
+        trace.outcome.unscored_reason = why;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_report_is_read_whole_or_refused() {
+        let all = json!({"answer": "x", "reward": 1, "success": true, "rewards": [null, 0.5],
+            "metrics": {"steps": 3}});
+        let report = AgentReport::of(&all).unwrap();
+        assert_eq!((report.reward, report.success), (Some(1.0), Some(true)));
+        assert_eq!(report.rewards, [None, Some(0.5)]);
+        assert!(report.is_scored());
+        assert!(
+            !AgentReport::of(&json!({"answer": "x"}))
+                .unwrap()
+                .is_scored()
+        );
+        for bad in [
+            json!({"reward": "much"}),
+            json!({"rewards": 3}),
+            json!({"metrics": [1]}),
+        ] {
+            assert!(
+                AgentReport::of(&bad)
+                    .unwrap_err()
+                    .contains("cannot be read"),
+                "{bad}"
+            );
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! The harness of services: a task is posted to a service that runs already, with the key of a rollout.
+//!
+//! The service calls its model at one address for all of its tasks, and passes the key of the request that
+//! it works on. So its calls are captured under the right rollout, whatever they say. Nothing of the
+//! service is started or ended here; what it answers is bounded in bytes and time.
+
+use super::program::{ModelAccess, ModelServer, failed_trace, grade};
+use super::{Harness, report};
+use crate::episode::EpisodeSpec;
+use crate::gauges::Phase;
+use crate::parts::{EpisodeOptions, EpisodeParts};
+use futures::future::BoxFuture;
+use reqwest::Client;
+use reqwest::header::{CONTENT_TYPE, HeaderValue};
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::{Map, Value};
+use sinew_types::{EpisodeEnd, FailureKind, Limit, Task, Trace};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Largest answer of a service.
+const MAX_ANSWER_BYTES: usize = 1 << 20;
+/// Characters of an answer that an error quotes.
+const MAX_QUOTED: usize = 300;
+/// Time for a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A service and how it is asked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServiceConfig {
+    /// Address that tasks are posted to.
+    pub url: String,
+    /// JSON body; `{prompt}`, `{id}`, `{kind}` and `{COLUMN}` in its texts are filled in.
+    pub body: Map<String, Value>,
+    /// Path of the agent's answer in the JSON answer, as in `result.text`; `None`: the whole body.
+    pub output: Option<String>,
+    /// Wall time of one task; an episode's own limit may be shorter.
+    pub timeout: Duration,
+    /// The service is trusted with its own score.
+    pub agent_scores: bool,
+}
+
+/// Posts each episode's task to a service.
+pub struct ServiceHarness {
+    config: ServiceConfig,
+    client: Client,
+    server: Arc<dyn ModelServer>,
+}
+
+impl std::fmt::Debug for ServiceHarness {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ServiceHarness")
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a service said of a task.
+enum Said {
+    /// The body of a good answer.
+    Answer(String),
+    /// Nothing in time.
+    TimedOut,
+    /// Something else, in words.
+    Failed(String),
+}
+
+impl ServiceHarness {
+    /// Tasks for a service whose model is served by `server`.
+    ///
+    /// # Errors
+    /// If no HTTP client can be made.
+    pub fn new(config: ServiceConfig, server: Arc<dyn ModelServer>) -> Result<Self, String> {
+        // Mozilla's root certificates, as built into the program.
+        let roots = RootCertStore::from_iter(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+        let tls = ClientConfig::builder()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let client = Client::builder()
+            .tls_backend_preconfigured(tls)
+            .connect_timeout(CONNECT_TIMEOUT)
+            .redirect(reqwest::redirect::Policy::none())
+            .no_proxy()
+            .build()
+            .map_err(|e| format!("the service's client: {e}"))?;
+        Ok(Self {
+            config,
+            client,
+            server,
+        })
+    }
+
+    async fn ask(&self, access: &ModelAccess, task: &Task, limit: Duration) -> Said {
+        let asked = self.post(access, task);
+        match tokio::time::timeout(limit, asked).await {
+            Ok(said) => said.unwrap_or_else(Said::Failed),
+            Err(_) => Said::TimedOut,
+        }
+    }
+
+    async fn post(&self, access: &ModelAccess, task: &Task) -> Result<Said, String> {
+        let body = Value::Object(filled(&self.config.body, task)?);
+        let request = self
+            .client
+            .post(&self.config.url)
+            .bearer_auth(&access.api_key)
+            .header("traceparent", &access.traceparent)
+            .header(CONTENT_TYPE, HeaderValue::from_static("application/json"))
+            .body(body.to_string());
+        let mut answer = request.send().await.map_err(|e| innermost(&e))?;
+        let mut text = Vec::new();
+        while let Some(chunk) = answer.chunk().await.map_err(|e| innermost(&e))? {
+            if text.len() + chunk.len() > MAX_ANSWER_BYTES {
+                return Err(format!(
+                    "its answer is longer than {MAX_ANSWER_BYTES} bytes"
+                ));
+            }
+            text.extend_from_slice(&chunk);
+        }
+        let (status, text) = (answer.status(), String::from_utf8_lossy(&text).into_owned());
+        match status.is_success() {
+            true => Ok(Said::Answer(text)),
+            false => Err(format!("it answered {status}: {}", quoted(&text))),
+        }
+    }
+
+    async fn episode(
+        &self,
+        parts: &EpisodeParts,
+        options: &EpisodeOptions,
+        spec: &EpisodeSpec,
+    ) -> Result<Trace, String> {
+        let access = self.server.open(parts, options, spec)?;
+        let limit = self.config.timeout.min(options.timeout);
+        let said = {
+            let deadline = Some(tokio::time::Instant::now() + limit);
+            let _in_phase = parts.gauges.enter(&spec.episode, Phase::Tool, deadline);
+            self.ask(&access, &spec.task, limit).await
+        };
+        let answer = match &said {
+            Said::Answer(text) => Some(Answer::read(text)),
+            _ => None,
+        };
+        let why = match (&answer, self.config.agent_scores) {
+            (Some(answer), true) => {
+                report::hand_over(self.server.as_ref(), &spec.episode, answer.json.as_ref())
+            }
+            _ => None,
+        };
+        let end = matches!(said, Said::TimedOut).then_some(EpisodeEnd::Truncated {
+            limit: Limit::WallTime,
+        });
+        let mut trace = self.server.finish(&spec.episode, end).await?;
+        let failed = match &said {
+            Said::Failed(why) => Some(format!("the service {}: {why}", self.config.url)),
+            _ if trace.sampled_tokens() == 0 => Some(uncaptured(&access)),
+            _ => None,
+        };
+        if let Some(message) = failed {
+            let kind = FailureKind::Harness;
+            trace.end = EpisodeEnd::Failed { kind, message };
+        } else if self.config.agent_scores {
+            report::explain(&mut trace, why);
+        } else {
+            let answer = answer.map(|a| a.output(self.config.output.as_deref()));
+            match answer.unwrap_or_else(|| Ok(String::new())) {
+                Ok(text) => {
+                    let within = options.score_timeout;
+                    grade(parts, spec, within, &mut trace, &text).await;
+                }
+                Err(message) => {
+                    let kind = FailureKind::Harness;
+                    trace.end = EpisodeEnd::Failed { kind, message };
+                }
+            }
+        }
+        Ok(trace)
+    }
+}
+
+impl Harness for ServiceHarness {
+    fn name(&self) -> &str {
+        "service"
+    }
+
+    fn run<'a>(
+        &'a self,
+        parts: &'a EpisodeParts,
+        options: &'a EpisodeOptions,
+        spec: &'a EpisodeSpec,
+    ) -> BoxFuture<'a, Trace> {
+        Box::pin(async move {
+            let started = Instant::now();
+            let trace = self.episode(parts, options, spec).await;
+            trace.unwrap_or_else(|message| {
+                let trace = spec.empty_trace(&parts.run, &options.turn_sampling());
+                failed_trace(trace, FailureKind::Harness, message, started)
+            })
+        })
+    }
+}
+
+/// The reason of an episode whose model calls went elsewhere.
+fn uncaptured(access: &ModelAccess) -> String {
+    format!(
+        "the service answered without a call of the model that was captured\n  hint: its client must use \
+         OPENAI_BASE_URL={} and the key of the request that it works on: `api_key=sinew.key` with \
+         `sinew.asgi`, or the bearer token of `Authorization` by hand",
+        access.shared_url
+    )
+}
+
+/// An answer of a service: its text, and its JSON if it is some.
+struct Answer<'a> {
+    text: &'a str,
+    json: Option<Value>,
+}
+
+impl<'a> Answer<'a> {
+    fn read(text: &'a str) -> Self {
+        Self {
+            text,
+            json: serde_json::from_str(text).ok(),
+        }
+    }
+
+    /// What the agent answered: a field by its path, or all of it.
+    fn output(&self, path: Option<&str>) -> Result<String, String> {
+        let Some(path) = path else {
+            let text = self.json.as_ref().and_then(Value::as_str);
+            return Ok(text.unwrap_or(self.text).to_owned());
+        };
+        let mut at = self.json.as_ref();
+        for name in path.split('.') {
+            at = at.and_then(|value| match name.parse::<usize>() {
+                Ok(index) if value.is_array() => value.get(index),
+                _ => value.get(name),
+            });
+        }
+        match at {
+            Some(Value::String(text)) => Ok(text.clone()),
+            Some(Value::Null) | None => Err(format!(
+                "harness.output = {path:?}: the service's answer has no such field: {}",
+                quoted(self.text)
+            )),
+            Some(value) => Ok(value.to_string()),
+        }
+    }
+}
+
+/// The body with the task's values in the places of their names.
+fn filled(body: &Map<String, Value>, task: &Task) -> Result<Map<String, Value>, String> {
+    let entries = body.iter();
+    let filled = entries.map(|(key, value)| Ok((key.clone(), fill(value, task)?)));
+    filled.collect()
+}
+
+fn fill(value: &Value, task: &Task) -> Result<Value, String> {
+    Ok(match value {
+        Value::String(text) => Value::String(fill_text(text, task)?),
+        Value::Array(items) => {
+            let items: Result<_, _> = items.iter().map(|item| fill(item, task)).collect();
+            Value::Array(items?)
+        }
+        Value::Object(map) => Value::Object(filled(map, task)?),
+        other => other.clone(),
+    })
+}
+
+/// `{name}` is the value of `name`; `{{` and `}}` are braces.
+fn fill_text(text: &str, task: &Task) -> Result<String, String> {
+    let (mut out, mut rest) = (String::with_capacity(text.len()), text);
+    while let Some(at) = rest.find(['{', '}']) {
+        out.push_str(&rest[..at]);
+        let brace = &rest[at..=at];
+        rest = &rest[at + 1..];
+        if let Some(after) = rest.strip_prefix(brace) {
+            out.push_str(brace);
+            rest = after;
+            continue;
+        }
+        let (name, after) = rest
+            .split_once('}')
+            .filter(|_| brace == "{")
+            .ok_or_else(|| {
+                format!(
+                    "harness.body: {text:?} has a single {brace:?}; write it twice to mean itself"
+                )
+            })?;
+        out.push_str(&named(name, task)?);
+        rest = after;
+    }
+    out.push_str(rest);
+    Ok(out)
+}
+
+fn named(name: &str, task: &Task) -> Result<String, String> {
+    let column = |value: &Value| match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    match (name, task.data.get(name)) {
+        (_, Some(value)) => Ok(column(value)),
+        ("prompt", None) => Ok(task.prompt.clone()),
+        ("id", None) => Ok(task.id.as_str().to_owned()),
+        ("kind", None) => Ok(task.kind.clone()),
+        _ => Err(format!(
+            "harness.body: {{{name}}}: allowed are prompt, id, kind and the columns of the task, which are: {}",
+            columns(task)
+        )),
+    }
+}
+
+fn columns(task: &Task) -> String {
+    let names = task
+        .data
+        .as_object()
+        .map(|row| row.keys().cloned().collect());
+    let names: Vec<String> = names.unwrap_or_default();
+    names.join(", ")
+}
+
+fn quoted(text: &str) -> String {
+    text.chars().take(MAX_QUOTED).collect()
+}
+
+/// What is around the innermost reason repeats the address.
+fn innermost(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    format!("it could not be asked: {cause}\n  hint: is the service running there?")
+}
+
+#[cfg(test)]
+mod tests;

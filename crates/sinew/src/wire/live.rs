@@ -1,0 +1,176 @@
+//! The gateway of a run at an address of its own: for services that a recipe drives, and for agents that
+//! run already and open rollouts by themselves.
+
+use super::Session;
+use super::harness::sampling;
+use super::source::min_group;
+use crate::failure::Failure;
+use crate::serve::read_token;
+use clap::Args;
+use sinew_gateway::{
+    Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, RolloutSpec, Secret, Server,
+    TrainingHooks,
+};
+use sinew_pipeline::{
+    IntakeConfig, LIVE, LiveRollouts, LiveSource, RunEvent, RunStore, SampleSource,
+};
+use sinew_project::RunDir;
+use sinew_recipe::{HarnessSection, RunPlan};
+use sinew_rollout::{EpisodeOptions, EpisodeParts};
+use std::io::Write;
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::Handle;
+
+/// Where the gateway of a run listens.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct ServeAt {
+    /// Address at which agents outside reach the run's model, as in 127.0.0.1:8080; needed with
+    /// harness.type = "live" or "service", refused without
+    #[arg(long, value_name = "ADDR")]
+    serve: Option<SocketAddr>,
+    /// File with the token that opens the control API of --serve; default: RUN/control-token, which is
+    /// made
+    #[arg(long, requires = "serve")]
+    control_token_file: Option<PathBuf>,
+    /// Where agents reach --serve, if not at its address
+    #[arg(long, requires = "serve")]
+    public_url: Option<String>,
+}
+
+impl ServeAt {
+    /// The address, if the harness is one that agents outside must find.
+    pub(crate) fn address(&self, harness: &HarnessSection) -> Result<Option<SocketAddr>, Failure> {
+        let kind = harness.name();
+        match (self.serve, harness.is_served()) {
+            (None, true) => Err(Failure::input(format!(
+                "harness.type = \"{kind}\": agents outside need an address\n  hint: --serve 127.0.0.1:8080"
+            ))),
+            (Some(at), false) => Err(Failure::input(format!(
+                "--serve {at}: it has no effect with harness.type = \"{kind}\"\n  \
+                 hint: [harness] type = \"live\" trains agents that run already, \"service\" drives one"
+            ))),
+            (at, _) => Ok(at),
+        }
+    }
+
+    /// The file with the control token, and the token.
+    fn token(&self, dir: &RunDir) -> Result<(PathBuf, String), Failure> {
+        let given = self.control_token_file.clone();
+        let path = given.unwrap_or_else(|| dir.path().join("control-token"));
+        if self.control_token_file.is_none() && !path.exists() {
+            let token = Secret::random_hex(24).map_err(Failure::system)?;
+            let mut options = std::fs::OpenOptions::new();
+            let file = options.create_new(true).write(true).mode(0o600).open(&path);
+            let written = file.and_then(|mut file| writeln!(file, "{token}"));
+            written.map_err(|e| Failure::system(format!("{}: {e}", path.display())))?;
+        }
+        let token = read_token(&path)?;
+        Ok((path, token))
+    }
+
+    /// Listens, and tells where.
+    pub(super) fn start(
+        &self,
+        session: &Session<'_>,
+        gateway: Gateway,
+        address: SocketAddr,
+    ) -> Result<LiveServer, Failure> {
+        let (token_file, token) = self.token(session.dir)?;
+        let public = self.public_url.clone();
+        let listening = Server::start(gateway, address, &token, public);
+        let server = session.runtime.block_on(listening);
+        let server = server.map_err(|e| Failure::input(format!("--serve: {e}")))?;
+        let url = self.public_url.clone();
+        let url = url.unwrap_or_else(|| format!("http://{}", server.address()));
+        session.bus.emit(RunEvent::Serving { url, token_file })?;
+        Ok(LiveServer {
+            server: Some(server),
+            runtime: session.runtime.clone(),
+        })
+    }
+}
+
+/// A listening gateway; dropped, it lets running calls end.
+pub(super) struct LiveServer {
+    server: Option<Server>,
+    runtime: Handle,
+}
+
+impl Drop for LiveServer {
+    fn drop(&mut self) {
+        if let Some(server) = self.server.take() {
+            self.runtime.block_on(server.stop());
+        }
+    }
+}
+
+/// The source of `harness.type = "live"`: a gateway in front of the run's engine, whose finished rollouts
+/// are committed to the run's store and trained.
+pub(super) fn source(
+    recipe: &RunPlan,
+    session: &Session<'_>,
+    parts: &EpisodeParts,
+    options: &EpisodeOptions,
+    store: &RunStore,
+) -> Result<Option<Box<dyn SampleSource>>, Failure> {
+    let Some(section) = recipe.harness.live() else {
+        return Ok(None);
+    };
+    let Some(address) = session.serve.address(&recipe.harness)? else {
+        return Ok(None);
+    };
+    let config = IntakeConfig {
+        group_size: recipe.rollout.group_size,
+        min_group: min_group(recipe).min(recipe.rollout.group_size),
+        group_wait_s: section.group_wait_s,
+        max_age: section.max_age,
+    };
+    let live = Arc::new(LiveRollouts::open(config, store.traces.as_ref())?);
+    let (opened, finished) = (Arc::clone(&live), Arc::clone(&live));
+    let hooks = TrainingHooks {
+        run: RolloutSpec {
+            run: parts.run.name.clone(),
+            purpose: LIVE.into(),
+            provenance: parts.run.provenance.clone(),
+            seed: recipe.seed,
+            sampling: sampling(options),
+            max_turns: Some(options.limits.max_turns),
+            max_context_tokens: Some(options.limits.max_context_tokens),
+            ..RolloutSpec::default()
+        },
+        on_open: Box::new(move || opened.opened()),
+        on_finish: Box::new(move |trace| finished.finished(trace)),
+    };
+    let journal = Journal::open(
+        &session.dir.path().join("journal"),
+        JournalOptions::default(),
+    );
+    let journal = journal.map_err(|e| Failure::input(format!("journal of rollouts: {e}")))?;
+    let gateway = Gateway::new(
+        GatewayConfig {
+            format: parts.renderer.turn_format(),
+            journal: Some(Arc::new(journal)),
+            ..GatewayConfig::default()
+        },
+        GatewayParts {
+            engine: Arc::clone(&parts.engine),
+            renderer: Arc::clone(&parts.renderer),
+            store: Some(Arc::clone(&store.traces)),
+            requests: Arc::clone(&parts.requests),
+            // Agents pace themselves; the engine's own queue holds calls back.
+            capacity: None,
+            hooks: Some(Arc::new(hooks)),
+        },
+    );
+    gateway
+        .recover()
+        .map_err(|e| Failure::system(format!("journal of rollouts: {e}")))?;
+    let server = session.serve.start(session, gateway, address)?;
+    let idle = Duration::from_secs_f64(section.idle_s);
+    let source = LiveSource::new(live, idle, session.cancel.clone(), Box::new(server));
+    Ok(Some(Box::new(source)))
+}
