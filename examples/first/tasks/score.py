@@ -1,0 +1,2 @@
+def small(output):
+    return sum("a" <= c <= "z" for c in output) / max(len(output), 1)
