@@ -9,10 +9,12 @@
 //! - A reader of a run's folder sees the old or the new content of a file, never a part.
 
 mod init;
+mod place;
 mod propose;
 mod run_dir;
 
 pub use init::{InitError, Start, init, init_from};
+pub use place::wrong_folder;
 pub use propose::{Proposal, ProposeError, propose};
 pub use run_dir::{
     Resume, RunDir, RunDirError, RunEnd, end_of, holds_run, in_use, recipe, store_path, summary,

@@ -13,7 +13,7 @@ use std::path::Path;
 #[derive(Debug, Args)]
 pub(crate) struct EvalArgs {
     #[command(flatten)]
-    run: RunArgs,
+    pub(crate) run: RunArgs,
     /// Another model than the recipe's: a source as in a recipe, or a folder of `sinew export`
     #[arg(long)]
     model: Option<String>,

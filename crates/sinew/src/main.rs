@@ -279,6 +279,7 @@ fn main() -> ExitCode {
         .is_some_and(|w| w == sinew_pipeline::WORKER_COMMAND)
         && words.next().is_none();
     let cli = (!is_worker).then(Cli::parse);
+    let recipe = cli.as_ref().and_then(|cli| cli.command.recipe());
     tracing_subscriber::fmt()
         .with_writer(sinew_view::writer)
         .with_env_filter(
@@ -294,7 +295,23 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprint_failure(&failure);
+            if let Some(hint) = recipe.and_then(|recipe| sinew_project::wrong_folder(&recipe)) {
+                output::print_error(&format!("  hint: {hint}\n"));
+            }
             ExitCode::from(failure.code())
+        }
+    }
+}
+
+impl Command {
+    /// The recipe that a command runs or looks into.
+    fn recipe(&self) -> Option<PathBuf> {
+        match self {
+            Self::Train(args) => Some(args.recipe.clone()),
+            Self::Eval(args) => Some(args.run.recipe.clone()),
+            Self::Check(args) => Some(args.recipe.clone()),
+            Self::Tasks(args) => Some(args.recipe.clone()),
+            _ => None,
         }
     }
 }

@@ -19,7 +19,7 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 pub(crate) struct TasksArgs {
     /// Recipe file (TOML)
-    recipe: PathBuf,
+    pub(crate) recipe: PathBuf,
     /// Part of the tasks
     #[arg(long, value_enum, default_value = "train")]
     split: SplitArg,
