@@ -83,6 +83,7 @@ impl CheckReport {
     }
 }
 
+/// A line of the report. `values` is an object, or null.
 fn line(name: &'static str, finding: Finding, detail: String, values: Value) -> EnvCheck {
     let values = match values {
         Value::Object(values) => values,
@@ -113,6 +114,7 @@ impl Policy {
         }
     }
 
+    /// A turn of the policy.
     fn action(self, tools: &[ToolSpec], draw: &mut Draw) -> Action {
         if self == Self::Null {
             return Action::say("");
@@ -138,16 +140,19 @@ impl Policy {
 struct Draw(u64);
 
 impl Draw {
+    /// A number from 0 below `n`.
     fn below(&mut self, n: usize) -> usize {
         self.0 = mix_seed(self.0, 1);
         (self.0 % n.max(1) as u64) as usize
     }
 
+    /// A text as models write it: a word, a number, nothing.
     fn word(&mut self) -> String {
         const WORDS: [&str; 6] = ["a", "tea", "7", "hello world", "left", ""];
         WORDS[self.below(WORDS.len())].to_owned()
     }
 
+    /// A value that fits a schema, at a depth from 0.
     fn value(&mut self, schema: &Value, depth: usize) -> Value {
         if let Some(options) = schema["enum"].as_array().or(schema["anyOf"].as_array()) {
             let picked = options
@@ -169,6 +174,7 @@ impl Draw {
         }
     }
 
+    /// Up to two items, or those that the schema counts.
     fn array(&mut self, schema: &Value, depth: usize) -> Value {
         if let Some(items) = schema["prefixItems"].as_array() {
             return items.iter().map(|s| self.value(s, depth + 1)).collect();
@@ -179,6 +185,7 @@ impl Draw {
             .collect()
     }
 
+    /// All required properties, and half of the others.
     fn object(&mut self, schema: &Value, depth: usize) -> Value {
         let required = |name: &str| {
             let names = schema["required"].as_array();
@@ -215,6 +222,7 @@ async fn play(
     played
 }
 
+/// Begins an episode and plays it to its end.
 async fn turns(
     env: &mut dyn Env,
     (policy, seed): (Policy, u64),
@@ -474,6 +482,7 @@ async fn leaks(factory: &PythonEnvFactory, tasks: &[Task]) -> EnvCheck {
     )
 }
 
+/// The first messages of an episode, which is ended again.
 async fn prompt(factory: &PythonEnvFactory, task: &Task) -> Result<Vec<Message>, EnvError> {
     let mut env = factory.create(task)?;
     let reset = env.reset().await;

@@ -100,6 +100,7 @@ impl PythonEnvFactory {
         &self.shared.info.tools
     }
 
+    /// Parts of the class.
     pub(crate) fn info(&self) -> &EnvInfo {
         &self.shared.info
     }
@@ -288,6 +289,7 @@ pub(crate) enum Scored {
 }
 
 impl Scored {
+    /// The score, checked on this side.
     pub(crate) fn into_result(self) -> Result<Score, Unscored> {
         match self {
             Self::Unscored { unscored } => Err(Unscored::new(unscored)),
@@ -323,6 +325,7 @@ impl PythonEnv {
         Ok(())
     }
 
+    /// Begins the episode in a worker.
     async fn open(&mut self) -> Result<ResetResult, EnvError> {
         if !matches!(self.state, State::New) {
             return Err(EnvError::Order("reset twice: an environment is used once"));
@@ -344,8 +347,8 @@ impl PythonEnv {
         })
     }
 
-    /// Calls the session. If its worker has ended by the doing of another one, an episode with a snapshot goes
-    /// on in the next worker, once: one that ends its workers itself must not end all of them.
+    /// Calls the session. If its worker has ended by the doing of another one, an episode with a snapshot
+    /// goes on in the next worker, once: one that ends its workers itself must not end all of them.
     async fn ask(&mut self, request: Value) -> Result<Value, EnvError> {
         let order = || EnvError::Order("used before reset or after the end");
         let (State::Open(session) | State::Done(session)) = &self.state else {
@@ -421,6 +424,7 @@ impl PythonEnv {
         })
     }
 
+    /// Adds a turn to the counts.
     fn count(&mut self, action: &Action, stepped: &Stepped) {
         let failed = |r: &&ResultMessage| r.error && r.message.tool_call_id.is_some();
         let errors = stepped.results.iter().filter(failed).count() as u32;

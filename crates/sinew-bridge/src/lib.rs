@@ -31,6 +31,7 @@ mod error;
 mod frame;
 mod http;
 mod kind;
+#[cfg(feature = "mcp")]
 mod mcp;
 mod plan;
 mod reward;
@@ -52,6 +53,7 @@ pub use http::{
     ServeOptions, conformance, serve_env,
 };
 pub use kind::{KIND, Python};
+#[cfg(feature = "mcp")]
 pub use mcp::{MCP_KIND, Mcp, McpEnvFactory, McpServer};
 pub use reward::PythonReward;
 pub use rows::{PythonRows, RowLimits};

@@ -51,7 +51,7 @@ class RowSource:
             self.open[split] = [self.begin(split, seed), 0]
         kept = self.open.get(split)
         if kept is None or kept[1] != offset:
-            raise RuntimeError("the worker that made the first rows ended; the rows begin again at the next start")
+            raise RuntimeError("the worker that made the first rows ended: start again")
         page, size, until = [], 0, time.monotonic() + PAGE_S
         for row in itertools.islice(kept[0], PAGE_ROWS):
             try:

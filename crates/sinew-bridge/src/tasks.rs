@@ -70,6 +70,7 @@ impl PythonTasks {
     }
 }
 
+/// An error of the class as a whole.
 fn config_error(name: &str, why: String) -> TasksetError {
     TasksetError::Config {
         taskset: name.into(),
@@ -88,6 +89,7 @@ fn row_hash(task: &Task) -> u64 {
     u64::from_be_bytes(bytes)
 }
 
+/// All tasks of a split. The first invalid row is an error with its number.
 fn read_split(
     workers: &PythonWorkers,
     target: usize,
@@ -131,6 +133,7 @@ fn task(row: &str, index: usize, split: Split, seed: u64) -> Result<Task, String
     })
 }
 
+/// Takes a column of text out of a row.
 fn named_text(columns: &mut Map<String, Value>, name: &str) -> Result<Option<String>, String> {
     match columns.shift_remove(name) {
         None | Some(Value::Null) => Ok(None),

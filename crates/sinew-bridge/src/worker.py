@@ -1,9 +1,9 @@
 """The program of a worker: runs the environments and the reward functions of a user.
 
-It follows `schema.py` and `rows.py`, and runs inside a sandbox, as `python -c PROGRAM PORT`. It connects to 127.0.0.1:PORT,
-where the host accepts one connection. Frames in both directions are JSON (UTF-8) after their length in four
-bytes, big-endian. The first frame of the host describes the work. Each later one has an `id`, which the
-answer repeats. Answers come in any order.
+It follows `schema.py` and `rows.py`, and runs inside a sandbox, as `python -c PROGRAM PORT`. It connects to
+127.0.0.1:PORT, where the host accepts one connection. Frames in both directions are JSON (UTF-8) after their
+length in four bytes, big-endian. The first frame of the host describes the work. Each later one has an `id`,
+which the answer repeats. Answers come in any order.
 
 Standard output and error are not part of the protocol: what the user's code prints is kept for the answer of
 the call that printed it, up to a limit.
@@ -452,7 +452,7 @@ class Session:
         return {"messages": list(self.messages), "state": self.state(), "snapshot": self.snapshot()}
 
     def snapshot(self):
-        """The episode as text, for another worker. None where the class has no snapshots, or it is too long."""
+        """The episode as text, for another worker. None without snapshots, or if it is too long."""
         if "snapshot" not in self.target.methods:
             return None
         kept = [self.call("snapshot", {}), self.output, self.calls, self.messages, self.rewarded]

@@ -147,16 +147,19 @@ impl Shared {
         }
     }
 
+    /// Reason why the worker ended, if it did.
     fn dead(&self) -> Option<String> {
         lock(&self.waiting).dead.clone()
     }
 
+    /// The error of a call whose worker ended.
     fn lost(&self) -> CallError {
         CallError::Lost {
             reason: self.dead().unwrap_or_else(|| "it is gone".into()),
         }
     }
 
+    /// Has a task end with the worker.
     fn own(&self, task: tokio::task::JoinHandle<()>) {
         lock(&self.tasks).push(task.abort_handle());
     }
@@ -185,6 +188,7 @@ impl Worker {
             .map_err(late)?
     }
 
+    /// Starts the process, accepts its connection and waits for the descriptions of the targets.
     async fn launch(plan: &Plan) -> Result<Self, StartError> {
         let failed = |e: SandboxError| StartError::Worker(e.to_string());
         let io = |e: std::io::Error| StartError::Worker(e.to_string());
@@ -338,6 +342,7 @@ fn sandbox_spec(plan: &Plan) -> SandboxSpec {
     }
 }
 
+/// The first frame: what to load, and the limits.
 fn hello(plan: &Plan) -> Result<Vec<u8>, CallError> {
     let threads = if plan.has_env() { THREADS } else { 1 };
     frame_of(&json!({
@@ -351,6 +356,7 @@ fn hello(plan: &Plan) -> Result<Vec<u8>, CallError> {
     }))
 }
 
+/// A request as a frame.
 fn frame_of(request: &Value) -> Result<Vec<u8>, CallError> {
     encode(request.to_string().as_bytes())
         .map_err(|e| CallError::Protocol(format!("the request is {e}")))
@@ -409,6 +415,7 @@ pub(crate) fn ending(result: &ExecResult) -> String {
     }
 }
 
+/// Writes frames in the order in which they come.
 async fn write_all(mut to: OwnedWriteHalf, mut queue: mpsc::Receiver<Vec<u8>>) {
     while let Some(frame) = queue.recv().await {
         if to.write_all(&frame).await.is_err() {
@@ -418,6 +425,7 @@ async fn write_all(mut to: OwnedWriteHalf, mut queue: mpsc::Receiver<Vec<u8>>) {
     }
 }
 
+/// Reads frames until the connection or the protocol ends.
 async fn read_all(mut from: OwnedReadHalf, shared: Arc<Shared>) {
     let (mut reader, mut chunk) = (FrameReader::default(), vec![0; CHUNK]);
     loop {

@@ -149,8 +149,8 @@ pub trait Env: Send {
     /// Converts an observation to chat messages.
     fn format_observation(&self, observation: &Observation) -> Vec<Message>;
 
-    /// Takes all messages of an episode that a program from outside played, between `reset` and the one `step`
-    /// with its answer. Rewards see them; an environment scores the answer alone.
+    /// Takes all messages of an episode that a program from outside played, between `reset` and the one
+    /// `step` with its answer. Rewards see them; an environment scores the answer alone.
     fn played(&mut self, messages: Vec<Message>) {
         drop(messages);
     }
@@ -172,8 +172,8 @@ pub struct Capabilities {
     /// Equal values of [`StepResult::state_hash`] mean equal states, so that step-level advantages can be
     /// computed.
     pub states: bool,
-    /// Maximum number of environments at once, 1 or more. A run starts no more episodes than that. `None`: any
-    /// number.
+    /// Maximum number of environments at once, 1 or more. A run starts no more episodes than that. `None`:
+    /// any number.
     pub places: Option<usize>,
 }
 

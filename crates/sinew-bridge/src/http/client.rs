@@ -5,9 +5,9 @@
 //! observations; errors of the server and of the way to it fail the episode ([`EnvError::Worker`]), and a
 //! missing score leaves it unscored.
 
-use super::kind::Http;
+use super::keys::Http;
 use super::protocol::{
-    AskScore, Call, Called, Described, FaultKind, MAX_TEXT, Opened, Scored, Status, cut,
+    AskScore, Call, Called, Described, FaultKind, MAX_ID, MAX_TEXT, Opened, Scored, Status, cut,
     observation, specs, wrong_tools,
 };
 use super::remote::{Remote, RemoteError};
@@ -43,11 +43,15 @@ pub struct HttpEnvFactory {
 /// Parts that the environments of a factory share.
 struct Shared {
     remote: Remote,
+    /// Answer to `GET /sinew` at the start.
     described: Described,
+    /// Tools of all episodes, unless one has others.
     tools: Vec<ToolSpec>,
+    /// Name for traces.
     name: String,
     /// Begin of the ids of this factory's episodes: two runs at one server must not share an id.
     prefix: String,
+    /// Number of the next episode.
     next: AtomicU64,
     /// One permit for each place of the server.
     places: Arc<Semaphore>,
@@ -67,6 +71,7 @@ impl std::fmt::Debug for HttpEnvFactory {
     }
 }
 
+/// An error that fails the episode.
 fn worker(error: impl std::fmt::Display) -> EnvError {
     EnvError::Worker(error.to_string())
 }
@@ -93,7 +98,9 @@ impl HttpEnvFactory {
         let handle = runtime.handle().ok_or_else(gone)?;
         let asking = remote.clone();
         let asked = async move { asking.json(Method::GET, "/sinew", None).await };
-        let described: Described = block_on(&handle, asked).ok_or_else(gone)?.map_err(worker)?;
+        let asked: Result<Described, _> = block_on(&handle, asked).ok_or_else(gone)?;
+        let mut described = asked.map_err(worker)?;
+        described.version = cut(&described.version, MAX_ID);
         if let Some(why) = described.wrong() {
             return Err(config("url", &keys.url, format!("GET /sinew: {why}")));
         }
@@ -161,15 +168,18 @@ impl EnvFactory for HttpEnvFactory {
 /// An open episode of the server. Dropping it ends the episode in the background.
 struct Place {
     shared: Arc<Shared>,
+    /// Id at the server.
     id: String,
     /// Renews the lease, once the episode is open.
     renewal: Option<AbortHandle>,
     /// The server has freed the episode, as its lease ran out or it started again.
     lost: Arc<AtomicBool>,
+    /// Kept until the server has ended the episode.
     permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Place {
+    /// Path of a route of this episode.
     fn path(&self, rest: &str) -> String {
         format!("/episodes/{}{rest}", self.id)
     }
@@ -185,6 +195,7 @@ impl Place {
         flat(spawn(&self.shared.handle, asked).await)
     }
 
+    /// The error of a request, with the reason if the server has lost the episode.
     fn explained(&self, error: &RemoteError) -> EnvError {
         match error.is_unknown() || self.lost.load(Ordering::Relaxed) {
             true => worker(format!(
@@ -224,6 +235,7 @@ impl Drop for Place {
     }
 }
 
+/// The value of a request that ran on the runtime.
 fn flat<T>(
     joined: Result<Result<T, RemoteError>, tokio::task::JoinError>,
 ) -> Result<T, RemoteError> {
@@ -269,6 +281,7 @@ struct HttpEnv {
     counts: Counts,
 }
 
+/// Hash of the text of a state.
 fn state_hash(state: Option<&str>) -> Option<u64> {
     let bytes = *blake3::hash(state?.as_bytes()).as_bytes();
     let [a, b, c, d, e, f, g, h, ..] = bytes;
@@ -276,6 +289,7 @@ fn state_hash(state: Option<&str>) -> Option<u64> {
 }
 
 impl HttpEnv {
+    /// Waits for a place, and opens an episode with a new id.
     async fn open(&mut self) -> Result<ResetResult, EnvError> {
         if self.place.is_some() || self.ended {
             return Err(EnvError::Order("reset twice: an environment is used once"));
@@ -311,6 +325,7 @@ impl HttpEnv {
         self.started(opened)
     }
 
+    /// The begin of the episode, from the answer of the server and its task.
     fn started(&mut self, opened: Opened) -> Result<ResetResult, EnvError> {
         if let Some(why) = opened.tools.as_deref().and_then(wrong_tools) {
             return Err(worker(format!("POST /episodes: {why}")));
@@ -334,6 +349,7 @@ impl HttpEnv {
         })
     }
 
+    /// One call with an id of its own.
     async fn call(&mut self, call: &Call) -> Result<Called, EnvError> {
         let Some(place) = &self.place else {
             return Err(EnvError::Order("step before reset or after the end"));

@@ -61,10 +61,12 @@ pub struct ConformanceOptions {
 /// Why a case did not pass: `Err(Ok(why))` is skipped, `Err(Err(why))` failed.
 type Case = Result<String, Result<String, String>>;
 
+/// The case failed.
 fn fail<T>(why: impl Into<String>) -> Result<T, Result<String, String>> {
     Err(Err(why.into()))
 }
 
+/// The case cannot be tried at this server.
 fn skip<T>(why: impl Into<String>) -> Result<T, Result<String, String>> {
     Err(Ok(why.into()))
 }
@@ -108,6 +110,7 @@ pub async fn conformance(options: &ConformanceOptions) -> Result<Vec<Conformance
     Ok(rows)
 }
 
+/// The line of a case in the report.
 fn row(case: &'static str, result: Case) -> ConformanceRow {
     let (outcome, why) = match result {
         Ok(why) => (CaseOutcome::Passed, why),
@@ -117,6 +120,7 @@ fn row(case: &'static str, result: Case) -> ConformanceRow {
     ConformanceRow { case, outcome, why }
 }
 
+/// A task without data, for servers that give no example.
 fn empty() -> Task {
     Task {
         id: TaskId::new("conformance"),
@@ -130,15 +134,21 @@ fn empty() -> Task {
 
 /// A server that is tried.
 struct Trial<'a> {
+    /// With the key of the options.
     remote: Remote,
+    /// What the server declares.
     described: Described,
+    /// Task of all episodes.
     task: Task,
     options: &'a ConformanceOptions,
+    /// Begin of all ids of this trial.
     prefix: String,
+    /// Number of ids so far.
     next: u32,
 }
 
 impl Trial<'_> {
+    /// All cases in order. A case that fails does not end the report.
     async fn run(&mut self, rows: &mut Vec<ConformanceRow>) {
         rows.push(row("wrong_key", self.wrong_key().await));
         rows.push(row("repeated_open", self.repeated_open().await));
@@ -156,11 +166,13 @@ impl Trial<'_> {
         rows.push(row("lease", self.lease().await));
     }
 
+    /// An id that no other case and no other test has.
     fn id(&mut self) -> String {
         self.next += 1;
         format!("{}-{}", self.prefix, self.next)
     }
 
+    /// One request within the deadline, whatever its status.
     async fn once(&self, method: Method, path: &str, body: &Value) -> Result<Answer, String> {
         let sent = (!body.is_null()).then(|| body.to_string().into_bytes());
         let asked = self.remote.once(method, path, sent);
@@ -184,6 +196,7 @@ impl Trial<'_> {
         answer.map_err(|e| Err(format!("{method} {path}: {e}")))
     }
 
+    /// Opens an episode of the trial's task. A refusal fails the case.
     async fn open(&self, id: &str) -> Result<Answer, Result<String, String>> {
         let open = Open {
             episode: id.to_owned(),
@@ -200,6 +213,7 @@ impl Trial<'_> {
         }
     }
 
+    /// Ends an episode. The status is that of the server: a case says which it needs.
     async fn close(&self, id: &str) -> Result<Answer, Result<String, String>> {
         self.ask(Method::DELETE, &format!("/episodes/{id}"), &Value::Null)
             .await
@@ -212,6 +226,7 @@ impl Trial<'_> {
         self.ask(Method::POST, &path, &body).await
     }
 
+    /// Without its key, a server must say nothing about itself.
     async fn wrong_key(&mut self) -> Case {
         if self.options.key.is_none() {
             return skip("no key is given; name its variable with --key-env");
@@ -227,6 +242,7 @@ impl Trial<'_> {
         Ok("401 without a key and with a wrong one".into())
     }
 
+    /// A client that lost the answer asks again: it must not get a second episode.
     async fn repeated_open(&mut self) -> Case {
         let id = self.id();
         let (first, second) = (self.open(&id).await?, self.open(&id).await?);
@@ -237,6 +253,7 @@ impl Trial<'_> {
         }
     }
 
+    /// The episodes of a group run at once. Servers with one session for all break here.
     async fn group_at_once(&mut self) -> Case {
         let count = self.options.group.clamp(1, self.described.max_episodes);
         let ids: Vec<String> = (0..count).map(|_| self.id()).collect();
@@ -260,6 +277,7 @@ impl Trial<'_> {
         }
     }
 
+    /// A client that lost the answer to a call asks again: the call must not run twice.
     async fn repeated_call(&mut self) -> Case {
         let id = self.id();
         self.open(&id).await?;
@@ -277,6 +295,7 @@ impl Trial<'_> {
         }
     }
 
+    /// A repeat can come while the first request still runs.
     async fn calls_at_once(&mut self) -> Case {
         let id = self.id();
         self.open(&id).await?;
@@ -292,6 +311,7 @@ impl Trial<'_> {
         }
     }
 
+    /// A call goes on without its client, and its answer is kept.
     async fn client_goes_away(&mut self) -> Case {
         let id = self.id();
         self.open(&id).await?;
@@ -304,6 +324,7 @@ impl Trial<'_> {
         }
     }
 
+    /// Models call tools that do not exist: they must be able to read so.
     async fn unknown_tool(&mut self) -> Case {
         let id = self.id();
         self.open(&id).await?;
@@ -322,6 +343,7 @@ impl Trial<'_> {
         }
     }
 
+    /// An id that was never opened must not begin an episode.
     async fn unknown_episode(&mut self) -> Case {
         let id = self.id();
         let score = json!({"messages": [], "output": ""});
@@ -338,6 +360,7 @@ impl Trial<'_> {
         Ok("404".into())
     }
 
+    /// Bodies that are no JSON, or not those of the protocol.
     async fn bad_body(&mut self) -> Case {
         for body in ["", "{", "[]", "{\"episode\": 7}"] {
             let sent = Some(body.as_bytes().to_vec());
@@ -352,6 +375,7 @@ impl Trial<'_> {
         Ok("refused with 400 to 499".into())
     }
 
+    /// A body above the limit must not be read into memory.
     async fn large_body(&mut self) -> Case {
         let sent = Some(vec![b' '; MAX_BODY + 1]);
         // A server may close the connection instead of reading all of it.
@@ -366,6 +390,7 @@ impl Trial<'_> {
         Ok(format!("more than 16 MiB: {status}"))
     }
 
+    /// A score is a number, or missing with a reason. Null without a reason hides the cause.
     async fn score(&mut self) -> Case {
         let id = self.id();
         self.open(&id).await?;
@@ -387,6 +412,7 @@ impl Trial<'_> {
         }
     }
 
+    /// An end that comes twice, and a call that comes after it.
     async fn late_delete(&mut self) -> Case {
         let id = self.id();
         self.open(&id).await?;
@@ -405,6 +431,7 @@ impl Trial<'_> {
         }
     }
 
+    /// A full server says so, and does not open one more.
     async fn capacity(&mut self) -> Case {
         let places = self.described.max_episodes;
         if places > MAX_FILLED {
@@ -432,6 +459,7 @@ impl Trial<'_> {
         }
     }
 
+    /// A lease is renewed by its route, and frees what no one renews.
     async fn lease(&mut self) -> Case {
         let (id, lease_s) = (self.id(), self.described.lease_s);
         self.open(&id).await?;

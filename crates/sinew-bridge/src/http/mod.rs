@@ -6,19 +6,35 @@
 //! conformance.rs  whether a server keeps the protocol         (`sinew env test`)
 //! remote.rs       requests with a key, repeats and deadlines
 //! protocol.rs     bodies and limits
+//! keys.rs         keys of the recipe
+//! kind.rs         the environment of the registry
 //! ```
+//!
+//! The way of an episode: a place (a permit of the declared capacity) -> `POST /episodes` with an id of the
+//! client -> a call of the server for each tool call -> `POST .../score` -> `DELETE`. A lease ends episodes
+//! whose client is gone.
+//!
+//! Invariants:
+//! - A request can be repeated: ids of episodes and calls make the second one give the first one's answer.
+//! - An episode that the server lost is never begun again in secret: it fails.
+//! - A missing score is unscored, never 0.
+//! - Both sides bound bodies, texts, episodes, requests and waits.
 
 mod client;
 mod conformance;
+mod keys;
 mod kind;
 mod protocol;
 mod remote;
 mod serve;
 
+#[cfg(feature = "mcp")]
 pub(crate) use protocol::cut;
+#[cfg(feature = "mcp")]
 pub(crate) use remote::{address, client};
 
 pub use self::client::HttpEnvFactory;
 pub use conformance::{CaseOutcome, ConformanceOptions, ConformanceRow, conformance};
-pub use kind::{HTTP_KIND, Http};
+pub use keys::Http;
+pub use kind::HTTP_KIND;
 pub use serve::{EnvServer, ServeOptions, serve_env};

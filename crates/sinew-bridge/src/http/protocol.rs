@@ -49,7 +49,9 @@ pub(crate) struct Described {
 /// A tool of a server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Tool {
+    /// Name that calls use.
     pub(crate) name: String,
+    /// Text for the model.
     #[serde(default)]
     pub(crate) description: String,
     /// JSON Schema of the arguments.
@@ -130,6 +132,7 @@ pub(crate) fn specs(tools: Vec<Tool>) -> Vec<ToolSpec> {
 pub(crate) struct Open {
     /// Id of the episode, chosen by the client. The same id opens nothing new.
     pub(crate) episode: String,
+    /// All of the task, its columns as `data`.
     pub(crate) task: Task,
 }
 
@@ -150,10 +153,13 @@ pub(crate) struct Opened {
 /// Body of `POST /episodes/{id}/calls/{call_id}`: a call of a tool, or a turn of text without calls.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Call {
+    /// Name of the tool. Left out in a turn of text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tool: Option<String>,
+    /// Arguments as the model wrote them, unchecked.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub(crate) args: Value,
+    /// Text of a turn without calls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) text: Option<String>,
 }
@@ -170,8 +176,10 @@ pub(crate) struct Called {
     /// Reward of this call.
     #[serde(default)]
     pub(crate) reward: f64,
+    /// Error of the model or of the environment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<Fault>,
+    /// State after the call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) state: Option<String>,
 }
@@ -223,7 +231,9 @@ pub(crate) struct Scored {
     /// `reward` is the score; `success` and other names are measurements.
     #[serde(default)]
     pub(crate) rewards: BTreeMap<String, Option<f64>>,
+    /// Whether `rewards.reward` is a score.
     pub(crate) status: Status,
+    /// Why there is no score.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
 }

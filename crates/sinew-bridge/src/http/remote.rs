@@ -2,6 +2,12 @@
 //!
 //! Ids of episodes and calls make every request safe to repeat. What may pass (no connection, a cut one,
 //! 429, 500 and above) is repeated until the deadline; what the server refuses is an error at once.
+//!
+//! | answer | error |
+//! |---|---|
+//! | 200 to 299 | none; a body that is not as expected is [`RemoteError::Protocol`] |
+//! | 300 to 499, but 429 | [`RemoteError::Refused`]: redirects are not followed |
+//! | 429, 500 and above, none | repeated after a wait that doubles; at last [`RemoteError::Unreachable`] |
 
 use super::protocol::{Fault, MAX_BODY, Refusal, cut};
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
@@ -28,15 +34,20 @@ pub(crate) enum RemoteError {
     /// No answer until the deadline, or only such that may pass.
     #[error("{what}: no answer within {seconds} s: {last}")]
     Unreachable {
+        /// Method and address.
         what: String,
+        /// The deadline.
         seconds: f64,
+        /// Reason of the last attempt.
         last: String,
     },
     /// A status of 400 to 499.
     #[error("{what}: the server answered {status}: {text}")]
     Refused {
+        /// Method and address.
         what: String,
         status: u16,
+        /// The server's text, cut.
         text: String,
     },
     /// Not the expected JSON, or too long.
@@ -54,7 +65,9 @@ impl RemoteError {
 /// One answer: its status and its body.
 #[derive(Clone, Debug)]
 pub(crate) struct Answer {
+    /// Any status, errors included.
     pub(crate) status: StatusCode,
+    /// Up to 16 MiB.
     pub(crate) body: Vec<u8>,
     /// Wait before a repeat that the server asks for.
     retry_after: Option<Duration>,
@@ -222,6 +235,7 @@ fn builder() -> ClientBuilder {
 }
 
 /// A client for another protocol than this one.
+#[cfg(feature = "mcp")]
 pub(crate) fn client() -> Result<Client, String> {
     let client = builder().connect_timeout(CONNECT).pool_max_idle_per_host(0);
     client.build().map_err(|e| cause(&e))

@@ -52,13 +52,16 @@ pub struct EnvServer {
     shared: Arc<Shared>,
 }
 
+/// State of a server that its requests share.
 struct Shared {
     factory: Arc<dyn EnvFactory>,
+    /// The answer to `GET /sinew`.
     described: Described,
     /// Hash of the key.
     key: Option<blake3::Hash>,
     /// By id. Never more than `described.max_episodes`.
     episodes: Mutex<HashMap<String, Arc<Episode>>>,
+    /// One permit for each request at once.
     requests: Arc<Semaphore>,
 }
 
@@ -72,7 +75,9 @@ impl std::fmt::Debug for EnvServer {
 
 /// One episode. Its requests take turns.
 struct Episode {
+    /// The task that it was opened with: another one for the same id is a conflict.
     task: Task,
+    /// Held during a request, so that a repeat waits for the first one.
     world: tokio::sync::Mutex<World>,
     /// Time of the last request.
     seen: Mutex<Instant>,
@@ -83,6 +88,7 @@ struct Episode {
 struct World {
     /// `None` before the first request and after the end.
     env: Option<Box<dyn Env>>,
+    /// Answer to the request that opened it.
     opened: Option<Opened>,
     /// The episode was deleted or freed.
     closed: bool,
@@ -92,6 +98,7 @@ struct World {
     answers: VecDeque<(String, Called)>,
 }
 
+/// The value of a mutex, also after a panic of another holder.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -106,10 +113,12 @@ fn refused(status: StatusCode, text: impl Into<String>) -> Response {
     (status, axum::Json(Refusal { error })).into_response()
 }
 
+/// An answer with status 200.
 fn json<T: Serialize>(value: &T) -> Response {
     axum::Json(value).into_response()
 }
 
+/// A body as it is expected, or the answer that refuses it.
 fn parsed<T: DeserializeOwned>(body: &Bytes) -> Result<T, Box<Response>> {
     serde_json::from_slice(body).map_err(|e| {
         let why = format!("the body is not as expected: {e}");
@@ -244,6 +253,7 @@ fn has_key(headers: &HeaderMap, key: &blake3::Hash) -> bool {
     sent.is_some_and(|sent| blake3::hash(sent) == *key)
 }
 
+/// An answer that asks for a repeat in a second.
 fn busy(text: &str) -> Response {
     let mut response = refused(StatusCode::SERVICE_UNAVAILABLE, text);
     let second = header::HeaderValue::from_static("1");
@@ -251,6 +261,7 @@ fn busy(text: &str) -> Response {
     response
 }
 
+/// `GET /sinew`.
 async fn describe(State(shared): State<Arc<Shared>>) -> Response {
     json(&shared.described)
 }
@@ -261,6 +272,7 @@ async fn whole(work: impl Future<Output = Response> + Send + 'static) -> Respons
     done.unwrap_or_else(|e| refused(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))
 }
 
+/// The open episode of an id, whose lease begins again.
 fn find(shared: &Shared, id: &str) -> Result<Arc<Episode>, Box<Response>> {
     let found = lock(&shared.episodes).get(id).cloned();
     let Some(episode) = found else {
@@ -270,6 +282,7 @@ fn find(shared: &Shared, id: &str) -> Result<Arc<Episode>, Box<Response>> {
     Ok(episode)
 }
 
+/// The answer for an id that is not open.
 fn unknown() -> Response {
     refused(
         StatusCode::NOT_FOUND,
@@ -277,6 +290,7 @@ fn unknown() -> Response {
     )
 }
 
+/// `POST /episodes`: takes a place, or finds the one that the id has already.
 async fn open(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
     let asked: Open = match parsed(&body) {
         Ok(asked) => asked,
@@ -360,6 +374,7 @@ async fn begin(shared: &Shared, id: &str, episode: &Episode) -> Response {
     answer
 }
 
+/// `POST /episodes/{id}/calls/{call}`.
 async fn call(
     State(shared): State<Arc<Shared>>,
     Path((id, call_id)): Path<(String, String)>,
@@ -450,6 +465,7 @@ fn action(asked: Call) -> Action {
     action
 }
 
+/// `POST /episodes/{id}/score`: the outcome, made once.
 async fn score(State(shared): State<Arc<Shared>>, Path(id): Path<String>, body: Bytes) -> Response {
     let episode = match (find(&shared, &id), parsed::<AskScore>(&body)) {
         (Ok(episode), Ok(_)) => episode,
@@ -501,6 +517,7 @@ fn scored(outcome: Outcome) -> Scored {
     }
 }
 
+/// `POST /episodes/{id}/lease`.
 async fn lease(State(shared): State<Arc<Shared>>, Path(id): Path<String>) -> Response {
     match find(&shared, &id) {
         Ok(_) => StatusCode::NO_CONTENT.into_response(),
@@ -508,6 +525,7 @@ async fn lease(State(shared): State<Arc<Shared>>, Path(id): Path<String>) -> Res
     }
 }
 
+/// `DELETE /episodes/{id}`. The id is free at once; the environment ends in the background of the request.
 async fn close(State(shared): State<Arc<Shared>>, Path(id): Path<String>) -> Response {
     let Some(episode) = lock(&shared.episodes).remove(&id) else {
         return unknown();

@@ -1,11 +1,11 @@
 //! Episodes with the tools of MCP servers.
 //!
 //! Each episode has a session of its own with every server, so that servers with state are safe. A turn
-//! without calls ends the episode; the rewards of the recipe score it. Errors of tools and calls that take too
-//! long are observations. A server that ends or breaks the protocol fails the episode.
+//! without calls ends the episode; the rewards of the recipe score it. Errors of tools and calls that take
+//! too long are observations. A server that ends or breaks the protocol fails the episode.
 
 use super::client::{CallFault, Session};
-use super::kind::Mcp;
+use super::keys::Mcp;
 use super::server::Reached;
 use crate::counts::Counts;
 use crate::runtime::{OwnRuntime, block_on, spawn};
@@ -39,9 +39,13 @@ struct Shared {
     owners: BTreeMap<String, usize>,
     /// Hash of the tools.
     version: String,
+    /// One permit for each episode at once.
     places: Arc<Semaphore>,
+    /// Number of permits.
     sessions: usize,
+    /// Deadline of one call.
     timeout: Duration,
+    /// Deadline of the start of a session.
     startup: Duration,
     handle: Handle,
     _runtime: OwnRuntime,
@@ -56,6 +60,7 @@ impl std::fmt::Debug for McpEnvFactory {
     }
 }
 
+/// An error that fails the episode.
 fn worker(error: impl std::fmt::Display) -> EnvError {
     EnvError::Worker(error.to_string())
 }
@@ -131,6 +136,7 @@ async fn ask(servers: Vec<Reached>, limit: Duration) -> Result<Vec<Vec<ToolSpec>
     try_join_all(each).await
 }
 
+/// The result of some work, or that it took too long.
 async fn within<T>(
     limit: Duration,
     work: impl Future<Output = Result<T, String>>,
@@ -248,6 +254,7 @@ async fn answer(
 }
 
 impl McpEnv {
+    /// Opens the sessions of the episode.
     async fn open(&mut self) -> Result<ResetResult, EnvError> {
         if self.sessions.is_some() || self.messages.is_empty() {
             return Err(EnvError::Order("reset twice: an environment is used once"));
@@ -264,6 +271,7 @@ impl McpEnv {
         })
     }
 
+    /// Answers a turn. Without calls, it is the answer of the model.
     async fn act(&mut self, action: Action) -> Result<StepResult, EnvError> {
         let Some(sessions) = self.sessions.take() else {
             return Err(EnvError::Order("step before reset or after the end"));

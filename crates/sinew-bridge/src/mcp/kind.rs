@@ -1,9 +1,7 @@
-//! The keys of `mcp` in a recipe.
+//! The environment `mcp` of the registry: its checks and constructors.
 
 use super::env::McpEnvFactory;
-use crate::http::address;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use super::keys::Mcp;
 use sinew_env::{
     EnvConfig, EnvError, EnvFactory, EnvKind, KeyError, Needs, Sandboxes, Taskset, TasksetError,
 };
@@ -22,87 +20,6 @@ pub static MCP_KIND: EnvKind = EnvKind::new::<Mcp>(
         reward: true,
     },
 );
-
-/// Keys of `[env] type = "mcp"`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Mcp {
-    /// Servers whose tools the model has, 1 to 16.
-    pub servers: Vec<McpServer>,
-    /// Episodes at once, each with a session of its own at every server.
-    #[serde(default = "default_sessions")]
-    #[schemars(range(min = 1, max = 4096))]
-    pub sessions: usize,
-    /// Deadline of one call, in seconds. Later, the call is cancelled, and the model sees that it took too long.
-    #[serde(default = "default_timeout")]
-    #[schemars(range(min = 0.01, max = 86_400.0))]
-    pub timeout_s: f64,
-    /// Deadline of the start of a session, and of waiting for a free one, in seconds.
-    #[serde(default = "default_startup")]
-    #[schemars(range(min = 0.01, max = 86_400.0))]
-    pub startup_timeout_s: f64,
-}
-
-/// An MCP server: a command that speaks MCP over standard input and output, or an address.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct McpServer {
-    /// Program and arguments, started in a sandbox for each episode. Arguments that name a file show its folder.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub command: Vec<String>,
-    /// Address of a server that speaks streamable HTTP, such as `http://127.0.0.1:8000/mcp`.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub url: String,
-    /// Name of the environment variable with the key of `url`, sent as `Authorization: Bearer`. Empty: no key.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub key_env: String,
-}
-
-fn default_sessions() -> usize {
-    64
-}
-
-fn default_timeout() -> f64 {
-    30.0
-}
-
-fn default_startup() -> f64 {
-    60.0
-}
-
-impl Mcp {
-    /// The keys of servers with their defaults.
-    pub fn new(servers: Vec<McpServer>) -> Self {
-        Self {
-            servers,
-            sessions: default_sessions(),
-            timeout_s: default_timeout(),
-            startup_timeout_s: default_startup(),
-        }
-    }
-}
-
-impl McpServer {
-    /// What is wrong with the entry, if anything is.
-    fn wrong(&self) -> Option<String> {
-        let variable = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        match (self.command.first(), self.url.as_str()) {
-            (None, "") => Some("needed: a command or a url".into()),
-            (Some(_), url) if !url.is_empty() => {
-                Some("allowed: a command or a url, not both".into())
-            }
-            (Some(program), _) if program.is_empty() => Some("the program has no name".into()),
-            (Some(_), _) if !self.key_env.is_empty() => {
-                Some("key_env has no effect with a command; remove it".into())
-            }
-            (Some(_), _) => None,
-            (None, _) if !self.key_env.chars().all(variable) => Some(
-                "key_env: allowed: the name of an environment variable, not the key itself".into(),
-            ),
-            (None, url) => address(url).err(),
-        }
-    }
-}
 
 impl EnvConfig for Mcp {
     fn check(&self) -> Result<(), KeyError> {

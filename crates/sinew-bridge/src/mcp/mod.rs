@@ -1,16 +1,24 @@
 //! Tools of MCP servers, for tasks and rewards of a recipe.
 //!
 //! ```text
-//! kind.rs     the keys of `[env] type = "mcp"`
+//! keys.rs     the keys of `[env] type = "mcp"`
+//! kind.rs     the environment of the registry
 //! server.rs   how a server is started or reached
 //! client.rs   one session with a server, by `rmcp`
 //! env.rs      episodes: one session with each server
 //! ```
+//!
+//! Invariants:
+//! - An episode shares no session and no process with another one.
+//! - A command runs in a sandbox without a network; its lines, results and waits are bounded.
+//! - What the model or a tool did wrong is an observation. What the server did wrong fails the episode.
 
 mod client;
 mod env;
+mod keys;
 mod kind;
 mod server;
 
 pub use env::McpEnvFactory;
-pub use kind::{MCP_KIND, Mcp, McpServer};
+pub use keys::{Mcp, McpServer};
+pub use kind::MCP_KIND;

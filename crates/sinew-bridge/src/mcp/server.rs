@@ -5,7 +5,7 @@
 //! nothing has to be copied between pipes. The sandbox shows the interpreter, its packages, and the folders
 //! of the files that the command names; it has no network.
 
-use super::kind::McpServer;
+use super::keys::McpServer;
 use crate::code::PythonCode;
 use sinew_sandbox::{
     ExecOptions, ExecRequest, Limits, Network, Program, Sandbox, SandboxProvider, SandboxSpec,
@@ -84,6 +84,7 @@ impl Reached {
 }
 
 impl Command {
+    /// Finds the program, and shows what it and its arguments need.
     fn find(
         command: &[String],
         (spec, sessions): (&SandboxSpec, usize),
@@ -161,6 +162,7 @@ pub(crate) struct Process {
     _task: Task,
 }
 
+/// Ends a task when it is dropped.
 struct Task(AbortHandle);
 
 impl Drop for Task {

@@ -5,6 +5,7 @@
 mod env;
 mod hostile;
 mod http;
+#[cfg(feature = "mcp")]
 mod mcp;
 mod reward;
 mod support;

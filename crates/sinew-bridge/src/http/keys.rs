@@ -1,0 +1,61 @@
+//! The keys of `http` in a recipe.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Keys of `[env] type = "http"`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Http {
+    /// Address of the server, such as `http://127.0.0.1:9100`.
+    pub url: String,
+    /// Name of the environment variable that holds the server's key, which is sent as
+    /// `Authorization: Bearer`. Empty: no key.
+    #[serde(default)]
+    pub key_env: String,
+    /// Deadline of one request with its repeats, in seconds.
+    #[serde(default = "default_timeout")]
+    #[schemars(range(min = 0.01, max = 86_400.0))]
+    pub timeout_s: f64,
+    /// Longest wait of an episode for a free place of the server, in seconds.
+    #[serde(default = "default_wait")]
+    #[schemars(range(min = 0.01, max = 86_400.0))]
+    pub wait_s: f64,
+}
+
+fn default_timeout() -> f64 {
+    60.0
+}
+
+fn default_wait() -> f64 {
+    600.0
+}
+
+impl Http {
+    /// The keys of a server with their defaults.
+    pub fn new(url: &str) -> Self {
+        Self {
+            url: url.into(),
+            key_env: String::new(),
+            timeout_s: default_timeout(),
+            wait_s: default_wait(),
+        }
+    }
+
+    /// The key of the server.
+    ///
+    /// # Errors
+    /// If the variable is not set.
+    pub(crate) fn key(&self) -> Result<Option<String>, String> {
+        if self.key_env.is_empty() {
+            return Ok(None);
+        }
+        let key = std::env::var(&self.key_env).ok().filter(|k| !k.is_empty());
+        key.map(Some).ok_or_else(|| {
+            format!(
+                "the environment variable is not set: export {}=...",
+                self.key_env
+            )
+        })
+    }
+}
