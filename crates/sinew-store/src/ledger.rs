@@ -81,6 +81,9 @@ pub(crate) fn is_new(
         Some(false) => return Ok(Err(ScoreRefused::Collected { episode: episode() })),
         Some(true) => {}
     }
+    if !is_there(connection)? {
+        return Ok(Ok(true));
+    }
     if holds(connection, record)? {
         return Ok(Ok(false));
     }

@@ -22,6 +22,7 @@ mod damage;
 mod disk;
 mod error;
 mod gc;
+mod import;
 mod index;
 mod ledger;
 mod memory;
@@ -40,6 +41,9 @@ mod sums;
 pub use damage::{Damage, Loss, Recovery};
 pub use disk::{DiskStore, StoreOptions};
 pub use error::StoreError;
+pub use import::{
+    BadRow, IMPORT_SOURCE, ImportReport, Inbox, ScoreTarget, import_file, import_scores,
+};
 pub use memory::MemoryStore;
 pub use queue::{
     LeaseId, Leased, Put, QueueError, QueueLimits, QueueRow, QueueStats, RowState, TransferQueue,

@@ -6,7 +6,7 @@ use crate::error::guard;
 use crate::index;
 use crate::ledger;
 use crate::schema;
-use crate::score::ScoreRecord;
+use crate::score::{ScoreRecord, ScoreRefused};
 use crate::segment::SegmentDir;
 use crate::store::{self, Filter, Page, StoreStats, TrainedBatch};
 use rusqlite::Connection;
@@ -60,6 +60,14 @@ impl StoreReader {
     /// All scores of an episode, in the order in which they came.
     pub fn scores(&self, episode: &EpisodeId) -> Result<Vec<ScoreRecord>, StoreError> {
         ledger::of_episode(&*guard(&self.connection)?, episode.as_str())
+    }
+
+    /// Whether the store would take a score: `false` for one that is there.
+    pub fn admits(&self, record: &ScoreRecord) -> Result<Result<bool, ScoreRefused>, StoreError> {
+        match record.checked() {
+            Ok(record) => ledger::is_new(&*guard(&self.connection)?, &record, 0),
+            Err(refused) => Ok(Err(refused)),
+        }
     }
 
     /// Episodes with this name in an outside system, in the order of their commits, at most `limit`.

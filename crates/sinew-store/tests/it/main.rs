@@ -5,6 +5,7 @@ mod conformance;
 mod crash;
 mod damage;
 mod disk;
+mod import;
 mod model;
 mod queue;
 mod reader;

@@ -1,0 +1,484 @@
+//! Scores as JSON lines: rows of a person's file, and the inbox of a store that another process writes.
+//!
+//! A row is `{"episode": ID, "name": NAME, "value": NUMBER or null}` with `external_id` in place of `episode`
+//! where the episode has one, and optional `reason`, `at` (seconds since 1970) and `source`. A row that
+//! cannot be taken is reported with its line; the others are not affected.
+
+use crate::disk::{DiskStore, StoreOptions};
+use crate::error::StoreError;
+use crate::reader::StoreReader;
+use crate::score::{Score, ScoreRecord, in_force};
+use crate::store::{Committed, TraceStore};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sinew_types::EpisodeId;
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+
+/// Bytes of a line; a longer one is a bad row.
+const MAX_LINE: u64 = 64 << 10;
+/// Rows of one file.
+const MAX_ROWS: usize = 10_000_000;
+/// Rows that are put at a time.
+const CHUNK: usize = 4_096;
+/// Bad rows that a report names; all are counted.
+const NAMED: usize = 100;
+/// Source of rows that name none.
+pub const IMPORT_SOURCE: &str = "import";
+
+/// A row that was not taken.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BadRow {
+    /// From 1.
+    pub line: usize,
+    pub why: String,
+}
+
+/// What became of the rows of a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ImportReport {
+    /// Rows that were not empty.
+    pub rows: usize,
+    /// Scores that were not there.
+    pub new: usize,
+    /// Scores that were there.
+    pub known: usize,
+    /// Rows that were not taken.
+    pub refused: usize,
+    /// The first of them.
+    pub bad: Vec<BadRow>,
+    /// The scores wait in the inbox of a store that another process writes.
+    pub queued: bool,
+}
+
+/// Where scores go.
+#[derive(Debug)]
+pub enum ScoreTarget<'a> {
+    /// A store of this process.
+    Store(&'a dyn TraceStore),
+    /// A store that another process writes: it takes them from its inbox.
+    Live(&'a StoreReader, &'a Inbox),
+}
+
+/// A row as it is written, before its episode is known.
+struct Row {
+    episode: Option<String>,
+    external: Option<String>,
+    name: String,
+    source: Option<String>,
+    at_us: Option<u64>,
+    score: Score,
+}
+
+impl Row {
+    /// Reads one line.
+    ///
+    /// # Errors
+    /// In words: the field, its value and what is allowed.
+    fn read(line: &[u8]) -> Result<Self, String> {
+        let fields: serde_json::Map<String, Value> =
+            serde_json::from_slice(line).map_err(|e| format!("not a JSON object: {e}"))?;
+        const KNOWN: [&str; 7] = [
+            "episode",
+            "external_id",
+            "name",
+            "value",
+            "reason",
+            "at",
+            "source",
+        ];
+        if let Some(unknown) = fields.keys().find(|k| !KNOWN.contains(&k.as_str())) {
+            let shown: String = unknown.chars().take(40).collect();
+            return Err(format!(
+                "unknown field {shown:?}, allowed: {}",
+                KNOWN.join(", ")
+            ));
+        }
+        let text = |field: &str| match fields.get(field) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text.clone())),
+            Some(other) => Err(format!("{field} is {other:.40}, allowed: a text")),
+        };
+        let reason = text("reason")?;
+        let score = match fields.get("value") {
+            None => return Err("value is missing; give a number, or null for no score".into()),
+            Some(Value::Null) => {
+                Score::Unscored(reason.unwrap_or_else(|| "no reason given".into()))
+            }
+            Some(value) => {
+                let number = value.as_f64().filter(|v| v.is_finite());
+                let wrong = || format!("value is {value:.40}, allowed: a finite number, or null");
+                Score::Value(number.ok_or_else(wrong)?)
+            }
+        };
+        let at_us = match fields.get("at") {
+            None | Some(Value::Null) => None,
+            Some(at) => {
+                let seconds = at.as_f64().filter(|s| (0.0..=9e9).contains(s));
+                let wrong = || format!("at is {at:.40}, allowed: seconds since 1970");
+                Some((seconds.ok_or_else(wrong)? * 1e6).round() as u64)
+            }
+        };
+        Ok(Self {
+            episode: text("episode")?,
+            external: text("external_id")?,
+            name: text("name")?.ok_or("name is missing; give the component of the reward")?,
+            source: text("source")?,
+            at_us,
+            score,
+        })
+    }
+}
+
+impl ScoreTarget<'_> {
+    fn scores(&self, episode: &EpisodeId) -> Result<Vec<ScoreRecord>, StoreError> {
+        match self {
+            Self::Store(store) => store.scores(episode),
+            Self::Live(reader, _) => reader.scores(episode),
+        }
+    }
+
+    /// The one episode that a row names.
+    fn episode(&self, row: &Row) -> Result<Result<EpisodeId, String>, StoreError> {
+        let external = match (&row.episode, &row.external) {
+            (Some(id), None) => return Ok(Ok(EpisodeId::new(id.clone()))),
+            (None, Some(external)) => external,
+            _ => return Ok(Err("give one of episode and external_id".into())),
+        };
+        let named = match self {
+            Self::Store(store) => store.named(external, 2)?,
+            Self::Live(reader, _) => reader.named(external, 2)?,
+        };
+        Ok(match named.as_slice() {
+            [episode] => Ok(episode.clone()),
+            [] => Err(format!("no episode has the external_id {external:?}")),
+            _ => Err(format!(
+                "several episodes have the external_id {external:?}: give the episode"
+            )),
+        })
+    }
+
+    /// The record of a row; `None` if a row without a time says what is in force.
+    fn record(
+        &self,
+        row: Row,
+        source: &str,
+        now_us: u64,
+    ) -> Result<Result<Option<ScoreRecord>, String>, StoreError> {
+        let episode = match self.episode(&row)? {
+            Ok(episode) => episode,
+            Err(why) => return Ok(Err(why)),
+        };
+        let record = ScoreRecord {
+            episode,
+            name: row.name,
+            source: row.source.unwrap_or_else(|| source.to_owned()),
+            at_us: row.at_us.unwrap_or(now_us),
+            score: row.score,
+        };
+        if row.at_us.is_none() {
+            let known = self.scores(&record.episode)?;
+            let key = (record.name.as_str(), record.source.as_str());
+            if in_force(&known)
+                .get(&key)
+                .is_some_and(|k| k.score == record.score)
+            {
+                return Ok(Ok(None));
+            }
+        }
+        Ok(Ok(Some(record)))
+    }
+
+    /// Takes records; what became of each.
+    fn put(&self, records: &[ScoreRecord]) -> Result<Vec<Result<Committed, String>>, StoreError> {
+        let (reader, inbox) = match self {
+            Self::Store(store) => {
+                let put = store.put_scores(records)?.into_iter();
+                return Ok(put.map(|r| r.map_err(|e| e.to_string())).collect());
+            }
+            Self::Live(reader, inbox) => (reader, inbox),
+        };
+        let (mut out, mut new) = (Vec::new(), Vec::new());
+        for record in records {
+            out.push(match reader.admits(record)? {
+                Ok(true) => {
+                    new.push(record.clone());
+                    Ok(Committed::New)
+                }
+                Ok(false) => Ok(Committed::Duplicate),
+                Err(refused) => Err(refused.to_string()),
+            });
+        }
+        inbox.put(&new)?;
+        Ok(out)
+    }
+}
+
+/// Takes the rows of a file. `source` is that of rows without one, `now_us` their time. It can be called
+/// with the same rows again: what is known changes nothing.
+///
+/// # Errors
+/// What the store or the file refuses; rows before it are taken.
+pub fn import_scores(
+    rows: &mut dyn BufRead,
+    target: &ScoreTarget<'_>,
+    source: &str,
+    now_us: u64,
+) -> Result<ImportReport, StoreError> {
+    let mut report = ImportReport {
+        queued: matches!(target, ScoreTarget::Live(..)),
+        ..ImportReport::default()
+    };
+    let mut chunk: Vec<(usize, ScoreRecord)> = Vec::new();
+    for number in 1..=MAX_ROWS {
+        let line = next_line(rows).map_err(|e| StoreError::io(Path::new("rows"), e))?;
+        let Some(line) = line else { break };
+        let row = match line {
+            Line::Whole(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => continue,
+            Line::Whole(bytes) => Row::read(&bytes),
+            Line::TooLong => Err(format!("longer than {MAX_LINE} bytes")),
+        };
+        report.rows += 1;
+        let record = match row {
+            Ok(row) => target.record(row, source, now_us)?,
+            Err(why) => Err(why),
+        };
+        match record {
+            Ok(Some(record)) => chunk.push((number, record)),
+            Ok(None) => report.known += 1,
+            Err(why) => report.refuse(number, why),
+        }
+        if chunk.len() >= CHUNK {
+            report.put(target, std::mem::take(&mut chunk))?;
+        }
+    }
+    report.put(target, chunk)?;
+    Ok(report)
+}
+
+impl ImportReport {
+    fn refuse(&mut self, line: usize, why: String) {
+        self.refused += 1;
+        if self.bad.len() < NAMED {
+            self.bad.push(BadRow { line, why });
+        }
+    }
+
+    fn put(
+        &mut self,
+        target: &ScoreTarget<'_>,
+        chunk: Vec<(usize, ScoreRecord)>,
+    ) -> Result<(), StoreError> {
+        let (lines, records): (Vec<usize>, Vec<ScoreRecord>) = chunk.into_iter().unzip();
+        for (line, put) in lines.into_iter().zip(target.put(&records)?) {
+            match put {
+                Ok(Committed::New) => self.new += 1,
+                Ok(Committed::Duplicate) => self.known += 1,
+                Err(why) => self.refuse(line, why),
+            }
+        }
+        self.bad.sort_by_key(|b| b.line);
+        Ok(())
+    }
+}
+
+/// A line of a file that is not trusted.
+enum Line {
+    Whole(Vec<u8>),
+    /// It was read over.
+    TooLong,
+}
+
+/// The next line without its end; `None` at the end of the file.
+fn next_line(rows: &mut dyn BufRead) -> std::io::Result<Option<Line>> {
+    let mut line = Vec::new();
+    let mut limited = (&mut *rows).take(MAX_LINE);
+    if limited.read_until(b'\n', &mut line)? == 0 {
+        return Ok(None);
+    }
+    if line.last() == Some(&b'\n') || (line.len() as u64) < MAX_LINE {
+        return Ok(Some(Line::Whole(line)));
+    }
+    while line.last() != Some(&b'\n') {
+        line.clear();
+        if (&mut *rows).take(MAX_LINE).read_until(b'\n', &mut line)? == 0 {
+            break;
+        }
+    }
+    Ok(Some(Line::TooLong))
+}
+
+/// Scores for a store that another process writes: a folder beside it, whose files that process takes. A file
+/// is there whole or not at all, and is removed once its scores are in the store.
+#[derive(Clone, Debug)]
+pub struct Inbox {
+    folder: PathBuf,
+}
+
+/// A line of a file of the inbox.
+#[derive(Serialize, Deserialize)]
+struct Posted(ScoreRecord);
+
+impl Inbox {
+    /// Files that may wait: an importer whose run does not take them is told so.
+    pub const MAX_FILES: usize = 10_000;
+
+    /// The inbox of the store in `directory`.
+    pub fn of_store(directory: &Path) -> Self {
+        Self {
+            folder: directory.join("inbox"),
+        }
+    }
+
+    /// Files that wait, in the order of their names.
+    fn files(&self) -> Result<Vec<PathBuf>, StoreError> {
+        let entries = match std::fs::read_dir(&self.folder) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(StoreError::io(&self.folder, e)),
+        };
+        let mut files = Vec::new();
+        for entry in entries {
+            let path = entry.map_err(|e| StoreError::io(&self.folder, e))?.path();
+            if path.extension().is_some_and(|e| e == "jsonl") {
+                files.push(path);
+            }
+        }
+        files.sort();
+        Ok(files)
+    }
+
+    /// Leaves scores durably, as one file.
+    ///
+    /// # Errors
+    /// What the file system refuses, and a full inbox.
+    pub fn put(&self, records: &[ScoreRecord]) -> Result<(), StoreError> {
+        if records.is_empty() {
+            return Ok(());
+        }
+        let error = |e| StoreError::io(&self.folder, e);
+        std::fs::create_dir_all(&self.folder).map_err(error)?;
+        let waiting = self.files()?.len();
+        if waiting >= Self::MAX_FILES {
+            return Err(StoreError::Argument {
+                field: "files in the inbox",
+                value: waiting as u64,
+                allowed: format!("up to {}; is the run alive?", Self::MAX_FILES),
+            });
+        }
+        let mut text = Vec::new();
+        for record in records {
+            serde_json::to_writer(&mut text, &Posted(record.clone()))
+                .map_err(|e| error(e.into()))?;
+            text.push(b'\n');
+        }
+        let (path, mut file) = self.create().map_err(error)?;
+        file.write_all(&text)
+            .and_then(|()| file.sync_all())
+            .map_err(error)?;
+        std::fs::rename(&path, path.with_extension("jsonl")).map_err(error)?;
+        File::open(&self.folder)
+            .and_then(|f| f.sync_all())
+            .map_err(error)
+    }
+
+    /// A new file of a name that none has.
+    fn create(&self) -> std::io::Result<(PathBuf, File)> {
+        for number in 0u32.. {
+            let name = format!("{}-{number:08}", std::process::id());
+            let path = self.folder.join(&name).with_extension("new");
+            if path.with_extension("jsonl").exists() {
+                continue;
+            }
+            match OpenOptions::new().write(true).create_new(true).open(&path) {
+                Ok(file) => return Ok((path, file)),
+                Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Err(std::io::ErrorKind::AlreadyExists.into())
+    }
+
+    /// Moves what waits into the store: how many scores were new, and what could not be read, as file and
+    /// line. A file that cannot be read is kept under another name.
+    ///
+    /// # Errors
+    /// What the store or the file system refuses; what was taken stays taken.
+    pub fn take(&self, store: &dyn TraceStore) -> Result<(usize, Vec<String>), StoreError> {
+        let (mut new, mut bad) = (0, Vec::new());
+        for path in self.files()? {
+            let error = |e| StoreError::io(&path, e);
+            let mut rows = BufReader::new(File::open(&path).map_err(error)?);
+            let (mut records, mut faults, mut number) = (Vec::new(), Vec::new(), 0);
+            while let Some(line) = next_line(&mut rows).map_err(error)? {
+                number += 1;
+                let posted = match &line {
+                    Line::Whole(bytes) => serde_json::from_slice::<Posted>(bytes).ok(),
+                    Line::TooLong => None,
+                };
+                match posted {
+                    Some(Posted(record)) => records.push(record),
+                    None => faults.push(format!("{} line {number}", path.display())),
+                }
+                if records.len() >= CHUNK {
+                    new += put_all(store, &std::mem::take(&mut records), &mut faults)?;
+                }
+            }
+            new += put_all(store, &records, &mut faults)?;
+            match faults.is_empty() {
+                true => std::fs::remove_file(&path).map_err(error)?,
+                false => std::fs::rename(&path, path.with_extension("bad")).map_err(error)?,
+            }
+            bad.extend(faults);
+        }
+        Ok((new, bad))
+    }
+}
+
+/// Puts records; how many are new. What is refused is a fault.
+fn put_all(
+    store: &dyn TraceStore,
+    records: &[ScoreRecord],
+    faults: &mut Vec<String>,
+) -> Result<usize, StoreError> {
+    let mut new = 0;
+    for put in store.put_scores(records)? {
+        match put {
+            Ok(Committed::New) => new += 1,
+            Ok(Committed::Duplicate) => {}
+            Err(refused) => faults.push(refused.to_string()),
+        }
+    }
+    Ok(new)
+}
+
+/// Takes the scores of a file into the store in `directory`, or leaves them in its inbox while another process
+/// writes it.
+///
+/// # Errors
+/// If there is no store, and what the file or the store refuses.
+pub fn import_file(
+    directory: &Path,
+    file: &Path,
+    source: &str,
+    now_us: u64,
+) -> Result<ImportReport, StoreError> {
+    let rows = File::open(file).map_err(|e| StoreError::io(file, e))?;
+    let mut rows = BufReader::new(rows);
+    // Refuses a folder without a store, which opening one for writing would make.
+    let reader = StoreReader::open(directory)?;
+    match DiskStore::open(directory, StoreOptions::default()) {
+        Ok(store) => import_scores(&mut rows, &ScoreTarget::Store(&store), source, now_us),
+        Err(StoreError::Locked { .. }) => {
+            let inbox = Inbox::of_store(directory);
+            import_scores(
+                &mut rows,
+                &ScoreTarget::Live(&reader, &inbox),
+                source,
+                now_us,
+            )
+        }
+        Err(other) => Err(other),
+    }
+}
