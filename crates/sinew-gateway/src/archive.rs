@@ -24,6 +24,11 @@ impl Archive {
         self.journal.as_ref()
     }
 
+    /// The store, where there is one.
+    pub(crate) fn store(&self) -> Option<Arc<dyn TraceStore>> {
+        self.store.clone()
+    }
+
     /// Appends a record of a rollout to the journal; the receipt says when it is durable.
     ///
     /// # Errors

@@ -317,6 +317,11 @@ impl Gateway {
         rollout.record(&mut session)
     }
 
+    /// Where finished rollouts are.
+    pub(crate) fn archive(&self) -> &Archive {
+        &self.inner.archive
+    }
+
     /// A rollout, open or stored.
     ///
     /// # Errors

@@ -43,6 +43,7 @@ mod rollout;
 mod rollouts;
 mod routes;
 mod running;
+mod scores;
 mod secret;
 mod server;
 pub mod session;

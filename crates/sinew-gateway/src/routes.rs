@@ -6,6 +6,7 @@
 //! | `/metrics` | GET | control token | `metrics` |
 //! | `/rollouts` | GET, POST | control token | `list`, `open` |
 //! | `/rollouts/{id}` | GET | control token | `view` |
+//! | `/rollouts/{id}/rewards/{name}`, `/rollouts/rewards` | PUT, POST | control token | `put_score`, `put_scores` |
 //! | `/rollouts/{id}/reward`, `/rollouts/{id}/finish` | POST | control token | `reward`, `finish` |
 //! | `/r/{id}/v1/reward` | POST | the rollout's key, if its agent is trusted | `own_reward` |
 //! | `/r/{id}/v1/models`, `/r/{id}/v1/models/{name}` | GET | the rollout's key | `models`, `one_model` |
@@ -24,6 +25,7 @@ use crate::gateway::Gateway;
 use crate::live;
 use crate::rollout::Rollout;
 use crate::running::Event;
+use crate::scores;
 use crate::secret::Secret;
 use crate::session::{FinishRequest, Reward, RolloutSpec};
 use crate::stream;
@@ -34,7 +36,7 @@ use axum::http::header::{
 use axum::http::{StatusCode, Uri, uri::PathAndQuery};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{MethodRouter, get, post, put};
 use axum::{Json, Router};
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -67,6 +69,8 @@ pub(crate) fn router(service: Service, more: Option<Router>) -> Router {
         .route("/metrics", only("GET", get(metrics)))
         .route("/rollouts", only("GET or POST", get(list).post(open)))
         .route("/rollouts/{id}", only("GET", get(view)))
+        .route("/rollouts/rewards", only("POST", post(put_scores)))
+        .route("/rollouts/{id}/rewards/{name}", only("PUT", put(put_score)))
         .route("/rollouts/{id}/reward", only("POST", post(reward)))
         .route("/rollouts/{id}/finish", only("POST", post(finish)))
         .with_state(service.clone());
@@ -270,6 +274,28 @@ async fn reward(State(service): Api, Path(id): Path<String>, request: Request) -
         receipt.wait().await?;
     }
     Ok(Json(json!({"id": id})).into_response())
+}
+
+/// One score that comes after the rollout was finished.
+async fn put_score(
+    State(service): Api,
+    Path((id, name)): Path<(String, String)>,
+    request: Request,
+) -> Answer {
+    let row = body::control(&service.read(request, MAX_CONTROL_BYTES).await?)?;
+    let answer = scores::put_one(&service.gateway, (&id, &name), row).await?;
+    Ok(Json(answer).into_response())
+}
+
+/// Many of them as JSON lines; the answer says what became of each row, and is 422 if one was refused.
+async fn put_scores(State(service): Api, request: Request) -> Answer {
+    let rows = service.read(request, MAX_CONTROL_BYTES).await?;
+    let report = service.gateway.archive().put_scores(rows.to_vec()).await?;
+    let status = match report.refused {
+        0 => StatusCode::OK,
+        _ => StatusCode::UNPROCESSABLE_ENTITY,
+    };
+    Ok((status, Json(json!(report))).into_response())
 }
 
 /// A reward that the agent itself gives: with its own key, and only where its opener trusts it.

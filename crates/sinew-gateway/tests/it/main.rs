@@ -12,6 +12,7 @@ mod items;
 mod outcomes;
 mod paths;
 mod schemas;
+mod scores;
 mod sdk;
 mod structured;
 mod support;
