@@ -23,6 +23,11 @@ pub enum Phase {
     Training {
         step: u64,
     },
+    /// Rewards from outside are waited for; nothing else can be done.
+    Waiting {
+        step: u64,
+        groups: usize,
+    },
     /// A checkpoint is written.
     Saving,
     /// With the purpose of the episodes.
@@ -39,6 +44,7 @@ impl Phase {
             Self::Loading => "loading the model".into(),
             Self::Rollout { .. } => "rolling out".into(),
             Self::Training { .. } => "training".into(),
+            Self::Waiting { groups, .. } => format!("waiting for the rewards of {groups} groups"),
             Self::Saving => "saving a checkpoint".into(),
             Self::Evaluating(purpose) => format!("evaluating ({purpose})"),
             Self::Stopping => "stopping".into(),

@@ -20,6 +20,7 @@ mod files;
 mod formats;
 mod health;
 mod intake;
+mod late;
 mod learner;
 mod live_source;
 mod parallel;
@@ -33,6 +34,7 @@ mod schedule;
 mod score;
 mod scoring_models;
 mod state;
+mod status;
 
 pub use config::PipelineConfig;
 pub use core::{
@@ -48,6 +50,7 @@ pub use event::{Bus, Phase, Recorder, RolloutProgress, RunEvent, TrainProgress};
 pub use formats::{FormatCounts, grammars};
 pub use health::{Alarm, Health};
 pub use intake::{FinishedRollout, Intake, IntakeBatch, IntakeConfig};
+pub use late::{After, InboxScores, Late, LateConfig, LateScores, Settled, Shelf};
 pub use learner::{EmbeddedLearner, LearnerConfig, PolicyConfig};
 pub use live_source::{LIVE, LiveRollouts, LiveSource};
 pub use parallel::{COMMAND as WORKER_COMMAND, WorkerGroup, work};
@@ -64,3 +67,4 @@ pub use rollouts::{EngineRollouts, LONGEST, RolloutParts};
 pub use schedule::Draw;
 pub use scoring_models::{ReferenceWeights, ScoringModels};
 pub use state::{RunStore, Samples, SavedState};
+pub use status::{Counted, SampleStatus};

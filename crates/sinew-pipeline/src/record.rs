@@ -1,6 +1,7 @@
 //! What a run writes about itself: one line a step in `metrics.jsonl`, one object at the end.
 
 use crate::formats::FormatCounts;
+use crate::status::SampleStatus;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sinew_algo::{PreferenceReport, RepairReport, TokenCounts};
@@ -107,6 +108,9 @@ pub struct StepRecord {
     /// Since the start of the run, earlier sessions of a resumed run included.
     pub wall_s: f64,
     pub rollout: EpisodeStats,
+    /// What became of its samples.
+    #[serde(default)]
+    pub samples: SampleStatus,
     /// Why most of the failed episodes failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_cause: Option<String>,

@@ -10,6 +10,9 @@ use sinew_grammar::Grammars;
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::collections::BTreeSet;
 
+/// Reason of episodes whose group teaches nothing.
+pub(crate) const EQUAL: &str = "equal rewards in the group";
+
 /// Training rows of a step's groups; an episode without a group is compared with earlier ones that the
 /// curriculum knows. Episodes whose masks cannot be made again are failed ones from
 /// then on.
@@ -75,7 +78,7 @@ fn why_dropped(trace: &Trace, c: &Composition, report: &AlgoReport) -> String {
         },
         _ if cut && c.filters.truncated != Truncated::Keep => "cut by a limit".into(),
         _ if c.filters.only_success && !trace.outcome.success => "not a success".into(),
-        _ if report.groups_equal.contains(&trace.group) => "equal rewards in the group".into(),
+        _ if report.groups_equal.contains(&trace.group) => EQUAL.into(),
         _ if report.repair.dropped_groups.contains(&trace.group) => {
             "group with too many failed episodes".into()
         }

@@ -7,7 +7,7 @@ use crate::record::{EvalRecord, StepRecord};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sinew_store::{Filter, TraceStore, TrainedBatch};
-use sinew_types::{EpisodeId, PolicyVersion, Trace};
+use sinew_types::{EpisodeId, Outcome, PolicyVersion, Trace};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -21,6 +21,15 @@ pub struct Samples {
     /// Trained, and no longer in the store; or stored for a step that was trained, but neither
     /// trained nor dropped.
     pub lost: usize,
+    /// Episodes that wait for rewards from outside; another session goes on with them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub waiting: usize,
+}
+
+/// Whether a count is left out of what is written.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 /// What became of the episodes of one step, as earlier versions kept it in every checkpoint.
@@ -75,6 +84,18 @@ struct Detail {
     /// Episodes that rows were made of, in their order: what an update is done again from.
     #[serde(default)]
     order: Vec<EpisodeId>,
+    /// Outcomes of episodes that follow from later scores: newer scores do not change what was trained.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    outcomes: BTreeMap<EpisodeId, Outcome>,
+}
+
+/// What an update was made of, beside what the core says.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Made {
+    /// In the order of the groups.
+    pub(crate) order: Vec<EpisodeId>,
+    pub(crate) outcomes: BTreeMap<EpisodeId, Outcome>,
+    pub(crate) record: StepRecord,
 }
 
 /// Where a run keeps its episodes and commits.
@@ -141,7 +162,7 @@ impl SavedState {
                 trained: steps.iter().map(|s| s.trained.len()).sum(),
                 dropped: steps.iter().map(|s| s.dropped.len()).sum(),
                 lost: saved.ledger.lost.len(),
-                trained_twice: 0,
+                ..Samples::default()
             };
         }
         Ok(saved)
@@ -257,22 +278,21 @@ impl RunStore {
     }
 
     /// Commits an update: its episodes, what was left out and why, the curriculum, the version of the
-    /// weights, the step's record and the measurements before it, in one transaction. Rows were made of
-    /// `order`.
+    /// weights, what it was `made` of and the measurements before it, in one transaction.
     pub(crate) fn commit(
         &self,
         commit: UpdateCommit,
-        order: Vec<EpisodeId>,
+        made: Made,
         version: PolicyVersion,
-        record: &StepRecord,
         evals: Vec<EvalRecord>,
     ) -> Result<(), PipelineError> {
         let detail = Detail {
             version,
             curriculum: commit.curriculum,
-            record: record.clone(),
+            record: made.record,
             evals,
-            order,
+            order: made.order,
+            outcomes: made.outcomes,
         };
         let batch = TrainedBatch {
             batch: batch_name(commit.step),
@@ -285,16 +305,60 @@ impl RunStore {
         done.map(|_| ()).map_err(PipelineError::system)
     }
 
+    /// The episodes that commits name, and the steps that were committed.
+    ///
+    /// # Errors
+    /// What the store refuses.
+    pub(crate) fn settled(&self) -> Result<(BTreeSet<EpisodeId>, u64), PipelineError> {
+        let (mut named, mut steps) = (BTreeSet::new(), 0);
+        for batch in self.commits()? {
+            steps = steps.max(batch.step);
+            named.extend(batch.episodes);
+            named.extend(batch.dropped.into_keys());
+        }
+        Ok((named, steps))
+    }
+
+    /// The step behind `steps` committed ones, and the rounds of `tasks` groups that it began beside the first.
+    ///
+    /// # Errors
+    /// What the store refuses.
+    pub(crate) fn begun(&self, steps: u64, tasks: usize) -> Result<(u64, u32), PipelineError> {
+        let first = steps * self.draws_per_step;
+        let mut filter = Filter {
+            purpose: Some("train".into()),
+            draws: Some(first..=first + self.draws_per_step.saturating_sub(1)),
+            limit: 1000,
+            ..Filter::default()
+        };
+        let mut last = first;
+        loop {
+            let page = self.traces.list(&filter).map_err(PipelineError::system)?;
+            last = page.episodes.iter().map(|e| e.draw).fold(last, u64::max);
+            match page.next {
+                Some(next) => filter.after = Some(next),
+                None => return Ok((steps + 1, ((last - first) / tasks.max(1) as u64) as u32)),
+            }
+        }
+    }
+
     /// The groups that an update was made of, in their order; `None` if an episode is gone.
     pub(crate) fn recall(
         &self,
         batch: &TrainedBatch,
     ) -> Result<Option<Vec<Vec<Trace>>>, PipelineError> {
-        let order = detail_of(batch).map(|d| d.order).unwrap_or_default();
+        let Detail {
+            order, outcomes, ..
+        } = detail_of(batch).unwrap_or_default();
         let mut groups: Vec<Vec<Trace>> = Vec::new();
         for episode in order {
             let trace = self.traces.get(&episode).map_err(PipelineError::system)?;
-            let Some(trace) = trace else { return Ok(None) };
+            let Some(mut trace) = trace else {
+                return Ok(None);
+            };
+            if let Some(outcome) = outcomes.get(&episode) {
+                trace.outcome = outcome.clone();
+            }
             match groups.last_mut().filter(|g| g[0].group == trace.group) {
                 Some(group) => group.push(trace),
                 None => groups.push(vec![trace]),
@@ -303,11 +367,13 @@ impl RunStore {
         Ok((!groups.is_empty()).then_some(groups))
     }
 
-    /// What a run that ends shows: `counted` are the steps so far.
+    /// What a run that ends shows: `counted` are the steps so far, `waiting` the episodes whose rewards have not
+    /// come.
     pub(crate) fn samples(
         &self,
         counted: Samples,
         since: u64,
+        waiting: &BTreeSet<EpisodeId>,
     ) -> Result<(Samples, usize), PipelineError> {
         let (mut seen, mut steps) = (BTreeSet::new(), BTreeSet::new());
         let mut samples = counted;
@@ -324,6 +390,8 @@ impl RunStore {
         let stray = stored
             .iter()
             .filter(|(episode, step)| steps.contains(step) && !seen.contains(episode));
+        let stray = stray.filter(|(episode, _)| !waiting.contains(episode));
+        samples.waiting = waiting.len();
         samples.lost += torn + stray.count();
         Ok((samples, torn))
     }
@@ -346,6 +414,7 @@ impl Earlier {
             measured_at: during.map(|r| r.step).max().unwrap_or(0),
             health: crate::health::Health::after(steps),
             committed: committed.collect(),
+            begun: (0, 0),
         }
     }
 

@@ -28,6 +28,8 @@ impl RunPlan {
         // The pool bounds how old they are.
         let old = old.max(u64::from(self.draws_from_pool()));
         let old = old.max(self.harness.live().map_or(0, |l| l.max_age));
+        let late = self.reward.as_ref().and_then(|r| r.late());
+        let old = old.max(late.map_or(0, |l| l.max_staleness));
         RunFacts {
             // Pairs and stored episodes come in groups of their own sizes.
             group_size: match &self.data {
@@ -81,6 +83,13 @@ fn gap(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Rules) {
         "\"pool\"",
         format!("other policies sampled what is in a pool, {FIX}, or choose `sft` or `dpo`"),
         !plan.draws_from_pool() || spans,
+    );
+    let late = plan.reward.as_ref().and_then(|r| r.late());
+    rules.custom(
+        "reward.late",
+        "{ ... }",
+        format!("an older policy sampled what is trained when its reward comes late, {FIX}"),
+        late.is_none() || spans,
     );
 }
 

@@ -39,6 +39,7 @@ mod eval;
 mod harness;
 mod judge;
 mod keys;
+mod late;
 mod messages;
 mod model;
 mod read;
@@ -69,6 +70,7 @@ pub use harness::{
 pub use judge::{
     JudgeFormat, JudgeMode, JudgePlan, JudgeView, RubricItem, RubricSource, WeightedItem,
 };
+pub use late::{LateAfter, LateNames, LateSection};
 pub use messages::explain;
 pub use model::{CriticPlan, ModelSection, ScoringModel};
 pub use reward::{LimitedTerm, RewardSection, RewardTerm};

@@ -3,6 +3,7 @@
 use crate::Level;
 use crate::RunPlan;
 use crate::judge::JUDGE;
+use crate::late::{self, LATE, LateSection};
 use crate::rule::Rules;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -26,13 +27,15 @@ pub enum RewardSection {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     untagged,
-    expecting = "a weight such as 1.0, or { weight = 1.0, clip = [0.0, 1.0] }"
+    expecting = "a weight such as 1.0, { weight = 1.0, clip = [0.0, 1.0] }, or for `late` a table with names"
 )]
 pub enum RewardTerm {
     /// Factor. 0: a measurement that is not part of the sum.
     Weight(f64),
     /// Factor, and limits of the value before it is multiplied.
     Limited(LimitedTerm),
+    /// Of the key `late` alone: rewards that come from outside.
+    Late(LateSection),
 }
 
 /// A weighted reward with limits.
@@ -53,11 +56,25 @@ impl RewardSection {
             Self::One(name) => vec![(name, 1.0, None)],
             Self::Several(terms) => terms
                 .iter()
-                .map(|(name, term)| match term {
-                    RewardTerm::Weight(weight) => (name.as_str(), *weight, None),
-                    RewardTerm::Limited(limited) => (name.as_str(), limited.weight, limited.clip),
+                .filter_map(|(name, term)| match term {
+                    RewardTerm::Weight(weight) => Some((name.as_str(), *weight, None)),
+                    RewardTerm::Limited(limited) => {
+                        Some((name.as_str(), limited.weight, limited.clip))
+                    }
+                    RewardTerm::Late(_) => None,
                 })
                 .collect(),
+        }
+    }
+
+    /// Rewards that come from outside, after an episode has ended.
+    pub fn late(&self) -> Option<&LateSection> {
+        match self {
+            Self::One(_) => None,
+            Self::Several(terms) => terms.values().find_map(|term| match term {
+                RewardTerm::Late(late) => Some(late),
+                _ => None,
+            }),
         }
     }
 
@@ -92,6 +109,20 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         );
         return;
     };
+    if let RewardSection::Several(terms) = reward {
+        let stray = |(name, term): (&String, &RewardTerm)| {
+            (name == LATE) != matches!(term, RewardTerm::Late(_))
+        };
+        rules.allowed(
+            "reward.late",
+            "of another kind",
+            "a table with names, which no other key of [reward] has",
+            !terms.iter().any(stray),
+        );
+    }
+    if let Some(late) = reward.late() {
+        late::rules(plan, late, rules);
+    }
     let terms = reward.terms();
     let level = plan.sandbox.level;
     rules.custom(
@@ -122,6 +153,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         "reward",
         format!("{} rewards, all of weight 0", terms.len()),
         "at least one weight that is not 0",
-        terms.iter().any(|(_, weight, _)| *weight != 0.0),
+        terms.iter().any(|(_, weight, _)| *weight != 0.0)
+            || (terms.is_empty() && reward.late().is_some()),
     );
 }

@@ -32,7 +32,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Rows of the view.
-const HEIGHT: u16 = 18;
+const HEIGHT: u16 = 19;
 /// Columns of the numbers, and the fewest in which a curve says something.
 const NUMBERS_WIDTH: u16 = 42;
 /// Minimum columns of the curve; a narrower terminal shows the numbers alone.
@@ -181,9 +181,10 @@ fn rows_of(text: &str, width: usize) -> Vec<String> {
 /// A narrow terminal has the numbers alone.
 fn draw(frame: &mut Frame<'_>, status: &Status) {
     let alarm = u16::from(status.alarm.is_some());
-    let [head, bar, warning, body] = Layout::vertical([
+    let [head, bar, samples, warning, body] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(1),
+        Constraint::Length(u16::from(!status.history.is_empty())),
         Constraint::Length(alarm),
         Constraint::Min(6),
     ])
@@ -191,6 +192,10 @@ fn draw(frame: &mut Frame<'_>, status: &Status) {
     if let Some(text) = &status.alarm {
         let first = visible(text.lines().next().unwrap_or_default());
         frame.render_widget(Paragraph::new(first.red().bold()), warning);
+    }
+    if let Some(last) = status.history.last() {
+        let line = format!("samples of step {}: {}", last.step, last.samples.line());
+        frame.render_widget(Paragraph::new(visible(&line)), samples);
     }
     let title = Line::from(vec![
         Span::from("sinew ").bold().fg(Color::Cyan),
@@ -442,6 +447,7 @@ mod tests {
             };
             record.rollout.reward = 0.3 * step as f64;
             record.rollout.episodes = 64;
+            record.samples.scored = 60;
             record.dropped = [("equal rewards in the group".into(), 24)].into();
             record.joins = [("extend".into(), 9), ("fork".into(), 1)].into();
             status.history.push(record);
@@ -463,6 +469,7 @@ mod tests {
             "training episodes: reward success",
             "left out    48 of 128",
             "most: equal rewards in the group",
+            "samples of step 2: scored 60, unscored 0, equal rewards 0, truncated 0, too old 0",
         ] {
             assert!(text.contains(needle), "{needle} not in\n{text}");
         }

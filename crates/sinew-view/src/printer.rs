@@ -9,6 +9,7 @@
 
 use crate::log;
 use crate::status::{duration, told};
+use crate::visible::visible;
 use serde_json::{Value, json};
 use sinew_pipeline::{
     DIVERGENCE_ALARM, EvalRecord, PipelineError, Recorder, RunEvent, StepRecord, divergence,
@@ -93,6 +94,7 @@ impl Recorder for Printer {
             RunEvent::Longest(longest) => self.longest(longest),
             RunEvent::Step(record) => {
                 self.line(&step_line(record, self.steps));
+                self.line(&visible(&format!("  samples: {}", record.samples.line())));
                 self.json(&json!({ "step": record.as_ref() }));
             }
             RunEvent::Measured { record, .. } => {

@@ -15,7 +15,8 @@
 
 use crate::status::duration;
 use sinew_pipeline::{
-    EpisodeStats, EvalRecord, PipelineError, Recorder, RunEvent, StepRecord, TokenSummary,
+    EpisodeStats, EvalRecord, PipelineError, Recorder, RunEvent, SampleStatus, StepRecord,
+    TokenSummary,
 };
 use sinew_plot::{Curve, plot_with_points};
 use sinew_render::Renderer;
@@ -197,6 +198,7 @@ impl Report<'_> {
         page.push_str("<div class=tables>");
         page.push_str(&self.table());
         page.push_str(&self.left_out());
+        page.push_str(&self.samples());
         page.push_str(&self.time());
         page.push_str("</div><h2>Curves</h2><div class=plots>");
         for svg in self.plots()? {
@@ -289,6 +291,21 @@ impl Report<'_> {
             "<tr><td>sampled tokens<td>{}<td><tr><td>&nbsp; trained on<td>{}<td>",
             tokens.sampled, tokens.trained_once
         );
+        html + "</table>"
+    }
+
+    /// The samples of all steps by what became of them, with the first cause of each number.
+    fn samples(&self) -> String {
+        let mut sum = SampleStatus::default();
+        self.steps.iter().for_each(|s| sum.add(&s.samples));
+        let mut html = String::from("<table><tr><th>samples<th><th>first cause");
+        for (name, count, first) in sum.numbers() {
+            let first = escape(first.unwrap_or_default());
+            let _ = write!(html, "<tr><td>{name}<td>{count}<td>{first}");
+        }
+        if sum.waiting > 0 {
+            let _ = write!(html, "<tr><td>groups that wait<td>{}<td>", sum.waiting);
+        }
         html + "</table>"
     }
 
@@ -538,6 +555,7 @@ fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sinew_pipeline::Counted;
 
     #[test]
     fn markup_in_a_model_s_output_stays_text() {
@@ -581,6 +599,14 @@ mod tests {
             rows,
             rollout: stats(0.5, reward),
             dropped: [("equal rewards in the group".into(), 8 - rows)].into(),
+            samples: SampleStatus {
+                scored: 7,
+                unscored: Counted {
+                    count: 1,
+                    first: Some(format!("e{step}: judge <down>")),
+                },
+                ..SampleStatus::default()
+            },
             updates_applied: u32::from(rows > 0),
             grad_norm: if rows > 0 { 0.25 } else { 0.0 },
             metrics: serde_json::json!({ "entropy": 1.0, "kl_behaviour_k3": 0.01 }),
@@ -619,6 +645,8 @@ mod tests {
             "<td>left out<td>20<td>83.3 %",
             "equal rewards in the group<td>20",
             "<td>training<td>3.0<td>15 %",
+            "<td>scored<td>21<td>",
+            "<td>unscored<td>3<td>e1: judge &lt;down&gt;",
             "KL divergence",
             "held out",
         ] {

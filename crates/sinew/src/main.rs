@@ -20,6 +20,7 @@ mod lab;
 mod output;
 mod pool;
 mod python;
+mod reward;
 mod runs;
 mod sandbox;
 mod serve;
@@ -124,6 +125,9 @@ enum Command {
         after_help = "Example: sinew pool status --url http://127.0.0.1:8080 --token-file token"
     )]
     Pool(pool::PoolArgs),
+    /// Add scores that come after their episodes: a person's verdict, a ticket that was reopened
+    #[command(after_help = "Example: sinew reward import verdicts.jsonl --run runs/support")]
+    Reward(reward::RewardArgs),
     /// Run code in a sandbox, or say what this host enforces
     #[command(after_help = "Example: sinew sandbox run --code 'print(6 * 7)'")]
     Sandbox(SandboxArgs),
@@ -337,6 +341,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Plot { runs, out } => curves::run(&runs, &out),
         Command::Export(args) => export::run(&args),
         Command::Gc(args) => gc::run(&args),
+        Command::Reward(args) => reward::run(&args),
         Command::Sandbox(args) => sandbox::run(&args.command),
         Command::Env(args) => env_check::run(&args),
         Command::Serve(args) => serve::run(&args),

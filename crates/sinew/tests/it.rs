@@ -26,6 +26,8 @@ mod images;
 mod input;
 #[path = "it/judges.rs"]
 mod judges;
+#[path = "it/late.rs"]
+mod late;
 #[path = "it/live.rs"]
 mod live;
 #[path = "it/own_envs.rs"]

@@ -74,6 +74,9 @@ pub struct CoreConfig {
     pub retries: u32,
     /// Rounds in which groups that teach nothing are replaced.
     pub refill: u32,
+    /// Groups wait for rewards from outside; while none has them, so many more rounds of groups are run in
+    /// a step. `None`: every reward is there when its episode ends.
+    pub late_rounds: Option<u32>,
     /// How the tasks of a step are drawn.
     pub tasks: TaskSampling,
     /// Sizes of the taskset's splits.
@@ -88,7 +91,7 @@ impl CoreConfig {
     pub fn draws_per_step(&self) -> u64 {
         // Given episodes replace no others.
         let refill = match self.samples {
-            Samples::Run => self.refill,
+            Samples::Run => self.late_rounds.unwrap_or(self.refill),
             Samples::Given => 0,
         };
         draws_per_step(self.tasks_per_step, refill)

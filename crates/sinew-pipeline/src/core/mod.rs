@@ -8,6 +8,7 @@
 //! clock decides comes in as `now`, seconds of the run over all sessions.
 
 mod config;
+mod groups;
 mod roster;
 #[cfg(test)]
 mod tests;
@@ -38,6 +39,9 @@ pub struct CoreState {
     /// Later updates that were committed: they are done again from the same episodes. With the
     /// curriculum after each.
     pub committed: BTreeMap<u64, Curriculum>,
+    /// The step that was begun and not committed, with the rounds of groups that it began beside its first:
+    /// they are begun again, so that none of their episodes is forgotten.
+    pub begun: (u64, u32),
 }
 
 /// What a held-out measurement is for.
@@ -98,6 +102,19 @@ pub enum Event {
         /// Task and reward of the episodes that are alone in their group.
         alone: Vec<(String, f64)>,
     },
+    /// A look at the groups that wait for rewards.
+    Settled {
+        /// Groups that can be trained.
+        groups: Vec<Vec<EpisodeId>>,
+        /// Episodes whose rewards did not come in time.
+        dropped: BTreeMap<EpisodeId, String>,
+        /// Task and reward of the episodes that are alone in their group.
+        alone: Vec<(String, f64)>,
+        /// Groups that go on waiting.
+        waiting: usize,
+        /// More groups may be begun.
+        room: bool,
+    },
     /// The episodes of a committed update; `None` if the store does not have them all.
     Recalled(Option<Vec<Vec<EpisodeId>>>),
     /// Rows were made: from these episodes, and not from those.
@@ -149,6 +166,13 @@ pub enum Command {
     Fetch { step: u64 },
     /// Read the episodes of a committed update.
     Recall { step: u64 },
+    /// Let these groups wait for their rewards, and look which of all that wait can be trained.
+    Settle {
+        step: u64,
+        groups: Vec<Vec<EpisodeId>>,
+        /// Nothing else can be done: give rewards a moment to come.
+        wait: bool,
+    },
     /// Ask the algorithm which groups will leave the batch.
     Compare {
         /// Their episodes have ended.
@@ -219,6 +243,10 @@ struct Rollout {
     refilled: usize,
     /// After the draws; counts once the step is done.
     curriculum: Option<Curriculum>,
+    /// Episodes whose rewards did not come in time.
+    late: BTreeMap<EpisodeId, String>,
+    /// Task and reward of late episodes that are alone in their group.
+    alone: Vec<(String, f64)>,
 }
 
 /// A measurement whose episodes run, one set after the other.
@@ -257,6 +285,8 @@ enum Stage {
     Evaluating(Evaluation),
     Measuring(When),
     Rollout(Rollout),
+    /// For groups with their rewards.
+    Settling(Rollout),
     /// For a source's groups.
     Fetching,
     /// For the episodes of a committed update.
@@ -280,6 +310,8 @@ pub struct PipelineCore {
     saved: u64,
     /// Updates whose commit waits until the run is known to be well.
     held_back: Vec<UpdateCommit>,
+    /// More groups may be begun: fewer wait for rewards than may.
+    room: bool,
     stage: Stage,
 }
 
@@ -291,6 +323,7 @@ impl PipelineCore {
             saved: state.step,
             state,
             held_back: Vec::new(),
+            room: true,
             stage: Stage::New,
         }
     }
@@ -337,6 +370,21 @@ impl PipelineCore {
             }
             (Stage::Rollout(rollout), Event::GroupsCompared { spent }) => {
                 self.compared(rollout, spent)
+            }
+            (
+                Stage::Settling(mut rollout),
+                Event::Settled {
+                    groups,
+                    dropped,
+                    alone,
+                    waiting,
+                    room,
+                },
+            ) => {
+                self.room = room;
+                rollout.alone = alone;
+                rollout.late.extend(dropped);
+                self.settled(rollout, groups, waiting, now)
             }
             (
                 Stage::Fetching,
@@ -521,7 +569,12 @@ impl PipelineCore {
             roster: Roster::new(self.config.retries),
             ..Rollout::default()
         };
-        self.start(rollout, self.config.tasks_per_step)
+        if !self.room {
+            return self.settle(rollout, false);
+        }
+        let mut commands = self.start(rollout, self.config.tasks_per_step);
+        commands.extend(self.begin_again(step));
+        commands
     }
 
     /// Starts `count` more groups of the step.
@@ -570,8 +623,12 @@ impl PipelineCore {
         let was_complete = rollout.roster.is_complete();
         let again = rollout.roster.ended(ended);
         let complete = rollout.roster.is_complete() && !was_complete;
+        if complete && self.config.late_rounds.is_some() {
+            return self.settle(rollout, false);
+        }
         if complete && rollout.rounds >= self.config.refill {
-            return self.score_rollout(rollout);
+            let groups = rollout.roster.groups();
+            return self.score_rollout(rollout, groups);
         }
         let groups = complete.then(|| rollout.roster.groups());
         self.stage = Stage::Rollout(rollout);
@@ -594,96 +651,12 @@ impl PipelineCore {
         let left = groups.saturating_sub(spent);
         let missing = self.config.tasks_per_step.saturating_sub(left);
         if missing == 0 {
-            return self.score_rollout(rollout);
+            let groups = rollout.roster.groups();
+            return self.score_rollout(rollout, groups);
         }
         rollout.rounds += 1;
         rollout.refilled += missing;
         self.start(rollout, missing)
-    }
-
-    /// Makes rows of the step's groups, with what running them showed.
-    fn score_rollout(&mut self, rollout: Rollout) -> Vec<Command> {
-        let roster = &rollout.roster;
-        let counts = RunCounts {
-            retried: roster.retried,
-            recovered: roster.recovered,
-            refilled: rollout.refilled,
-        };
-        let outcomes = roster.outcomes().map(|(k, s, r)| (k.to_owned(), s, r));
-        let batch = Batch {
-            dropped: roster.dropped.clone(),
-            outcomes: outcomes.collect(),
-            commit: UpdateCommit {
-                curriculum: rollout
-                    .curriculum
-                    .unwrap_or_else(|| self.state.curriculum.clone()),
-                ..UpdateCommit::default()
-            },
-            ..Batch::default()
-        };
-        self.score(batch, rollout.roster.groups(), counts)
-    }
-
-    /// Makes rows of any groups.
-    fn score(
-        &mut self,
-        mut batch: Batch,
-        groups: Vec<Vec<EpisodeId>>,
-        counts: RunCounts,
-    ) -> Vec<Command> {
-        let step = self.state.step + 1;
-        batch.commit.step = step;
-        batch.commit.again = self.state.committed.contains_key(&step);
-        self.stage = Stage::Scoring(batch);
-        vec![Command::Score {
-            step,
-            groups,
-            counts,
-        }]
-    }
-
-    /// Takes a source's groups in; nothing at all ends the run.
-    fn given(
-        &mut self,
-        groups: Vec<Vec<EpisodeId>>,
-        dropped: BTreeMap<EpisodeId, String>,
-        alone: Vec<(String, f64)>,
-    ) -> Vec<Command> {
-        if groups.is_empty() && dropped.is_empty() {
-            let mut commands = vec![Command::SourceDry {
-                step: self.state.step,
-            }];
-            commands.extend(self.end());
-            return commands;
-        }
-        let batch = Batch {
-            dropped,
-            alone,
-            commit: UpdateCommit {
-                curriculum: self.state.curriculum.clone(),
-                ..UpdateCommit::default()
-            },
-            ..Batch::default()
-        };
-        self.score(batch, groups, RunCounts::default())
-    }
-
-    /// Does a committed update again, or draws the step anew if its episodes are gone.
-    fn recalled(&mut self, groups: Option<Vec<Vec<EpisodeId>>>) -> Vec<Command> {
-        let Some(groups) = groups else {
-            return self.draw_step();
-        };
-        let step = self.state.step + 1;
-        let curriculum = self.state.committed.get(&step).cloned();
-        let batch = Batch {
-            recalled: true,
-            commit: UpdateCommit {
-                curriculum: curriculum.unwrap_or_default(),
-                ..UpdateCommit::default()
-            },
-            ..Batch::default()
-        };
-        self.score(batch, groups, RunCounts::default())
     }
 
     /// Notes what is trained and what is not, and trains.

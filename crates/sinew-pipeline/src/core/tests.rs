@@ -15,14 +15,17 @@ struct World {
     every: u64,
     eval_every: u64,
     given: bool,
+    /// Rewards come from outside, some of them never.
+    late: bool,
     /// Draws everything that the world decides.
     seed: u64,
 }
 
 fn world() -> impl Strategy<Value = World> {
     let counts = (1..6u64, 1..5usize, 1..4usize, 0..3u32, 0..3u32);
-    (counts, 1..4u64, 0..3u64, any::<bool>(), any::<u64>()).prop_map(
-        |((steps, tasks, size, retries, refill), every, eval_every, given, seed)| World {
+    let kinds = (any::<bool>(), any::<bool>());
+    (counts, 1..4u64, 0..3u64, kinds, any::<u64>()).prop_map(
+        |((steps, tasks, size, retries, refill), every, eval_every, (given, late), seed)| World {
             steps,
             tasks,
             size,
@@ -31,6 +34,7 @@ fn world() -> impl Strategy<Value = World> {
             every,
             eval_every,
             given,
+            late: late && !given,
             seed,
         },
     )
@@ -53,6 +57,7 @@ impl World {
             group_size: self.size,
             retries: self.retries,
             refill: self.refill,
+            late_rounds: self.late.then_some(3),
             tasks: TaskSampling::Uniform,
             train_tasks: 50,
             held_out_tasks: 5,
@@ -78,6 +83,10 @@ struct Play {
     stored: BTreeMap<EpisodeId, bool>,
     commits: BTreeMap<u64, UpdateCommit>,
     orders: BTreeMap<u64, Vec<Vec<EpisodeId>>>,
+    /// Groups that wait for rewards, with the step that ran them.
+    waiting: Vec<(u64, Vec<EpisodeId>)>,
+    /// First episodes of those that were handed out in this session.
+    handed: BTreeSet<EpisodeId>,
     checkpoint: u64,
     recorded: Vec<u64>,
     measured: Vec<When>,
@@ -96,6 +105,7 @@ impl Play {
             state.step = before.checkpoint;
             let later = before.commits.range(before.checkpoint + 1..);
             state.committed = later.map(|(s, c)| (*s, c.curriculum.clone())).collect();
+            state.begun = before.begun();
         }
         Self {
             core: PipelineCore::new(world.config(), state),
@@ -105,10 +115,67 @@ impl Play {
             stored: before.map(|b| b.stored.clone()).unwrap_or_default(),
             commits: before.map(|b| b.commits.clone()).unwrap_or_default(),
             orders: before.map(|b| b.orders.clone()).unwrap_or_default(),
+            waiting: before.map(Self::left_waiting).unwrap_or_default(),
+            handed: BTreeSet::new(),
             checkpoint: before.map_or(0, |b| b.checkpoint),
             recorded: Vec::new(),
             measured: Vec::new(),
             now: 0.0,
+        }
+    }
+
+    /// The step that is not committed, and its rounds beside the first.
+    fn begun(&self) -> (u64, u32) {
+        let done = self.commits.keys().last().copied().unwrap_or(0);
+        let first = done * self.world.config().draws_per_step();
+        let number = |e: &EpisodeId| e.as_str().get(1..9)?.parse::<u64>().ok();
+        let draws = self.stored.keys().filter(|e| e.as_str().starts_with('d'));
+        let last = draws.filter_map(number).filter(|d| *d >= first).max();
+        let rounds = last.map_or(0, |last| (last - first) / self.world.tasks as u64);
+        match self.world.late {
+            true => (done + 1, rounds as u32),
+            false => (0, 0),
+        }
+    }
+
+    /// Groups of committed steps that no commit names.
+    fn left_waiting(&self) -> Vec<(u64, Vec<EpisodeId>)> {
+        let last = self.commits.keys().last().copied().unwrap_or(0);
+        let waits =
+            |(step, group): &&(u64, Vec<EpisodeId>)| *step <= last && !self.named(&group[0]);
+        self.waiting.iter().filter(waits).cloned().collect()
+    }
+
+    fn named(&self, episode: &EpisodeId) -> bool {
+        let mut commits = self.commits.values();
+        commits.any(|c| c.trained.contains(episode) || c.dropped.contains_key(episode))
+    }
+
+    /// What waits is handed out, left out or goes on waiting, whichever.
+    fn settle(&mut self, step: u64, groups: Vec<Vec<EpisodeId>>, wait: bool) -> Event {
+        let known: BTreeSet<EpisodeId> = self.waiting.iter().map(|(_, g)| g[0].clone()).collect();
+        let new = groups.into_iter().filter(|g| !known.contains(&g[0]));
+        self.waiting.extend(new.map(|g| (step, g)));
+        let open: Vec<_> = self.waiting.iter().map(|(_, g)| g.clone()).collect();
+        let open = open.into_iter().filter(|g| !self.handed.contains(&g[0]));
+        let open: Vec<_> = open.collect();
+        let (mut ready, mut dropped) = (Vec::new(), BTreeMap::new());
+        for (n, group) in open.iter().enumerate() {
+            match self.draw(6) {
+                0 => ready.push(group.clone()),
+                1 => dropped.extend(group.iter().map(|e| (e.clone(), "not given".into()))),
+                _ if wait && n == 0 => ready.push(group.clone()),
+                _ => {}
+            }
+        }
+        let handed = ready.iter().map(|g: &Vec<EpisodeId>| &g[0]);
+        self.handed.extend(handed.chain(dropped.keys()).cloned());
+        Event::Settled {
+            alone: Vec::new(),
+            waiting: open.len() - ready.len() - dropped.len() / self.world.size,
+            room: open.len() - ready.len() < 3 * self.world.tasks,
+            groups: ready,
+            dropped,
         }
     }
 
@@ -185,6 +252,7 @@ impl Play {
             }
             Command::Review(_) => Event::Reviewed,
             Command::Fetch { step } => self.given(step),
+            Command::Settle { step, groups, wait } => self.settle(step, groups, wait),
             Command::Recall { step } => Event::Recalled(self.orders.get(&step).cloned()),
             Command::Compare { groups } => Event::GroupsCompared {
                 // The same of the same groups, whenever it is asked.
@@ -293,11 +361,13 @@ impl Play {
         }
         let dropped = self.commits.values().flat_map(|c| c.dropped.keys());
         let all: BTreeSet<_> = trained.into_iter().chain(dropped).collect();
+        let waiting: BTreeSet<_> = self.waiting.iter().flat_map(|(_, g)| g).collect();
         for episode in self.stored.keys() {
             let held_out = ["eval", "greedy"]
                 .iter()
                 .any(|p| episode.as_str().starts_with(p));
-            assert!(held_out || all.contains(episode), "{episode} is lost");
+            let known = all.contains(episode) || waiting.contains(episode);
+            assert!(held_out || known, "{episode} is lost");
         }
     }
 }
@@ -346,7 +416,7 @@ proptest! {
     #[test]
     fn the_order_of_ends_decides_nothing(world in world(), salt in any::<u64>()) {
         // Which episodes fail is the world's here, not the order's.
-        let world = World { refill: 0, given: false, ..world };
+        let world = World { refill: 0, given: false, late: false, ..world };
         let play = |salt: u64| {
             let mut play = Play::new(&world, None, salt);
             let draws = (1..=world.steps).flat_map(|step| {
@@ -377,6 +447,7 @@ fn an_interrupted_run_keeps_whole_steps_alone() {
         every: 10,
         eval_every: 0,
         given: true,
+        late: false,
         seed: 1,
     };
     for (most, whole, kept) in [(1, true, None), (60, true, Some(1)), (60, false, None)] {
@@ -412,6 +483,7 @@ fn time_that_is_up_ends_a_run_between_two_steps() {
         every: 100,
         eval_every: 0,
         given: true,
+        late: false,
         seed: 1,
     };
     let mut config = Arc::into_inner(world.config()).unwrap();

@@ -1,6 +1,7 @@
 //! What carries the core's commands out.
 
 mod held_out;
+mod late;
 mod measurements;
 mod sync;
 #[cfg(test)]

@@ -12,16 +12,18 @@ use crate::error::PipelineError;
 use crate::event::{Bus, Phase, RolloutProgress, RunEvent};
 use crate::files::RunFiles;
 use crate::health::{self, Alarm};
+use crate::late::{Late, Shelf};
 use crate::ports::{
     Learner, RolloutReading, Rollouts, SampleSource, StoredEpisode, Wanted, WeightsTransport,
 };
 use crate::record::{AdmissionRecord, EpisodeStats, StepRecord, TokenSummary, joins};
 use crate::rows::Rows;
 use crate::schedule::Draw;
-use crate::state::{Earlier, RunStore, Samples, SavedState};
+use crate::state::{Earlier, Made, RunStore, Samples, SavedState};
+use crate::status::SampleStatus;
 use sinew_algo::Algorithm;
 use sinew_grammar::Grammars;
-use sinew_types::{EpisodeEnd, EpisodeId, Trace};
+use sinew_types::{EpisodeEnd, EpisodeId, Outcome, Trace};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
@@ -40,6 +42,8 @@ pub struct Pipeline {
     pub rollouts: Box<dyn Rollouts>,
     /// Where training episodes come from that are not run here.
     pub source: Option<Box<dyn SampleSource>>,
+    /// Where rewards come from that are not there when an episode ends.
+    pub late: Option<Late>,
     /// Holds weights and optimizer.
     pub learner: Box<dyn Learner>,
     /// To the engine of `rollouts`.
@@ -82,7 +86,7 @@ pub struct Ended {
 
 /// The step at work.
 #[derive(Default)]
-struct Step {
+pub(super) struct Step {
     /// When its first episodes began.
     started: Option<Instant>,
     /// Counters at that time.
@@ -97,14 +101,14 @@ struct Step {
     record: StepRecord,
     /// The record of the update that is done again.
     recalled: Option<StepRecord>,
+    /// Outcomes of its episodes that follow from later scores, and episodes whose scores did not come.
+    pub(super) outcomes: BTreeMap<EpisodeId, Outcome>,
+    pub(super) left_out: BTreeMap<EpisodeId, String>,
 }
-
-/// A step whose update waits for its commit: the order of its episodes, and its record.
-type Uncommitted = (Vec<EpisodeId>, StepRecord);
 
 /// A session at work.
 pub(crate) struct Driver {
-    p: Pipeline,
+    pub(super) p: Pipeline,
     pub(super) core: PipelineCore,
     /// Updates of earlier sessions that no checkpoint holds.
     earlier: Earlier,
@@ -113,8 +117,11 @@ pub(crate) struct Driver {
     pub(super) measurements: Measurements,
     /// Episodes that ended and that nothing was made of yet.
     traces: HashMap<EpisodeId, Trace>,
-    step: Step,
-    uncommitted: BTreeMap<u64, Uncommitted>,
+    pub(super) step: Step,
+    /// Steps whose updates wait for their commits.
+    uncommitted: BTreeMap<u64, Made>,
+    /// Groups that wait for rewards, where some come from outside.
+    pub(super) shelf: Option<Shelf>,
     /// Of the phase: episodes that ended, of how many.
     progress: (usize, usize),
     reminded: Option<Instant>,
@@ -146,11 +153,12 @@ impl Driver {
         let earlier = p.store.earlier(&mut p.saved)?;
         let (files, written) = RunFiles::open(&p.config.run_dir, &p.saved, &earlier, &p.bus)?;
         p.bus.record_first(Box::new(files));
-        let state = earlier.core_state(&p.saved, &written.steps, &written.evals);
+        let mut state = earlier.core_state(&p.saved, &written.steps, &written.evals);
         p.bus.emit(RunEvent::Resumed {
             steps: Arc::clone(&written.steps),
             evals: Arc::clone(&written.evals),
         })?;
+        let shelf = super::late::restore(&p, &mut state)?;
         let driver = Self {
             core: PipelineCore::new(Arc::clone(&p.config.core), state),
             samples: p.saved.samples,
@@ -159,6 +167,7 @@ impl Driver {
             traces: HashMap::new(),
             step: Step::default(),
             uncommitted: BTreeMap::new(),
+            shelf,
             progress: (0, 0),
             reminded: None,
             earlier,
@@ -203,6 +212,7 @@ impl Driver {
                 Vec::new()
             }
             Command::Fetch { step } => vec![self.fetch(step)?],
+            Command::Settle { step, groups, wait } => vec![self.settle(step, &groups, wait)?],
             Command::Recall { step } => vec![self.recall(step)?],
             Command::Compare { groups } => vec![self.compare(&groups)?],
             Command::Score {
@@ -276,7 +286,7 @@ impl Driver {
     }
 
     /// Notes when a step began, once.
-    fn begin_step(&mut self) {
+    pub(super) fn begin_step(&mut self) {
         if self.step.started.is_none() {
             self.step.started = Some(Instant::now());
             self.step.before = self.p.rollouts.reading();
@@ -355,7 +365,7 @@ impl Driver {
     }
 
     /// Keeps episodes until something is made of them; gives their ids.
-    fn keep(&mut self, groups: Vec<Vec<Trace>>) -> Vec<Vec<EpisodeId>> {
+    pub(super) fn keep(&mut self, groups: Vec<Vec<Trace>>) -> Vec<Vec<EpisodeId>> {
         let mut keep = |trace: Trace| {
             let episode = trace.episode.clone();
             self.traces.insert(episode.clone(), trace);
@@ -407,6 +417,12 @@ impl Driver {
         record.rows = rows.rows.len();
         record.tokens = rows.tokens;
         record.formats = rows.formats.clone();
+        record.samples = SampleStatus::of(&groups, &rows.dropped);
+        record.samples.left_out(&self.step.left_out);
+        record.samples.waiting = self.shelf.as_ref().map_or(0, Shelf::waiting);
+        if let Some(earlier) = &self.step.recalled {
+            record.samples = earlier.samples.clone();
+        }
         record.repair = rows.report.repair.clone();
         if !record.tokens.holds() {
             return Err(PipelineError::system(format!(
@@ -479,8 +495,12 @@ impl Driver {
         record.wall_s = wall_s;
         self.step.live = Some(Instant::now());
         let order = self.step.groups.iter().flatten();
-        let order = order.map(|t| t.episode.clone()).collect();
-        self.uncommitted.insert(step, (order, record.clone()));
+        let made = Made {
+            order: order.map(|t| t.episode.clone()).collect(),
+            outcomes: std::mem::take(&mut self.step.outcomes),
+            record: record.clone(),
+        };
+        self.uncommitted.insert(step, made);
         // A recalled update has its commit already. A checkpoint that follows must count it.
         let recalled = self.step.recalled.is_some();
         if let Some(batch) = self.earlier.committed.get(&step).filter(|_| recalled) {
@@ -492,12 +512,15 @@ impl Driver {
 
     /// Commits an update in one transaction of the store.
     fn commit(&mut self, commit: UpdateCommit) -> Result<(), PipelineError> {
-        let (order, record) = self.uncommitted.remove(&commit.step).unwrap_or_default();
+        let made = self.uncommitted.remove(&commit.step).unwrap_or_default();
+        if let Some(shelf) = &mut self.shelf {
+            shelf.settled(commit.trained.iter().chain(commit.dropped.keys()));
+        }
         self.samples.trained += commit.trained.len();
         self.samples.dropped += commit.dropped.len();
         let evals = std::mem::take(&mut self.measurements.uncommitted);
         let version = self.p.learner.version();
-        self.p.store.commit(commit, order, version, &record, evals)
+        self.p.store.commit(commit, made, version, evals)
     }
 
     /// Saves weights, optimizer and a state of fixed size.
@@ -555,7 +578,9 @@ impl Driver {
     /// What a run that came to its end showed.
     fn end(&mut self) -> Result<Ended, PipelineError> {
         let since = self.p.saved.step;
-        let (samples, torn) = self.p.store.samples(self.samples, since)?;
+        let waiting = self.shelf.iter().flat_map(Shelf::episodes).cloned();
+        let waiting = waiting.collect();
+        let (samples, torn) = self.p.store.samples(self.samples, since, &waiting)?;
         self.warn_of_loss(torn, None)?;
         self.emit(RunEvent::Phase(Phase::Done))?;
         let mut trouble: Vec<String> = self.core.verdict().into_iter().collect();

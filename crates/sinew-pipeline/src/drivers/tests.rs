@@ -28,6 +28,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+mod late;
+
 const STEPS: u64 = 3;
 const TASKS: usize = 2;
 const GROUP: usize = 2;
@@ -252,6 +254,15 @@ impl World {
     }
 
     fn session_with(&self, faults: Faults, core: CoreConfig) -> Result<Ended, PipelineError> {
+        self.session_late(faults, core, None)
+    }
+
+    fn session_late(
+        &self,
+        faults: Faults,
+        core: CoreConfig,
+        late: Option<crate::late::Late>,
+    ) -> Result<Ended, PipelineError> {
         let saved = self.log.lock().unwrap().saved.clone();
         let updates = saved.as_ref().map_or(0, |(updates, _)| *updates);
         let saved = saved.map_or_else(SavedState::default, |(_, s)| SavedState::read(s).unwrap());
@@ -280,6 +291,7 @@ impl World {
             }),
             source: (self.samples == Samples::Given)
                 .then(|| Box::new(Queued(given.collect())) as Box<dyn SampleSource>),
+            late,
             learner: Box::new(Counter {
                 updates,
                 fails_at: faults.learner,
@@ -326,6 +338,7 @@ fn config(samples: Samples) -> CoreConfig {
         group_size: GROUP,
         retries: 0,
         refill: 0,
+        late_rounds: None,
         tasks: TaskSampling::Uniform,
         train_tasks: 10,
         held_out_tasks: 2,

@@ -107,7 +107,8 @@ pub(crate) fn world_with(recipe: &RunPlan, bench: &Bench) -> Result<World, Failu
     let envs = recipe.env.config().factory(sandboxes);
     let mut envs = envs.map_err(|e| Failure::input(format!("env: {e}")))?;
     let taskset = taskset(recipe)?;
-    if let Some(section) = &recipe.reward {
+    // Rewards from outside alone leave the environment's own score.
+    if let Some(section) = recipe.reward.as_ref().filter(|s| !s.terms().is_empty()) {
         let reward = super::reward::reward(recipe, section, taskset.as_ref(), bench)?;
         envs = Arc::new(Rewarded::new(envs, reward));
     }

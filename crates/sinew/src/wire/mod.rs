@@ -52,7 +52,9 @@ pub(crate) use store::disk_store;
 use crate::failure::Failure;
 use sinew_env::EnvFactory;
 use sinew_model::ModelConfig;
-use sinew_pipeline::{Bus, EngineRollouts, Pipeline, RolloutParts, RunEvent, SavedState};
+use sinew_pipeline::{
+    Bus, EngineRollouts, InboxScores, Late, Pipeline, RolloutParts, RunEvent, SavedState,
+};
 use sinew_project::{Resume, RunDir};
 use sinew_recipe::{EngineType, RunPlan};
 use sinew_render::Renderer;
@@ -184,6 +186,10 @@ pub(crate) fn pipeline(
     learner::follow(&mut learner, &session, saved.wall_s);
     let grammars = engine::grammars(recipe.rollout.format.as_ref(), &renderer, model.vocab)?;
     let source = source::source(recipe, dir, renderer.as_ref(), &grammars, cancel)?;
+    let late = plan::late(recipe).map(|config| Late {
+        config,
+        scores: Box::new(InboxScores::new(&dir.store(), cancel.clone())),
+    });
     let (engine, cross) = engine::engines(recipe, &device, renderer.as_ref(), &grammars, &learner)?;
     let run = run_info(recipe, dir, (envs.as_ref(), renderer.as_ref()), &device);
     let episode = episode_parts(recipe, &session, run, (&engine, &renderer), envs)?;
@@ -206,6 +212,7 @@ pub(crate) fn pipeline(
         algorithm,
         rollouts: Box::new(rollouts),
         source: live.or(source),
+        late,
         learner: Box::new(learner),
         transport: Box::new(engine),
         store,

@@ -8,12 +8,15 @@ use sinew_algo::Algorithm;
 use sinew_env::{Split, Taskset};
 use sinew_model::{LoraConfig, Projection};
 use sinew_pipeline::{
-    CoreConfig, Dataset, DatasetConfig, EvalConfig, Goal, LearnerConfig, PipelineConfig,
-    PolicyConfig, SampleKind, TaskSampling, TasksByKind,
+    After, CoreConfig, Dataset, DatasetConfig, EvalConfig, Goal, LateConfig, LearnerConfig,
+    PipelineConfig, PolicyConfig, SampleKind, TaskSampling, TasksByKind,
 };
-use sinew_recipe::{DataSection, LoraSection, LrSchedule, RolloutPlan, RunPlan, TrainPlan};
+use sinew_recipe::{
+    DataSection, LateAfter, LoraSection, LrSchedule, RolloutPlan, RunPlan, TrainPlan,
+};
 use sinew_render::Renderer;
 use sinew_rollout::{EpisodeLimits, EpisodeOptions};
+use sinew_store::{ScoreRule, ScoreTerm};
 use sinew_train::TrainerConfig;
 use sinew_train::optim::{AdamWConfig, Decay, Schedule};
 use sinew_types::SamplingParams;
@@ -198,6 +201,8 @@ fn core(
         group_size: r.group_size,
         retries: algorithm.repair().retries(),
         refill: algorithm.refill(),
+        // As many rounds as can wait.
+        late_rounds: late(recipe).map(|l| l.max_waiting.div_ceil(r.tasks_per_step) as u32),
         tasks: match recipe.tasks.adaptive() {
             None => TaskSampling::Uniform,
             Some(config) => TaskSampling::Adaptive {
@@ -218,6 +223,33 @@ fn core(
             temperature: eval.temperature,
             greedy: recipe.eval_greedy(),
         },
+    })
+}
+
+/// How rewards from outside are waited for, if the recipe has some.
+pub(crate) fn late(recipe: &RunPlan) -> Option<LateConfig> {
+    let section = recipe.reward.as_ref()?;
+    let late = section.late()?;
+    let term = |(name, weight): (&str, f64)| ScoreTerm {
+        name: name.to_owned(),
+        weight,
+        source: None,
+    };
+    // What has no score of its own has none to be added to.
+    let own = !section.terms().is_empty() || !recipe.env.needs().reward;
+    Some(LateConfig {
+        rule: ScoreRule {
+            own: own.then_some(1.0),
+            terms: late.terms().into_iter().map(term).collect(),
+        },
+        wait_s: late.wait_s,
+        max_staleness: late.max_staleness,
+        after: match late.after {
+            LateAfter::Drop => After::Drop,
+            LateAfter::Offline => After::Offline,
+        },
+        partial: late.partial,
+        max_waiting: late.max_waiting,
     })
 }
 

@@ -1,0 +1,157 @@
+//! From groups to rows: those that a step ran, those that wait for rewards, a source's, and those of a committed
+//! update.
+
+use super::{Batch, Command, PipelineCore, Rollout, RunCounts, Stage, UpdateCommit};
+use sinew_types::EpisodeId;
+use std::collections::BTreeMap;
+
+impl PipelineCore {
+    /// Lets the groups of a step wait for their rewards, with those of the steps before.
+    pub(super) fn settle(&mut self, rollout: Rollout, wait: bool) -> Vec<Command> {
+        let groups = rollout.roster.groups();
+        self.stage = Stage::Settling(rollout);
+        vec![Command::Settle {
+            step: self.state.step + 1,
+            groups,
+            wait,
+        }]
+    }
+
+    /// Begins the further rounds of a step again that an earlier session began.
+    pub(super) fn begin_again(&mut self, step: u64) -> Vec<Command> {
+        let mut commands = Vec::new();
+        let (begun, rounds) = self.state.begun;
+        if begun != step {
+            return commands;
+        }
+        for _ in 0..rounds {
+            match std::mem::replace(&mut self.stage, Stage::Stopped) {
+                Stage::Rollout(mut rollout) => {
+                    rollout.rounds += 1;
+                    commands.extend(self.start(rollout, self.config.tasks_per_step));
+                }
+                stage => self.stage = stage,
+            }
+        }
+        commands
+    }
+
+    /// Makes rows of groups with their rewards. Without any more groups are run while others may wait, and
+    /// rewards are waited for otherwise.
+    pub(super) fn settled(
+        &mut self,
+        mut rollout: Rollout,
+        groups: Vec<Vec<EpisodeId>>,
+        waiting: usize,
+        now: f64,
+    ) -> Vec<Command> {
+        if !groups.is_empty() {
+            return self.score_rollout(rollout, groups);
+        }
+        if self.config.max_wall_s.is_some_and(|limit| now >= limit) {
+            return self.end();
+        }
+        let begun = !rollout.used.is_empty();
+        if self.room && rollout.rounds < self.config.late_rounds.unwrap_or(0) {
+            rollout.rounds += u32::from(begun);
+            return self.start(rollout, self.config.tasks_per_step);
+        }
+        match waiting {
+            // Every group was left out.
+            0 => self.score_rollout(rollout, groups),
+            _ => self.settle(rollout, true),
+        }
+    }
+
+    /// Takes a source's groups in; nothing at all ends the run.
+    pub(super) fn given(
+        &mut self,
+        groups: Vec<Vec<EpisodeId>>,
+        dropped: BTreeMap<EpisodeId, String>,
+        alone: Vec<(String, f64)>,
+    ) -> Vec<Command> {
+        if groups.is_empty() && dropped.is_empty() {
+            let mut commands = vec![Command::SourceDry {
+                step: self.state.step,
+            }];
+            commands.extend(self.end());
+            return commands;
+        }
+        let batch = Batch {
+            dropped,
+            alone,
+            commit: UpdateCommit {
+                curriculum: self.state.curriculum.clone(),
+                ..UpdateCommit::default()
+            },
+            ..Batch::default()
+        };
+        self.score(batch, groups, RunCounts::default())
+    }
+
+    /// Does a committed update again, or draws the step anew if its episodes are gone.
+    pub(super) fn recalled(&mut self, groups: Option<Vec<Vec<EpisodeId>>>) -> Vec<Command> {
+        let Some(groups) = groups else {
+            return self.draw_step();
+        };
+        let step = self.state.step + 1;
+        let curriculum = self.state.committed.get(&step).cloned();
+        let batch = Batch {
+            recalled: true,
+            commit: UpdateCommit {
+                curriculum: curriculum.unwrap_or_default(),
+                ..UpdateCommit::default()
+            },
+            ..Batch::default()
+        };
+        self.score(batch, groups, RunCounts::default())
+    }
+
+    /// Makes rows of groups, with what running those of the step showed.
+    pub(super) fn score_rollout(
+        &mut self,
+        rollout: Rollout,
+        groups: Vec<Vec<EpisodeId>>,
+    ) -> Vec<Command> {
+        let roster = &rollout.roster;
+        let counts = RunCounts {
+            retried: roster.retried,
+            recovered: roster.recovered,
+            refilled: rollout.refilled,
+        };
+        let outcomes = roster.outcomes().map(|(k, s, r)| (k.to_owned(), s, r));
+        let mut dropped = roster.dropped.clone();
+        dropped.extend(rollout.late);
+        let batch = Batch {
+            dropped,
+            alone: rollout.alone,
+            outcomes: outcomes.collect(),
+            commit: UpdateCommit {
+                curriculum: rollout
+                    .curriculum
+                    .unwrap_or_else(|| self.state.curriculum.clone()),
+                ..UpdateCommit::default()
+            },
+            ..Batch::default()
+        };
+        self.score(batch, groups, counts)
+    }
+
+    /// Makes rows of any groups.
+    pub(super) fn score(
+        &mut self,
+        mut batch: Batch,
+        groups: Vec<Vec<EpisodeId>>,
+        counts: RunCounts,
+    ) -> Vec<Command> {
+        let step = self.state.step + 1;
+        batch.commit.step = step;
+        batch.commit.again = self.state.committed.contains_key(&step);
+        self.stage = Stage::Scoring(batch);
+        vec![Command::Score {
+            step,
+            groups,
+            counts,
+        }]
+    }
+}

@@ -1,0 +1,241 @@
+//! Runs whose rewards come from outside, some of them after their batch left.
+
+use super::*;
+use crate::late::{After, Late, LateConfig, LateScores};
+use sinew_store::{Filter, Score, ScoreRecord, ScoreRule, ScoreTerm, TrainedBatch};
+
+/// Scores every group of an even draw at once, and those of odd draws once later ones have ended or nothing else
+/// can be done.
+struct Person {
+    /// Groups that are scored only later, by draws.
+    delay: u64,
+    /// Draws from here on are never scored.
+    silent_from: u64,
+    now_s: f64,
+}
+
+impl LateScores for Person {
+    fn take(&mut self, store: &dyn TraceStore, wait: bool) -> Result<(), PipelineError> {
+        let filter = Filter {
+            purpose: Some("train".into()),
+            limit: 1_000,
+            ..Filter::default()
+        };
+        let episodes = store.list(&filter).unwrap().episodes;
+        let last = episodes.iter().map(|e| e.draw).max().unwrap_or(0);
+        let told = episodes.iter().filter(|e| {
+            let waits = !wait && e.draw % 2 == 1 && e.draw + self.delay > last;
+            !waits && e.draw < self.silent_from
+        });
+        let scores: Vec<ScoreRecord> = told
+            .map(|e| ScoreRecord {
+                episode: e.episode.clone(),
+                name: "thumbs".into(),
+                source: "person".into(),
+                at_us: 1,
+                score: Score::Value(if e.episode.as_str().ends_with("e1") {
+                    -1.0
+                } else {
+                    1.0
+                }),
+            })
+            .collect();
+        for put in store.put_scores(&scores).unwrap() {
+            put.unwrap();
+        }
+        Ok(())
+    }
+
+    fn now_s(&self) -> f64 {
+        self.now_s
+    }
+}
+
+fn late_config(max_staleness: u64) -> LateConfig {
+    LateConfig {
+        rule: ScoreRule {
+            own: None,
+            terms: vec![ScoreTerm {
+                name: "thumbs".into(),
+                weight: 2.0,
+                source: None,
+            }],
+        },
+        wait_s: 100.0,
+        max_staleness,
+        after: After::Drop,
+        partial: false,
+        max_waiting: 8,
+    }
+}
+
+/// A world whose rewards come late.
+fn world() -> World {
+    World::new(Samples::Run)
+}
+
+fn session(
+    world: &World,
+    faults: Faults,
+    person: Person,
+    late: LateConfig,
+) -> Result<Ended, PipelineError> {
+    let core = CoreConfig {
+        late_rounds: Some(3),
+        ..config(Samples::Run)
+    };
+    let late = Late {
+        config: late,
+        scores: Box::new(person),
+    };
+    world.session_late(faults, core, Some(late))
+}
+
+fn patient(delay: u64) -> Person {
+    Person {
+        delay,
+        silent_from: u64::MAX,
+        now_s: 50.0,
+    }
+}
+
+fn batches(world: &World) -> Vec<TrainedBatch> {
+    let mut batches = world.store.trained_batches().unwrap();
+    batches.sort_by_key(|b| b.step);
+    batches
+}
+
+/// Every training episode is trained once, left out once, or waits.
+fn check(world: &World, ended: &Ended) {
+    assert_eq!((ended.samples.lost, ended.samples.trained_twice), (0, 0));
+    let batches = batches(world);
+    let trained: usize = batches.iter().map(|b| b.episodes.len()).sum();
+    let dropped: usize = batches.iter().map(|b| b.dropped.len()).sum();
+    assert_eq!(
+        (ended.samples.trained, ended.samples.dropped),
+        (trained, dropped)
+    );
+    let run = world.log.lock().unwrap().run.clone();
+    let of_training = run
+        .iter()
+        .filter(|e| !e.as_str().starts_with("eval"))
+        .count();
+    assert_eq!(trained + dropped + ended.samples.waiting, of_training);
+}
+
+#[test]
+fn a_group_is_trained_when_its_reward_comes() {
+    let world = world();
+    let ended = session(&world, Faults::default(), patient(4), late_config(16)).unwrap();
+    check(&world, &ended);
+    assert!(ended.samples.waiting > 0, "{:?}", ended.samples);
+    let of_step = |b: &TrainedBatch| {
+        let traces = b
+            .episodes
+            .iter()
+            .map(|e| world.store.get(e).unwrap().unwrap());
+        traces.map(|t| t.origin.draw).collect::<BTreeSet<_>>()
+    };
+    let draws: Vec<BTreeSet<u64>> = batches(&world).iter().map(of_step).collect();
+    assert_eq!(draws.len(), STEPS as usize);
+    let later = draws.iter().enumerate().any(|(n, draws)| {
+        let first = n as u64 * config(Samples::Run).tasks_per_step as u64 * 4;
+        draws.iter().any(|d| *d < first)
+    });
+    assert!(later, "{draws:?}");
+}
+
+#[test]
+fn what_waits_survives_a_kill_between_score_and_training() {
+    let unharmed = world();
+    session(&unharmed, Faults::default(), patient(4), late_config(16)).unwrap();
+    for faults in [
+        Faults {
+            learner: 2,
+            ..Faults::default()
+        },
+        Faults {
+            transport: 2,
+            ..Faults::default()
+        },
+        Faults {
+            killed_after: 2,
+            ..Faults::default()
+        },
+    ] {
+        let world = world();
+        session(&world, faults, patient(4), late_config(16)).unwrap_err();
+        let ended = session(&world, Faults::default(), patient(4), late_config(16)).unwrap();
+        check(&world, &ended);
+        assert_eq!(world.commits(), unharmed.commits());
+    }
+}
+
+#[test]
+fn a_newer_score_does_not_change_what_was_trained() {
+    let world = world();
+    let killed = Faults {
+        killed_after: 2,
+        ..Faults::default()
+    };
+    session(&world, killed, patient(4), late_config(16)).unwrap_err();
+    let outcome = |b: &TrainedBatch| b.detail["outcomes"].clone();
+    let before: Vec<_> = batches(&world).iter().map(outcome).collect();
+    assert!(
+        before[0].as_object().is_some_and(|o| !o.is_empty()),
+        "{before:?}"
+    );
+    let episode = batches(&world)[0].episodes[0].clone();
+    let newer = ScoreRecord {
+        episode,
+        name: "thumbs".into(),
+        source: "person".into(),
+        at_us: 9,
+        score: Score::Value(-7.0),
+    };
+    world.store.put_scores(&[newer]).unwrap()[0]
+        .clone()
+        .unwrap();
+    let ended = session(&world, Faults::default(), patient(4), late_config(16)).unwrap();
+    check(&world, &ended);
+    let after: Vec<_> = batches(&world).iter().map(outcome).collect();
+    assert_eq!(after[..2], before[..]);
+}
+
+#[test]
+fn rewards_that_come_too_late_are_counted_with_the_reason() {
+    let world = world();
+    let ended = session(&world, Faults::default(), patient(4), late_config(0)).unwrap();
+    check(&world, &ended);
+    let reasons: BTreeSet<String> = batches(&world)
+        .into_iter()
+        .flat_map(|b| b.dropped.into_values())
+        .collect();
+    let late = reasons.iter().any(|r| r.starts_with("late: "));
+    assert!(late, "{reasons:?}");
+    let text = std::fs::read_to_string(world.run_dir.path().join("metrics.jsonl")).unwrap();
+    assert!(
+        text.contains("\"too_old\":{\"count\":2,\"first\":"),
+        "{text}"
+    );
+}
+
+#[test]
+fn rewards_that_never_come_are_left_out_when_their_time_is_up() {
+    let world = world();
+    let person = Person {
+        delay: 0,
+        silent_from: 0,
+        now_s: 1e12,
+    };
+    let never = Faults {
+        transport: u64::MAX,
+        ..Faults::default()
+    };
+    let ended = session(&world, never, person, late_config(16)).unwrap();
+    check(&world, &ended);
+    assert_eq!((ended.samples.trained, ended.samples.waiting), (0, 0));
+    for reason in batches(&world).iter().flat_map(|b| b.dropped.values()) {
+        assert_eq!(reason, "reward thumbs: not given within 100 s");
+    }
+}

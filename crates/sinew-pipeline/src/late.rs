@@ -1,0 +1,421 @@
+//! Groups that wait for rewards from outside.
+//!
+//! A group whose episodes have ended waits on the [`Shelf`] until every required reward was given, or its
+//! time is up. Its traces stay in the store; the shelf knows ids, times and versions alone, and is made anew
+//! from the store: every training episode that no commit names waits. What becomes of a group is a function
+//! of the shelf, the scores and the time, which is an argument.
+
+use crate::error::PipelineError;
+use crate::rows::by_group;
+use crate::status::TOO_OLD;
+use sinew_store::{Cursor, Filter, Inbox, MAX_PAGE, ScoreRecord, ScoreRule, TraceStore};
+use sinew_types::{EpisodeEnd, EpisodeId, GroupId, Trace};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::sync::watch;
+
+/// Between two looks into the inbox.
+const POLL: Duration = Duration::from_millis(100);
+/// After it a wait returns, so that the loop can look at its time.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What becomes of a group whose rewards came when the policy had moved on too far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum After {
+    /// It is left out, with the reason.
+    Drop,
+    /// It is trained, at most one such group for each other group of the step.
+    Offline,
+}
+
+/// How rewards from outside are waited for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LateConfig {
+    /// The outcome of an episode, from its own reward and the scores.
+    pub rule: ScoreRule,
+    /// Seconds after the end of a group's last episode.
+    pub wait_s: f64,
+    /// Optimizer updates that a group may be behind the policy.
+    pub max_staleness: u64,
+    /// Of groups that are further behind.
+    pub after: After,
+    /// Once its time is up, a group is trained on the episodes that have their rewards.
+    pub partial: bool,
+    /// Groups that may wait; no others are begun above it.
+    pub max_waiting: usize,
+}
+
+/// A group that waits.
+#[derive(Clone, Debug)]
+struct Entry {
+    /// In their order.
+    episodes: Vec<EpisodeId>,
+    /// Those that no reward can be waited for: the system failed them.
+    failed: BTreeSet<EpisodeId>,
+    /// Seconds since 1970 at the end of the last episode.
+    ended_s: f64,
+    /// The oldest weights that sampled a token of it.
+    oldest: u64,
+    /// It was handed out; its commit removes it.
+    taken: bool,
+}
+
+/// Groups between their last episode and their commit.
+#[derive(Debug)]
+pub struct Shelf {
+    config: LateConfig,
+    groups: BTreeMap<GroupId, Entry>,
+    /// The last score that was seen.
+    seen: Cursor,
+    /// Nothing changed since the last look, but for the time.
+    quiet: bool,
+}
+
+/// What a look at the shelf found.
+#[derive(Clone, Debug, Default)]
+pub struct Settled {
+    /// Groups to train, with the outcomes that follow from their scores.
+    pub groups: Vec<Vec<Trace>>,
+    /// Episodes to leave out, with the reason.
+    pub dropped: BTreeMap<EpisodeId, String>,
+    /// More groups may be begun.
+    pub room: bool,
+}
+
+/// What a group is ready for.
+#[derive(Debug, PartialEq)]
+enum State {
+    Waiting,
+    /// All rewards are there, or those that will be.
+    Ready,
+    /// It is left out, for this reason.
+    Expired(String),
+}
+
+impl Shelf {
+    /// An empty shelf.
+    pub fn new(config: LateConfig) -> Self {
+        Self {
+            config,
+            groups: BTreeMap::new(),
+            seen: Cursor::default(),
+            quiet: false,
+        }
+    }
+
+    /// Puts training episodes back that earlier sessions left waiting: those of draws below `draws` that are
+    /// not in `settled`. Later draws belong to a step that is begun anew.
+    ///
+    /// # Errors
+    /// What the store refuses.
+    pub fn restore(
+        &mut self,
+        store: &dyn TraceStore,
+        settled: &BTreeSet<EpisodeId>,
+        draws: u64,
+    ) -> Result<(), PipelineError> {
+        let Some(last) = draws.checked_sub(1) else {
+            return Ok(());
+        };
+        let mut filter = Filter {
+            purpose: Some("train".into()),
+            trained: Some(false),
+            draws: Some(0..=last),
+            limit: MAX_PAGE,
+            ..Filter::default()
+        };
+        loop {
+            let page = store.list(&filter).map_err(PipelineError::system)?;
+            let open = page
+                .episodes
+                .iter()
+                .filter(|e| !settled.contains(&e.episode));
+            let traces = open.map(|e| store.get(&e.episode));
+            let traces: Result<Vec<_>, _> = traces.collect();
+            let traces = traces.map_err(PipelineError::system)?.into_iter().flatten();
+            for group in by_group(traces.collect()) {
+                self.join(&group);
+            }
+            match page.next {
+                Some(next) => filter.after = Some(next),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Adds the episodes of a group that ended; a known group stays as it is.
+    pub fn add(&mut self, group: &[Trace]) {
+        let Some(first) = group.first() else { return };
+        if !self.groups.contains_key(&first.group) {
+            self.join(group);
+        }
+    }
+
+    /// Adds episodes to their group.
+    fn join(&mut self, group: &[Trace]) {
+        for trace in group {
+            let entry = self.groups.entry(trace.group.clone());
+            let entry = entry.or_insert_with(|| Entry {
+                episodes: Vec::new(),
+                failed: BTreeSet::new(),
+                ended_s: f64::MIN,
+                oldest: u64::MAX,
+                taken: false,
+            });
+            let spans = trace.nodes.iter().flat_map(|n| &n.versions);
+            let oldest = spans.map(|s| s.version.0).min();
+            entry.oldest = entry.oldest.min(oldest.unwrap_or(u64::MAX));
+            let ended_s = trace.timing.started_unix_s + trace.timing.total_s;
+            entry.ended_s = entry.ended_s.max(ended_s);
+            if matches!(trace.end, EpisodeEnd::Failed { .. }) {
+                entry.failed.insert(trace.episode.clone());
+            }
+            entry.episodes.push(trace.episode.clone());
+        }
+        self.quiet = false;
+    }
+
+    /// Forgets the groups of episodes that were committed, trained or left out.
+    pub fn settled<'a>(&mut self, episodes: impl IntoIterator<Item = &'a EpisodeId>) {
+        let done: BTreeSet<&EpisodeId> = episodes.into_iter().collect();
+        let open = |entry: &Entry| !entry.episodes.iter().any(|e| done.contains(e));
+        self.groups.retain(|_, entry| open(entry));
+    }
+
+    /// Episodes that no commit names yet.
+    pub fn episodes(&self) -> impl Iterator<Item = &EpisodeId> {
+        self.groups.values().flat_map(|g| &g.episodes)
+    }
+
+    /// Groups that wait, without those that were handed out.
+    pub fn waiting(&self) -> usize {
+        self.groups.values().filter(|g| !g.taken).count()
+    }
+
+    /// Looks for groups that can be trained or must be left out, at `now_s` seconds since 1970 and for a
+    /// policy of `version`. Gives at most `most` groups, the oldest first.
+    ///
+    /// # Errors
+    /// What the store refuses.
+    pub fn look(
+        &mut self,
+        store: &dyn TraceStore,
+        (now_s, version, most): (f64, u64, usize),
+    ) -> Result<Settled, PipelineError> {
+        let mut found = Settled::default();
+        if self.changed(store)? || self.due(now_s) {
+            let (mut fresh, mut old) = (Vec::new(), Vec::new());
+            for id in self.in_order() {
+                let entry = &self.groups[&id];
+                match self.state(store, entry, now_s)? {
+                    State::Waiting => {}
+                    State::Expired(reason) => self.leave_out(&id, &reason, &mut found),
+                    State::Ready => {
+                        let behind = version.saturating_sub(entry.oldest);
+                        let late = behind > self.config.max_staleness;
+                        match self.config.after {
+                            After::Drop if late => {
+                                let reason = self.too_old(behind);
+                                self.leave_out(&id, &reason, &mut found);
+                            }
+                            After::Offline if late => old.push(id),
+                            _ => fresh.push(id),
+                        }
+                    }
+                }
+            }
+            let ready = fresh.len() + old.len();
+            fresh.truncate(most);
+            let replayed = fresh.len().max(1).min(most - fresh.len());
+            old.truncate(replayed);
+            self.quiet = ready == fresh.len() + old.len();
+            for id in fresh.iter().chain(&old) {
+                found
+                    .groups
+                    .extend(self.hand_out(store, id, &mut found.dropped)?);
+            }
+        }
+        found.room = self.waiting() < self.config.max_waiting;
+        Ok(found)
+    }
+
+    /// Whether a group or a score came since the last look.
+    fn changed(&mut self, store: &dyn TraceStore) -> Result<bool, PipelineError> {
+        let mut came = !self.quiet;
+        loop {
+            let page = store.scores_after(self.seen, MAX_PAGE);
+            let page = page.map_err(PipelineError::system)?;
+            if page.scores.is_empty() {
+                return Ok(came);
+            }
+            came = true;
+            self.seen = page.end;
+        }
+    }
+
+    /// Whether the time of a group is up.
+    fn due(&self, now_s: f64) -> bool {
+        let mut waiting = self.groups.values().filter(|g| !g.taken);
+        waiting.any(|g| now_s >= g.ended_s + self.config.wait_s)
+    }
+
+    /// Groups that wait, the oldest first.
+    fn in_order(&self) -> Vec<GroupId> {
+        let waiting = self.groups.iter().filter(|(_, g)| !g.taken);
+        let mut order: Vec<(f64, &GroupId)> = waiting.map(|(id, g)| (g.ended_s, id)).collect();
+        order.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(b.1)));
+        order.into_iter().map(|(_, id)| id.clone()).collect()
+    }
+
+    fn state(
+        &self,
+        store: &dyn TraceStore,
+        entry: &Entry,
+        now_s: f64,
+    ) -> Result<State, PipelineError> {
+        let (mut missing, mut answered) = (None, 0);
+        for episode in entry.episodes.iter().filter(|e| !entry.failed.contains(*e)) {
+            let scores = store.scores(episode).map_err(PipelineError::system)?;
+            match self.config.rule.awaited(&scores).first() {
+                Some(name) => missing = missing.or_else(|| Some((*name).to_owned())),
+                None => answered += 1,
+            }
+        }
+        let Some(name) = missing else {
+            return Ok(State::Ready);
+        };
+        if now_s < entry.ended_s + self.config.wait_s {
+            return Ok(State::Waiting);
+        }
+        Ok(match self.config.partial && answered > 0 {
+            true => State::Ready,
+            false => State::Expired(format!(
+                "reward {name}: not given within {} s",
+                self.config.wait_s
+            )),
+        })
+    }
+
+    fn too_old(&self, behind: u64) -> String {
+        let allowed = self.config.max_staleness;
+        format!("{TOO_OLD}{behind} updates behind, allowed: {allowed} (reward.late.max_staleness)")
+    }
+
+    /// Marks a group as handed out, all of it to be left out.
+    fn leave_out(&mut self, id: &GroupId, reason: &str, found: &mut Settled) {
+        if let Some(entry) = self.groups.get_mut(id) {
+            entry.taken = true;
+            let episodes = entry.episodes.iter().cloned();
+            found
+                .dropped
+                .extend(episodes.map(|e| (e, reason.to_owned())));
+        }
+    }
+
+    /// Marks a group as handed out and reads its traces, with the outcomes that follow from the scores.
+    /// Episodes that gc removed meanwhile are left out.
+    fn hand_out(
+        &mut self,
+        store: &dyn TraceStore,
+        id: &GroupId,
+        dropped: &mut BTreeMap<EpisodeId, String>,
+    ) -> Result<Option<Vec<Trace>>, PipelineError> {
+        let Some(entry) = self.groups.get_mut(id) else {
+            return Ok(None);
+        };
+        entry.taken = true;
+        let mut group = Vec::new();
+        for episode in &entry.episodes {
+            match store.get(episode).map_err(PipelineError::system)? {
+                Some(mut trace) => {
+                    let scores = store.scores(episode).map_err(PipelineError::system)?;
+                    score(&self.config.rule, &mut trace, &scores);
+                    group.push(trace);
+                }
+                None => {
+                    dropped.insert(episode.clone(), "no longer in the store".into());
+                }
+            }
+        }
+        Ok((!group.is_empty()).then_some(group))
+    }
+}
+
+/// Gives an episode the outcome that follows from its scores. One that the system failed has none.
+fn score(rule: &ScoreRule, trace: &mut Trace, scores: &[ScoreRecord]) {
+    if !matches!(trace.end, EpisodeEnd::Failed { .. }) {
+        trace.outcome = rule.outcome(trace, scores);
+    }
+}
+
+/// Brings scores from outside into the store of a run that is at work.
+pub trait LateScores {
+    /// Takes what came since the last call. With `wait`, returns after a moment at the latest if nothing comes.
+    ///
+    /// # Errors
+    /// If the store refuses them, or the run is to stop.
+    fn take(&mut self, store: &dyn TraceStore, wait: bool) -> Result<(), PipelineError>;
+
+    /// Seconds since 1970.
+    fn now_s(&self) -> f64;
+}
+
+/// Rewards that other processes left in the inbox of the run's store, and those that are put into the store
+/// itself.
+#[derive(Debug)]
+pub struct InboxScores {
+    inbox: Inbox,
+    cancel: watch::Receiver<bool>,
+}
+
+impl InboxScores {
+    /// The inbox of the store in a folder; `cancel` ends a wait.
+    pub fn new(store: &Path, cancel: watch::Receiver<bool>) -> Self {
+        Self {
+            inbox: Inbox::of_store(store),
+            cancel,
+        }
+    }
+}
+
+impl LateScores for InboxScores {
+    fn take(&mut self, store: &dyn TraceStore, wait: bool) -> Result<(), PipelineError> {
+        let begun = Instant::now();
+        loop {
+            let (new, bad) = self.inbox.take(store).map_err(PipelineError::system)?;
+            for place in &bad {
+                tracing::error!(
+                    place,
+                    "a score of the inbox cannot be read; its file is kept"
+                );
+            }
+            if *self.cancel.borrow() {
+                return Err(PipelineError::Interrupted);
+            }
+            if !wait || new > 0 || begun.elapsed() >= PATIENCE {
+                return Ok(());
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    fn now_s(&self) -> f64 {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        since.map_or(0.0, |d| d.as_secs_f64())
+    }
+}
+
+/// Where late rewards come from, and how they are waited for.
+pub struct Late {
+    pub config: LateConfig,
+    pub scores: Box<dyn LateScores>,
+}
+
+impl std::fmt::Debug for Late {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Late")
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,160 @@
+//! What became of a step's samples, in a few numbers with the first cause of each.
+
+use crate::score::EQUAL;
+use serde::{Deserialize, Serialize};
+use sinew_types::{EpisodeEnd, EpisodeId, Trace};
+use std::collections::BTreeMap;
+
+/// How reasons of samples begin whose rewards came too late for the policy.
+pub(crate) const TOO_OLD: &str = "late: ";
+
+/// Samples with one thing in common.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counted {
+    pub count: usize,
+    /// What was said of the first of them, with its id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first: Option<String>,
+}
+
+impl Counted {
+    fn add(&mut self, episode: &EpisodeId, why: &str) {
+        self.count += 1;
+        let line = why.lines().next().unwrap_or_default();
+        self.first
+            .get_or_insert_with(|| format!("{episode}: {line:.200}"));
+    }
+}
+
+/// The samples of a step. A sample may be in several of the numbers; those that the system failed are in
+/// none. No number says that a missing score is 0.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SampleStatus {
+    /// With a score.
+    pub scored: usize,
+    /// Without one: out of loss and baseline.
+    pub unscored: Counted,
+    /// In groups whose rewards are equal, which teach nothing.
+    pub equal: Counted,
+    /// Ended by a limit.
+    pub truncated: Counted,
+    /// With rewards that came too late for the policy.
+    pub too_old: Counted,
+    /// Groups that wait for rewards from outside.
+    #[serde(default)]
+    pub waiting: usize,
+}
+
+impl SampleStatus {
+    /// Counts the samples of a step's groups; `dropped` are the episodes that gave no row, with the reason,
+    /// also those that are in no group.
+    pub(crate) fn of(groups: &[Vec<Trace>], dropped: &BTreeMap<EpisodeId, String>) -> Self {
+        let mut status = Self::default();
+        for trace in groups.iter().flatten() {
+            if matches!(trace.end, EpisodeEnd::Failed { .. }) {
+                continue;
+            }
+            let outcome = &trace.outcome;
+            if outcome.unscored {
+                let why = outcome.unscored_reason.as_deref();
+                status
+                    .unscored
+                    .add(&trace.episode, why.unwrap_or("no reward was given"));
+            } else {
+                status.scored += 1;
+            }
+            if let EpisodeEnd::Truncated { limit } = &trace.end {
+                let limit = format!("{limit:?}").to_lowercase();
+                status
+                    .truncated
+                    .add(&trace.episode, &format!("limit {limit}"));
+            }
+            if dropped.get(&trace.episode).is_some_and(|why| why == EQUAL) {
+                let reward = format!("all of group {} have {}", trace.group, trace.total_reward());
+                status.equal.add(&trace.episode, &reward);
+            }
+        }
+        status
+    }
+
+    /// Adds episodes that were left out before rows were made.
+    pub(crate) fn left_out(&mut self, dropped: &BTreeMap<EpisodeId, String>) {
+        for (episode, why) in dropped {
+            match why.starts_with(TOO_OLD) {
+                true => self.too_old.add(episode, why),
+                false => self.unscored.add(episode, why),
+            }
+        }
+    }
+
+    /// A later step of the same run: first causes stay, and groups wait as they do now.
+    pub fn add(&mut self, later: &Self) {
+        self.scored += later.scored;
+        for (sum, more) in [
+            (&mut self.unscored, &later.unscored),
+            (&mut self.equal, &later.equal),
+            (&mut self.truncated, &later.truncated),
+            (&mut self.too_old, &later.too_old),
+        ] {
+            sum.count += more.count;
+            sum.first = sum.first.take().or_else(|| more.first.clone());
+        }
+        self.waiting = later.waiting;
+    }
+
+    /// The numbers by name, in their order, with the first cause of each that is not 0.
+    pub fn numbers(&self) -> [(&'static str, usize, Option<&str>); 5] {
+        let of = |name, c| {
+            let Counted { count, first }: &Counted = c;
+            (name, *count, first.as_deref())
+        };
+        [
+            ("scored", self.scored, None),
+            of("unscored", &self.unscored),
+            of("equal rewards", &self.equal),
+            of("truncated", &self.truncated),
+            of("too old", &self.too_old),
+        ]
+    }
+
+    /// One line: `scored 12, unscored 4 (e3: judge down), equal rewards 0, truncated 1 (...), too old 0`, with
+    /// the groups that wait, if any.
+    pub fn line(&self) -> String {
+        let numbers = self.numbers().map(|(name, count, first)| match first {
+            Some(first) => format!("{name} {count} ({first})"),
+            None => format!("{name} {count}"),
+        });
+        let waiting = match self.waiting {
+            0 => String::new(),
+            groups => format!(", waiting {groups} groups"),
+        };
+        numbers.join(", ") + &waiting
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_names_the_first_cause_of_each_number() {
+        let mut status = SampleStatus {
+            scored: 3,
+            ..SampleStatus::default()
+        };
+        let dropped = [
+            ("e1", "late: 9 updates behind"),
+            ("e2", "reward thumbs: not given\nmore"),
+            ("e3", "reward thumbs: not given"),
+        ];
+        let dropped = dropped.map(|(e, why)| (EpisodeId::new(e), why.to_owned()));
+        status.left_out(&dropped.into());
+        assert_eq!(
+            status.line(),
+            "scored 3, unscored 2 (e2: reward thumbs: not given), equal rewards 0, truncated 0, \
+             too old 1 (e1: late: 9 updates behind)"
+        );
+        status.waiting = 2;
+        assert!(status.line().ends_with(", waiting 2 groups"));
+    }
+}

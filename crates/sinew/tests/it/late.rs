@@ -1,0 +1,238 @@
+//! Rewards that come from outside: imported while a run is at work, after it was killed, and never.
+
+use crate::resume::{recipe, train};
+use crate::{failure, last_line, sinew};
+use serde_json::{Value, json};
+use sinew_store::{EpisodeSummary, Filter, StoreReader};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// A recipe whose rewards a person gives, one group of which may be `max_staleness` updates old.
+fn by_person(dir: &Path, steps: u32) -> PathBuf {
+    let late = "{ names = [\"thumbs\"], wait_s = 600.0, max_waiting = 8, max_staleness = 50 }";
+    let correction = "{ type = \"truncate\", low = 0.0, high = 2.0 }";
+    let more = [("reward.late", late), ("algorithm.correction", correction)];
+    recipe(dir, steps, &more)
+}
+
+/// Training episodes that the store has and that have no score.
+fn unscored(run: &Path) -> Vec<EpisodeSummary> {
+    let Ok(reader) = StoreReader::open(&run.join("store")) else {
+        return Vec::new();
+    };
+    let filter = Filter {
+        purpose: Some("train".into()),
+        limit: 10_000,
+        ..Filter::default()
+    };
+    let episodes = reader.list(&filter).unwrap().episodes;
+    let open = |e: &EpisodeSummary| reader.scores(&e.episode).unwrap().is_empty();
+    episodes.into_iter().filter(open).collect()
+}
+
+/// Imports a verdict of each episode that `keep` names; how many.
+fn give(run: &Path, keep: impl Fn(&EpisodeSummary) -> bool) -> usize {
+    let chosen: Vec<_> = unscored(run).into_iter().filter(|e| keep(e)).collect();
+    if chosen.is_empty() {
+        return 0;
+    }
+    let row = |e: &EpisodeSummary| {
+        let liked = e.episode.as_str().bytes().map(u32::from).sum::<u32>() % 3;
+        let row = json!({"episode": e.episode, "name": "thumbs", "value": liked, "at": 1.0});
+        format!("{row}\n")
+    };
+    let file = run.with_extension("jsonl");
+    std::fs::write(&file, chosen.iter().map(row).collect::<String>()).unwrap();
+    let output = import(&file, run);
+    let told = last_line(&output);
+    assert_eq!(told["refused"], 0, "{told}");
+    chosen.len()
+}
+
+fn import(file: &Path, run: &Path) -> Output {
+    let mut command = sinew();
+    command
+        .args(["reward", "import"])
+        .arg(file)
+        .arg("--run")
+        .arg(run);
+    command.arg("--json").output().unwrap()
+}
+
+fn start(recipe: &Path, run: &Path, more: &[&str]) -> Child {
+    let mut command = train(recipe, run, more);
+    command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// Waits for something that must come.
+fn until(mut there: impl FnMut() -> bool, what: &str) {
+    let begun = Instant::now();
+    while !there() {
+        assert!(begun.elapsed() < Duration::from_secs(240), "{what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn lines(run: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default();
+    text.lines()
+        .filter_map(|l| serde_json::from_str(l).ok())
+        .collect()
+}
+
+#[test]
+fn rewards_that_are_imported_after_the_batch_left_are_trained() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    let recipe = by_person(dir.path(), 5);
+    // Nothing is scored: two rounds of four groups are run, then all of them wait.
+    let mut child = start(&recipe, &run, &[]);
+    until(|| unscored(&run).len() == 64, "eight groups wait");
+    assert!(lines(&run).is_empty(), "a missing reward is not 0");
+    // Half of them get their rewards, into the inbox of the run, which is killed when it has taken them.
+    let half = |e: &EpisodeSummary| e.draw % 2 == 0;
+    let given = give(&run, half);
+    assert_eq!(given, 32);
+    until(
+        || unscored(&run).len() == 64 - given,
+        "the run takes the scores",
+    );
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // The other half comes while nothing runs, and then whatever is new as soon as it is there.
+    assert_eq!(give(&run, |e| !half(e)), 32);
+    let mut child = start(&recipe, &run, &["--resume"]);
+    until(
+        || {
+            give(&run, half);
+            child.try_wait().unwrap().is_some()
+        },
+        "the run ends",
+    );
+    let last = last_line(&child.wait_with_output().unwrap());
+    let samples = &last["samples"];
+    assert_eq!(
+        (&samples["trained_twice"], &samples["lost"]),
+        (&json!(0), &json!(0)),
+        "{last}"
+    );
+    assert!(samples["trained"].as_u64().unwrap() >= 32, "{last}");
+    let steps = lines(&run);
+    assert_eq!(steps.len(), 5);
+    let scored: u64 = steps
+        .iter()
+        .map(|s| s["samples"]["scored"].as_u64().unwrap())
+        .sum();
+    assert!(scored >= 64, "{steps:?}");
+    // The mean of what a person said, not of the environment's own score alone.
+    assert!(
+        steps[0]["rollout"]["metrics"]["reward/thumbs"].is_number(),
+        "{}",
+        steps[0]
+    );
+    trained_once(&run, half);
+}
+
+/// No episode is in two updates, and groups of the first step were trained in later ones.
+fn trained_once(run: &Path, half: impl Fn(&EpisodeSummary) -> bool) {
+    let reader = StoreReader::open(&run.join("store")).unwrap();
+    let mut trained = BTreeSet::new();
+    for batch in reader.trained_batches().unwrap() {
+        for episode in batch.episodes {
+            assert!(
+                trained.insert(episode.clone()),
+                "{episode} is trained twice"
+            );
+        }
+    }
+    let filter = Filter {
+        trained: Some(true),
+        limit: 10_000,
+        ..Filter::default()
+    };
+    let page = reader.list(&filter).unwrap();
+    let late = page
+        .episodes
+        .iter()
+        .filter(|e| e.draw < 8 && e.update > Some(1));
+    assert!(
+        late.count() > 0,
+        "groups of the first step are trained later"
+    );
+    assert!(page.episodes.iter().any(|e| !half(e)));
+    for episode in page.episodes {
+        assert!(!reader.scores(&episode.episode).unwrap().is_empty());
+    }
+}
+
+#[test]
+fn rewards_that_never_come_end_as_unscored_with_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    let late = "{ names = [\"thumbs\"], wait_s = 0.001, max_waiting = 4 }";
+    let correction = "{ type = \"truncate\", low = 0.0, high = 2.0 }";
+    let more = [("reward.late", late), ("algorithm.correction", correction)];
+    let recipe = recipe(dir.path(), 2, &more);
+    let mut command = train(&recipe, &run, &[]);
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    assert_eq!(last["samples"]["trained"], 0, "{last}");
+    assert_eq!(last["samples"]["lost"], 0, "{last}");
+    let step = &lines(&run)[0]["samples"];
+    assert_eq!(step["scored"], 0);
+    let first = step["unscored"]["first"].as_str().unwrap();
+    assert!(
+        first.contains("reward thumbs: not given within 0.001 s"),
+        "{first}"
+    );
+}
+
+#[test]
+fn recipes_that_cannot_wait_are_refused_with_the_way_out() {
+    let dir = tempfile::tempdir().unwrap();
+    for (more, needle) in [
+        (
+            &[("reward.late", "{ names = [\"a\"] }")][..],
+            "add to [algorithm] `correction",
+        ),
+        (
+            &[
+                ("reward.late", "{ names = [] }"),
+                ("algorithm.correction", TIS),
+            ][..],
+            "reward.late.names",
+        ),
+        (
+            &[
+                ("reward.late", "{ names = { a = 0.5 } }"),
+                ("algorithm.correction", TIS),
+                ("store.type", "\"memory\""),
+            ][..],
+            "use \"disk\"",
+        ),
+    ] {
+        let recipe = recipe(dir.path(), 2, more);
+        let output = sinew().arg("check").arg(recipe).output().unwrap();
+        let said = failure(&output, 1);
+        assert!(said.contains(needle), "{needle} not in {said}");
+    }
+}
+
+/// Truncated importance sampling.
+const TIS: &str = "{ type = \"truncate\", low = 0.0, high = 2.0 }";
+
+#[test]
+fn an_import_into_nothing_and_bad_rows_are_wrong_input() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("rows.jsonl");
+    std::fs::write(&file, "{\"episode\": \"e\"}\n").unwrap();
+    let said = failure(&import(&file, dir.path()), 2);
+    assert!(said.contains("holds no store"), "{said}");
+}
