@@ -27,6 +27,7 @@ mod serve;
 mod serve_sandbox;
 mod signals;
 mod tasks;
+mod token;
 mod train;
 mod wire;
 

@@ -6,6 +6,7 @@
 
 use crate::failure::Failure;
 use crate::signals::StopSignals;
+use crate::token::read_token;
 use crate::{output, wire};
 use clap::Args;
 use serde_json::json;
@@ -32,9 +33,6 @@ use std::time::Duration;
 
 /// Capacity of the store in memory, without `--store`.
 const MEMORY_STORE_BYTES: u64 = 1 << 30;
-
-/// Minimum length of a control token: shorter ones could be guessed.
-const MIN_TOKEN_CHARS: usize = 16;
 
 /// Maximum number of requests that a fake engine runs, and of those that wait.
 const MAX_FAKE: usize = 8192;
@@ -236,22 +234,6 @@ fn control_token(args: &ServeArgs) -> Result<String, Failure> {
         return Secret::random_hex(24).map_err(Failure::system);
     };
     read_token(path)
-}
-
-/// The secret in a file: its first line, long enough not to be guessed.
-pub(crate) fn read_token(path: &Path) -> Result<String, Failure> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| Failure::input(format!("--control-token-file {}: {e}", path.display())))?;
-    let token = text.trim();
-    let fits = token.len() >= MIN_TOKEN_CHARS && token.chars().all(|c| c.is_ascii_graphic());
-    if !fits {
-        return Err(Failure::input(format!(
-            "--control-token-file {}: expected one line of at least {MIN_TOKEN_CHARS} characters \
-             without white space\n  hint: head -c 24 /dev/urandom | base64 > token",
-            path.display()
-        )));
-    }
-    Ok(token.to_owned())
 }
 
 /// Engine, store and gateway of the command line, and the routes of `--pool`.

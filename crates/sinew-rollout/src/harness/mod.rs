@@ -9,6 +9,7 @@ mod command;
 mod error;
 mod fork_server;
 mod forward;
+mod model_server;
 mod program;
 mod programs;
 mod report;
@@ -17,9 +18,9 @@ mod service;
 
 pub use command::ProgramCommand;
 pub use error::ProgramError;
-pub use program::{ModelAccess, ModelServer, ProgramHarness};
+pub use model_server::{AgentReport, ModelAccess, ModelServer};
+pub use program::ProgramHarness;
 pub use programs::{ProgramConfig, Programs};
-pub use report::AgentReport;
 pub use service::{ServiceConfig, ServiceHarness};
 
 use crate::action;

@@ -6,8 +6,9 @@
 //! its own score says it there as JSON, or posts it with its key.
 
 use super::error::ProgramError;
+use super::model_server::ModelServer;
 use super::programs::Programs;
-use super::report::{self, AgentReport};
+use super::report;
 use super::sandboxed::{Ended, tail};
 use super::{Harness, grade_answer};
 use crate::episode::EpisodeSpec;
@@ -27,51 +28,6 @@ const OF_THE_TOOL: [&str; 3] = ["tool_calls", "tool_errors", "used_tool"];
 
 /// Largest text of a task: one environment variable may have 128 KiB.
 const MAX_TASK_BYTES: usize = 96 << 10;
-
-/// Serves the run's engine to programs over HTTP, and captures every token of their calls. The port
-/// that a gateway implements.
-pub trait ModelServer: Send + Sync {
-    /// Opens a rollout of its own for an episode, with the episode's sampling and limits.
-    ///
-    /// # Errors
-    /// If it has too many rollouts, or one of this episode.
-    fn open(
-        &self,
-        parts: &EpisodeParts,
-        options: &EpisodeOptions,
-        spec: &EpisodeSpec,
-    ) -> Result<ModelAccess, String>;
-
-    /// Takes what the agent of an open episode says of its own score.
-    ///
-    /// # Errors
-    /// If the rollout is not open, a reward is no number, or a call has no output.
-    fn score(&self, episode: &EpisodeId, report: &AgentReport) -> Result<(), String>;
-
-    /// Ends the calls of an episode, and gives the trace of them. `end: None` leaves it to the server
-    /// how the episode ended: by a limit that it enforced, or else because its task did.
-    ///
-    /// # Errors
-    /// If the rollout is unknown, or its tokens cannot be proven to be the sampled ones.
-    fn finish<'a>(
-        &'a self,
-        episode: &'a EpisodeId,
-        end: Option<EpisodeEnd>,
-    ) -> BoxFuture<'a, Result<Trace, String>>;
-}
-
-/// The way of one program to its model.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ModelAccess {
-    /// Address of the API of OpenAI's form; ends in `/v1`.
-    pub base_url: String,
-    /// Opens this episode's rollout and nothing else.
-    pub api_key: String,
-    /// Address at which the key alone says which rollout is meant; ends in `/v1`.
-    pub shared_url: String,
-    /// W3C trace context that stands for the key.
-    pub traceparent: String,
-}
 
 /// Runs a program for each episode.
 ///

@@ -1,41 +1,8 @@
-//! What an agent that is trusted with its own score says of its episode.
+//! From what an agent that is trusted with its own score says to the score of its episode.
 
-use super::program::ModelServer;
-use serde::Deserialize;
+use super::model_server::{AgentReport, ModelServer};
 use serde_json::Value;
 use sinew_types::{EpisodeId, Trace};
-use std::collections::BTreeMap;
-
-/// Score of an agent's own, as JSON: `{"reward": 1.0, "success": true, "rewards": [0, 0.5], "metrics": {}}`.
-/// Every field may be missing; others are not looked at.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct AgentReport {
-    /// Of the whole episode.
-    pub reward: Option<f64>,
-    /// The task was solved.
-    pub success: Option<bool>,
-    /// Of the model's calls, in their order; `null`: none for this call.
-    pub rewards: Vec<Option<f64>>,
-    /// Named measurements.
-    pub metrics: BTreeMap<String, f64>,
-}
-
-impl AgentReport {
-    /// Reads the report out of a JSON object.
-    ///
-    /// # Errors
-    /// What is wrong with it, in one line.
-    pub fn of(value: &Value) -> Result<Self, String> {
-        let report = Self::deserialize(value);
-        report.map_err(|e| format!("the agent's own reward cannot be read: {e}"))
-    }
-
-    /// Whether it says anything about rewards.
-    pub fn is_scored(&self) -> bool {
-        self.reward.is_some() || self.rewards.iter().any(Option::is_some)
-    }
-}
 
 /// Hands an agent's own score to the server of its rollout. Gives the reason of an episode that
 /// remains without one: what cannot be read is not 0.

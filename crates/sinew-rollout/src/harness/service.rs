@@ -4,7 +4,8 @@
 //! it works on. So its calls are captured under the right rollout, whatever they say. Nothing of the
 //! service is started or ended here; what it answers is bounded in bytes and time.
 
-use super::program::{ModelAccess, ModelServer, failed_trace, grade};
+use super::model_server::{ModelAccess, ModelServer};
+use super::program::{failed_trace, grade};
 use super::{Harness, report};
 use crate::episode::EpisodeSpec;
 use crate::gauges::Phase;

@@ -5,7 +5,7 @@ use super::Session;
 use super::harness::sampling;
 use super::source::min_group;
 use crate::failure::Failure;
-use crate::serve::read_token;
+use crate::token::read_token;
 use clap::Args;
 use sinew_gateway::{
     Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, RolloutSpec, Secret, Server,

@@ -1,0 +1,85 @@
+//! The port of what serves the model to agents outside, and captures what they sample.
+
+use crate::episode::EpisodeSpec;
+use crate::parts::{EpisodeOptions, EpisodeParts};
+use futures::future::BoxFuture;
+use serde::Deserialize;
+use serde_json::Value;
+use sinew_types::{EpisodeEnd, EpisodeId, Trace};
+use std::collections::BTreeMap;
+
+/// Serves the run's engine to programs over HTTP, and captures every token of their calls. The port
+/// that a gateway implements.
+pub trait ModelServer: Send + Sync {
+    /// Opens a rollout of its own for an episode, with the episode's sampling and limits.
+    ///
+    /// # Errors
+    /// If it has too many rollouts, or one of this episode.
+    fn open(
+        &self,
+        parts: &EpisodeParts,
+        options: &EpisodeOptions,
+        spec: &EpisodeSpec,
+    ) -> Result<ModelAccess, String>;
+
+    /// Takes what the agent of an open episode says of its own score.
+    ///
+    /// # Errors
+    /// If the rollout is not open, a reward is no number, or a call has no output.
+    fn score(&self, episode: &EpisodeId, report: &AgentReport) -> Result<(), String>;
+
+    /// Ends the calls of an episode, and gives the trace of them. `end: None` leaves it to the server
+    /// how the episode ended: by a limit that it enforced, or else because its task did.
+    ///
+    /// # Errors
+    /// If the rollout is unknown, or its tokens cannot be proven to be the sampled ones.
+    fn finish<'a>(
+        &'a self,
+        episode: &'a EpisodeId,
+        end: Option<EpisodeEnd>,
+    ) -> BoxFuture<'a, Result<Trace, String>>;
+}
+
+/// The way of one program to its model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelAccess {
+    /// Address of the API of OpenAI's form; ends in `/v1`.
+    pub base_url: String,
+    /// Opens this episode's rollout and nothing else.
+    pub api_key: String,
+    /// Address at which the key alone says which rollout is meant; ends in `/v1`.
+    pub shared_url: String,
+    /// W3C trace context that stands for the key.
+    pub traceparent: String,
+}
+
+/// Score of an agent's own, as JSON: `{"reward": 1.0, "success": true, "rewards": [0, 0.5], "metrics": {}}`.
+/// Every field may be missing; others are not looked at.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct AgentReport {
+    /// Of the whole episode.
+    pub reward: Option<f64>,
+    /// The task was solved.
+    pub success: Option<bool>,
+    /// Of the model's calls, in their order; `null`: none for this call.
+    pub rewards: Vec<Option<f64>>,
+    /// Named measurements.
+    pub metrics: BTreeMap<String, f64>,
+}
+
+impl AgentReport {
+    /// Reads the report out of a JSON object.
+    ///
+    /// # Errors
+    /// What is wrong with it, in one line.
+    pub fn of(value: &Value) -> Result<Self, String> {
+        let report = Self::deserialize(value);
+        report.map_err(|e| format!("the agent's own reward cannot be read: {e}"))
+    }
+
+    /// Whether it says anything about rewards.
+    pub fn is_scored(&self) -> bool {
+        self.reward.is_some() || self.rewards.iter().any(Option::is_some)
+    }
+}
