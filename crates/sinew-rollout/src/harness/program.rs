@@ -17,8 +17,7 @@ use crate::parts::{EpisodeOptions, EpisodeParts};
 use futures::future::BoxFuture;
 use sinew_sandbox::{Ending, SandboxError};
 use sinew_types::{
-    EpisodeEnd, EpisodeId, FailureKind, Limit, Message, Node, NodeId, Role, Timing, TokenKind,
-    Trace,
+    EpisodeEnd, FailureKind, Limit, Message, Node, NodeId, Role, Timing, TokenKind, Trace,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
