@@ -44,14 +44,16 @@ struct Page {
     done: bool,
 }
 
-/// All rows of a split, as JSON text, from a target that gives rows. It blocks the thread. The worker is not
-/// trusted: this side counts rows, bytes and time.
-pub(crate) fn read_rows(
+/// All rows of a split from a target that gives rows, each by `made` from its index and its JSON text. The
+/// first bad row is an error with its index, before the next page is asked for. It blocks the thread. The
+/// worker is not trusted: this side counts rows, bytes and time.
+pub(crate) fn read_rows<T>(
     workers: &PythonWorkers,
     target: usize,
     (split, seed): (Split, u64),
     limits: RowLimits,
-) -> Result<Vec<String>, String> {
+    made: impl Fn(usize, &str) -> Result<T, String>,
+) -> Result<Vec<T>, String> {
     let (mut rows, mut bytes, started) = (Vec::new(), 0, Instant::now());
     loop {
         let request = json!({
@@ -63,7 +65,11 @@ pub(crate) fn read_rows(
             .map_err(|e| format!("the answer of a Python worker is not as expected: {e}"))?;
         let done = page.done || page.rows.is_empty();
         bytes += page.rows.iter().map(String::len).sum::<usize>();
-        rows.extend(page.rows);
+        for row in &page.rows {
+            let index = rows.len();
+            let row = made(index, row).map_err(|why| format!("index {index}: {why}"))?;
+            rows.push(row);
+        }
         let split = split.as_str();
         let over = match () {
             () if rows.len() > limits.rows => format!("more than {} rows", limits.rows),
@@ -128,24 +134,23 @@ impl PythonRows {
             reason,
         };
         let split = |split: Split| {
-            let rows = read_rows(workers, 0, (split, seed), limits).map_err(wrong)?;
-            let rows = rows.iter().enumerate().map(|(index, row)| {
-                let row: Value = serde_json::from_str(row)
-                    .map_err(|e| wrong(format!("index {index}: no JSON: {e}")))?;
-                match row {
-                    Value::Object(columns) => Ok(columns),
-                    other => Err(wrong(format!(
-                        "index {index}: a row is a text or a dict of columns, not {}",
-                        other.to_string().chars().take(60).collect::<String>()
-                    ))),
-                }
-            });
-            rows.collect::<Result<Vec<_>, _>>()
+            read_rows(workers, 0, (split, seed), limits, |_, row| columns(row)).map_err(wrong)
         };
         let splits = workers.describe(0)["splits"] == true;
         Ok(Self {
             train: split(Split::Train)?,
             held_out: splits.then(|| split(Split::HeldOut)).transpose()?,
         })
+    }
+}
+
+/// Columns of a row.
+fn columns(row: &str) -> Result<Map<String, Value>, String> {
+    match serde_json::from_str(row).map_err(|e| format!("no JSON: {e}"))? {
+        Value::Object(columns) => Ok(columns),
+        other => {
+            let shown: String = other.to_string().chars().take(60).collect();
+            Err(format!("a row is a text or a dict of columns, not {shown}"))
+        }
     }
 }

@@ -97,16 +97,9 @@ fn read_split(
     split: Split,
     seed: u64,
 ) -> Result<Vec<Task>, TasksetError> {
-    let rows = read_rows(workers, target, (split, seed), RowLimits::default());
-    let rows = rows.map_err(|why| config_error(name, why))?;
-    let made = rows.iter().enumerate().map(|(index, row)| {
-        task(row, index, split, seed).map_err(|message| TasksetError::Row {
-            taskset: name.into(),
-            line: index + 1,
-            message,
-        })
-    });
-    made.collect()
+    let limits = RowLimits::default();
+    let made = |index: usize, row: &str| task(row, index, split, seed);
+    read_rows(workers, target, (split, seed), limits, made).map_err(|why| config_error(name, why))
 }
 
 /// A task of a row, which is JSON text.

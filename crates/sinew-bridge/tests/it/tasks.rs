@@ -48,9 +48,9 @@ fn bad_rows_and_missing_tasks_are_named() {
         ("", "add a static method tasks(split, seed)"),
         (
             "    tasks = ['a', 7]",
-            "line 2: a row is a text or an object",
+            "index 1: a row is a text or an object",
         ),
-        ("    tasks = [{'prompt': 7}]", "line 1: prompt is 7"),
+        ("    tasks = [{'prompt': 7}]", "index 0: prompt is 7"),
         ("    tasks = []", "no row for the split train"),
         (
             "    @staticmethod\n    def tasks(): return 1 / 0",
