@@ -29,7 +29,8 @@ pub trait RolloutHooks: Send + Sync {
 /// finished.
 ///
 /// Rollouts of one `group` are compared; without a group those of one `task` are, and a rollout without
-/// both, or with the group `alone`, is alone: its group has its own id. A purpose that begins with `eval` stays, and is not trained.
+/// both, or with the group `alone`, is alone: its group has its own id. A purpose that begins with `eval`
+/// stays, and is not trained.
 pub struct TrainingHooks {
     /// Sampling, limits, run, purpose, provenance and seed of every rollout.
     pub run: RolloutSpec,

@@ -5,13 +5,11 @@ use crate::error::PipelineError;
 use crate::formats;
 use crate::ports::Learner;
 use crate::rows::Rows;
+use crate::status::EQUAL;
 use sinew_algo::{AlgoReport, Algorithm, Composition, Truncated, count_tokens};
 use sinew_grammar::Grammars;
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::collections::BTreeSet;
-
-/// Reason of episodes whose group teaches nothing.
-pub(crate) const EQUAL: &str = "equal rewards in the group";
 
 /// Training rows of a step's groups; an episode without a group is compared with earlier ones that the
 /// curriculum knows. Episodes whose masks cannot be made again are failed ones from

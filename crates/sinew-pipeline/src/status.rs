@@ -1,9 +1,11 @@
 //! What became of a step's samples, in a few numbers with the first cause of each.
 
-use crate::score::EQUAL;
 use serde::{Deserialize, Serialize};
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::collections::BTreeMap;
+
+/// Reason of episodes whose group teaches nothing.
+pub(crate) const EQUAL: &str = "equal rewards in the group";
 
 /// How reasons of samples begin whose rewards came too late for the policy.
 pub(crate) const TOO_OLD: &str = "late: ";

@@ -49,6 +49,9 @@ pub enum HarnessSection {
 }
 
 /// A Python function, called once for each episode in a fork of one interpreter.
+///
+/// The sandbox is that of a program with `preload`: it shows the folder of the file and the interpreter's
+/// packages, and reaches the run's model and nothing else.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FunctionSection {
@@ -122,6 +125,9 @@ impl FunctionSection {
 }
 
 /// A service that answers tasks over HTTP and calls its model through the gateway.
+///
+/// It runs already and is not started or ended. Each task comes with the key of its rollout as the bearer
+/// token, with which the service calls its model at the address of `sinew train --serve`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ServiceSection {
@@ -146,7 +152,10 @@ pub struct ServiceSection {
     pub scored_by: ScoredBy,
 }
 
-/// Agents that open rollouts by themselves.
+/// Agents that open rollouts by themselves, with the control token of the run.
+///
+/// They bring their own tasks and rewards. Rollouts of one group, or else of one task, are compared with
+/// each other; one without either is compared with earlier ones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LiveSection {

@@ -29,6 +29,9 @@ impl Summary<'_> {
     }
 }
 
+/// What a run says at its end. Where nothing was held out, the first column is the first training step and
+/// the second the last one, so that the reward's way is seen all the same.
+///
 /// The end table, the time table, the counts of episodes and tokens, and the next commands.
 fn text(s: &Summary<'_>) -> String {
     let (mut out, e) = (String::new(), s.ended);

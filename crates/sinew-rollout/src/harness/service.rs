@@ -42,6 +42,9 @@ pub struct ServiceConfig {
 }
 
 /// Posts each episode's task to a service.
+///
+/// A service that answers with an error, or with no captured call of the model, fails its episode: that is
+/// data with the reason, and enters no baseline. One that is too late is truncated.
 pub struct ServiceHarness {
     config: ServiceConfig,
     client: Client,

@@ -105,7 +105,7 @@ fn program(harness: &HarnessSection) -> Result<Option<CommandSection>, Failure> 
     Ok(harness.program())
 }
 
-/// The service of a recipe, and how it is asked.
+/// The service of a recipe, and how it is asked: what is data in the recipe is data here, too.
 fn service(section: &ServiceSection) -> ServiceConfig {
     ServiceConfig {
         url: section.url.clone(),
@@ -223,6 +223,9 @@ fn gateway(shared: &Shared<'_>) -> Gateway {
 }
 
 /// A gateway as the model server of programs and services.
+///
+/// Each episode is a rollout that is opened, scored and finished from here. The agent has its key alone,
+/// which opens the model, and its own reward only where the recipe trusts it.
 struct GatewayModel {
     gateway: Gateway,
     /// Agents are trusted with their own scores.

@@ -1,5 +1,14 @@
 //! The gateway of a run at an address of its own: for services that a recipe drives, and for agents that
 //! run already and open rollouts by themselves.
+//!
+//! | `harness.type` | opens rollouts | finished traces | open rollouts |
+//! |---|---|---|---|
+//! | `service` | the run, one for each episode, with its outcome to come | committed by the run | end with the process |
+//! | `live` | agents, with the control token | committed by the gateway, then trained | in `RUN/journal`, over a restart |
+//!
+//! What is committed with the purpose `live` and is in no update is still to be trained: that is all the
+//! state that a resumed run needs. The control token stays in `RUN/control-token`, readable by its owner
+//! alone, so that agents go on with it after a restart.
 
 use super::Session;
 use super::harness::sampling;
@@ -43,6 +52,9 @@ pub(crate) struct ServeAt {
 
 impl ServeAt {
     /// The address, if the harness is one that agents outside must find.
+    ///
+    /// # Errors
+    /// If such a harness has no address, or another one has one, which would have no effect.
     pub(crate) fn address(&self, harness: &HarnessSection) -> Result<Option<SocketAddr>, Failure> {
         let kind = harness.name();
         match (self.serve, harness.is_served()) {
@@ -57,7 +69,10 @@ impl ServeAt {
         }
     }
 
-    /// The file with the control token, and the token.
+    /// The file with the control token, and the token. The file of a run is made once.
+    ///
+    /// # Errors
+    /// If it cannot be made or read, or is too short to be secret.
     fn token(&self, dir: &RunDir) -> Result<(PathBuf, String), Failure> {
         let given = self.control_token_file.clone();
         let path = given.unwrap_or_else(|| dir.path().join("control-token"));
@@ -72,7 +87,10 @@ impl ServeAt {
         Ok((path, token))
     }
 
-    /// Listens, and tells where.
+    /// Listens, and tells where, once connections are taken.
+    ///
+    /// # Errors
+    /// If the address is in use, or the token cannot be read.
     pub(super) fn start(
         &self,
         session: &Session<'_>,
@@ -109,7 +127,13 @@ impl Drop for LiveServer {
 }
 
 /// The source of `harness.type = "live"`: a gateway in front of the run's engine, whose finished rollouts
-/// are committed to the run's store and trained.
+/// are committed to the run's store and trained. `None` with another harness.
+///
+/// Sampling and limits are those of `[rollout]`, whatever clients ask for: the policy that learns must be the
+/// one that acted. Calls that come while the weights change go on between two tokens.
+///
+/// # Errors
+/// If the journal or the store cannot be read, or the address is in use.
 pub(super) fn source(
     recipe: &RunPlan,
     session: &Session<'_>,
