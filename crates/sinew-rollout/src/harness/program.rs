@@ -217,7 +217,7 @@ fn failure(ended: &Ended, trace: &Trace) -> Option<String> {
             tail(&ended.stderr)
         )),
         None if !sampled => Some(format!(
-            "the program ended without an answer of the model ({}): {}",
+            "the program ended without an answer of the model ({}; does its client use OPENAI_BASE_URL?): {}",
             ended.ending,
             tail(&ended.stderr)
         )),

@@ -87,7 +87,7 @@ fn bad_ends_are_failures_and_limits_are_not() {
     assert!(memory.contains("(out_of_memory)"), "{memory}");
     let silent = failure(&good, &trace(&[])).unwrap();
     assert!(
-        silent.contains("without an answer of the model (exited 0)"),
+        silent.contains("without an answer of the model (exited 0; does"),
         "{silent}"
     );
     assert_eq!(failure(&ended(Ending::Timeout, ""), &said), None);
