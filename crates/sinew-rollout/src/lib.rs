@@ -25,6 +25,7 @@ mod episode;
 mod gauges;
 mod harness;
 mod parts;
+mod rescore;
 
 pub use admission::{
     Admission, AdmissionConfig, AdmissionCore, AdmissionReading, EpisodeKey, Place, PressureConfig,
@@ -41,3 +42,4 @@ pub use harness::{
     ProgramError, ProgramHarness, Programs, ServiceConfig, ServiceHarness, grade_answer,
 };
 pub use parts::{EpisodeOptions, EpisodeParts, Harness};
+pub use rescore::{ComponentChange, Rescored, TOTAL, changes, rescore, sample_of, tasks_of};

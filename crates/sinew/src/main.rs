@@ -20,6 +20,7 @@ mod lab;
 mod output;
 mod pool;
 mod python;
+mod rescore;
 mod reward;
 mod runs;
 mod sandbox;
@@ -126,6 +127,11 @@ enum Command {
         after_help = "Example: sinew pool status --url http://127.0.0.1:8080 --token-file token"
     )]
     Pool(pool::PoolArgs),
+    /// Score the stored episodes of a run by rewards of now; what was trained does not change
+    #[command(
+        after_help = "Example: sinew rescore runs/quickstart --reward 'length(max = 400)' --dry-run"
+    )]
+    Rescore(rescore::RescoreArgs),
     /// Add scores that come after their episodes: a person's verdict, a ticket that was reopened
     #[command(after_help = "Example: sinew reward import verdicts.jsonl --run runs/support")]
     Reward(reward::RewardArgs),
@@ -342,6 +348,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Plot { runs, out } => curves::run(&runs, &out),
         Command::Export(args) => export::run(&args),
         Command::Gc(args) => gc::run(&args),
+        Command::Rescore(args) => rescore::run(&args),
         Command::Reward(args) => reward::run(&args),
         Command::Sandbox(args) => sandbox::run(&args.command),
         Command::Env(args) => env_check::run(&args),

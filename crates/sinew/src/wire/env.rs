@@ -5,7 +5,7 @@ use super::judge::Bench;
 use super::model::{resolve_env, unresolved};
 use crate::failure::Failure;
 use sinew_bridge::{PythonRows, RowLimits};
-use sinew_env::{EnvFactory, Rewarded, Sandboxes, Taskset};
+use sinew_env::{EnvFactory, Reward, Rewarded, Sandboxes, Taskset};
 use sinew_levels::{sandbox_spec, sandboxes};
 use sinew_model::resolve_dataset;
 use sinew_recipe::{HeldOut, RunPlan, TasksPlan};
@@ -88,6 +88,16 @@ fn stem(source: &str) -> String {
 fn files(key: &str, source: &str) -> Result<PathBuf, Failure> {
     let found = resolve_dataset(source, &resolve_env());
     found.map_err(|e| unresolved(&format!("{key} = {source:?}"), e))
+}
+
+/// The recipe's own reward, without an environment; `None` if it has none.
+pub(crate) fn own_reward(
+    recipe: &RunPlan,
+    tasks: &dyn Taskset,
+) -> Result<Option<Arc<dyn Reward>>, Failure> {
+    let section = recipe.reward.as_ref().filter(|s| !s.terms().is_empty());
+    let reward = section.map(|s| super::reward::reward(recipe, s, tasks, &Bench::default()));
+    reward.transpose()
 }
 
 /// Tasks and environments of a recipe. Sandboxes are started only for an environment that needs them.

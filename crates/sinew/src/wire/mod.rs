@@ -35,7 +35,7 @@ mod source;
 mod store;
 
 pub(crate) use device::{device, kernels, precision};
-pub(crate) use env::{rows, taskset, world};
+pub(crate) use env::{own_reward, rows, taskset, world};
 pub(crate) use harness::{asks_model, check as check_harness};
 pub(crate) use judge::Bench;
 pub(crate) use learner::train_worker;
