@@ -6,7 +6,8 @@
 //! | `/metrics` | GET | control token | `metrics` |
 //! | `/rollouts` | GET, POST | control token | `list`, `open` |
 //! | `/rollouts/{id}` | GET | control token | `view` |
-//! | `/rollouts/{id}/rewards/{name}`, `/rollouts/rewards` | PUT, POST | control token | `put_score`, `put_scores` |
+//! | `/rollouts/{id}/rewards/{name}` | PUT | control token | `put_score` |
+//! | `/rollouts/rewards` | POST | control token | `put_scores` |
 //! | `/rollouts/{id}/reward`, `/rollouts/{id}/finish` | POST | control token | `reward`, `finish` |
 //! | `/r/{id}/v1/reward` | POST | the rollout's key, if its agent is trusted | `own_reward` |
 //! | `/r/{id}/v1/models`, `/r/{id}/v1/models/{name}` | GET | the rollout's key | `models`, `one_model` |

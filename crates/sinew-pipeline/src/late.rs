@@ -351,7 +351,8 @@ fn score(rule: &ScoreRule, trace: &mut Trace, scores: &[ScoreRecord]) {
 
 /// Brings scores from outside into the store of a run that is at work.
 pub trait LateScores {
-    /// Takes what came since the last call. With `wait`, returns after a moment at the latest if nothing comes.
+    /// Takes what came since the last call. With `wait`, returns after a moment at the latest if nothing
+    /// comes.
     ///
     /// # Errors
     /// If the store refuses them, or the run is to stop.

@@ -319,7 +319,8 @@ impl RunStore {
         Ok((named, steps))
     }
 
-    /// The step behind `steps` committed ones, and the rounds of `tasks` groups that it began beside the first.
+    /// The step behind `steps` committed ones, and the rounds of `tasks` groups that it began beside the
+    /// first.
     ///
     /// # Errors
     /// What the store refuses.
@@ -367,8 +368,8 @@ impl RunStore {
         Ok((!groups.is_empty()).then_some(groups))
     }
 
-    /// What a run that ends shows: `counted` are the steps so far, `waiting` the episodes whose rewards have not
-    /// come.
+    /// What a run that ends shows: `counted` are the steps so far, `waiting` the episodes whose rewards have
+    /// not come.
     pub(crate) fn samples(
         &self,
         counted: Samples,

@@ -119,8 +119,8 @@ impl SampleStatus {
         ]
     }
 
-    /// One line: `scored 12, unscored 4 (e3: judge down), equal rewards 0, truncated 1 (...), too old 0`, with
-    /// the groups that wait, if any.
+    /// One line, such as `scored 12, unscored 4 (e3: judge down), equal rewards 0, truncated 0, too old 0`,
+    /// with the groups that wait, if any.
     pub fn line(&self) -> String {
         let numbers = self.numbers().map(|(name, count, first)| match first {
             Some(first) => format!("{name} {count} ({first})"),

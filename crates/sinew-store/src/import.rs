@@ -453,32 +453,32 @@ fn put_all(
     Ok(new)
 }
 
-/// Takes the scores of a file into the store in `directory`, or leaves them in its inbox while another process
-/// writes it.
+/// Takes the scores of a file into the store in `directory`, or leaves them in its inbox while another
+/// process writes it. `live` says that one is about to, so that the store is not held here.
 ///
 /// # Errors
 /// If there is no store, and what the file or the store refuses.
 pub fn import_file(
     directory: &Path,
     file: &Path,
-    source: &str,
-    now_us: u64,
+    (source, now_us): (&str, u64),
+    live: bool,
 ) -> Result<ImportReport, StoreError> {
     let rows = File::open(file).map_err(|e| StoreError::io(file, e))?;
     let mut rows = BufReader::new(rows);
     // Refuses a folder without a store, which opening one for writing would make.
     let reader = StoreReader::open(directory)?;
-    match DiskStore::open(directory, StoreOptions::default()) {
-        Ok(store) => import_scores(&mut rows, &ScoreTarget::Store(&store), source, now_us),
-        Err(StoreError::Locked { .. }) => {
-            let inbox = Inbox::of_store(directory);
-            import_scores(
-                &mut rows,
-                &ScoreTarget::Live(&reader, &inbox),
-                source,
-                now_us,
-            )
-        }
-        Err(other) => Err(other),
-    }
+    let opened = match live {
+        true => None,
+        false => match DiskStore::open(directory, StoreOptions::default()) {
+            Err(StoreError::Locked { .. }) => None,
+            opened => Some(opened?),
+        },
+    };
+    let inbox = Inbox::of_store(directory);
+    let target = match &opened {
+        Some(store) => ScoreTarget::Store(store),
+        None => ScoreTarget::Live(&reader, &inbox),
+    };
+    import_scores(&mut rows, &target, source, now_us)
 }

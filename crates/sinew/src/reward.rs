@@ -18,7 +18,7 @@ pub(crate) struct RewardArgs {
 /// What is done with scores.
 #[derive(Debug, Subcommand)]
 enum RewardCommand {
-    /// Add scores from a file of JSON lines {"episode" or "external_id", "name", "value"}; the run may be at work
+    /// Add scores from a file of JSON lines {"episode" or "external_id", "name", "value"}
     Import(ImportArgs),
 }
 
@@ -47,10 +47,12 @@ pub(crate) fn run(args: &RewardArgs) -> Result<(), Failure> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now_us = now.map_or(0, |d| d.as_micros() as u64);
     let store = sinew_project::store_path(&args.run_dir);
-    let report = import_file(&store, &args.file, &args.source, now_us).map_err(|e| match e {
-        StoreError::Missing { .. } | StoreError::Io { .. } => Failure::input(e),
-        e => Failure::system(format!("store: {e}")),
-    })?;
+    let live = sinew_project::in_use(&args.run_dir);
+    let report =
+        import_file(&store, &args.file, (&args.source, now_us), live).map_err(|e| match e {
+            StoreError::Missing { .. } | StoreError::Io { .. } => Failure::input(e),
+            e => Failure::system(format!("store: {e}")),
+        })?;
     if args.json {
         output::print_json(&json!(report));
     } else {

@@ -23,7 +23,11 @@ fn a_finished_rollout_is_scored_later_and_an_open_one_is_not() {
     let key = format!("Bearer {}", opened["api_key"].as_str().unwrap());
     let body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).to_string();
     answer("POST", &url, &[("authorization", &key)], body.as_bytes()).ok();
-    assert_eq!(world.finish(&id)["reward"], json!(null), "no score is not 0");
+    assert_eq!(
+        world.finish(&id)["reward"],
+        json!(null),
+        "no score is not 0"
+    );
     let put = || world.control("PUT", &path, &value).ok();
     assert_eq!(put(), json!({"id": id, "name": "thumbs", "new": true}));
     assert_eq!(put()["new"], false);
@@ -31,14 +35,21 @@ fn a_finished_rollout_is_scored_later_and_an_open_one_is_not() {
     assert_eq!((scores.len(), scores[0].source.as_str()), (1, "api"));
     assert_eq!(scores[0].score, Score::Value(1.0));
     // By its name outside, and only with the control token.
-    assert_eq!(world.store.named("ticket 7", 2).unwrap(), [EpisodeId::new(&id)]);
+    assert_eq!(
+        world.store.named("ticket 7", 2).unwrap(),
+        [EpisodeId::new(&id)]
+    );
     let key = [("authorization", key.as_str())];
     let refused = answer("PUT", &format!("{}{path}", world.url), &key, b"{}");
     assert_eq!(refused.status, 401);
     for (path, body, status) in [
         (path.clone(), json!({"value": "1"}), 400),
         (path.clone(), json!({"value": 1, "name": "other"}), 400),
-        ("/rollouts/nobody/rewards/thumbs".to_owned(), json!({"value": 1}), 404),
+        (
+            "/rollouts/nobody/rewards/thumbs".to_owned(),
+            json!({"value": 1}),
+            404,
+        ),
     ] {
         assert_eq!(world.control("PUT", &path, &body).status, status, "{body}");
     }
@@ -54,5 +65,8 @@ fn a_finished_rollout_is_scored_later_and_an_open_one_is_not() {
     let told = many.json();
     assert_eq!((&told["new"], &told["refused"]), (&json!(1), &json!(1)));
     assert_eq!(told["bad"][0]["line"], 2);
-    assert_eq!(answer("POST", &url, &token, rows[0].as_bytes()).ok()["known"], 1);
+    assert_eq!(
+        answer("POST", &url, &token, rows[0].as_bytes()).ok()["known"],
+        1
+    );
 }

@@ -1,5 +1,5 @@
-//! From groups to rows: those that a step ran, those that wait for rewards, a source's, and those of a committed
-//! update.
+//! From groups to rows: those that a step ran, those that wait for rewards, a source's, and those of a
+//! committed update.
 
 use super::{Batch, Command, PipelineCore, Rollout, RunCounts, Stage, UpdateCommit};
 use sinew_types::EpisodeId;

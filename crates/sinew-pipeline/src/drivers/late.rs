@@ -10,7 +10,8 @@ use sinew_types::{EpisodeId, Trace};
 /// Groups of a step at most, as multiples of those that it runs: its own, and as many from before.
 const GROUPS_PER_TASK: usize = 2;
 
-/// The groups that earlier sessions left waiting, if rewards come from outside; notes in `state` what was begun.
+/// The groups that earlier sessions left waiting, if rewards come from outside; notes in `state` what was
+/// begun.
 pub(super) fn restore(p: &Pipeline, state: &mut CoreState) -> Result<Option<Shelf>, PipelineError> {
     let Some(late) = &p.late else {
         return Ok(None);

@@ -4,8 +4,8 @@ use super::*;
 use crate::late::{After, Late, LateConfig, LateScores};
 use sinew_store::{Filter, Score, ScoreRecord, ScoreRule, ScoreTerm, TrainedBatch};
 
-/// Scores every group of an even draw at once, and those of odd draws once later ones have ended or nothing else
-/// can be done.
+/// Scores every group of an even draw at once, and those of odd draws once later ones have ended or nothing
+/// else can be done.
 struct Person {
     /// Groups that are scored only later, by draws.
     delay: u64,
