@@ -87,7 +87,7 @@ fn components(metrics: &BTreeMap<String, f64>, total: f64) -> BTreeMap<String, f
 /// Scores episodes with their tasks, in their order. Those that the system failed are left out.
 pub async fn rescore(reward: &dyn Reward, episodes: Vec<(Trace, Task)>) -> Vec<Rescored> {
     let whole = |(trace, _): &(Trace, Task)| !matches!(trace.end, EpisodeEnd::Failed { .. });
-    let one = async |(trace, task): (Trace, Task)| {
+    let one = |(trace, task): (Trace, Task)| async move {
         let sample = sample_of(&trace, task);
         let scored = reward.score(&sample).await;
         let old = match trace.outcome.unscored {
