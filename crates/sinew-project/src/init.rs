@@ -16,6 +16,8 @@ pub enum Start {
     Env,
     /// An agent program that calls a model by its base URL
     Agent,
+    /// A service with a model behind it, which runs already
+    Service,
 }
 
 /// A model from scratch that learns the projects in seconds.
@@ -70,6 +72,19 @@ impl Start {
                 score,
                 test,
             ],
+            Self::Service => vec![
+                (
+                    "recipe.toml",
+                    include_str!("../templates/service/recipe.toml"),
+                ),
+                (
+                    "service.py",
+                    include_str!("../templates/service/service.py"),
+                ),
+                rows,
+                score,
+                test,
+            ],
         }
     }
 
@@ -84,6 +99,10 @@ impl Start {
             Self::Agent => {
                 "`agent/agent.py` is the agent, run once for each episode. `tasks.jsonl` has the tasks, `score.py` the \
                  reward of its answer."
+            }
+            Self::Service => {
+                "`service.py` is the agent, which is never restarted: it is asked for each task, and its calls of the \
+                 model are trained. `tasks.jsonl` has the tasks, `score.py` the reward of its answer."
             }
         }
     }
@@ -104,6 +123,15 @@ impl Start {
                 ("sinew tasks recipe.toml", "tasks as the model sees them"),
                 check,
                 train,
+            ],
+            Self::Service => vec![
+                ("python3 test_score.py", "tests the reward"),
+                ("sinew tasks recipe.toml", "tasks as the model sees them"),
+                ("python3 service.py &", "your service"),
+                (
+                    "sinew train recipe.toml --serve 127.0.0.1:8080 --run-dir run",
+                    "trains the model behind it",
+                ),
             ],
             Self::Env => vec![
                 ("sinew env check env.py:Letters", "tries the environment"),

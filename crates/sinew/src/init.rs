@@ -30,6 +30,8 @@ enum Start {
     Env,
     /// An agent program that calls a model by its base URL
     Agent,
+    /// A service with a model behind it, which runs already
+    Service,
 }
 
 /// Writes a project, and says what comes next.
@@ -41,6 +43,7 @@ pub(crate) fn run(args: &InitArgs) -> Result<(), Failure> {
         Start::Tasks => sinew_project::Start::Tasks,
         Start::Env => sinew_project::Start::Env,
         Start::Agent => sinew_project::Start::Agent,
+        Start::Service => sinew_project::Start::Service,
     };
     let (folder, model) = (&args.folder, args.model.as_deref());
     let (files, note, steps) = match &args.from {

@@ -16,6 +16,8 @@ mod docs;
 #[cfg(feature = "egress")]
 #[path = "it/egress.rs"]
 mod egress;
+#[path = "it/first.rs"]
+mod first;
 #[path = "it/formats.rs"]
 mod formats;
 #[path = "it/gate.rs"]

@@ -1,3 +1,4 @@
-import os
 from graph import graph
-print(graph.invoke({"messages": [("user", os.environ["SINEW_TASK"])]})["messages"][-1].content)
+async def solve(task, model):
+    said = (await graph.ainvoke({"messages": [("user", task.prompt)]}))["messages"][-1].content
+    return sum("a" <= c <= "z" for c in said) / max(len(said), 1)

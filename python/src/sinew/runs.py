@@ -30,6 +30,7 @@ def train(
     run_dir: str | os.PathLike[str] | None = None,
     resume: bool = False,
     seed: int | None = None,
+    serve: str | None = None,
     progress: bool | None = None,
 ) -> Run:
     """Starts `sinew train` and gives its steps as they come::
@@ -38,12 +39,14 @@ def train(
             print(step.number, step.reward)
 
     `run_dir` is the folder of the run; without it, `runs/NAME`. `resume` goes on with the run that is there.
-    `seed` replaces that of the recipe. `progress` shows progress: curves in a notebook, a line on a terminal;
+    `seed` replaces that of the recipe. `serve` is the address of the gateway for agents that run already, such as
+    `127.0.0.1:8080`. `progress` shows progress: curves in a notebook, a line on a terminal;
     `None` does so where there is one. Paths in a recipe are relative to the current folder.
 
     What is wrong is raised by the iteration and by `Run.result`: `RecipeError`, `OutsideMissing`, `RunFailed`.
     """
-    return Run("train", recipe, run_dir, resume, seed, progress)
+    more = [] if serve is None else ["--serve", serve]
+    return Run("train", recipe, run_dir, resume, seed, progress, more)
 
 
 def eval(
