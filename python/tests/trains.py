@@ -102,6 +102,17 @@ def a_loop_that_is_left_can_go_on() -> None:
     assert numbers and numbers[-1] == done + 2, (done, numbers)
 
 
+def a_missing_score_is_never_0() -> None:
+    Path("some.py").write_text("def score(output):\n    return 1 + len(set(output)) / 9 if ord(output[:1] or '0') % 2 else None\n")
+    run = sinew.train(recipe(2, reward="some.py:score"), run_dir="some", seed=4)
+    steps = list(run)
+    assert all(step.scored + step.unscored == step.episodes for step in steps), steps
+    assert sum(step.unscored for step in steps) > 0 and all(step.reward is None or step.reward > 1 for step in steps)
+    rewards = [episode.reward for episode in sinew.episodes("some", purpose="train")]
+    assert None in rewards and all(reward is None or reward > 1 for reward in rewards), set(rewards)
+    assert None not in [e.reward for e in sinew.episodes("some", min_reward=-1.0)]
+
+
 def asyncio_reads_two_runs_at_once() -> None:
     async def one(name: str) -> tuple[int, float]:
         seen = 0
@@ -168,6 +179,7 @@ def main() -> None:
     a_dict_trains()
     episodes_are_listed()
     a_loop_that_is_left_can_go_on()
+    a_missing_score_is_never_0()
     asyncio_reads_two_runs_at_once()
     refusals_name_field_and_line()
     a_run_ends_with_its_process()

@@ -3,7 +3,7 @@
 use std::path::Path;
 use toml::Value;
 
-/// What to type instead, where a file that the recipe names is not in the current folder, but beside the recipe.
+/// What to type instead, where a file that the recipe names is not in the current folder, but beside it.
 pub fn wrong_folder(recipe: &Path) -> Option<String> {
     let folder = recipe.parent().filter(|p| !p.as_os_str().is_empty())?;
     let text = std::fs::read_to_string(recipe).ok()?;

@@ -41,7 +41,7 @@ const ANSWERS: [&str; 13] = [
 ];
 /// Rows that are looked at.
 const LOOKED_AT: usize = 1000;
-/// Distinct answers of a classification, at most; and characters of an answer that a model can repeat exactly.
+/// Maximum distinct answers of a classification, and maximum characters of an answer to repeat exactly.
 const CLASSES: usize = 12;
 const SHORT: usize = 80;
 

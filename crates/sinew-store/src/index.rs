@@ -224,6 +224,18 @@ pub(crate) fn knows(connection: &Connection, episode: &str) -> Result<bool, Stor
     Ok(query.exists([episode])?)
 }
 
+/// Values of the column `success`; 0 is a failure.
+const SUCCEEDED: i64 = 1;
+/// Of an episode without a score, which no filter by success or reward finds.
+const UNSCORED: i64 = 2;
+
+fn score_code(s: &EpisodeSummary) -> i64 {
+    match s.unscored {
+        true => UNSCORED,
+        false => i64::from(s.success),
+    }
+}
+
 /// Enters an episode. One that is known stays as it is, unless all that is known is the mark
 /// of its batch (`ended` is -1): in a rebuilt index marks can come before traces.
 fn insert(tx: &Transaction<'_>, s: &EpisodeSummary, at: Location) -> Result<(), StoreError> {
@@ -245,7 +257,7 @@ fn insert(tx: &Transaction<'_>, s: &EpisodeSummary, at: Location) -> Result<(), 
         signed("draw", s.draw)?,
         s.purpose,
         s.reward,
-        s.success,
+        score_code(s),
         s.end.code(),
         s.turns,
         signed("sampled_tokens", s.sampled_tokens)?,
@@ -338,7 +350,8 @@ fn summary(row: &Row<'_>) -> rusqlite::Result<EpisodeSummary> {
         draw: unsigned(row, "step")?,
         purpose: text("purpose")?,
         reward: row.get("reward")?,
-        success: row.get("success")?,
+        success: row.get::<_, i64>("success")? == SUCCEEDED,
+        unscored: row.get::<_, i64>("success")? == UNSCORED,
         end: EndKind::from_code(ended).ok_or(rusqlite::Error::IntegralValueOutOfRange(0, ended))?,
         turns: row.get("turns")?,
         sampled_tokens: unsigned(row, "sampled_tokens")?,
@@ -364,7 +377,8 @@ pub(crate) fn list(connection: &Connection, filter: &Filter) -> Result<Page, Sto
            AND (?4 IS NULL OR purpose = ?4) AND (?5 IS NULL OR success = ?5)
            AND (?6 IS NULL OR grp = ?6) AND (?7 IS NULL OR (batch IS NOT NULL) = ?7)
            AND (?8 IS NULL OR ended = ?8)
-           AND (?9 IS NULL OR reward >= ?9) AND (?10 IS NULL OR reward <= ?10)
+           AND (?9 IS NULL OR (reward >= ?9 AND success < 2))
+           AND (?10 IS NULL OR (reward <= ?10 AND success < 2))
            AND (?12 IS NULL OR trained_by >= ?12) AND (?13 IS NULL OR trained_by <= ?13)
          ORDER BY seq LIMIT ?11",
     )?;
@@ -503,7 +517,7 @@ pub(crate) fn mark(tx: &Transaction<'_>, mark: &Mark, at: Location) -> Result<()
 pub(crate) fn stats(connection: &Connection) -> Result<StoreStats, StoreError> {
     let mut stats = connection.query_row(
         "SELECT COUNT(segment) AS episodes,
-            COALESCE(SUM(success AND segment IS NOT NULL), 0) AS successes,
+            COALESCE(SUM(success = 1 AND segment IS NOT NULL), 0) AS successes,
             COALESCE(SUM(ended = 2 AND segment IS NOT NULL), 0) AS failed,
             COUNT(batch) AS trained, COUNT(*) - COUNT(segment) AS collected,
             COALESCE(SUM(CASE WHEN segment IS NULL THEN 0 ELSE sampled_tokens END), 0) AS tokens

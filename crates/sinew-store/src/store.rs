@@ -46,7 +46,7 @@ pub struct Filter {
     pub trained: Option<bool>,
     /// By how the episode ended.
     pub end: Option<EndKind>,
-    /// Least and most total reward.
+    /// Least and most total reward, of episodes with a score.
     pub reward: Option<RangeInclusive<f64>>,
     /// Start after this one.
     pub after: Option<Cursor>,
@@ -86,9 +86,12 @@ pub struct EpisodeSummary {
     pub draw: u64,
     /// `train`, `eval-before` and so on.
     pub purpose: String,
-    /// Total: outcome and process rewards.
+    /// Total: outcome and process rewards; no score, but 0, if it is `unscored`.
     pub reward: f64,
     pub success: bool,
+    /// It has no score: neither a success nor a failure.
+    #[serde(default)]
+    pub unscored: bool,
     pub end: EndKind,
     /// Sampled nodes.
     pub turns: u32,
@@ -117,7 +120,8 @@ impl EpisodeSummary {
             draw: trace.origin.draw,
             purpose: trace.origin.purpose.clone(),
             reward: trace.total_reward(),
-            success: trace.outcome.success,
+            success: trace.outcome.success && !trace.outcome.unscored,
+            unscored: trace.outcome.unscored,
             end: EndKind::of(&trace.end),
             turns: sampled.count() as u32,
             sampled_tokens: trace.sampled_tokens() as u64,

@@ -111,7 +111,7 @@ pub(crate) fn list(args: &EpisodesArgs) -> Result<(), Failure> {
             output::print_json(&json!(e));
         } else {
             output::print(&format!(
-                "{:24} draw {:>5}  {:>10}  {:12} {:10} reward {:>6.3}  turns {:>2}  tokens {:>4}  {}\n",
+                "{:24} draw {:>5}  {:>10}  {:12} {:10} reward {:>6}  turns {:>2}  tokens {:>4}  {}\n",
                 visible(e.episode.as_str()),
                 e.draw,
                 match e.update {
@@ -120,7 +120,10 @@ pub(crate) fn list(args: &EpisodesArgs) -> Result<(), Failure> {
                 },
                 visible(&e.purpose),
                 visible(&e.task_kind),
-                e.reward,
+                match e.unscored || e.end == EndKind::Failed {
+                    true => "-".to_owned(),
+                    false => format!("{:.3}", e.reward),
+                },
                 e.turns,
                 e.sampled_tokens,
                 e.end.name()

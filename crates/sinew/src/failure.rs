@@ -39,7 +39,7 @@ impl Failure {
         Self::System(text.to_string())
     }
 
-    /// The failure as an object, for `--json`: `message`, and of a refused recipe `field`, `line` and `column`.
+    /// The failure as an object, for `--json`; of a refused recipe with `field`, `line` and `column`.
     pub(crate) fn json(&self) -> serde_json::Value {
         let mut error = serde_json::json!({ "message": self.text(), "status": self.code() });
         if let Self::Recipe(_, field, at) = self {

@@ -297,3 +297,32 @@ fn parts_and_provenance_survive() {
         assert_eq!(store.get(&id(1)).unwrap(), Some(rich));
     });
 }
+
+#[test]
+fn an_episode_without_a_score_is_neither_a_failure_nor_a_reward_of_0() {
+    on_each(|store| {
+        let mut unscored = trace(0, 3);
+        unscored.outcome.unscored = true;
+        (unscored.outcome.reward, unscored.outcome.success) = (0.0, true);
+        store.commit_batch(&[unscored, trace(2, 3)]).unwrap();
+        let listed = |filter: Filter| store.list(&filter).unwrap().episodes;
+        let all = listed(Filter::default());
+        let marks: Vec<_> = all.iter().map(|e| (e.unscored, e.success)).collect();
+        assert_eq!(marks, [(true, false), (false, false)]);
+        for filter in [
+            Filter {
+                success: Some(false),
+                ..Filter::default()
+            },
+            Filter {
+                reward: Some(f64::NEG_INFINITY..=f64::INFINITY),
+                ..Filter::default()
+            },
+        ] {
+            let found = listed(filter);
+            assert_eq!(found.len(), 1);
+            assert!(!found[0].unscored);
+        }
+        assert_eq!(store.stats().unwrap().successes, 0);
+    });
+}

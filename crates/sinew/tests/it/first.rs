@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// The recipe of a case with a model from scratch in the place of SmolLM2, and what makes it learn in seconds.
+/// The recipe of a case with a model from scratch in the place of SmolLM2, which learns in seconds.
 fn tiny(dir: &Path, case: &str, steps: u32) -> PathBuf {
     let recipe = root().join("examples/first").join(case).join("recipe.toml");
     let text = std::fs::read_to_string(recipe).unwrap();
