@@ -39,6 +39,7 @@ fn config(max_wall_s: Option<f64>) -> CoreConfig {
         group_size: 8,
         retries: 2,
         refill: 1,
+        late_rounds: None,
         tasks: TaskSampling::Uniform,
         train_tasks: 500,
         held_out_tasks: 20,
