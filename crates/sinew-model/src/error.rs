@@ -37,6 +37,9 @@ pub enum LoadError {
     /// The target cannot be written as asked.
     #[error("{}: {reason}", path.display())]
     Save { path: PathBuf, reason: String },
+    /// The files hold no reward model.
+    #[error("{}: {reason}", path.display())]
+    Scorer { path: PathBuf, reason: String },
     /// An adapter's configuration is not usable.
     #[error("{}: {error}", path.display())]
     Adapter { path: PathBuf, error: LoraError },

@@ -12,6 +12,7 @@
 //! | [`load_model`], [`save_pretrained`] | files to weights and back |
 //! | [`Params`], [`Lora`] | weights and adapters, each one flat buffer with a table of tensors |
 //! | [`InferModel`] | generation: packed weights, one pass over a ragged batch |
+//! | [`Scorer`] | reward models: one number for a sequence |
 //! | [`TrainModel`] | training: log-probabilities, values, and their gradients |
 //!
 //! Invariants: a file's counts and offsets are checked before memory is taken on its word; a tensor
@@ -39,6 +40,7 @@ mod precision;
 mod resolve;
 mod safetensors;
 mod save;
+mod scorer;
 mod source;
 #[cfg(test)]
 mod testing;
@@ -58,6 +60,7 @@ pub use precision::Precision;
 pub use resolve::{resolve_dataset, resolve_model};
 pub use safetensors::{Safetensors, SafetensorsError};
 pub use save::{SaveDtype, save_pretrained};
+pub use scorer::{Scorer, check_scorer};
 pub use source::{FileSource, ReadAt};
 pub use train::{
     Activations, Grads, Keep, Logprobs, OutputGrads, TrainModel, ValueGrads, ValueHead, Weights,

@@ -183,7 +183,11 @@ fn unpermute(stored: &[f32], out: &mut [f32], heads: usize, head_dim: usize) {
 }
 
 /// Refuses weights that are not finite.
-fn check_finite(path: &Path, entry: &ParamEntry, values: &[f32]) -> Result<(), LoadError> {
+pub(crate) fn check_finite(
+    path: &Path,
+    entry: &ParamEntry,
+    values: &[f32],
+) -> Result<(), LoadError> {
     // A sum of absolute values is not finite when one of them is not; it overflows only for
     // weights that would overflow the model as well.
     let mut sums = values
@@ -213,7 +217,7 @@ fn read_text(path: &Path) -> Result<String, LoadError> {
 }
 
 /// Reads `config.json`, and the end tokens of `generation_config.json` if it is there.
-fn read_config(dir: &Path) -> Result<ModelConfig, LoadError> {
+pub(crate) fn read_config(dir: &Path) -> Result<ModelConfig, LoadError> {
     let path = dir.join("config.json");
     let failed = |path: &Path, error| LoadError::Config {
         path: path.to_owned(),

@@ -214,6 +214,14 @@ impl ChatRenderer {
         Self::new(tokenizer, config)
     }
 
+    /// Renders a whole conversation, without the opening of a further turn: what a reward model reads.
+    ///
+    /// # Errors
+    /// As [`Renderer::render_prompt`].
+    pub fn render_whole(&self, messages: &[Message]) -> Result<Vec<TokenId>, RenderError> {
+        self.tokenizer.encode(&self.text(messages, &[], false)?)
+    }
+
     /// The tokenizer of the model.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer

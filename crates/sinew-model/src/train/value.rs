@@ -31,6 +31,13 @@ impl ValueHead {
         Self { values }
     }
 
+    /// All weights zero, to be filled.
+    pub(crate) fn zeros(d_model: usize) -> Self {
+        Self {
+            values: Buffer::zeros(d_model + 1),
+        }
+    }
+
     /// Number of values.
     pub(super) fn len(&self) -> usize {
         self.values.len()

@@ -11,5 +11,6 @@ mod hub;
 mod infer;
 mod lora;
 mod masked;
+mod scorer;
 mod support;
 mod train;
