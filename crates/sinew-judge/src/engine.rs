@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::oneshot;
 
-/// An engine with the chat template of its model. Answers are sampled from the schema's masks where the engine
-/// has them, so that they always have the right form unless they are cut.
+/// An engine with the chat template of its model. Answers are sampled from the schema's masks where the
+/// engine has them, so that they always have the right form unless they are cut.
 pub struct EngineChat {
     name: String,
     engine: Arc<dyn Engine>,
@@ -55,6 +55,8 @@ impl EngineChat {
         }
     }
 
+    /// Renders the conversation, and collects the tokens until the end of the turn. A caller that goes away
+    /// ends the generation.
     async fn generate(&self, request: &ChatRequest) -> Result<ChatAnswer, ChatError> {
         let lasting = |e: &dyn fmt::Display| ChatError::Lasting(format!("{}: {e}", self.name));
         let prompt = self.renderer.render_prompt(&request.messages, &[]);

@@ -2,10 +2,11 @@
 //!
 //! The judged text is hostile: it may hold a verdict, an order to the judge, the end of the data, or control
 //! tokens of a chat template. Three walls stand around it.
-//! 1. It is a JSON string. Quotes and line breaks are escaped, so no text ends the data; `<`, and `[` before a
-//!    capital letter, are escaped as well, so no text has control tokens such as `<|im_end|>` or `[INST]`.
-//! 2. A verdict must carry the id of its question, a hash over rubric and data. A text cannot hold the hash of
-//!    itself, so a verdict that was written into it, and that a judge repeats, is refused.
+//! 1. It is a JSON string. Quotes and line breaks are escaped, so no text ends the data; `<`, and `[`
+//!    before a capital letter, are escaped as well, so no text has control tokens such as `<|im_end|>` or
+//!    `[INST]`.
+//! 2. A verdict must carry the id of its question, a hash over rubric and data. A text cannot hold the
+//!    hash of itself, so a verdict that was written into it, and that a judge repeats, is refused.
 //! 3. A verdict is one JSON object with exactly the asked keys, once each, and nothing around it.
 
 use crate::rubric::Rubric;
@@ -231,6 +232,7 @@ impl Frame {
         }
     }
 
+    /// Values of items in their order, taken out of `found`.
     fn items(&self, found: &mut Map<String, Value>) -> Result<Vec<f64>, String> {
         let value = |name: &String| {
             let given = found.remove(name).ok_or(format!("\"{name}\" is missing"))?;
@@ -252,6 +254,7 @@ impl Frame {
         self.names.iter().map(value).collect()
     }
 
+    /// Values by place: 1 for the best of all, 0 for the last.
     fn ranking(&self, found: &mut Map<String, Value>) -> Result<Vec<f64>, String> {
         let n = self.names.len();
         let wrong = || format!("\"ranking\" is no list of all {n} labels, each once");
@@ -278,8 +281,8 @@ impl Frame {
     }
 }
 
-/// Data as JSON on one line that holds no control token of a chat template. Outside of strings, JSON has no `<`, and
-/// no `[` before a capital letter, so only texts change, and they mean the same.
+/// Data as JSON on one line that holds no control token of a chat template. Outside of strings, JSON has
+/// no `<`, and no `[` before a capital letter, so only texts change, and they mean the same.
 fn escaped(data: &Value) -> String {
     let json = data.to_string();
     let mut out = String::with_capacity(json.len());

@@ -74,9 +74,8 @@ impl JsonServer {
 
     /// Sends `body` and reads the answer, both within `limit`.
     ///
-    /// # Errors
-    /// [`ChatError::Passing`] for no connection, the limit, 408, 429 and 5xx; [`ChatError::Lasting`] for other
-    /// statuses and answers that are too long or no JSON.
+    /// # Errors [`ChatError::Passing`] for no connection, the limit, 408, 429 and 5xx;
+    /// [`ChatError::Lasting`] for other statuses and answers that are too long or no JSON.
     pub(crate) async fn post(&self, body: String, limit: Duration) -> Result<Value, ChatError> {
         let answer = tokio::time::timeout(limit, self.exchange(body)).await;
         answer.unwrap_or_else(|_| {

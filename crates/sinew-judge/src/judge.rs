@@ -52,8 +52,8 @@ pub struct JudgeConfig {
 pub enum Exhausted {
     /// It is unscored with the reason: for commands that only measure.
     Unscored,
-    /// The function is called with the reason and must end the run. The sample waits for that end, so that it is
-    /// neither scored nor lost: a resumed run judges it.
+    /// The function is called with the reason and must end the run. The sample waits for that end, so
+    /// that it is neither scored nor lost: a resumed run judges it.
     Stop(Arc<dyn Fn(&str) + Send + Sync>),
 }
 
@@ -246,6 +246,7 @@ impl Judge {
         Ok(heard)
     }
 
+    /// The verdict of an answer, or why it is none. A cut answer says so: the limit is the cause.
     fn heard(&self, frame: &Frame, answer: &ChatAnswer) -> Heard<Vec<f64>> {
         match frame.read(&answer.text) {
             Ok(values) => Heard::Verdict(values),
@@ -271,6 +272,7 @@ impl Judge {
         }
     }
 
+    /// The weighted mean of the items, with each of them as a part.
     fn score_of(&self, values: &[f64]) -> Result<Score, Unscored> {
         let named = values.iter().enumerate();
         let parts = named.map(|(i, v)| (format!("item_{}", i + 1), *v));

@@ -1,8 +1,8 @@
 //! What a judge spent and decided: limits, and verdicts that need not be asked for again.
 //!
-//! A ledger is a file of JSON lines, `{"key": …, "values": […], "input": …, "output": …}` for a verdict and the same
-//! without key and values for a call that gave none. The sums over all lines are what was spent, so a run that is
-//! resumed keeps its budget. A last line that a crash cut is dropped.
+//! A ledger is a file of JSON lines, `{"key": …, "values": […], "input": …, "output": …}` for a verdict
+//! and the same without key and values for a call that gave none. The sums over all lines are what was
+//! spent, so a run that is resumed keeps its budget. A last line that a crash cut is dropped.
 
 use crate::chat::Usage;
 use serde::{Deserialize, Serialize};

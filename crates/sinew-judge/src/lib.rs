@@ -1,8 +1,11 @@
 //! Rewards that come from models and servers.
 //!
-//! A [`Judge`] asks a [`ChatModel`] to grade an answer against a [`Rubric`]. Its verdicts are JSON of a fixed
-//! form: [`Frame`] makes the question, [`Frame::read`] checks the answer, [`Asking`] decides whether to ask again.
-//! All three are pure. [`Ledger`] counts calls, tokens and cost against the [`Limits`], and keeps verdicts.
+//! A [`Judge`] asks a [`ChatModel`] to grade an answer against a [`Rubric`]. Its verdicts are JSON of a
+//! fixed form: [`Frame`] makes the question, [`Frame::read`] checks the answer, [`Asking`] decides
+//! whether to ask again. All three are pure. [`Calibration`] compares a judge with labels.
+//! [`RewardServer`] sends samples to a server, and [`check_server`] tries one. [`RewardModel`] is a
+//! scalar head on a decoder. [`Ledger`] counts calls, tokens and cost against the [`Limits`], and keeps
+//! verdicts.
 //!
 //! Invariants:
 //! - No score is never 0: an outage, or a verdict that is no verdict, makes a sample
@@ -12,22 +15,35 @@
 //!   its id, and a verdict without that id, which the judged text cannot know, is refused.
 
 mod asking;
+mod bench;
+mod calibrate;
 mod chat;
+mod conformance;
 mod engine;
 mod frame;
 mod http;
 mod judge;
+mod lazy;
 mod ledger;
 mod openai;
+mod plan;
+mod reward_model;
 mod rubric;
+mod server;
 mod view;
 
 pub use asking::{Asking, Heard, Next};
+pub use bench::Bench;
+pub use calibrate::{Calibration, ItemAgreement, Labelled, read_labels};
 pub use chat::{ChatAnswer, ChatError, ChatModel, ChatRequest, Usage};
+pub use conformance::{ServerFinding, check_server, samples_of};
 pub use engine::EngineChat;
 pub use frame::{Frame, Mode};
 pub use judge::{Exhausted, Judge, JudgeConfig};
+pub use lazy::{LazyChat, LoadChat};
 pub use ledger::{Ledger, Limits, Spent};
 pub use openai::{AnswerFormat, OpenAiChat, OpenAiConfig};
+pub use reward_model::{LoadScorer, RewardModel, ToTokens};
 pub use rubric::{Item, Rubric, RubricError};
+pub use server::{RewardServer, ServerConfig};
 pub use view::{MAX_DATA_BYTES, View};

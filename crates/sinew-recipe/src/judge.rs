@@ -131,7 +131,8 @@ section! {
         concurrency: usize = 16, in 1 to 1024;
         /// Whether equal questions of a run are asked once. Verdicts are kept in the run's folder.
         cache: bool = true;
-        /// Maximum calls of a run, 1 or more, resumed sessions included. A spent budget stops the run; it is no score.
+        /// Maximum calls of a run, 1 or more, resumed sessions included. A spent budget stops the run; it
+        /// is no score.
         max_calls: u64;
         /// Maximum tokens of a run, of questions and answers together.
         max_total_tokens: u64;

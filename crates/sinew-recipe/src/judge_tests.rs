@@ -106,3 +106,46 @@ fn what_cannot_judge_is_refused() {
         "{e}"
     );
 }
+
+#[test]
+fn reward_servers_and_models_are_terms_with_keys_of_their_own() {
+    let term = |term: &str| parse(&format!("[reward]\n{term}\n"));
+    let plan = term(
+        "\"http://h:1/s\" = { weight = 1.0, key_env = \"K\", batch = 4 }\n\"model:hf:a/b\" = 0.5",
+    )
+    .unwrap();
+    let servers = plan.reward.as_ref().unwrap().servers();
+    let server = crate::RewardServerPlan {
+        url: "http://h:1/s",
+        key_env: Some("K"),
+        timeout_s: 30.0,
+        batch: 4,
+    };
+    assert_eq!(servers, [server]);
+    assert!(plan.reward.as_ref().unwrap().is_outside());
+    let text = toml::to_string(&plan).unwrap();
+    assert_eq!(RunPlan::parse(Path::new("r.toml"), &text).unwrap(), plan);
+    assert!(parse("reward = \"https://h/score\"").is_ok());
+    for (wrong, expected) in [
+        (
+            "\"http://h:1/s\" = { weight = 1.0, batch = 0 }",
+            "1 to 1024 samples",
+        ),
+        (
+            "\"http://h:1/s\" = { weight = 1.0, timeout_s = 0.0 }",
+            "seconds above 0",
+        ),
+        (
+            "\"exact(answer)\" = { weight = 1.0, batch = 3 }",
+            "batch of \"exact(answer)\"",
+        ),
+        ("\"model:\" = 1.0", "model:hf:ORG/NAME"),
+        (
+            "\"model:a/b\" = { weight = 1.0, key_env = \"K\" }",
+            "is a key of reward servers",
+        ),
+    ] {
+        let e = term(wrong).unwrap_err();
+        assert!(e.contains(expected), "{wrong}: {e}");
+    }
+}

@@ -47,7 +47,32 @@ pub struct LimitedTerm {
     /// Lower and upper limit of the value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip: Option<[f64; 2]>,
+    /// Of a reward server: environment variable that has its key. Left out: no key is sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_env: Option<String>,
+    /// Of a reward server: limit of one request. Left out: 30.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_s: Option<f64>,
+    /// Of a reward server: maximum samples of one request, 1 to 1024. Left out: 32.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<usize>,
 }
+
+/// A reward server of a recipe.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RewardServerPlan<'a> {
+    /// Its address.
+    pub url: &'a str,
+    /// Environment variable that has its key.
+    pub key_env: Option<&'a str>,
+    /// Limit of one request, in seconds.
+    pub timeout_s: f64,
+    /// Maximum samples of one request.
+    pub batch: usize,
+}
+
+/// Start of the name of a reward model in `[reward]`.
+const MODEL: &str = "model:";
 
 impl RewardSection {
     /// Every reward as typed, with its weight and limits.
@@ -81,6 +106,54 @@ impl RewardSection {
     /// Whether one of the rewards is a Python function, which runs in sandboxes.
     pub fn has_python(&self) -> bool {
         self.terms().iter().any(|(name, ..)| Self::is_python(name))
+    }
+
+    /// The server that a reward is, if it is one.
+    pub fn server<'a>(&'a self, name: &'a str) -> Option<RewardServerPlan<'a>> {
+        if !(name.starts_with("http://") || name.starts_with("https://")) {
+            return None;
+        }
+        let limited = self.limited(name);
+        Some(RewardServerPlan {
+            url: name,
+            key_env: limited.and_then(|l| l.key_env.as_deref()),
+            timeout_s: limited.and_then(|l| l.timeout_s).unwrap_or(30.0),
+            batch: limited.and_then(|l| l.batch).unwrap_or(32),
+        })
+    }
+
+    /// The reward servers, in order.
+    pub fn servers(&self) -> Vec<RewardServerPlan<'_>> {
+        let names = self.terms().into_iter();
+        names.filter_map(|(name, ..)| self.server(name)).collect()
+    }
+
+    /// The table of a reward, if it has one.
+    fn limited(&self, name: &str) -> Option<&LimitedTerm> {
+        match self {
+            Self::Several(terms) => match terms.get(name)? {
+                RewardTerm::Limited(limited) => Some(limited),
+                RewardTerm::Weight(_) | RewardTerm::Late(_) => None,
+            },
+            Self::One(_) => None,
+        }
+    }
+
+    /// Source of the reward model that a reward is, without `model:`.
+    pub fn model(name: &str) -> Option<&str> {
+        name.strip_prefix(MODEL)
+    }
+
+    /// Whether a reward has no place outside of the recipe's process and files: rewards by name alone.
+    fn is_named(name: &str) -> bool {
+        let others = ["http://", "https://", MODEL, JUDGE];
+        !Self::is_python(name) && !others.iter().any(|start| name.starts_with(start))
+    }
+
+    /// Whether a reward comes from a model or a server.
+    pub fn is_outside(&self) -> bool {
+        let outside = |name: &str| !Self::is_python(name) && !Self::is_named(name);
+        self.terms().iter().any(|(name, ..)| outside(name))
     }
 
     /// Names of the judges among the rewards, without `judge.`.
@@ -142,7 +215,15 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
                 low < high,
             );
         }
-        if RewardSection::is_python(name) || name.starts_with(JUDGE) {
+        server_rules(reward, name, rules);
+        let source = RewardSection::model(name);
+        rules.allowed(
+            "reward",
+            format!("{name:?}"),
+            "the source of a reward model after `model:`, such as \"model:hf:ORG/NAME\"",
+            source.is_none_or(|s| !s.is_empty()),
+        );
+        if !RewardSection::is_named(name) {
             continue;
         }
         if let Err(e) = sinew_reward::named(name) {
@@ -156,4 +237,32 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         terms.iter().any(|(_, weight, _)| *weight != 0.0)
             || (terms.is_empty() && reward.late().is_some()),
     );
+}
+
+/// Keys of reward servers, which other rewards do not have.
+fn server_rules(reward: &RewardSection, name: &str, rules: &mut Rules) {
+    match (reward.server(name), reward.limited(name)) {
+        (Some(server), _) => {
+            rules.seconds("reward", server.timeout_s);
+            let allowed = "a batch of 1 to 1024 samples";
+            rules.allowed(
+                "reward",
+                server.batch,
+                allowed,
+                (1..=1024).contains(&server.batch),
+            );
+        }
+        (None, Some(limited)) => {
+            let typed = [
+                ("key_env", limited.key_env.is_some()),
+                ("timeout_s", limited.timeout_s.is_some()),
+                ("batch", limited.batch.is_some()),
+            ];
+            for (key, typed) in typed {
+                let reason = "is a key of reward servers (\"http://...\"); remove it".to_owned();
+                rules.custom("reward", format!("{key} of {name:?}"), reason, !typed);
+            }
+        }
+        (None, None) => {}
+    }
 }

@@ -12,7 +12,7 @@
 //! | `sandbox` | one Python program in a sandbox | if the environment runs code |
 //! | `engine` | connections to the servers | if it is not in this process |
 //! | `harness`, `program` | the sandbox of a program, and that it asks the model | with an agent program |
-//! | `judge` | keys of judges, and connections to their servers | with judges |
+//! | `reward` | keys, models and servers of rewards | with judges, reward servers and reward models |
 //! | `tasks`, `env` | counts, and the solutions of some tasks | always |
 //! | `prompts` | tokens of prompts and solutions against the limits | with the built-in loop |
 //!
@@ -150,8 +150,9 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
         }
     }
     report.row("tasks", tasks(&recipe));
-    // What plays episodes needs the judges, and would say again what they lack.
-    if !recipe.judges.is_empty() && !report.row("judge", judges(&recipe)) {
+    // What plays episodes needs the rewards, and would say again what they lack.
+    let outside = recipe.reward.as_ref().is_some_and(|r| r.is_outside());
+    if outside && !report.row("reward", rewards(&recipe)) {
         return report.end();
     }
     let live = recipe.harness.live().is_some();
@@ -404,11 +405,12 @@ fn solvable(recipe: &RunPlan) -> Result<String, Failure> {
     ))
 }
 
-/// Keys, rubrics and models of the judges, whose servers must take a connection.
-fn judges(recipe: &RunPlan) -> Result<String, Failure> {
+/// Keys, rubrics and models of rewards from models and servers, whose servers must take a connection.
+fn rewards(recipe: &RunPlan) -> Result<String, Failure> {
     wire::world(recipe)?;
-    reach::judges(recipe)?;
-    let names: Vec<&str> = recipe.judges.keys().map(String::as_str).collect();
+    reach::rewards(recipe)?;
+    let terms = recipe.reward.iter().flat_map(|r| r.terms());
+    let names: Vec<&str> = terms.map(|(name, ..)| name).collect();
     Ok(format!("ready: {}", names.join(", ")))
 }
 

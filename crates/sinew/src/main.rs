@@ -16,6 +16,7 @@ mod export;
 mod failure;
 mod gc;
 mod init;
+mod judge;
 mod lab;
 mod output;
 mod pool;
@@ -111,6 +112,9 @@ enum Command {
     /// Free the space of trained episodes that no resume will ask for
     #[command(after_help = "Example: sinew gc runs/quickstart")]
     Gc(gc::GcArgs),
+    /// Compare judges with labels, and try reward servers
+    #[command(after_help = "Example: sinew judge calibrate recipe.toml --labels labels.jsonl")]
+    Judge(judge::JudgeArgs),
     /// Serve a model to agents, and capture what they do with it
     #[command(after_help = "Example: sinew serve --engine fake --listen 127.0.0.1:8080")]
     Serve(Box<serve::ServeArgs>),
@@ -352,6 +356,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Reward(args) => reward::run(&args),
         Command::Sandbox(args) => sandbox::run(&args.command),
         Command::Env(args) => env_check::run(&args),
+        Command::Judge(args) => judge::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Pool(args) => pool::run(&args),
         Command::Bench(args) => lab::run(&["bench"], &args),

@@ -16,6 +16,7 @@
 use crate::failure::Failure;
 use crate::signals::{StopSignals, end_of_input};
 use crate::wire;
+use sinew_judge::Bench;
 use sinew_pipeline::{Bus, Ended, EpisodeStats, Goal, Phase, RunEvent, StepRecord};
 use sinew_project::{Resume, RunDir};
 use sinew_recipe::RunPlan;
@@ -173,7 +174,7 @@ fn run(
         LiveView::start(status, &bus)
     });
     let (sender, cancel) = watch::channel(false);
-    let bench = wire::Bench::of_run(dir.path(), sender.clone());
+    let bench = Bench::of_run(dir.path(), sender.clone());
     let eof = options.stop_on_eof;
     stop_on_signal(&runtime, signals, eof, sender, bus.clone(), live);
     let session = wire::Session {

@@ -21,12 +21,15 @@ pub(super) fn engine(recipe: &RunPlan) -> Result<String, Failure> {
     ))
 }
 
-/// The servers of the recipe's judges.
-pub(super) fn judges(recipe: &RunPlan) -> Result<(), Failure> {
+/// The servers of the recipe's rewards.
+pub(super) fn rewards(recipe: &RunPlan) -> Result<(), Failure> {
     for (name, judge) in &recipe.judges {
         if let Some(url) = &judge.url {
             reach(&format!("judge.{name}.url"), url, "start the server there")?;
         }
+    }
+    for server in recipe.reward.iter().flat_map(|r| r.servers()) {
+        reach("reward", server.url, "start the reward server there")?;
     }
     Ok(())
 }

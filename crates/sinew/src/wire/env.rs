@@ -1,11 +1,11 @@
 //! Tasks and environments. An environment is made of its keys by the registry of `sinew-env`;
 //! nothing here knows one by name.
 
-use super::judge::Bench;
 use super::model::{resolve_env, unresolved};
 use crate::failure::Failure;
 use sinew_bridge::{PythonRows, RowLimits};
 use sinew_env::{EnvFactory, Reward, Rewarded, Sandboxes, Taskset};
+use sinew_judge::Bench;
 use sinew_levels::{sandbox_spec, sandboxes};
 use sinew_model::resolve_dataset;
 use sinew_recipe::{HeldOut, RunPlan, TasksPlan};

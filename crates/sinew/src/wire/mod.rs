@@ -37,7 +37,7 @@ mod store;
 pub(crate) use device::{device, kernels, precision};
 pub(crate) use env::{own_reward, rows, taskset, world};
 pub(crate) use harness::{asks_model, check as check_harness};
-pub(crate) use judge::Bench;
+pub(crate) use judge::{judge, server_config};
 pub(crate) use learner::train_worker;
 pub(crate) use live::ServeAt;
 pub(crate) use model::{
@@ -51,6 +51,7 @@ pub(crate) use store::disk_store;
 
 use crate::failure::Failure;
 use sinew_env::EnvFactory;
+use sinew_judge::Bench;
 use sinew_model::ModelConfig;
 use sinew_pipeline::{
     Bus, EngineRollouts, InboxScores, Late, Pipeline, RolloutParts, RunEvent, SavedState,

@@ -3,12 +3,13 @@
 //! Functions of one recipe share their workers. A function that hangs, crashes or raises makes its sample
 //! unscored; it harms no other one.
 
-use super::judge::Bench;
+use super::judge;
 use crate::failure::Failure;
 use sinew_bridge::{
     PythonCode, PythonReward, PythonWorkers, StartError, Target, TargetKind, WorkersConfig,
 };
 use sinew_env::{Reward, Split, Taskset};
+use sinew_judge::Bench;
 use sinew_levels::sandbox_spec;
 use sinew_recipe::{RewardSection, RunPlan};
 use sinew_reward::{Argument, RewardSpec, RewardSum, SpecError, Term};
@@ -44,10 +45,7 @@ pub(super) fn reward(
             (Some(target), Some(workers)) => {
                 Arc::new(function(workers, target, short(name), tasks)?)
             }
-            _ => match name.strip_prefix("judge.") {
-                Some(judge) => super::judge::judge(recipe, judge, tasks, bench)?,
-                None => named(name, tasks)?,
-            },
+            _ => other(recipe, section, name, tasks, bench)?,
         };
         // Two rewards of one short name must not share a metric.
         let twin = |other: &&str| **other != *name && short(other) == short(name);
@@ -62,8 +60,31 @@ pub(super) fn reward(
     Ok(Arc::new(RewardSum::new(sum)))
 }
 
+/// A reward that is no function: a judge, a server, a model, or one by name.
+fn other(
+    recipe: &RunPlan,
+    section: &RewardSection,
+    name: &str,
+    tasks: &dyn Taskset,
+    bench: &Bench,
+) -> Result<Arc<dyn Reward>, Failure> {
+    if let Some(judge) = name.strip_prefix("judge.") {
+        return Ok(judge::judge(recipe, judge, tasks, bench)?);
+    }
+    if let Some(server) = section.server(name) {
+        return Ok(judge::server(&server)?);
+    }
+    match RewardSection::model(name) {
+        Some(source) => Ok(judge::reward_model(source)?),
+        None => named(name, tasks),
+    }
+}
+
 /// Name of a reward in metrics: without arguments, or the function without its file.
 fn short(name: &str) -> &str {
+    if name.contains("://") {
+        return name;
+    }
     match RewardSection::is_python(name) {
         true => name.rsplit_once(':').map_or(name, |(_, function)| function),
         false => name.split_once('(').map_or(name, |(short, _)| short),
@@ -75,7 +96,7 @@ fn named(name: &str, tasks: &dyn Taskset) -> Result<Arc<dyn Reward>, Failure> {
     let refused = |e: SpecError| Failure::input(format!("reward: {e}"));
     let spec = RewardSpec::parse(name).map_err(refused)?;
     for split in [Split::Train, Split::HeldOut] {
-        let columns = columns(tasks, split)?;
+        let columns = judge::columns(tasks, split)?;
         for argument in &spec.positional {
             if let Argument::Column(column) = argument
                 && !columns.contains(column)
@@ -88,13 +109,6 @@ fn named(name: &str, tasks: &dyn Taskset) -> Result<Arc<dyn Reward>, Failure> {
         }
     }
     sinew_reward::named(name).map_err(refused)
-}
-
-/// Columns of the first task of a split.
-pub(super) fn columns(tasks: &dyn Taskset, split: Split) -> Result<Vec<String>, Failure> {
-    let task = tasks.get(split, 0).map_err(Failure::input)?;
-    let columns = task.data.as_object().into_iter().flatten();
-    Ok(columns.map(|(name, _)| name.clone()).collect())
 }
 
 /// A function that cannot be used is wrong input: its file is the user's.
@@ -132,7 +146,7 @@ fn function(
         )));
     }
     for split in [Split::Train, Split::HeldOut] {
-        let columns = columns(tasks, split)?;
+        let columns = judge::columns(tasks, split)?;
         let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
         reward.check(&columns).map_err(refused)?;
     }

@@ -103,7 +103,7 @@ fn a_model_learns_from_a_judge() {
     let checked = run(dir.path(), &["check", "own.toml"]);
     let text = String::from_utf8_lossy(&checked.stdout);
     assert!(
-        checked.status.success() && text.contains("ready: letters"),
+        checked.status.success() && text.contains("ready: exact(answer), judge.letters"),
         "{text}"
     );
     let output = run(
@@ -221,4 +221,228 @@ fn a_judge_that_lacks_something_is_named_before_the_run() {
     project(dir.path(), "http://127.0.0.1:1/v1", "");
     assert!(failure(&run(dir.path(), &["check", "own.toml"]), 3).contains("judge.letters.url"));
     assert_eq!(calls.load(Ordering::SeqCst), before);
+}
+
+/// A tiny Llama for bytes: a reward model, or a language model where `is_reward` is false.
+fn write_model(dir: &Path, is_reward: bool) {
+    use sinew_render::Renderer;
+    std::fs::create_dir_all(dir).unwrap();
+    let renderer = sinew_render::byte_renderer().unwrap();
+    for (name, bytes) in renderer.files().unwrap() {
+        std::fs::write(dir.join(name), bytes).unwrap();
+    }
+    let (vocab, d) = (renderer.vocab_size(), 16);
+    let config = json!({
+        "model_type": "llama", "vocab_size": vocab, "hidden_size": d, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": d, "rope_theta": 1e4,
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "tie_word_embeddings": true,
+        "eos_token_id": renderer.stop_ids()[0],
+    });
+    std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
+    let mut tensors = vec![
+        ("embed_tokens".to_owned(), vec![vocab, d]),
+        ("norm".to_owned(), vec![d]),
+        ("layers.0.input_layernorm".to_owned(), vec![d]),
+        ("layers.0.post_attention_layernorm".to_owned(), vec![d]),
+    ];
+    for name in [
+        "self_attn.q",
+        "self_attn.k",
+        "self_attn.v",
+        "self_attn.o",
+        "mlp.gate",
+        "mlp.up",
+        "mlp.down",
+    ] {
+        tensors.push((format!("layers.0.{name}_proj"), vec![d, d]));
+    }
+    let names = tensors
+        .into_iter()
+        .map(|(name, shape)| (format!("model.{name}.weight"), shape));
+    let head = is_reward.then(|| ("score.weight".to_owned(), vec![1, d]));
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    for (name, shape) in names.chain(head) {
+        let start = data.len();
+        for i in 0..shape.iter().product::<usize>() {
+            data.extend((0.5 * (0.37 * (i + start) as f32).sin()).to_le_bytes());
+        }
+        let place = json!({"dtype": "F32", "shape": shape, "data_offsets": [start, data.len()]});
+        header.insert(name, place);
+    }
+    let header = Value::Object(header).to_string();
+    let length = (header.len() as u64).to_le_bytes();
+    let bytes = [&length[..], header.as_bytes(), &data].concat();
+    std::fs::write(dir.join("model.safetensors"), bytes).unwrap();
+}
+
+/// Replaces parts of the recipe.
+fn edit(dir: &Path, changes: &[(&str, &str)]) {
+    let path = dir.join("own.toml");
+    let mut text = std::fs::read_to_string(&path).unwrap();
+    for (from, to) in changes {
+        assert!(text.contains(from), "{from}");
+        text = text.replacen(from, to, 1);
+    }
+    std::fs::write(path, text).unwrap();
+}
+
+#[test]
+fn models_in_this_process_judge_and_score() {
+    let dir = tempfile::tempdir().unwrap();
+    write_model(&dir.path().join("judge"), false);
+    write_model(&dir.path().join("rm"), true);
+    project(dir.path(), "http://x", "");
+    let here = [
+        (
+            "model = \"rule\"\nurl = \"http://x\"",
+            "model = \"./judge\"",
+        ),
+        (
+            "\"exact(answer)\" = 0",
+            "\"model:./rm\" = { weight = 0.1, clip = [-5.0, 5.0] }",
+        ),
+        ("steps = 25", "steps = 2"),
+    ];
+    edit(dir.path(), &here);
+    let output = run(
+        dir.path(),
+        &["train", "own.toml", "--json", "--run-dir", "run"],
+    );
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let steps = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
+    assert_eq!(steps.lines().count(), 2);
+    for step in steps.lines() {
+        let step: Value = serde_json::from_str(step).unwrap();
+        let metrics = &step["rollout"]["metrics"];
+        // Masks give every verdict the right form, whatever the model.
+        assert_eq!(step["rollout"]["unscored"], 0, "{step}");
+        assert!(metrics["reward/judge.letters"].is_f64(), "{step}");
+        assert!(metrics["reward/model:./rm"].is_f64(), "{step}");
+    }
+    edit(dir.path(), &[("model:./rm", "model:./judge")]);
+    let errors = failure(&run(dir.path(), &["train", "own.toml"]), 2);
+    assert!(
+        errors.contains("there is no `score.weight`: it has no head"),
+        "{errors}"
+    );
+    edit(dir.path(), &[("model:./judge", "model:./none")]);
+    assert!(failure(&run(dir.path(), &["train", "own.toml"]), 3).contains("./none"));
+}
+
+#[test]
+fn a_judge_is_calibrated_against_labels() {
+    let dir = tempfile::tempdir().unwrap();
+    let (url, _) = judge();
+    project(dir.path(), &url, "");
+    let rows = [("abc", true), ("ABC", false), ("xyz", false), ("7", false)];
+    let rows = rows.map(|(output, label)| {
+        json!({"prompt": "Say.", "output": output, "answer": "x", "label": label}).to_string()
+    });
+    std::fs::write(dir.path().join("labels.jsonl"), rows.join("\n")).unwrap();
+    let args = ["judge", "calibrate", "own.toml", "--labels", "labels.jsonl"];
+    let table = last_line(&run(dir.path(), &[&args[..], &["--json"]].concat()));
+    assert_eq!((&table["rows"], &table["unscored"]), (&json!(4), &json!(0)));
+    // Two of the judge's yes, one of them right: kappa is (3/4 - 1/2) / (1/2).
+    let item = &table["items"][0];
+    assert_eq!(item["precision"], 0.5);
+    assert_eq!(item["recall"], 1.0);
+    assert_eq!(item["kappa"], 0.5);
+    let text = String::from_utf8(run(dir.path(), &args).stdout).unwrap();
+    assert!(
+        text.contains("Has a small letter") && text.contains("0.750"),
+        "{text}"
+    );
+    std::fs::write(dir.path().join("labels.jsonl"), "{\"output\": 1}").unwrap();
+    assert!(failure(&run(dir.path(), &args), 2).contains("line 1"));
+}
+
+/// The server of `examples/`, which ends with the test.
+struct Example(std::process::Child, String);
+
+impl Drop for Example {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn example(key: &str) -> Example {
+    let mut child = Command::new("python3")
+        .arg(crate::root().join("examples/reward_server.py"))
+        .arg("0")
+        .env("REWARD_KEY", key)
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut url = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap())
+        .read_line(&mut url)
+        .unwrap();
+    Example(child, url.trim().to_owned())
+}
+
+#[test]
+fn the_reward_server_of_the_examples_keeps_the_protocol_and_scores() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = example("secret");
+    project(dir.path(), "http://x", "");
+    let path = dir.path().join("own.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (head, rest) = text.split_once("[reward]").unwrap();
+    let rest = rest
+        .split_once("[rollout]")
+        .unwrap()
+        .1
+        .replace("steps = 25", "steps = 2");
+    let reward = format!(
+        "\"{}\" = {{ weight = 1.0, key_env = \"SINEW_TEST_REWARD_KEY\", batch = 8 }}",
+        server.1
+    );
+    std::fs::write(&path, format!("{head}[reward]\n{reward}\n[rollout]{rest}")).unwrap();
+    let with_key = |args: &[&str], key: &str| {
+        let mut command = command(dir.path(), args);
+        command.env("SINEW_TEST_REWARD_KEY", key).output().unwrap()
+    };
+    let checked = with_key(&["judge", "check-server", "own.toml", "--json"], "secret");
+    let findings = String::from_utf8(checked.stdout).unwrap();
+    assert!(
+        checked.status.success() && findings.lines().count() == 7,
+        "{findings}"
+    );
+    let output = with_key(
+        &["train", "own.toml", "--json", "--run-dir", "run"],
+        "secret",
+    );
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let steps = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
+    assert!(
+        steps.lines().all(|s| s.contains("\"unscored\":0")),
+        "{steps}"
+    );
+    // A wrong key scores nothing, and says why; an outage is no zero.
+    let wrong = with_key(&["check", "own.toml"], "wrong");
+    let text = String::from_utf8_lossy(&wrong.stdout).into_owned();
+    assert!(
+        !wrong.status.success() && text.contains("status 401"),
+        "{text}"
+    );
+    assert!(
+        failure(
+            &run(dir.path(), &["train", "own.toml", "--run-dir", "x"]),
+            3
+        )
+        .contains("not set")
+    );
+    drop(server);
+    let gone = with_key(&["check", "own.toml"], "secret");
+    assert!(failure(&gone, 3).contains("not reachable"));
 }

@@ -1,0 +1,65 @@
+//! The judges of a run together: where they keep what they decided, and what a spent budget ends.
+
+use crate::judge::Exhausted;
+use crate::ledger::Ledger;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use tokio::sync::watch;
+
+/// The judges of a run. Without a run, nothing is kept, and a spent budget leaves samples unscored.
+#[derive(Clone, Default)]
+pub struct Bench {
+    run: Option<(PathBuf, watch::Sender<bool>)>,
+    spent: Arc<OnceLock<String>>,
+}
+
+impl fmt::Debug for Bench {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bench")
+            .field("spent", &self.spent())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Bench {
+    /// The judges of the run in `dir`, which ends once `stop` is true. Verdicts go to `DIR/judges`.
+    pub fn of_run(dir: &Path, stop: watch::Sender<bool>) -> Self {
+        Self {
+            run: Some((dir.join("judges"), stop)),
+            spent: Arc::default(),
+        }
+    }
+
+    /// The budget that ended the run, if one did.
+    pub fn spent(&self) -> Option<&str> {
+        self.spent.get().map(String::as_str)
+    }
+
+    /// The ledger of the judge `name`, in memory without a run.
+    ///
+    /// # Errors
+    /// As [`Ledger::open`], with the file.
+    pub fn ledger(&self, name: &str) -> io::Result<Ledger> {
+        let Some((folder, _)) = &self.run else {
+            return Ok(Ledger::in_memory());
+        };
+        let path = folder.join(format!("{name}.jsonl"));
+        let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
+        Ledger::open(&path).map_err(named)
+    }
+
+    /// What a spent budget does: it ends the run, and the first reason is kept.
+    pub fn exhausted(&self) -> Exhausted {
+        let Some((_, stop)) = &self.run else {
+            return Exhausted::Unscored;
+        };
+        let (stop, spent) = (stop.clone(), Arc::clone(&self.spent));
+        Exhausted::Stop(Arc::new(move |why| {
+            // The first one counts; the others follow from it.
+            let _ = spent.set(why.to_owned());
+            stop.send_replace(true);
+        }))
+    }
+}
