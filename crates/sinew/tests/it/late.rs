@@ -106,6 +106,7 @@ fn rewards_that_are_imported_after_the_batch_left_are_trained() {
         waiting.iter().filter(scored).count() == given
     };
     until(taken, "the run takes the scores");
+    until(|| !lines(&run).is_empty(), "the first step is done");
     child.kill().unwrap();
     child.wait().unwrap();
     // The other half comes while nothing runs, and then whatever is new as soon as it is there.
