@@ -31,7 +31,6 @@ mod error;
 mod frame;
 mod http;
 mod kind;
-#[cfg(feature = "mcp")]
 mod mcp;
 mod plan;
 mod reward;
@@ -54,7 +53,8 @@ pub use http::{
 };
 pub use kind::{KIND, Python};
 #[cfg(feature = "mcp")]
-pub use mcp::{MCP_KIND, Mcp, McpEnvFactory, McpServer};
+pub use mcp::McpEnvFactory;
+pub use mcp::{MCP_KIND, Mcp, McpServer};
 pub use reward::PythonReward;
 pub use rows::{PythonRows, RowLimits};
 pub use target::{Target, TargetKind};

@@ -49,8 +49,8 @@ impl EnvSection {
 
 /// All environments that a recipe can name: those of `sinew-env`, then those of crates above it.
 fn kinds() -> impl Iterator<Item = &'static EnvKind> {
-    use sinew_bridge::{HTTP_KIND, KIND};
-    ENVIRONMENTS.iter().chain([&KIND, &HTTP_KIND])
+    use sinew_bridge::{HTTP_KIND, KIND, MCP_KIND};
+    ENVIRONMENTS.iter().chain([&KIND, &HTTP_KIND, &MCP_KIND])
 }
 
 /// `chat`, which needs nothing but tasks and rewards.

@@ -30,8 +30,9 @@ mod serve;
 
 #[cfg(feature = "mcp")]
 pub(crate) use protocol::cut;
+pub(crate) use remote::address;
 #[cfg(feature = "mcp")]
-pub(crate) use remote::{address, client};
+pub(crate) use remote::client;
 
 pub use self::client::HttpEnvFactory;
 pub use conformance::{CaseOutcome, ConformanceOptions, ConformanceRow, conformance};

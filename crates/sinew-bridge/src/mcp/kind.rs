@@ -1,5 +1,6 @@
 //! The environment `mcp` of the registry: its checks and constructors.
 
+#[cfg(feature = "mcp")]
 use super::env::McpEnvFactory;
 use super::keys::Mcp;
 use sinew_env::{
@@ -59,8 +60,18 @@ impl EnvConfig for Mcp {
         })
     }
 
+    #[cfg(feature = "mcp")]
     fn factory(&self, sandboxes: Option<Sandboxes>) -> Result<Arc<dyn EnvFactory>, EnvError> {
         Ok(Arc::new(McpEnvFactory::start(self, sandboxes)?))
+    }
+
+    #[cfg(not(feature = "mcp"))]
+    fn factory(&self, _sandboxes: Option<Sandboxes>) -> Result<Arc<dyn EnvFactory>, EnvError> {
+        Err(EnvError::Config {
+            field: "type",
+            value: "\"mcp\"".into(),
+            allowed: "this program was built without the feature `mcp`".into(),
+        })
     }
 
     fn process_reward(&self) -> f64 {

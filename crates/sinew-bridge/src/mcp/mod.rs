@@ -13,12 +13,16 @@
 //! - A command runs in a sandbox without a network; its lines, results and waits are bounded.
 //! - What the model or a tool did wrong is an observation. What the server did wrong fails the episode.
 
+#[cfg(feature = "mcp")]
 mod client;
+#[cfg(feature = "mcp")]
 mod env;
 mod keys;
 mod kind;
+#[cfg(feature = "mcp")]
 mod server;
 
+#[cfg(feature = "mcp")]
 pub use env::McpEnvFactory;
 pub use keys::{Mcp, McpServer};
 pub use kind::MCP_KIND;

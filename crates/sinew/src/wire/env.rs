@@ -102,6 +102,9 @@ pub(crate) fn own_reward(
 
 /// Tasks and environments of a recipe. Sandboxes are started only for an environment that needs them.
 pub(crate) fn world(recipe: &RunPlan) -> Result<World, Failure> {
+    if cfg!(not(feature = "mcp")) && recipe.env.name() == "mcp" {
+        return Err(sinew_levels::missing_feature("env.type = \"mcp\"", "mcp").into());
+    }
     world_with(recipe, &Bench::default())
 }
 

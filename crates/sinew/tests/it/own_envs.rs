@@ -192,3 +192,47 @@ fn a_model_learns_in_an_environment_behind_http() {
     let reward = |at: &str| last["eval"][at]["reward"].as_f64().unwrap();
     assert!(reward("after") > reward("before") + 0.3, "{last}");
 }
+
+#[cfg(feature = "mcp")]
+#[test]
+fn a_model_learns_beside_the_tools_of_an_mcp_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = "import json, sys\n\n\
+        tool = {'name': 'look_up', 'description': 'Finds things.', 'inputSchema': {'type': 'object'}}\n\
+        for line in sys.stdin:\n    \
+            m = json.loads(line)\n    \
+            if 'id' not in m:\n        continue\n    \
+            result = {'tools': [tool], 'content': []}\n    \
+            if m['method'] == 'initialize':\n        \
+                result = {'protocolVersion': m['params']['protocolVersion'], 'capabilities': {'tools': {}}, \
+                          'serverInfo': {'name': 'x', 'version': '1'}}\n    \
+            print(json.dumps({'jsonrpc': '2.0', 'id': m['id'], 'result': result}), flush=True)\n";
+    fs::write(dir.path().join("server.py"), server).unwrap();
+    let rows: String = (0..40)
+        .map(|i| format!("{{\"prompt\": \"Say {i}\"}}\n"))
+        .collect();
+    fs::write(dir.path().join("tasks.jsonl"), rows).unwrap();
+    let text = format!(
+        "{MODEL}tasks = \"tasks.jsonl\"\nreward = 'regex(\"[a-z]\")'\n\
+         [env]\ntype = \"mcp\"\nservers = [{{ command = [\"python3\", \"server.py\"] }}]\nsessions = 8\n\
+         [rollout]\ntasks_per_step = 4\ngroup_size = 8\nmax_turns = 2\nmax_turn_tokens = 4\n\
+         max_context_tokens = 1024\n[train]\nsteps = 20\nlearning_rate = 3e-3\nmicro_batch_tokens = 8192\n\
+         [eval]\ntasks = 16\n"
+    );
+    fs::write(dir.path().join("own.toml"), text).unwrap();
+    let shown = lines(&run(
+        dir.path(),
+        &["tasks", "own.toml", "--limit", "1", "--json"],
+    ));
+    let prompt = shown[0]["prompt"].as_str().unwrap();
+    assert!(
+        prompt.contains("look_up") && prompt.contains("Say "),
+        "{prompt}"
+    );
+    let last = last_line(&run(
+        dir.path(),
+        &["train", "own.toml", "--json", "--run-dir", "run"],
+    ));
+    let success = |at: &str| last["eval"][at]["success"].as_f64().unwrap();
+    assert!(success("after") > success("before") + 0.2, "{last}");
+}
