@@ -206,19 +206,25 @@ impl PythonCode {
 
 /// The path of a program that is a path or stands in the search path.
 fn find_program(name: &str, search_path: &str) -> Result<PathBuf, StartError> {
+    let whole = |path: PathBuf| {
+        // It is asked in another folder than the current one.
+        std::path::absolute(&path)
+            .map_err(|e| StartError::Interpreter(format!("{}: {e}", path.display())))
+    };
     if name.contains('/') {
-        return Ok(PathBuf::from(name));
+        return whole(PathBuf::from(name));
     }
     let found = search_path
         .split(':')
         .filter(|folder| !folder.is_empty())
         .map(|folder| Path::new(folder).join(name))
         .find(|path| path.is_file());
-    found.ok_or_else(|| {
+    let missing = || {
         StartError::Interpreter(format!(
             "there is no {name} in PATH; install Python 3.8 or later, or set `python` to a path"
         ))
-    })
+    };
+    whole(found.ok_or_else(missing)?)
 }
 
 fn ask(python: &Path) -> Result<Interpreter, StartError> {

@@ -79,8 +79,8 @@ fn rows_of_a_function_are_tasks() {
 
 #[test]
 fn tasks_of_reasoning_gym_are_made_and_scored_in_sandboxes() {
-    let mut path = root().join(".cache/venv-reasoning/bin").into_os_string();
-    path.push(":");
+    // A relative folder, as people type it.
+    let mut path = std::ffi::OsString::from(".cache/venv-reasoning/bin:");
     path.push(std::env::var_os("PATH").unwrap());
     let ask = |arguments: &[&str]| {
         let mut command = sinew();
