@@ -21,9 +21,12 @@ pub enum DataSection {
         /// or messages.
         path: String,
     },
-    /// The stored episodes of a run.
+    /// The environment's gold policy plays the training tasks, and what it says is imitated (SFT).
+    Gold {},
+    /// The stored episodes of a run: SFT imitates the successes, DPO compares the best of a group with the
+    /// worst.
     Episodes {
-        /// Folder of the run.
+        /// Folder of the run; in a chain also `stage:NAME`, a stage before this one.
         path: String,
         /// Purpose of the episodes: `train`, `eval-before`, `eval-after`, ...
         #[serde(default = "default_purpose")]
@@ -68,7 +71,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         "what is given as data cannot be run again: leave `retry` out".into(),
         !plan.rollout.repair.iter().flatten().any(retries),
     );
-    rules.custom(
+    rules.inert(
         "algorithm.refill",
         plan.algorithm.refill.unwrap_or_default(),
         "has no effect: with [data] no tasks are run to train on; remove it".into(),
@@ -82,6 +85,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let (name, fits, for_what) = match section {
         DataSection::Demonstrations { .. } => ("demonstrations", imitates, "`sft`"),
         DataSection::Pairs { .. } => ("pairs", prefers, "`dpo`"),
+        DataSection::Gold {} => ("gold", imitates, "`sft`"),
         DataSection::Episodes { .. } => ("episodes", imitates || prefers, "`sft` or `dpo`"),
         DataSection::Pool { .. } => ("pool", true, "every algorithm"),
     };
@@ -95,7 +99,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         ),
         fits,
     );
-    rules.custom(
+    rules.inert(
         "rollout.cross_policy",
         "{ ... }",
         "has no effect: with [data] nothing is sampled to train on; remove it".into(),

@@ -75,11 +75,10 @@ fn named(name: &str) -> Result<&'static EnvKind, String> {
     })
 }
 
-/// What is wrong with `[env]` in a recipe's text, at its place. A table with `type` is buffered
+/// What is wrong with `[env]` in a recipe's keys, at its place. A table with `type` is buffered
 /// when the whole recipe is read, and places are lost there.
-pub(crate) fn problem(text: &str) -> Option<(Range<usize>, String)> {
-    let mut root = DeTable::parse(text).ok()?.into_inner();
-    let env = root.remove("env")?;
+pub(crate) fn problem(root: &DeTable<'_>) -> Option<(Range<usize>, String)> {
+    let env = root.get("env")?.clone();
     let span = env.span();
     let DeValue::Table(mut keys) = env.into_inner() else {
         return None;

@@ -57,4 +57,24 @@ impl RecipeError {
             Self::Value { place, .. } => messages::at(place),
         }
     }
+
+    /// The same, of a stage of a chain.
+    pub(crate) fn in_stage(self, stage: &str) -> Self {
+        match self {
+            Self::Value {
+                path,
+                place,
+                key,
+                value,
+                reason,
+            } => Self::Value {
+                path,
+                place: format!("{place}stage {stage}: "),
+                key,
+                value,
+                reason,
+            },
+            other => other,
+        }
+    }
 }

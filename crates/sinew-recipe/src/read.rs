@@ -7,10 +7,29 @@
 use crate::keys::RecipeKeys;
 use crate::messages::{self, explain};
 use crate::rule::Rule;
-use crate::{ModelSection, RecipeError, RunPlan, env, renamed, rules};
-use serde::{Serialize, Serializer};
+use crate::{ModelSection, RecipeError, RunPlan, chain, env, renamed, rules};
+use serde::{Deserialize, Serialize, Serializer};
 use std::path::Path;
-use toml::de::DeTable;
+use toml::Spanned;
+use toml::de::{DeTable, Deserializer};
+
+/// A recipe's text, for messages with its places.
+pub(crate) struct Source<'a> {
+    /// For messages; it is not opened.
+    pub(crate) path: &'a Path,
+    pub(crate) text: &'a str,
+    /// Whether it is what a run saved.
+    pub(crate) saved: bool,
+}
+
+/// A plan that breaks a rule.
+pub(crate) struct Broken {
+    /// The key of the rule.
+    pub(crate) key: String,
+    /// The key has no effect: without it the rule holds.
+    pub(crate) inert: bool,
+    pub(crate) error: RecipeError,
+}
 
 impl RunPlan {
     /// Reads and checks a recipe file.
@@ -53,60 +72,24 @@ impl RunPlan {
     }
 
     fn read(path: &Path, text: &str, saved: bool) -> Result<Self, RecipeError> {
-        let parse = |message: String| RecipeError::Parse {
-            path: path.into(),
-            key: messages::key_of(text, &message),
-            message,
-        };
-        if let Some((span, message)) = renamed::old_key(text) {
-            let place = messages::place(text, &span);
-            return Err(parse(format!("{place}{message}")));
+        let source = Source { path, text, saved };
+        let root = source.table()?;
+        if let Some((key, _)) = root.get_ref().get_key_value("stage") {
+            let place = messages::place(text, &key.span());
+            return Err(source.parse_error(format!(
+                "{place}`stage`: this is a chain of runs, which `sinew train` and `sinew check` take\n  \
+                 hint: the recipe of a stage is recipe.toml in its folder, DIR/STAGE"
+            )));
         }
-        if let Some((span, message)) = env::problem(text) {
-            return Err(parse(messages::explained(text, Some(span), &message)));
-        }
-        let keys: RecipeKeys = toml::from_str(text).map_err(|e| parse(explain(text, &e)))?;
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-        let plan = keys.resolve(&stem);
-        plan.check(path, text, saved)?;
-        Ok(plan)
-    }
-
-    fn check(&self, path: &Path, text: &str, saved: bool) -> Result<(), RecipeError> {
-        let root = DeTable::parse(text).map(toml::Spanned::into_inner);
-        let root = root.unwrap_or_default();
-        let typed = |key: &str| renamed::typed(&root, key);
-        let fail = |key: &str, value: Option<String>, reason: String| {
-            let found = typed(key);
-            let shown = found
-                .as_ref()
-                .map_or_else(String::new, |(span, _)| messages::place(text, span));
-            Err(RecipeError::Value {
-                path: path.into(),
-                place: shown,
-                key: key.into(),
-                value: value.unwrap_or_else(|| messages::value(text, found.map(|f| f.1))),
-                reason,
-            })
-        };
-        // What has no effect is refused where it is typed, but for what a run saved.
-        let broken = |rules: Vec<Rule>| {
-            let mut broken = rules.into_iter().filter(|r| !r.holds);
-            broken.find(|r| !r.is_unused() || (!saved && typed(&r.key).is_some()))
-        };
-        if let Some(rule) = broken(rules::all(self)) {
-            return fail(&rule.key, rule.value, rule.reason);
-        }
-        let algorithm = match self.algorithm() {
-            Ok(algorithm) => algorithm,
-            Err(e) => {
-                let kind = format!("{:?}", self.algorithm.kind.name());
-                return fail("algorithm", Some(kind), e.to_string());
+        let plan = source.plan(root.get_ref().clone(), &stem)?;
+        source.check(&plan, root.get_ref()).map_err(|b| b.error)?;
+        match chain::references(&plan).first() {
+            Some((key, _)) => {
+                let why = "allowed in a [[stage]] of a chain; elsewhere name the folder of a run";
+                Err(source.value_error(root.get_ref(), key, why))
             }
-        };
-        match broken(rules::of_algorithm(self, &algorithm)) {
-            Some(rule) => fail(&rule.key, rule.value, rule.reason),
-            None => Ok(()),
+            None => Ok(plan),
         }
     }
 
@@ -130,6 +113,93 @@ impl RunPlan {
             ModelSection::Pretrained { source } => source.clone(),
             ModelSection::Scratch { .. } => "scratch".into(),
         }
+    }
+}
+
+impl<'a> Source<'a> {
+    /// The keys as typed, with their places.
+    pub(crate) fn table(&self) -> Result<Spanned<DeTable<'a>>, RecipeError> {
+        DeTable::parse(self.text).map_err(|e| self.parse_error(explain(self.text, &e)))
+    }
+
+    pub(crate) fn parse_error(&self, message: String) -> RecipeError {
+        RecipeError::Parse {
+            path: self.path.into(),
+            key: messages::key_of(self.text, &message),
+            message,
+        }
+    }
+
+    /// A value that is refused, at its place in `root` if it is typed there.
+    pub(crate) fn value_error(&self, root: &DeTable<'_>, key: &str, reason: &str) -> RecipeError {
+        self.refused(root, key, None, reason.to_owned())
+    }
+
+    fn refused(
+        &self,
+        root: &DeTable<'_>,
+        key: &str,
+        value: Option<String>,
+        reason: String,
+    ) -> RecipeError {
+        let found = renamed::typed(root, key);
+        let shown = found
+            .as_ref()
+            .map_or_else(String::new, |(span, _)| messages::place(self.text, span));
+        RecipeError::Value {
+            path: self.path.into(),
+            place: shown,
+            key: key.into(),
+            value: value.unwrap_or_else(|| messages::value(self.text, found.map(|f| f.1))),
+            reason,
+        }
+    }
+
+    /// The plan of the keys in `root`, which is not checked yet; `name` stands in for a missing one.
+    pub(crate) fn plan(&self, root: DeTable<'a>, name: &str) -> Result<RunPlan, RecipeError> {
+        if let Some((span, message)) = renamed::old_key(&root) {
+            let place = messages::place(self.text, &span);
+            return Err(self.parse_error(format!("{place}{message}")));
+        }
+        if let Some((span, message)) = env::problem(&root) {
+            return Err(self.parse_error(messages::explained(self.text, Some(span), &message)));
+        }
+        let whole = Spanned::new(0..self.text.len(), root);
+        let keys = RecipeKeys::deserialize(Deserializer::from(whole));
+        let keys = keys.map_err(|e| self.parse_error(explain(self.text, &e)))?;
+        Ok(keys.resolve(name))
+    }
+
+    /// Checks a plan by all rules; `root` has the keys that it was made of.
+    pub(crate) fn check(&self, plan: &RunPlan, root: &DeTable<'_>) -> Result<(), Box<Broken>> {
+        // What has no effect is refused where it is typed, but for what a run saved.
+        let broken = |rules: Vec<Rule>| {
+            let mut broken = rules.into_iter().filter(|r| !r.holds);
+            broken
+                .find(|r| !r.is_unused() || (!self.saved && renamed::typed(root, &r.key).is_some()))
+        };
+        let fail = |rule: Rule| {
+            Err(Box::new(Broken {
+                inert: rule.is_inert(),
+                error: self.refused(root, &rule.key, rule.value, rule.reason),
+                key: rule.key,
+            }))
+        };
+        if let Some(rule) = broken(rules::all(plan)) {
+            return fail(rule);
+        }
+        let algorithm = match plan.algorithm() {
+            Ok(algorithm) => algorithm,
+            Err(e) => {
+                let kind = format!("{:?}", plan.algorithm.kind.name());
+                return Err(Box::new(Broken {
+                    key: "algorithm".into(),
+                    inert: false,
+                    error: self.refused(root, "algorithm", Some(kind), e.to_string()),
+                }));
+            }
+        };
+        broken(rules::of_algorithm(plan, &algorithm)).map_or(Ok(()), fail)
     }
 }
 

@@ -33,9 +33,8 @@ const REMOVED: [(&str, &str); 8] = [
 const CONTROLLER: &str =
     "is no key any more: the controller has fixed constants; remove it, or set adaptive = false";
 
-/// The first key of a recipe's text that has another name or is gone: its place, and what to do.
-pub(crate) fn old_key(text: &str) -> Option<(Range<usize>, String)> {
-    let root = DeTable::parse(text).ok()?;
+/// The first key of a recipe that has another name or is gone: its place, and what to do.
+pub(crate) fn old_key(root: &DeTable<'_>) -> Option<(Range<usize>, String)> {
     let renamed = RENAMED.iter().map(|(old, new)| {
         let message = format!("`{old}` is called `{new}`");
         (old, message)
@@ -46,7 +45,7 @@ pub(crate) fn old_key(text: &str) -> Option<(Range<usize>, String)> {
     });
     let found = renamed
         .chain(removed)
-        .filter_map(|(old, message)| Some((typed(root.get_ref(), old)?.0, message)));
+        .filter_map(|(old, message)| Some((typed(root, old)?.0, message)));
     found.min_by_key(|(span, _)| span.start)
 }
 
@@ -66,7 +65,7 @@ pub(crate) fn typed(table: &DeTable<'_>, key: &str) -> Option<(Range<usize>, Ran
 
 /// A saved recipe with the names of this version; `None` where it has no old ones.
 pub(crate) fn upgraded(text: &str) -> Option<String> {
-    old_key(text)?;
+    old_key(DeTable::parse(text).ok()?.get_ref())?;
     let mut table: toml::Table = text.parse().ok()?;
     for (old, new) in RENAMED {
         if let Some(value) = take(&mut table, old) {
@@ -104,6 +103,10 @@ fn put(table: &mut toml::Table, key: &str, value: toml::Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn old_key(text: &str) -> Option<(Range<usize>, String)> {
+        super::old_key(DeTable::parse(text).unwrap().get_ref())
+    }
 
     #[test]
     fn old_names_are_refused_with_the_new_one_and_their_place() {

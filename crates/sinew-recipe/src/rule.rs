@@ -14,12 +14,19 @@ pub(crate) struct Rule {
     /// What is allowed and what to do; follows the value in the message.
     pub(crate) reason: String,
     pub(crate) holds: bool,
+    /// Where it does not hold, the key has no effect.
+    pub(crate) inert: bool,
 }
 
 impl Rule {
     /// Whether the key has no effect in this plan: typed, it is refused.
     pub(crate) fn is_unused(&self) -> bool {
         self.value.is_none() && !self.holds
+    }
+
+    /// Whether the key has no effect in this plan, typed or not: a default of a chain is left out then.
+    pub(crate) fn is_inert(&self) -> bool {
+        self.inert && !self.holds
     }
 }
 
@@ -35,7 +42,16 @@ impl Rules {
             value: Some(value.to_string()),
             reason,
             holds,
+            inert: false,
         });
+    }
+
+    /// A key whose value has no effect unless the condition holds.
+    pub(crate) fn inert(&mut self, key: &str, value: impl Display, reason: String, holds: bool) {
+        self.custom(key, value, reason, holds);
+        if let Some(rule) = self.0.last_mut() {
+            rule.inert = true;
+        }
     }
 
     /// A key that may be typed only where it has an effect. Without one it is left out of the
@@ -46,6 +62,7 @@ impl Rules {
             value: None,
             reason,
             holds: has_effect,
+            inert: true,
         });
     }
 

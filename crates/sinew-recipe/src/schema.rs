@@ -12,8 +12,15 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 
-/// JSON Schema (draft 7, which taplo and Even Better TOML read) of a recipe.
+/// JSON Schema (draft 7, which taplo and Even Better TOML read) of a recipe, with stages or without.
 pub fn json_schema() -> Value {
+    let mut schema = run_schema();
+    schema["properties"]["stage"] = stages(&schema);
+    schema
+}
+
+/// The schema of a run, which is that of a stage but for its name.
+pub(crate) fn run_schema() -> Value {
     let settings = SchemaSettings::draft07().with(|s| s.inline_subschemas = true);
     let schema = settings
         .into_generator()
@@ -52,6 +59,30 @@ pub fn json_schema() -> Value {
     schema["title"] = json!("Sinew recipe");
     schema
 }
+
+/// What a stage of a chain may say: its name, and every key of a recipe.
+fn stages(run: &Value) -> Value {
+    let mut keys = run["properties"].as_object().cloned().unwrap_or_default();
+    let described = "Name of the stage and of its folder: 1 to 40 letters, digits, `_` and `-`.";
+    keys.insert(
+        "name".into(),
+        json!({ "type": "string", "description": described }),
+    );
+    json!({
+        "type": "array",
+        "description": STAGES,
+        "items": {
+            "type": "object",
+            "required": ["name"],
+            "additionalProperties": false,
+            "properties": keys,
+        },
+    })
+}
+
+/// Description of `[[stage]]`.
+const STAGES: &str = "A chain of runs, each of which starts from the weights of the one before. A stage has a \
+    `name` and any key of a recipe; the keys above the stages are the defaults of all of them.";
 
 fn table(keys: impl Serialize) -> Map<String, Value> {
     match serde_json::to_value(keys) {
@@ -240,7 +271,8 @@ fn allowed(schema: &Value) -> String {
 
 /// `docs/recipe-keys.md`: one table of keys for each table of a recipe.
 pub fn markdown() -> String {
-    let schema = json_schema();
+    let mut schema = run_schema();
+    schema["properties"]["stage"] = json!({ "type": "array", "description": STAGES });
     let mut page = String::from(
         "# Keys of a recipe\n\nMade by `sinew schema --markdown` from the program itself; \
          [recipes.md](recipes.md) explains how keys work together. Times are in seconds, memory is in MiB.\n",

@@ -1,6 +1,6 @@
 //! The schema against the recipes that ship, the documentation, and random recipes.
 
-use crate::schema::{Key, json_schema, keys, markdown};
+use crate::schema::{Key, json_schema, keys, markdown, run_schema};
 use crate::*;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -101,7 +101,7 @@ fn every_recipe_that_ships_fits_the_schema() {
     for (path, text) in shipped() {
         let value: Value = toml::from_str(&text).unwrap();
         valid(&schema, &value).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        let effective = toml::to_string(&RunPlan::parse(&path, &text).unwrap()).unwrap();
+        let effective = toml::to_string(&Recipe::parse(&path, &text).unwrap()).unwrap();
         let value: Value = toml::from_str(&effective).unwrap();
         valid(&schema, &value).unwrap_or_else(|e| panic!("{} as run: {e}", path.display()));
     }
@@ -123,7 +123,7 @@ fn every_recipe_that_ships_fits_the_schema() {
 
 #[test]
 fn every_key_has_a_description() {
-    for key in keys(&json_schema()) {
+    for key in keys(&run_schema()) {
         // Terms of formulas, which the pages of the algorithms explain.
         let formula = key.path.starts_with("algorithm.") && key.path.matches('.').count() > 1;
         let described = key.schema["description"]
@@ -184,9 +184,9 @@ fn every_key_of_the_schema_is_known() {
 #[test]
 fn effective_recipes_are_recipes_of_the_same_run() {
     for (path, text) in shipped() {
-        let plan = RunPlan::parse(&path, &text).unwrap();
+        let plan = Recipe::parse(&path, &text).unwrap();
         let effective = toml::to_string(&plan).unwrap();
-        let again = RunPlan::parse(&path, &effective).unwrap();
+        let again = Recipe::parse(&path, &effective).unwrap();
         assert_eq!(again, plan, "{}", path.display());
         assert_eq!(toml::to_string(&again).unwrap(), effective);
     }
@@ -237,9 +237,9 @@ proptest! {
         for (at, (_, value)) in changes.iter().enumerate() {
             text = text.replace(&format!("\"@{at}\""), value.get::<&str>(&VALUES));
         }
-        if let Ok(plan) = RunPlan::parse(path, &text) {
+        if let Ok(plan) = Recipe::parse(path, &text) {
             let effective = toml::to_string(&plan).unwrap();
-            let again = RunPlan::parse(path, &effective);
+            let again = Recipe::parse(path, &effective);
             prop_assert_eq!(again.map_err(|e| e.to_string()), Ok(plan));
         }
     }

@@ -144,7 +144,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         given || !needs.tasks || plan.harness.live().is_some(),
     );
     let reason = format!("has no effect: env.type = \"{env}\" has tasks of its own; remove it");
-    rules.custom(
+    rules.inert(
         "tasks.source",
         format!("{:?}", tasks.source.as_deref().unwrap_or_default()),
         reason,
@@ -192,7 +192,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         rules.allowed(&format!("tasks.{key}"), value, allowed, false);
     }
     let reason = "has no effect: with [data] no tasks are run to train on; remove [tasks]";
-    rules.custom(
+    rules.inert(
         "tasks.sampling",
         "\"adaptive\"",
         reason.into(),
