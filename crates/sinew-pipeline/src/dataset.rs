@@ -253,9 +253,14 @@ fn stored(path: &str, purpose: &str, context: usize) -> Result<Vec<Vec<Trace>>, 
         }
         match page.next {
             Some(next) if count < MAX_ROWS => filter.after = Some(next),
-            _ => return Ok(groups.into_values().collect()),
+            _ => break,
         }
     }
+    // They are stored as they ended, and which of equal ones is the best must not depend on that.
+    for group in groups.values_mut() {
+        group.sort_by(|a, b| a.episode.cmp(&b.episode));
+    }
+    Ok(groups.into_values().collect())
 }
 
 #[cfg(test)]

@@ -255,7 +255,7 @@ impl PoolSource {
 }
 
 /// Training episodes of `step` that the store holds, where each step has `groups` draws.
-fn stored_step(
+pub(crate) fn stored_step(
     store: &dyn TraceStore,
     step: u64,
     groups: u64,

@@ -32,7 +32,7 @@ fn tag_format(tag: &str, tool: &str) -> TurnFormat {
 
 /// The action of a sampled turn. `truncated`: a limit ended it, so that an unfinished call is no mistake of
 /// the notation.
-pub(crate) fn of_tokens(
+pub fn of_tokens(
     renderer: &dyn Renderer,
     notation: &CallNotation,
     tools: &[ToolSpec],

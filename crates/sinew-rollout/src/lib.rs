@@ -27,6 +27,7 @@ mod harness;
 mod parts;
 mod rescore;
 
+pub use action::of_tokens as action_of_tokens;
 pub use admission::{
     Admission, AdmissionConfig, AdmissionCore, AdmissionReading, EpisodeKey, Place, PressureConfig,
     Ticket, TurnPlace,

@@ -1,0 +1,454 @@
+//! The environment's gold policy as a source of demonstrations: it plays the training tasks, and its turns
+//! are rendered as this model would write them.
+//!
+//! A step has one gold run of each of its tasks, which are those that a run that samples would draw. A gold
+//! run is an episode like any other: stored before it is trained, named after its draw, failed with a reason.
+//! One that fails, or that the model could not have written, is stored and not trained.
+//!
+//! | part | here |
+//! |---|---|
+//! | [`GoldRuns::play`] | one task in its environment, as a trace |
+//! | [`GoldSource`] | the tasks of a step, many at once, scored by the policy and stored |
+
+use crate::error::PipelineError;
+use crate::pool_source::stored_step;
+use crate::ports::{Given, SampleSource, Wanted};
+use crate::schedule::uniform_tasks;
+use sinew_algo::Columns;
+use sinew_env::{Action, CallNotation, EnvError, EnvFactory, Split, Taskset};
+use sinew_render::Renderer;
+use sinew_rollout::{EpisodeSpec, RunInfo, action_of_tokens};
+use sinew_types::{
+    EpisodeEnd, EpisodeId, FailureKind, GroupId, Message, Outcome, Role, SamplingParams, TokenKind,
+    ToolSpec, Trace, mix_seed,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+
+/// What plays gold runs.
+pub struct GoldRuns {
+    /// Its training tasks are played.
+    pub taskset: Arc<dyn Taskset>,
+    /// With a gold policy.
+    pub envs: Arc<dyn EnvFactory>,
+    /// Of the model that imitates.
+    pub renderer: Arc<dyn Renderer>,
+    /// For the traces.
+    pub run: RunInfo,
+    /// Maximum number of turns.
+    pub max_turns: u32,
+    /// Maximum number of tokens of an episode.
+    pub max_context_tokens: usize,
+    /// Wall time of one gold run, the start of its world included.
+    pub timeout: Duration,
+    /// Maximum number of gold runs at once.
+    pub max_in_flight: usize,
+    /// Some environments keep the actions of one task at a time.
+    pub asking: Mutex<()>,
+}
+
+impl std::fmt::Debug for GoldRuns {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GoldRuns")
+            .field("taskset", &self.taskset.name())
+            .field("env", &self.envs.name())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What was said in a gold run.
+struct Said {
+    messages: Vec<Message>,
+    tools: Vec<ToolSpec>,
+    calls: CallNotation,
+    actions: Vec<Action>,
+    outcome: Outcome,
+}
+
+const FAILED: &str = "the gold run failed";
+const UNSOLVED: &str = "the gold run did not solve its task";
+const TURNS: &str = "the gold run takes more than rollout.max_turns";
+const RENDER: &str = "the gold run cannot be rendered within rollout.max_context_tokens";
+const READ_BACK: &str = "the model's notation of the gold run reads back as something else";
+
+impl Said {
+    /// The calls of the gold policy, for a message.
+    fn calls_told(&self) -> String {
+        let calls = self.actions.iter().flat_map(|a| &a.tool_calls);
+        let calls: Vec<String> = calls
+            .map(|c| format!("{}({})", c.name, c.arguments))
+            .collect();
+        match calls.is_empty() {
+            true => "a turn of text".into(),
+            false => calls.join(", "),
+        }
+    }
+}
+
+/// Why a gold run is not trained, if so: one of a few reasons, so that they can be counted.
+pub fn unused(trace: &Trace) -> Option<&'static str> {
+    match &trace.end {
+        EpisodeEnd::Failed { message, .. } => {
+            let known = [TURNS, RENDER, READ_BACK];
+            let named = known.into_iter().find(|why| message.starts_with(why));
+            Some(named.unwrap_or(FAILED))
+        }
+        _ if trace.outcome.unscored || !trace.outcome.success => Some(UNSOLVED),
+        _ => None,
+    }
+}
+
+impl GoldRuns {
+    /// Whether the environment has a gold policy. It may block the thread.
+    ///
+    /// # Errors
+    /// If there is no task, or the environment refuses the first one.
+    pub fn are_possible(&self) -> Result<bool, PipelineError> {
+        let task = self.taskset.get(Split::Train, 0);
+        let task = task.map_err(PipelineError::input)?;
+        let first = self.envs.gold(&task, 0);
+        Ok(first
+            .map_err(|e| PipelineError::input(format!("env: {e}")))?
+            .is_some())
+    }
+
+    /// Plays draw `draw`, which is the training task at `index`: a valid trace in any case, of which
+    /// [`unused`] says whether it can be imitated.
+    ///
+    /// # Errors
+    /// If the taskset has no such task.
+    pub async fn play(
+        self: &Arc<Self>,
+        seed: u64,
+        draw: u64,
+        index: usize,
+    ) -> Result<Trace, PipelineError> {
+        let task = self.taskset.get(Split::Train, index);
+        let spec = EpisodeSpec {
+            episode: EpisodeId::new(format!("d{draw:08}-e0")),
+            group: GroupId::new(format!("d{draw:08}")),
+            task: task.map_err(PipelineError::system)?,
+            draw,
+            purpose: "train".into(),
+            seed: mix_seed(seed, draw),
+        };
+        let mut trace = spec.empty_trace(&self.run, &SamplingParams::default());
+        // Nothing was sampled.
+        trace.provenance.sampling = None;
+        let fail = |mut trace: Trace, kind: FailureKind, why: &str, detail: String| {
+            let message = format!("{why}: {detail}");
+            tracing::warn!(task = %spec.task.id, message);
+            trace.end = EpisodeEnd::Failed { kind, message };
+            Ok(trace)
+        };
+        let actions = match self.actions(&spec).await {
+            Ok(actions) => actions,
+            Err(e) => return fail(trace, e.failure_kind(), FAILED, e.to_string()),
+        };
+        if actions.len() > self.max_turns as usize {
+            let turns = format!("{} or more", actions.len());
+            return fail(trace, FailureKind::Environment, TURNS, turns);
+        }
+        let said = tokio::time::timeout(self.timeout, self.in_world(&spec, actions)).await;
+        let said = match said {
+            Ok(Ok(said)) => said,
+            Ok(Err(e)) => return fail(trace, e.failure_kind(), FAILED, e.to_string()),
+            Err(_) => {
+                let late = format!("it took more than {} s", self.timeout.as_secs_f64());
+                return fail(trace, FailureKind::Environment, FAILED, late);
+            }
+        };
+        let rendered = sinew_pool::conversation(
+            &said.messages,
+            &said.tools,
+            self.renderer.as_ref(),
+            self.max_context_tokens,
+        );
+        match rendered {
+            Ok(rendered) => trace.nodes = rendered.nodes,
+            Err(e) => return fail(trace, FailureKind::Render, RENDER, e.to_string()),
+        }
+        trace.outcome = said.outcome.clone();
+        match self.reads_back(&trace, &said) {
+            true => Ok(trace),
+            false => fail(trace, FailureKind::Render, READ_BACK, said.calls_told()),
+        }
+    }
+
+    /// The actions of the gold policy, one more than allowed if it has more.
+    async fn actions(self: &Arc<Self>, spec: &EpisodeSpec) -> Result<Vec<Action>, EnvError> {
+        let (runs, task) = (Arc::clone(self), spec.task.clone());
+        let asked = tokio::task::spawn_blocking(move || {
+            let _one = runs.asking.lock().unwrap_or_else(PoisonError::into_inner);
+            let turns = 0..=runs.max_turns as usize;
+            let actions = turns.map(|turn| runs.envs.gold(&task, turn).transpose());
+            actions.map_while(|action| action).collect()
+        });
+        let ended = |e: tokio::task::JoinError| EnvError::Worker(format!("gold policy: {e}"));
+        asked.await.map_err(ended)?
+    }
+
+    /// Plays `actions` in a world of their own, which is closed in any case.
+    async fn in_world(&self, spec: &EpisodeSpec, actions: Vec<Action>) -> Result<Said, EnvError> {
+        let mut env = self.envs.create(&spec.task)?;
+        let played = async {
+            let reset = env.reset().await?;
+            let mut said = Said {
+                messages: reset.messages,
+                tools: reset.tools,
+                calls: reset.calls,
+                actions: Vec::new(),
+                outcome: Outcome::default(),
+            };
+            for action in actions {
+                said.messages.push(turn(&action, &said.calls));
+                said.actions.push(action.clone());
+                let step = env.step(action).await?;
+                if let Some(outcome) = step.outcome {
+                    said.outcome = outcome;
+                    return Ok(said);
+                }
+                if let Some(observation) = step.observation {
+                    said.messages.extend(env.format_observation(&observation));
+                }
+            }
+            // What was observed after the last turn is not imitated.
+            let last = said
+                .messages
+                .iter()
+                .rposition(|m| m.role == Role::Assistant);
+            said.messages.truncate(last.map_or(0, |at| at + 1));
+            said.outcome = env.score().await?;
+            Ok(said)
+        };
+        let played: Result<Said, EnvError> = played.await;
+        let closed = env.close().await;
+        let said = played?;
+        closed.map(|()| said)
+    }
+
+    /// Whether the tokens of each turn mean what the gold policy did.
+    fn reads_back(&self, trace: &Trace, said: &Said) -> bool {
+        let turns = trace.nodes.iter().filter(|n| n.kind == TokenKind::Sampled);
+        let mut same = turns.zip(&said.actions).map(|(node, action)| {
+            let renderer = self.renderer.as_ref();
+            let read = action_of_tokens(renderer, &said.calls, &said.tools, &node.tokens, false);
+            let calls = |a: &Action| -> Vec<_> {
+                let calls = a.tool_calls.iter();
+                calls
+                    .map(|c| (c.name.clone(), c.arguments.clone()))
+                    .collect()
+            };
+            let texts = read.text.trim() == action.text.trim();
+            calls(&read) == calls(action) && (texts || !action.tool_calls.is_empty())
+        });
+        same.all(|same| same)
+    }
+}
+
+/// A gold action as a message of the assistant. Calls in a notation of the environment stand in the text.
+fn turn(action: &Action, calls: &CallNotation) -> Message {
+    let mut message = Message::new(Role::Assistant, action.text.clone());
+    if *calls == CallNotation::Template {
+        message.tool_calls.clone_from(&action.tool_calls);
+    }
+    message
+}
+
+/// Gold runs as training episodes.
+#[derive(Debug)]
+pub struct GoldSource {
+    /// Shared with the tasks that play.
+    pub runs: Arc<GoldRuns>,
+    /// Where they are played.
+    pub runtime: Handle,
+    /// Turns true when the run is asked to stop.
+    pub cancel: watch::Receiver<bool>,
+}
+
+impl GoldSource {
+    /// Plays the draws of a step that are not stored yet, in the order of their draws.
+    fn play(
+        &self,
+        wanted: &Wanted<'_>,
+        known: &BTreeSet<u64>,
+    ) -> Result<Vec<Trace>, PipelineError> {
+        let (seed, first) = (wanted.seed, (wanted.step - 1) * wanted.groups as u64);
+        let tasks = self.runs.taskset.len(Split::Train);
+        let indices = uniform_tasks(tasks, seed, wanted.step, wanted.groups);
+        let room = Arc::new(Semaphore::new(self.runs.max_in_flight.max(1)));
+        let mut cancel = self.cancel.clone();
+        let play = async {
+            let mut playing = JoinSet::new();
+            for (draw, index) in (first..).zip(indices) {
+                if known.contains(&draw) {
+                    continue;
+                }
+                let (runs, room) = (Arc::clone(&self.runs), Arc::clone(&room));
+                playing.spawn(async move {
+                    let _place = room.acquire().await;
+                    (draw, runs.play(seed, draw, index).await)
+                });
+            }
+            let mut played = BTreeMap::new();
+            while let Some(done) = playing.join_next().await {
+                let (draw, run) = done.map_err(PipelineError::system)?;
+                played.insert(draw, run?);
+            }
+            Ok(played.into_values().collect())
+        };
+        self.runtime.block_on(async {
+            tokio::select! {
+                played = play => played,
+                Ok(_) = cancel.wait_for(|stop| *stop) => Err(PipelineError::Interrupted),
+            }
+        })
+    }
+}
+
+impl SampleSource for GoldSource {
+    fn groups(&mut self, wanted: Wanted<'_>) -> Result<Given, PipelineError> {
+        let stored = stored_step(wanted.store, wanted.step, wanted.groups as u64)?;
+        let known: BTreeSet<u64> = stored.iter().map(|t| t.origin.draw).collect();
+        let played = self.play(&wanted, &known)?;
+        let (bad, good): (Vec<Trace>, Vec<Trace>) =
+            played.into_iter().partition(|t| unused(t).is_some());
+        let mut good: Vec<Vec<Trace>> = good.into_iter().map(|t| vec![t]).collect();
+        if !good.is_empty() {
+            let none = Columns::new();
+            let (learner, algorithm) = (wanted.learner, wanted.algorithm);
+            learner.score_data(algorithm, &mut good, &none)?;
+        }
+        let new: Vec<Trace> = good.into_iter().flatten().chain(bad).collect();
+        let written = wanted.store.commit_batch(&new);
+        written.map_err(PipelineError::system)?;
+        let mut given = Given::default();
+        for trace in new.into_iter().chain(stored) {
+            match unused(&trace) {
+                None => given.groups.push(vec![trace]),
+                Some(why) => {
+                    given.dropped.insert(trace.episode, why.to_owned());
+                }
+            }
+        }
+        let draw = |group: &Vec<Trace>| group.first().map(|t| t.origin.draw);
+        given.groups.sort_by_key(draw);
+        Ok(given)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sinew_env::{Env, tiny};
+    use sinew_render::TinyRenderer;
+    use sinew_types::{Task, ToolCall};
+
+    /// The tiny world with other solutions; `None`: an error.
+    struct Other(fn(&Task, usize) -> Option<Option<Action>>);
+
+    impl EnvFactory for Other {
+        fn name(&self) -> &str {
+            "other"
+        }
+
+        fn create(&self, task: &Task) -> Result<Box<dyn Env>, EnvError> {
+            tiny::TinyFactory.create(task)
+        }
+
+        fn gold(&self, task: &Task, turn: usize) -> Result<Option<Action>, EnvError> {
+            (self.0)(task, turn).ok_or(EnvError::Worker("no idea".into()))
+        }
+    }
+
+    fn runs(envs: impl EnvFactory + 'static, tokens: usize) -> Arc<GoldRuns> {
+        Arc::new(GoldRuns {
+            taskset: Arc::new(tiny::TinyTaskset::new(0)),
+            envs: Arc::new(envs),
+            renderer: Arc::new(TinyRenderer::new(tiny::ALPHABET)),
+            run: RunInfo::default(),
+            max_turns: 4,
+            max_context_tokens: tokens,
+            timeout: Duration::from_secs(60),
+            max_in_flight: 2,
+            asking: Mutex::new(()),
+        })
+    }
+
+    fn play(runs: &Arc<GoldRuns>, draw: u64) -> Trace {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let index = draw as usize % runs.taskset.len(Split::Train);
+        let trace = runtime.block_on(runs.play(0, draw, index)).unwrap();
+        trace.validate().unwrap();
+        trace
+    }
+
+    #[test]
+    fn a_gold_run_is_a_solved_episode_in_the_tokens_of_the_model() {
+        let runs = runs(tiny::TinyFactory, 64);
+        assert!(runs.are_possible().unwrap());
+        for draw in 0..20 {
+            let trace = play(&runs, draw);
+            assert_eq!(unused(&trace), None, "{:?}", trace.end);
+            assert_eq!(trace.episode.as_str(), format!("d{draw:08}-e0"));
+            assert!(trace.outcome.success && trace.outcome.reward == 1.0);
+            let turns: Vec<_> = trace
+                .nodes
+                .iter()
+                .filter(|n| n.kind == TokenKind::Sampled)
+                .collect();
+            let far: usize = trace
+                .task_kind
+                .strip_prefix("corridor-")
+                .unwrap()
+                .parse()
+                .unwrap();
+            // A move and the stop token each.
+            assert_eq!((turns.len(), trace.sampled_tokens()), (far, 2 * far));
+        }
+    }
+
+    #[test]
+    fn a_gold_run_that_cannot_be_imitated_says_why() {
+        let solution = |task: &Task, turn| tiny::TinyFactory.gold(task, turn).ok();
+        let cases: [(fn(&Task, usize) -> Option<Option<Action>>, usize, &str); 5] = [
+            (
+                |_, turn| Some((turn < 1).then(|| Action::say("A"))),
+                64,
+                UNSOLVED,
+            ),
+            (|_, _| Some(Some(Action::say("A"))), 64, TURNS),
+            (
+                |_, turn| (turn < 1).then(|| Some(Action::say("A"))),
+                64,
+                FAILED,
+            ),
+            (solution, 3, RENDER),
+            (
+                |task, turn| {
+                    let action = tiny::TinyFactory.gold(task, turn).ok()?;
+                    Some(action.map(|action| Action {
+                        tool_calls: vec![ToolCall {
+                            id: "c".into(),
+                            name: "walk".into(),
+                            arguments: serde_json::json!({}),
+                        }],
+                        ..action
+                    }))
+                },
+                64,
+                READ_BACK,
+            ),
+        ];
+        for (gold, tokens, why) in cases {
+            let trace = play(&runs(Other(gold), tokens), 0);
+            assert_eq!(unused(&trace), Some(why), "{:?}", trace.end);
+        }
+        let none = runs(Other(|_, _| Some(None)), 64);
+        assert!(!none.are_possible().unwrap());
+    }
+}
