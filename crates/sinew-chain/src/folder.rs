@@ -1,0 +1,289 @@
+//! The folder of a chain: one owner at a time, and which stages have ended.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sinew_recipe::{ChainPlan, StagePlan};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+const RECIPE: &str = "chain.toml";
+const ENDED: &str = "chain.json";
+
+/// Why a chain's folder cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ChainError {
+    /// It cannot be made, read or written.
+    #[error("{}: {source}\n  hint: --run-dir needs a folder that can be written", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// It holds a chain or a run, and `--resume` was not given, or it is none of this chain.
+    #[error("{} holds a {what} already\n  hint: {hint}", path.display())]
+    Exists {
+        /// The folder.
+        path: PathBuf,
+        /// `chain` or `run`.
+        what: &'static str,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// Another process holds the lock.
+    #[error("{} is in use by another sinew process", path.display())]
+    Locked {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A file is not what a chain writes.
+    #[error("{}: {message}\n  hint: put the file right, or start a new chain in another --run-dir", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// A stage that others build on would change.
+    #[error(
+        "stage {stage} has ended, and {what}\n  hint: put that back, or start a new chain in another --run-dir; \
+         model = \"run:{}\" begins one with its weights", folder.display()
+    )]
+    Changed {
+        /// Its name.
+        stage: String,
+        /// What changed.
+        what: String,
+        /// Its folder.
+        folder: PathBuf,
+    },
+    /// The weights in a stage's folder are not those that it ended with.
+    #[error(
+        "stage {stage} ended with the weights {expected}, but its folder {} gives {found}\n  hint: copy the folder \
+         back as it was, or start a new chain in another --run-dir; adapters are merged in 32 bits, and another \
+         kernel set can round otherwise", folder.display()
+    )]
+    Weights {
+        /// Its name.
+        stage: String,
+        /// BLAKE3 in hexadecimal digits.
+        expected: String,
+        /// BLAKE3 of what the folder gives now.
+        found: String,
+        /// Its folder.
+        folder: PathBuf,
+    },
+}
+
+/// What a stage left to the next one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StageEnd {
+    /// Of the stage.
+    pub name: String,
+    /// BLAKE3 of its effective recipe, without what only bounds a run.
+    pub recipe: String,
+    /// Steps that the recipe asked for.
+    pub steps: u64,
+    /// Folder of its last checkpoint, below `checkpoints`.
+    pub checkpoint: String,
+    /// BLAKE3 of its last weights in 32 bits, adapters merged: 64 hexadecimal digits.
+    pub weights: String,
+    /// The last line of its run, as `sinew train --json` gives it.
+    pub last: Value,
+}
+
+/// `chain.json`.
+#[derive(Default, Serialize, Deserialize)]
+struct Ended {
+    ended: Vec<StageEnd>,
+}
+
+/// An opened chain folder. The lock is held until it is dropped, or the process dies.
+#[derive(Debug)]
+pub struct ChainDir {
+    path: PathBuf,
+    ended: Vec<StageEnd>,
+    _lock: File,
+}
+
+impl ChainDir {
+    /// Creates the folder for `chain`, or opens it again with `resume`. Stages that have not begun may have
+    /// changed since; the last one that ended may have more steps, if no other has begun, and goes on then.
+    ///
+    /// # Errors
+    /// If it cannot be written, is in use, holds something else, or a stage that ended has changed.
+    pub fn open(path: &Path, chain: &ChainPlan, resume: bool) -> Result<Self, ChainError> {
+        let io = |source| ChainError::Io {
+            path: path.into(),
+            source,
+        };
+        let exists = |what, hint| ChainError::Exists {
+            path: path.into(),
+            what,
+            hint,
+        };
+        if path.join("recipe.toml").exists() {
+            return Err(exists(
+                "run",
+                "a chain needs a folder of its own: name another --run-dir",
+            ));
+        }
+        if holds_chain(path) && !resume {
+            let hint = "go on with the same command and --resume, or name another --run-dir";
+            return Err(exists("chain", hint));
+        }
+        std::fs::create_dir_all(path).map_err(io)?;
+        let lock = File::create(path.join("lock")).map_err(io)?;
+        if let Err(e) = lock.try_lock() {
+            return Err(match e {
+                std::fs::TryLockError::WouldBlock => ChainError::Locked { path: path.into() },
+                std::fs::TryLockError::Error(source) => io(source),
+            });
+        }
+        let mut dir = Self {
+            path: std::path::absolute(path).map_err(io)?,
+            ended: ended(path)?,
+            _lock: lock,
+        };
+        dir.check(chain)?;
+        let text = toml::to_string(chain).map_err(|e| io(std::io::Error::other(e)))?;
+        dir.write(RECIPE, text.as_bytes())?;
+        Ok(dir)
+    }
+
+    /// The folder, absolute.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Folder of a stage.
+    pub fn stage(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// The stages that ended, in their order.
+    pub fn ended(&self) -> &[StageEnd] {
+        &self.ended
+    }
+
+    /// Makes the end of a stage durable: the mark from which on the next one runs.
+    ///
+    /// # Errors
+    /// If it cannot be written; the stage has not ended then.
+    pub fn end(&mut self, end: StageEnd) -> Result<(), ChainError> {
+        let mut ended = self.ended.clone();
+        ended.push(end);
+        self.mark(ended)
+    }
+
+    fn mark(&mut self, ended: Vec<StageEnd>) -> Result<(), ChainError> {
+        let all = Ended { ended };
+        let text = serde_json::to_string_pretty(&all).map_err(|e| ChainError::Damaged {
+            path: self.path.join(ENDED),
+            message: e.to_string(),
+        })?;
+        self.write(ENDED, text.as_bytes())?;
+        self.ended = all.ended;
+        Ok(())
+    }
+
+    /// Writes a file so that it is there in whole or not at all, whenever the process or the machine stops.
+    pub(crate) fn write(&self, name: &str, content: &[u8]) -> Result<(), ChainError> {
+        let path = self.path.join(name);
+        let written = || {
+            let temporary = path.with_extension("new");
+            let mut file = File::create(&temporary)?;
+            std::io::Write::write_all(&mut file, content)?;
+            file.sync_all()?;
+            std::fs::rename(&temporary, &path)?;
+            File::open(&self.path)?.sync_all()
+        };
+        written().map_err(|source| ChainError::Io {
+            path: path.clone(),
+            source,
+        })
+    }
+
+    /// Compares the stages that ended with the recipe.
+    fn check(&mut self, chain: &ChainPlan) -> Result<(), ChainError> {
+        for (at, end) in self.ended.iter().enumerate() {
+            let changed = |what: String| ChainError::Changed {
+                stage: end.name.clone(),
+                what,
+                folder: self.stage(&end.name),
+            };
+            let Some(stage) = chain.stages.get(at).filter(|s| s.name == end.name) else {
+                let what = format!("the recipe has no such stage as number {} any more", at + 1);
+                return Err(changed(what));
+            };
+            if recipe_hash(stage) != end.recipe {
+                return Err(changed("its recipe is another one now".into()));
+            }
+            let (asked, done) = (stage.plan.train.steps, end.steps);
+            let next = chain.stages.get(at + 1);
+            let built_on =
+                next.is_some_and(|next| self.stage(&next.name).join("recipe.toml").exists());
+            if asked < done || (asked > done && built_on) {
+                let what = format!("its train.steps are {asked} now, of {done} that it did");
+                return Err(changed(what));
+            }
+        }
+        // Only the last one can have more steps to do.
+        let longer = |(end, stage): (&StageEnd, &StagePlan)| stage.plan.train.steps > end.steps;
+        if let Some(at) = self.ended.iter().zip(&chain.stages).position(longer) {
+            let kept = self.ended.iter().take(at).cloned().collect();
+            self.mark(kept)?;
+        }
+        Ok(())
+    }
+}
+
+/// What the end of a stage is bound to: its recipe but for steps and wall time. Folders are no part of it.
+pub(crate) fn recipe_hash(stage: &StagePlan) -> String {
+    stage.plan.hash().unwrap_or_default()
+}
+
+fn ended(path: &Path) -> Result<Vec<StageEnd>, ChainError> {
+    let file = path.join(ENDED);
+    let text = match std::fs::read_to_string(&file) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        read => read.map_err(|source| ChainError::Io {
+            path: file.clone(),
+            source,
+        })?,
+    };
+    let ended: Result<Ended, _> = serde_json::from_str(&text);
+    let damaged = |e: serde_json::Error| ChainError::Damaged {
+        path: file,
+        message: e.to_string(),
+    };
+    Ok(ended.map_err(damaged)?.ended)
+}
+
+/// Whether a chain was begun in this folder, ended or not.
+pub fn holds_chain(path: &Path) -> bool {
+    path.join(RECIPE).exists()
+}
+
+/// The last stage of the chain in `path` that ended.
+///
+/// # Errors
+/// If its file is damaged, or no stage has ended yet.
+pub fn last_stage(path: &Path) -> Result<StageEnd, ChainError> {
+    let last = ended(path)?.pop();
+    last.ok_or_else(|| ChainError::Damaged {
+        path: path.join(ENDED),
+        message: "no stage of this chain has ended yet".into(),
+    })
+}
+
+/// The folder of a run, or of the last stage that ended of the chain in `path`.
+///
+/// # Errors
+/// As of [`last_stage`].
+pub fn run_folder(path: &Path) -> Result<PathBuf, ChainError> {
+    match holds_chain(path) {
+        false => Ok(path.to_owned()),
+        true => Ok(path.join(last_stage(path)?.name)),
+    }
+}
