@@ -32,7 +32,7 @@ use crate::output;
 use crate::wire;
 use serde_json::json;
 use sinew_env::{Action, EnvFactory, Split};
-use sinew_recipe::{EngineType, ModelSection, RecipeError, RunPlan};
+use sinew_recipe::{DataSection, EngineType, ModelSection, Recipe, RecipeError, RunPlan};
 use sinew_render::{MockTrajectory, conformance_check};
 use sinew_sandbox::{ExecRequest, Program, SandboxProvider, SandboxSpec};
 use sinew_tasks::TableTaskset;
@@ -95,7 +95,7 @@ impl Report {
 /// Runs every check and reports each. Checks that share a cause are reported once: without a model,
 /// `template` and `model` fail for one reason.
 pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
-    let recipe = RunPlan::load(path).map_err(|e| refused(e, json))?;
+    let recipe = Recipe::load(path).map_err(|e| refused(e, json))?;
     let mut report = Report {
         json,
         failures: Vec::new(),
@@ -106,7 +106,22 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
         Ok(format!("{} parses; all values are allowed", path.display())),
     );
     report.row("device", device());
-    let (joins, shape) = (template(&recipe), model(&recipe));
+    match &recipe {
+        Recipe::Run(plan) => plan_rows(plan, &mut report),
+        Recipe::Chain(chain) => {
+            for (at, stage) in chain.stages.iter().enumerate() {
+                let of = format!("{} of {}: {}", at + 1, chain.stages.len(), stage.name);
+                report.row("stage", Ok(of));
+                plan_rows(&chain.before_it_runs(at), &mut report);
+            }
+        }
+    }
+    report.end()
+}
+
+/// The checks of a run, or of a stage before any has run.
+fn plan_rows(recipe: &RunPlan, report: &mut Report) {
+    let (joins, shape) = (template(recipe), model(recipe));
     // What needs the model would say again why there is none.
     let same_reason = match (&joins, &shape) {
         (Err(joins), Err(shape)) => joins.text() == shape.text(),
@@ -118,29 +133,29 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
     let has_model = report.row("model", shape);
     if has_model {
         let mut scored = true;
-        for (key, source) in wire::scoring_sources(&recipe) {
-            scored &= report.row(key, scoring_model(&recipe, key, &source));
+        for (key, source) in wire::scoring_sources(recipe) {
+            scored &= report.row(key, scoring_model(recipe, key, &source));
         }
         if recipe.data.is_some() {
-            let data = reach::pool(&recipe).and_then(|()| data(&recipe));
+            let data = reach::pool(recipe).and_then(|()| data(recipe));
             report.row("data", data);
         }
         if scored {
-            report.row("memory", memory::memory(&recipe));
+            report.row("memory", memory::memory(recipe));
         }
-        report.row("disk", disk::disk(&recipe, Path::new(".")));
+        report.row("disk", disk::disk(recipe, Path::new(".")));
     }
     if recipe.env.needs().sandbox {
-        report.row("sandbox", sandbox(&recipe));
+        report.row("sandbox", sandbox(recipe));
     }
     if recipe.engine.kind != EngineType::Embedded {
-        report.row("engine", reach::engine(&recipe));
+        report.row("engine", reach::engine(recipe));
     }
     if !recipe.harness.is_built_in() {
         let row = wire::check_harness(&recipe.harness, &recipe.sandbox);
         let starts = recipe.harness.program().is_some();
         if report.row("harness", row) && starts {
-            let asks = wire::taskset(&recipe).and_then(|tasks| {
+            let asks = wire::taskset(recipe).and_then(|tasks| {
                 wire::asks_model(&recipe.harness, &recipe.sandbox, tasks.as_ref())
             });
             report.row(
@@ -149,18 +164,17 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
             );
         }
     }
-    report.row("tasks", tasks(&recipe));
+    report.row("tasks", tasks(recipe));
     // What plays episodes needs the rewards, and would say again what they lack.
     let outside = recipe.reward.as_ref().is_some_and(|r| r.is_outside());
-    if outside && !report.row("reward", rewards(&recipe)) {
-        return report.end();
+    if outside && !report.row("reward", rewards(recipe)) {
+        return;
     }
     let live = recipe.harness.live().is_some();
-    let solved = !live && report.row("env", solvable(&recipe));
+    let solved = !live && report.row("env", solvable(recipe));
     if solved && has_model && recipe.harness.is_built_in() {
-        report.row("prompts", prompts::prompts(&recipe));
+        report.row("prompts", prompts::prompts(recipe));
     }
-    report.end()
 }
 
 /// A recipe that cannot be read: as an `error` object too where rows are JSON. `sinew check` ends with 1.
@@ -219,7 +233,7 @@ fn model(recipe: &RunPlan) -> Result<String, Failure> {
 /// would learn from tokens that it never saw. Mock conversations are rendered both ways.
 fn template(recipe: &RunPlan) -> Result<String, Failure> {
     let renderer = wire::renderer(&recipe.model, &recipe.env)?;
-    let tiny = matches!(recipe.model, ModelSection::Scratch { .. });
+    let tiny = matches!(wire::origin(&recipe.model)?, ModelSection::Scratch { .. });
     let (system, text) = if tiny {
         (None, "l")
     } else {
@@ -260,6 +274,9 @@ fn scoring_model(recipe: &RunPlan, key: &str, source: &str) -> Result<String, Fa
 fn data(recipe: &RunPlan) -> Result<String, Failure> {
     if recipe.draws_from_pool() {
         return wire::check_pool(recipe);
+    }
+    if let Some(DataSection::Gold {}) = recipe.data {
+        return wire::check_gold(recipe);
     }
     let renderer = wire::renderer(&recipe.model, &recipe.env)?;
     let loaded = wire::dataset(recipe, renderer.as_ref())?;

@@ -1,20 +1,19 @@
 //! `sinew eval`: a recipe's held-out tasks, once.
 //!
-//! It is the measurement of `sinew train` without the training, for a model that was trained elsewhere or
-//! exported from a run.
+//! It is the measurement of `sinew train` without the training, for a model that was trained elsewhere or by
+//! a run.
 
 use crate::failure::Failure;
-use crate::{RunArgs, train};
+use crate::{RunArgs, train, wire};
 use clap::Args;
-use sinew_recipe::{ModelSection, RunPlan};
-use std::path::Path;
+use sinew_recipe::{ChainPlan, ModelSection, RUN, Recipe, RunPlan};
 
 /// Arguments of `sinew eval`.
 #[derive(Debug, Args)]
 pub(crate) struct EvalArgs {
     #[command(flatten)]
     pub(crate) run: RunArgs,
-    /// Another model than the recipe's: a source as in a recipe, or a folder of `sinew export`
+    /// Another model than the recipe's: a source as in a recipe, or the folder of a run or of `sinew export`
     #[arg(long)]
     model: Option<String>,
 }
@@ -26,7 +25,11 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
 
 /// Measures the model of the recipe, or the one of `--model`.
 fn measured(args: &EvalArgs) -> Result<train::Finished, Failure> {
-    let mut recipe = args.run.recipe()?;
+    let mut recipe = match args.run.recipe()? {
+        Recipe::Run(recipe) => *recipe,
+        // Its held-out tasks are those of the whole chain, unless a stage says otherwise.
+        Recipe::Chain(chain) => last(&chain, args.model.as_deref())?,
+    };
     if recipe.harness.live().is_some() {
         return Err(Failure::input(
             "harness.type = \"live\": agents bring their own tasks, so there are no held-out ones to measure\n  \
@@ -43,20 +46,28 @@ fn measured(args: &EvalArgs) -> Result<train::Finished, Failure> {
     args.run.run(&recipe, "eval", train::evaluate)
 }
 
-/// The section of `--model`. Its tokenizer and template replace those of the recipe, too.
+/// The last stage of a chain as a recipe of its own, which begins with a model that was trained already.
+fn last(chain: &ChainPlan, model: Option<&str>) -> Result<RunPlan, Failure> {
+    if model.is_none() {
+        return Err(Failure::input(
+            "--model is missing: the model of a chain is made by its stages\n  hint: --model with the chain's folder, \
+             runs/NAME",
+        ));
+    }
+    let mut plan = chain.before_it_runs(chain.stages.len() - 1);
+    plan.name.clone_from(&chain.name);
+    Ok(plan)
+}
+
+/// The section of `--model`. Its tokenizer and template replace those of the recipe, too; the model of a run
+/// must have been trained with the environment's alphabet, if it has one.
 fn other_model(recipe: &RunPlan, source: &str) -> Result<ModelSection, Failure> {
-    if recipe.env.needs().alphabet.is_some() {
+    let source = wire::typed_source(source);
+    if recipe.env.needs().alphabet.is_some() && !source.starts_with(RUN) {
         return Err(Failure::input(format!(
             "--model = {source:?}: env.type = \"{}\" has an alphabet of its own, which only models from scratch have",
             recipe.env.name()
         )));
     }
-    if Path::new(source).join("recipe.toml").is_file() {
-        return Err(Failure::input(format!(
-            "--model = {source:?} is the folder of a run\n  hint: `sinew export {source} model` writes its weights as a folder that --model takes"
-        )));
-    }
-    Ok(ModelSection::Pretrained {
-        source: source.into(),
-    })
+    Ok(ModelSection::Pretrained { source })
 }

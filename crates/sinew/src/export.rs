@@ -6,14 +6,13 @@
 use crate::failure::Failure;
 use crate::{output, wire};
 use clap::{Args, ValueEnum};
-use sinew_model::{Lora, ModelFiles, Params, SaveDtype, load_model, merge_lora, save_pretrained};
-use sinew_train::checkpoint::CheckpointStore;
-use std::path::{Path, PathBuf};
+use sinew_model::{SaveDtype, save_pretrained};
+use std::path::PathBuf;
 
 /// Arguments of `sinew export`.
 #[derive(Debug, Args)]
 pub(crate) struct ExportArgs {
-    /// Folder of the run
+    /// Folder of the run, or of a chain: the last stage that ended
     run_dir: PathBuf,
     /// Folder to write: config.json, model.safetensors, tokenizer
     out: PathBuf,
@@ -46,17 +45,9 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
             args.out.display()
         )));
     }
-    let recipe = sinew_project::recipe(&args.run_dir)?;
-    let checkpoint = checkpoint(&args.run_dir)?;
-    let renderer = wire::renderer(&recipe.model, &recipe.env)?;
-    let adapters = checkpoint.join("adapter_config.json").exists();
-    let params = if adapters {
-        let base = wire::loaded_params(&recipe, renderer.as_ref())?;
-        merged(&checkpoint, &base)?
-    } else {
-        let files = ModelFiles::Dir(checkpoint.clone());
-        load_model(&files).map_err(Failure::input)?.params
-    };
+    let run = wire::RunModel::open(&args.run_dir)?;
+    let (renderer, checkpoint) = (run.renderer()?, run.checkpoint()?);
+    let params = run.params()?;
     let dtype = match args.dtype {
         Stored::F32 => SaveDtype::F32,
         Stored::Bf16 => SaveDtype::Bf16,
@@ -69,28 +60,4 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
         checkpoint.display()
     ));
     Ok(())
-}
-
-/// The newest good checkpoint of a run. Damaged ones are passed over, with a line in the log.
-fn checkpoint(run_dir: &Path) -> Result<PathBuf, Failure> {
-    let dir = run_dir.join("checkpoints");
-    let none = || Failure::input(format!("{}: no checkpoint to export", dir.display()));
-    if !dir.is_dir() {
-        return Err(none());
-    }
-    let store = CheckpointStore::open(&dir, 1).map_err(Failure::system)?;
-    let loaded = store.load().map_err(Failure::system)?;
-    let loaded = loaded.ok_or_else(none)?;
-    for skipped in &loaded.skipped {
-        tracing::error!(checkpoint = %skipped.name, reason = %skipped.reason, "checkpoint passed over");
-    }
-    Ok(loaded.path)
-}
-
-/// `base` with the adapters of a checkpoint added, in 32 bits.
-fn merged(checkpoint: &Path, base: &Params) -> Result<Params, Failure> {
-    let lora = Lora::load(checkpoint, base.config()).map_err(Failure::input)?;
-    let mut merged = Params::zeros(base.config());
-    merge_lora(&wire::device()?, base, &lora, &mut merged).map_err(Failure::input)?;
-    Ok(merged)
 }

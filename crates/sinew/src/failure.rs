@@ -72,6 +72,17 @@ impl Failure {
         ))
     }
 
+    /// The same, of a stage of a chain.
+    pub(crate) fn in_stage(self, stage: &str) -> Self {
+        let told = |text: String| format!("stage {stage}: {text}");
+        match self {
+            Self::Input(text) => Self::Input(told(text)),
+            Self::System(text) => Self::System(told(text)),
+            Self::Outside(text) => Self::Outside(told(text)),
+            other => other,
+        }
+    }
+
     /// What the run's folder says of it.
     pub(crate) fn run_end(&self) -> RunEnd<'_> {
         match self {

@@ -7,6 +7,7 @@
 //! Standard output has the result, as text or JSON lines. Logs go to standard error, by the filter
 //! `SINEW_LOG` (`error` if it is not set, as in `SINEW_LOG=sinew_engines=debug`).
 
+mod chain;
 mod check;
 mod curves;
 mod env_check;
@@ -36,8 +37,8 @@ mod wire;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use failure::Failure;
 use sinew_project::{Resume, RunDir, RunEnd};
-use sinew_recipe::RunPlan;
-use std::path::PathBuf;
+use sinew_recipe::{Recipe, RunPlan};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Agentic reinforcement learning: episodes, training signal, optimizer step, new weights.
@@ -381,8 +382,11 @@ fn eprint_failure(failure: &Failure) {
 }
 
 fn run_train(args: &RunArgs) -> Result<(), Failure> {
-    let done = args.recipe();
-    args.end(done.and_then(|recipe| args.run(&recipe, "train", train::train)))
+    let done = args.recipe().and_then(|recipe| match recipe {
+        Recipe::Run(recipe) => args.run(&recipe, "train", train::train),
+        Recipe::Chain(chain) => chain::run(args, &chain),
+    });
+    args.end(done)
 }
 
 /// The work of a command in the folder of a run.
@@ -393,14 +397,15 @@ impl RunArgs {
     ///
     /// # Errors
     /// If the recipe is refused.
-    pub(crate) fn recipe(&self) -> Result<RunPlan, Failure> {
-        let mut recipe = RunPlan::load(&self.recipe)?;
-        recipe.seed = self.seed.unwrap_or(recipe.seed);
+    pub(crate) fn recipe(&self) -> Result<Recipe, Failure> {
+        let mut recipe = Recipe::load(&self.recipe)?;
+        if let Some(seed) = self.seed {
+            recipe.seed(seed);
+        }
         Ok(recipe)
     }
 
-    /// Does `job` in the run's folder, after everything that can be checked before was. How it ended is noted
-    /// in the folder, for `sinew runs`.
+    /// Does `job` in the run's folder, as [`execute`].
     ///
     /// # Errors
     /// With what was refused, or why the job ended badly.
@@ -416,11 +421,6 @@ impl RunArgs {
         let resume = (self.resume && sinew_project::holds_run(&path)).then(|| Resume {
             allow_change: self.allow_change.clone(),
         });
-        if resume.is_none() {
-            check::before_training(&path, recipe)?;
-        }
-        let dir = RunDir::open(&path, recipe, resume.as_ref()).map_err(Failure::input)?;
-        let dir = dir.accepting_loss(self.accept_loss);
         if self.resume && resume.is_none() {
             output::print_error(&format!(
                 "sinew: {} holds no run to resume: this starts it\n",
@@ -434,13 +434,9 @@ impl RunArgs {
             stop_on_eof: self.stop_on_eof,
             accept_loss: self.accept_loss,
             serve: self.serve.clone(),
+            signals: None,
         };
-        let done = job(recipe, &dir, &options);
-        let failure = done
-            .as_ref()
-            .map_or_else(Some, |ended| ended.trouble.as_ref());
-        dir.note_end(failure.map_or(RunEnd::Ended, Failure::run_end));
-        done
+        execute(&path, recipe, job, &options)
     }
 
     /// The end of the command. With `--json` its last line is the result, or an `error` where there is none.
@@ -456,4 +452,28 @@ impl RunArgs {
         }
         done?.trouble.map_or(Ok(()), Err)
     }
+}
+
+/// Does `job` in a run's folder, after everything that can be checked before was. How it ended is noted in
+/// the folder, for `sinew runs`.
+///
+/// # Errors
+/// With what was refused, or why the job came to no end.
+fn execute(
+    folder: &Path,
+    recipe: &RunPlan,
+    job: Job,
+    options: &train::TrainOptions,
+) -> Result<train::Finished, Failure> {
+    if options.resume.is_none() {
+        check::before_training(folder, recipe)?;
+    }
+    let dir = RunDir::open(folder, recipe, options.resume.as_ref()).map_err(Failure::input)?;
+    let dir = dir.accepting_loss(options.accept_loss);
+    let done = job(recipe, &dir, options);
+    let failure = done
+        .as_ref()
+        .map_or_else(Some, |ended| ended.trouble.as_ref());
+    dir.note_end(failure.map_or(RunEnd::Ended, Failure::run_end));
+    done
 }

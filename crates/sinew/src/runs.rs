@@ -1,6 +1,6 @@
 //! `sinew runs`: the runs below a folder.
 //!
-//! A run is a folder with `recipe.toml`. Folders below it are not searched.
+//! A run is a folder with `recipe.toml`. Folders below it are not searched, but for the stages of chains.
 
 use crate::failure::Failure;
 use crate::output;
@@ -33,6 +33,13 @@ pub(crate) fn run(args: &RunsArgs) -> Result<(), Failure> {
         let path = entry.map_err(unreadable)?.path();
         if path.join("recipe.toml").is_file() {
             folders.push(path);
+        } else if sinew_chain::holds_chain(&path) {
+            let stages = path.read_dir().map_err(unreadable)?.flatten();
+            folders.extend(
+                stages
+                    .map(|s| s.path())
+                    .filter(|s| s.join("recipe.toml").is_file()),
+            );
         }
     }
     folders.sort();

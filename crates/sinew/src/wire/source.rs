@@ -1,21 +1,53 @@
-//! Training data that exists already: rows of files, stored episodes, or a data pool. With `[data]`, tasks
-//! are run for the measurement only.
+//! Training data that is not sampled: rows of files, stored episodes, a data pool, or gold runs. With
+//! `[data]`, the model runs tasks for the measurement only.
 
 use super::model::renderer;
-use super::plan;
+use super::{Session, plan, world};
 use crate::failure::Failure;
 use serde_json::Value;
 use sinew_algo::Advantage;
+use sinew_env::{EnvFactory, Taskset};
 use sinew_grammar::Grammars;
-use sinew_pipeline::{DatasetSource, PoolClient, PoolSource, PoolSourceConfig, SampleSource};
+use sinew_pipeline::{
+    DatasetSource, GoldRuns, GoldSource, PoolClient, PoolSource, PoolSourceConfig, SampleSource,
+    unused_gold,
+};
 use sinew_pool::schema::Kind;
 use sinew_project::RunDir;
 use sinew_recipe::{DataSection, RunPlan};
 use sinew_render::Renderer;
+use sinew_rollout::RunInfo;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::watch;
+
+/// What gold runs are made with.
+pub(crate) struct Gold<'a> {
+    pub(crate) taskset: &'a Arc<dyn Taskset>,
+    pub(crate) envs: &'a Arc<dyn EnvFactory>,
+    pub(crate) renderer: &'a Arc<dyn Renderer>,
+    /// For their traces.
+    pub(crate) run: RunInfo,
+}
+
+impl Gold<'_> {
+    /// Gold runs within the limits of a recipe's episodes.
+    fn runs(self, recipe: &RunPlan) -> Arc<GoldRuns> {
+        let r = &recipe.rollout;
+        Arc::new(GoldRuns {
+            taskset: Arc::clone(self.taskset),
+            envs: Arc::clone(self.envs),
+            renderer: Arc::clone(self.renderer),
+            run: self.run,
+            max_turns: r.max_turns,
+            max_context_tokens: r.max_context_tokens as usize,
+            timeout: Duration::from_secs_f64(r.episode_timeout_s),
+            max_in_flight: r.max_in_flight,
+            asking: Mutex::new(()),
+        })
+    }
+}
 
 /// The source of `[data]`; `None` where the run samples its own episodes.
 ///
@@ -24,16 +56,62 @@ use tokio::sync::watch;
 pub(crate) fn source(
     recipe: &RunPlan,
     dir: &RunDir,
-    renderer: &dyn Renderer,
+    gold: Gold<'_>,
     grammars: &Arc<dyn Grammars>,
-    cancel: &watch::Receiver<bool>,
+    session: &Session<'_>,
 ) -> Result<Option<Box<dyn SampleSource>>, Failure> {
-    if let Some(data) = plan::dataset(recipe, renderer)? {
+    if let Some(data) = plan::dataset(recipe, gold.renderer.as_ref())? {
         let grammars = Arc::clone(grammars);
         return Ok(Some(Box::new(DatasetSource { data, grammars })));
     }
-    let pool = pool(recipe, dir.path(), cancel.clone())?;
+    if let Some(DataSection::Gold {}) = recipe.data {
+        return Ok(Some(Box::new(GoldSource {
+            runs: gold.runs(recipe),
+            runtime: session.runtime.clone(),
+            cancel: session.cancel.clone(),
+        })));
+    }
+    let pool = pool(recipe, dir.path(), session.cancel.clone())?;
     Ok(pool.map(|pool| Box::new(pool) as Box<dyn SampleSource>))
+}
+
+/// Maximum number of gold runs that a check plays.
+const TRIED: usize = 3;
+
+/// Whether a recipe's environment has a gold policy whose turns this model can write: some are played.
+pub(crate) fn check_gold(recipe: &RunPlan) -> Result<String, Failure> {
+    let renderer = renderer(&recipe.model, &recipe.env)?;
+    let (taskset, envs) = world(recipe)?;
+    let gold = Gold {
+        taskset: &taskset,
+        envs: &envs,
+        renderer: &renderer,
+        run: RunInfo::default(),
+    };
+    let runs = gold.runs(recipe);
+    if !runs.are_possible()? {
+        return Err(Failure::input(format!(
+            "data.type = \"gold\": env.type = \"{}\" has no gold policy: use data.type = \"demonstrations\", or give \
+             a class of Python a method `gold`",
+            recipe.env.name()
+        )));
+    }
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
+    let tasks = taskset.len(sinew_env::Split::Train).min(TRIED);
+    let mut tokens = 0;
+    for index in 0..tasks {
+        let trace = runtime.block_on(runs.play(recipe.seed, 0, index))?;
+        if let Some(why) = unused_gold(&trace) {
+            return Err(Failure::input(format!(
+                "data.type = \"gold\": task {}: {why}: {:?}",
+                trace.task, trace.end
+            )));
+        }
+        tokens += trace.sampled_tokens();
+    }
+    Ok(format!(
+        "gold runs of {tasks} tasks are solved, with {tokens} tokens to imitate"
+    ))
 }
 
 /// The kind of rows that a recipe's algorithm draws from a pool.

@@ -8,11 +8,11 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-struct Serving {
+pub(crate) struct Serving {
     child: Child,
     out: BufReader<ChildStdout>,
-    address: String,
-    token: String,
+    pub(crate) address: String,
+    pub(crate) token: String,
     open_rollouts: u64,
 }
 
@@ -29,12 +29,15 @@ fn serve(store: &Path) -> Serving {
 }
 
 fn serve_with(store: &Path, more: &[&str]) -> Serving {
+    let store = store.to_str().unwrap();
+    serving(&[&["--engine", "fake", "--store", store], more].concat())
+}
+
+/// `sinew serve` with options.
+pub(crate) fn serving(options: &[&str]) -> Serving {
     let mut child = sinew()
-        .args(["serve", "--engine", "fake", "--listen", "127.0.0.1:0"])
-        .arg("--json")
-        .args(more)
-        .arg("--store")
-        .arg(store)
+        .args(["serve", "--listen", "127.0.0.1:0", "--json"])
+        .args(options)
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -53,7 +56,7 @@ fn serve_with(store: &Path, more: &[&str]) -> Serving {
 }
 
 /// Status and body.
-fn post(address: &str, path: &str, key: &str, body: &Value) -> (u16, Value) {
+pub(crate) fn post(address: &str, path: &str, key: &str, body: &Value) -> (u16, Value) {
     send("POST", address, path, key, &body.to_string())
 }
 
@@ -216,7 +219,7 @@ fn answers_are_gone_on_from_by_their_id_after_kills() {
 }
 
 /// Sends a signal.
-fn signal(child: &Child, name: &str) {
+pub(crate) fn signal(child: &Child, name: &str) {
     let id = child.id().to_string();
     let sent = Command::new("kill").args(["-s", name, &id]).status();
     assert!(sent.unwrap().success());

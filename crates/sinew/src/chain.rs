@@ -1,0 +1,157 @@
+//! `sinew train` of a recipe with stages: each is a run in a folder of its own, by the code of all runs.
+
+use crate::failure::Failure;
+use crate::train::{self, Finished, TrainOptions};
+use crate::{RunArgs, check, output, signals, wire};
+use serde_json::{Value, json};
+use sinew_chain::{Begin, ChainDir, ChainError, Handed, Stages, drive};
+use sinew_project::Resume;
+use sinew_recipe::{ChainPlan, RunPlan};
+use std::path::{Path, PathBuf};
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+
+impl From<ChainError> for Failure {
+    fn from(e: ChainError) -> Self {
+        match e {
+            ChainError::Weights { .. } => Self::system(e),
+            _ => Self::input(e),
+        }
+    }
+}
+
+/// Trains stages.
+struct Trainer<'a> {
+    args: &'a RunArgs,
+    chain: &'a ChainPlan,
+    /// Signals so far.
+    signals: watch::Receiver<u32>,
+}
+
+/// Runs a chain, or goes on with it.
+///
+/// # Errors
+/// What a stage was refused for or failed with, and Ctrl-C, with the command that goes on.
+pub(crate) fn run(args: &RunArgs, chain: &ChainPlan) -> Result<Finished, Failure> {
+    let default = || PathBuf::from("runs").join(&chain.name);
+    let path = args.run_dir.clone().unwrap_or_else(default);
+    let runtime = Runtime::new().map_err(Failure::system)?;
+    let signals = signals::count(&runtime, args.stop_on_eof)?;
+    if !sinew_chain::holds_chain(&path) {
+        for (at, stage) in chain.stages.iter().enumerate() {
+            let folder = path.join(&stage.name);
+            let checked = check::before_training(&folder, &chain.before_it_runs(at));
+            checked.map_err(|e| e.in_stage(&stage.name))?;
+        }
+    }
+    let mut dir = ChainDir::open(&path, chain, args.resume)?;
+    let mut stages = Trainer {
+        args,
+        chain,
+        signals,
+    };
+    let driven =
+        drive(chain, &mut dir, &mut stages).map_err(|e| match matches!(e, Failure::Interrupt(_)) {
+            true => interrupted(dir.path()),
+            false => e,
+        });
+    sinew_chain::write_report(chain, &dir)?;
+    driven?;
+    if !args.json {
+        output::print(&sinew_chain::table(&dir));
+    }
+    Ok(Finished {
+        last: sinew_chain::last_line(dir.ended()),
+        trouble: None,
+    })
+}
+
+fn interrupted(dir: &Path) -> Failure {
+    let dir = dir.display();
+    Failure::Interrupt(format!(
+        "interrupted; stages that ended, episodes and steps are kept\n  hint: go on with `sinew train {dir}/chain.toml --run-dir {dir} --resume`"
+    ))
+}
+
+impl Stages for Trainer<'_> {
+    type Error = Failure;
+
+    fn begin(&mut self, begin: &Begin<'_>) -> Result<(), Failure> {
+        if *self.signals.borrow() > 0 {
+            return Err(Failure::Interrupt(String::new()));
+        }
+        let from = begin.from.map(|end| {
+            let (name, checkpoint, weights) = (&end.name, &end.checkpoint, &end.weights);
+            json!({ "stage": name, "checkpoint": checkpoint, "weights": weights })
+        });
+        let n = begin.at + 1;
+        if self.args.json {
+            let stage = json!({ "name": begin.name, "n": n, "of": begin.of, "from": from });
+            output::print_json(&json!({ "stage": stage }));
+            return Ok(());
+        }
+        let with = begin.from.map_or_else(
+            || "a model of its own".to_owned(),
+            |end| {
+                format!(
+                    "{} of {}, to the bit: BLAKE3 {}",
+                    end.checkpoint, end.name, end.weights
+                )
+            },
+        );
+        output::print_error(&format!(
+            "stage {n} of {}: {}, begins with {with}\n",
+            begin.of, begin.name
+        ));
+        Ok(())
+    }
+
+    fn run(&mut self, plan: &RunPlan, folder: &Path) -> Result<Value, Failure> {
+        self.args.serve.address(&plan.harness)?;
+        let resume = sinew_project::holds_run(folder).then(|| {
+            let at = self
+                .chain
+                .stages
+                .iter()
+                .position(|s| folder.ends_with(&s.name));
+            let derived = at.map(|at| self.chain.derived_keys(at)).unwrap_or_default();
+            let derived = derived.into_iter().map(str::to_owned);
+            Resume {
+                allow_change: self
+                    .args
+                    .allow_change
+                    .iter()
+                    .cloned()
+                    .chain(derived)
+                    .collect(),
+            }
+        });
+        let options = TrainOptions {
+            command: "train",
+            resume,
+            json: self.args.json,
+            // Counted with the signals.
+            stop_on_eof: false,
+            serve: self.args.serve.clone(),
+            accept_loss: self.args.accept_loss,
+            signals: Some(self.signals.clone()),
+        };
+        let ended = crate::execute(folder, plan, train::train, &options);
+        let stage = folder.file_name().unwrap_or_default().to_string_lossy();
+        let ended = ended.map_err(|e| e.in_stage(&stage))?;
+        let bad = ended.trouble.map(|e| e.in_stage(&stage));
+        bad.map_or(Ok(ended.last), Err)
+    }
+
+    fn weights(&mut self, folder: &Path) -> Result<Handed, Failure> {
+        let run = wire::RunModel::open(folder)?;
+        let checkpoint = run.checkpoint()?;
+        let name = checkpoint.file_name().unwrap_or_default();
+        let params = run.params()?;
+        let hash = blake3::hash(bytemuck::cast_slice(params.values()));
+        Ok(Handed {
+            checkpoint: name.to_string_lossy().into_owned(),
+            weights: hash.to_hex().to_string(),
+        })
+    }
+}
