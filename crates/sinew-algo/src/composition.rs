@@ -25,8 +25,8 @@ pub enum Scale {
     One,
     /// Unbiased standard deviation of the group's rewards plus `epsilon`.
     GroupStd { epsilon: f64 },
-    /// Unbiased standard deviation of the rewards of all episodes of the same task kind plus `epsilon` (ERPO,
-    /// Cai et al. 2025, AutoForge, arXiv 2512.22857, equation 4).
+    /// Unbiased standard deviation of the rewards of all episodes of the same environment plus `epsilon`
+    /// (ERPO, Cai et al. 2025, AutoForge, arXiv 2512.22857, equation 4).
     EnvironmentStd { epsilon: f64 },
     /// Mean reward of the group. The advantage is 0 if it is not positive (MaxRL).
     GroupMean,
@@ -96,7 +96,9 @@ pub enum Normalize {
     Batch,
     /// Trained tokens of one task.
     Task,
-    /// Trained tokens of one task kind (AgentRL, arXiv 2510.04206, which calls a kind a task).
+    /// Trained tokens of one task type.
+    Kind,
+    /// Trained tokens of one environment (AgentRL, arXiv 2510.04206, which calls an environment a task).
     Environment,
 }
 

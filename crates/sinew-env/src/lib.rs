@@ -11,6 +11,7 @@
 
 pub mod chat;
 pub mod math;
+mod mixture;
 mod port;
 pub mod registry;
 mod reward;
@@ -19,6 +20,7 @@ mod rng;
 mod taskset;
 pub mod tiny;
 
+pub use mixture::{MixtureFactory, MixtureTasks, member_of};
 pub use port::{
     Action, CallError, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture,
     Observation, ResetResult, StepResult, gold_run, validate,

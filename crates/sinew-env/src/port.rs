@@ -1,7 +1,7 @@
 //! The `Env` port: the interface of environments.
 
 use futures::future::BoxFuture;
-use sinew_types::{Content, FailureKind, Message, Outcome, Task, ToolCall, ToolSpec};
+use sinew_types::{Component, Content, FailureKind, Message, Outcome, Task, ToolCall, ToolSpec};
 use std::collections::BTreeMap;
 
 /// An error of the system. Errors of the model are observations.
@@ -186,6 +186,11 @@ pub trait EnvFactory: Send + Sync {
     /// rewards.
     fn version(&self) -> &str {
         "1"
+    }
+
+    /// The environments of a mixture by name, for traces. Empty: it is one environment.
+    fn members(&self) -> BTreeMap<String, Component> {
+        BTreeMap::new()
     }
 
     /// Versions of the tools by name, for traces.

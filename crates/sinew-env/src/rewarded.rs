@@ -9,7 +9,7 @@ use crate::port::{
 };
 use crate::reward::{Reward, RewardSample};
 use futures::FutureExt;
-use sinew_types::{Message, Outcome, Role, Task};
+use sinew_types::{Component, Message, Outcome, Role, Task};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -43,6 +43,10 @@ impl EnvFactory for Rewarded {
 
     fn version(&self) -> &str {
         self.inner.version()
+    }
+
+    fn members(&self) -> BTreeMap<String, Component> {
+        self.inner.members()
     }
 
     fn tools(&self) -> BTreeMap<String, String> {

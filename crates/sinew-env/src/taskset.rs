@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use sinew_types::Task;
+use std::ops::Range;
 
 /// Part of a taskset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -69,6 +70,20 @@ pub trait Taskset: Send + Sync {
     /// # Errors
     /// [`TasksetError::Index`] if the index is not below the length.
     fn get(&self, split: Split, index: usize) -> Result<Task, TasksetError>;
+
+    /// Type of the task at `index` of a split, without the work of making the task.
+    ///
+    /// # Errors
+    /// As of [`Taskset::get`].
+    fn kind(&self, split: Split, index: usize) -> Result<String, TasksetError> {
+        Ok(self.get(split, index)?.kind)
+    }
+
+    /// Names and training tasks of the environments of a mixture, in order. Other tasksets have one range
+    /// without a name.
+    fn members(&self) -> Vec<(&str, Range<usize>)> {
+        vec![("", 0..self.len(Split::Train))]
+    }
 }
 
 /// No tasks at all: agents outside bring their own.

@@ -1,31 +1,216 @@
-//! `[tasks] sampling = "adaptive"`: which tasks a step runs, by what their types still teach.
+//! Draws by weight: environments of a mixture, task types by weights, and `[tasks] sampling = "adaptive"`.
+//!
+//! The training tasks are cut into parts: an environment, or a task type within one. A draw chooses a part by
+//! its share, and takes the next task of the part's own order, so that every task of a part is drawn once
+//! before one is drawn again. Shares of environments and weights of types are fixed; adaptive sampling moves
+//! the shares of types within their environment.
 
-use crate::schedule::shuffled;
+use crate::schedule::{permuted, shuffled};
 use serde::{Deserialize, Serialize};
 use sinew_algo::{AdaptiveConfig, EarlierRewards, Estimates, unit};
 use sinew_env::{Split, Taskset, TasksetError};
 use sinew_types::mix_seed;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-/// Tasks that are looked at for their type. Larger tasksets are generated in random order, so that
-/// their first tasks are a sample of all of them.
-const MAX_TASKS: usize = 20_000;
+/// Stream of the choices of parts, and of the orders within them.
+const CHOICE: u64 = 0x6375_7272;
+const ORDER: u64 = 0x6f72_6465;
 
 /// Tasks whose episodes without a group have a baseline of their own; those of others share one.
 const MAX_TASK_KEYS: usize = 10_000;
 
-/// Training tasks by type.
-#[derive(Debug)]
-pub struct TasksByKind(BTreeMap<String, Vec<usize>>);
+/// How the tasks of one environment are divided.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ByType {
+    /// Not at all: all tasks are one part.
+    One,
+    /// By task type, each with a weight above 0.
+    Weights(BTreeMap<String, f64>),
+    /// By task type, with shares that follow what the policy can do.
+    Adaptive,
+}
 
-impl TasksByKind {
-    pub fn of(taskset: &dyn Taskset) -> Result<Self, TasksetError> {
-        let mut kinds: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-        for index in 0..taskset.len(Split::Train).min(MAX_TASKS) {
-            let task = taskset.get(Split::Train, index)?;
-            kinds.entry(task.kind).or_default().push(index);
+/// One environment of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EnvironmentShare {
+    /// Its weight, above 0: its share of the draws is the weight over the sum of all.
+    pub weight: f64,
+    /// Its training tasks.
+    pub tasks: Range<usize>,
+    /// Its division.
+    pub by_type: ByType,
+}
+
+/// Tasks that are drawn together.
+#[derive(Debug)]
+struct Part {
+    /// Name in the curriculum: the task type, or the number of an environment that is not divided.
+    name: String,
+    /// Index of its environment.
+    environment: usize,
+    /// Share of all draws; with adaptive types, that of the environment.
+    share: f64,
+    tasks: Indices,
+}
+
+/// Indices of training tasks.
+#[derive(Debug)]
+enum Indices {
+    Range(Range<usize>),
+    Listed(Vec<usize>),
+}
+
+impl Indices {
+    fn len(&self) -> usize {
+        match self {
+            Self::Range(range) => range.len(),
+            Self::Listed(list) => list.len(),
         }
-        Ok(Self(kinds))
+    }
+
+    fn get(&self, at: usize) -> Option<usize> {
+        match self {
+            Self::Range(range) => range.clone().nth(at),
+            Self::Listed(list) => list.get(at).copied(),
+        }
+    }
+}
+
+/// The parts of a run's training tasks, with their shares.
+#[derive(Debug)]
+pub struct TaskShares(Vec<Part>);
+
+impl TaskShares {
+    /// Cuts the training tasks into parts. Task types are read from the tasks, all of them.
+    ///
+    /// # Errors
+    /// For an environment without tasks, a type without a weight, a weight without tasks of its type, and a
+    /// task that cannot be read.
+    pub fn of(
+        taskset: &dyn Taskset,
+        environments: &[EnvironmentShare],
+    ) -> Result<Self, TasksetError> {
+        let total: f64 = environments.iter().map(|e| e.weight).sum();
+        let mut parts = Vec::new();
+        for (environment, e) in environments.iter().enumerate() {
+            let share = e.weight / total;
+            if e.tasks.is_empty() {
+                let reason = "an environment with tasks to train on";
+                return Err(refused(
+                    taskset,
+                    "weight",
+                    e.weight.to_string(),
+                    reason.into(),
+                ));
+            }
+            let part = |name: String, share, tasks| Part {
+                name,
+                environment,
+                share,
+                tasks,
+            };
+            match &e.by_type {
+                ByType::One => {
+                    let tasks = Indices::Range(e.tasks.clone());
+                    parts.push(part(format!("#{environment}"), share, tasks));
+                }
+                ByType::Adaptive => {
+                    for (kind, tasks) in types(taskset, &e.tasks)? {
+                        parts.push(part(kind, share, Indices::Listed(tasks)));
+                    }
+                }
+                ByType::Weights(weights) => {
+                    let found = types(taskset, &e.tasks)?;
+                    check_weights(taskset, weights, &found)?;
+                    let total: f64 = weights.values().sum();
+                    for (kind, tasks) in found {
+                        let share = share * weights[own(&kind, weights)] / total;
+                        parts.push(part(kind, share, Indices::Listed(tasks)));
+                    }
+                }
+            }
+        }
+        Ok(Self(parts))
+    }
+
+    /// Probability of each part at the next draw, in order.
+    fn probabilities(&self, estimates: &Estimates, adaptive: Option<&AdaptiveConfig>) -> Vec<f64> {
+        let mut shares: Vec<f64> = self.0.iter().map(|p| p.share).collect();
+        let Some(config) = adaptive else {
+            return shares;
+        };
+        let mut start = 0;
+        for parts in self.0.chunk_by(|a, b| a.environment == b.environment) {
+            let kinds: Vec<&str> = parts.iter().map(|p| p.name.as_str()).collect();
+            let within = estimates.probabilities(config, &kinds);
+            for (share, p) in shares[start..].iter_mut().zip(within) {
+                *share *= p;
+            }
+            start += parts.len();
+        }
+        shares
+    }
+}
+
+/// Training tasks by type, in the order of their names.
+fn types(
+    taskset: &dyn Taskset,
+    tasks: &Range<usize>,
+) -> Result<BTreeMap<String, Vec<usize>>, TasksetError> {
+    let mut found: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for index in tasks.clone() {
+        let kind = taskset.kind(Split::Train, index)?;
+        found.entry(kind).or_default().push(index);
+    }
+    Ok(found)
+}
+
+/// The type as its environment calls it: in a mixture, types begin with the name of the environment.
+fn own<'a>(kind: &'a str, weights: &BTreeMap<String, f64>) -> &'a str {
+    match weights.contains_key(kind) {
+        true => kind,
+        false => kind.split_once(':').map_or(kind, |(_, own)| own),
+    }
+}
+
+fn check_weights(
+    taskset: &dyn Taskset,
+    weights: &BTreeMap<String, f64>,
+    found: &BTreeMap<String, Vec<usize>>,
+) -> Result<(), TasksetError> {
+    let names: Vec<&str> = found.keys().map(|kind| own(kind, weights)).collect();
+    let all = || {
+        format!(
+            "a weight for each type of the training tasks: {}",
+            names.join(", ")
+        )
+    };
+    let shown = |name: &str, what: &str| format!("{what} `{name}`");
+    if let Some(name) = weights.keys().find(|w| !names.contains(&w.as_str())) {
+        let value = shown(name, "a weight of the unknown type");
+        return Err(refused(taskset, "weights", value, all()));
+    }
+    match names.iter().find(|name| !weights.contains_key(**name)) {
+        Some(name) => {
+            let value = shown(name, "without the type");
+            Err(refused(taskset, "weights", value, all()))
+        }
+        None => Ok(()),
+    }
+}
+
+fn refused(
+    taskset: &dyn Taskset,
+    field: &'static str,
+    value: String,
+    allowed: String,
+) -> TasksetError {
+    TasksetError::Config {
+        taskset: taskset.name().to_owned(),
+        field,
+        value,
+        allowed,
     }
 }
 
@@ -34,38 +219,52 @@ impl TasksByKind {
 #[serde(default)]
 pub struct Curriculum {
     estimates: Estimates,
-    /// Tasks drawn of each type.
+    /// Tasks drawn of each part.
     drawn: BTreeMap<String, u64>,
     /// Rewards of episodes that had no group, by task; of all of them under the empty name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     alone: BTreeMap<String, EarlierRewards>,
 }
 
+/// Which draws of a run are asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    /// Of the run: orders within parts.
+    pub(crate) seed: u64,
+    /// Of these draws: choices of parts.
+    pub(crate) draw_seed: u64,
+    /// From 1.
+    pub(crate) step: u64,
+    /// Number of draws.
+    pub(crate) count: usize,
+}
+
 impl Curriculum {
-    /// Indices of the tasks of training step `step` (from 1). Within a type, every task is drawn
-    /// once before one is drawn again.
+    /// Indices of the tasks of a request. The parts of one request are chosen by systematic sampling: of
+    /// `count` draws, each part has its share, rounded down or up, and its share on average.
     pub(crate) fn draw(
         &mut self,
-        config: &AdaptiveConfig,
-        tasks: &TasksByKind,
-        seed: u64,
-        step: u64,
-        count: usize,
+        shares: &TaskShares,
+        adaptive: Option<&AdaptiveConfig>,
+        request: Request,
     ) -> Vec<usize> {
-        let kinds: Vec<&str> = tasks.0.keys().map(String::as_str).collect();
-        let seed = mix_seed(seed ^ 0x6375_7272, step);
-        let one = |n: u64| {
-            let kind = self
-                .estimates
-                .draw(config, &kinds, unit(mix_seed(seed, n)))?;
-            let indices = tasks.0.get(kinds[kind])?;
-            let drawn = self.drawn.entry(kinds[kind].to_owned()).or_default();
-            let (epoch, at) = (*drawn / indices.len() as u64, *drawn % indices.len() as u64);
+        let probabilities = shares.probabilities(&self.estimates, adaptive);
+        let seed = mix_seed(request.draw_seed ^ CHOICE, request.step);
+        let offset = unit(mix_seed(seed, 0));
+        let count = request.count;
+        let one = |n: usize| {
+            // Draws of one part do not follow each other: batches are cut in the order of draws.
+            let place = shuffled(mix_seed(seed, 1), count, n) as f64;
+            let chosen = choose(&probabilities, (place + offset) / count as f64)?;
+            let part = &shares.0[chosen];
+            let drawn = self.drawn.entry(part.name.clone()).or_default();
+            let len = part.tasks.len() as u64;
+            let (epoch, at) = (*drawn / len, *drawn % len);
             *drawn += 1;
-            let order = mix_seed(kind as u64, epoch);
-            Some(indices[shuffled(order, indices.len(), at as usize)])
+            let order = mix_seed(mix_seed(request.seed ^ ORDER, chosen as u64), epoch);
+            part.tasks.get(permuted(order, len as usize, at as usize))
         };
-        (0..count as u64).filter_map(one).collect()
+        (0..count).filter_map(one).collect()
     }
 
     /// Takes in what became of a step: type of task, success and reward of the episodes that have one.
@@ -99,19 +298,35 @@ impl Curriculum {
     pub(crate) fn shares(
         &self,
         config: &AdaptiveConfig,
-        tasks: &TasksByKind,
+        shares: &TaskShares,
     ) -> BTreeMap<String, f64> {
-        let kinds: Vec<&str> = tasks.0.keys().map(String::as_str).collect();
-        let shares = self.estimates.probabilities(config, &kinds);
-        kinds.iter().map(|k| (*k).to_owned()).zip(shares).collect()
+        let names = shares.0.iter().map(|p| p.name.clone());
+        let probabilities = shares.probabilities(&self.estimates, Some(config));
+        names.zip(probabilities).collect()
     }
+}
+
+/// The part whose interval holds `at`, in `[0, 1)`.
+fn choose(probabilities: &[f64], at: f64) -> Option<usize> {
+    let mut below = 0.0;
+    for (i, p) in probabilities.iter().enumerate() {
+        below += p;
+        if at < below {
+            return Some(i);
+        }
+    }
+    // The sum may be slightly below 1 because of rounding.
+    probabilities.iter().rposition(|p| *p > 0.0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+    use sinew_env::MixtureTasks;
     use sinew_env::tiny::TinyTaskset;
     use std::collections::BTreeSet;
+    use std::sync::Arc;
 
     #[test]
     fn what_a_run_knows_of_task_types_survives_a_checkpoint_to_the_bit() {
@@ -145,18 +360,36 @@ mod tests {
         assert_eq!(c.alone.len(), MAX_TASK_KEYS);
     }
 
+    fn request(step: u64, count: usize) -> Request {
+        Request {
+            seed: 3,
+            draw_seed: 3,
+            step,
+            count,
+        }
+    }
+
+    fn all_of(taskset: &dyn Taskset, by_type: ByType) -> TaskShares {
+        let environment = EnvironmentShare {
+            weight: 1.0,
+            tasks: 0..taskset.len(Split::Train),
+            by_type,
+        };
+        TaskShares::of(taskset, &[environment]).unwrap()
+    }
+
     #[test]
     fn a_solved_type_is_drawn_less_and_tasks_go_round() {
         let taskset = TinyTaskset::new(0);
-        let tasks = TasksByKind::of(&taskset).unwrap();
+        let tasks = all_of(&taskset, ByType::Adaptive);
         let (config, mut c) = (AdaptiveConfig::default(), Curriculum::default());
         assert_eq!(tasks.0.len(), 2);
         let kind = |i: usize| taskset.get(Split::Train, i).unwrap().kind;
         let mut near = Vec::new();
         for step in 1..=40 {
             let mut again = c.clone();
-            let drawn = c.draw(&config, &tasks, 3, step, 16);
-            assert_eq!(drawn, again.draw(&config, &tasks, 3, step, 16));
+            let drawn = c.draw(&tasks, Some(&config), request(step, 16));
+            assert_eq!(drawn, again.draw(&tasks, Some(&config), request(step, 16)));
             near.push(drawn.iter().filter(|i| kind(**i) == "corridor-1").count());
             // Near goals are always reached, far ones every other time.
             let seen: Vec<_> = drawn
@@ -174,11 +407,126 @@ mod tests {
         assert!(later > 0 && later < 80, "{near:?}");
         let shares = c.shares(&config, &tasks);
         assert!(shares["corridor-2"] > 0.75, "{shares:?}");
-        let near = &tasks.0["corridor-1"];
+        let near: Vec<usize> = (0..taskset.len(Split::Train))
+            .filter(|i| kind(*i) == "corridor-1")
+            .collect();
         let mut fresh = Curriculum::default();
-        let all = fresh.draw(&config, &tasks, 0, 1, 200);
+        let all = fresh.draw(&tasks, Some(&config), request(1, 200));
         let all: Vec<usize> = all.into_iter().filter(|i| near.contains(i)).collect();
         let first: BTreeSet<_> = all[..near.len()].iter().collect();
         assert_eq!(first.len(), near.len(), "once each before any twice");
+    }
+
+    #[test]
+    fn types_are_drawn_by_their_weights_and_each_must_have_one() {
+        let taskset = TinyTaskset::new(0);
+        let weights = |near: &[(&str, f64)]| {
+            let weights = near.iter().map(|(k, w)| ((*k).to_owned(), *w));
+            ByType::Weights(weights.collect())
+        };
+        let tasks = all_of(
+            &taskset,
+            weights(&[("corridor-1", 3.0), ("corridor-2", 1.0)]),
+        );
+        let drawn = Curriculum::default().draw(&tasks, None, request(1, 16));
+        let near = drawn
+            .iter()
+            .filter(|i| taskset.kind(Split::Train, **i).unwrap() == "corridor-1");
+        assert_eq!(near.count(), 12);
+        for (typed, part) in [
+            (vec![("corridor-1", 1.0)], "without the type `corridor-2`"),
+            (
+                vec![("corridor-1", 1.0), ("corridor-2", 1.0), ("far", 1.0)],
+                "unknown type `far`",
+            ),
+        ] {
+            let environment = EnvironmentShare {
+                weight: 1.0,
+                tasks: 0..taskset.len(Split::Train),
+                by_type: weights(&typed),
+            };
+            let e = TaskShares::of(&taskset, &[environment]).unwrap_err();
+            let e = e.to_string();
+            assert!(
+                e.contains(part) && e.contains("corridor-1, corridor-2"),
+                "{e}"
+            );
+        }
+    }
+
+    /// Two tiny worlds with their shares.
+    fn mixture(weights: [f64; 2]) -> (MixtureTasks, TaskShares) {
+        let member = |name: &str| {
+            let tasks: Arc<dyn Taskset> = Arc::new(TinyTaskset::new(0));
+            (name.to_owned(), tasks)
+        };
+        let tasks = MixtureTasks::new(vec![member("a"), member("b")]).unwrap();
+        let shares: Vec<EnvironmentShare> = tasks
+            .members()
+            .into_iter()
+            .zip(weights)
+            .map(|((_, tasks), weight)| EnvironmentShare {
+                weight,
+                tasks,
+                by_type: ByType::One,
+            })
+            .collect();
+        let shares = TaskShares::of(&tasks, &shares).unwrap();
+        (tasks, shares)
+    }
+
+    proptest! {
+        /// Draws are a function of seed, step and state; each step has each environment's share, rounded.
+        #[test]
+        fn environments_are_drawn_by_their_weights(
+            weights in prop::array::uniform2(0.01f64..100.0),
+            (seed, count) in (any::<u64>(), 1usize..40),
+        ) {
+            let (tasks, shares) = mixture(weights);
+            let len = tasks.len(Split::Train);
+            let (mut one, mut other) = (Curriculum::default(), Curriculum::default());
+            for step in 1..20 {
+                let request = Request { seed, draw_seed: seed, step, count };
+                let drawn = one.draw(&shares, None, request);
+                prop_assert_eq!(&drawn, &other.draw(&shares, None, request));
+                prop_assert_eq!(drawn.len(), count);
+                let first = drawn.iter().filter(|i| **i < len / 2).count() as f64;
+                let expected = count as f64 * weights[0] / (weights[0] + weights[1]);
+                prop_assert!((first - expected).abs() < 1.0 + 1e-6, "{first} of {expected}");
+            }
+            prop_assert_eq!(one, other);
+        }
+    }
+
+    #[test]
+    fn adaptive_types_leave_the_shares_of_environments_as_they_are() {
+        let (tasks, _) = mixture([3.0, 1.0]);
+        let environments: Vec<EnvironmentShare> = tasks
+            .members()
+            .into_iter()
+            .zip([3.0, 1.0])
+            .map(|((_, tasks), weight)| EnvironmentShare {
+                weight,
+                tasks,
+                by_type: ByType::Adaptive,
+            })
+            .collect();
+        let shares = TaskShares::of(&tasks, &environments).unwrap();
+        let (config, mut c) = (AdaptiveConfig::default(), Curriculum::default());
+        for _ in 0..10 {
+            let solved = (0..8).map(|_| ("a:corridor-1", true, 1.0));
+            let hard = (0..8).map(|n| ("a:corridor-2", n % 2 == 0, f64::from(n % 2)));
+            c.update(&config, solved.chain(hard));
+        }
+        let p = c.shares(&config, &shares);
+        assert!(
+            (p["a:corridor-1"] + p["a:corridor-2"] - 0.75).abs() < 1e-12,
+            "{p:?}"
+        );
+        assert!(p["a:corridor-2"] > 2.0 * p["a:corridor-1"], "{p:?}");
+        assert!(
+            (p["b:corridor-1"] - p["b:corridor-2"]).abs() < 1e-12,
+            "{p:?}"
+        );
     }
 }

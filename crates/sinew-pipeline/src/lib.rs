@@ -43,7 +43,7 @@ pub use core::{
     PipelineCore, RunCounts, Samples as SampleKind, Stop, TaskSampling, UpdateCommit, When,
 };
 pub use cross::{CrossPolicy, CrossPolicyConfig};
-pub use curriculum::{Curriculum, TasksByKind};
+pub use curriculum::{ByType, Curriculum, EnvironmentShare, TaskShares};
 pub use dataset::{Dataset, DatasetConfig, DatasetSource};
 pub use drivers::{Ended, Pipeline, run};
 pub use error::PipelineError;

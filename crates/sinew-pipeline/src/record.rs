@@ -39,6 +39,9 @@ pub struct EpisodeStats {
     pub metrics: BTreeMap<String, f64>,
     /// Success by task type.
     pub success_by_kind: BTreeMap<String, f64>,
+    /// The same of each environment of a mixture, by its name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub by_env: BTreeMap<String, EpisodeStats>,
     /// Sums over episodes, in seconds.
     pub generate_s: f64,
     /// Time in the environment: tools, resets, scores.
@@ -46,8 +49,23 @@ pub struct EpisodeStats {
 }
 
 impl EpisodeStats {
-    /// Statistics of `traces`.
+    /// Statistics of `traces`; of a mixture also those of each environment.
     pub fn of<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> Self {
+        let traces: Vec<&Trace> = traces.into_iter().collect();
+        let mut members: BTreeMap<&str, Vec<&Trace>> = BTreeMap::new();
+        for trace in &traces {
+            if let Some(member) = trace.member() {
+                members.entry(member).or_default().push(trace);
+            }
+        }
+        let own = |(name, traces): (&str, Vec<&Trace>)| (name.to_owned(), Self::of_all(&traces));
+        Self {
+            by_env: members.into_iter().map(own).collect(),
+            ..Self::of_all(&traces)
+        }
+    }
+
+    fn of_all(traces: &[&Trace]) -> Self {
         let mut stats = Self::default();
         let mut by_kind: BTreeMap<String, (f64, f64)> = BTreeMap::new();
         let mut scored = 0.0;

@@ -5,17 +5,45 @@ use sinew_env::{Split, Taskset, TasksetError};
 use sinew_rollout::EpisodeSpec;
 use sinew_types::{EpisodeId, GroupId, mix_seed};
 
-/// Tasksets up to this size are shuffled anew in each epoch; larger ones are generated in
-/// random order anyway.
+/// Tasksets up to this size are shuffled as a list; of larger ones single entries of a permutation are
+/// computed.
 const SHUFFLE_UP_TO: usize = 100_000;
 
 /// Index of the `n`-th training task of a run.
 fn train_index(seed: u64, len: usize, n: u64) -> usize {
     let (epoch, at) = (n / len as u64, (n % len as u64) as usize);
-    if len > SHUFFLE_UP_TO {
-        return at;
+    permuted(mix_seed(seed ^ 0x7461_736b, epoch), len, at)
+}
+
+/// Entry `at` of a permutation of `0..len`, in constant time for many entries.
+pub(crate) fn permuted(seed: u64, len: usize, at: usize) -> usize {
+    match len > SHUFFLE_UP_TO {
+        true => walked(seed, len as u64, at as u64) as usize,
+        false => shuffled(seed, len, at),
     }
-    shuffled(mix_seed(seed ^ 0x7461_736b, epoch), len, at)
+}
+
+/// Entry `at` of a permutation of `0..len`: a Feistel network permutes the smallest square of a power of two
+/// that holds `len`, and steps outside of it are walked on (Black and Rogaway 2002, cycle walking). At most
+/// 4 steps on average.
+fn walked(seed: u64, len: u64, at: u64) -> u64 {
+    const ROUNDS: u64 = 6;
+    let half = (64 - len.saturating_sub(1).leading_zeros())
+        .div_ceil(2)
+        .max(1);
+    let mask = (1u64 << half) - 1;
+    let mut x = at;
+    loop {
+        let (mut left, mut right) = (x >> half, x & mask);
+        for round in 0..ROUNDS {
+            let mixed = left ^ (mix_seed(mix_seed(seed, round), right) & mask);
+            (left, right) = (right, mixed);
+        }
+        x = left << half | right;
+        if x < len {
+            return x;
+        }
+    }
 }
 
 /// Entry `at` of a permutation of `0..len` (Fisher-Yates from the end).
@@ -180,6 +208,24 @@ mod tests {
         assert_eq!(all.len(), 150);
         assert_ne!(epoch(0), epoch(1));
         assert_eq!(epoch(1), epoch(1));
+    }
+
+    #[test]
+    fn large_tasksets_are_permuted_entry_by_entry() {
+        for len in [1, 2, 3, 7, 64, 65, 1000, 4097] {
+            let all = |seed| (0..len).map(move |at| walked(seed, len, at));
+            let seen: BTreeSet<u64> = all(5).collect();
+            assert_eq!(seen, (0..len).collect(), "{len}");
+            assert!(all(5).eq(all(5)));
+        }
+        let order = |seed| (0..1000).map(move |at| walked(seed, 1000, at));
+        assert!(order(1).ne(order(2)));
+        // Neighbours are not kept together.
+        let steps = order(1).zip(order(1).skip(1));
+        assert!(steps.filter(|(a, b)| a.abs_diff(*b) < 10).count() < 60);
+        let (many, first) = (1 << 20, 200_000);
+        let one = permuted(3, many, first);
+        assert!(one < many && one == permuted(3, many, first));
     }
 
     #[test]

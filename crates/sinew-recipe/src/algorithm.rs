@@ -2,7 +2,7 @@
 
 use crate::engine::WeightFormat;
 use crate::rule::Rules;
-use crate::{DataSection, RunPlan};
+use crate::{DataSection, EnvMember, RunPlan};
 use sinew_algo::{
     Advantage, Algorithm, Composition, ConfigError, Needs, ProcessRewards, Repair, RunFacts,
 };
@@ -129,7 +129,9 @@ fn inputs(plan: &RunPlan, c: &Composition, rules: &mut Rules) {
         ),
         !(outside && apart && plan.harness.is_graded()),
     );
-    let process_reward = plan.env.config().process_reward();
+    let process_reward = |env: &EnvMember| env.config().process_reward();
+    let process_reward = plan.env.members().iter().map(process_reward);
+    let process_reward = process_reward.fold(0.0, f64::max);
     rules.custom(
         "env.process_reward",
         process_reward,

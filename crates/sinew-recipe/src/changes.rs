@@ -44,6 +44,16 @@ fn compare(key: &str, old: Option<&toml::Value>, new: Option<&toml::Value>, out:
         }
         return;
     }
+    let as_list = |v: Option<&toml::Value>| v.and_then(toml::Value::as_array).cloned();
+    if let (Some(a), Some(b)) = (as_list(old), as_list(new))
+        && a.len() == b.len()
+        && a.iter().chain(&b).all(toml::Value::is_table)
+    {
+        for (i, (a, b)) in a.iter().zip(&b).enumerate() {
+            compare(&format!("{key}[{i}]"), Some(a), Some(b), out);
+        }
+        return;
+    }
     let shown = |v: Option<&toml::Value>| v.map_or_else(|| "(nothing)".to_owned(), brief);
     out.push(Change {
         key: key.to_owned(),

@@ -1,6 +1,9 @@
-//! `[env]`: an environment of the registry, and its keys.
+//! `[env]`: an environment of the registry with its keys, or a mixture of several.
 
+use crate::mixture::{self, MemberKeys};
+use crate::reward::RewardSection;
 use crate::rule::Rules;
+use crate::{RunPlan, TasksPlan};
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -9,29 +12,46 @@ use sinew_env::{ENVIRONMENTS, EnvConfig, EnvKind, Needs};
 use std::ops::Range;
 use std::sync::Arc;
 use toml::Spanned;
-use toml::de::{DeTable, DeValue, ValueDeserializer};
+use toml::de::{DeTable, DeValue, Error, ValueDeserializer};
 
-/// Which world the episodes run in.
+/// An environment with its keys. In a mixture it has a name and a share, and may have tasks and a reward.
 #[derive(Clone, Debug)]
-pub struct EnvSection {
+pub struct EnvMember {
+    /// Name in a mixture; empty outside of one.
+    pub name: String,
+    /// Weight of its draws, above 0.
+    pub weight: f64,
+    /// Rows of its own; `None`: the recipe's, or the environment's.
+    pub tasks: Option<TasksPlan>,
+    /// Reward of its own; `None`: the recipe's, or the environment's score.
+    pub reward: Option<RewardSection>,
     kind: &'static EnvKind,
     config: Arc<dyn EnvConfig>,
     /// All keys of the environment, defaults included.
     keys: toml::Table,
 }
 
-impl PartialEq for EnvSection {
+impl PartialEq for EnvMember {
     fn eq(&self, other: &Self) -> bool {
-        self.kind.name == other.kind.name && self.keys == other.keys
+        let own = |m: &Self| {
+            (
+                m.kind.name,
+                m.name.clone(),
+                m.tasks.clone(),
+                m.reward.clone(),
+            )
+        };
+        own(self) == own(other) && self.weight == other.weight && self.keys == other.keys
     }
 }
 
-impl EnvSection {
-    /// Value of `env.type`.
-    pub fn name(&self) -> &'static str {
+impl EnvMember {
+    /// Value of `type`.
+    pub fn kind_name(&self) -> &'static str {
         self.kind.name
     }
 
+    /// Requirements in addition to a model.
     pub fn needs(&self) -> Needs {
         self.kind.needs
     }
@@ -41,9 +61,97 @@ impl EnvSection {
         self.config.as_ref()
     }
 
-    fn read(kind: &'static EnvKind, keys: ValueDeserializer<'_>) -> Result<Self, toml::de::Error> {
-        let (config, keys) = kind.read(keys)?;
-        Ok(Self { kind, config, keys })
+    fn alone(kind: &'static EnvKind, config: Arc<dyn EnvConfig>, keys: toml::Table) -> Self {
+        Self {
+            name: String::new(),
+            weight: 1.0,
+            tasks: None,
+            reward: None,
+            kind,
+            config,
+            keys,
+        }
+    }
+
+    /// All keys as typed; of a mixture those of the mixture as well.
+    fn table(&self) -> toml::Table {
+        let mut table = toml::Table::new();
+        if !self.name.is_empty() {
+            // Numbers, text and tables: there is nothing that TOML cannot say.
+            table = toml::Table::try_from(MemberKeys::of(self)).unwrap_or_default();
+        }
+        table.insert("type".into(), self.kind.name.into());
+        table.extend(self.keys.clone());
+        table
+    }
+}
+
+/// Which world the episodes run in, or which worlds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EnvSection {
+    members: Vec<EnvMember>,
+    mixture: bool,
+}
+
+impl EnvSection {
+    /// Value of `env.type`, or `mixture`.
+    pub fn name(&self) -> &'static str {
+        match self.members.first() {
+            Some(only) if !self.mixture => only.kind_name(),
+            _ => "mixture",
+        }
+    }
+
+    /// The only environment, or those of the mixture in the order of the recipe.
+    pub fn members(&self) -> &[EnvMember] {
+        &self.members
+    }
+
+    /// Whether the recipe has a list of environments.
+    pub fn is_mixture(&self) -> bool {
+        self.mixture
+    }
+
+    /// Requirements of all environments together. Rows can be the tasks only where all take them.
+    pub fn needs(&self) -> Needs {
+        let all = self.members.iter().map(EnvMember::needs);
+        let both = |a: Needs, b: Needs| Needs {
+            sandbox: a.sandbox || b.sandbox,
+            alphabet: a.alphabet.or(b.alphabet),
+            rows: a.rows && b.rows,
+            tasks: a.tasks || b.tasks,
+            reward: a.reward || b.reward,
+        };
+        all.reduce(both).unwrap_or_default()
+    }
+}
+
+/// One environment of a run with its tasks and its reward.
+#[derive(Clone, Copy, Debug)]
+pub struct World<'a> {
+    /// The environment.
+    pub env: &'a EnvMember,
+    /// Its rows, if it has a source of them.
+    pub tasks: &'a TasksPlan,
+    /// Its reward, in place of its own score.
+    pub reward: Option<&'a RewardSection>,
+}
+
+impl RunPlan {
+    /// The environments of the run with their tasks and rewards: those of `[tasks]` and `reward` for a single
+    /// one, and each one's own in a mixture.
+    pub fn worlds(&self) -> Vec<World<'_>> {
+        let members = self.env.members.iter();
+        members
+            .map(|env| World {
+                env,
+                tasks: env.tasks.as_ref().unwrap_or(&self.tasks),
+                reward: match self.env.mixture {
+                    true => env.reward.as_ref(),
+                    false => self.reward.as_ref(),
+                },
+            })
+            .collect()
     }
 }
 
@@ -56,10 +164,11 @@ fn kinds() -> impl Iterator<Item = &'static EnvKind> {
 /// `chat`, which needs nothing but tasks and rewards.
 impl Default for EnvSection {
     fn default() -> Self {
+        let (kind, config) = (&sinew_env::chat::KIND, sinew_env::chat::config());
+        let chat = EnvMember::alone(kind, config, toml::Table::new());
         Self {
-            kind: &sinew_env::chat::KIND,
-            config: sinew_env::chat::config(),
-            keys: toml::Table::new(),
+            members: vec![chat],
+            mixture: false,
         }
     }
 }
@@ -75,45 +184,85 @@ fn named(name: &str) -> Result<&'static EnvKind, String> {
     })
 }
 
-/// What is wrong with `[env]` in a recipe's keys, at its place. A table with `type` is buffered
+/// What is wrong with `[env]` or `[[env]]` in a recipe's keys, at its place. A table with `type` is buffered
 /// when the whole recipe is read, and places are lost there.
 pub(crate) fn problem(root: &DeTable<'_>) -> Option<(Range<usize>, String)> {
     let env = root.get("env")?.clone();
     let span = env.span();
-    let DeValue::Table(mut keys) = env.into_inner() else {
-        return None;
-    };
-    let kind = keys.remove("type")?;
-    let kind = match named(kind.get_ref().as_str()?) {
-        Ok(kind) => kind,
-        Err(message) => return Some((kind.span(), message)),
-    };
+    match env.into_inner() {
+        DeValue::Table(keys) => read(Spanned::new(span, keys), false).err(),
+        DeValue::Array(tables) => tables.into_iter().find_map(|table| {
+            let span = table.span();
+            match table.into_inner() {
+                DeValue::Table(keys) => read(Spanned::new(span, keys), true).err(),
+                _ => Some((span, "an environment is a table: [[env]]".into())),
+            }
+        }),
+        _ => None,
+    }
+}
+
+/// The environment of a table, or what is wrong with it and where.
+fn read(table: Spanned<DeTable<'_>>, mixture: bool) -> Result<EnvMember, (Range<usize>, String)> {
+    let span = table.span();
+    let mut keys = table.into_inner();
+    let kind = keys.remove("type");
+    let kind = kind.ok_or_else(|| (span.clone(), "missing field `type`".to_owned()))?;
+    let name = kind.get_ref().as_str();
+    let name = name.ok_or_else(|| (kind.span(), "env.type is not a name".to_owned()))?;
+    let named = named(name).map_err(|message| (kind.span(), message))?;
+    let mut of_mixture = DeTable::new();
+    for key in MemberKeys::NAMES.into_iter().filter(|_| mixture) {
+        // Environments with tasks of their own may have a key of that name.
+        let taken = (key != "tasks" || named.needs.rows).then(|| keys.remove_entry(key));
+        of_mixture.extend(taken.flatten());
+    }
+    let failed = |e: Error| (e.span().unwrap_or(span.clone()), e.message().to_owned());
     let keys = Spanned::new(span.clone(), DeValue::Table(keys));
-    let error = EnvSection::read(kind, keys.into()).err()?;
-    Some((error.span().unwrap_or(span), error.message().to_owned()))
+    let (config, keys) = named.read(keys.into()).map_err(failed)?;
+    let alone = EnvMember::alone(named, config, keys);
+    if !mixture {
+        return Ok(alone);
+    }
+    let member = Spanned::new(span.clone(), DeValue::Table(of_mixture));
+    let member = MemberKeys::deserialize(ValueDeserializer::from(member)).map_err(failed)?;
+    Ok(EnvMember {
+        tasks: member.plan().map_err(|message| (span.clone(), message))?,
+        name: member.name,
+        weight: member.weight,
+        reward: member.reward,
+        ..alone
+    })
 }
 
 impl<'de> Deserialize<'de> for EnvSection {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let mut keys = toml::Table::deserialize(deserializer)?;
-        let kind = keys.remove("type");
-        let kind = kind.ok_or_else(|| D::Error::missing_field("type"))?;
-        let kind = kind
-            .as_str()
-            .ok_or_else(|| D::Error::custom("env.type is not a name"))?;
-        let kind = named(kind).map_err(D::Error::custom)?;
-        let text = toml::Value::Table(keys).to_string();
-        let read = ValueDeserializer::parse(&text).and_then(|keys| Self::read(kind, keys));
-        read.map_err(|e| D::Error::custom(e.message()))
+        let value = toml::Value::deserialize(deserializer)?;
+        let mixture = value.is_array();
+        let tables = match value {
+            toml::Value::Array(tables) => tables,
+            one => vec![one],
+        };
+        let one = |table: toml::Value| {
+            let table = table.as_table().map(ToString::to_string);
+            let text = table.ok_or_else(|| D::Error::custom("an environment is a table"))?;
+            let table = DeTable::parse(&text).map_err(|e| D::Error::custom(e.message()))?;
+            read(table, mixture).map_err(|(_, message)| D::Error::custom(message))
+        };
+        let members: Result<Vec<EnvMember>, _> = tables.into_iter().map(one).collect();
+        members.map(|members| Self { members, mixture })
     }
 }
 
 impl Serialize for EnvSection {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut table = toml::Table::new();
-        table.insert("type".into(), self.kind.name.into());
-        table.extend(self.keys.clone());
-        table.serialize(serializer)
+        match self.members.first() {
+            Some(only) if !self.mixture => only.table().serialize(serializer),
+            _ => {
+                let tables = self.members.iter().map(EnvMember::table);
+                serializer.collect_seq(tables)
+            }
+        }
     }
 }
 
@@ -133,12 +282,30 @@ pub(crate) fn schema(generator: &mut SchemaGenerator) -> Schema {
         }
         schemas.push(schema);
     }
+    let names: Vec<&str> = kinds().map(|kind| kind.name).collect();
+    schemas.push(mixture::schema(generator, &names));
     json_schema!({ "oneOf": schemas })
 }
 
-/// What an environment says of its keys.
+/// What environments say of their keys, and what a mixture of them asks.
 pub(crate) fn rules(env: &EnvSection, rules: &mut Rules) {
-    if let Err(e) = env.config.check() {
-        rules.custom(&format!("env.{}", e.key), e.value, e.reason, false);
+    for (i, member) in env.members.iter().enumerate() {
+        if let Err(e) = member.config.check() {
+            let key = format!("{}.{}", env.key(i), e.key);
+            rules.custom(&key, e.value, e.reason, false);
+        }
+    }
+    if env.mixture {
+        mixture::rules(env, rules);
+    }
+}
+
+impl EnvSection {
+    /// Path of the table of a member, for messages.
+    pub(crate) fn key(&self, member: usize) -> String {
+        match self.mixture {
+            true => format!("env[{member}]"),
+            false => "env".to_owned(),
+        }
     }
 }

@@ -7,8 +7,9 @@ use crate::{ModelSection, RunPlan};
 section! {
     /// The held-out measurement before and after.
     EvalKeys => EvalPlan, "eval" {
-        /// Held-out tasks.
-        tasks: usize = 128, in 1 to 100_000;
+        /// Held-out tasks, 1 to 100000, the first of their split; those of a mixture take turns. Left out:
+        /// 128, or all if there are fewer.
+        tasks: usize;
         /// Episodes of each task.
         episodes_per_task: usize = 1, in 1 to 1000;
         /// Steps between measurements during training; 0: before and after only.
@@ -18,6 +19,16 @@ section! {
         /// Also one greedy episode of each task, before and after: `greedy_success` next to
         /// `success`. Left out: for pretrained models.
         greedy: bool;
+    }
+}
+
+/// Held-out tasks of a recipe that names no number, if there are so many.
+const TASKS: usize = 128;
+
+impl EvalPlan {
+    /// Number of held-out tasks to measure, of so many.
+    pub fn tasks_of(&self, held_out: usize) -> usize {
+        self.tasks.unwrap_or(TASKS).min(held_out)
     }
 }
 
@@ -32,6 +43,9 @@ impl RunPlan {
 pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let e = &plan.eval;
     e.ranges(rules);
+    if let Some(tasks) = e.tasks {
+        rules.range("eval.tasks", tasks, 1..=100_000);
+    }
     rules.allowed(
         "eval.temperature",
         e.temperature,

@@ -1,8 +1,8 @@
 //! `[judge.NAME]`: models that grade answers, for `[reward]`.
 
-use crate::RunPlan;
 use crate::rule::{Rule, Rules};
 use crate::section::{choice, section};
+use crate::{RewardSection, RunPlan};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -169,10 +169,8 @@ pub(crate) fn keys(judges: &BTreeMap<String, JudgePlan>, unused: &[String]) -> O
 }
 
 pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
-    let used: Vec<&str> = match &plan.reward {
-        Some(reward) => reward.judges().collect(),
-        None => Vec::new(),
-    };
+    let rewards = plan.worlds().into_iter().filter_map(|w| w.reward);
+    let used: Vec<&str> = rewards.flat_map(RewardSection::judges).collect();
     for name in &used {
         let known: Vec<&str> = plan.judges.keys().map(String::as_str).collect();
         let known = match known.is_empty() {

@@ -42,6 +42,7 @@ mod judge;
 mod keys;
 mod late;
 mod messages;
+mod mixture;
 mod model;
 mod read;
 mod renamed;
@@ -62,7 +63,7 @@ pub use data::DataSection;
 pub use engine::{
     Api, EnginePlan, EngineType, Formats, Logprobs, VLLM_LOWEST_TEMPERATURE, WeightFormat,
 };
-pub use env::EnvSection;
+pub use env::{EnvMember, EnvSection, World};
 pub use error::RecipeError;
 pub use eval::EvalPlan;
 pub use harness::{

@@ -170,34 +170,57 @@ impl RewardSection {
 }
 
 pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
-    let Some(reward) = &plan.reward else {
-        let env = plan.env.name();
-        rules.allowed(
-            "reward",
-            "missing",
-            &format!(
-                "a reward such as reward = \"exact(answer)\": env.type = \"{env}\" has no score of its own"
-            ),
-            !plan.env.needs().reward || !plan.harness.is_graded(),
+    let mixture = plan.env.is_mixture();
+    rules.custom(
+        "reward",
+        "{ ... }",
+        "has no effect with [[env]]: each environment has a reward of its own; put it into them"
+            .into(),
+        !(mixture && plan.reward.is_some()),
+    );
+    if let Some(late) = plan.reward.as_ref().and_then(RewardSection::late) {
+        late::rules(plan, late, rules);
+    }
+    for (i, world) in plan.worlds().into_iter().enumerate() {
+        rules.custom(
+            &format!("{}.reward", plan.env.key(i)),
+            "{ late = ... }",
+            "rewards from outside need a single [env]; remove `late`".into(),
+            !(mixture && world.reward.is_some_and(|r| r.late().is_some())),
         );
-        return;
-    };
+        let key = match mixture {
+            true => format!("{}.reward", plan.env.key(i)),
+            false => "reward".to_owned(),
+        };
+        match world.reward {
+            Some(reward) => terms(reward, &key, plan.sandbox.level, rules),
+            None => rules.allowed(
+                &key,
+                "missing",
+                &format!(
+                    "a reward such as reward = \"exact(answer)\": env.type = \"{}\" has no score of its own",
+                    world.env.kind_name()
+                ),
+                !world.env.needs().reward || !plan.harness.is_graded(),
+            ),
+        }
+    }
+}
+
+/// The rewards of one environment.
+fn terms(reward: &RewardSection, key: &str, level: Level, rules: &mut Rules) {
     if let RewardSection::Several(terms) = reward {
         let stray = |(name, term): (&String, &RewardTerm)| {
             (name == LATE) != matches!(term, RewardTerm::Late(_))
         };
         rules.allowed(
-            "reward.late",
+            &format!("{key}.late"),
             "of another kind",
             "a table with names, which no other key of [reward] has",
             !terms.iter().any(stray),
         );
     }
-    if let Some(late) = reward.late() {
-        late::rules(plan, late, rules);
-    }
     let terms = reward.terms();
-    let level = plan.sandbox.level;
     rules.custom(
         "sandbox.level",
         level.name(),
@@ -205,15 +228,10 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         level == Level::Process || !reward.has_python(),
     );
     for (name, weight, clip) in &terms {
-        rules.allowed("reward", weight, "a finite weight", weight.is_finite());
+        rules.allowed(key, weight, "a finite weight", weight.is_finite());
         if let Some([low, high]) = clip {
             let shown = format!("clip = [{low}, {high}] of {name:?}");
-            rules.allowed(
-                "reward",
-                shown,
-                "a lower limit below an upper one",
-                low < high,
-            );
+            rules.allowed(key, shown, "a lower limit below an upper one", low < high);
         }
         server_rules(reward, name, rules);
         let source = RewardSection::model(name);
@@ -227,11 +245,11 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
             continue;
         }
         if let Err(e) = sinew_reward::named(name) {
-            rules.custom("reward", format!("{name:?}"), e.reason, false);
+            rules.custom(key, format!("{name:?}"), e.reason, false);
         }
     }
     rules.allowed(
-        "reward",
+        key,
         format!("{} rewards, all of weight 0", terms.len()),
         "at least one weight that is not 0",
         terms.iter().any(|(_, weight, _)| *weight != 0.0)

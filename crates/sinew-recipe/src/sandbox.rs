@@ -3,7 +3,7 @@
 use crate::reward::RewardSection;
 use crate::rule::Rules;
 use crate::section::{choice, section};
-use crate::{HarnessLevel, HarnessSection, RunPlan};
+use crate::{EnvMember, HarnessLevel, HarnessSection, RunPlan};
 use sinew_egress::EgressConfig;
 
 choice! {
@@ -125,7 +125,8 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         "allowed: 0.01 to 1024".into(),
         s.cpus.is_none_or(|n| (0.01..=1024.0).contains(&n)),
     );
-    let scored = plan.reward.as_ref().is_some_and(RewardSection::has_python);
+    let rewards = plan.worlds().into_iter().filter_map(|w| w.reward);
+    let scored = rewards.into_iter().any(RewardSection::has_python);
     let program = plan.harness.program().is_some();
     let used = plan.env.needs().sandbox || program || scored;
     let env = plan.env.name();
@@ -138,9 +139,12 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
 
 /// Keys that workers of Python environments cannot follow.
 fn python(plan: &RunPlan, rules: &mut Rules) {
-    if plan.env.name() != "python" {
+    let mut kinds = plan.env.members().iter().map(EnvMember::kind_name);
+    let python = kinds.clone().any(|kind| kind == "python");
+    if !python {
         return;
     }
+    let alone = kinds.all(|kind| kind == "python");
     let level = plan.sandbox.level;
     rules.custom(
         "sandbox.level",
@@ -148,7 +152,7 @@ fn python(plan: &RunPlan, rules: &mut Rules) {
         "env.type = \"python\" runs at level \"process\"".into(),
         level == Level::Process,
     );
-    if plan.harness.is_built_in() {
+    if plan.harness.is_built_in() && alone {
         for (key, why) in [
             ("sandbox.cpu_s", "env.timeout_s bounds each call"),
             ("sandbox.image", "env.python names the interpreter"),

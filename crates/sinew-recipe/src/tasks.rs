@@ -2,6 +2,7 @@
 
 use crate::Level;
 use crate::RunPlan;
+use crate::env::World;
 use crate::rule::Rules;
 use crate::section::{choice, section};
 use schemars::JsonSchema;
@@ -11,6 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use sinew_algo::AdaptiveConfig;
 use sinew_algo::Signal;
 use sinew_tasks::Example;
+use std::collections::BTreeMap;
 
 choice! {
     /// Order of tasks.
@@ -58,6 +60,9 @@ section! {
         examples: Vec<Example> = Vec::new();
         /// Column whose value is the task type, for metrics by type and `adaptive` order. Left out: one type.
         kind: String;
+        /// Weight of each task type, above 0: its share of the draws is its weight over the sum of all. Left
+        /// out: every task is drawn as often as any other.
+        weights: BTreeMap<String, f64>;
         /// Order in which tasks are drawn.
         sampling: TaskOrder = TaskOrder::Uniform;
         /// Basis of the weights of `adaptive`.
@@ -71,6 +76,32 @@ section! {
         /// Factor of older trials at each update, above 0 and at most 1. Below 1, estimates follow a
         /// changing policy.
         decay: f64 = AdaptiveConfig::default().memory;
+    }
+}
+
+/// Keys about the order in which tasks are drawn, which is that of the whole run.
+const ORDER: [&str; 6] = [
+    "sampling",
+    "signal",
+    "prior_successes",
+    "prior_failures",
+    "floor",
+    "decay",
+];
+
+impl TasksKeys {
+    /// The first typed key about the order of draws.
+    pub(crate) fn typed_order(&self) -> Option<&'static str> {
+        let typed = [
+            self.sampling.is_some(),
+            self.signal.is_some(),
+            self.prior_successes.is_some(),
+            self.prior_failures.is_some(),
+            self.floor.is_some(),
+            self.decay.is_some(),
+        ];
+        let mut keys = ORDER.into_iter().zip(typed);
+        keys.find_map(|(key, typed)| typed.then_some(key))
     }
 }
 
@@ -90,6 +121,13 @@ impl TasksPlan {
             .iter()
             .chain(held_out)
             .any(|s| Self::is_python(s))
+    }
+
+    /// The keys about rows, all of them typed.
+    pub(crate) fn keys_without_order(&self) -> TasksKeys {
+        let mut keys = self.keys();
+        keys.leave_out(&ORDER.map(|key| format!("tasks.{key}")));
+        keys
     }
 
     /// Settings of the adaptive order, `None` with another one.
@@ -131,13 +169,48 @@ pub(crate) fn tasks_or_source<'de, D: Deserializer<'de>>(
     deserializer.deserialize_any(Either).map(Some)
 }
 
+/// Keys about rows: they have an effect with a source only.
+const OF_ROWS: [&str; 6] = ["held_out", "prompt", "filter", "system", "examples", "kind"];
+
 pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
-    let tasks = &plan.tasks;
-    tasks.ranges(rules);
-    let (env, needs) = (plan.env.name(), plan.env.needs());
-    let given = tasks.source.is_some();
+    plan.tasks.ranges(rules);
+    if plan.env.is_mixture() {
+        rules.custom(
+            "env",
+            "[[env]]",
+            "running agents bring their own tasks: with harness.type = \"live\" there is one [env]"
+                .into(),
+            plan.harness.live().is_none(),
+        );
+        let typed = plan.tasks.source.is_some() || plan.tasks.weights.is_some();
+        rules.custom(
+            "tasks",
+            "{ ... }",
+            "has no effect with [[env]]: each environment has tasks of its own; put it into them"
+                .into(),
+            !typed,
+        );
+        for key in OF_ROWS {
+            let reason = "has no effect with [[env]]; put it into `tasks` of an environment".into();
+            rules.unused(&format!("tasks.{key}"), reason, false);
+        }
+    }
+    for (i, world) in plan.worlds().into_iter().enumerate() {
+        let key = match plan.env.is_mixture() {
+            true => format!("{}.tasks", plan.env.key(i)),
+            false => "tasks".to_owned(),
+        };
+        rows(&world, &key, plan, rules);
+    }
+    order(plan, rules);
+}
+
+/// Whether an environment has tasks, from rows or of its own.
+fn rows(world: &World<'_>, key: &str, plan: &RunPlan, rules: &mut Rules) {
+    let (tasks, env) = (world.tasks, world.env.kind_name());
+    let (needs, given) = (world.env.needs(), world.tasks.source.is_some());
     rules.allowed(
-        "tasks",
+        key,
         "missing",
         "a file of rows, such as tasks = \"tasks.jsonl\", or an environment with tasks of its own, such as \
          [env] type = \"tool_math\"",
@@ -145,14 +218,14 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     );
     let reason = format!("has no effect: env.type = \"{env}\" has tasks of its own; remove it");
     rules.inert(
-        "tasks.source",
+        &format!("{key}.source"),
         format!("{:?}", tasks.source.as_deref().unwrap_or_default()),
         reason,
         !given || needs.rows,
     );
-    for key in ["held_out", "prompt", "filter", "system", "examples", "kind"] {
-        let reason = "has no effect without tasks.source; remove it".to_owned();
-        rules.unused(&format!("tasks.{key}"), reason, given);
+    for name in OF_ROWS {
+        let reason = format!("has no effect without {key}.source; remove it");
+        rules.unused(&format!("{key}.{name}"), reason, given);
     }
     for key in ["system", "examples"] {
         let reason = "has no effect with [harness]: the program writes its own messages; remove it"
@@ -167,22 +240,54 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         level == Level::Process || !tasks.has_python(),
     );
     if let HeldOut::Share(share) = tasks.held_out {
-        let holds = share > 0.0 && share < 1.0;
         rules.allowed(
-            "tasks.held_out",
+            &format!("{key}.held_out"),
             share,
             "above 0 and below 1, or a file",
-            holds,
+            share > 0.0 && share < 1.0,
         );
     }
-    let adaptive = tasks.adaptive();
-    for key in [
-        "signal",
-        "prior_successes",
-        "prior_failures",
-        "floor",
-        "decay",
-    ] {
+    weights(tasks, key, plan, rules);
+}
+
+/// Weights of types, which other orders would contradict.
+fn weights(tasks: &TasksPlan, key: &str, plan: &RunPlan, rules: &mut Rules) {
+    let Some(weights) = &tasks.weights else {
+        return;
+    };
+    let key = format!("{key}.weights");
+    for (kind, weight) in weights {
+        rules.allowed(
+            &key,
+            format!("{{ {kind} = {weight} }}"),
+            "weights above 0, up to 1e9; `filter` leaves rows out",
+            *weight > 0.0 && *weight <= 1e9,
+        );
+    }
+    rules.custom(
+        &key,
+        "{ ... }",
+        "has no effect without tasks.kind, which names the column of the type".into(),
+        tasks.kind.is_some() || tasks.source.is_none(),
+    );
+    rules.custom(
+        &key,
+        "{ ... }",
+        "has no effect with tasks.sampling = \"adaptive\", which chooses the shares itself; remove one".into(),
+        plan.tasks.sampling == TaskOrder::Uniform,
+    );
+    rules.custom(
+        &key,
+        "{ ... }",
+        "has no effect: with [data] no tasks are run to train on; remove it".into(),
+        plan.data.is_none(),
+    );
+}
+
+/// The order in which tasks are drawn.
+fn order(plan: &RunPlan, rules: &mut Rules) {
+    let adaptive = plan.tasks.adaptive();
+    for key in &ORDER[1..] {
         let reason = "has no effect without tasks.sampling = \"adaptive\"; remove it".to_owned();
         rules.unused(&format!("tasks.{key}"), reason, adaptive.is_some());
     }

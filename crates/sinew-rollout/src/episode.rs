@@ -3,11 +3,13 @@
 //! The driver (or a simulator) carries the commands out and feeds back what happened. Every
 //! token that the model saw ends up in exactly one node of the trace.
 
+use sinew_env::member_of;
 use sinew_types::{
-    EpisodeEnd, EpisodeId, FailureKind, FinishReason, GroupId, Limit, Message, NO_PARENT, Node,
-    NodeFormat, NodeId, Origin, Outcome, Provenance, SampledToken, SamplingParams,
-    TRACE_FORMAT_VERSION, Task, Timing, TokenId, TokenKind, Trace, VersionSpan,
+    Component, EpisodeEnd, EpisodeId, FailureKind, FinishReason, GroupId, Limit, Message,
+    NO_PARENT, Node, NodeFormat, NodeId, Origin, Outcome, Provenance, SampledToken, SamplingParams,
+    TRACE_FORMAT_VERSION, Task, TaskId, Timing, TokenId, TokenKind, Trace, VersionSpan,
 };
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Limits of an episode. One that reaches a limit is truncated: it is scored, and counts.
@@ -57,6 +59,7 @@ impl EpisodeSpec {
                 task_seed: Some(self.task.seed),
                 seed: Some(self.seed),
                 sampling: Some(sampling.into()),
+                environment: run.environment(&self.task.id),
                 ..run.provenance.clone()
             },
             nodes: Vec::new(),
@@ -75,6 +78,16 @@ pub struct RunInfo {
     pub name: String,
     /// Without seeds and sampling, which are the episode's.
     pub provenance: Provenance,
+    /// The environments of a mixture, which take the place of the provenance's, by name.
+    pub members: BTreeMap<String, Component>,
+}
+
+impl RunInfo {
+    /// The environment of a task.
+    fn environment(&self, task: &TaskId) -> Option<Component> {
+        let member = self.members.get(member_of(task));
+        member.or(self.provenance.environment.as_ref()).cloned()
+    }
 }
 
 /// An event of an episode, from engine, environment or clock.
@@ -404,7 +417,7 @@ impl EpisodeMachine {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use sinew_types::{PolicyVersion, TaskId};
+    use sinew_types::PolicyVersion;
 
     fn spec() -> EpisodeSpec {
         EpisodeSpec {
@@ -432,6 +445,25 @@ mod tests {
         };
         let trace = spec().empty_trace(&RunInfo::default(), &SamplingParams::default());
         EpisodeMachine::new(trace, limits, 0.7)
+    }
+
+    #[test]
+    fn a_trace_names_the_environment_of_its_task() {
+        let component = |name: &str| Component {
+            name: name.into(),
+            version: "1".into(),
+        };
+        let mut run = RunInfo::default();
+        run.provenance.environment = Some(component("all"));
+        run.members.insert("web".into(), component("web"));
+        let mut spec = spec();
+        for (task, environment) in [("web:rows/train/0", "web"), ("rows/train/0", "all")] {
+            spec.task.id = TaskId::new(task);
+            let trace = spec.empty_trace(&run, &SamplingParams::default());
+            assert_eq!(trace.environment(), environment);
+        }
+        let unknown = spec.empty_trace(&RunInfo::default(), &SamplingParams::default());
+        assert_eq!(unknown.environment(), "k");
     }
 
     fn token(id: TokenId, version: u64) -> SampledToken {

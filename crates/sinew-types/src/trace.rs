@@ -325,6 +325,19 @@ pub enum TraceError {
 }
 
 impl Trace {
+    /// Name of the environment. Episodes of outside systems name none: their task type stands for it.
+    pub fn environment(&self) -> &str {
+        let named = self.provenance.environment.as_ref();
+        named.map_or(self.task_kind.as_str(), |c| c.name.as_str())
+    }
+
+    /// Name of the environment of a mixture that it belongs to: it begins the id of the task, before a `:`.
+    pub fn member(&self) -> Option<&str> {
+        let name = self.provenance.environment.as_ref()?.name.as_str();
+        let rest = self.task.0.strip_prefix(name)?;
+        rest.starts_with(':').then_some(name)
+    }
+
     /// Checks every invariant of the format; a store refuses what fails.
     pub fn validate(&self) -> Result<(), TraceError> {
         let episode = || self.episode.clone();

@@ -177,6 +177,9 @@ fn rows_of(text: &str, width: usize) -> Vec<String> {
     rows
 }
 
+/// Maximum number of environments whose success is shown.
+const ENVIRONMENTS: usize = 4;
+
 /// Draws one frame: a title, the progress of the run, an alarm if there is one, the curve and the numbers.
 /// A narrow terminal has the numbers alone.
 fn draw(frame: &mut Frame<'_>, status: &Status) {
@@ -350,6 +353,10 @@ fn draw_numbers(frame: &mut Frame<'_>, area: Rect, status: &Status) {
         )));
     }
     if let Some(r) = status.history.last() {
+        let envs = r.rollout.by_env.iter().take(ENVIRONMENTS);
+        lines.extend(envs.map(|(name, own)| {
+            Line::from(format!("{name:<14.14}  {:>3.0} %", 100.0 * own.success))
+        }));
         lines.push(Line::from(match r.updates_applied {
             0 => format!("step {} trained nothing", r.step),
             _ => format!(

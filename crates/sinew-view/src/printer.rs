@@ -12,7 +12,8 @@ use crate::status::{duration, told};
 use crate::visible::visible;
 use serde_json::{Value, json};
 use sinew_pipeline::{
-    DIVERGENCE_ALARM, EvalRecord, PipelineError, Recorder, RunEvent, StepRecord, divergence,
+    DIVERGENCE_ALARM, EpisodeStats, EvalRecord, PipelineError, Recorder, RunEvent, StepRecord,
+    divergence,
 };
 use sinew_rollout::LiveEpisode;
 use std::io::Write;
@@ -115,11 +116,22 @@ fn measured_line(record: &EvalRecord) -> String {
     let percent = |x: f64| format!("{:.1} %", 100.0 * x);
     let greedy = record.stats.greedy_success.map(percent);
     format!(
-        "held-out {}: success {}{}",
+        "held-out {}: success {}{}{}",
         record.when,
         percent(record.stats.success),
         greedy.map_or_else(String::new, |g| format!(", greedy {g}")),
+        by_env(&record.stats),
     )
+}
+
+/// Success of each environment of a mixture; nothing for a single one.
+pub(crate) fn by_env(stats: &EpisodeStats) -> String {
+    let one = |(name, own): (&String, &EpisodeStats)| match own.episodes > own.failed + own.unscored
+    {
+        true => format!("  {name} {:.1} %", 100.0 * own.success),
+        false => format!("  {name} -"),
+    };
+    stats.by_env.iter().map(one).collect()
 }
 
 /// A step on one line; of a step without rows, why there are none.
@@ -146,7 +158,8 @@ fn step_line(r: &StepRecord, steps: u64) -> String {
         r.rollout_s,
         r.train_s,
         duration(r.wall_s)
-    ) + &rewritten(r)
+    ) + &by_env(&r.rollout)
+        + &rewritten(r)
 }
 
 /// What is said of outside agents that do not extend what was captured.

@@ -21,7 +21,7 @@ use sinew_pipeline::{
 use sinew_plot::{Curve, plot_with_points};
 use sinew_render::Renderer;
 use sinew_types::{EpisodeEnd, TokenKind, Trace};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -342,6 +342,10 @@ impl Report<'_> {
             first,
             &[held_out],
         )?];
+        let by_env = self.by_env();
+        if !by_env.is_empty() {
+            plots.push(by("Success by environment, training", "share", &by_env)?);
+        }
         let reward = self.means("reward", |s| s.reward);
         if reward.points != success.points {
             plots.push(by("Reward of training episodes", "mean", &[reward])?);
@@ -379,6 +383,22 @@ impl Report<'_> {
         let gap = self.trained("gap", |r| Some(r.logprob_gap_max));
         plots.push(by("Engine and trainer log-probs", "largest gap", &[gap])?);
         Ok(plots)
+    }
+
+    /// Success of training episodes in each environment of a mixture; steps without scored ones are left out.
+    fn by_env(&self) -> Vec<Curve> {
+        let names: BTreeSet<&String> = self
+            .steps
+            .iter()
+            .flat_map(|s| s.rollout.by_env.keys())
+            .collect();
+        let curve = |name: &String| {
+            self.curve(name, |r| {
+                let own = r.rollout.by_env.get(name)?;
+                (own.episodes > own.failed + own.unscored).then_some(own.success)
+            })
+        };
+        names.into_iter().map(curve).collect()
     }
 
     /// A value of each step; `None` is no point.
@@ -490,6 +510,10 @@ pub(crate) fn comparison(
     }
     if let (Some(b), Some(a)) = (before.greedy_success, after.greedy_success) {
         rows.insert(1, ("success, greedy".into(), percent(b), percent(a)));
+    }
+    for (env, b) in &before.by_env {
+        let a = after.by_env.get(env).map_or(0.0, |a| a.success);
+        rows.push((format!("success: {env}"), percent(b.success), percent(a)));
     }
     for (kind, b) in &before.success_by_kind {
         let a = after.success_by_kind.get(kind).copied().unwrap_or_default();

@@ -35,10 +35,8 @@ use sinew_env::{Action, EnvFactory, Split};
 use sinew_recipe::{DataSection, EngineType, ModelSection, Recipe, RecipeError, RunPlan};
 use sinew_render::{MockTrajectory, conformance_check};
 use sinew_sandbox::{ExecRequest, Program, SandboxProvider, SandboxSpec};
-use sinew_tasks::TableTaskset;
 use sinew_types::Task;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// The rows so far.
@@ -151,29 +149,44 @@ fn plan_rows(recipe: &RunPlan, report: &mut Report) {
     if recipe.engine.kind != EngineType::Embedded {
         report.row("engine", reach::engine(recipe));
     }
+    let tasks = wire::tasks(recipe);
     if !recipe.harness.is_built_in() {
         let row = wire::check_harness(&recipe.harness, &recipe.sandbox);
         let starts = recipe.harness.program().is_some();
         if report.row("harness", row) && starts {
-            let asks = wire::taskset(recipe).and_then(|tasks| {
-                wire::asks_model(&recipe.harness, &recipe.sandbox, tasks.as_ref())
-            });
-            report.row(
-                "program",
-                asks.map(|()| "starts, and asks the model".into()),
-            );
+            if let Ok(tasks) = &tasks {
+                let all = tasks.all.as_ref();
+                let asks = wire::asks_model(&recipe.harness, &recipe.sandbox, all);
+                let told = "starts, and asks the model".into();
+                report.row("program", asks.map(|()| told));
+            }
         }
     }
-    report.row("tasks", tasks(recipe));
+    let tasks = match tasks {
+        Ok(tasks) => tasks,
+        Err(e) => {
+            report.row("tasks", Err(e));
+            return;
+        }
+    };
+    report.row("tasks", counts(recipe, &tasks));
+    let outside = recipe.worlds().iter().any(|w| w.reward.is_some_and(|r| r.is_outside()));
+    let world = match wire::world(recipe, &tasks) {
+        Ok(world) => world,
+        Err(e) => {
+            let row = if outside { "reward" } else { "env" };
+            report.row(row, Err(e));
+            return;
+        }
+    };
     // What plays episodes needs the rewards, and would say again what they lack.
-    let outside = recipe.reward.as_ref().is_some_and(|r| r.is_outside());
     if outside && !report.row("reward", rewards(recipe)) {
         return;
     }
     let live = recipe.harness.live().is_some();
-    let solved = !live && report.row("env", solvable(recipe));
+    let solved = !live && report.row("env", solvable(recipe, &world));
     if solved && has_model && recipe.harness.is_built_in() {
-        report.row("prompts", prompts::prompts(recipe));
+        report.row("prompts", prompts::prompts(recipe, &world));
     }
 }
 
@@ -201,9 +214,10 @@ pub(crate) fn before_training(run_dir: &Path, recipe: &RunPlan) -> Result<(), Fa
     if !recipe.harness.is_built_in() {
         wire::check_harness(&recipe.harness, &recipe.sandbox)?;
     }
-    tasks(recipe)?;
+    let tasks = wire::tasks(recipe)?;
+    counts(recipe, &tasks)?;
     if recipe.harness.is_built_in() {
-        prompts::prompts(recipe)?;
+        prompts::prompts(recipe, &wire::world(recipe, &tasks)?)?;
     }
     memory::memory(recipe)?;
     disk::disk(recipe, &run_dir.join("checkpoints")).map(|_| ())
@@ -330,27 +344,21 @@ async fn try_one(provider: &dyn SandboxProvider, spec: &SandboxSpec) -> Result<V
 }
 
 /// Numbers of tasks, which `eval.tasks` and `rollout.tasks_per_step` must not exceed.
-fn tasks(recipe: &RunPlan) -> Result<String, Failure> {
+fn counts(recipe: &RunPlan, tasks: &wire::Tasks) -> Result<String, Failure> {
     if recipe.harness.live().is_some() {
         return Ok("agents bring their own".into());
     }
-    let rows = wire::rows(recipe)?;
-    let left_out = match rows.as_ref().map(TableTaskset::summary) {
-        Some(rows) if rows.filtered + rows.overlapping > 0 => format!(
-            "; left out: {} by the filter, {} that are held out as well",
-            rows.filtered, rows.overlapping
-        ),
+    let left_out = match tasks.left_out {
+        Some((filtered, overlapping)) if filtered + overlapping > 0 => {
+            format!("; left out: {filtered} by the filter, {overlapping} that are held out as well")
+        }
         _ => String::new(),
     };
-    let taskset = match rows {
-        Some(rows) => Arc::new(rows),
-        None => wire::taskset(recipe)?,
-    };
+    let taskset = &tasks.all;
     let (train, held_out) = (taskset.len(Split::Train), taskset.len(Split::HeldOut));
-    if recipe.eval.tasks > held_out && !recipe.env.needs().rows {
+    if let Some(asked) = recipe.eval.tasks.filter(|asked| *asked > held_out) {
         return Err(Failure::input(format!(
-            "eval.tasks = {}: allowed: up to {held_out}, the held-out tasks of `{}`",
-            recipe.eval.tasks,
+            "eval.tasks = {asked}: allowed: up to {held_out}, the held-out tasks of `{}`; left out, all are taken",
             taskset.name()
         )));
     }
@@ -361,6 +369,7 @@ fn tasks(recipe: &RunPlan) -> Result<String, Failure> {
             taskset.name()
         )));
     }
+    wire::sampling(recipe, taskset.as_ref())?;
     Ok(format!(
         "{}: {train} to train on, {held_out} held out{left_out}{}",
         taskset.name(),
@@ -370,16 +379,20 @@ fn tasks(recipe: &RunPlan) -> Result<String, Failure> {
 
 /// A warning if code that the model can influence may read the file of the tasks.
 fn readable(recipe: &RunPlan) -> String {
-    let source = recipe.tasks.source.as_deref().map(Path::new);
-    let file = source.and_then(|source| source.canonicalize().ok());
-    let shown = recipe.env.config().shows();
-    match file.filter(|file| shown.iter().any(|folder| file.starts_with(folder))) {
-        None => String::new(),
-        Some(file) => format!(
-            "; warning: code of the environment can read {}: keep tasks with solutions out of its folder",
-            file.display()
-        ),
+    for world in recipe.worlds() {
+        let source = world.tasks.source.as_deref().map(Path::new);
+        let Some(file) = source.and_then(|source| source.canonicalize().ok()) else {
+            continue;
+        };
+        let shown = world.env.config().shows();
+        if shown.iter().any(|folder| file.starts_with(folder)) {
+            return format!(
+                "; warning: code of the environment can read {}: keep tasks with solutions out of its folder",
+                file.display()
+            );
+        }
     }
+    String::new()
 }
 
 /// Maximum number of tasks of each split that are played with their solutions.
@@ -387,8 +400,8 @@ const GOLD_TASKS: usize = 4;
 
 /// The solutions of some tasks must succeed in their environment: else a reward or a tool is broken,
 /// and no training could find that out.
-fn solvable(recipe: &RunPlan) -> Result<String, Failure> {
-    let (taskset, envs) = wire::world(recipe)?;
+fn solvable(recipe: &RunPlan, world: &wire::World) -> Result<String, Failure> {
+    let wire::World { taskset, envs } = world;
     let mut tasks = Vec::new();
     for split in [Split::Train, Split::HeldOut] {
         let len = taskset.len(split);
@@ -401,7 +414,7 @@ fn solvable(recipe: &RunPlan) -> Result<String, Failure> {
         .enable_all()
         .build()
         .map_err(Failure::system)?;
-    if recipe.reward.is_some() {
+    if recipe.worlds().iter().any(|w| w.reward.is_some()) {
         return runtime.block_on(scored(envs.as_ref(), &tasks));
     }
     let turns = runtime
@@ -424,9 +437,9 @@ fn solvable(recipe: &RunPlan) -> Result<String, Failure> {
 
 /// Keys, rubrics and models of rewards from models and servers, whose servers must take a connection.
 fn rewards(recipe: &RunPlan) -> Result<String, Failure> {
-    wire::world(recipe)?;
     reach::rewards(recipe)?;
-    let terms = recipe.reward.iter().flat_map(|r| r.terms());
+    let rewards = recipe.worlds().into_iter().filter_map(|w| w.reward);
+    let terms = rewards.flat_map(|r| r.terms());
     let names: Vec<&str> = terms.map(|(name, ..)| name).collect();
     Ok(format!("ready: {}", names.join(", ")))
 }

@@ -83,6 +83,17 @@ impl Failure {
         }
     }
 
+    /// The same, with what it is about before its text.
+    pub(crate) fn of(self, what: &str) -> Self {
+        let text = format!("{what}: {}", self.text());
+        match self {
+            Self::Input(_) => Self::Input(text),
+            Self::Outside(_) => Self::Outside(text),
+            Self::System(_) => Self::System(text),
+            other => other,
+        }
+    }
+
     /// What the run's folder says of it.
     pub(crate) fn run_end(&self) -> RunEnd<'_> {
         match self {

@@ -87,7 +87,7 @@ fn calibrate(args: &CalibrateArgs) -> Result<(), Failure> {
             )));
         }
     };
-    let tasks = wire::taskset(&recipe)?;
+    let tasks = wire::tasks(&recipe)?.all;
     let judge = wire::judge(&recipe, name, tasks.as_ref(), &Bench::default())?;
     let wrong =
         |e: &dyn std::fmt::Display| Failure::input(format!("{}: {e}", args.labels.display()));
@@ -120,7 +120,7 @@ fn servers(args: &ServerArgs) -> Result<(), Failure> {
         let why = "reward: no term is a server such as \"http://127.0.0.1:8000/score\"";
         return Err(Failure::input(why));
     }
-    let tasks = wire::taskset(&recipe)?;
+    let tasks = wire::tasks(&recipe)?.all;
     let count = tasks.len(Split::Train).min(4);
     let first = (0..count).map(|i| tasks.get(Split::Train, i).map_err(Failure::input));
     let samples = samples_of(&first.collect::<Result<Vec<_>, _>>()?);

@@ -54,7 +54,7 @@ pub(crate) fn run(args: &RescoreArgs) -> Result<(), Failure> {
             .map(|r| (r.clone(), RewardTerm::Weight(1.0)));
         recipe.reward = Some(RewardSection::Several(terms.collect()));
     }
-    let taskset = wire::taskset(&recipe)?;
+    let taskset = wire::tasks(&recipe)?.all;
     let Some(reward) = wire::own_reward(&recipe, taskset.as_ref())? else {
         let hint = "the recipe has no reward of its own\n  hint: --reward \"exact(answer)\"";
         return Err(Failure::input(hint));

@@ -53,7 +53,8 @@ struct Shown {
 /// The first task that cannot be read or rendered, with its row.
 pub(crate) fn run(args: &TasksArgs) -> Result<(), Failure> {
     let recipe = RunPlan::load(&args.recipe).map_err(Failure::input)?;
-    let (taskset, envs) = wire::world(&recipe)?;
+    let tasks = wire::tasks(&recipe)?;
+    let wire::World { taskset, envs } = wire::world(&recipe, &tasks)?;
     let renderer = wire::renderer(&recipe.model, &recipe.env)?;
     let split = match args.split {
         SplitArg::Train => Split::Train,
@@ -78,9 +79,7 @@ pub(crate) fn run(args: &TasksArgs) -> Result<(), Failure> {
     if !args.json {
         let (train, held_out) = (taskset.len(Split::Train), taskset.len(Split::HeldOut));
         print(&format!("{train} tasks to train on, {held_out} held out"));
-        if let Some(rows) = wire::rows(&recipe)? {
-            let summary = rows.summary();
-            let (filtered, overlapping) = (summary.filtered, summary.overlapping);
+        if let Some((filtered, overlapping)) = tasks.left_out {
             print(&format!(
                 "; rows left out: {filtered} by the filter, {overlapping} that are held out as well"
             ));

@@ -7,7 +7,7 @@
 //!
 //! | field | content |
 //! |---|---|
-//! | `eval.before`, `eval.after` | `null` without held-out tasks, else averages over their episodes: `success`, `reward`, `turns`, `sampled_tokens`, metrics |
+//! | `eval.before`, `eval.after` | `null` without held-out tasks, else averages over their episodes: `success`, `reward`, `turns`, `sampled_tokens`, metrics; `by_env` has the same for each `[[env]]` |
 //! | `wall_s` | wall time of the run, in seconds |
 //! | `samples` | episodes trained, dropped for a reason, trained twice, lost |
 //! | `tokens` | what became of each sampled token |
@@ -15,12 +15,12 @@
 
 use crate::failure::Failure;
 use crate::{signals, wire};
+use serde_json::{Map, Value};
 use sinew_judge::Bench;
 use sinew_pipeline::{Bus, Ended, EpisodeStats, Goal, Phase, RunEvent, StepRecord};
 use sinew_project::{Resume, RunDir};
 use sinew_recipe::RunPlan;
 use sinew_view::{LiveView, Out, Printer, ReportFile, Status, Summary, say};
-use std::collections::BTreeMap;
 use std::time::Instant;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -29,7 +29,7 @@ use tokio::sync::watch;
 const INTERRUPTED: i32 = 130;
 
 /// How the command was called.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct TrainOptions {
     /// `train` or `eval`.
     pub(crate) command: &'static str,
@@ -181,6 +181,7 @@ fn run(
     let session = wire::Session {
         dir,
         resume: options.resume.as_ref(),
+        tasks: wire::tasks(recipe)?,
         runtime: runtime.handle().clone(),
         bus: bus.clone(),
         cancel,
@@ -213,21 +214,34 @@ fn run(
 }
 
 /// The averages of a measurement; `None` without held-out tasks: nothing measured is not 0.
-fn measured(s: &EpisodeStats) -> Option<BTreeMap<String, f64>> {
+fn measured(s: &EpisodeStats) -> Option<Map<String, Value>> {
     (s.episodes > 0).then(|| measures(s))
 }
 
-/// Averages over episodes, by name; metrics of the environment with the names that it gives them.
-fn measures(s: &EpisodeStats) -> BTreeMap<String, f64> {
-    let mut map = BTreeMap::from([
-        ("success".to_string(), s.success),
-        ("reward".into(), s.reward),
-        ("turns".into(), s.turns),
-        ("sampled_tokens".into(), s.sampled_tokens),
-    ]);
-    map.extend(s.greedy_success.map(|g| ("greedy_success".to_string(), g)));
-    for (name, value) in &s.metrics {
-        map.entry(name.clone()).or_insert(*value);
+/// Averages over episodes, by name; metrics of the environment with the names that it gives them, and of a
+/// mixture the same for each environment.
+fn measures(s: &EpisodeStats) -> Map<String, Value> {
+    let mut map = Map::new();
+    let averages = [
+        ("success", s.success),
+        ("reward", s.reward),
+        ("turns", s.turns),
+        ("sampled_tokens", s.sampled_tokens),
+    ];
+    let averages = averages.map(|(name, value)| (name.to_owned(), value));
+    let greedy = s.greedy_success.map(|g| ("greedy_success".to_owned(), g));
+    let metrics = s.metrics.iter().map(|(name, value)| (name.clone(), *value));
+    for (name, value) in averages.into_iter().chain(greedy).chain(metrics) {
+        map.entry(name).or_insert(value.into());
+    }
+    let by_env = s.by_env.iter().map(|(name, own)| {
+        let mut own_map = measures(own);
+        own_map.insert("episodes".into(), own.episodes.into());
+        (name.clone(), Value::Object(own_map))
+    });
+    let by_env: Map<String, Value> = by_env.collect();
+    if !by_env.is_empty() {
+        map.insert("by_env".into(), by_env.into());
     }
     map
 }

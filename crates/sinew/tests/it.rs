@@ -34,6 +34,8 @@ mod judges;
 mod late;
 #[path = "it/live.rs"]
 mod live;
+#[path = "it/mixture.rs"]
+mod mixture;
 #[path = "it/own_envs.rs"]
 mod own_envs;
 #[path = "it/own_tasks.rs"]

@@ -1,8 +1,8 @@
 //! ERPO: environment-level advantage normalization (Cai et al. 2025, AutoForge, arXiv 2512.22857).
 //!
 //! `A_i = (R_i − mean(group)) / (σ_environment + ε)`, equation 4. The baseline is that of the group. The
-//! deviation is that of the rewards `R` of all episodes of the environment (the task kind), because a small
-//! group gives a poor estimate.
+//! deviation is that of the rewards `R` of all episodes of the environment, because a small group gives a
+//! poor estimate. With one environment in a run it is that of the batch.
 
 use super::grpo::{self, STD_EPSILON};
 use crate::composition::{Advantage, Baseline, Composition, Scale};

@@ -74,7 +74,7 @@ pub(crate) fn advantages(
                 let base = compared.map(|earlier| earlier.mean());
                 let base = base.unwrap_or_else(|| baseline_of(baseline, &rewards, k));
                 let centred = rewards[k] - base;
-                let kind = batch.episodes[i].trace.task_kind.as_str();
+                let environment = batch.episodes[i].trace.environment();
                 match scale {
                     Scale::One => centred,
                     Scale::GroupStd { epsilon } => {
@@ -82,7 +82,8 @@ pub(crate) fn advantages(
                         centred / (compared.map_or_else(own, |e| e.std_with(rewards[k])) + epsilon)
                     }
                     Scale::EnvironmentStd { epsilon } => {
-                        centred / (environment_std.get(kind).copied().unwrap_or(0.0) + epsilon)
+                        let std = environment_std.get(environment).copied();
+                        centred / (std.unwrap_or(0.0) + epsilon)
                     }
                     Scale::GroupMean => max_rl(
                         centred,
@@ -115,18 +116,16 @@ fn max_rl(centred: f64, mean: f64) -> f64 {
     if mean > 0.0 { centred / mean } else { 0.0 }
 }
 
-/// Unbiased standard deviation of the rewards of each task kind.
+/// Unbiased standard deviation of the rewards of each environment.
 fn environment_std(batch: &Batch<'_>) -> BTreeMap<String, f64> {
-    let mut by_kind: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    let mut rewards: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for i in batch.members() {
-        let kind = batch.episodes[i].trace.task_kind.clone();
-        by_kind
-            .entry(kind)
-            .or_default()
-            .push(batch.episodes[i].reward);
+        let name = batch.episodes[i].trace.environment().to_owned();
+        let of_environment = rewards.entry(name).or_default();
+        of_environment.push(batch.episodes[i].reward);
     }
-    let std = |(kind, values): (String, Vec<f64>)| (kind, stats::std_unbiased(&values));
-    by_kind.into_iter().map(std).collect()
+    let std = |(name, values): (String, Vec<f64>)| (name, stats::std_unbiased(&values));
+    rewards.into_iter().map(std).collect()
 }
 
 /// `A_t += weight · Σ_{turns from t's on} (r − mean)/(std + ε)`, with mean and standard deviation over the

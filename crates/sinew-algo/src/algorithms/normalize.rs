@@ -1,4 +1,4 @@
-//! Whitening of advantages over the trained tokens of a batch, a task or an environment.
+//! Whitening of advantages over the trained tokens of a batch, a task, a task type or an environment.
 
 use crate::batch::Batch;
 use crate::composition::Normalize;
@@ -17,7 +17,8 @@ pub(crate) fn normalize(scope: Normalize, batch: &mut Batch<'_>) {
     let members: Vec<usize> = batch.members().collect();
     let key = |batch: &Batch<'_>, i: usize| match scope {
         Normalize::Task => batch.episodes[i].trace.task.0.clone(),
-        Normalize::Environment => batch.episodes[i].trace.task_kind.clone(),
+        Normalize::Kind => batch.episodes[i].trace.task_kind.clone(),
+        Normalize::Environment => batch.episodes[i].trace.environment().to_owned(),
         Normalize::None | Normalize::Batch => String::new(),
     };
     let each = |batch: &Batch<'_>, i: usize| -> Vec<f64> {

@@ -23,7 +23,9 @@ def rounded(shape, scale=1.0, shift=0.0):
 
 # ---------------------------------------------------------------- the batch
 REWARDS = [[1.0, 0.0, 0.5, 0.0], [0.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0], [-0.5, 0.25, 2.0, 0.25]]
-KINDS = ["web", "web", "shell", "shell"]
+# Kinds and environments cut the batch in different ways: neither can stand for the other.
+KINDS = ["find", "count", "count", "find"]
+ENVIRONMENTS = ["web", "web", "shell", "shell"]
 STATES = [11, 12, 13]
 
 
@@ -45,7 +47,8 @@ def make_batch():
                     "prox": [-abs(x) for x in rounded(n, 0.5, -0.7)],
                 })
             episodes.append({
-                "group": f"g{g}", "kind": KINDS[g], "reward": reward,
+                "group": f"g{g}", "kind": KINDS[g], "environment": ENVIRONMENTS[g],
+                "reward": reward,
                 "success": reward >= 1.0, "truncated": (g, i) in [(0, 3), (3, 1)],
                 "tool_calls": 3 + i, "tool_errors": (i * 2) % 3,
                 "format_penalty": round(0.4 * ((g + i) % 3), 3), "turns": turns,
@@ -56,7 +59,8 @@ def make_batch():
 EPISODES = make_batch()
 B = len(EPISODES)
 GROUP = torch.tensor([int(e["group"][1:]) for e in EPISODES])
-KIND = torch.tensor([0 if e["kind"] == "web" else 1 for e in EPISODES])
+KIND = torch.tensor([0 if e["kind"] == "find" else 1 for e in EPISODES])
+ENVIRONMENT = torch.tensor([0 if e["environment"] == "web" else 1 for e in EPISODES])
 REWARD = torch.tensor([e["reward"] for e in EPISODES])
 SUCCESS = torch.tensor([e["success"] for e in EPISODES])
 TRUNCATED = torch.tensor([e["truncated"] for e in EPISODES])
@@ -303,8 +307,9 @@ def main():
     # AutoForge, arXiv 2512.22857, equation 4: the mean is the group's, the deviation that of the
     # rewards of all episodes of the environment.
     environment = torch.zeros(B)
-    for k in KIND.unique():
-        environment[KIND == k] = centred[KIND == k] / (TOTAL[KIND == k].std(unbiased=True) + 1e-6)
+    for k in ENVIRONMENT.unique():
+        of = ENVIRONMENT == k
+        environment[of] = centred[of] / (TOTAL[of].std(unbiased=True) + 1e-6)
     case("process_grpo", {"type": "process_grpo"}, process_apart(1.0))
     case("erpo", {"type": "erpo"}, spread(environment))
     case("environment std",
@@ -313,9 +318,12 @@ def main():
     case("task normalization", {"type": "grpo", "normalize": "task"},
          whiten(spread(group), MASK, GROUP))
     # AgentRL, arXiv 2510.04206: a task is what a benchmark is made of (a web shop, a database),
-    # not one prompt.
-    case("agent_rl", {"type": "agent_rl"}, whiten(spread(group), MASK, KIND))
-    case("environment normalization", {"type": "grpo", "normalize": "environment"},
+    # not one prompt. Mean and deviation are over all tokens of it in the batch.
+    case("agent_rl", {"type": "agent_rl"}, whiten(spread(group), MASK, ENVIRONMENT))
+    case("environment normalization", {"type": "rloo", "normalize": "environment"},
+         whiten(spread(per_group(lambda x: x - (x.sum() - x) / (len(x) - 1), TOTAL)), MASK,
+                ENVIRONMENT), mode="sequence_mean_token_sum")
+    case("kind normalization", {"type": "grpo", "normalize": "kind"},
          whiten(spread(group), MASK, KIND))
     case("dr_grpo", {"type": "dr_grpo"}, spread(centred),
          mode="sequence_mean_token_sum_norm", length=1024.0)

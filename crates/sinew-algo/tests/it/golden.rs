@@ -5,7 +5,9 @@ use serde::Deserialize;
 use sinew_algo::{
     AlgorithmConfig, AlgorithmKind, Column, Columns, Draft, EpisodeColumns, RunFacts,
 };
-use sinew_types::{EpisodeEnd, Limit, NO_PARENT, TokenKind, TokenLogprob, Trace, TrainRow};
+use sinew_types::{
+    Component, EpisodeEnd, Limit, NO_PARENT, TokenKind, TokenLogprob, Trace, TrainRow,
+};
 use std::collections::BTreeSet;
 
 #[derive(Deserialize)]
@@ -18,6 +20,7 @@ struct Golden {
 struct Episode {
     group: String,
     kind: String,
+    environment: String,
     reward: f64,
     success: bool,
     truncated: bool,
@@ -97,6 +100,10 @@ fn trace_of(index: usize, episode: &Episode) -> Trace {
     let id = format!("e{index:02}");
     let mut trace = trace(&episode.group, &id, episode.reward, nodes);
     trace.task_kind = episode.kind.clone();
+    trace.provenance.environment = Some(Component {
+        name: episode.environment.clone(),
+        version: "1".into(),
+    });
     trace.outcome.success = episode.success;
     let metrics = &mut trace.outcome.metrics;
     metrics.insert("tool_calls".into(), episode.tool_calls);

@@ -1,6 +1,6 @@
 //! What the decisions of a run depend on, as data: fixed before the run begins.
 
-use crate::curriculum::TasksByKind;
+use crate::curriculum::TaskShares;
 use crate::schedule::draws_per_step;
 use sinew_algo::AdaptiveConfig;
 
@@ -9,12 +9,13 @@ use sinew_algo::AdaptiveConfig;
 pub enum TaskSampling {
     /// All of them, once an epoch, in an order of the seed's.
     Uniform,
-    /// Types that are neither solved nor hopeless more often.
-    Adaptive {
-        /// Bounds and memory of the estimates.
-        config: AdaptiveConfig,
-        /// The training tasks of each type.
-        tasks: TasksByKind,
+    /// By shares: of environments, and of task types in them.
+    Shares {
+        /// The training tasks with their shares.
+        tasks: TaskShares,
+        /// Bounds and memory of the estimates, where types that are neither solved nor hopeless are drawn
+        /// more often.
+        adaptive: Option<AdaptiveConfig>,
     },
 }
 

@@ -13,11 +13,12 @@ mod roster;
 #[cfg(test)]
 mod tests;
 
-use crate::curriculum::Curriculum;
+use crate::curriculum::{Curriculum, Request};
 use crate::health::{Alarm, Health};
 use crate::record::StepRecord;
 use crate::schedule::{Draw, eval_episodes, other_tasks, refill_seed, train_groups, uniform_tasks};
 use roster::Roster;
+use sinew_algo::AdaptiveConfig;
 use sinew_types::{EpisodeId, mix_seed};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -586,12 +587,18 @@ impl PipelineCore {
             used => mix_seed(refill_seed(seed, step), used),
         };
         let tasks = match &self.config.tasks {
-            TaskSampling::Adaptive { config, tasks } => {
+            TaskSampling::Shares { tasks, adaptive } => {
                 // What this step draws counts once the step is done.
                 let next = rollout
                     .curriculum
                     .get_or_insert_with(|| self.state.curriculum.clone());
-                next.draw(config, tasks, draw_seed, step, count)
+                let request = Request {
+                    seed,
+                    draw_seed,
+                    step,
+                    count,
+                };
+                next.draw(tasks, adaptive.as_ref(), request)
             }
             TaskSampling::Uniform if first == 0 => {
                 uniform_tasks(self.config.train_tasks, draw_seed, step, count)
@@ -683,8 +690,7 @@ impl PipelineCore {
     /// Takes an update in: health, curriculum, publication.
     fn updated(&mut self, mut batch: Batch, record: &StepRecord) -> Vec<Command> {
         let alarm = self.state.health.step(record);
-        if let (TaskSampling::Adaptive { config, .. }, false) = (&self.config.tasks, batch.recalled)
-        {
+        if let (Some(config), false) = (self.adaptive(), batch.recalled) {
             let seen = batch.outcomes.iter();
             let seen = seen.map(|(kind, success, reward)| (kind.as_str(), *success, *reward));
             batch.commit.curriculum.update(config, seen);
@@ -751,11 +757,21 @@ impl PipelineCore {
         commands
     }
 
+    /// Settings of adaptive sampling, if tasks are drawn so.
+    fn adaptive(&self) -> Option<&AdaptiveConfig> {
+        match &self.config.tasks {
+            TaskSampling::Shares { adaptive, .. } => adaptive.as_ref(),
+            TaskSampling::Uniform => None,
+        }
+    }
+
     /// Types of tasks and their shares of the next draw, with adaptive sampling.
     pub fn task_shares(&self) -> BTreeMap<String, f64> {
-        match &self.config.tasks {
-            TaskSampling::Adaptive { config, tasks } => self.state.curriculum.shares(config, tasks),
-            TaskSampling::Uniform => BTreeMap::new(),
+        match (&self.config.tasks, self.adaptive()) {
+            (TaskSampling::Shares { tasks, .. }, Some(config)) => {
+                self.state.curriculum.shares(config, tasks)
+            }
+            _ => BTreeMap::new(),
         }
     }
 }

@@ -40,7 +40,14 @@ fn refuse_hopeless(traces: &[Trace]) -> Result<(), PipelineError> {
 /// Statistics of sampled episodes, and the success of the greedy ones.
 fn with_greedy(sampled: &[Trace], greedy: &[Trace]) -> EpisodeStats {
     let mut stats = EpisodeStats::of(sampled);
-    stats.greedy_success = (!greedy.is_empty()).then(|| EpisodeStats::of(greedy).success);
+    if greedy.is_empty() {
+        return stats;
+    }
+    let greedy = EpisodeStats::of(greedy);
+    stats.greedy_success = Some(greedy.success);
+    for (name, own) in &mut stats.by_env {
+        own.greedy_success = greedy.by_env.get(name).map(|of| of.success);
+    }
     stats
 }
 

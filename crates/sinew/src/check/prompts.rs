@@ -23,8 +23,8 @@ struct Size {
 
 /// Renders prompts with the model's tokenizer and template. Refused is a recipe in which most tasks have no
 /// room for the shortest turn of their solution: nothing could be learned.
-pub(super) fn prompts(recipe: &RunPlan) -> Result<String, Failure> {
-    let (taskset, envs) = wire::world(recipe)?;
+pub(super) fn prompts(recipe: &RunPlan, world: &wire::World) -> Result<String, Failure> {
+    let wire::World { taskset, envs } = world;
     let renderer = wire::renderer(&recipe.model, &recipe.env)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

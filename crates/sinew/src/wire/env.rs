@@ -4,7 +4,7 @@
 use super::model::{resolve_env, unresolved};
 use crate::failure::Failure;
 use sinew_bridge::{PythonRows, RowLimits};
-use sinew_env::{EnvFactory, Reward, Rewarded, Sandboxes, Taskset};
+use sinew_env::{EnvFactory, MixtureFactory, MixtureTasks, Reward, Rewarded, Sandboxes, Taskset};
 use sinew_judge::Bench;
 use sinew_levels::{sandbox_spec, sandboxes};
 use sinew_model::resolve_dataset;
@@ -13,27 +13,78 @@ use sinew_tasks::{Source, Splits, TableConfig, TableTaskset, TasksError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Tasks, and what makes the environment of one.
-type World = (Arc<dyn Taskset>, Arc<dyn EnvFactory>);
-
-/// Tasks of a recipe: rows of its own, or those of the environment.
+/// The tasks of a recipe, read once for checks and training.
 ///
-/// All rows are read and rendered once, so that a run of a million rows starts after seconds, and never
-/// fails at a row later.
-pub(crate) fn taskset(recipe: &RunPlan) -> Result<Arc<dyn Taskset>, Failure> {
-    if let Some(rows) = rows(recipe)? {
-        return Ok(Arc::new(rows));
-    }
-    if recipe.harness.live().is_some() {
-        return Ok(Arc::new(sinew_env::NoTasks));
-    }
-    let tasks = recipe.env.config().taskset(recipe.seed);
-    tasks.map_err(|e| Failure::input(format!("env: {e}")))
+/// All rows are read and rendered, so that a run of a million rows starts after seconds, and never fails at a
+/// row later.
+#[derive(Clone)]
+pub(crate) struct Tasks {
+    /// Of the whole run.
+    pub(crate) all: Arc<dyn Taskset>,
+    /// Of each environment, in the order of the recipe.
+    each: Vec<Arc<dyn Taskset>>,
+    /// Rows that the filter left out, and rows that are held out as well; `None` without rows.
+    pub(crate) left_out: Option<(usize, usize)>,
 }
 
-/// The rows of `[tasks]`, if it has a source. Functions of Python run in a worker that ends with them.
-pub(crate) fn rows(recipe: &RunPlan) -> Result<Option<TableTaskset>, Failure> {
-    let tasks = &recipe.tasks;
+/// Tasks, and what makes the environment of one.
+pub(crate) struct World {
+    pub(crate) taskset: Arc<dyn Taskset>,
+    pub(crate) envs: Arc<dyn EnvFactory>,
+}
+
+/// Reads the tasks of a recipe: rows of its own, or those of its environments.
+pub(crate) fn tasks(recipe: &RunPlan) -> Result<Tasks, Failure> {
+    let (mut each, mut named, mut left_out) = (Vec::new(), Vec::new(), None);
+    for world in recipe.worlds() {
+        let (tasks, own) = member(recipe, &world, taskset(recipe, &world))?;
+        let add = |(a, b): (usize, usize)| own.map_or((a, b), |(c, d)| (a + c, b + d));
+        left_out = left_out.map(add).or(own);
+        named.push((world.env.name.clone(), Arc::clone(&tasks)));
+        each.push(tasks);
+    }
+    let all = match (&each[..], recipe.env.is_mixture()) {
+        ([only], false) => Arc::clone(only),
+        _ => Arc::new(MixtureTasks::new(named).map_err(Failure::input)?),
+    };
+    Ok(Tasks {
+        all,
+        each,
+        left_out,
+    })
+}
+
+/// The result for one environment; in a mixture, failures name it.
+fn member<T>(
+    recipe: &RunPlan,
+    world: &sinew_recipe::World<'_>,
+    made: Result<T, Failure>,
+) -> Result<T, Failure> {
+    made.map_err(|e| match recipe.env.is_mixture() {
+        true => e.of(&format!("env {:?}", world.env.name)),
+        false => e,
+    })
+}
+
+/// Tasks of one environment, and what was left out of their rows.
+type Counted = (Arc<dyn Taskset>, Option<(usize, usize)>);
+
+fn taskset(recipe: &RunPlan, world: &sinew_recipe::World<'_>) -> Result<Counted, Failure> {
+    if let Some(rows) = rows(recipe, world.tasks)? {
+        let summary = rows.summary();
+        let left_out = Some((summary.filtered, summary.overlapping));
+        return Ok((Arc::new(rows), left_out));
+    }
+    if recipe.harness.live().is_some() {
+        return Ok((Arc::new(sinew_env::NoTasks), None));
+    }
+    let tasks = world.env.config().taskset(recipe.seed);
+    let tasks = tasks.map_err(|e| Failure::input(format!("env: {e}")))?;
+    Ok((tasks, None))
+}
+
+/// The rows of a source, if there is one. Functions of Python run in a worker that ends with them.
+fn rows(recipe: &RunPlan, tasks: &TasksPlan) -> Result<Option<TableTaskset>, Failure> {
     let Some(name) = &tasks.source else {
         return Ok(None);
     };
@@ -100,16 +151,17 @@ pub(crate) fn own_reward(
     reward.transpose()
 }
 
-/// Tasks and environments of a recipe. Sandboxes are started only for an environment that needs them.
-pub(crate) fn world(recipe: &RunPlan) -> Result<World, Failure> {
-    if cfg!(not(feature = "mcp")) && recipe.env.name() == "mcp" {
+/// Environments of a recipe with its tasks. Sandboxes are started only for environments that need them.
+pub(crate) fn world(recipe: &RunPlan, tasks: &Tasks) -> Result<World, Failure> {
+    let mcp = recipe.worlds().iter().any(|w| w.env.kind_name() == "mcp");
+    if cfg!(not(feature = "mcp")) && mcp {
         return Err(sinew_levels::missing_feature("env.type = \"mcp\"", "mcp").into());
     }
-    world_with(recipe, &Bench::default())
+    world_with(recipe, tasks, &Bench::default())
 }
 
 /// As [`world`], with the judges of a run.
-pub(crate) fn world_with(recipe: &RunPlan, bench: &Bench) -> Result<World, Failure> {
+pub(crate) fn world_with(recipe: &RunPlan, tasks: &Tasks, bench: &Bench) -> Result<World, Failure> {
     let sandboxes = match recipe.env.needs().sandbox {
         false => None,
         true => Some(Sandboxes {
@@ -117,13 +169,27 @@ pub(crate) fn world_with(recipe: &RunPlan, bench: &Bench) -> Result<World, Failu
             spec: sandbox_spec(&recipe.sandbox)?,
         }),
     };
-    let envs = recipe.env.config().factory(sandboxes);
-    let mut envs = envs.map_err(|e| Failure::input(format!("env: {e}")))?;
-    let taskset = taskset(recipe)?;
-    // Rewards from outside alone leave the environment's own score.
-    if let Some(section) = recipe.reward.as_ref().filter(|s| !s.terms().is_empty()) {
-        let reward = super::reward::reward(recipe, section, taskset.as_ref(), bench)?;
-        envs = Arc::new(Rewarded::new(envs, reward));
+    let mut envs = Vec::new();
+    for (world, taskset) in recipe.worlds().into_iter().zip(&tasks.each) {
+        let sandboxes = sandboxes.clone().filter(|_| world.env.needs().sandbox);
+        let made = || {
+            let envs = world.env.config().factory(sandboxes);
+            let envs = envs.map_err(|e| Failure::input(format!("env: {e}")))?;
+            // Rewards from outside alone leave the environment's own score.
+            let Some(section) = world.reward.filter(|s| !s.terms().is_empty()) else {
+                return Ok(envs);
+            };
+            let reward = super::reward::reward(recipe, section, taskset.as_ref(), bench)?;
+            Ok(Arc::new(Rewarded::new(envs, reward)) as Arc<dyn EnvFactory>)
+        };
+        envs.push((world.env.name.clone(), member(recipe, &world, made())?));
     }
-    Ok((taskset, envs))
+    let envs: Arc<dyn EnvFactory> = match (&envs[..], recipe.env.is_mixture()) {
+        ([(_, only)], false) => Arc::clone(only),
+        _ => Arc::new(MixtureFactory::new(envs)),
+    };
+    Ok(World {
+        taskset: Arc::clone(&tasks.all),
+        envs,
+    })
 }

@@ -37,7 +37,7 @@ mod source;
 mod store;
 
 pub(crate) use device::{device, kernels, precision};
-pub(crate) use env::{own_reward, rows, taskset, world};
+pub(crate) use env::{Tasks, World, own_reward, tasks, world};
 pub(crate) use harness::{asks_model, check as check_harness};
 pub(crate) use judge::{judge, server_config};
 pub(crate) use learner::train_worker;
@@ -45,7 +45,7 @@ pub(crate) use live::ServeAt;
 pub(crate) use model::{
     chat_renderer, check_context, loaded_params, model_config, renderer, resolve_env,
 };
-pub(crate) use plan::{Invocation, dataset, facts, lora_config};
+pub(crate) use plan::{Invocation, dataset, facts, lora_config, sampling};
 pub(crate) use run_model::{RunModel, origin, run_model, typed_source};
 pub(crate) use scoring::{check as check_scoring, named as scoring_sources};
 pub(crate) use servers::serve_engine;
@@ -101,6 +101,7 @@ fn run_info(
             sandbox: sandboxed.then(|| recipe.sandbox.level.name().into()),
             ..Provenance::default()
         },
+        members: envs.members(),
     }
 }
 
@@ -108,6 +109,8 @@ fn run_info(
 pub(crate) struct Session<'a> {
     /// The run's folder, which this process holds.
     pub(crate) dir: &'a RunDir,
+    /// Tasks, read before.
+    pub(crate) tasks: Tasks,
     /// What may differ from the checkpoint; `None`: the run is new.
     pub(crate) resume: Option<&'a Resume>,
     /// Runs episodes, tools and the gateway; training has threads of its own.
@@ -171,7 +174,7 @@ pub(crate) fn pipeline(
     let dir = session.dir;
     let device = device()?;
     let renderer = renderer(&recipe.model, &recipe.env)?;
-    let (taskset, envs) = env::world_with(recipe, &session.bench)?;
+    let World { taskset, envs } = env::world_with(recipe, &session.tasks, &session.bench)?;
     let mut store = store::open_store(&recipe.store, dir)?;
     let params = loaded_params(recipe, renderer.as_ref())?;
     let model = params.config().clone();

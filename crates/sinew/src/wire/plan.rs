@@ -8,8 +8,8 @@ use sinew_algo::Algorithm;
 use sinew_env::{Split, Taskset};
 use sinew_model::{LoraConfig, Projection};
 use sinew_pipeline::{
-    After, CoreConfig, Dataset, DatasetConfig, EvalConfig, Goal, LateConfig, LearnerConfig,
-    PipelineConfig, PolicyConfig, SampleKind, TaskSampling, TasksByKind,
+    After, ByType, CoreConfig, Dataset, DatasetConfig, EnvironmentShare, EvalConfig, Goal,
+    LateConfig, LearnerConfig, PipelineConfig, PolicyConfig, SampleKind, TaskSampling, TaskShares,
 };
 use sinew_recipe::{
     DataSection, LateAfter, LoraSection, LrSchedule, RolloutPlan, RunPlan, TrainPlan,
@@ -179,6 +179,33 @@ pub(crate) fn episode_options(r: &RolloutPlan) -> EpisodeOptions {
     }
 }
 
+/// How training tasks are drawn: all alike, or by the shares of environments and types.
+pub(crate) fn sampling(recipe: &RunPlan, taskset: &dyn Taskset) -> Result<TaskSampling, Failure> {
+    let adaptive = recipe.tasks.adaptive();
+    let members = taskset.members().into_iter();
+    let environments: Vec<EnvironmentShare> = members
+        .zip(recipe.worlds())
+        .map(|((_, tasks), world)| EnvironmentShare {
+            weight: world.env.weight,
+            tasks,
+            by_type: match (&world.tasks.weights, adaptive) {
+                (Some(weights), _) => ByType::Weights(weights.clone()),
+                (None, Some(_)) => ByType::Adaptive,
+                (None, None) => ByType::One,
+            },
+        })
+        .collect();
+    let alike = |e: &EnvironmentShare| e.by_type == ByType::One;
+    if recipe.data.is_some() || (!recipe.env.is_mixture() && environments.iter().all(alike)) {
+        return Ok(TaskSampling::Uniform);
+    }
+    let tasks = TaskShares::of(taskset, &environments);
+    Ok(TaskSampling::Shares {
+        tasks: tasks.map_err(|e| Failure::input(format!("tasks: {e}")))?,
+        adaptive,
+    })
+}
+
 /// Options of the pure core of the loop: everything that its decisions depend on, but for events.
 fn core(
     recipe: &RunPlan,
@@ -203,21 +230,11 @@ fn core(
         refill: algorithm.refill(),
         // As many rounds as can wait.
         late_rounds: late(recipe).map(|l| l.max_waiting.div_ceil(r.tasks_per_step) as u32),
-        tasks: match recipe.tasks.adaptive() {
-            None => TaskSampling::Uniform,
-            Some(config) => TaskSampling::Adaptive {
-                config,
-                tasks: TasksByKind::of(taskset).map_err(Failure::input)?,
-            },
-        },
+        tasks: sampling(recipe, taskset)?,
         train_tasks: taskset.len(Split::Train),
         held_out_tasks: taskset.len(Split::HeldOut),
         eval: EvalConfig {
-            tasks: match recipe.env.needs().rows {
-                // The number of held-out tasks follows from the user's rows or class.
-                true => eval.tasks.min(taskset.len(Split::HeldOut)),
-                false => eval.tasks,
-            },
+            tasks: eval.tasks_of(taskset.len(Split::HeldOut)),
             episodes_per_task: eval.episodes_per_task,
             every: eval.every,
             temperature: eval.temperature,
