@@ -170,7 +170,10 @@ fn plan_rows(recipe: &RunPlan, report: &mut Report) {
         }
     };
     report.row("tasks", counts(recipe, &tasks));
-    let outside = recipe.worlds().iter().any(|w| w.reward.is_some_and(|r| r.is_outside()));
+    let outside = recipe
+        .worlds()
+        .iter()
+        .any(|w| w.reward.is_some_and(|r| r.is_outside()));
     let world = match wire::world(recipe, &tasks) {
         Ok(world) => world,
         Err(e) => {

@@ -29,7 +29,7 @@ use tokio::sync::watch;
 const INTERRUPTED: i32 = 130;
 
 /// How the command was called.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct TrainOptions {
     /// `train` or `eval`.
     pub(crate) command: &'static str,
