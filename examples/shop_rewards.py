@@ -15,3 +15,10 @@ def shortest(group):
     lengths = [len(sample.output) for sample in group]
     spread = max(lengths) - min(lengths) or 1
     return [(max(lengths) - length) / spread for length in lengths]
+
+
+def shorter(a, b):
+    "A comparison of two samples: the shorter answer is better."
+    if len(a.output) == len(b.output):
+        return 0.5
+    return a if len(a.output) < len(b.output) else b

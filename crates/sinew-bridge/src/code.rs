@@ -12,10 +12,11 @@ use crate::error::StartError;
 use crate::target::{Module, Target, TargetKind};
 use serde::{Deserialize, Serialize};
 use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::time::Duration;
+use std::process::{Command, Output, Stdio};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
 /// Folder inside below which folders of the host are shown.
 const SHOWN: &str = "/code";
@@ -23,6 +24,9 @@ const SHOWN: &str = "/code";
 const SYSTEM: [&str; 4] = ["/usr", "/bin", "/lib", "/lib64"];
 /// Oldest Python that runs the worker's program.
 const OLDEST: [u32; 2] = [3, 8];
+/// How long an interpreter may take to answer, and bytes of its answer.
+const ASK_WITHIN: Duration = Duration::from_secs(20);
+const MAX_ANSWER: u64 = 1 << 20;
 /// Asks an interpreter about itself. It imports nothing of the user's.
 const ASK: &str = "import json, sys; print(json.dumps({\
                    'executable': getattr(sys, '_base_executable', sys.executable), \
@@ -55,6 +59,8 @@ pub(crate) struct Load {
     file: Option<String>,
     /// Name of the module, if it is no file.
     module: Option<String>,
+    /// Text of the module, if it is part of this program.
+    source: Option<&'static str>,
     name: String,
 }
 
@@ -125,8 +131,8 @@ impl PythonCode {
     }
 
     /// Sandboxes of the process level that show the folders of the code. `max_live` bounds them: a pool of
-    /// workers needs one more than it has workers, because a worker that ended is replaced before its sandbox
-    /// is gone.
+    /// workers needs up to twice as many as it has workers, because a worker that ended is replaced before its
+    /// sandbox is gone. With fewer, a start waits for that.
     ///
     /// # Errors
     /// If this host cannot isolate processes.
@@ -158,7 +164,13 @@ impl PythonCode {
                     (Some(format!("{inside}/{name}")), None)
                 }
                 (Module::File(file), None) => (Some(text(file)), None),
-                (Module::Named { name, .. }, _) => (None, Some(name.clone())),
+                (Module::Named { name, .. } | Module::Builtin { name, .. }, _) => {
+                    (None, Some(name.clone()))
+                }
+            };
+            let source = match &target.module {
+                Module::Builtin { source, .. } => Some(*source),
+                _ => None,
             };
             if let Some(inside) = folder.filter(|inside| !self.path.contains(inside)) {
                 self.path.push(inside);
@@ -167,6 +179,7 @@ impl PythonCode {
                 kind: target.kind,
                 file,
                 module,
+                source,
                 name: target.name.clone(),
             });
         }
@@ -229,12 +242,12 @@ fn find_program(name: &str, search_path: &str) -> Result<PathBuf, StartError> {
 
 fn ask(python: &Path) -> Result<Interpreter, StartError> {
     let failed = |why: String| StartError::Interpreter(format!("{}: {why}", python.display()));
-    let output = Command::new(python)
+    let mut command = Command::new(python);
+    command
         .args(["-B", "-c", ASK])
         .stdin(Stdio::null())
-        .current_dir("/")
-        .output()
-        .map_err(|e| failed(e.to_string()))?;
+        .current_dir("/");
+    let output = output_within(command, ASK_WITHIN).map_err(failed)?;
     if !output.status.success() {
         let error = String::from_utf8_lossy(&output.stderr);
         return Err(failed(
@@ -252,6 +265,71 @@ fn ask(python: &Path) -> Result<Interpreter, StartError> {
     Ok(asked)
 }
 
+/// Output of a program that ends within `limit`; it is killed after that.
+fn output_within(mut command: Command, limit: Duration) -> Result<Output, String> {
+    let spawned = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child = spawned.map_err(|e| e.to_string())?;
+    // What it writes is read meanwhile, up to a limit, so that a full pipe does not stop it.
+    let out = child.stdout.take().map(read_in_background);
+    let err = child.stderr.take().map(read_in_background);
+    let give_up = Instant::now() + limit;
+    let status = loop {
+        match child.try_wait().map_err(|e| e.to_string())? {
+            Some(status) => break status,
+            None if Instant::now() < give_up => std::thread::sleep(Duration::from_millis(5)),
+            None => {
+                let _ = child.kill();
+                let _ = child.wait();
+                let seconds = limit.as_secs_f64();
+                return Err(format!("it did not answer in {seconds} s"));
+            }
+        }
+    };
+    // A process that it left behind may hold the pipes open.
+    let read = |pipe: Option<mpsc::Receiver<Vec<u8>>>| {
+        let pipe = pipe.and_then(|p| p.recv_timeout(Duration::from_secs(1)).ok());
+        pipe.unwrap_or_default()
+    };
+    Ok(Output {
+        status,
+        stdout: read(out),
+        stderr: read(err),
+    })
+}
+
+/// Reads at most [`MAX_ANSWER`] bytes in a thread of its own.
+fn read_in_background(from: impl Read + Send + 'static) -> mpsc::Receiver<Vec<u8>> {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = from.take(MAX_ANSWER).read_to_end(&mut bytes);
+        let _ = sender.send(bytes);
+    });
+    receiver
+}
+
 fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interpreter_that_hangs_or_talks_without_end_is_given_up() {
+        let shell = |script: &str| {
+            let mut command = Command::new("/bin/sh");
+            command.args(["-c", script]);
+            output_within(command, Duration::from_millis(300))
+        };
+        let hangs = shell("sleep 60").unwrap_err();
+        assert!(hangs.contains("did not answer in 0.3 s"), "{hangs}");
+        let talks = shell("while true; do echo yes; done");
+        assert!(talks.is_err() || talks.is_ok_and(|o| o.stdout.len() as u64 <= MAX_ANSWER));
+        assert_eq!(shell("echo ok").unwrap().stdout, b"ok\n");
+    }
 }

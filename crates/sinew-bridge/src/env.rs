@@ -274,6 +274,11 @@ struct ResultMessage {
     error: bool,
 }
 
+/// Maximum number of entries of a score beside the reward, and bytes of the name of each: they stand in every
+/// trace and are names of metrics.
+const MAX_PARTS: usize = 64;
+const MAX_PART_BYTES: usize = 100;
+
 /// A score of a worker.
 #[derive(Deserialize)]
 #[serde(untagged)]
@@ -293,6 +298,15 @@ impl Scored {
     pub(crate) fn into_result(self) -> Result<Score, Unscored> {
         match self {
             Self::Unscored { unscored } => Err(Unscored::new(unscored)),
+            Self::Score { parts, .. } if parts.len() > MAX_PARTS => Err(Unscored::new(format!(
+                "{} entries; allowed: {MAX_PARTS}",
+                parts.len()
+            ))),
+            Self::Score { parts, .. } if parts.keys().any(|k| k.len() > MAX_PART_BYTES) => {
+                Err(Unscored::new(format!(
+                    "the name of an entry is longer than {MAX_PART_BYTES} bytes"
+                )))
+            }
             Self::Score { value, parts } => Score::with_parts(value, parts),
         }
     }

@@ -105,8 +105,8 @@ impl Python {
         let target = Target::parse(&self.module, TargetKind::Env, Path::new("."))?;
         let search = std::env::var("PATH").unwrap_or_default();
         let code = PythonCode::find(&[target], &self.python, &search)?;
-        // One more lives for a moment while a dead worker is replaced.
-        let provider = code.process_provider(self.workers + 1)?;
+        // All may be replaced at the same moment, and a dead one leaves after its successor has come.
+        let provider = code.process_provider(2 * self.workers)?;
         let mut config = WorkersConfig::new(provider);
         if let Some(sandboxes) = sandboxes {
             config.spec = sandboxes.spec;

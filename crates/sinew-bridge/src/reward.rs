@@ -6,7 +6,7 @@
 //!
 //! A plain function has a worker for itself during a call, and runs in its main thread: a hang or a crash
 //! harms no other sample, and packages that use `signal` work. Coroutines share a worker; a call that was
-//! lost because of another one is repeated once, alone.
+//! lost or late because of another one is repeated once, alone.
 
 use crate::env::Scored;
 use crate::error::{CallError, StartError};
@@ -15,12 +15,18 @@ use crate::workers::PythonWorkers;
 use futures::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use sinew_env::{GroupReward, Reward, RewardSample, Score, Unscored};
+use sinew_env::{GroupReward, Preference, Reward, RewardSample, Score, Unscored};
+use std::time::Duration;
 
 /// Names that a parameter can have in addition to the columns of the task.
 const NAMES: [&str; 9] = [
     "task", "output", "messages", "calls", "metrics", "id", "kind", "prompt", "seed",
 ];
+
+/// Those that a function of several samples can have: what all of them share.
+const OF_TASK: [&str; 5] = ["task", "id", "kind", "prompt", "seed"];
+/// Parameters of a function that compares two samples.
+const PAIR: [&str; 2] = ["a", "b"];
 
 /// Parameters of a function, as its worker describes them.
 #[derive(Clone, Debug, Deserialize)]
@@ -52,6 +58,8 @@ pub struct PythonReward {
     /// Index of the function among the targets of the workers.
     target: usize,
     name: String,
+    /// Deadline of one call.
+    timeout: Duration,
     info: RewardInfo,
 }
 
@@ -66,11 +74,24 @@ impl PythonReward {
             StartError::Worker(format!("{name} is not described as a function: {e}"))
         })?;
         Ok(Self {
+            timeout: workers.timeout(),
             workers,
             target,
             name: name.into(),
             info,
         })
+    }
+
+    /// The same with a deadline of its own for each call, in place of that of the workers.
+    pub fn with_timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
+    }
+
+    /// True if the function compares two samples: it has the parameters `a` and `b`, and these are no columns
+    /// of the tasks. It is then used as [`Preference`].
+    pub fn compares(&self, columns: &[&str]) -> bool {
+        let has = |name: &str| self.info.parameters.iter().any(|p| p.name == name);
+        ["a", "b"].iter().all(|n| has(n) && !columns.contains(n))
     }
 
     /// True if the function scores a whole group: it has the parameter `group`. It is then used as
@@ -84,15 +105,25 @@ impl PythonReward {
     /// # Errors
     /// [`StartError::Target`] with the first unknown name and all valid ones.
     pub fn check(&self, columns: &[&str]) -> Result<(), StartError> {
+        let compares = self.compares(columns);
+        let whole = self.info.group || compares;
         let known = |name: &str| {
-            NAMES.contains(&name) || columns.contains(&name) || (self.info.group && name == "group")
+            // Of several samples, their outputs are fields of the members.
+            let own = match whole {
+                true => OF_TASK.contains(&name),
+                false => NAMES.contains(&name),
+            };
+            let members =
+                (self.info.group && name == "group") || (compares && PAIR.contains(&name));
+            own || members || columns.contains(&name)
         };
         let unknown = |p: &&Parameter| p.needed && !known(&p.name);
         let Some(parameter) = self.info.parameters.iter().find(unknown) else {
             return Ok(());
         };
-        let mut valid: Vec<&str> = columns.iter().chain(&NAMES).copied().collect();
-        valid.push("group");
+        let own: &[&str] = if whole { &OF_TASK } else { &NAMES };
+        let mut valid: Vec<&str> = columns.iter().chain(own).copied().collect();
+        valid.extend(["group", "a", "b"]);
         valid.sort_unstable();
         valid.dedup();
         Err(StartError::Target {
@@ -111,10 +142,10 @@ impl PythonReward {
         self.info.everything || self.info.parameters.iter().any(|p| p.name == name)
     }
 
-    /// A sample with what the function reads, so that long episodes stay on the host.
-    fn sample(&self, sample: &RewardSample) -> Value {
+    /// A sample with what the function reads, so that long episodes stay on the host. Members of a group and
+    /// of a pair have everything.
+    fn sample(&self, sample: &RewardSample, group: bool) -> Value {
         let mut sent = json!({ "task": sample.task });
-        let group = self.info.group;
         if group || self.reads("output") {
             sent["output"] = json!(sample.output);
         }
@@ -131,13 +162,24 @@ impl PythonReward {
     }
 
     /// Scores of samples, one each. An error holds for all of them: the call as a whole failed.
-    async fn scores(&self, samples: Vec<Value>) -> Result<Vec<Result<Score, Unscored>>, CallError> {
-        let count = samples.len();
-        let request = json!({"op": "reward", "target": self.target, "samples": samples});
-        let weight = if self.info.is_async { COROUTINE } else { ALONE };
-        let called = match self.workers.call(request.clone(), weight).await {
+    async fn scores(
+        &self,
+        samples: Vec<Value>,
+        compares: bool,
+    ) -> Result<Vec<Result<Score, Unscored>>, CallError> {
+        let count = if compares { 1 } else { samples.len() };
+        let request = json!({
+            "op": "reward", "target": self.target, "samples": samples,
+            "compares": compares, "timeout_s": self.timeout.as_secs_f64(),
+        });
+        let call = |weight| self.workers.call(request.clone(), weight, self.timeout);
+        let shared = self.info.is_async;
+        let called = match call(if shared { COROUTINE } else { ALONE }).await {
             // The worker may have ended by the doing of another call: once more, alone.
-            Err(CallError::Lost { .. }) => self.workers.call(request, ALONE).await,
+            Err(CallError::Lost { .. }) => call(ALONE).await,
+            // Another coroutine may have held the worker.
+            Err(CallError::Deadline { .. }) if shared => call(ALONE).await,
+            Ok(answer) if shared && answer["blocked"] == true => call(ALONE).await,
             other => other,
         };
         // User code can reach its worker: the answer may be any JSON value, and indexing one can panic.
@@ -166,7 +208,7 @@ impl Reward for PythonReward {
 
     fn score<'a>(&'a self, sample: &'a RewardSample) -> BoxFuture<'a, Result<Score, Unscored>> {
         Box::pin(async move {
-            let scores = self.scores(vec![self.sample(sample)]).await;
+            let scores = self.scores(vec![self.sample(sample, false)], false).await;
             let mut scores = scores.map_err(|e| self.unscored(&e))?;
             scores
                 .pop()
@@ -188,11 +230,33 @@ impl GroupReward for PythonReward {
             if samples.is_empty() {
                 return Vec::new();
             }
-            let sent = samples.iter().map(|s| self.sample(s)).collect();
-            match self.scores(sent).await {
+            let sent = samples.iter().map(|s| self.sample(s, true)).collect();
+            match self.scores(sent, false).await {
                 Ok(scores) => scores,
                 Err(e) => vec![Err(self.unscored(&e)); samples.len()],
             }
+        })
+    }
+}
+
+impl Preference for PythonReward {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn prefer<'a>(
+        &'a self,
+        a: &'a RewardSample,
+        b: &'a RewardSample,
+    ) -> BoxFuture<'a, Result<f64, Unscored>> {
+        Box::pin(async move {
+            let pair = vec![self.sample(a, true), self.sample(b, true)];
+            let scores = self.scores(pair, true).await;
+            let mut scores = scores.map_err(|e| self.unscored(&e))?;
+            let score = scores
+                .pop()
+                .unwrap_or_else(|| Err(Unscored::new("no answer")));
+            score.map(|s| s.value)
         })
     }
 }

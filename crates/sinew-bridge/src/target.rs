@@ -25,6 +25,8 @@ pub(crate) enum Module {
         name: String,
         folder: Option<PathBuf>,
     },
+    /// Source text of this program.
+    Builtin { name: String, source: &'static str },
 }
 
 /// A class or a function of a user's module.
@@ -84,6 +86,19 @@ impl Target {
         })
     }
 
+    /// The reward function `function` of a module that is part of this program.
+    pub fn builtin(module: &str, source: &'static str, function: &str) -> Self {
+        Self {
+            module: Module::Builtin {
+                name: module.into(),
+                source,
+            },
+            name: function.into(),
+            kind: TargetKind::Reward,
+            text: format!("{module}:{function}"),
+        }
+    }
+
     /// The name as it was given.
     pub fn as_str(&self) -> &str {
         &self.text
@@ -94,12 +109,14 @@ impl Target {
         match &self.module {
             Module::File(file) => file.parent(),
             Module::Named { folder, .. } => folder.as_deref(),
+            Module::Builtin { .. } => None,
         }
     }
 
     /// Content of the module's file, for its version. Empty for packages.
     pub(crate) fn source(&self) -> Vec<u8> {
         let file = match &self.module {
+            Module::Builtin { source, .. } => return source.as_bytes().to_vec(),
             Module::File(file) => Some(file.clone()),
             Module::Named { name, folder } => folder
                 .as_ref()

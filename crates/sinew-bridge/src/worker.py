@@ -29,6 +29,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 import traceback
 import types
 
@@ -134,17 +135,32 @@ def loop():
     with LOOP_LOCK:
         if LOOP is None:
             LOOP = asyncio.new_event_loop()
+            LOOP.create_task(beat())
             threading.Thread(target=LOOP.run_forever, daemon=True).start()
     return LOOP
 
 
-def finished(value):
+#: Seconds in which some coroutine held the event loop, so far.
+BLOCKED = [0.0]
+#: Seconds between two looks at the loop, and the delay from which on a coroutine counts as held up.
+BEAT_S, LATE_S = 0.05, 0.1
+
+
+async def beat():
+    """Measures how long coroutines hold the loop."""
+    while True:
+        before = time.monotonic()
+        await asyncio.sleep(BEAT_S)
+        BLOCKED[0] += max(0.0, time.monotonic() - before - BEAT_S)
+
+
+def finished(value, timeout_s=None):
     """The value, awaited if it is a coroutine."""
     if not inspect.isawaitable(value):
         return value
 
     async def wait():
-        return await asyncio.wait_for(value, TIMEOUT_S)
+        return await asyncio.wait_for(value, TIMEOUT_S if timeout_s is None else timeout_s)
 
     return asyncio.run_coroutine_threadsafe(wait(), loop()).result()
 
@@ -223,7 +239,10 @@ class Bound:
 
 def load(target):
     """The class or function of a target."""
-    if target["file"]:
+    if target["source"]:
+        module = types.ModuleType(target["module"])
+        exec(compile(target["source"], target["module"] + ".py", "exec"), vars(module))
+    elif target["file"]:
         name = "user_%s" % hashlib.blake2b(target["file"].encode(), digest_size=8).hexdigest()
         module = sys.modules.get(name)
         if module is None:
@@ -331,56 +350,81 @@ class RewardTarget:
             "place": shown_place(self.function),
         }
 
-    def arguments(self, samples):
-        members = [_member(sample) for sample in samples]
+    def bind(self, request):
+        """The arguments of a call, and what makes scores of its value."""
+        members = [_member(sample) for sample in request["samples"]]
+        names = columns_of(members[0]["task"])
+        if request["compares"]:
+            a, b = members
+            return dict(names, a=a, b=b), lambda value: [scored(lambda: preferred(value, a, b))]
         if self.group:
-            return dict(columns_of(members[0]["task"]), group=members)
-        first = members[0]
-        return dict(columns_of(first["task"]), **first)
+            return dict(names, group=members), lambda value: of_group(value, len(members))
+        return dict(names, **members[0]), lambda value: [scored(lambda: value)]
 
-    def results(self, samples, value):
-        if not self.group:
-            return [scored(lambda: value)]
-        if not isinstance(value, (list, tuple)) or len(value) != len(samples):
-            got = "%d values" % len(value) if isinstance(value, (list, tuple)) else type(value).__name__
-            raise TypeError(
-                "it returned %s for a group of %d samples: one value each is needed" % (got, len(samples))
-            )
-        return [scored(lambda v=v: v) for v in value]
-
-    def named(self, error):
+    def named(self, error, timeout_s):
         """An error of this function as the reason of a missing score."""
         if isinstance(error, (asyncio.TimeoutError, concurrent.futures.TimeoutError)):
-            return "%s: it took longer than %g s" % (shown_place(self.function), TIMEOUT_S)
+            return "%s: it took longer than %g s" % (shown_place(self.function), timeout_s)
         return reason(error, self.function)
 
-    def failed(self, samples, error):
-        why = str(error) if isinstance(error, sinew.Unscored) else self.named(error)
-        return {"scores": [{"unscored": why} for _ in samples], "fatal": described(error)["fatal"]}
+    def failed(self, request, error):
+        own = isinstance(error, sinew.Unscored)
+        why = str(error) if own else self.named(error, request["timeout_s"])
+        return {"scores": [{"unscored": why} for _ in request["samples"]], "fatal": described(error)["fatal"]}
 
-    def score(self, samples):
+    def score(self, request):
         try:
-            value = self.function_value(samples)
-            return {"scores": self.checked(samples, value), "fatal": False}
+            given, results = self.bind(request)
+            value = finished(self.bound(given), request["timeout_s"])
+            return {"scores": self.checked(results(value)), "fatal": False}
         except BaseException as e:
-            return self.failed(samples, e)
+            return self.failed(request, e)
 
-    def function_value(self, samples):
-        return finished(self.bound(self.arguments(samples)))
-
-    def checked(self, samples, value):
-        scores = self.results(samples, value)
+    def checked(self, scores):
         for score in scores:
             if "wrong" in score:
                 score["unscored"] = "%s: %s" % (shown_place(self.function), score.pop("wrong"))
         return scores
 
-    async def score_async(self, samples):
+    async def score_async(self, request):
+        timeout_s, began, blocked = request["timeout_s"], time.monotonic(), BLOCKED[0]
         try:
-            value = await asyncio.wait_for(self.bound(self.arguments(samples)), TIMEOUT_S)
-            return {"scores": self.checked(samples, value), "fatal": False}
+            given, results = self.bind(request)
+            value = await asyncio.wait_for(self.bound(given), timeout_s)
+            return {"scores": self.checked(results(value)), "fatal": False}
+        except asyncio.TimeoutError as e:
+            # Time in which another coroutine held the loop is not this one's.
+            late = time.monotonic() - began > timeout_s + LATE_S
+            if late or BLOCKED[0] - blocked > LATE_S:
+                return {"blocked": True, "fatal": False}
+            return self.failed(request, e)
         except BaseException as e:
-            return self.failed(samples, e)
+            return self.failed(request, e)
+
+
+def of_group(value, members):
+    """Scores of the members of a group."""
+    if not isinstance(value, (list, tuple)) or len(value) != members:
+        got = "%d values" % len(value) if isinstance(value, (list, tuple)) else type(value).__name__
+        raise TypeError("it returned %s for a group of %d samples: one value each is needed" % (got, members))
+    return [scored(lambda v=v: v) for v in value]
+
+
+def preferred(value, a, b):
+    """The probability that `a` is better than `b`."""
+    if value is a or (isinstance(value, str) and value == "a"):
+        return 1.0
+    if value is b or (isinstance(value, str) and value == "b"):
+        return 0.0
+    if value is None or isinstance(value, sinew.Unscored):
+        return value
+    if isinstance(value, (str, collections.abc.Mapping)) or not hasattr(type(value), "__float__"):
+        raise TypeError(
+            "it returned %s: return a, b, a probability of a (0 to 1), or None" % type(value).__name__
+        )
+    if not 0.0 <= float(value) <= 1.0:
+        raise ValueError("it returned %s: the probability of a is 0 to 1" % float(value))
+    return float(value)
 
 
 def shown_place(thing):
@@ -581,6 +625,8 @@ class Server:
         self.max_threads = 1
         self.max_frame = 16 << 20
         self.targets, self.sessions = [], {}
+        # Coroutines that run, by the ids of their calls.
+        self.pending = {}
         self.forked = False
         os.register_at_fork(after_in_child=self.after_fork)
 
@@ -666,10 +712,13 @@ class Server:
 
     def answer(self, request, printed):
         op, number = request["op"], request["id"]
+        if op == "cancel":
+            self.cancel(request["call"])
+            return
         if op == "reward":
             target = self.targets[request["target"]]
             if target.is_async:
-                self.answer_later(target.score_async(request["samples"]), number, printed)
+                self.answer_later(target.score_async(request), number, printed)
                 return
         try:
             message = {"id": number, "ok": getattr(self, "do_" + op)(request)}
@@ -686,7 +735,21 @@ class Server:
 
     def answer_later(self, coroutine, number, printed):
         future = asyncio.run_coroutine_threadsafe(coroutine, loop())
-        future.add_done_callback(lambda f: self.reply({"id": number, "ok": f.result()}, printed))
+        self.pending[number] = future
+
+        def done(future):
+            self.pending.pop(number, None)
+            # No one waits for the value of a call that was given up, but its id must be answered.
+            value = None if future.cancelled() else future.result()
+            self.reply({"id": number, "ok": value}, printed)
+
+        future.add_done_callback(done)
+
+    def cancel(self, number):
+        """Ends a coroutine whose caller has given it up."""
+        future = self.pending.get(number)
+        if future is not None:
+            future.cancel()
 
     def session(self, request):
         return self.sessions[request["session"]]
@@ -716,7 +779,7 @@ class Server:
         return {}
 
     def do_reward(self, request):
-        return self.targets[request["target"]].score(request["samples"])
+        return self.targets[request["target"]].score(request)
 
     def do_tasks(self, request):
         return self.targets[request["target"]].page(request["split"], request["seed"], request["offset"])

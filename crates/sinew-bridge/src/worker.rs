@@ -53,6 +53,8 @@ const THREADS: u32 = ALONE / THREADED;
 const GRACE: Duration = Duration::from_millis(500);
 /// Bytes of one read.
 const CHUNK: usize = 64 << 10;
+/// Maximum characters of a text in a message, or of what a call printed.
+const MAX_TEXT: usize = 4096;
 
 /// A call without a value.
 #[derive(Debug)]
@@ -124,8 +126,6 @@ pub(crate) struct Worker {
     next: AtomicU64,
     /// [`ALONE`] permits; each call holds as many as its weight.
     room: Semaphore,
-    /// Deadline of one call.
-    timeout: Duration,
     /// Descriptions of the targets, in their order.
     pub(crate) targets: Vec<Value>,
 }
@@ -232,7 +232,6 @@ impl Worker {
             frames,
             next: AtomicU64::new(1),
             room: Semaphore::new(ALONE as usize),
-            timeout: plan.timeout,
             targets,
         })
     }
@@ -243,7 +242,13 @@ impl Worker {
     }
 
     /// Calls the worker. The deadline counts from the moment at which the worker has room for the call.
-    pub(crate) async fn call(&self, mut request: Value, weight: u32) -> Result<Value, Refused> {
+    /// Dropping the future ends a call that has all of the worker together with it, and cancels a coroutine.
+    pub(crate) async fn call(
+        &self,
+        mut request: Value,
+        weight: u32,
+        timeout: Duration,
+    ) -> Result<Value, Refused> {
         let Ok(_room) = self.room.acquire_many(weight).await else {
             return Err(Refused::Unsent(self.shared.lost()));
         };
@@ -262,12 +267,19 @@ impl Worker {
             let _ = self.frames.send(frame).await;
             answer.await
         };
-        let ended = tokio::time::timeout(self.timeout + GRACE, exchange).await;
+        let mut in_flight = InFlight {
+            worker: self,
+            id,
+            weight,
+            over: false,
+        };
+        let ended = tokio::time::timeout(timeout + GRACE, exchange).await;
+        in_flight.over = true;
         let called = match ended {
             Ok(Ok(reply)) => self.value(reply),
             Ok(Err(_)) => Err(self.shared.lost()),
             Err(_) => {
-                let seconds = self.timeout.as_secs_f64();
+                let seconds = timeout.as_secs_f64();
                 self.shared
                     .end(format!("a call took longer than {seconds} s"));
                 Err(CallError::Deadline { seconds })
@@ -279,7 +291,7 @@ impl Worker {
     /// The value of an answer. What the call printed goes to the log.
     fn value(&self, reply: Reply) -> Result<Value, CallError> {
         if !reply.printed.is_empty() {
-            tracing::debug!(printed = reply.printed, "python");
+            tracing::debug!(printed = cut(reply.printed), "python");
         }
         let Some(raised) = reply.error else {
             let value = reply.ok.unwrap_or_default();
@@ -292,15 +304,48 @@ impl Worker {
             self.end_full();
         }
         Err(CallError::Raised {
-            kind: raised.kind,
-            message: raised.message,
-            place: raised.place,
+            kind: cut(raised.kind),
+            message: cut(raised.message),
+            place: raised.place.map(cut),
         })
     }
 
     fn end_full(&self) {
         self.shared
             .end("a call reached the limit of processes and threads of the sandbox");
+    }
+}
+
+/// Text of a worker for messages, cut to [`MAX_TEXT`] characters: code inside can write what it likes.
+fn cut(mut text: String) -> String {
+    if let Some((at, _)) = text.char_indices().nth(MAX_TEXT) {
+        text.truncate(at);
+    }
+    text
+}
+
+/// A call that was sent. Dropped before its end, it does not go on.
+struct InFlight<'a> {
+    worker: &'a Worker,
+    id: u64,
+    weight: u32,
+    over: bool,
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        match self.weight {
+            _ if self.over => {}
+            ALONE => self.worker.shared.end("the caller of a function gave up"),
+            COROUTINE => {
+                // The id waits on: the worker answers it. A full queue leaves the call to its deadline.
+                let cancel = json!({"op": "cancel", "id": 0, "call": self.id});
+                if let Ok(frame) = frame_of(&cancel) {
+                    let _ = self.worker.frames.try_send(frame);
+                }
+            }
+            _ => {}
+        }
     }
 }
 
@@ -439,17 +484,27 @@ async fn read_all(mut from: OwnedReadHalf, shared: Arc<Shared>) {
             }
             Ok(n) => reader.push(&chunk[..n]),
         }
-        if let Err(why) = take_frames(&mut reader, &shared) {
+        if let Err(why) = take_frames(&mut reader, &shared).await {
             shared.end(format!("it broke the protocol: {why}"));
             return;
         }
     }
 }
 
-/// Hands complete answers to the calls that wait for them.
-fn take_frames(reader: &mut FrameReader, shared: &Shared) -> Result<(), String> {
+/// Hands complete answers to the calls that wait for them. Long ones are parsed by a thread of their own: the
+/// runtime of all workers goes on.
+async fn take_frames(reader: &mut FrameReader, shared: &Shared) -> Result<(), String> {
     while let Some(frame) = reader.next_frame().map_err(|e| e.to_string())? {
-        let reply: Reply = serde_json::from_slice(frame).map_err(|e| e.to_string())?;
+        let parse =
+            |frame: &[u8]| serde_json::from_slice::<Reply>(frame).map_err(|e| e.to_string());
+        let reply = match frame.len() > CHUNK {
+            false => parse(frame)?,
+            true => {
+                let frame = frame.to_vec();
+                let parsed = tokio::task::spawn_blocking(move || parse(&frame));
+                parsed.await.map_err(|e| e.to_string())??
+            }
+        };
         let id = reply.id;
         let Some(waiter) = lock(&shared.waiting).calls.remove(&id) else {
             return Err(format!("an answer to call {id}, which does not wait"));

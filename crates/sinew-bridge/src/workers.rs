@@ -5,8 +5,12 @@
 //! go to the slot with the fewest users. The number of starts within a minute is bounded: code that ends each
 //! worker at once would otherwise take the time of the host for imports.
 //!
-//! All work runs on a runtime of the pool. A caller that stops waiting leaves its call running until the
-//! answer or the deadline, so that workers stay in step with this side.
+//! All work runs on a runtime of the pool. A caller that stops waiting for a call of a session leaves it running
+//! until the answer or the deadline, so that workers stay in step with this side. Any other call ends with its
+//! caller: a coroutine is cancelled, and the worker of a plain function is ended.
+//!
+//! Callers that wait for one start share its error, so that a start that fails does not take its time once for
+//! each of them.
 
 use crate::code::PythonCode;
 use crate::error::{CallError, StartError};
@@ -20,7 +24,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 /// Starts of workers within [`WINDOW`], in addition to one of each. A pool that needs more waits.
 const MAX_RESTARTS: usize = 32;
@@ -105,6 +109,8 @@ impl WorkersConfig {
 struct Slot {
     /// The worker, once it was needed. A dead one is replaced by the next call.
     worker: tokio::sync::Mutex<Option<Arc<Worker>>>,
+    /// End of the last start that failed, with its error.
+    failed: Mutex<Option<(Instant, CallError)>>,
     /// Sessions and calls that use it now.
     users: AtomicUsize,
 }
@@ -215,23 +221,31 @@ impl PythonWorkers {
     }
 
     /// Calls any worker. `weight` is the share of a worker that the call takes
-    /// ([`ALONE`](crate::worker::ALONE) is all of it).
-    pub(crate) async fn call(&self, request: Value, weight: u32) -> Result<Value, CallError> {
+    /// ([`ALONE`](crate::worker::ALONE) is all of it). The call ends when the future is dropped.
+    pub(crate) async fn call(
+        &self,
+        request: Value,
+        weight: u32,
+        timeout: Duration,
+    ) -> Result<Value, CallError> {
         let inner = Arc::clone(&self.inner);
-        let called = spawn(
-            &self.handle,
-            async move { inner.call(request, weight).await },
-        );
-        called.await.unwrap_or_else(|_| Err(gone()))
+        let (waits, given_up) = oneshot::channel();
+        let called = spawn(&self.handle, async move {
+            inner.call(request, weight, timeout, given_up).await
+        });
+        let called = called.await.unwrap_or_else(|_| Err(gone()));
+        drop(waits);
+        called
     }
 
     /// As [`PythonWorkers::call`], and blocks the thread.
     pub(crate) fn call_blocking(&self, request: Value, weight: u32) -> Result<Value, CallError> {
         let inner = Arc::clone(&self.inner);
-        let called = block_on(
-            &self.handle,
-            async move { inner.call(request, weight).await },
-        );
+        let called = block_on(&self.handle, async move {
+            let timeout = inner.plan.timeout;
+            let (_waits, given_up) = oneshot::channel();
+            inner.call(request, weight, timeout, given_up).await
+        });
         called.unwrap_or_else(|| Err(gone()))
     }
 
@@ -249,7 +263,8 @@ impl PythonWorkers {
             let request = json!({
                 "op": "open", "target": target, "session": session.id, "task": task, "restore": saved,
             });
-            let answer = session.worker.call(request, THREADED).await;
+            let timeout = session.timeout;
+            let answer = session.worker.call(request, THREADED, timeout).await;
             Ok((session, answer.map_err(Refused::into_error)?))
         });
         opened.await.unwrap_or_else(|_| Err(gone()))
@@ -276,16 +291,34 @@ impl Inner {
 
     /// The worker of a slot, started if there is none that lives.
     async fn worker(&self, slot: usize) -> Result<Arc<Worker>, CallError> {
-        let mut place = self.slots[slot].worker.lock().await;
+        let asked = Instant::now();
+        let slot = &self.slots[slot];
+        let mut place = slot.worker.lock().await;
         if let Some(worker) = place.as_ref().filter(|w| w.is_alive()) {
             return Ok(Arc::clone(worker));
         }
+        let failed = || slot.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, error)) = failed().as_ref().filter(|(at, _)| *at > asked) {
+            return Err(error.clone());
+        }
         // The dead one leaves before the next one starts.
         *place = None;
+        match self.start().await {
+            Ok(worker) => {
+                *place = Some(Arc::clone(&worker));
+                Ok(worker)
+            }
+            Err(error) => {
+                *failed() = Some((Instant::now(), error.clone()));
+                Err(error)
+            }
+        }
+    }
+
+    async fn start(&self) -> Result<Arc<Worker>, CallError> {
         self.wait_for_start().await?;
         let worker = Arc::new(Worker::start(&self.plan).await?);
         self.started.fetch_add(1, Ordering::Relaxed);
-        *place = Some(Arc::clone(&worker));
         Ok(worker)
     }
 
@@ -318,13 +351,23 @@ impl Inner {
     }
 
     /// Calls any worker. One that ends before it gets the call is replaced.
-    async fn call(&self, request: Value, weight: u32) -> Result<Value, CallError> {
+    async fn call(
+        &self,
+        request: Value,
+        weight: u32,
+        timeout: Duration,
+        mut given_up: oneshot::Receiver<()>,
+    ) -> Result<Value, CallError> {
         let mut left = MAX_UNSENT;
         loop {
             let slot = self.least_used();
             let _user = User::of(&self.slots[slot].users);
             let worker = self.worker(slot).await?;
-            match worker.call(request.clone(), weight).await {
+            let called = tokio::select! {
+                called = worker.call(request.clone(), weight, timeout) => called,
+                _ = &mut given_up => return Err(gone()),
+            };
+            match called {
                 Err(Refused::Unsent(_)) if left > 0 => left -= 1,
                 other => return other.map_err(Refused::into_error),
             }
@@ -354,6 +397,7 @@ impl Inner {
             id: this.next_session.fetch_add(1, Ordering::Relaxed),
             worker,
             handle,
+            timeout: this.plan.timeout,
             seat: Some(seat),
         })
     }
@@ -394,6 +438,8 @@ pub(crate) struct Session {
     id: u64,
     worker: Arc<Worker>,
     handle: Handle,
+    /// Deadline of one call.
+    timeout: Duration,
     /// Kept until the worker has closed the session. `None` after that.
     seat: Option<Seat>,
 }
@@ -402,9 +448,9 @@ impl Session {
     /// Calls the session.
     pub(crate) async fn call(&self, mut request: Value) -> Result<Value, CallError> {
         request["session"] = self.id.into();
-        let worker = Arc::clone(&self.worker);
+        let (worker, timeout) = (Arc::clone(&self.worker), self.timeout);
         let called = spawn(&self.handle, async move {
-            let called = worker.call(request, THREADED).await;
+            let called = worker.call(request, THREADED, timeout).await;
             called.map_err(Refused::into_error)
         });
         called.await.unwrap_or_else(|_| Err(gone()))
@@ -424,12 +470,11 @@ impl Drop for Session {
         let Some(seat) = self.seat.take() else {
             return;
         };
-        let (worker, id) = (Arc::clone(&self.worker), self.id);
+        let (worker, id, timeout) = (Arc::clone(&self.worker), self.id, self.timeout);
         self.handle.spawn(async move {
             // An error of closing has no one to report to: the session is over.
-            let _ = worker
-                .call(json!({"op": "close", "session": id}), THREADED)
-                .await;
+            let close = json!({"op": "close", "session": id});
+            let _ = worker.call(close, THREADED, timeout).await;
             drop(seat);
         });
     }

@@ -26,6 +26,9 @@ pub use port::{
     Observation, ResetResult, StepResult, gold_run, validate,
 };
 pub use registry::{ENVIRONMENTS, EnvConfig, EnvKind, KeyError, Needs, Sandboxes};
-pub use reward::{GroupReward, Reward, RewardSample, Score, Unscored};
-pub use rewarded::Rewarded;
+pub use reward::{
+    GROUP_PENDING, GroupReward, Preference, Reward, RewardSample, Score, Unscored, waits_for_group,
+    with_group,
+};
+pub use rewarded::{Rewarded, trial};
 pub use taskset::{NoTasks, Split, Taskset, TasksetError};

@@ -9,6 +9,7 @@
 //! measure all members alike.
 
 use crate::port::{Action, Capabilities, Env, EnvError, EnvFactory};
+use crate::reward::GroupReward;
 use crate::taskset::{Split, Taskset, TasksetError};
 use sinew_types::{Component, Task, TaskId};
 use std::collections::BTreeMap;
@@ -237,6 +238,11 @@ impl EnvFactory for MixtureFactory {
             places: a.places.into_iter().chain(b.places).min(),
         };
         all.reduce(both).unwrap_or_default()
+    }
+
+    fn group_reward(&self, task: &Task) -> Option<Arc<dyn GroupReward>> {
+        let (envs, task) = self.member(task).ok()?;
+        envs.group_reward(&task)
     }
 
     fn gold(&self, task: &Task, turn: usize) -> Result<Option<Action>, EnvError> {

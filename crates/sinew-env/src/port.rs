@@ -1,8 +1,12 @@
 //! The `Env` port: the interface of environments.
 
+use crate::reward::GroupReward;
 use futures::future::BoxFuture;
-use sinew_types::{Component, Content, FailureKind, Message, Outcome, Task, ToolCall, ToolSpec};
+use sinew_types::{
+    Component, Content, FailureKind, Message, Outcome, Role, Task, ToolCall, ToolSpec,
+};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// An error of the system. Errors of the model are observations.
 #[derive(Debug, thiserror::Error)]
@@ -90,6 +94,13 @@ impl Action {
             call_error: None,
             truncated: false,
         }
+    }
+
+    /// The turn as a message of the model.
+    pub fn message(&self) -> Message {
+        let mut said = Message::new(Role::Assistant, self.text.clone());
+        said.tool_calls.clone_from(&self.tool_calls);
+        said
     }
 }
 
@@ -208,6 +219,13 @@ pub trait EnvFactory: Send + Sync {
     /// Properties of the environments. Default: none.
     fn capabilities(&self) -> Capabilities {
         Capabilities::default()
+    }
+
+    /// Reward of the whole group of a task, which completes outcomes that wait for it
+    /// ([`waits_for_group`](crate::waits_for_group)). `None`: outcomes are complete when episodes end.
+    fn group_reward(&self, task: &Task) -> Option<Arc<dyn GroupReward>> {
+        let _ = task;
+        None
     }
 
     /// Action of the gold policy in `turn` (from 0), which proves that the task is solvable. `None` after its

@@ -12,6 +12,36 @@ use serde::{Deserialize, Serialize};
 use sinew_types::{Message, Outcome, Task, ToolCall};
 use std::collections::BTreeMap;
 
+/// Reason of an outcome that has all rewards but those of its group.
+pub const GROUP_PENDING: &str = "waits for the rewards of its group";
+
+/// Whether an outcome has all rewards but those of its group.
+pub fn waits_for_group(outcome: &Outcome) -> bool {
+    outcome.unscored && outcome.unscored_reason.as_deref() == Some(GROUP_PENDING)
+}
+
+/// Adds the score that a group gave to one of its members. An outcome that does not wait for it stays as it
+/// is. A missing score makes the outcome unscored with its reason.
+pub fn with_group(outcome: &Outcome, score: Result<Score, Unscored>) -> Outcome {
+    let mut whole = outcome.clone();
+    if !waits_for_group(outcome) {
+        return whole;
+    }
+    match score {
+        Err(missing) => whole.unscored_reason = Some(missing.reason),
+        Ok(score) => {
+            (whole.unscored, whole.unscored_reason) = (false, None);
+            whole.reward += score.value;
+            whole.success &= score.is_success();
+            let parts = score.parts.into_iter().filter(|(p, _)| p != "success");
+            whole.metrics.extend(parts);
+            let success = f64::from(u8::from(whole.success));
+            whole.metrics.insert("success".into(), success);
+        }
+    }
+    whole
+}
+
 /// Input of a reward: one finished episode.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RewardSample {
@@ -34,6 +64,9 @@ pub struct Score {
     pub value: f64,
     /// Named components and measurements for metrics, traces and reports. They are not added to `value`.
     pub parts: BTreeMap<String, f64>,
+    /// Rewards of the group have to be added: until then the episode has no reward.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub waits_for_group: bool,
 }
 
 impl Score {
@@ -59,7 +92,11 @@ impl Score {
             Some((name, v)) => Err(Unscored::new(format!(
                 "{name} is {v}: a finite number is needed"
             ))),
-            None => Ok(Self { value, parts }),
+            None => Ok(Self {
+                value,
+                parts,
+                waits_for_group: false,
+            }),
         }
     }
 
@@ -77,6 +114,8 @@ impl Score {
         Outcome {
             reward: self.value,
             success: self.is_success(),
+            unscored: self.waits_for_group,
+            unscored_reason: self.waits_for_group.then(|| GROUP_PENDING.to_owned()),
             metrics: self.parts,
             ..Outcome::default()
         }
@@ -118,6 +157,11 @@ pub trait Reward: Send + Sync {
     /// Name in recipes, metrics and reports.
     fn name(&self) -> &str;
 
+    /// Whether the value says nothing about success, as that of a length penalty.
+    fn is_penalty(&self) -> bool {
+        false
+    }
+
     /// Scores one sample. Equal samples should get equal scores.
     fn score<'a>(&'a self, sample: &'a RewardSample) -> BoxFuture<'a, Result<Score, Unscored>>;
 }
@@ -134,6 +178,20 @@ pub trait GroupReward: Send + Sync {
     ) -> BoxFuture<'a, Vec<Result<Score, Unscored>>>;
 }
 
+/// Says which of two samples of one task is better: a function, or a judge.
+pub trait Preference: Send + Sync {
+    /// Name in recipes, metrics and reports.
+    fn name(&self) -> &str;
+
+    /// Probability that `a` is better than `b`, 0 to 1. Callers ask both orders: an answer may lean towards
+    /// the first or the second place.
+    fn prefer<'a>(
+        &'a self,
+        a: &'a RewardSample,
+        b: &'a RewardSample,
+    ) -> BoxFuture<'a, Result<f64, Unscored>>;
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,6 +205,31 @@ mod tests {
         assert!(!Score::with_parts(2.0, parts(0.0)).unwrap().is_success());
         let error = Score::with_parts(0.5, parts(f64::NAN)).unwrap_err();
         assert!(error.reason.starts_with("success is NaN"), "{error}");
+    }
+
+    #[test]
+    fn a_group_completes_the_outcomes_that_wait_for_it() {
+        let own = Score {
+            waits_for_group: true,
+            ..Score::with_parts(0.5, [("success".to_owned(), 1.0)].into()).unwrap()
+        };
+        let waits = own.into_outcome();
+        assert!(waits.unscored && waits_for_group(&waits));
+        let whole = with_group(&waits, Score::new(1.5));
+        assert_eq!(
+            (whole.reward, whole.success, whole.unscored),
+            (2.0, true, false)
+        );
+        // A second score changes nothing.
+        assert_eq!(with_group(&whole, Score::new(9.0)), whole);
+        let missing = with_group(&waits, Err(Unscored::new("rank: no idea")));
+        assert!(missing.unscored && !waits_for_group(&missing));
+        assert_eq!(missing.unscored_reason.as_deref(), Some("rank: no idea"));
+        let low = with_group(&waits, Score::new(0.25));
+        assert_eq!(
+            (low.reward, low.success, low.metrics["success"]),
+            (0.75, false, 0.0)
+        );
     }
 
     #[test]

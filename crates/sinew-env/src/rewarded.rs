@@ -7,9 +7,9 @@ use crate::port::{
     Action, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation, ResetResult,
     StepResult,
 };
-use crate::reward::{Reward, RewardSample};
+use crate::reward::{GroupReward, Reward, RewardSample, Unscored, waits_for_group, with_group};
 use futures::FutureExt;
-use sinew_types::{Component, Message, Outcome, Role, Task};
+use sinew_types::{Component, Message, Outcome, Task};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -18,6 +18,7 @@ use std::sync::Arc;
 pub struct Rewarded {
     inner: Arc<dyn EnvFactory>,
     reward: Arc<dyn Reward>,
+    group: Option<Arc<dyn GroupReward>>,
 }
 
 impl std::fmt::Debug for Rewarded {
@@ -32,7 +33,19 @@ impl std::fmt::Debug for Rewarded {
 impl Rewarded {
     /// Scores the episodes of `inner` with `reward`.
     pub fn new(inner: Arc<dyn EnvFactory>, reward: Arc<dyn Reward>) -> Self {
-        Self { inner, reward }
+        Self {
+            inner,
+            reward,
+            group: None,
+        }
+    }
+
+    /// Leaves the rest of each score to `group`: `reward` gives scores that wait for it.
+    pub fn with_group(self, group: Arc<dyn GroupReward>) -> Self {
+        Self {
+            group: Some(group),
+            ..self
+        }
     }
 }
 
@@ -74,6 +87,10 @@ impl EnvFactory for Rewarded {
 
     fn gold(&self, task: &Task, turn: usize) -> Result<Option<Action>, EnvError> {
         self.inner.gold(task, turn)
+    }
+
+    fn group_reward(&self, _: &Task) -> Option<Arc<dyn GroupReward>> {
+        self.group.clone()
     }
 }
 
@@ -123,9 +140,7 @@ impl Env for RewardedEnv {
 
     fn step(&mut self, action: Action) -> EnvFuture<'_, StepResult> {
         async {
-            let mut said = Message::new(Role::Assistant, action.text.clone());
-            said.tool_calls.clone_from(&action.tool_calls);
-            self.sample.messages.push(said);
+            self.sample.messages.push(action.message());
             self.sample.output.clone_from(&action.text);
             self.sample.calls.extend_from_slice(&action.tool_calls);
             let mut step = self.inner.step(action).await?;
@@ -162,15 +177,52 @@ impl Env for RewardedEnv {
     }
 }
 
+/// Plays one turn that says `said`, and scores it. A reward of a group gets two members that said it.
+///
+/// # Errors
+/// If the environment fails.
+pub async fn trial(envs: &dyn EnvFactory, task: &Task, said: &str) -> Result<Outcome, EnvError> {
+    let mut env = envs.create(task)?;
+    let played = async {
+        let messages = env.reset().await?.messages;
+        let outcome = match env.step(Action::say(said)).await?.outcome {
+            Some(outcome) => outcome,
+            None => env.score().await?,
+        };
+        Ok((messages, outcome))
+    };
+    let played = played.await;
+    env.close().await?;
+    let (mut messages, outcome) = played?;
+    let Some(group) = envs
+        .group_reward(task)
+        .filter(|_| waits_for_group(&outcome))
+    else {
+        return Ok(outcome);
+    };
+    messages.push(Action::say(said).message());
+    let sample = RewardSample {
+        task: task.clone(),
+        messages,
+        output: said.to_owned(),
+        calls: Vec::new(),
+        metrics: outcome.metrics.clone(),
+    };
+    let mut scores = group.score_group(&[sample.clone(), sample]).await;
+    let missing = || Err(Unscored::new("the group got no scores"));
+    Ok(with_group(&outcome, scores.pop().unwrap_or_else(missing)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::chat::ChatFactory;
-    use crate::reward::{Score, Unscored};
+    use crate::reward::Score;
     use crate::tiny::{TinyFactory, TinyTaskset};
     use crate::{Split, Taskset};
     use futures::executor::block_on;
     use futures::future::BoxFuture;
+    use sinew_types::Role;
 
     /// Counts the messages and calls; unscored for an output of "?".
     struct Counter;

@@ -301,6 +301,7 @@ impl TinyEnv {
             .into(),
             unscored: false,
             unscored_reason: None,
+            answer: None,
         }
     }
 

@@ -19,6 +19,7 @@ mod event;
 mod files;
 mod formats;
 mod gold;
+mod groups;
 mod health;
 mod intake;
 mod late;
@@ -33,6 +34,7 @@ mod rollouts;
 mod rows;
 mod schedule;
 mod score;
+mod score_records;
 mod scoring_models;
 mod state;
 mod status;
@@ -40,7 +42,7 @@ mod status;
 pub use config::PipelineConfig;
 pub use core::{
     Command, CoreConfig, CoreState, Ended as EndedEpisode, EvalConfig, EvalSet, Event, Goal,
-    PipelineCore, RunCounts, Samples as SampleKind, Stop, TaskSampling, UpdateCommit, When,
+    PipelineCore, RunCounts, Samples as SampleKind, Showed, Stop, TaskSampling, UpdateCommit, When,
 };
 pub use cross::{CrossPolicy, CrossPolicyConfig};
 pub use curriculum::{ByType, Curriculum, EnvironmentShare, TaskShares};
@@ -50,6 +52,7 @@ pub use error::PipelineError;
 pub use event::{Bus, Phase, Recorder, RolloutProgress, RunEvent, TrainProgress};
 pub use formats::{FormatCounts, grammars};
 pub use gold::{GoldRuns, GoldSource, unused as unused_gold};
+pub use groups::{GroupParts, GroupRewards};
 pub use health::{Alarm, Health};
 pub use intake::{FinishedRollout, Intake, IntakeBatch, IntakeConfig};
 pub use late::{After, InboxScores, Late, LateConfig, LateScores, Settled, Shelf};
@@ -59,7 +62,8 @@ pub use parallel::{COMMAND as WORKER_COMMAND, WorkerGroup, work};
 pub use pool_client::PoolClient;
 pub use pool_source::{PoolSource, PoolSourceConfig};
 pub use ports::{
-    Given, Learner, RolloutReading, Rollouts, SampleSource, StoredEpisode, Wanted, WeightsTransport,
+    Given, GroupScores, Learner, RolloutReading, Rollouts, SampleSource, ScoredGroup,
+    StoredEpisode, Wanted, WeightsTransport,
 };
 pub use record::{
     AdmissionRecord, DIVERGENCE_ALARM, EpisodeStats, EvalRecord, StepRecord, TokenSummary,
@@ -67,6 +71,7 @@ pub use record::{
 };
 pub use rollouts::{EngineRollouts, LONGEST, RolloutParts};
 pub use schedule::Draw;
+pub use score_records::completed;
 pub use scoring_models::{ReferenceWeights, ScoringModels};
 pub use state::{RunStore, Samples, SavedState};
 pub use status::{Counted, SampleStatus};

@@ -5,6 +5,7 @@
 //! | [`Rollouts`] | an engine and environments of this process | episodes that end at once, in the driver's tests |
 //! | [`SampleSource`] | data sets, the data pool | a queue of groups, in the tests |
 //! | [`Learner`] | the embedded trainer | a counter, in the tests |
+//! | [`GroupScores`] | the group rewards of environments ([`GroupRewards`](crate::GroupRewards)) | ranks by place, in the driver's tests |
 //! | [`WeightsTransport`] | any [`Engine`] | a list of versions, in the tests |
 //!
 //! Calls of one port come from one thread, one after the other. A port may block; it is asked to stop by its
@@ -19,7 +20,9 @@ use serde_json::Value;
 use sinew_algo::{Algorithm, Columns, Prepared};
 use sinew_rollout::AdmissionReading;
 use sinew_store::TraceStore;
-use sinew_types::{Engine, EpisodeId, LossSpec, PolicyVersion, TensorSource, Trace};
+use sinew_types::{
+    Engine, EpisodeId, GroupId, LossSpec, Outcome, PolicyVersion, TensorSource, Trace,
+};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -142,6 +145,30 @@ pub trait Rollouts {
 
     /// Counters so far; the driver reports differences.
     fn reading(&self) -> RolloutReading;
+}
+
+/// Scores whole groups, while other episodes run.
+pub trait GroupScores {
+    /// Begins to score a group: its members with their traces, all of them ended. Returns at once.
+    ///
+    /// # Errors
+    /// If the taskset has no such task.
+    fn start(&mut self, members: Vec<(Draw, Trace)>) -> Result<(), PipelineError>;
+
+    /// Groups that were scored since the last call. They are in the store: a session that goes on from here
+    /// reads the same outcomes. With `wait`, at least one of those that were begun.
+    ///
+    /// # Errors
+    /// If scores cannot be stored, or the run is to stop.
+    fn scored(&mut self, wait: bool) -> Result<Vec<ScoredGroup>, PipelineError>;
+}
+
+/// A group with its rewards.
+#[derive(Clone, Debug)]
+pub struct ScoredGroup {
+    pub group: GroupId,
+    /// Of members whose outcome changed.
+    pub outcomes: BTreeMap<EpisodeId, Outcome>,
 }
 
 /// What a step asks a source for.

@@ -12,6 +12,9 @@ use std::collections::btree_map::Entry;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+/// Beginning of the names of rewards among measurements.
+const REWARD: &str = "reward/";
+
 /// Averages over a set of episodes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EpisodeStats {
@@ -35,7 +38,8 @@ pub struct EpisodeStats {
     pub turns: f64,
     /// Mean over episodes.
     pub sampled_tokens: f64,
-    /// Means of the environment's own measurements.
+    /// Means of measurements over the scored episodes. Of `reward/NAME`, the mean is over those that have
+    /// it: a missing score is not 0.
     pub metrics: BTreeMap<String, f64>,
     /// Success by task type.
     pub success_by_kind: BTreeMap<String, f64>,
@@ -69,6 +73,8 @@ impl EpisodeStats {
         let mut stats = Self::default();
         let mut by_kind: BTreeMap<String, (f64, f64)> = BTreeMap::new();
         let mut scored = 0.0;
+        // Episodes that have a reward, by its name.
+        let mut measured: BTreeMap<String, f64> = BTreeMap::new();
         for trace in traces {
             stats.episodes += 1;
             stats.generate_s += trace.timing.generate_s;
@@ -94,16 +100,19 @@ impl EpisodeStats {
             stats.sampled_tokens += trace.sampled_tokens() as f64;
             for (name, value) in &trace.outcome.metrics {
                 *stats.metrics.entry(name.clone()).or_default() += value;
+                if name.starts_with(REWARD) {
+                    *measured.entry(name.clone()).or_default() += 1.0;
+                }
             }
             let kind = by_kind.entry(trace.task_kind.clone()).or_default();
             *kind = (kind.0 + success, kind.1 + 1.0);
         }
-        stats.divide(scored);
+        stats.divide(scored, &measured);
         stats.success_by_kind = by_kind.into_iter().map(|(k, (s, n))| (k, s / n)).collect();
         stats
     }
 
-    fn divide(&mut self, scored: f64) {
+    fn divide(&mut self, scored: f64, measured: &BTreeMap<String, f64>) {
         if scored == 0.0 {
             return;
         }
@@ -115,7 +124,9 @@ impl EpisodeStats {
         ] {
             *value /= scored;
         }
-        self.metrics.values_mut().for_each(|v| *v /= scored);
+        for (name, value) in &mut self.metrics {
+            *value /= measured.get(name).copied().unwrap_or(scored);
+        }
     }
 }
 
@@ -423,6 +434,40 @@ mod tests {
         let metrics = serde_json::json!({ "entropy": 1.234 });
         let some = StepRecord { metrics, ..nothing };
         assert_eq!(some.entropy_text(), "1.23");
+    }
+
+    #[test]
+    fn a_reward_that_some_episodes_lack_is_not_0_in_them() {
+        let task = sinew_types::Task {
+            id: sinew_types::TaskId::new("t"),
+            kind: "k".into(),
+            preamble: Vec::new(),
+            prompt: String::new(),
+            data: serde_json::Value::Null,
+            seed: 0,
+        };
+        let spec = sinew_rollout::EpisodeSpec {
+            episode: sinew_types::EpisodeId::new("e"),
+            group: sinew_types::GroupId::new("g"),
+            task,
+            draw: 1,
+            purpose: "train".into(),
+            seed: 7,
+        };
+        let sampling = sinew_types::SamplingParams::default();
+        let trace = |metrics: &[(&str, f64)]| {
+            let mut trace = spec.empty_trace(&sinew_rollout::RunInfo::default(), &sampling);
+            let metrics = metrics.iter().map(|(name, v)| ((*name).to_owned(), *v));
+            trace.outcome.metrics = metrics.collect();
+            trace.end = EpisodeEnd::Terminated;
+            trace
+        };
+        let stats = EpisodeStats::of(&[
+            trace(&[("reward/style", 3.0)]),
+            trace(&[("unscored/style", 1.0)]),
+        ]);
+        assert_eq!(stats.metrics["reward/style"], 3.0);
+        assert_eq!(stats.metrics["unscored/style"], 0.5);
     }
 
     fn step(step: u64) -> StepRecord {

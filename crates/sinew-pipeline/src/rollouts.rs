@@ -5,6 +5,7 @@ use crate::error::PipelineError;
 use crate::event::RolloutProgress;
 use crate::ports::{RolloutReading, Rollouts, StoredEpisode};
 use crate::schedule::Draw;
+use crate::score_records::completed;
 use sinew_env::Taskset;
 use sinew_rollout::{BatchError, EpisodeOptions, EpisodeParts, Runner};
 use sinew_store::TraceStore;
@@ -47,6 +48,8 @@ pub struct EngineRollouts {
     /// Of training episodes; held-out ones have another temperature.
     options: EpisodeOptions,
     cross: Option<Arc<CrossPolicy>>,
+    /// Has the scores of groups that an earlier session scored.
+    store: Arc<dyn TraceStore>,
     /// Turning true ends a wait.
     cancel: watch::Receiver<bool>,
     rate: Rate,
@@ -92,7 +95,12 @@ impl EngineRollouts {
                 last: Instant::now(),
                 tokens: parts.episode.engine.status().sampled_tokens,
             },
-            runner: Runner::new(parts.episode.clone(), store, parts.max_in_flight),
+            runner: Runner::new(
+                parts.episode.clone(),
+                Arc::clone(&store),
+                parts.max_in_flight,
+            ),
+            store,
             parts: parts.episode,
             taskset: parts.taskset,
             options: parts.options,
@@ -146,11 +154,13 @@ impl Rollouts for EngineRollouts {
             BatchError::Cancelled => PipelineError::Interrupted,
             e @ BatchError::Store(_) => PipelineError::system(e),
         })?;
-        let stored = finished.into_iter().map(|f| StoredEpisode {
-            trace: f.trace,
-            known: f.known,
+        let stored = finished.into_iter().map(|f| {
+            Ok(StoredEpisode {
+                trace: completed(self.store.as_ref(), f.trace)?,
+                known: f.known,
+            })
         });
-        Ok(stored.collect())
+        stored.collect()
     }
 
     fn reading(&self) -> RolloutReading {

@@ -4,6 +4,7 @@ use crate::core::{CoreState, UpdateCommit};
 use crate::curriculum::Curriculum;
 use crate::error::PipelineError;
 use crate::record::{EvalRecord, StepRecord};
+use crate::score_records::completed;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sinew_store::{Filter, TraceStore, TrainedBatch};
@@ -354,9 +355,10 @@ impl RunStore {
         let mut groups: Vec<Vec<Trace>> = Vec::new();
         for episode in order {
             let trace = self.traces.get(&episode).map_err(PipelineError::system)?;
-            let Some(mut trace) = trace else {
+            let Some(trace) = trace else {
                 return Ok(None);
             };
+            let mut trace = completed(self.traces.as_ref(), trace)?;
             if let Some(outcome) = outcomes.get(&episode) {
                 trace.outcome = outcome.clone();
             }

@@ -306,6 +306,7 @@ impl Checker<'_> {
             metrics,
             unscored: false,
             unscored_reason: None,
+            answer: None,
         };
         trace.end = from.end.clone().unwrap_or(EpisodeEnd::Terminated);
         if matches!(trace.end, EpisodeEnd::Failed { .. }) {

@@ -76,7 +76,7 @@ pub use judge::{
 pub use late::{LateAfter, LateNames, LateSection};
 pub use messages::explain;
 pub use model::{CriticPlan, ModelSection, ScoringModel};
-pub use reward::{LimitedTerm, RewardSection, RewardServerPlan, RewardTerm};
+pub use reward::{LimitedTerm, RewardSection, RewardServerPlan, RewardTable, RewardTerm};
 pub use rollout::{AdmissionSection, CrossPolicySection, RolloutPlan};
 pub use sandbox::{ContainerEngine, LEVEL_NAMES, Level, MicrovmBackend, SandboxPlan};
 pub use schema::{json_schema, markdown};

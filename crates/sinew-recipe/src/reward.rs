@@ -7,7 +7,9 @@ use crate::late::{self, LATE, LateSection};
 use crate::rule::Rules;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use sinew_reward::{TermSpec, WORKERS, has_deadline, is_function, needs_sandbox, needs_workers};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// One reward by name, `FILE.py:FUNCTION`, or several with weights.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -20,14 +22,27 @@ pub enum RewardSection {
     /// One reward of weight 1, such as `exact(answer)`.
     One(String),
     /// Rewards and their weights.
-    Several(BTreeMap<String, RewardTerm>),
+    Several(RewardTable),
+}
+
+/// A table of rewards.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct RewardTable {
+    /// Worker processes of functions in Python. Left out: 2.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 256))]
+    pub workers: Option<usize>,
+    /// Rewards and their weights.
+    #[serde(flatten)]
+    pub terms: BTreeMap<String, RewardTerm>,
 }
 
 /// Weight of a reward in the sum.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     untagged,
-    expecting = "a weight such as 1.0, { weight = 1.0, clip = [0.0, 1.0] }, or for `late` a table with names"
+    expecting = "a weight such as 1.0, { weight = 1.0, clip = [0.0, 1.0], timeout_s = 5.0, pairs = 64 }, or for \
+                 `late` a table with names"
 )]
 pub enum RewardTerm {
     /// Factor. 0: a measurement that is not part of the sum.
@@ -50,12 +65,31 @@ pub struct LimitedTerm {
     /// Of a reward server: environment variable that has its key. Left out: no key is sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_env: Option<String>,
-    /// Of a reward server: limit of one request. Left out: 30.
+    /// Deadline of one call of a function, of `math`, `tests` and `program`, 0.01 s to a day; of one sample at most
+    /// `rollout.score_timeout_s`. Of a reward server: limit of one request. Left out: 30.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_s: Option<f64>,
+    /// Maximum number of pairs of a group that a function with the parameters `a` and `b` compares, at
+    /// least `rollout.group_size`. Left out: 64.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pairs: Option<usize>,
     /// Of a reward server: maximum samples of one request, 1 to 1024. Left out: 32.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<usize>,
+}
+
+impl LimitedTerm {
+    /// A term with a weight alone.
+    fn of(weight: f64) -> Self {
+        Self {
+            weight,
+            clip: None,
+            key_env: None,
+            timeout_s: None,
+            pairs: None,
+            batch: None,
+        }
+    }
 }
 
 /// A reward server of a recipe.
@@ -75,17 +109,16 @@ pub struct RewardServerPlan<'a> {
 const MODEL: &str = "model:";
 
 impl RewardSection {
-    /// Every reward as typed, with its weight and limits.
-    pub fn terms(&self) -> Vec<(&str, f64, Option<[f64; 2]>)> {
+    /// Every reward as typed, with its limits.
+    fn all(&self) -> Vec<(&str, LimitedTerm)> {
         match self {
-            Self::One(name) => vec![(name, 1.0, None)],
-            Self::Several(terms) => terms
+            Self::One(name) => vec![(name, LimitedTerm::of(1.0))],
+            Self::Several(table) => table
+                .terms
                 .iter()
                 .filter_map(|(name, term)| match term {
-                    RewardTerm::Weight(weight) => Some((name.as_str(), *weight, None)),
-                    RewardTerm::Limited(limited) => {
-                        Some((name.as_str(), limited.weight, limited.clip))
-                    }
+                    RewardTerm::Weight(weight) => Some((name.as_str(), LimitedTerm::of(*weight))),
+                    RewardTerm::Limited(limited) => Some((name.as_str(), limited.clone())),
                     RewardTerm::Late(_) => None,
                 })
                 .collect(),
@@ -96,16 +129,25 @@ impl RewardSection {
     pub fn late(&self) -> Option<&LateSection> {
         match self {
             Self::One(_) => None,
-            Self::Several(terms) => terms.values().find_map(|term| match term {
+            Self::Several(table) => table.terms.values().find_map(|term| match term {
                 RewardTerm::Late(late) => Some(late),
                 _ => None,
             }),
         }
     }
 
-    /// Whether one of the rewards is a Python function, which runs in sandboxes.
-    pub fn has_python(&self) -> bool {
-        self.terms().iter().any(|(name, ..)| Self::is_python(name))
+    /// Every reward as it is built.
+    pub fn terms(&self) -> Vec<TermSpec<'_>> {
+        let spec = |(name, term): (_, LimitedTerm)| TermSpec {
+            name,
+            weight: term.weight,
+            clip: term.clip,
+            timeout: term
+                .timeout_s
+                .and_then(|s| Duration::try_from_secs_f64(s).ok()),
+            pairs: term.pairs,
+        };
+        self.all().into_iter().map(spec).collect()
     }
 
     /// The server that a reward is, if it is one.
@@ -125,13 +167,13 @@ impl RewardSection {
     /// The reward servers, in order.
     pub fn servers(&self) -> Vec<RewardServerPlan<'_>> {
         let names = self.terms().into_iter();
-        names.filter_map(|(name, ..)| self.server(name)).collect()
+        names.filter_map(|t| self.server(t.name)).collect()
     }
 
     /// The table of a reward, if it has one.
     fn limited(&self, name: &str) -> Option<&LimitedTerm> {
         match self {
-            Self::Several(terms) => match terms.get(name)? {
+            Self::Several(table) => match table.terms.get(name)? {
                 RewardTerm::Limited(limited) => Some(limited),
                 RewardTerm::Weight(_) | RewardTerm::Late(_) => None,
             },
@@ -147,25 +189,37 @@ impl RewardSection {
     /// Whether a reward has no place outside of the recipe's process and files: rewards by name alone.
     fn is_named(name: &str) -> bool {
         let others = ["http://", "https://", MODEL, JUDGE];
-        !Self::is_python(name) && !others.iter().any(|start| name.starts_with(start))
+        !is_function(name) && !others.iter().any(|start| name.starts_with(start))
     }
 
     /// Whether a reward comes from a model or a server.
     pub fn is_outside(&self) -> bool {
-        let outside = |name: &str| !Self::is_python(name) && !Self::is_named(name);
-        self.terms().iter().any(|(name, ..)| outside(name))
+        let outside = |name: &str| !is_function(name) && !Self::is_named(name);
+        self.all().iter().any(|(name, _)| outside(name))
     }
 
     /// Names of the judges among the rewards, without `judge.`.
     pub fn judges(&self) -> impl Iterator<Item = &str> {
-        let names = self.terms().into_iter();
-        names.filter_map(|(name, ..)| name.strip_prefix(JUDGE))
+        let names = self.all().into_iter();
+        names.filter_map(|(name, _)| name.strip_prefix(JUDGE))
     }
 
-    /// Whether a reward is a Python function, `FILE.py:FUNCTION`.
-    pub fn is_python(name: &str) -> bool {
-        name.split_once(".py:")
-            .is_some_and(|(_, f)| !f.contains(['(', '"', ' ']))
+    /// Worker processes of functions.
+    pub fn workers(&self) -> usize {
+        match self {
+            Self::One(_) => WORKERS,
+            Self::Several(table) => table.workers.unwrap_or(WORKERS),
+        }
+    }
+
+    /// Whether one of the rewards runs in Python workers: a function, or `math`.
+    pub fn has_python(&self) -> bool {
+        self.all().iter().any(|(name, _)| needs_workers(name))
+    }
+
+    /// Whether one of the rewards runs code of the model in sandboxes.
+    pub fn has_code(&self) -> bool {
+        self.all().iter().any(|(name, _)| needs_sandbox(name))
     }
 }
 
@@ -193,7 +247,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
             false => "reward".to_owned(),
         };
         match world.reward {
-            Some(reward) => terms(reward, &key, plan.sandbox.level, rules),
+            Some(reward) => terms(reward, &key, plan, rules),
             None => rules.allowed(
                 &key,
                 "missing",
@@ -208,8 +262,8 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
 }
 
 /// The rewards of one environment.
-fn terms(reward: &RewardSection, key: &str, level: Level, rules: &mut Rules) {
-    if let RewardSection::Several(terms) = reward {
+fn terms(reward: &RewardSection, key: &str, plan: &RunPlan, rules: &mut Rules) {
+    if let RewardSection::Several(table) = reward {
         let stray = |(name, term): (&String, &RewardTerm)| {
             (name == LATE) != matches!(term, RewardTerm::Late(_))
         };
@@ -217,42 +271,41 @@ fn terms(reward: &RewardSection, key: &str, level: Level, rules: &mut Rules) {
             &format!("{key}.late"),
             "of another kind",
             "a table with names, which no other key of [reward] has",
-            !terms.iter().any(stray),
+            !table.terms.iter().any(stray),
         );
     }
-    let terms = reward.terms();
+    let terms = reward.all();
+    let level = plan.sandbox.level;
     rules.custom(
         "sandbox.level",
         level.name(),
-        "functions of [reward] run at level \"process\"".into(),
+        "functions of [reward], and math, run at level \"process\"".into(),
         level == Level::Process || !reward.has_python(),
     );
-    for (name, weight, clip) in &terms {
-        rules.allowed(key, weight, "a finite weight", weight.is_finite());
-        if let Some([low, high]) = clip {
-            let shown = format!("clip = [{low}, {high}] of {name:?}");
-            rules.allowed(key, shown, "a lower limit below an upper one", low < high);
-        }
+    rules.custom(
+        "sandbox.level",
+        level.name(),
+        "tests and program of [reward] start processes: allowed are process, container, microvm"
+            .into(),
+        level != Level::Wasm || !reward.has_code(),
+    );
+    if let RewardSection::Several(RewardTable {
+        workers: Some(n), ..
+    }) = reward
+    {
+        rules.range(key, *n, 1..=256);
+        let reason = "workers has no effect without a function in Python; remove it".into();
+        rules.custom(key, n, reason, reward.has_python());
+    }
+    for (name, term) in &terms {
         server_rules(reward, name, rules);
-        let source = RewardSection::model(name);
-        rules.allowed(
-            "reward",
-            format!("{name:?}"),
-            "the source of a reward model after `model:`, such as \"model:hf:ORG/NAME\"",
-            source.is_none_or(|s| !s.is_empty()),
-        );
-        if !RewardSection::is_named(name) {
-            continue;
-        }
-        if let Err(e) = sinew_reward::named(name) {
-            rules.custom(key, format!("{name:?}"), e.reason, false);
-        }
+        limits(name, term, plan, rules);
     }
     rules.allowed(
         key,
         format!("{} rewards, all of weight 0", terms.len()),
         "at least one weight that is not 0",
-        terms.iter().any(|(_, weight, _)| *weight != 0.0)
+        terms.iter().any(|(_, term)| term.weight != 0.0)
             || (terms.is_empty() && reward.late().is_some()),
     );
 }
@@ -273,7 +326,6 @@ fn server_rules(reward: &RewardSection, name: &str, rules: &mut Rules) {
         (None, Some(limited)) => {
             let typed = [
                 ("key_env", limited.key_env.is_some()),
-                ("timeout_s", limited.timeout_s.is_some()),
                 ("batch", limited.batch.is_some()),
             ];
             for (key, typed) in typed {
@@ -282,5 +334,47 @@ fn server_rules(reward: &RewardSection, name: &str, rules: &mut Rules) {
             }
         }
         (None, None) => {}
+    }
+}
+
+/// The limits of one term.
+fn limits(name: &str, term: &LimitedTerm, plan: &RunPlan, rules: &mut Rules) {
+    let weight = term.weight;
+    rules.allowed("reward", weight, "a finite weight", weight.is_finite());
+    let of = |key: &str, value: String| format!("{key} = {value} of {name:?}");
+    if let Some([low, high]) = term.clip {
+        let shown = of("clip", format!("[{low}, {high}]"));
+        let allowed = "a lower limit below an upper one";
+        rules.allowed("reward", shown, allowed, low < high);
+    }
+    let server = name.starts_with("http://") || name.starts_with("https://");
+    if let Some(seconds) = term.timeout_s.filter(|_| !server) {
+        let shown = of("timeout_s", seconds.to_string());
+        let in_range = (0.01..=86_400.0).contains(&seconds);
+        rules.allowed("reward", &shown, "0.01 to 86400 seconds", in_range);
+        let reason = "has no effect: the reward is computed at once; remove it";
+        rules.custom("reward", &shown, reason.into(), has_deadline(name));
+    }
+    if let Some(pairs) = term.pairs {
+        let shown = of("pairs", pairs.to_string());
+        let group = plan.rollout.group_size;
+        let allowed = format!("{group} (rollout.group_size) to 65536: each member needs one");
+        let in_range = (group..=65_536).contains(&pairs);
+        rules.allowed("reward", &shown, &allowed, in_range);
+        let reason = "has no effect: the reward compares no samples; remove it";
+        rules.custom("reward", &shown, reason.into(), is_function(name));
+    }
+    let source = RewardSection::model(name);
+    rules.allowed(
+        "reward",
+        format!("{name:?}"),
+        "the source of a reward model after `model:`, such as \"model:hf:ORG/NAME\"",
+        source.is_none_or(|s| !s.is_empty()),
+    );
+    if !RewardSection::is_named(name) {
+        return;
+    }
+    if let Err(e) = sinew_reward::check(name) {
+        rules.custom("reward", format!("{name:?}"), e.reason, false);
     }
 }

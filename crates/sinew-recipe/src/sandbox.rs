@@ -126,7 +126,8 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         s.cpus.is_none_or(|n| (0.01..=1024.0).contains(&n)),
     );
     let rewards = plan.worlds().into_iter().filter_map(|w| w.reward);
-    let scored = rewards.into_iter().any(RewardSection::has_python);
+    let runs = |r: &RewardSection| r.has_python() || r.has_code();
+    let scored = rewards.into_iter().any(runs);
     let program = plan.harness.program().is_some();
     let used = plan.env.needs().sandbox || program || scored;
     let env = plan.env.name();

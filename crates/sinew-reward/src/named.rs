@@ -9,6 +9,7 @@
 //! A new reward is a variant of [`Rule`], its arguments in [`rule`], its value in [`Rule::value`], and a row
 //! of [`NAMES`].
 
+use crate::kind::Kind;
 use crate::spec::{Argument, RewardSpec, SpecError};
 use crate::text;
 use futures::FutureExt;
@@ -25,7 +26,7 @@ const TOLERANCE: f64 = 1e-6;
 const NGRAM: f64 = 4.0;
 
 /// Names with their arguments and meaning, for messages and documentation.
-pub const NAMES: [(&str, &str); 9] = [
+pub const NAMES: [(&str, &str); 13] = [
     (
         "exact(COLUMN)",
         "1 if the output is the column's text, without outer spaces",
@@ -47,6 +48,22 @@ pub const NAMES: [(&str, &str); 9] = [
         "1 if the pattern matches in the output; a column may hold it",
     ),
     (
+        "format(\"TAG\", ...)",
+        "1 if the output is these tags in this order, each once, with nothing around them",
+    ),
+    (
+        "math(COLUMN)",
+        "1 if the last expression of the output is equal to the column's (package math-verify)",
+    ),
+    (
+        "tests(COLUMN)",
+        "share of the column's tests in Python that the output's code passes, in a sandbox",
+    ),
+    (
+        "program(COLUMN)",
+        "1 if the column's program in Python ends with 0, with the output's code as solution.py, in a sandbox",
+    ),
+    (
         "json_schema(COLUMN)",
         "1 if the output is JSON, alone or in a fenced block, that fits the schema",
     ),
@@ -64,7 +81,54 @@ pub const NAMES: [(&str, &str); 9] = [
     ),
 ];
 
-/// Creates a reward by name, such as `exact(answer)`. Patterns are compiled here; those of a column are
+/// A reward that runs code, and the column that it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Runs {
+    /// A function of this crate, in the workers of functions.
+    Math,
+    /// Code of the model, in sandboxes of the recipe.
+    Code(Kind),
+}
+
+/// What a reward by name runs; `None` for those that are computed at once.
+pub(crate) fn runs(name: &str) -> Option<Runs> {
+    match name.split('(').next().map(str::trim) {
+        Some("math") => Some(Runs::Math),
+        Some("tests") => Some(Runs::Code(Kind::Tests)),
+        Some("program") => Some(Runs::Code(Kind::Program)),
+        _ => None,
+    }
+}
+
+/// The column of a reward that runs code.
+pub(crate) fn only_column(text: &str) -> Result<String, SpecError> {
+    let spec = RewardSpec::parse(text)?;
+    let one = spec.positional.len() == 1 && spec.named.is_empty();
+    let column = match one {
+        true => column(&spec),
+        false => Err(format!(
+            "allowed: one column, such as {}(answer)",
+            spec.name
+        )),
+    };
+    column.map_err(|reason| SpecError {
+        spec: text.into(),
+        reason,
+    })
+}
+
+/// Checks the name and the arguments of a reward, without making it.
+///
+/// # Errors
+/// As [`named`].
+pub fn check(text: &str) -> Result<(), SpecError> {
+    match runs(text) {
+        Some(_) => only_column(text).map(drop),
+        None => named(text).map(drop),
+    }
+}
+
+/// Creates a reward by name that is computed at once, such as `exact(answer)`. Patterns are compiled here; those of a column are
 /// compiled for each sample, and a wrong one makes that sample unscored.
 ///
 /// # Errors
@@ -103,6 +167,8 @@ enum Rule {
     Pattern(Regex),
     /// A pattern of the task.
     PatternColumn(String),
+    /// Tags in this order, and nothing else.
+    Tags(Vec<String>),
     /// A JSON Schema of the task, an object. The draft is that of its `$schema`, else 2020-12. References to
     /// other documents are not followed.
     JsonSchema(String),
@@ -133,6 +199,7 @@ fn rule(spec: &RewardSpec) -> Result<Rule, String> {
             [Argument::Column(name)] => Rule::PatternColumn(name.clone()),
             _ => return Err("allowed: one pattern in quotes, or one column".into()),
         },
+        "format" => Rule::Tags(tags(spec)?),
         "length" => Rule::Length {
             max: number(spec, "max", None, 1.0)?,
         },
@@ -157,10 +224,11 @@ fn rule(spec: &RewardSpec) -> Result<Rule, String> {
     if let Some((key, _)) = unknown {
         return Err(format!("`{key}` is no argument of {}", spec.name));
     }
-    let positional = usize::from(!matches!(
-        rule,
-        Rule::Length { .. } | Rule::Repetition { .. }
-    ));
+    let positional = match &rule {
+        Rule::Length { .. } | Rule::Repetition { .. } => 0,
+        Rule::Tags(tags) => tags.len(),
+        _ => 1,
+    };
     if spec.positional.len() != positional {
         let found = spec.positional.len();
         return Err(format!(
@@ -168,6 +236,20 @@ fn rule(spec: &RewardSpec) -> Result<Rule, String> {
         ));
     }
     Ok(rule)
+}
+
+/// The names of tags, in quotes.
+fn tags(spec: &RewardSpec) -> Result<Vec<String>, String> {
+    let word =
+        |t: &&String| !t.is_empty() && t.chars().all(|c| c.is_alphanumeric() || "_-".contains(c));
+    let name = |a: &Argument| match a {
+        Argument::Text(tag) => Some(tag).filter(word).cloned(),
+        _ => None,
+    };
+    let tags: Option<Vec<String>> = spec.positional.iter().map(name).collect();
+    tags.filter(|t| !t.is_empty()).ok_or_else(|| {
+        "allowed: names of tags in quotes, such as format(\"think\", \"answer\")".into()
+    })
 }
 
 /// The column that a reward compares with.
@@ -223,6 +305,7 @@ impl Rule {
                 let pattern = Regex::new(&pattern).map_err(|e| Unscored::new(e.to_string()))?;
                 is(pattern.is_match(output))
             }
+            Self::Tags(tags) => is(text::is_tags(output, tags)),
             Self::JsonSchema(column) => {
                 let schema = expected(sample, column)?;
                 let schema = jsonschema::validator_for(schema)
@@ -253,7 +336,7 @@ fn f1(output: &str, expected: &Value, column: &str) -> Result<f64, Unscored> {
 }
 
 /// The value of a task column.
-fn expected<'a>(sample: &'a RewardSample, column: &str) -> Result<&'a Value, Unscored> {
+pub(crate) fn expected<'a>(sample: &'a RewardSample, column: &str) -> Result<&'a Value, Unscored> {
     let data = &sample.task.data;
     data.get(column).filter(|v| !v.is_null()).ok_or_else(|| {
         let names = data
@@ -264,7 +347,7 @@ fn expected<'a>(sample: &'a RewardSample, column: &str) -> Result<&'a Value, Uns
     })
 }
 
-fn expected_text(sample: &RewardSample, column: &str) -> Result<String, Unscored> {
+pub(crate) fn expected_text(sample: &RewardSample, column: &str) -> Result<String, Unscored> {
     let value = expected(sample, column)?;
     let text = text::plain(value).filter(|text| !text.is_empty());
     text.ok_or_else(|| wrong(column, &value.to_string(), "text or a number"))
@@ -289,14 +372,12 @@ impl Reward for Named {
         &self.name
     }
 
+    fn is_penalty(&self) -> bool {
+        matches!(self.rule, Rule::Length { .. } | Rule::Repetition { .. })
+    }
+
     fn score<'a>(&'a self, sample: &'a RewardSample) -> BoxFuture<'a, Result<Score, Unscored>> {
-        let score = self.rule.value(sample).and_then(|value| match self.rule {
-            // A penalty says nothing about success.
-            Rule::Length { .. } | Rule::Repetition { .. } => {
-                Score::with_parts(value, [("success".to_owned(), 1.0)].into())
-            }
-            _ => Score::new(value),
-        });
+        let score = self.rule.value(sample).and_then(Score::new);
         futures::future::ready(score).boxed()
     }
 }

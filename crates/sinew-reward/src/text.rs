@@ -65,6 +65,41 @@ pub(crate) fn json(text: &str) -> Option<Value> {
     serde_json::from_str(body.trim()).ok()
 }
 
+/// The last fenced block of a text without its language, or all of it.
+pub(crate) fn code(text: &str) -> &str {
+    let fenced = || {
+        let (before, _) = text.rsplit_once("```")?;
+        let (_, block) = before.rsplit_once("```")?;
+        let (language, body) = block.split_once('\n')?;
+        language
+            .trim()
+            .chars()
+            .all(char::is_alphanumeric)
+            .then_some(body)
+    };
+    fenced().unwrap_or(text)
+}
+
+/// Whether a text is these tags in this order, each once, with nothing but spaces between them.
+pub(crate) fn is_tags(text: &str, tags: &[String]) -> bool {
+    let marks = |tag: &String| (format!("<{tag}>"), format!("</{tag}>"));
+    let all: Vec<(String, String)> = tags.iter().map(marks).collect();
+    let mut rest = text.trim();
+    for (open, close) in &all {
+        let inner = rest.strip_prefix(open.as_str());
+        let Some((inner, after)) = inner.and_then(|r| r.split_once(close.as_str())) else {
+            return false;
+        };
+        let nested =
+            |(o, c): &(String, String)| inner.contains(o.as_str()) || inner.contains(c.as_str());
+        if all.iter().any(nested) {
+            return false;
+        }
+        rest = after.trim_start();
+    }
+    rest.is_empty()
+}
+
 /// Share of n-grams of words that stood in the text before, 0 to 1. 0 for fewer than `n` words.
 pub(crate) fn repeated(text: &str, n: usize) -> f64 {
     let words: Vec<&str> = text.split_whitespace().collect();
@@ -144,6 +179,34 @@ mod tests {
             Some(expected)
         );
         assert_eq!(json("no json"), None);
+    }
+
+    #[test]
+    fn code_is_the_last_block_or_all() {
+        assert_eq!(
+            code("So:\n```python\na = 1\n```\nor\n```\nb = 2\n```\n."),
+            "b = 2\n"
+        );
+        assert_eq!(code("a = 1"), "a = 1");
+        assert_eq!(code("``` x"), "``` x");
+    }
+
+    #[test]
+    fn tags_stand_alone_and_in_order() {
+        let tags = ["think", "answer"].map(str::to_owned);
+        let is = |text: &str| is_tags(text, &tags);
+        assert!(is(" <think>a\n<b></think>\n<answer>4</answer>\n"));
+        for wrong in [
+            "<answer>4</answer><think>a</think>",
+            "<think>a</think>",
+            "<think>a</think><answer>4</answer> so",
+            "<think>a<answer>4</answer></think><answer>4</answer>",
+            "<think>a</think><answer>4</answer><answer>5</answer>",
+            "<think>a</think><answer>4",
+            "",
+        ] {
+            assert!(!is(wrong), "{wrong}");
+        }
     }
 
     #[test]

@@ -1,13 +1,18 @@
 //! Rewards by name: their notation, values, and what is unscored.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "it/code.rs"]
+mod code;
+
 use futures::executor::block_on;
+use futures::future::BoxFuture;
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use sinew_env::{Reward, RewardSample, Score, Unscored};
-use sinew_reward::{Argument, RewardSpec, RewardSum, Term, named};
-use sinew_types::{Task, TaskId};
+use sinew_env::{GroupReward, Reward, RewardSample, Score, Unscored, with_group};
+use sinew_reward::{Argument, GroupSum, RewardSpec, RewardSum, Term, named};
+use sinew_types::{Outcome, Task, TaskId};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 fn sample(output: &str, data: Value) -> RewardSample {
     RewardSample {
@@ -198,6 +203,98 @@ fn a_sum_has_parts_and_no_score_without_all_of_them() {
     terms[2].weight = 0.1;
     let e = sum(&terms, "abc").unwrap_err();
     assert!(e.reason.starts_with("reply: the task has no column"), "{e}");
+}
+
+#[test]
+fn penalties_alone_say_nothing_about_success() {
+    let terms = vec![Term {
+        name: "length".into(),
+        reward: named("length(max = 4)").unwrap(),
+        weight: 1.0,
+        clip: None,
+    }];
+    let sum = RewardSum::new(terms);
+    let success = |own: Option<f64>| {
+        let mut sample = sample("abc", json!({}));
+        sample
+            .metrics
+            .extend(own.map(|s| ("env/success".to_owned(), s)));
+        block_on(sum.score(&sample)).unwrap().is_success()
+    };
+    // Without a task's own success there is none.
+    assert_eq!(
+        [None, Some(0.0), Some(1.0)].map(success),
+        [false, false, true]
+    );
+}
+
+/// One value for each member; of `?` it knows nothing.
+struct Values(Vec<f64>);
+
+impl GroupReward for Values {
+    fn name(&self) -> &str {
+        "values"
+    }
+
+    fn score_group<'a>(
+        &'a self,
+        samples: &'a [RewardSample],
+    ) -> BoxFuture<'a, Vec<Result<Score, Unscored>>> {
+        let of = |(v, s): (&f64, &RewardSample)| match s.output.as_str() {
+            "?" => Err(Unscored::new("no idea")),
+            _ => Score::new(*v),
+        };
+        Box::pin(std::future::ready(
+            self.0.iter().zip(samples).map(of).collect(),
+        ))
+    }
+}
+
+#[test]
+fn a_group_adds_its_rewards_to_those_of_its_members() {
+    let outputs = ["abc", "?", "x"];
+    let samples = outputs.map(|o| sample(o, json!({"answer": "abc"})));
+    let term = |name: &str, values: &[f64], weight| Term {
+        name: name.into(),
+        reward: Arc::new(Values(values.to_vec())) as Arc<dyn GroupReward>,
+        weight,
+        clip: Some([0.0, 2.0]),
+    };
+    let single = RewardSum::new(vec![Term {
+        name: "exact".into(),
+        reward: named("exact(answer)").unwrap(),
+        weight: 1.0,
+        clip: None,
+    }])
+    .before_group();
+    let whole = |group: &GroupSum| -> Vec<Outcome> {
+        let scores = block_on(group.score_group(&samples));
+        let own = samples.iter().map(|s| block_on(single.score(s)).unwrap());
+        let own = own.map(Score::into_outcome);
+        own.zip(scores)
+            .map(|(own, s)| with_group(&own, s))
+            .collect()
+    };
+    let measured = term("seen", &[7.0, 7.0, 7.0], 0.0);
+    let outcomes = whole(&GroupSum::new(vec![
+        term("rank", &[3.0, 3.0, 0.5], 0.5),
+        measured,
+    ]));
+    assert_eq!((outcomes[0].reward, outcomes[0].success), (2.0, true));
+    assert_eq!((outcomes[2].reward, outcomes[2].success), (0.25, false));
+    assert_eq!(outcomes[0].metrics["reward/rank"], 3.0);
+    assert_eq!(outcomes[2].metrics["reward/exact"], 0.0);
+    let reason = outcomes[1].unscored_reason.as_deref();
+    assert_eq!(
+        (outcomes[1].unscored, reason),
+        (true, Some("rank: no idea"))
+    );
+    // A wrong number of scores is the score of no one.
+    let short = whole(&GroupSum::new(vec![term("rank", &[1.0], 1.0)]));
+    for outcome in short {
+        let reason = outcome.unscored_reason.unwrap_or_default();
+        assert!(reason.contains("1 scores for a group of 3"), "{reason}");
+    }
 }
 
 proptest! {

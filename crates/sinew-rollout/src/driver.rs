@@ -224,7 +224,7 @@ impl Running<'_> {
     }
 
     /// Lets the environment act on the sampled turn, and renders its answer as tokens that follow it.
-    async fn step(&mut self, machine: &EpisodeMachine, env: &mut dyn Env) -> EpisodeEvent {
+    async fn step(&mut self, machine: &mut EpisodeMachine, env: &mut dyn Env) -> EpisodeEvent {
         let truncated = matches!(
             self.last_finish,
             FinishReason::Length | FinishReason::ContextFull
@@ -237,6 +237,9 @@ impl Running<'_> {
             machine.turn_tokens(),
             truncated,
         );
+        if !action.tool_calls.is_empty() {
+            machine.said(action.message());
+        }
         let step = match self
             .env_call(self.deadline, Phase::Tool, env.step(action))
             .await

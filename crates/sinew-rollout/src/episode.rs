@@ -192,6 +192,13 @@ impl EpisodeMachine {
         Arc::clone(&self.context)
     }
 
+    /// Keeps a turn as a message: its calls cannot be read from its tokens without the tools.
+    pub(crate) fn said(&mut self, message: Message) {
+        if let Some(id) = self.turn_node {
+            self.trace.nodes[id as usize].messages = vec![message];
+        }
+    }
+
     /// What the model sampled in the current turn, so far.
     pub fn turn_tokens(&self) -> &[TokenId] {
         let node = self.turn_node.map(|id| &self.trace.nodes[id as usize]);

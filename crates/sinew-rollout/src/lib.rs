@@ -26,6 +26,7 @@ mod gauges;
 mod harness;
 mod parts;
 mod rescore;
+mod sample;
 
 pub use action::of_tokens as action_of_tokens;
 pub use admission::{
@@ -44,3 +45,4 @@ pub use harness::{
 };
 pub use parts::{EpisodeOptions, EpisodeParts, Harness};
 pub use rescore::{ComponentChange, Rescored, TOTAL, changes, rescore, sample_of, tasks_of};
+pub use sample::reward_sample;

@@ -186,6 +186,9 @@ pub struct Outcome {
     /// Reason why an unscored episode has no reward, in one line, where it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unscored_reason: Option<String>,
+    /// Text that was scored where the last turn is not it: the final answer of a program.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer: Option<String>,
 }
 
 /// Wall time of an episode, in seconds.

@@ -31,7 +31,7 @@ use crate::failure::Failure;
 use crate::output;
 use crate::wire;
 use serde_json::json;
-use sinew_env::{Action, EnvFactory, Split};
+use sinew_env::{EnvFactory, Split};
 use sinew_recipe::{DataSection, EngineType, ModelSection, Recipe, RecipeError, RunPlan};
 use sinew_render::{MockTrajectory, conformance_check};
 use sinew_sandbox::{ExecRequest, Program, SandboxProvider, SandboxSpec};
@@ -443,7 +443,7 @@ fn rewards(recipe: &RunPlan) -> Result<String, Failure> {
     reach::rewards(recipe)?;
     let rewards = recipe.worlds().into_iter().filter_map(|w| w.reward);
     let terms = rewards.flat_map(|r| r.terms());
-    let names: Vec<&str> = terms.map(|(name, ..)| name).collect();
+    let names: Vec<&str> = terms.map(|t| t.name).collect();
     Ok(format!("ready: {}", names.join(", ")))
 }
 
@@ -453,17 +453,7 @@ async fn scored(envs: &dyn EnvFactory, tasks: &[Task]) -> Result<String, Failure
     let mut missing = Vec::new();
     for task in tasks {
         let failed = |e| Failure::input(format!("env: task {}: {e}", task.id));
-        let mut env = envs.create(task).map_err(failed)?;
-        let played = async {
-            env.reset().await?;
-            match env.step(Action::say("1")).await?.outcome {
-                Some(outcome) => Ok(outcome),
-                None => env.score().await,
-            }
-        };
-        let outcome = played.await;
-        env.close().await.map_err(failed)?;
-        let outcome = outcome.map_err(failed)?;
+        let outcome = sinew_env::trial(envs, task, "1").await.map_err(failed)?;
         if outcome.unscored {
             let reason = outcome.unscored_reason.unwrap_or_default();
             missing.push(format!("task {}: {reason}", task.id));

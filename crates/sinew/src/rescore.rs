@@ -5,7 +5,7 @@ use crate::output::{print, print_json};
 use crate::wire;
 use clap::Args;
 use serde_json::json;
-use sinew_recipe::{RewardSection, RewardTerm, RunPlan};
+use sinew_recipe::{RewardSection, RewardTable, RewardTerm, RunPlan};
 use sinew_rollout::{Rescored, changes, rescore, tasks_of};
 use sinew_store::{Filter, MAX_PAGE, StoreReader, TraceStore};
 use std::collections::BTreeSet;
@@ -52,7 +52,10 @@ pub(crate) fn run(args: &RescoreArgs) -> Result<(), Failure> {
             .reward
             .iter()
             .map(|r| (r.clone(), RewardTerm::Weight(1.0)));
-        recipe.reward = Some(RewardSection::Several(terms.collect()));
+        recipe.reward = Some(RewardSection::Several(RewardTable {
+            workers: None,
+            terms: terms.collect(),
+        }));
     }
     let taskset = wire::tasks(&recipe)?.all;
     let Some(reward) = wire::own_reward(&recipe, taskset.as_ref())? else {

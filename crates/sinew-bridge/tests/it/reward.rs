@@ -3,7 +3,8 @@
 use crate::support::{Sizes, reward, sample, workers};
 use serde_json::json;
 use sinew_bridge::{PythonReward, TargetKind};
-use sinew_env::{GroupReward, Reward, Score};
+use sinew_env::{GroupReward, Preference, Reward, Score};
+use std::time::Duration;
 
 async fn score(function: &PythonReward, output: &str) -> Result<Score, String> {
     let sample = sample(output, json!({"answer": "42"}));
@@ -134,5 +135,134 @@ async fn one_bad_sample_harms_no_other() {
     let scores = futures::future::join_all(samples.iter().map(|s| function.score(s))).await;
     for (i, score) in scores.iter().enumerate() {
         assert_eq!(score.is_ok(), i != 50, "{i}: {score:?}");
+    }
+}
+
+#[tokio::test]
+async fn two_samples_are_compared_in_words_or_as_a_probability() {
+    let pair = ["long", "no"].map(|output| sample(output, json!({"answer": "42"})));
+    for (source, said) in [
+        (
+            "def f(a, b): return a if len(a.output) > len(b.output) else b",
+            Ok(1.0),
+        ),
+        (
+            "def f(a, b, answer): return 'b' if answer == '42' else 'a'",
+            Ok(0.0),
+        ),
+        ("async def f(a, b): return 0.25", Ok(0.25)),
+        (
+            "def f(a, b): return a.calls[0].arguments['item'] == 'tea'",
+            Ok(1.0),
+        ),
+        ("def f(a, b): return None", Err("it returned None")),
+        (
+            "def f(a, b): return 'c'",
+            Err("user.py:1: it returned str: return a, b, a probability"),
+        ),
+        (
+            "def f(a, b): return 1.5",
+            Err("the probability of a is 0 to 1"),
+        ),
+        ("def f(a, b): return 1 / 0", Err("ZeroDivisionError")),
+    ] {
+        let (function, _dir) = reward(source, Sizes::default());
+        assert!(
+            function.compares(&["answer"]) && !function.compares(&["a"]),
+            "{source}"
+        );
+        function.check(&["answer"]).unwrap();
+        match (function.prefer(&pair[0], &pair[1]).await, said) {
+            (Ok(p), Ok(expected)) => assert_eq!(p, expected, "{source}"),
+            (Err(e), Err(expected)) => assert!(e.reason.contains(expected), "{source}: {e}"),
+            (got, _) => panic!("{source}: {got:?}"),
+        }
+    }
+}
+
+#[test]
+fn functions_of_several_samples_find_outputs_in_the_members() {
+    let (function, _dir) = reward("def f(group, output): return group", Sizes::default());
+    let error = function.check(&[]).unwrap_err().to_string();
+    assert!(error.contains("the parameter output"), "{error}");
+    assert!(error.contains("group, id, kind"), "{error}");
+}
+
+#[tokio::test]
+async fn a_deadline_of_its_own_holds_for_one_function() {
+    for source in [
+        "import time\ndef f(output): time.sleep(60)",
+        "import asyncio\nasync def f(output): await asyncio.sleep(60)",
+    ] {
+        let (function, _dir) = reward(source, Sizes::default());
+        let function = function.with_timeout(Duration::from_millis(300));
+        let reason = score(&function, "x").await.unwrap_err();
+        assert!(reason.contains("it took longer than 0.3 s"), "{reason}");
+    }
+}
+
+/// A coroutine that holds the event loop harms no other one.
+#[tokio::test]
+async fn a_neighbour_that_blocks_does_not_make_others_late() {
+    let source = "import asyncio, time\nasync def f(output):\n    if output == 'bad': time.sleep(60)\n    \
+                  await asyncio.sleep(0.2)\n    return 1.0";
+    let (function, _dir) = reward(source, Sizes::within(1.5));
+    let output = |i| if i == 3 { "bad" } else { "good" };
+    let samples: Vec<_> = (0..8).map(|i| sample(output(i), json!({}))).collect();
+    let scores = futures::future::join_all(samples.iter().map(|s| function.score(s))).await;
+    for (i, score) in scores.iter().enumerate() {
+        assert_eq!(score.is_ok(), i != 3, "{i}: {score:?}");
+    }
+}
+
+/// A caller that gives up ends what it asked for, and the worker takes the next call.
+#[tokio::test]
+async fn a_call_that_is_given_up_does_not_go_on() {
+    let plain =
+        "import time\ndef f(output):\n    if output == 'slow': time.sleep(60)\n    return 1.0";
+    let wait = "import asyncio\nLEFT = []\nasync def f(output):\n    if output == 'slow':\n        \
+                try: await asyncio.sleep(60)\n        finally: LEFT.append(1)\n    \
+                return float(len(LEFT) if output == 'left' else 1)";
+    for source in [plain, wait] {
+        // One worker: what goes on would hold it until its deadline.
+        let (function, _dir) = reward(source, Sizes::within(30.0));
+        let slow = tokio::time::timeout(Duration::from_secs(1), score(&function, "slow"));
+        assert!(slow.await.is_err(), "{source}");
+        let next = tokio::time::timeout(Duration::from_secs(20), score(&function, "left"));
+        assert_eq!(next.await.unwrap().unwrap().value, 1.0, "{source}");
+    }
+}
+
+#[tokio::test]
+async fn entries_of_a_score_are_bounded() {
+    for (source, said) in [
+        (
+            "def f(output): return dict({str(i): 1.0 for i in range(65)}, reward=1.0)",
+            "allowed: 64",
+        ),
+        (
+            "def f(output): return {'reward': 1.0, 'x' * 101: 1.0}",
+            "longer than 100 bytes",
+        ),
+    ] {
+        let (function, _dir) = reward(source, Sizes::default());
+        let reason = score(&function, "x").await.unwrap_err();
+        assert!(reason.contains(said), "{reason}");
+    }
+}
+
+/// Code that does not load is reported to all that wait for it, after one start.
+#[tokio::test]
+async fn callers_share_the_error_of_a_start() {
+    let source = "import os\nif os.path.exists('/code/0/gone'): raise ValueError('no model')\n\
+                  def f(output): os._exit(1)";
+    let (function, dir) = reward(source, Sizes::default());
+    std::fs::write(dir.path().join("gone"), "").unwrap();
+    score(&function, "x").await.unwrap_err();
+    let samples: Vec<_> = (0..20).map(|_| sample("x", json!({}))).collect();
+    let scores = futures::future::join_all(samples.iter().map(|s| function.score(s))).await;
+    for score in scores {
+        let reason = score.unwrap_err().reason;
+        assert!(reason.contains("ValueError: no model"), "{reason}");
     }
 }

@@ -279,6 +279,7 @@ impl ToolMathEnv {
             .into(),
             unscored: false,
             unscored_reason: None,
+            answer: None,
         }
     }
 

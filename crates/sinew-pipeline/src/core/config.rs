@@ -98,3 +98,28 @@ impl CoreConfig {
         draws_per_step(self.tasks_per_step, refill)
     }
 }
+
+/// What a held-out measurement is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// The first weights.
+    Before,
+    /// Between two steps, every [`EvalConfig::every`].
+    During,
+    /// The last weights.
+    After,
+    /// The only one of a run that trains nothing.
+    Now,
+}
+
+impl When {
+    /// As records say it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Before => "before",
+            Self::During => "during",
+            Self::After => "after",
+            Self::Now => "now",
+        }
+    }
+}

@@ -17,14 +17,14 @@ use crate::curriculum::{Curriculum, Request};
 use crate::health::{Alarm, Health};
 use crate::record::StepRecord;
 use crate::schedule::{Draw, eval_episodes, other_tasks, refill_seed, train_groups, uniform_tasks};
-use roster::Roster;
+use roster::{Follows, Roster};
 use sinew_algo::AdaptiveConfig;
-use sinew_types::{EpisodeId, mix_seed};
+use sinew_types::{EpisodeId, GroupId, mix_seed};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-pub use config::{CoreConfig, EvalConfig, Goal, Samples, TaskSampling};
-pub use roster::Ended;
+pub use config::{CoreConfig, EvalConfig, Goal, Samples, TaskSampling, When};
+pub use roster::{Ended, Showed};
 
 /// What a run that goes on begins with.
 #[derive(Clone, Debug, Default)]
@@ -43,31 +43,6 @@ pub struct CoreState {
     /// The step that was begun and not committed, with the rounds of groups that it began beside its first:
     /// they are begun again, so that none of their episodes is forgotten.
     pub begun: (u64, u32),
-}
-
-/// What a held-out measurement is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
-    /// The first weights.
-    Before,
-    /// Between two steps, every [`EvalConfig::every`].
-    During,
-    /// The last weights.
-    After,
-    /// The only one of a run that trains nothing.
-    Now,
-}
-
-impl When {
-    /// As records say it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Before => "before",
-            Self::During => "during",
-            Self::After => "after",
-            Self::Now => "now",
-        }
-    }
 }
 
 /// Why a run comes to its end.
@@ -90,6 +65,11 @@ pub enum Event {
     Reviewed,
     /// An episode is over and in the store.
     EpisodeEnded(Ended),
+    /// A group was scored: what its members with a reward showed.
+    GroupScored {
+        group: GroupId,
+        showed: BTreeMap<EpisodeId, Showed>,
+    },
     /// How many of the step's groups will leave the batch.
     GroupsCompared {
         /// Groups without a signal, or with too many failed episodes.
@@ -162,6 +142,11 @@ pub enum Command {
         draws: Vec<Draw>,
         /// Set for held-out episodes.
         temperature: Option<f32>,
+    },
+    /// Score a group whose members have all ended, and report that. Others go on meanwhile.
+    ScoreGroup {
+        /// Last attempts, in their order.
+        members: Vec<Draw>,
     },
     /// Ask the source for groups.
     Fetch { step: u64 },
@@ -365,6 +350,15 @@ impl PipelineCore {
             (Stage::Evaluating(evaluation), Event::EpisodeEnded(ended)) => {
                 self.evaluated(evaluation, ended)
             }
+            (Stage::Evaluating(mut evaluation), Event::GroupScored { group, showed }) => {
+                evaluation.roster.scored(&group, showed);
+                self.set_done(evaluation)
+            }
+            (Stage::Rollout(mut rollout), Event::GroupScored { group, showed }) => {
+                let was_complete = rollout.roster.is_complete();
+                rollout.roster.scored(&group, showed);
+                self.went_on(rollout, was_complete)
+            }
             (Stage::Measuring(when), Event::EvaluationDone) => self.measured(when, now),
             (Stage::Rollout(rollout), Event::EpisodeEnded(ended)) => {
                 self.rolled_out(rollout, ended)
@@ -497,13 +491,14 @@ impl PipelineCore {
             0 => self.config.eval.temperature,
             _ => 0.0,
         };
-        if let Some(again) = evaluation.roster.ended(ended) {
-            self.stage = Stage::Evaluating(evaluation);
-            return vec![Command::Start {
-                draws: vec![again],
-                temperature: Some(temperature),
-            }];
-        }
+        let follows = evaluation.roster.ended(ended);
+        let mut commands = follow(follows, Some(temperature));
+        commands.extend(self.set_done(evaluation));
+        commands
+    }
+
+    /// Begins the next set once all episodes of one have ended and are scored.
+    fn set_done(&mut self, mut evaluation: Evaluation) -> Vec<Command> {
         if !evaluation.roster.is_complete() {
             self.stage = Stage::Evaluating(evaluation);
             return Vec::new();
@@ -624,11 +619,18 @@ impl PipelineCore {
         }]
     }
 
-    /// Takes the end of a training episode in. Once all have ended, groups are compared if refills are left,
-    /// and rows are made otherwise.
+    /// Takes the end of a training episode in. Once all have ended and are scored, groups are compared if
+    /// refills are left, and rows are made otherwise.
     fn rolled_out(&mut self, mut rollout: Rollout, ended: Ended) -> Vec<Command> {
         let was_complete = rollout.roster.is_complete();
-        let again = rollout.roster.ended(ended);
+        let follows = rollout.roster.ended(ended);
+        let mut commands = follow(follows, None);
+        commands.extend(self.went_on(rollout, was_complete));
+        commands
+    }
+
+    /// Compares groups or makes rows if the last thing that a rollout waited for has come.
+    fn went_on(&mut self, rollout: Rollout, was_complete: bool) -> Vec<Command> {
         let complete = rollout.roster.is_complete() && !was_complete;
         if complete && self.config.late_rounds.is_some() {
             return self.settle(rollout, false);
@@ -639,13 +641,8 @@ impl PipelineCore {
         }
         let groups = complete.then(|| rollout.roster.groups());
         self.stage = Stage::Rollout(rollout);
-        let mut commands = Vec::new();
-        commands.extend(again.map(|draw| Command::Start {
-            draws: vec![draw],
-            temperature: None,
-        }));
-        commands.extend(groups.map(|groups| Command::Compare { groups }));
-        commands
+        let compare = groups.map(|groups| Command::Compare { groups });
+        compare.into_iter().collect()
     }
 
     /// Replaces groups that will leave the batch, or makes rows.
@@ -774,4 +771,14 @@ impl PipelineCore {
             _ => BTreeMap::new(),
         }
     }
+}
+
+/// What follows from the end of an episode, as commands.
+fn follow(follows: Follows, temperature: Option<f32>) -> Vec<Command> {
+    let again = follows.again.map(|draw| Command::Start {
+        draws: vec![draw],
+        temperature,
+    });
+    let group = follows.group.map(|members| Command::ScoreGroup { members });
+    again.into_iter().chain(group).collect()
 }

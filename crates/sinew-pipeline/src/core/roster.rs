@@ -2,7 +2,7 @@
 
 use crate::schedule::Draw;
 use sinew_types::{EpisodeId, GroupId};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// An episode that was run to its end and stored.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,7 +14,21 @@ pub struct Ended {
     /// An earlier session stored it: it was not run now.
     pub stored: bool,
     /// Type of its task, success and total reward, where there is a reward.
-    pub outcome: Option<(String, bool, f64)>,
+    pub outcome: Option<Showed>,
+    /// Its reward is not complete: its group has to be scored.
+    pub waits_for_group: bool,
+}
+
+/// What an episode with a reward showed: type of its task, success and total reward.
+pub type Showed = (String, bool, f64);
+
+/// What follows from the end of an episode.
+#[derive(Debug, Default)]
+pub(crate) struct Follows {
+    /// To be run in its place.
+    pub(crate) again: Option<Draw>,
+    /// A group whose members have all ended and some of which wait for its score: their last attempts.
+    pub(crate) group: Option<Vec<Draw>>,
 }
 
 /// Why an episode that was run again is left out.
@@ -39,6 +53,8 @@ pub(crate) struct Roster {
     slots: Vec<Slot>,
     /// Episodes that have not ended, with their slots.
     open: HashMap<EpisodeId, usize>,
+    /// Groups whose score is awaited.
+    scoring: BTreeSet<GroupId>,
     /// How often an episode is run again.
     retries: u32,
     pub(crate) dropped: BTreeMap<EpisodeId, String>,
@@ -68,11 +84,28 @@ impl Roster {
         }
     }
 
-    /// Takes an end in; gives what is to be run in its place. What the system failed is run again as
-    /// often as `retries` says, and once more where an earlier session stored the failure, because its
-    /// cause may be gone. An episode that is not awaited changes nothing.
-    pub(crate) fn ended(&mut self, ended: Ended) -> Option<Draw> {
-        let at = self.open.remove(&ended.episode)?;
+    /// Takes an end in; gives what follows. What the system failed is run again as often as `retries`
+    /// says, and once more where an earlier session stored the failure, because its cause may be gone. An
+    /// episode that is not awaited changes nothing.
+    pub(crate) fn ended(&mut self, ended: Ended) -> Follows {
+        let Some(at) = self.open.remove(&ended.episode) else {
+            return Follows::default();
+        };
+        let group = self.slots[at].first.group.clone();
+        match self.taken(at, ended) {
+            Some(again) => Follows {
+                again: Some(again),
+                group: None,
+            },
+            None => Follows {
+                again: None,
+                group: self.to_score(&group),
+            },
+        }
+    }
+
+    /// Fills a slot, or gives its next attempt.
+    fn taken(&mut self, at: usize, ended: Ended) -> Option<Draw> {
         let slot = &mut self.slots[at];
         if slot.attempt > 0 {
             self.retried += 1;
@@ -90,9 +123,40 @@ impl Roster {
         None
     }
 
-    /// Whether all have ended.
+    /// The last attempts of a group whose score is needed now.
+    fn to_score(&mut self, group: &GroupId) -> Option<Vec<Draw>> {
+        let members = || self.slots.iter().filter(|s| s.first.group == *group);
+        let all = members().all(|s| s.ended.is_some());
+        let mut ended = members().filter_map(|s| s.ended.as_ref());
+        if !all || !ended.any(|e| e.waits_for_group) {
+            return None;
+        }
+        let last = |slot: &Slot| Draw {
+            episode: slot.last.clone(),
+            ..slot.first.clone()
+        };
+        let group_draws = members().map(last).collect();
+        self.scoring.insert(group.clone());
+        Some(group_draws)
+    }
+
+    /// Takes the score of a group in. A group that is not awaited changes nothing.
+    pub(crate) fn scored(&mut self, group: &GroupId, mut showed: BTreeMap<EpisodeId, Showed>) {
+        if !self.scoring.remove(group) {
+            return;
+        }
+        for slot in self.slots.iter_mut().filter(|s| s.first.group == *group) {
+            let Some(ended) = &mut slot.ended else {
+                continue;
+            };
+            ended.outcome = showed.remove(&ended.episode);
+            ended.waits_for_group = false;
+        }
+    }
+
+    /// Whether all have ended, and all groups that have to be scored are.
     pub(crate) fn is_complete(&self) -> bool {
-        self.open.is_empty()
+        self.open.is_empty() && self.scoring.is_empty()
     }
 
     /// The last attempts, in the order of the draws.

@@ -79,6 +79,9 @@ struct Play {
     state: u64,
     /// Training episodes that were started and have not ended.
     flying: Vec<Draw>,
+    /// Groups that are being scored, and all that ever were.
+    scoring: Vec<Vec<Draw>>,
+    scored: usize,
     /// Ends of this and of earlier sessions.
     stored: BTreeMap<EpisodeId, bool>,
     commits: BTreeMap<u64, UpdateCommit>,
@@ -112,6 +115,8 @@ impl Play {
             world: world.clone(),
             state: mix_seed(world.seed, salt),
             flying: Vec::new(),
+            scoring: Vec::new(),
+            scored: 0,
             stored: before.map(|b| b.stored.clone()).unwrap_or_default(),
             commits: before.map(|b| b.commits.clone()).unwrap_or_default(),
             orders: before.map(|b| b.orders.clone()).unwrap_or_default(),
@@ -188,6 +193,7 @@ impl Play {
             failed: true,
             stored: false,
             outcome: None,
+            waits_for_group: true,
         };
         let stray = self.core.on(Event::EpisodeEnded(stray), self.now);
         assert!(stray.is_empty(), "{stray:?}");
@@ -250,6 +256,10 @@ impl Play {
                 self.flying.extend(draws);
                 return Some(Vec::new());
             }
+            Command::ScoreGroup { members } => {
+                self.score_group(members);
+                return Some(Vec::new());
+            }
             Command::Review(_) => Event::Reviewed,
             Command::Fetch { step } => self.given(step),
             Command::Settle { step, groups, wait } => self.settle(step, groups, wait),
@@ -262,6 +272,7 @@ impl Play {
             Command::Score { step, groups, .. } => {
                 assert_eq!(step, self.core.step() + 1);
                 assert!(self.flying.is_empty(), "a group is complete");
+                assert!(self.scoring.is_empty(), "and scored");
                 let whole = groups.iter().all(|g| g.len() == self.world.size);
                 assert!(whole, "{groups:?}");
                 if let Some(before) = self
@@ -306,10 +317,48 @@ impl Play {
         Some(self.on(event))
     }
 
-    /// Ends one of the episodes in flight, whichever.
+    /// Whether episodes of this run wait for the scores of their groups.
+    fn grouped(&self) -> bool {
+        self.world.seed.is_multiple_of(2)
+    }
+
+    /// A group is scored once all its members have ended, and only with one that waits.
+    fn score_group(&mut self, members: Vec<Draw>) {
+        assert!(self.grouped(), "{members:?}");
+        let one = members.iter().all(|m| m.group == members[0].group);
+        assert!(one && members.iter().any(|m| !self.stored[&m.episode]));
+        let flies = |m: &Draw| self.flying.iter().any(|f| f.group == m.group);
+        assert!(!members.iter().any(flies), "all have ended");
+        let held_out = members[0].purpose != "train";
+        assert!(held_out || members.len() == self.world.size);
+        self.scoring.push(members);
+        self.scored += 1;
+    }
+
+    /// Scores one of the groups, whichever.
+    fn score_one(&mut self) -> Vec<Command> {
+        let at = self.draw(self.scoring.len() as u64) as usize;
+        let members = self.scoring.swap_remove(at);
+        let group = members[0].group.clone();
+        let showed = members
+            .into_iter()
+            .map(|m| (m.episode, ("k".into(), true, 1.0)));
+        let showed: BTreeMap<_, _> = showed.collect();
+        let scored = Event::GroupScored { group, showed };
+        let commands = self.on(scored.clone());
+        // The same scores once more change nothing.
+        assert!(self.core.on(scored, self.now).is_empty());
+        commands
+    }
+
+    /// Ends one of the episodes in flight, or scores a group, whichever.
     fn end_one(&mut self) -> Vec<Command> {
-        assert!(!self.flying.is_empty(), "the run waits for nothing");
-        let at = self.draw(self.flying.len() as u64) as usize;
+        let all = self.flying.len() + self.scoring.len();
+        assert!(all > 0, "the run waits for nothing");
+        let at = self.draw(all as u64) as usize;
+        if at >= self.flying.len() {
+            return self.score_one();
+        }
         let draw = self.flying.swap_remove(at);
         let known = self.stored.get(&draw.episode).copied();
         let salt = draw.seed ^ self.world.seed;
@@ -320,6 +369,7 @@ impl Play {
             failed,
             stored: known.is_some(),
             outcome: None,
+            waits_for_group: self.grouped() && !failed,
         };
         let again = self.on(Event::EpisodeEnded(ended.clone()));
         // The same end once more changes nothing.
@@ -349,6 +399,8 @@ impl Play {
 
     /// What a run that came to its end must have done.
     fn check(&self) {
+        let given = self.core.config.samples == Samples::Given;
+        assert!(given || !self.grouped() || self.scored > 0);
         let steps: Vec<u64> = self.commits.keys().copied().collect();
         assert_eq!(steps, (1..=self.world.steps).collect::<Vec<_>>());
         assert_eq!(self.checkpoint, self.world.steps);

@@ -7,21 +7,24 @@
 use super::measurements::Measurements;
 use crate::config::PipelineConfig;
 use crate::core::UpdateCommit;
-use crate::core::{Command, Ended as EndedEpisode, Event, PipelineCore, RunCounts, Stop};
+use crate::core::{Command, Ended as EndedEpisode, Event, PipelineCore, RunCounts, Showed, Stop};
 use crate::error::PipelineError;
 use crate::event::{Bus, Phase, RolloutProgress, RunEvent};
 use crate::files::RunFiles;
 use crate::health::{self, Alarm};
 use crate::late::{Late, Shelf};
 use crate::ports::{
-    Learner, RolloutReading, Rollouts, SampleSource, StoredEpisode, Wanted, WeightsTransport,
+    GroupScores, Learner, RolloutReading, Rollouts, SampleSource, StoredEpisode, Wanted,
+    WeightsTransport,
 };
 use crate::record::{AdmissionRecord, EpisodeStats, StepRecord, TokenSummary, joins};
 use crate::rows::Rows;
 use crate::schedule::Draw;
+use crate::score_records::completed;
 use crate::state::{Earlier, Made, RunStore, Samples, SavedState};
 use crate::status::SampleStatus;
 use sinew_algo::Algorithm;
+use sinew_env::waits_for_group;
 use sinew_grammar::Grammars;
 use sinew_types::{EpisodeEnd, EpisodeId, Outcome, Trace};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -40,6 +43,8 @@ pub struct Pipeline {
     pub algorithm: Algorithm,
     /// Runs episodes, also those of measurements.
     pub rollouts: Box<dyn Rollouts>,
+    /// Scores groups; `None` where episodes have their whole reward when they end.
+    pub groups: Option<Box<dyn GroupScores>>,
     /// Where training episodes come from that are not run here.
     pub source: Option<Box<dyn SampleSource>>,
     /// Where rewards come from that are not there when an episode ends.
@@ -116,7 +121,7 @@ pub(crate) struct Driver {
     tokens: TokenSummary,
     pub(super) measurements: Measurements,
     /// Episodes that ended and that nothing was made of yet.
-    traces: HashMap<EpisodeId, Trace>,
+    pub(super) traces: HashMap<EpisodeId, Trace>,
     pub(super) step: Step,
     /// Steps whose updates wait for their commits.
     uncommitted: BTreeMap<u64, Made>,
@@ -124,6 +129,8 @@ pub(crate) struct Driver {
     pub(super) shelf: Option<Shelf>,
     /// Of the phase: episodes that ended, of how many.
     progress: (usize, usize),
+    /// Groups that are being scored.
+    pub(super) scoring: usize,
     reminded: Option<Instant>,
 }
 
@@ -169,6 +176,7 @@ impl Driver {
             uncommitted: BTreeMap::new(),
             shelf,
             progress: (0, 0),
+            scoring: 0,
             reminded: None,
             earlier,
             p,
@@ -195,7 +203,7 @@ impl Driver {
         }
     }
 
-    fn on(&mut self, event: Event) -> Vec<Command> {
+    pub(super) fn on(&mut self, event: Event) -> Vec<Command> {
         let now = self.wall_s();
         self.core.on(event, now)
     }
@@ -211,6 +219,7 @@ impl Driver {
                 self.start(&draws, temperature)?;
                 Vec::new()
             }
+            Command::ScoreGroup { members } => self.score_group(members)?,
             Command::Fetch { step } => vec![self.fetch(step)?],
             Command::Settle { step, groups, wait } => vec![self.settle(step, &groups, wait)?],
             Command::Recall { step } => vec![self.recall(step)?],
@@ -249,8 +258,21 @@ impl Driver {
         })
     }
 
-    /// Waits for episodes.
+    /// Waits for episodes, or for groups where no episode runs.
     fn wait(&mut self) -> Result<Vec<Command>, PipelineError> {
+        let all_ended = self.progress.0 >= self.progress.1;
+        let mut commands = self.scored_groups(all_ended)?;
+        if all_ended && !commands.is_empty() {
+            return Ok(commands);
+        }
+        if !all_ended || self.scoring == 0 {
+            commands.extend(self.wait_episodes()?);
+        }
+        Ok(commands)
+    }
+
+    /// Waits for episodes.
+    fn wait_episodes(&mut self) -> Result<Vec<Command>, PipelineError> {
         let (bus, progress) = (self.p.bus.clone(), self.progress);
         let wall_s = (self.p.started, self.p.saved.wall_s);
         let reminded = &mut self.reminded;
@@ -274,10 +296,8 @@ impl Driver {
                 episode: trace.episode.clone(),
                 failed,
                 stored: known,
-                outcome: scored.then(|| {
-                    let kind = trace.task_kind.clone();
-                    (kind, trace.outcome.success, trace.total_reward())
-                }),
+                waits_for_group: !failed && waits_for_group(&trace.outcome),
+                outcome: scored.then(|| showed(&trace)),
             };
             self.traces.insert(trace.episode.clone(), trace);
             commands.extend(self.on(Event::EpisodeEnded(ended)));
@@ -641,12 +661,16 @@ impl Driver {
     }
 
     pub(super) fn stored(&self, episode: &EpisodeId) -> Result<Option<Trace>, PipelineError> {
-        self.p
-            .store
-            .traces
-            .get(episode)
-            .map_err(PipelineError::system)
+        let store = self.p.store.traces.as_ref();
+        let trace = store.get(episode).map_err(PipelineError::system)?;
+        trace.map(|trace| completed(store, trace)).transpose()
     }
+}
+
+/// What an episode with a reward showed.
+pub(super) fn showed(trace: &Trace) -> Showed {
+    let kind = trace.task_kind.clone();
+    (kind, trace.outcome.success, trace.total_reward())
 }
 
 /// Reports what goes on while episodes run, and now and then those that stay in one phase.

@@ -7,15 +7,18 @@ use crate::core::{EvalConfig, TaskSampling};
 use crate::error::PipelineError;
 use crate::event::{Bus, Recorder, RolloutProgress, RunEvent};
 use crate::ports::{
-    Given, Learner, RolloutReading, Rollouts, SampleSource, StoredEpisode, Wanted, WeightsTransport,
+    Given, GroupScores, Learner, RolloutReading, Rollouts, SampleSource, ScoredGroup,
+    StoredEpisode, Wanted, WeightsTransport,
 };
 use crate::record::StepRecord;
 use crate::rows::Rows;
 use crate::schedule::Draw;
+use crate::score_records::{Member, completed, keep};
 use crate::state::{RunStore, SavedState};
 use serde_json::Value;
 use sinew_algo::{Algorithm, AlgorithmConfig, Columns, Prepared, RunFacts};
 use sinew_env::tiny::TinyTaskset;
+use sinew_env::{waits_for_group, with_group};
 use sinew_render::TinyRenderer;
 use sinew_rollout::RunInfo;
 use sinew_store::{MemoryStore, TraceStore};
@@ -40,6 +43,7 @@ struct Instantly {
     ended: Vec<StoredEpisode>,
     /// Episodes that were run, and not found in the store.
     log: Log,
+    grouped: bool,
 }
 
 impl Rollouts for Instantly {
@@ -47,11 +51,19 @@ impl Rollouts for Instantly {
         for draw in draws {
             let stored = self.store.get(&draw.episode).unwrap();
             let known = stored.is_some();
-            let trace = stored.unwrap_or_else(|| episode(draw));
+            let mut trace = stored.unwrap_or_else(|| episode(draw));
+            if self.grouped && !known {
+                let own = sinew_env::Score {
+                    waits_for_group: true,
+                    ..sinew_env::Score::new(0.5).unwrap()
+                };
+                trace.outcome = own.into_outcome();
+            }
             if !known {
                 self.store.commit(&trace).unwrap();
                 self.log.lock().unwrap().run.push(draw.episode.clone());
             }
+            let trace = completed(self.store.as_ref(), trace)?;
             self.ended.push(StoredEpisode { trace, known });
         }
         Ok(())
@@ -67,6 +79,53 @@ impl Rollouts for Instantly {
 
     fn reading(&self) -> RolloutReading {
         RolloutReading::default()
+    }
+}
+
+/// Ranks members by their place, a group a call; the first rank succeeds.
+struct ByPlace {
+    store: Arc<MemoryStore>,
+    begun: Vec<ScoredGroup>,
+    log: Log,
+    /// Number of groups after which the process ends before it keeps another one; 0 is none.
+    dies_after: usize,
+}
+
+impl GroupScores for ByPlace {
+    fn start(&mut self, members: Vec<(Draw, Trace)>) -> Result<(), PipelineError> {
+        let group = members[0].0.group.clone();
+        let waits = members
+            .into_iter()
+            .filter(|(_, t)| waits_for_group(&t.outcome));
+        let scores: Vec<_> = waits
+            .enumerate()
+            .map(|(place, (_, trace))| {
+                let (episode, outcome) = (trace.episode, trace.outcome);
+                let score = sinew_env::Score::new(1.0 - place as f64);
+                (Member { episode, outcome }, score)
+            })
+            .collect();
+        let whole = |(m, s): &(Member, Result<_, _>)| {
+            (m.episode.clone(), with_group(&m.outcome, Result::clone(s)))
+        };
+        let outcomes = scores.iter().map(whole).collect();
+        let mut log = self.log.lock().unwrap();
+        if self.dies_after > 0 && log.scored.len() == self.dies_after {
+            return Err(PipelineError::system("killed before the group was kept"));
+        }
+        keep(self.store.as_ref(), &scores, 7)?;
+        log.scored.push(group.clone());
+        self.begun.push(ScoredGroup { group, outcomes });
+        Ok(())
+    }
+
+    fn scored(&mut self, wait: bool) -> Result<Vec<ScoredGroup>, PipelineError> {
+        // Those that are not waited for come later.
+        Ok(if wait {
+            std::mem::take(&mut self.begun)
+        } else {
+            Vec::new()
+        })
     }
 }
 
@@ -216,6 +275,8 @@ impl Recorder for DiesAfter {
 #[derive(Default)]
 struct Seen {
     run: Vec<EpisodeId>,
+    /// Groups that were scored.
+    scored: Vec<GroupId>,
     published: Vec<u64>,
     /// The last checkpoint: updates in the weights, and the state.
     saved: Option<(u64, Value)>,
@@ -229,6 +290,8 @@ struct Faults {
     learner: u64,
     transport: u64,
     killed_after: u64,
+    /// Groups that are kept before the process ends.
+    groups: usize,
 }
 
 struct World {
@@ -236,11 +299,14 @@ struct World {
     run_dir: tempfile::TempDir,
     log: Log,
     samples: Samples,
+    /// Episodes wait for the scores of their groups.
+    grouped: bool,
 }
 
 impl World {
     fn new(samples: Samples) -> Self {
         Self {
+            grouped: false,
             store: Arc::new(MemoryStore::new(1 << 20)),
             run_dir: tempfile::tempdir().unwrap(),
             log: Log::default(),
@@ -288,6 +354,15 @@ impl World {
                 store: self.store.clone(),
                 ended: Vec::new(),
                 log: Arc::clone(&self.log),
+                grouped: self.grouped,
+            }),
+            groups: self.grouped.then(|| {
+                Box::new(ByPlace {
+                    store: self.store.clone(),
+                    begun: Vec::new(),
+                    log: Arc::clone(&self.log),
+                    dies_after: faults.groups,
+                }) as Box<dyn GroupScores>
             }),
             source: (self.samples == Samples::Given)
                 .then(|| Box::new(Queued(given.collect())) as Box<dyn SampleSource>),
@@ -486,4 +561,97 @@ fn a_checkpoint_counts_the_updates_that_were_recalled() {
     let ended = world.session(Faults::default()).unwrap();
     assert_eq!(ended.samples.trained, STEPS as usize * TASKS * GROUP);
     assert_eq!((ended.samples.lost, ended.samples.trained_twice), (0, 0));
+}
+
+/// A grouped world after its whole run, and the rewards of its training episodes.
+fn grouped_run(faults: &[Faults]) -> (World, Vec<f64>) {
+    let world = World {
+        grouped: true,
+        ..World::new(Samples::Run)
+    };
+    for fault in faults {
+        let error = world.session(*fault).unwrap_err().to_string();
+        assert!(error.contains("killed"), "{error}");
+    }
+    let ended = world.session(Faults::default()).unwrap();
+    assert_eq!((ended.samples.lost, ended.samples.trained_twice), (0, 0));
+    assert_eq!(ended.samples.trained, STEPS as usize * TASKS * GROUP);
+    // A held-out group of one is the first of its group.
+    assert_eq!(ended.after.reward, 1.5);
+    let commits = world.commits();
+    let trained = commits.iter().flat_map(|(_, episodes)| episodes);
+    let reward = |e: &EpisodeId| {
+        let trace = world.store.get(e).unwrap().unwrap();
+        completed(world.store.as_ref(), trace)
+            .unwrap()
+            .score()
+            .unwrap()
+    };
+    let rewards = trained.map(reward).collect();
+    (world, rewards)
+}
+
+#[test]
+fn groups_are_scored_once_and_a_killed_run_goes_on_with_their_scores() {
+    let (whole, rewards) = grouped_run(&[]);
+    // The own 0.5, and 1 for the first place or 0 for the second.
+    assert!(
+        rewards.chunks(GROUP).all(|g| g == [1.5, 0.5]),
+        "{rewards:?}"
+    );
+    let groups = whole.log.lock().unwrap().scored.clone();
+    let distinct: BTreeSet<_> = groups.iter().collect();
+    assert_eq!(distinct.len(), groups.len());
+    let killed = |groups| Faults {
+        groups,
+        ..Faults::default()
+    };
+    let later = Faults {
+        killed_after: 2,
+        ..Faults::default()
+    };
+    for faults in [&[killed(3)][..], &[killed(4), later], &[later]] {
+        let (world, again) = grouped_run(faults);
+        assert_eq!(again, rewards);
+        assert_eq!(world.commits(), whole.commits());
+        let log = world.log.lock().unwrap();
+        let distinct: BTreeSet<_> = log.scored.iter().collect();
+        assert_eq!(distinct.len(), log.scored.len(), "no group is scored twice");
+        assert_eq!(distinct.len(), groups.len());
+    }
+}
+
+/// Without a port for groups, episodes that wait for one stay unscored: they are not trained as 0.
+#[test]
+fn episodes_without_the_score_of_their_group_are_left_out() {
+    let world = World {
+        grouped: true,
+        ..World::new(Samples::Run)
+    };
+    let (draws, store) = (
+        crate::schedule::eval_episodes(1, ("e", "e"), 1, 1),
+        &world.store,
+    );
+    let mut trace = episode(&draws[0]);
+    let own = sinew_env::Score {
+        waits_for_group: true,
+        ..sinew_env::Score::new(0.5).unwrap()
+    };
+    trace.outcome = own.into_outcome();
+    store.commit(&trace).unwrap();
+    let same = completed(store.as_ref(), trace.clone()).unwrap();
+    assert_eq!((same.score(), waits_for_group(&same.outcome)), (None, true));
+    // A reason in place of a score is kept, too.
+    let member = || Member {
+        episode: trace.episode.clone(),
+        outcome: trace.outcome.clone(),
+    };
+    let missing = Err(sinew_env::Unscored::new("rank: no idea"));
+    keep(store.as_ref(), &[(member(), missing)], 7).unwrap();
+    let left = completed(store.as_ref(), trace.clone()).unwrap();
+    assert_eq!(
+        left.outcome.unscored_reason.as_deref(),
+        Some("rank: no idea")
+    );
+    assert_eq!(left.score(), None);
 }

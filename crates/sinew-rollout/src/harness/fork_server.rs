@@ -11,9 +11,9 @@ use serde_json::json;
 use sinew_sandbox::{Ending, ExecOptions, ExecRequest, Program};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
 use tokio::net::tcp::OwnedWriteHalf;
 use tokio::sync::{mpsc, oneshot};
@@ -30,8 +30,30 @@ const LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Capacity of the queue of messages to the server; more wait.
 const QUEUE: usize = 1024;
 
-/// Episodes that run, by number.
-type Waiting = Arc<Mutex<HashMap<u64, oneshot::Sender<Ended>>>>;
+/// Maximum bytes of a line of the server: what it keeps of an episode's two outputs, as JSON.
+const MAX_LINE: u64 = 16 << 20;
+
+/// Episodes that run.
+type Waiting = Arc<Mutex<Episodes>>;
+
+#[derive(Debug, Default)]
+struct Episodes {
+    /// The server ended. No episode is added after that.
+    dead: bool,
+    /// By number.
+    running: HashMap<u64, oneshot::Sender<Ended>>,
+}
+
+fn lock(waiting: &Waiting) -> MutexGuard<'_, Episodes> {
+    waiting.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The server is gone: dropped senders end the waits of its episodes.
+fn end(waiting: &Waiting) {
+    let mut episodes = lock(waiting);
+    episodes.dead = true;
+    episodes.running.clear();
+}
 
 /// A running server. Dropping it ends the server and every fork of it.
 #[derive(Debug)]
@@ -96,11 +118,7 @@ impl ForkServer {
                 ),
                 Err(e) => format!("ended: {e}"),
             };
-            // Dropped senders end the waits of its episodes.
-            forgotten
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clear();
+            end(&forgotten);
             let _ = died.send(why);
         });
         let connected = tokio::select! {
@@ -125,7 +143,7 @@ impl ForkServer {
 
     /// Whether it can still start episodes.
     pub(super) fn is_alive(&self) -> bool {
-        !self.queue.is_closed()
+        !self.queue.is_closed() && !self.lock().dead
     }
 
     /// Runs one episode to its end or its deadline. Dropping the future kills the episode.
@@ -140,7 +158,13 @@ impl ForkServer {
     ) -> Result<Ended, ProgramError> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, mut ended) = oneshot::channel();
-        self.lock().insert(id, sender);
+        {
+            let mut episodes = self.lock();
+            if episodes.dead {
+                return Err(broken("is gone"));
+            }
+            episodes.running.insert(id, sender);
+        }
         let _kill = KillOnDrop { server: self, id };
         let env: BTreeMap<String, String> = env.into_iter().collect();
         let start = json!({ "id": id, "env": env, "cpu_s": cpu_s.ceil().max(1.0) as u64 });
@@ -160,8 +184,8 @@ impl ForkServer {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, oneshot::Sender<Ended>>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Episodes> {
+        lock(&self.waiting)
     }
 
     async fn send(&self, message: serde_json::Value) -> Result<(), ProgramError> {
@@ -178,7 +202,7 @@ struct KillOnDrop<'a> {
 
 impl Drop for KillOnDrop<'_> {
     fn drop(&mut self) {
-        if self.server.lock().remove(&self.id).is_some() {
+        if self.server.lock().running.remove(&self.id).is_some() {
             // A full queue: the sandbox's own limits end it.
             let _ = self
                 .server
@@ -197,29 +221,31 @@ async fn write_all(mut to: OwnedWriteHalf, mut queue: mpsc::Receiver<String>) {
     }
 }
 
-/// Hands results to the episodes that wait for them. At the end of the connection, all of them fail.
-async fn read_all(mut from: BufReader<tokio::net::tcp::OwnedReadHalf>, waiting: Waiting) {
-    let mut line = String::new();
-    while let Ok(1..) = from.read_line(&mut line).await {
-        let message = serde_json::from_str::<Message>(&line);
-        line.clear();
-        let Ok(message) = message else { break };
+/// Reads a line; false at the end of the connection, and for a line that is too long.
+async fn read_line(from: &mut (impl AsyncBufRead + Unpin), line: &mut Vec<u8>) -> bool {
+    line.clear();
+    let read = from.take(MAX_LINE).read_until(b'\n', line).await;
+    read.is_ok() && line.ends_with(b"\n")
+}
+
+/// Hands results to the episodes that wait for them. At the end of the connection, and after a line that is no
+/// message, all of them fail.
+async fn read_all(mut from: impl AsyncBufRead + Unpin, waiting: Waiting) {
+    let mut line = Vec::new();
+    while read_line(&mut from, &mut line).await {
+        let Ok(message) = serde_json::from_slice::<Message>(&line) else {
+            break;
+        };
         let Some(id) = message.id.filter(|_| !message.ready) else {
             continue;
         };
-        let waiter = waiting
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&id);
+        let waiter = lock(&waiting).running.remove(&id);
         if let Some(waiter) = waiter {
             // The future of an episode that was given up is gone.
             let _ = waiter.send(message.ended());
         }
     }
-    waiting
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .clear();
+    end(&waiting);
 }
 
 impl Message {
@@ -246,10 +272,9 @@ const SIGXCPU: i32 = 24;
 mod tests {
     #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-    use super::SCRIPT;
-    use serde_json::{Value, json};
-    use std::io::{BufRead, BufReader, Write};
-    use std::net::TcpListener;
+    use super::*;
+    use serde_json::Value;
+    use std::io::{BufRead, Write};
     use std::process::Command;
 
     /// A program that takes all processes makes the next fork fail. That episode fails with the reason, and
@@ -265,14 +290,14 @@ mod tests {
              raise BlockingIOError(11, 'Resource temporarily unavailable')\n    return real()\n\
              os.fork = fork\n{SCRIPT}"
         );
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port().to_string();
         let mut server = Command::new("python3")
             .args(["-c", &refusing, &port, script.to_str().unwrap()])
             .spawn()
             .unwrap();
         let (mut stream, _) = listener.accept().unwrap();
-        let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+        let mut lines = std::io::BufReader::new(stream.try_clone().unwrap()).lines();
         let mut next =
             || -> Value { serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap() };
         assert_eq!(next()["ready"], true);
@@ -286,5 +311,34 @@ mod tests {
         drop(stream);
         server.kill().unwrap();
         server.wait().unwrap();
+    }
+
+    /// An episode that waits, and the server's side of its connection.
+    async fn answered(bytes: Vec<u8>) -> Option<Ended> {
+        let waiting = Waiting::default();
+        let (sender, ended) = oneshot::channel();
+        lock(&waiting).running.insert(1, sender);
+        read_all(std::io::Cursor::new(bytes), Arc::clone(&waiting)).await;
+        assert!(lock(&waiting).dead && lock(&waiting).running.is_empty());
+        ended.await.ok()
+    }
+
+    #[tokio::test]
+    async fn a_server_that_is_gone_or_talks_nonsense_keeps_no_episode_waiting() {
+        let line = br#"{"id": 1, "code": 0, "stdout": "42"}"#;
+        let whole = [&line[..], b"\n"].concat();
+        assert_eq!(answered(whole).await.unwrap().stdout, "42");
+        // A line without its end is none.
+        assert_eq!(answered(line.to_vec()).await, None);
+        assert_eq!(answered(Vec::new()).await, None);
+        assert_eq!(answered(b"hello\n".to_vec()).await, None);
+    }
+
+    #[tokio::test]
+    async fn a_line_without_end_is_not_read_for_ever() {
+        let mut endless = tokio::io::BufReader::new(tokio::io::repeat(b' '));
+        let mut line = Vec::new();
+        assert!(!read_line(&mut endless, &mut line).await);
+        assert_eq!(line.len() as u64, MAX_LINE);
     }
 }

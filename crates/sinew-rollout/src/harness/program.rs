@@ -176,6 +176,7 @@ pub(super) async fn grade(
             let metrics = &mut trace.outcome.metrics;
             metrics.retain(|name, _| !OF_THE_TOOL.contains(&name.as_str()));
             trace.outcome.metrics.extend(measured);
+            trace.outcome.answer = Some(answer.to_owned());
         }
         Ok(Err(e)) => {
             trace.end = EpisodeEnd::Failed {

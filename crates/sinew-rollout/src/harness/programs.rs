@@ -9,7 +9,7 @@ use sinew_types::Task;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 
@@ -63,8 +63,16 @@ impl ProgramConfig {
 pub struct Programs {
     config: ProgramConfig,
     sandboxes: Sandboxes,
+    fork_server: Mutex<ServerSlot>,
+}
+
+/// Place of the fork server.
+#[derive(Default)]
+struct ServerSlot {
     /// Started by the first run, and again after it died.
-    fork_server: Mutex<Option<Arc<ForkServer>>>,
+    server: Option<Arc<ForkServer>>,
+    /// End of the last start that failed, with its error: runs that waited for it share it.
+    failed: Option<(Instant, String)>,
 }
 
 impl std::fmt::Debug for Programs {
@@ -99,7 +107,7 @@ impl Programs {
         Ok(Self {
             config,
             sandboxes,
-            fork_server: Mutex::new(None),
+            fork_server: Mutex::default(),
         })
     }
 
@@ -164,18 +172,33 @@ impl Programs {
         if !self.config.preload {
             return self.sandboxes.run(command, env, limit).await;
         }
-        let server = {
-            let mut slot = self.fork_server.lock().await;
-            match slot.as_ref().filter(|s| s.is_alive()) {
-                Some(server) => Arc::clone(server),
-                None => {
-                    let server = Arc::new(ForkServer::start(&self.sandboxes, command).await?);
-                    *slot = Some(Arc::clone(&server));
-                    server
-                }
-            }
-        };
+        let server = self.server().await?;
         server.run(env, self.config.cpu_s, limit).await
+    }
+
+    /// The fork server, started if there is none that lives.
+    async fn server(&self) -> Result<Arc<ForkServer>, ProgramError> {
+        let asked = Instant::now();
+        let mut slot = self.fork_server.lock().await;
+        if let Some(server) = slot.server.as_ref().filter(|s| s.is_alive()) {
+            return Ok(Arc::clone(server));
+        }
+        // Each of many runs must not wait for a start of its own that fails as well.
+        if let Some((_, why)) = slot.failed.as_ref().filter(|(at, _)| *at > asked) {
+            return Err(ProgramError::Failed(why.clone()));
+        }
+        slot.server = None;
+        match ForkServer::start(&self.sandboxes, &self.config.command).await {
+            Ok(server) => {
+                let server = Arc::new(server);
+                slot.server = Some(Arc::clone(&server));
+                Ok(server)
+            }
+            Err(e) => {
+                slot.failed = Some((Instant::now(), e.to_string()));
+                Err(e)
+            }
+        }
     }
 }
 

@@ -64,6 +64,7 @@ pub(crate) fn trace(n: u64, tokens: usize) -> Trace {
             metrics,
             unscored: false,
             unscored_reason: None,
+            answer: None,
         },
         end: if n % 5 == 4 {
             EpisodeEnd::Failed {

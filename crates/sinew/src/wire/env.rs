@@ -8,7 +8,7 @@ use sinew_env::{EnvFactory, MixtureFactory, MixtureTasks, Reward, Rewarded, Sand
 use sinew_judge::Bench;
 use sinew_levels::{sandbox_spec, sandboxes};
 use sinew_model::resolve_dataset;
-use sinew_recipe::{HeldOut, RunPlan, TasksPlan};
+use sinew_recipe::{HeldOut, RunPlan, SandboxPlan, TasksPlan};
 use sinew_tasks::{Source, Splits, TableConfig, TableTaskset, TasksError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -146,9 +146,16 @@ pub(crate) fn own_reward(
     recipe: &RunPlan,
     tasks: &dyn Taskset,
 ) -> Result<Option<Arc<dyn Reward>>, Failure> {
-    let section = recipe.reward.as_ref().filter(|s| !s.terms().is_empty());
-    let reward = section.map(|s| super::reward::reward(recipe, s, tasks, &Bench::default()));
-    reward.transpose()
+    let Some(section) = recipe.reward.as_ref().filter(|s| !s.terms().is_empty()) else {
+        return Ok(None);
+    };
+    let rewards = super::reward::rewards(recipe, section, tasks, &Bench::default())?;
+    match rewards.group {
+        None => Ok(Some(Arc::new(rewards.single))),
+        Some(_) => Err(Failure::input(
+            "reward: rewards of a group are not scored anew; name others with --reward",
+        )),
+    }
 }
 
 /// Environments of a recipe with its tasks. Sandboxes are started only for environments that need them.
@@ -160,14 +167,19 @@ pub(crate) fn world(recipe: &RunPlan, tasks: &Tasks) -> Result<World, Failure> {
     world_with(recipe, tasks, &Bench::default())
 }
 
+/// Started sandboxes with the limits of a recipe.
+pub(super) fn sandboxed(section: &SandboxPlan) -> Result<Sandboxes, Failure> {
+    Ok(Sandboxes {
+        provider: sandboxes(section)?,
+        spec: sandbox_spec(section)?,
+    })
+}
+
 /// As [`world`], with the judges of a run.
 pub(crate) fn world_with(recipe: &RunPlan, tasks: &Tasks, bench: &Bench) -> Result<World, Failure> {
     let sandboxes = match recipe.env.needs().sandbox {
         false => None,
-        true => Some(Sandboxes {
-            provider: sandboxes(&recipe.sandbox)?,
-            spec: sandbox_spec(&recipe.sandbox)?,
-        }),
+        true => Some(sandboxed(&recipe.sandbox)?),
     };
     let mut envs = Vec::new();
     for (world, taskset) in recipe.worlds().into_iter().zip(&tasks.each) {
@@ -179,8 +191,13 @@ pub(crate) fn world_with(recipe: &RunPlan, tasks: &Tasks, bench: &Bench) -> Resu
             let Some(section) = world.reward.filter(|s| !s.terms().is_empty()) else {
                 return Ok(envs);
             };
-            let reward = super::reward::reward(recipe, section, taskset.as_ref(), bench)?;
-            Ok(Arc::new(Rewarded::new(envs, reward)) as Arc<dyn EnvFactory>)
+            let rewards = super::reward::rewards(recipe, section, taskset.as_ref(), bench)?;
+            let rewarded = Rewarded::new(envs, Arc::new(rewards.single));
+            let rewarded = match rewards.group {
+                None => rewarded,
+                Some(group) => rewarded.with_group(Arc::new(group)),
+            };
+            Ok(Arc::new(rewarded) as Arc<dyn EnvFactory>)
         };
         envs.push((world.env.name.clone(), member(recipe, &world, made())?));
     }

@@ -57,12 +57,14 @@ use sinew_env::EnvFactory;
 use sinew_judge::Bench;
 use sinew_model::ModelConfig;
 use sinew_pipeline::{
-    Bus, EngineRollouts, InboxScores, Late, Pipeline, RolloutParts, RunEvent, SavedState,
+    Bus, EngineRollouts, GroupParts, GroupRewards, InboxScores, Late, Pipeline, RolloutParts,
+    RunEvent, SavedState,
 };
 use sinew_project::{Resume, RunDir};
 use sinew_recipe::{EngineType, RunPlan};
 use sinew_render::Renderer;
 use sinew_rollout::{Admission, EpisodeParts, Gauges, RunInfo};
+use sinew_store::TraceStore;
 use sinew_tensor::Cpu;
 use sinew_types::{Clock, Component, Engine, Provenance};
 use std::sync::Arc;
@@ -216,6 +218,7 @@ pub(crate) fn pipeline(
         cross,
     };
     let traces = Arc::clone(&store.traces);
+    let groups = groups(&session, &parts, &renderer, &traces);
     let rollouts = EngineRollouts::new(session.runtime, parts, traces, session.cancel);
     session
         .bus
@@ -224,6 +227,7 @@ pub(crate) fn pipeline(
         config,
         algorithm,
         rollouts: Box::new(rollouts),
+        groups: Some(Box::new(groups)),
         source: live.or(source),
         late,
         learner: Box::new(learner),
@@ -235,6 +239,22 @@ pub(crate) fn pipeline(
         started: session.started,
     };
     Ok((pipeline, renderer))
+}
+
+/// What scores groups, for environments with a reward of groups.
+fn groups(
+    session: &Session<'_>,
+    parts: &RolloutParts,
+    renderer: &Arc<dyn Renderer>,
+    store: &Arc<dyn TraceStore>,
+) -> GroupRewards {
+    let parts = GroupParts {
+        envs: Arc::clone(&parts.episode.envs),
+        renderer: Arc::clone(renderer),
+        taskset: Arc::clone(&parts.taskset),
+        store: Arc::clone(store),
+    };
+    GroupRewards::new(session.runtime.clone(), parts, session.cancel.clone())
 }
 
 /// One line about model and machine, for the views.

@@ -122,6 +122,62 @@ fn a_function_in_python_scores_and_a_missing_score_is_never_0() {
     assert!(errors.contains("none"), "{errors}");
 }
 
+/// A reward of the whole group and a comparison of two, together with a reward of each sample.
+#[test]
+fn groups_are_ranked_and_compared_when_all_members_have_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let code = "def letters(output):\n    return sum('a' <= c <= 'z' for c in output)\n\n\
+                def rank(group, level):\n    if level == 1:\n        raise ValueError('no rank for level 1')\n    \
+                order = sorted(letters(m.output) for m in group)\n    \
+                return [order.index(letters(m.output)) / len(group) for m in group]\n\n\
+                def better(a, b):\n    x, y = letters(a.output), letters(b.output)\n    \
+                return 0.5 if x == y else a if x > y else b\n";
+    std::fs::write(dir.path().join("score.py"), code).unwrap();
+    let rewards = r#"reward = { "score.py:rank" = { weight = 1, timeout_s = 20 }, "score.py:better" = { weight = 1, pairs = 16 }, "repetition(n = 1)" = 0.1, workers = 3 }"#;
+    let recipe = project(dir.path(), &format!("{TASKS}\n{rewards}"));
+    let text = std::fs::read_to_string(&recipe).unwrap();
+    std::fs::write(&recipe, text.replace("steps = 25", "steps = 3")).unwrap();
+    let mut command = sinew();
+    command
+        .current_dir(dir.path())
+        .args(["train", "own.toml", "--json", "--run-dir", "run"]);
+    let output = command.output().unwrap();
+    let last = last_line(&output);
+    assert_eq!(last["samples"]["lost"], 0, "{last}");
+    let steps = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
+    let steps: Vec<Value> = steps
+        .lines()
+        .map(|l| serde_json::from_str(l).unwrap())
+        .collect();
+    let mut unscored = 0;
+    for step in &steps {
+        let rollout = &step["rollout"];
+        let metrics = &rollout["metrics"];
+        let mean = |name: &str| metrics[name].as_f64().unwrap();
+        // Wins and losses of a group are equally many.
+        assert!((mean("reward/better") - 0.5).abs() < 1e-9, "{metrics}");
+        let sum = mean("reward/rank") + mean("reward/better") + 0.1 * mean("reward/repetition");
+        assert!(
+            (rollout["reward"].as_f64().unwrap() - sum).abs() < 1e-9,
+            "{rollout}"
+        );
+        unscored += rollout["unscored"].as_u64().unwrap();
+    }
+    assert!(
+        unscored > 0 && unscored.is_multiple_of(8),
+        "whole groups: {unscored}"
+    );
+    let dropped = steps.iter().flat_map(|s| s["dropped"].as_object().unwrap());
+    let reasons: Vec<&String> = dropped.map(|(reason, _)| reason).collect();
+    let named = |r: &&String| r.contains("no rank for level 1");
+    assert!(reasons.iter().any(|r| named(&r)), "{reasons:?}");
+    // A held-out task has one episode: there is nothing to compare it with, and it is counted.
+    let evals = std::fs::read_to_string(dir.path().join("run/evals.jsonl")).unwrap();
+    let eval: Value = serde_json::from_str(evals.lines().next().unwrap()).unwrap();
+    let stats = &eval["stats"];
+    assert_eq!(stats["unscored"], stats["episodes"], "{eval}");
+}
+
 #[test]
 fn tasks_are_shown_as_the_model_sees_them() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,0 +1,98 @@
+//! Scores of groups as records of the store, beside the traces that they complete.
+//!
+//! A trace is stored when its episode ends, before its group is scored. The scores follow as records of one
+//! source: a record for each part, and last the value, or the reason why there is none. Whoever reads a trace
+//! completes it with these records ([`completed`]), so that a run that goes on has the same rewards and asks
+//! for none again.
+
+use crate::error::PipelineError;
+use sinew_env::{Score, Unscored, waits_for_group, with_group};
+use sinew_store::{Score as Scored, ScoreRecord, TraceStore, in_force};
+use sinew_types::{EpisodeId, Outcome, Trace};
+use std::collections::BTreeMap;
+
+/// Source of the records.
+const SOURCE: &str = "group";
+/// Name of the record of a value. Its parts begin with it.
+const VALUE: &str = "group";
+
+/// A member that is shown to the reward of its group.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) episode: EpisodeId,
+    /// Without the rewards of the group.
+    pub(crate) outcome: Outcome,
+}
+
+fn part_name(part: &str) -> String {
+    format!("{VALUE}/{part}")
+}
+
+/// Keeps the scores of the members of a group at `at_us`, microseconds since 1970. Durable before it returns.
+///
+/// The values come last: records that a crash cut off are those of a member without a value, which is scored
+/// again.
+///
+/// # Errors
+/// If the store fails or refuses a record.
+pub(crate) fn keep(
+    store: &dyn TraceStore,
+    scores: &[(Member, Result<Score, Unscored>)],
+    at_us: u64,
+) -> Result<(), PipelineError> {
+    let record = |episode: &EpisodeId, name: String, score| ScoreRecord {
+        episode: episode.clone(),
+        name,
+        source: SOURCE.to_owned(),
+        at_us,
+        score,
+    };
+    let (mut records, mut values) = (Vec::new(), Vec::new());
+    for (member, score) in scores {
+        let episode = &member.episode;
+        let parts = score.iter().flat_map(|s| &s.parts);
+        records.extend(parts.map(|(p, v)| record(episode, part_name(p), Scored::Value(*v))));
+        let value = match score {
+            Ok(score) => Scored::Value(score.value),
+            Err(missing) => Scored::Unscored(missing.reason.clone()),
+        };
+        values.push(record(episode, VALUE.to_owned(), value));
+    }
+    records.append(&mut values);
+    for stored in store.put_scores(&records).map_err(PipelineError::system)? {
+        stored.map_err(PipelineError::system)?;
+    }
+    Ok(())
+}
+
+/// Completes a trace that waits for the score of its group, if the store has it.
+///
+/// # Errors
+/// If the store cannot be read.
+pub fn completed(store: &dyn TraceStore, mut trace: Trace) -> Result<Trace, PipelineError> {
+    if !waits_for_group(&trace.outcome) {
+        return Ok(trace);
+    }
+    let records = store.scores(&trace.episode);
+    let records = records.map_err(PipelineError::system)?;
+    let (mut parts, mut value) = (BTreeMap::new(), None);
+    for ((name, source), record) in in_force(&records) {
+        let part = name.strip_prefix(VALUE).and_then(|n| n.strip_prefix('/'));
+        match (&record.score, part) {
+            _ if source != SOURCE => {}
+            (Scored::Value(v), Some(part)) => {
+                parts.insert(part.to_owned(), *v);
+            }
+            (Scored::Value(v), None) if name == VALUE => value = Some(Ok(*v)),
+            (Scored::Unscored(why), None) if name == VALUE => value = Some(Err(why.clone())),
+            _ => {}
+        }
+    }
+    let score = match value {
+        None => return Ok(trace),
+        Some(Ok(value)) => Score::with_parts(value, parts),
+        Some(Err(reason)) => Err(Unscored::new(reason)),
+    };
+    trace.outcome = with_group(&trace.outcome, score);
+    Ok(trace)
+}

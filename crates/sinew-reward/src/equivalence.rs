@@ -1,0 +1,56 @@
+//! `math(COLUMN)`: mathematical equivalence, by a Python package in the workers of functions.
+//!
+//! The function is a program of this crate. It gets the output and the expected value alone.
+
+use crate::named::expected_text;
+use futures::future::BoxFuture;
+use serde_json::json;
+use sinew_bridge::{PythonReward, Target};
+use sinew_env::{Reward, RewardSample, Score, Unscored};
+use sinew_types::Task;
+use std::collections::BTreeMap;
+
+const SOURCE: &str = include_str!("equivalence.py");
+
+/// The function as a target of workers.
+pub(crate) fn target() -> Target {
+    Target::builtin("sinew_math", SOURCE, "math")
+}
+
+/// Compares the last expression of an output with a column.
+#[derive(Debug)]
+pub(crate) struct Equivalence {
+    /// Function of [`target`].
+    pub(crate) function: PythonReward,
+    pub(crate) column: String,
+}
+
+impl Equivalence {
+    async fn compare(&self, sample: &RewardSample) -> Result<Score, Unscored> {
+        let expected = expected_text(sample, &self.column)?;
+        let task = Task {
+            preamble: Vec::new(),
+            prompt: String::new(),
+            data: json!({ "expected": expected }),
+            ..sample.task.clone()
+        };
+        let compared = RewardSample {
+            task,
+            messages: Vec::new(),
+            output: sample.output.clone(),
+            calls: Vec::new(),
+            metrics: BTreeMap::new(),
+        };
+        self.function.score(&compared).await
+    }
+}
+
+impl Reward for Equivalence {
+    fn name(&self) -> &str {
+        "math"
+    }
+
+    fn score<'a>(&'a self, sample: &'a RewardSample) -> BoxFuture<'a, Result<Score, Unscored>> {
+        Box::pin(self.compare(sample))
+    }
+}

@@ -1,0 +1,10 @@
+//! What the column of a reward that runs code holds.
+
+/// What decides whether code is right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Tests in Python: a text, or a list of texts.
+    Tests,
+    /// A program in Python that ends with 0 if the code is right.
+    Program,
+}

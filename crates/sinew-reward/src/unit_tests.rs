@@ -1,0 +1,199 @@
+//! `tests(COLUMN)` and `program(COLUMN)`: the task's tests against the model's code, in a fresh sandbox.
+//!
+//! The code is the last fenced block of the output, or all of it. Each score has a sandbox of its own, at the
+//! level of the recipe, which is destroyed after it.
+//!
+//! | reward | what decides |
+//! |---|---|
+//! | `tests` | a process apart from the code's, which asks its functions for plain data and compares it ([`RUNNER`]) |
+//! | `program` | the exit code of the task's program, which reads the code as a file |
+//!
+//! What the code prints, writes, patches or exits is no verdict. A verdict of `tests` names a secret that the
+//! code's process never had. Without a verdict a sample has the value 0 if the code ended or starved what tests it,
+//! and is unscored if the time was up, or what tests or the sandbox failed by itself.
+
+use crate::kind::Kind;
+use crate::named::expected;
+use crate::text;
+use futures::future::BoxFuture;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sinew_env::{Reward, RewardSample, Sandboxes, Score, Unscored};
+use sinew_sandbox::{Ending, ExecRequest, ExecResult, Program};
+use std::time::Duration;
+
+/// Runs the tests: the trusted side of `tests`.
+const RUNNER: &str = include_str!("run_tests.py");
+/// Bytes of code and of tests, each.
+const MAX_BYTES: usize = 256 << 10;
+/// Time that the runner has less than the sandbox, so that it ends by itself.
+const MARGIN: f64 = 0.8;
+
+/// A reward that runs code.
+pub(crate) struct UnitTests {
+    pub(crate) kind: Kind,
+    pub(crate) column: String,
+    pub(crate) sandboxes: Sandboxes,
+    /// Of one score, without the wait for a sandbox.
+    pub(crate) timeout: Duration,
+}
+
+/// Verdict of the runner.
+#[derive(Deserialize)]
+struct Verdict {
+    secret: String,
+    #[serde(default)]
+    passed: u32,
+    #[serde(default)]
+    total: u32,
+    /// Syntax error of the tests.
+    broken: Option<String>,
+}
+
+impl UnitTests {
+    async fn run(&self, sample: &RewardSample) -> Result<Score, Unscored> {
+        let given = expected(sample, &self.column)?;
+        let code = text::code(&sample.output);
+        if code.len() > MAX_BYTES {
+            return Score::new(0.0);
+        }
+        let failed = |e: sinew_sandbox::SandboxError| Unscored::new(format!("sandbox: {e}"));
+        let provider = &self.sandboxes.provider;
+        let mut sandbox = provider
+            .acquire(&self.sandboxes.spec)
+            .await
+            .map_err(failed)?;
+        let secret = secret();
+        let (program, stdin) = match self.kind {
+            Kind::Tests => {
+                let seconds = self.timeout.as_secs_f64() * MARGIN;
+                let tests = self.tests(given)?;
+                let input =
+                    json!({"code": code, "tests": tests, "seconds": seconds, "secret": secret});
+                (RUNNER.to_owned(), input.to_string())
+            }
+            Kind::Program => {
+                let program = self.text(given)?;
+                let files = [
+                    ("solution.py", code),
+                    ("output.txt", sample.output.as_str()),
+                ];
+                for (name, content) in files {
+                    let written = sandbox.write_file(name, content.as_bytes()).await;
+                    written.map_err(failed)?;
+                }
+                (program.to_owned(), sample.task.data.to_string())
+            }
+        };
+        let request = ExecRequest {
+            program: Program::Python(program),
+            stdin: stdin.into_bytes(),
+            deadline: self.timeout,
+        };
+        let result = sandbox.exec(request).await.map_err(failed);
+        sandbox.destroy().await.map_err(failed)?;
+        match self.kind {
+            Kind::Tests => tested(&result?, &secret),
+            Kind::Program => exited(&result?),
+        }
+    }
+
+    /// Tests of a task, each a text that is not empty.
+    fn tests<'a>(&self, given: &'a Value) -> Result<&'a Value, Unscored> {
+        let text = |v: &Value| v.as_str().is_some_and(|t| !t.trim().is_empty());
+        let list = given
+            .as_array()
+            .is_some_and(|l| !l.is_empty() && l.iter().all(text));
+        match (text(given) || list) && given.to_string().len() <= MAX_BYTES {
+            true => Ok(given),
+            false => Err(self.wrong("tests in Python: a text or a list of texts, up to 256 KiB")),
+        }
+    }
+
+    fn text<'a>(&self, given: &'a Value) -> Result<&'a str, Unscored> {
+        let fits = |t: &&str| !t.trim().is_empty() && t.len() <= MAX_BYTES;
+        let text = given.as_str().filter(fits);
+        text.ok_or_else(|| self.wrong("a program in Python of up to 256 KiB"))
+    }
+
+    fn wrong(&self, allowed: &str) -> Unscored {
+        Unscored::new(format!("column {}: allowed: {allowed}", self.column))
+    }
+}
+
+/// A number that code inside cannot know: it is made for each score, and only the runner is given it.
+fn secret() -> String {
+    use std::hash::{BuildHasher, RandomState};
+    let random = || RandomState::new().hash_one(0u64);
+    format!("{:016x}{:016x}", random(), random())
+}
+
+/// Why an execution has no verdict.
+fn no_verdict(ending: Ending, stderr: &[u8]) -> Result<Score, Unscored> {
+    match ending {
+        // The code ended or starved what tests it.
+        Ending::Signalled { .. }
+        | Ending::OutOfMemory
+        | Ending::TooManyProcesses
+        | Ending::Denied => Score::new(0.0),
+        _ => {
+            let error = String::from_utf8_lossy(stderr);
+            let last = error.lines().rfind(|l| !l.trim().is_empty());
+            let last = last.unwrap_or_default();
+            Err(Unscored::new(format!(
+                "no verdict of the tests: {ending} {last}"
+            )))
+        }
+    }
+}
+
+/// The share of passed tests.
+fn tested(result: &ExecResult, secret: &str) -> Result<Score, Unscored> {
+    let own = serde_json::from_slice::<Verdict>(&result.stdout);
+    let Some(verdict) = own.ok().filter(|v| v.secret == secret) else {
+        return no_verdict(result.ending, &result.stderr);
+    };
+    if let Some(why) = verdict.broken {
+        return Err(Unscored::new(format!("the tests are no Python: {why}")));
+    }
+    if verdict.total == 0 {
+        return Err(Unscored::new("there are no tests"));
+    }
+    let (passed, total) = (
+        f64::from(verdict.passed.min(verdict.total)),
+        f64::from(verdict.total),
+    );
+    let parts = [("passed", passed), ("tests", total)].map(|(n, v)| (n.to_owned(), v));
+    Score::with_parts(passed / total, parts.into())
+}
+
+/// 1 for the exit code 0.
+fn exited(result: &ExecResult) -> Result<Score, Unscored> {
+    match result.ending {
+        Ending::Exited { code } => Score::new(f64::from(u8::from(code == 0))),
+        ending => no_verdict(ending, &result.stderr),
+    }
+}
+
+impl std::fmt::Debug for UnitTests {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("UnitTests")
+            .field("kind", &self.kind)
+            .field("column", &self.column)
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Reward for UnitTests {
+    fn name(&self) -> &str {
+        match self.kind {
+            Kind::Tests => "tests",
+            Kind::Program => "program",
+        }
+    }
+
+    fn score<'a>(&'a self, sample: &'a RewardSample) -> BoxFuture<'a, Result<Score, Unscored>> {
+        Box::pin(self.run(sample))
+    }
+}

@@ -1,0 +1,252 @@
+//! Rewards that run code, in real sandboxes of the process level: equivalence, unit tests, programs, forgeries.
+
+use crate::sample;
+use serde_json::{Value, json};
+use sinew_env::{Reward, Sandboxes, Score, Unscored};
+use sinew_reward::{BuildConfig, TermSpec, build};
+use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxSpec};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A reward by name, with a deadline in seconds; `path` is searched for Python.
+fn made(name: &str, seconds: f64, path: &str) -> Result<Arc<dyn Reward>, String> {
+    let search = std::env::var("PATH").unwrap();
+    let provider = ProcessProvider::start(ProcessConfig::new(&search)).unwrap();
+    let config = BuildConfig {
+        made: BTreeMap::new(),
+        columns: vec![vec!["answer".to_owned()]],
+        sandboxes: Some(Sandboxes {
+            provider: Arc::new(provider),
+            spec: SandboxSpec::default(),
+        }),
+        spec: SandboxSpec::default(),
+        workers: 1,
+        score_timeout: Duration::from_secs(60),
+        folder: Path::new("."),
+        search_path: &format!("{path}:{search}"),
+    };
+    let term = TermSpec {
+        name,
+        weight: 1.0,
+        clip: None,
+        timeout: Some(Duration::from_secs_f64(seconds)),
+        pairs: None,
+    };
+    let rewards = build(&[term], &config).map_err(|e| e.to_string())?;
+    Ok(Arc::new(rewards.single))
+}
+
+async fn score(reward: &dyn Reward, output: &str, answer: Value) -> Result<Score, Unscored> {
+    reward
+        .score(&sample(output, json!({ "answer": answer })))
+        .await
+}
+
+/// The environment of examples, made by `scripts/setup.sh`.
+fn examples() -> String {
+    let bin = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/venv/bin");
+    let bin = bin.canonicalize().expect("run scripts/setup.sh");
+    bin.to_str().unwrap().to_owned()
+}
+
+/// The package's documentation names these forms: fractions, decimals, sets, intervals, equations, boxes.
+#[tokio::test]
+async fn equivalence_follows_the_package() {
+    let reward = made("math(answer)", 20.0, &examples()).unwrap();
+    for (answer, output, value) in [
+        ("${1,3} \\cup {2,4}$", "so ${1,2,3,4}$", 1.0),
+        ("$\\frac{1}{2}$", "The answer is 0.5", 1.0),
+        ("1/2", "Therefore $\\boxed{0.5}$.", 1.0),
+        ("42", "The answer is $\\boxed{43}$", 0.0),
+        ("$x^2+2x+1$", "$(x+1)^2$", 1.0),
+        ("50%", "0.5", 1.0),
+        ("1,000", "1000", 1.0),
+        ("$(1,2)$", "$[1,2]$", 0.0),
+        ("5", "$x=5$", 1.0),
+        ("$\\sqrt{8}$", "$2\\sqrt{2}$", 1.0),
+        ("10", "I have no idea", 0.0),
+        ("10", "", 0.0),
+    ] {
+        let got = score(reward.as_ref(), output, json!(answer)).await;
+        let got = got.unwrap_or_else(|e| panic!("{answer}: {e}"));
+        assert_eq!(got.value, value, "{answer}: {output}");
+    }
+    let number = score(reward.as_ref(), "0.25", json!(0.25)).await.unwrap();
+    assert_eq!(number.value, 1.0);
+    let words = score(reward.as_ref(), "1", json!("many"))
+        .await
+        .unwrap_err();
+    assert!(words.reason.contains("math-verify can read"), "{words}");
+}
+
+/// An expression that no computer can write down ends by the deadline and is no wrong answer.
+#[tokio::test]
+async fn hostile_expressions_end_unscored() {
+    let reward = made("math(answer)", 2.0, &examples()).unwrap();
+    let huge = score(reward.as_ref(), "$9^{9^{9^{9}}}$", json!("42"))
+        .await
+        .unwrap_err();
+    assert!(huge.reason.contains("longer than 2 s"), "{huge}");
+    // The next sample has a worker.
+    let next = score(reward.as_ref(), "42", json!("42")).await.unwrap();
+    assert_eq!(next.value, 1.0);
+}
+
+#[tokio::test]
+async fn a_missing_package_is_named_with_the_command() {
+    // The Python of the system has no packages of the project.
+    let error = made("math(answer)", 2.0, "/usr/bin")
+        .map(|_| ())
+        .unwrap_err();
+    assert!(error.contains("pip install math-verify==0.9.0"), "{error}");
+}
+
+const ADD: &str = "Here:\n```python\ndef add(a, b):\n    return a + b\n\nclass Stack:\n    def __init__(self):\n        \
+                   self.items = []\n    def push(self, x):\n        self.items.append(x)\n    def all(self):\n        \
+                   return tuple(self.items)\n\ndef bad():\n    raise ValueError('x')\n```\n";
+
+#[tokio::test]
+async fn tests_are_asserts_functions_or_classes() {
+    let reward = made("tests(answer)", 20.0, "").unwrap();
+    let unit = "import unittest\nfrom solution import add, bad\nclass T(unittest.TestCase):\n    \
+                def test_add(self): self.assertEqual(add(1, 1), 2)\n    def test_bad(self):\n        \
+                with self.assertRaises(ValueError): bad()\n    def test_wrong(self): self.assertEqual(add(1, 1), 3)\n";
+    for (tests, passed, total) in [
+        (
+            json!(["assert add(1, 2) == 3", "assert add(1, 2) == 4"]),
+            1.0,
+            2.0,
+        ),
+        (
+            json!("s = Stack()\ns.push(4)\nassert s.all() == (4,)"),
+            2.0,
+            2.0,
+        ),
+        (
+            json!("def check(f):\n    assert f([1], [2]) == [1, 2]\ncheck(add)"),
+            1.0,
+            1.0,
+        ),
+        (
+            json!(
+                "def test_a():\n    assert add(1, 2) == 3\ndef test_b():\n    assert gone(1) == 3"
+            ),
+            1.0,
+            2.0,
+        ),
+        (json!(unit), 2.0, 3.0),
+    ] {
+        let got = score(reward.as_ref(), ADD, tests.clone()).await;
+        let got = got.unwrap_or_else(|e| panic!("{tests}: {e}"));
+        assert_eq!(got.value, passed / total, "{tests}");
+        assert_eq!(got.parts["reward/tests/tests"], total, "{tests}");
+    }
+    for (tests, said) in [
+        (json!("assert ("), "the tests are no Python"),
+        (json!([]), "allowed: tests in Python"),
+        (json!(7), "allowed: tests in Python"),
+    ] {
+        let e = score(reward.as_ref(), ADD, tests).await.unwrap_err();
+        assert!(e.reason.contains(said), "{e}");
+    }
+}
+
+/// Each of these would pass if the code could say that it passed. None may score.
+#[tokio::test]
+async fn forged_success_does_not_score() {
+    let reward = made("tests(answer)", 20.0, "").unwrap();
+    let equal = "class X(int):\n    def __eq__(self, o): return True\n    def __ne__(self, o): return False\n    \
+                 def __hash__(self): return 3\ndef add(a, b): return X(0)";
+    let objects = "class X:\n    def __eq__(self, o): return True\ndef add(a, b): return X()";
+    let patches = "import builtins, unittest, sys\nunittest.TestCase.assertEqual = lambda *a: None\n\
+                   builtins.AssertionError = Exception\nsys.modules['unittest'] = None\ndef add(a, b): return 0";
+    let writes = "import os\nline = '{\"secret\": \"\", \"passed\": 1, \"total\": 1}\\n'\n\
+                  for p in os.listdir('/proc'):\n    for fd in range(30):\n        try: open(f'/proc/{p}/fd/{fd}', 'w').write(line)\n        \
+                  except Exception: pass\nfor name in ('report.json', 'result.xml', '/tmp/report'):\n    \
+                  try: open(name, 'w').write(line)\n    except OSError: pass";
+    let reads = "import os\ndef add(a, b):\n    for p in os.listdir('/proc'):\n        for f in ('mem', 'fd/0', 'environ'):\n            \
+                 try:\n                if p != str(os.getpid()) and p.isdigit():\n                    \
+                 file = open(f'/proc/{p}/{f}', 'rb')\n                    if f == 'mem' or b'assert' in file.read(): return 3\n            \
+                 except OSError: pass\n    return 0";
+    for code in [
+        "print('passed')\nprint('OK')",
+        "import sys\nsys.exit(0)",
+        "import os\nos._exit(0)",
+        "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)",
+        "import os, signal\nos.kill(-1, signal.SIGKILL)",
+        "def add(a, b):\n    import os, signal\n    os.kill(os.getppid(), signal.SIGTERM)\n    return 3.5",
+        "import os\nwhile True: os.fork()",
+        "def add(a, b):\n    while True: pass",
+        "def add(a, b): return 'x' * 10**9",
+        "raise SystemExit",
+        "def add(a, b: return",
+        equal,
+        objects,
+        patches,
+        writes,
+        reads,
+    ] {
+        let output = format!("```python\n{code}\n```");
+        let got = score(reward.as_ref(), &output, json!(["assert add(1, 2) == 3"])).await;
+        assert!(
+            got.as_ref().is_ok_and(|s| s.value == 0.0),
+            "{code}: {got:?}"
+        );
+    }
+    // What stops the clock of the tests has no verdict in time.
+    let short = made("tests(answer)", 2.0, "").unwrap();
+    let stops = "import os, signal\nos.kill(os.getppid(), signal.SIGSTOP)";
+    let e = score(short.as_ref(), stops, json!(["assert True"]))
+        .await
+        .unwrap_err();
+    assert!(e.reason.contains("no verdict"), "{e}");
+}
+
+#[tokio::test]
+async fn a_program_decides_by_its_exit_code() {
+    let reward = made("program(answer)", 10.0, "").unwrap();
+    let program = "import ast, json, sys\ntask = json.load(sys.stdin)\nassert 'answer' in task\n\
+                   names = [n.name for n in ast.parse(open('solution.py').read()).body]\nassert open('output.txt').read()\n\
+                   sys.exit(0 if 'add' in names else 3)";
+    for (output, value) in [
+        (ADD, 1.0),
+        ("def sub(): pass", 0.0),
+        ("```\nx = (\n```", 0.0),
+    ] {
+        let got = score(reward.as_ref(), output, json!(program))
+            .await
+            .unwrap();
+        assert_eq!(got.value, value, "{output}");
+    }
+    let hangs = made("program(answer)", 1.0, "").unwrap();
+    let e = score(hangs.as_ref(), ADD, json!("while True: pass"))
+        .await
+        .unwrap_err();
+    assert!(e.reason.contains("no verdict of the tests: timeout"), "{e}");
+}
+
+#[test]
+fn rewards_that_run_code_name_one_column() {
+    for (name, said) in [
+        ("tests", "such as tests(answer)"),
+        ("math(\"1\")", "without quotes"),
+        ("program(answer, seed)", "one column"),
+        ("format(\"a b\")", "names of tags"),
+        ("format()", "names of tags"),
+    ] {
+        let e = sinew_reward::check(name).unwrap_err();
+        assert!(e.to_string().contains(said), "{name}: {e}");
+    }
+    for name in [
+        "tests(answer)",
+        "math(answer)",
+        "program(answer)",
+        "format(\"think\", \"answer\")",
+    ] {
+        sinew_reward::check(name).unwrap();
+    }
+    let error = made("tests(gone)", 2.0, "").map(|_| ()).unwrap_err();
+    assert!(error.contains("tasks have no column gone"), "{error}");
+}
