@@ -98,6 +98,7 @@ impl World {
             failed,
             stored: false,
             outcome: None,
+            waits_for_group: false,
         }))
     }
 
