@@ -162,7 +162,10 @@ impl TraceStore for MemoryStore {
                 && filter.group.as_ref().is_none_or(|g| *g == s.group)
                 && filter.trained.is_none_or(|t| t == s.trained_in.is_some())
                 && filter.end.is_none_or(|e| e == s.end)
-                && filter.reward.as_ref().is_none_or(|r| !s.unscored && r.contains(&s.reward))
+                && filter
+                    .reward
+                    .as_ref()
+                    .is_none_or(|r| !s.unscored && r.contains(&s.reward))
         };
         let found = inner.episodes.iter().filter(matches).take(limit + 1);
         let mut episodes: Vec<EpisodeSummary> = found.map(|e| e.summary.clone()).collect();

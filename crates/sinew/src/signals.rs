@@ -70,10 +70,7 @@ pub(crate) async fn end_of_input() {
 ///
 /// # Errors
 /// What the system refuses.
-pub(crate) fn count(
-    runtime: &Runtime,
-    stop_on_eof: bool,
-) -> Result<watch::Receiver<u32>, Failure> {
+pub(crate) fn count(runtime: &Runtime, stop_on_eof: bool) -> Result<watch::Receiver<u32>, Failure> {
     let mut signals = {
         let _inside = runtime.enter();
         StopSignals::new()?

@@ -1,8 +1,9 @@
 //! Training data that is not sampled: rows of files, stored episodes, a data pool, or gold runs. With
 //! `[data]`, the model runs tasks for the measurement only.
 
+use super::env::{World, tasks, world};
 use super::model::renderer;
-use super::{Session, plan, world};
+use super::{Session, plan};
 use crate::failure::Failure;
 use serde_json::Value;
 use sinew_algo::Advantage;
@@ -81,7 +82,7 @@ const TRIED: usize = 3;
 /// Whether a recipe's environment has a gold policy whose turns this model can write: some are played.
 pub(crate) fn check_gold(recipe: &RunPlan) -> Result<String, Failure> {
     let renderer = renderer(&recipe.model, &recipe.env)?;
-    let (taskset, envs) = world(recipe)?;
+    let World { taskset, envs } = world(recipe, &tasks(recipe)?)?;
     let gold = Gold {
         taskset: &taskset,
         envs: &envs,
