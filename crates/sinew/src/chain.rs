@@ -1,24 +1,15 @@
 //! `sinew train` of a recipe with stages: each is a run in a folder of its own, by the code of all runs.
 
-use crate::failure::Failure;
 use crate::train::{self, Finished, TrainOptions};
-use crate::{RunArgs, check, output, signals, wire};
+use crate::{RunArgs, check, output, signals};
 use serde_json::{Value, json};
-use sinew_chain::{Begin, ChainDir, ChainError, Handed, Stages, drive};
+use sinew_chain::{Begin, ChainDir, Handed, Stages, drive};
 use sinew_project::Resume;
 use sinew_recipe::{ChainPlan, RunPlan};
+use sinew_wire::Failure;
 use std::path::{Path, PathBuf};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
-
-impl From<ChainError> for Failure {
-    fn from(e: ChainError) -> Self {
-        match e {
-            ChainError::Weights { .. } => Self::system(e),
-            _ => Self::input(e),
-        }
-    }
-}
 
 /// Trains stages.
 struct Trainer<'a> {
@@ -144,7 +135,7 @@ impl Stages for Trainer<'_> {
     }
 
     fn weights(&mut self, folder: &Path) -> Result<Handed, Failure> {
-        let run = wire::RunModel::open(folder)?;
+        let run = sinew_wire::RunModel::open(folder)?;
         let checkpoint = run.checkpoint()?;
         let name = checkpoint.file_name().unwrap_or_default();
         let params = run.params()?;

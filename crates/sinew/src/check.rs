@@ -27,15 +27,14 @@ mod memory;
 pub(crate) mod prompts;
 mod reach;
 
-use crate::failure::Failure;
 use crate::output;
-use crate::wire;
 use serde_json::json;
 use sinew_env::{EnvFactory, Split};
 use sinew_recipe::{DataSection, EngineType, ModelSection, Recipe, RecipeError, RunPlan};
 use sinew_render::{MockTrajectory, conformance_check};
 use sinew_sandbox::{ExecRequest, Program, SandboxProvider, SandboxSpec};
 use sinew_types::Task;
+use sinew_wire::Failure;
 use std::path::Path;
 use std::time::Duration;
 
@@ -131,7 +130,7 @@ fn plan_rows(recipe: &RunPlan, report: &mut Report) {
     let has_model = report.row("model", shape);
     if has_model {
         let mut scored = true;
-        for (key, source) in wire::scoring_sources(recipe) {
+        for (key, source) in sinew_wire::scoring_sources(recipe) {
             scored &= report.row(key, scoring_model(recipe, key, &source));
         }
         if recipe.data.is_some() {
@@ -149,14 +148,14 @@ fn plan_rows(recipe: &RunPlan, report: &mut Report) {
     if recipe.engine.kind != EngineType::Embedded {
         report.row("engine", reach::engine(recipe));
     }
-    let tasks = wire::tasks(recipe);
+    let tasks = sinew_wire::tasks(recipe);
     if !recipe.harness.is_built_in() {
-        let row = wire::check_harness(&recipe.harness, &recipe.sandbox);
+        let row = sinew_wire::check_harness(&recipe.harness, &recipe.sandbox);
         let starts = recipe.harness.program().is_some();
         if report.row("harness", row) && starts {
             if let Ok(tasks) = &tasks {
                 let all = tasks.all.as_ref();
-                let asks = wire::asks_model(&recipe.harness, &recipe.sandbox, all);
+                let asks = sinew_wire::asks_model(&recipe.harness, &recipe.sandbox, all);
                 let told = "starts, and asks the model".into();
                 report.row("program", asks.map(|()| told));
             }
@@ -174,7 +173,7 @@ fn plan_rows(recipe: &RunPlan, report: &mut Report) {
         .worlds()
         .iter()
         .any(|w| w.reward.is_some_and(|r| r.is_outside()));
-    let world = match wire::world(recipe, &tasks) {
+    let world = match sinew_wire::world(recipe, &tasks) {
         Ok(world) => world,
         Err(e) => {
             let row = if outside { "reward" } else { "env" };
@@ -207,7 +206,7 @@ fn refused(error: RecipeError, json: bool) -> Failure {
 pub(crate) fn before_training(run_dir: &Path, recipe: &RunPlan) -> Result<(), Failure> {
     template(recipe)?;
     model(recipe)?;
-    for (key, source) in wire::scoring_sources(recipe) {
+    for (key, source) in sinew_wire::scoring_sources(recipe) {
         scoring_model(recipe, key, &source)?;
     }
     data(recipe)?;
@@ -215,12 +214,12 @@ pub(crate) fn before_training(run_dir: &Path, recipe: &RunPlan) -> Result<(), Fa
         sandbox(recipe)?;
     }
     if !recipe.harness.is_built_in() {
-        wire::check_harness(&recipe.harness, &recipe.sandbox)?;
+        sinew_wire::check_harness(&recipe.harness, &recipe.sandbox)?;
     }
-    let tasks = wire::tasks(recipe)?;
+    let tasks = sinew_wire::tasks(recipe)?;
     counts(recipe, &tasks)?;
     if recipe.harness.is_built_in() {
-        prompts::prompts(recipe, &wire::world(recipe, &tasks)?)?;
+        prompts::prompts(recipe, &sinew_wire::world(recipe, &tasks)?)?;
     }
     memory::memory(recipe)?;
     disk::disk(recipe, &run_dir.join("checkpoints")).map(|_| ())
@@ -228,18 +227,18 @@ pub(crate) fn before_training(run_dir: &Path, recipe: &RunPlan) -> Result<(), Fa
 
 /// The kernels and threads that everything is computed with.
 fn device() -> Result<String, Failure> {
-    let device = wire::device()?;
-    let (kernels, threads) = (wire::kernels(&device), device.threads());
+    let device = sinew_wire::device()?;
+    let (kernels, threads) = (sinew_wire::kernels(&device), device.threads());
     Ok(format!("kernels {kernels}, {threads} threads"))
 }
 
 /// The shape of the model. Its files are read, but for the weights.
 fn model(recipe: &RunPlan) -> Result<String, Failure> {
-    let config = wire::model_config(recipe)?;
+    let config = sinew_wire::model_config(recipe)?;
     if let Some(lora) = &recipe.train.lora {
-        wire::lora_config(lora)?;
+        sinew_wire::lora_config(lora)?;
     }
-    wire::check_context(recipe.rollout.max_context_tokens, &config)?;
+    sinew_wire::check_context(recipe.rollout.max_context_tokens, &config)?;
     Ok(format!(
         "{:?}, {} layers of {}, context {}",
         config.family, config.layers, config.d_model, config.max_context
@@ -249,8 +248,11 @@ fn model(recipe: &RunPlan) -> Result<String, Failure> {
 /// Joins between turns must give the ids that a full render gives, or training is refused: the policy
 /// would learn from tokens that it never saw. Mock conversations are rendered both ways.
 fn template(recipe: &RunPlan) -> Result<String, Failure> {
-    let renderer = wire::renderer(&recipe.model, &recipe.env)?;
-    let tiny = matches!(wire::origin(&recipe.model)?, ModelSection::Scratch { .. });
+    let renderer = sinew_wire::renderer(&recipe.model, &recipe.env)?;
+    let tiny = matches!(
+        sinew_wire::origin(&recipe.model)?,
+        ModelSection::Scratch { .. }
+    );
     let (system, text) = if tiny {
         (None, "l")
     } else {
@@ -279,8 +281,8 @@ fn template(recipe: &RunPlan) -> Result<String, Failure> {
 
 /// A reference or teacher must be there and have the policy's vocabulary.
 fn scoring_model(recipe: &RunPlan, key: &str, source: &str) -> Result<String, Failure> {
-    let vocab = wire::model_config(recipe)?.vocab;
-    let config = wire::check_scoring(key, source, vocab)?;
+    let vocab = sinew_wire::model_config(recipe)?.vocab;
+    let config = sinew_wire::check_scoring(key, source, vocab)?;
     Ok(format!(
         "{:?}, {} layers of {}",
         config.family, config.layers, config.d_model
@@ -290,13 +292,13 @@ fn scoring_model(recipe: &RunPlan, key: &str, source: &str) -> Result<String, Fa
 /// The rows of `[data]`, all of them read and tokenized, or the pool.
 fn data(recipe: &RunPlan) -> Result<String, Failure> {
     if recipe.draws_from_pool() {
-        return wire::check_pool(recipe);
+        return sinew_wire::check_pool(recipe);
     }
     if let Some(DataSection::Gold {}) = recipe.data {
-        return wire::check_gold(recipe);
+        return sinew_wire::check_gold(recipe);
     }
-    let renderer = wire::renderer(&recipe.model, &recipe.env)?;
-    let loaded = wire::dataset(recipe, renderer.as_ref())?;
+    let renderer = sinew_wire::renderer(&recipe.model, &recipe.env)?;
+    let loaded = sinew_wire::dataset(recipe, renderer.as_ref())?;
     let groups = loaded.map_or(0, |d| d.len());
     Ok(format!("{groups} rows to train on"))
 }
@@ -347,7 +349,7 @@ async fn try_one(provider: &dyn SandboxProvider, spec: &SandboxSpec) -> Result<V
 }
 
 /// Numbers of tasks, which `eval.tasks` and `rollout.tasks_per_step` must not exceed.
-fn counts(recipe: &RunPlan, tasks: &wire::Tasks) -> Result<String, Failure> {
+fn counts(recipe: &RunPlan, tasks: &sinew_wire::Tasks) -> Result<String, Failure> {
     if recipe.harness.live().is_some() {
         return Ok("agents bring their own".into());
     }
@@ -372,7 +374,7 @@ fn counts(recipe: &RunPlan, tasks: &wire::Tasks) -> Result<String, Failure> {
             taskset.name()
         )));
     }
-    wire::sampling(recipe, taskset.as_ref())?;
+    sinew_wire::sampling(recipe, taskset.as_ref())?;
     Ok(format!(
         "{}: {train} to train on, {held_out} held out{left_out}{}",
         taskset.name(),
@@ -403,8 +405,8 @@ const GOLD_TASKS: usize = 4;
 
 /// The solutions of some tasks must succeed in their environment: else a reward or a tool is broken,
 /// and no training could find that out.
-fn solvable(recipe: &RunPlan, world: &wire::World) -> Result<String, Failure> {
-    let wire::World { taskset, envs } = world;
+fn solvable(recipe: &RunPlan, world: &sinew_wire::World) -> Result<String, Failure> {
+    let sinew_wire::World { taskset, envs } = world;
     let mut tasks = Vec::new();
     for split in [Split::Train, Split::HeldOut] {
         let len = taskset.len(split);

@@ -3,12 +3,12 @@
 //! A curve is the success of training episodes, averaged over a window of steps, from a run's
 //! `metrics.jsonl`. Runs that still train can be drawn.
 
-use crate::failure::Failure;
 use crate::output;
 use sinew_pipeline::StepRecord;
 use sinew_plot::{Curve, plot};
 use sinew_project::write_atomic;
 use sinew_view::{WINDOW, lines, smoothed};
+use sinew_wire::Failure;
 use std::path::{Path, PathBuf};
 
 /// Writes `out`, an SVG with one curve for each run, named by its folder.

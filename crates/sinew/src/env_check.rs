@@ -1,6 +1,5 @@
 //! `sinew env`: a Python environment, tried before it is trained on or served over HTTP; servers, tried.
 
-use crate::failure::Failure;
 use crate::output;
 use crate::signals::StopSignals;
 use clap::{Args, Subcommand};
@@ -11,6 +10,7 @@ use sinew_bridge::{
 };
 use sinew_env::{EnvConfig, Split, Taskset};
 use sinew_types::{Task, TaskId};
+use sinew_wire::Failure;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;

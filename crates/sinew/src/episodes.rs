@@ -3,9 +3,7 @@
 //! The store is opened for reading: a run that trains is not disturbed, and its newest committed episodes
 //! are shown.
 
-use crate::failure::Failure;
 use crate::output;
-use crate::wire;
 use crate::{EpisodesArgs, ShowArgs};
 use clap::ValueEnum;
 use serde_json::json;
@@ -13,6 +11,7 @@ use sinew_project::store_path;
 use sinew_store::{Cursor, EndKind, Filter, StoreReader};
 use sinew_types::EpisodeId;
 use sinew_view::{ShowOptions, visible};
+use sinew_wire::Failure;
 use std::io::IsTerminal;
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -73,7 +72,7 @@ pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
         )));
     };
     let recipe = sinew_project::recipe(run_dir)?;
-    let renderer = wire::renderer(&recipe.model, &recipe.env)?;
+    let renderer = sinew_wire::renderer(&recipe.model, &recipe.env)?;
     if args.json {
         let text = sinew_view::json(&trace, renderer.as_ref()).map_err(Failure::system)?;
         output::print(&(text + "\n"));

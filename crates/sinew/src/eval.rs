@@ -3,10 +3,10 @@
 //! It is the measurement of `sinew train` without the training, for a model that was trained elsewhere or by
 //! a run.
 
-use crate::failure::Failure;
-use crate::{RunArgs, train, wire};
+use crate::{RunArgs, train};
 use clap::Args;
 use sinew_recipe::{ChainPlan, ModelSection, RUN, Recipe, RunPlan};
+use sinew_wire::Failure;
 
 /// Arguments of `sinew eval`.
 #[derive(Debug, Args)]
@@ -62,7 +62,7 @@ fn last(chain: &ChainPlan, model: Option<&str>) -> Result<RunPlan, Failure> {
 /// The section of `--model`. Its tokenizer and template replace those of the recipe, too; the model of a run
 /// must have been trained with the environment's alphabet, if it has one.
 fn other_model(recipe: &RunPlan, source: &str) -> Result<ModelSection, Failure> {
-    let source = wire::typed_source(source);
+    let source = sinew_wire::typed_source(source);
     if recipe.env.needs().alphabet.is_some() && !source.starts_with(RUN) {
         return Err(Failure::input(format!(
             "--model = {source:?}: env.type = \"{}\" has an alphabet of its own, which only models from scratch have",

@@ -3,10 +3,10 @@
 //! The folder has the form of Hugging Face: `config.json`, `model.safetensors`, `tokenizer.json` and the
 //! chat template. vLLM, SGLang and transformers load it, and so does `model = "FOLDER"` in a recipe.
 
-use crate::failure::Failure;
-use crate::{output, wire};
+use crate::output;
 use clap::{Args, ValueEnum};
 use sinew_model::{SaveDtype, save_pretrained};
+use sinew_wire::Failure;
 use std::path::PathBuf;
 
 /// Arguments of `sinew export`.
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
             args.out.display()
         )));
     }
-    let run = wire::RunModel::open(&args.run_dir)?;
+    let run = sinew_wire::RunModel::open(&args.run_dir)?;
     let (renderer, checkpoint) = (run.renderer()?, run.checkpoint()?);
     let params = run.params()?;
     let dtype = match args.dtype {

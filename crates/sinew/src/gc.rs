@@ -3,11 +3,11 @@
 //! A resume goes back to a checkpoint and trains the steps after it again, from the store. So the episodes
 //! of steps before the oldest kept checkpoint are needed by people alone.
 
-use crate::failure::Failure;
-use crate::{output, wire};
+use crate::output;
 use clap::Args;
 use serde_json::json;
 use sinew_store::{GcPolicy, StoreError, TraceStore};
+use sinew_wire::Failure;
 use std::path::{Path, PathBuf};
 
 /// Arguments of `sinew gc`.
@@ -38,7 +38,7 @@ pub(crate) fn run(args: &GcArgs) -> Result<(), Failure> {
         )));
     }
     let step = oldest_step(&args.run_dir.join("checkpoints"))?;
-    let store = wire::disk_store(&store, args.accept_loss).map_err(|e| match e {
+    let store = sinew_wire::disk_store(&store, args.accept_loss).map_err(|e| match e {
         e @ StoreError::Locked { .. } => Failure::input(e),
         e => Failure::system(e),
     })?;

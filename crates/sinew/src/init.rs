@@ -1,8 +1,8 @@
 //! `sinew init`: a project that trains at once.
 
-use crate::failure::Failure;
 use crate::output::print;
 use clap::{Args, ValueEnum};
+use sinew_wire::Failure;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]

@@ -3,8 +3,8 @@
 //! Benches and hostile programs are no part of the product, so that its size and its dependencies do not
 //! grow with them.
 
-use crate::failure::Failure;
 use clap::Args;
+use sinew_wire::Failure;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! The command line: the only place where concrete parts meet.
 //!
 //! A command is a file here. Those that run a recipe read a plan (`sinew-recipe`), make its parts
-//! (`wire/`) and hand them to the loop (`sinew-pipeline`). Two more programs hide behind this one: workers
+//! (`sinew-wire`) and hand them to the loop (`sinew-pipeline`). Two more programs hide behind this one: workers
 //! of `train.data_parallel`, and workers of the wasm level; both are started by a run, never by people.
 //!
 //! Standard output has the result, as text or JSON lines. Logs go to standard error, by the filter
@@ -14,14 +14,12 @@ mod env_check;
 mod episodes;
 mod eval;
 mod export;
-mod failure;
 mod gc;
 mod init;
 mod judge;
 mod lab;
 mod output;
 mod pool;
-mod python;
 mod rescore;
 mod reward;
 mod runs;
@@ -30,14 +28,12 @@ mod serve;
 mod serve_sandbox;
 mod signals;
 mod tasks;
-mod token;
 mod train;
-mod wire;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
-use failure::Failure;
 use sinew_project::{Resume, RunDir, RunEnd};
 use sinew_recipe::{Recipe, RunPlan};
+use sinew_wire::Failure;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -182,7 +178,7 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     seed: Option<u64>,
     #[command(flatten)]
-    serve: wire::ServeAt,
+    serve: sinew_wire::ServeAt,
 }
 
 /// Arguments of `sinew check`.
@@ -305,7 +301,7 @@ fn main() -> ExitCode {
         .init();
     let result = match cli {
         Some(cli) => run(cli.command),
-        None => wire::train_worker(),
+        None => sinew_wire::train_worker(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -2,7 +2,6 @@
 //!
 //! The server needs the feature `pool`; the client and training from a pool do not.
 
-use crate::failure::Failure;
 use crate::output;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
@@ -16,6 +15,7 @@ use sinew_pool::{Folder, Pool, PoolConfig, schema::Pushed};
 use sinew_render::Renderer;
 #[cfg(feature = "pool")]
 use sinew_types::Trace;
+use sinew_wire::Failure;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

@@ -1,13 +1,12 @@
 //! `sinew rescore`: rewards of now for the stored episodes of a run.
 
-use crate::failure::Failure;
 use crate::output::{print, print_json};
-use crate::wire;
 use clap::Args;
 use serde_json::json;
 use sinew_recipe::{RewardSection, RewardTable, RewardTerm, RunPlan};
 use sinew_rollout::{Rescored, changes, rescore, tasks_of};
 use sinew_store::{Filter, MAX_PAGE, StoreReader, TraceStore};
+use sinew_wire::Failure;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -57,8 +56,8 @@ pub(crate) fn run(args: &RescoreArgs) -> Result<(), Failure> {
             terms: terms.collect(),
         }));
     }
-    let taskset = wire::tasks(&recipe)?.all;
-    let Some(reward) = wire::own_reward(&recipe, taskset.as_ref())? else {
+    let taskset = sinew_wire::tasks(&recipe)?.all;
+    let Some(reward) = sinew_wire::own_reward(&recipe, taskset.as_ref())? else {
         let hint = "the recipe has no reward of its own\n  hint: --reward \"exact(answer)\"";
         return Err(Failure::input(hint));
     };
@@ -91,7 +90,7 @@ pub(crate) fn run(args: &RescoreArgs) -> Result<(), Failure> {
 
 /// Adds the scores to the store; how many it took.
 fn write(folder: &Path, rescored: &[Rescored], source: &str) -> Result<usize, Failure> {
-    let store = wire::disk_store(folder, false).map_err(Failure::input)?;
+    let store = sinew_wire::disk_store(folder, false).map_err(Failure::input)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now_us = now.map_or(0, |d| d.as_micros() as u64);
     let records = rescored.iter().flat_map(|r| r.records(source, now_us));

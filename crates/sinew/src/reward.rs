@@ -1,10 +1,10 @@
 //! `sinew reward`: scores that come after their episodes.
 
-use crate::failure::Failure;
 use crate::output;
 use clap::{Args, Subcommand};
 use serde_json::json;
 use sinew_store::{IMPORT_SOURCE, ImportReport, StoreError, import_file};
+use sinew_wire::Failure;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -2,11 +2,11 @@
 //!
 //! A run is a folder with `recipe.toml`. Folders below it are not searched, but for the stages of chains.
 
-use crate::failure::Failure;
 use crate::output;
 use clap::Args;
 use serde_json::json;
 use sinew_view::RunSummary;
+use sinew_wire::Failure;
 use std::path::{Path, PathBuf};
 
 /// Arguments of `sinew runs`.

@@ -3,7 +3,6 @@
 //! `run` makes a sandbox as a recipe would, runs one program in it and destroys it. What the program wrote
 //! is hostile: on a terminal, control characters are shown and not carried out.
 
-use crate::failure::Failure;
 use crate::lab::{self, LabArgs};
 use crate::output;
 use clap::Subcommand;
@@ -12,6 +11,7 @@ use sinew_recipe::{LEVEL_NAMES, SandboxPlan};
 use sinew_sandbox::{
     Ending, ExecRequest, ExecResult, Program, Sandbox, SandboxProvider, SandboxSpec,
 };
+use sinew_wire::Failure;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

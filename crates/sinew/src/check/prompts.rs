@@ -1,11 +1,10 @@
 //! Whether what the environment asks, and a right turn after it, fit into the limits of an episode.
 
-use crate::failure::Failure;
-use crate::wire;
 use sinew_env::{EnvFactory, Split};
 use sinew_recipe::RunPlan;
 use sinew_render::Renderer;
 use sinew_types::{Message, Role, Task, ToolSpec};
+use sinew_wire::Failure;
 
 /// Maximum number of tasks of each split whose prompts are rendered, evenly spread.
 const TASKS: usize = 32;
@@ -23,9 +22,9 @@ struct Size {
 
 /// Renders prompts with the model's tokenizer and template. Refused is a recipe in which most tasks have no
 /// room for the shortest turn of their solution: nothing could be learned.
-pub(super) fn prompts(recipe: &RunPlan, world: &wire::World) -> Result<String, Failure> {
-    let wire::World { taskset, envs } = world;
-    let renderer = wire::renderer(&recipe.model, &recipe.env)?;
+pub(super) fn prompts(recipe: &RunPlan, world: &sinew_wire::World) -> Result<String, Failure> {
+    let sinew_wire::World { taskset, envs } = world;
+    let renderer = sinew_wire::renderer(&recipe.model, &recipe.env)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

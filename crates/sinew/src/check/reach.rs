@@ -1,8 +1,8 @@
 //! Whether what a run needs from outside takes connections: servers that generate, a pool of
 //! trajectories. Nothing is sent: a server that is still loading its model counts as there.
 
-use crate::failure::Failure;
 use sinew_recipe::{DataSection, RunPlan};
+use sinew_wire::Failure;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 

@@ -4,8 +4,8 @@
 //! gateway shares engine, admission and request ids with the run, and has no store: traces are committed
 //! by the run, with their outcome.
 
-use super::Session;
-use super::admission::TurnCapacity;
+use crate::Session;
+use crate::admission::TurnCapacity;
 use crate::failure::Failure;
 use futures::future::BoxFuture;
 use sinew_env::{Split, Taskset};
@@ -44,11 +44,11 @@ impl From<ProgramError> for Failure {
 /// The parts of a run that a gateway for programs shares with it, so that its calls and those of the run
 /// wait in one queue.
 pub(crate) struct Shared<'a> {
-    pub(crate) engine: &'a Arc<dyn Engine>,
-    pub(crate) renderer: &'a Arc<dyn Renderer>,
-    pub(crate) admission: &'a Arc<Admission>,
+    pub engine: &'a Arc<dyn Engine>,
+    pub renderer: &'a Arc<dyn Renderer>,
+    pub admission: &'a Arc<Admission>,
     /// Source of request ids.
-    pub(crate) requests: &'a Arc<AtomicU64>,
+    pub requests: &'a Arc<AtomicU64>,
 }
 
 /// The harness of a recipe. For a program, a gateway on a free port of the loopback interface and the
@@ -117,7 +117,7 @@ fn service(section: &ServiceSection) -> ServiceConfig {
 }
 
 /// Checks that the program is there and that its sandbox can be built; the answer is a row of `sinew check`.
-pub(crate) fn check(section: &HarnessSection, sandbox: &SandboxPlan) -> Result<String, Failure> {
+pub fn check(section: &HarnessSection, sandbox: &SandboxPlan) -> Result<String, Failure> {
     let section = match section {
         HarnessSection::BuiltIn {} => return Ok("built in".into()),
         HarnessSection::Service(s) => return Ok(format!("tasks are posted to {}", s.url)),
@@ -143,7 +143,7 @@ pub(crate) fn check(section: &HarnessSection, sandbox: &SandboxPlan) -> Result<S
 ///
 /// # Errors
 /// If it ends before it asks the model.
-pub(crate) fn asks_model(
+pub fn asks_model(
     section: &HarnessSection,
     sandbox: &SandboxPlan,
     tasks: &dyn Taskset,
@@ -315,7 +315,7 @@ fn rollout(parts: &EpisodeParts, options: &EpisodeOptions, spec: &EpisodeSpec) -
 }
 
 /// Sampling that no agent can change: the policy that learns must be the one that acted.
-pub(super) fn sampling(options: &EpisodeOptions) -> SamplingDefaults {
+pub(crate) fn sampling(options: &EpisodeOptions) -> SamplingDefaults {
     SamplingDefaults {
         temperature: Some(options.sampling.temperature),
         top_p: Some(options.sampling.top_p),

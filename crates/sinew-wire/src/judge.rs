@@ -3,10 +3,10 @@
 //! A judge in this process is loaded when it is first asked, so that commands that judge nothing start at
 //! once.
 
-use super::device::device;
-use super::engine::{embedded, grammars};
-use super::model::{chat_renderer, resolve_env, unresolved};
+use crate::device::device;
+use crate::engine::{embedded, grammars};
 use crate::failure::Failure;
+use crate::model::{chat_renderer, resolve_env, unresolved};
 use sinew_env::{Split, Taskset};
 use sinew_judge::{
     Bench, ChatModel, EngineChat, Judge, JudgeConfig, LazyChat, OpenAiChat, OpenAiConfig,
@@ -23,7 +23,7 @@ use std::sync::atomic::AtomicU64;
 const MAX_CONTEXT: usize = 8192;
 
 /// Columns of the first task of a split.
-pub(super) fn columns(tasks: &dyn Taskset, split: Split) -> Result<Vec<String>, Failure> {
+pub(crate) fn columns(tasks: &dyn Taskset, split: Split) -> Result<Vec<String>, Failure> {
     let task = tasks.get(split, 0).map_err(Failure::input)?;
     let columns = task.data.as_object().into_iter().flatten();
     Ok(columns.map(|(name, _)| name.clone()).collect())
@@ -33,7 +33,7 @@ pub(super) fn columns(tasks: &dyn Taskset, split: Split) -> Result<Vec<String>, 
 ///
 /// # Errors
 /// If its key, rubric or model is missing, or a column that it is to see.
-pub(crate) fn judge(
+pub fn judge(
     recipe: &RunPlan,
     name: &str,
     tasks: &dyn Taskset,
@@ -101,20 +101,20 @@ fn key(variable: Option<&str>, full: &str) -> Result<Option<String>, Failure> {
 ///
 /// # Errors
 /// If its key is missing.
-pub(crate) fn server_config(plan: &RewardServerPlan<'_>) -> Result<ServerConfig, Failure> {
+pub fn server_config(plan: &RewardServerPlan<'_>) -> Result<ServerConfig, Failure> {
     let key = key(plan.key_env, &format!("reward.{:?}", plan.url))?;
     Ok(ServerConfig::of(plan, key))
 }
 
 /// A reward server as a reward.
-pub(super) fn server(plan: &RewardServerPlan<'_>) -> Result<Arc<RewardServer>, Failure> {
+pub(crate) fn server(plan: &RewardServerPlan<'_>) -> Result<Arc<RewardServer>, Failure> {
     let server = RewardServer::new(server_config(plan)?);
     let server = server.map_err(|e| Failure::input(format!("reward: {e}")))?;
     Ok(Arc::new(server))
 }
 
 /// A reward model, whose files are checked now and whose weights are loaded with the first sample.
-pub(super) fn reward_model(source: &str) -> Result<Arc<RewardModel>, Failure> {
+pub(crate) fn reward_model(source: &str) -> Result<Arc<RewardModel>, Failure> {
     let full = format!("reward: model:{source}");
     let files = resolve_model(source, &resolve_env()).map_err(|e| unresolved(&full, e))?;
     let model = RewardModel::open(full.clone(), files, device()?);

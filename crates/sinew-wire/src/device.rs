@@ -13,7 +13,7 @@ use sinew_tensor::{Cpu, KernelSet};
 ///
 /// # Errors
 /// If the processor lacks the kernels, or the number is out of range.
-pub(crate) fn device() -> Result<Cpu, Failure> {
+pub fn device() -> Result<Cpu, Failure> {
     let kernels = match std::env::var("SINEW_CPU") {
         Ok(name) => {
             KernelSet::parse(&name).map_err(|e| Failure::input(format!("SINEW_CPU: {e}")))?
@@ -43,7 +43,7 @@ pub(crate) fn device() -> Result<Cpu, Failure> {
 }
 
 /// The kernels in words, with how they round.
-pub(crate) fn kernels(device: &Cpu) -> String {
+pub fn kernels(device: &Cpu) -> String {
     let rounding = match device.kernels() {
         KernelSet::Amx => {
             " (operands of products rounded to bfloat16, in engine and trainer alike)"
@@ -55,7 +55,7 @@ pub(crate) fn kernels(device: &Cpu) -> String {
 
 /// How the embedded engine stores its matrices: as `engine.weights` says, changed to what suits the kernels
 /// and the number of sequences in a pass.
-pub(crate) fn precision(engine: &EnginePlan, kernels: KernelSet) -> Precision {
+pub fn precision(engine: &EnginePlan, kernels: KernelSet) -> Precision {
     let asked = match engine.weights {
         WeightFormat::F32 => Precision::F32,
         WeightFormat::Bf16 => Precision::Bf16,

@@ -45,7 +45,7 @@ pub(crate) fn open_store(plan: &StorePlan, dir: &RunDir) -> Result<RunStore, Fai
 ///
 /// # Errors
 /// If another process holds it, or a part of it cannot be read and `accept_loss` is not set.
-pub(crate) fn disk_store(folder: &Path, accept_loss: bool) -> Result<DiskStore, StoreError> {
+pub fn disk_store(folder: &Path, accept_loss: bool) -> Result<DiskStore, StoreError> {
     let options = StoreOptions {
         accept_loss,
         ..StoreOptions::default()

@@ -1,8 +1,8 @@
 //! Tasks and environments. An environment is made of its keys by the registry of `sinew-env`;
 //! nothing here knows one by name.
 
-use super::model::{resolve_env, unresolved};
 use crate::failure::Failure;
+use crate::model::{resolve_env, unresolved};
 use sinew_bridge::{PythonRows, RowLimits};
 use sinew_env::{EnvFactory, MixtureFactory, MixtureTasks, Reward, Rewarded, Sandboxes, Taskset};
 use sinew_judge::Bench;
@@ -18,23 +18,39 @@ use std::sync::Arc;
 /// All rows are read and rendered, so that a run of a million rows starts after seconds, and never fails at a
 /// row later.
 #[derive(Clone)]
-pub(crate) struct Tasks {
+pub struct Tasks {
     /// Of the whole run.
-    pub(crate) all: Arc<dyn Taskset>,
+    pub all: Arc<dyn Taskset>,
     /// Of each environment, in the order of the recipe.
     each: Vec<Arc<dyn Taskset>>,
     /// Rows that the filter left out, and rows that are held out as well; `None` without rows.
-    pub(crate) left_out: Option<(usize, usize)>,
+    pub left_out: Option<(usize, usize)>,
 }
 
 /// Tasks, and what makes the environment of one.
-pub(crate) struct World {
-    pub(crate) taskset: Arc<dyn Taskset>,
-    pub(crate) envs: Arc<dyn EnvFactory>,
+pub struct World {
+    pub taskset: Arc<dyn Taskset>,
+    pub envs: Arc<dyn EnvFactory>,
+}
+
+impl std::fmt::Debug for Tasks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tasks")
+            .field("left_out", &self.left_out)
+            .finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for World {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("World")
+            .field("envs", &self.envs.name())
+            .finish_non_exhaustive()
+    }
 }
 
 /// Reads the tasks of a recipe: rows of its own, or those of its environments.
-pub(crate) fn tasks(recipe: &RunPlan) -> Result<Tasks, Failure> {
+pub fn tasks(recipe: &RunPlan) -> Result<Tasks, Failure> {
     let (mut each, mut named, mut left_out) = (Vec::new(), Vec::new(), None);
     for world in recipe.worlds() {
         let (tasks, own) = member(recipe, &world, taskset(recipe, &world))?;
@@ -142,14 +158,14 @@ fn files(key: &str, source: &str) -> Result<PathBuf, Failure> {
 }
 
 /// The recipe's own reward, without an environment; `None` if it has none.
-pub(crate) fn own_reward(
+pub fn own_reward(
     recipe: &RunPlan,
     tasks: &dyn Taskset,
 ) -> Result<Option<Arc<dyn Reward>>, Failure> {
     let Some(section) = recipe.reward.as_ref().filter(|s| !s.terms().is_empty()) else {
         return Ok(None);
     };
-    let rewards = super::reward::rewards(recipe, section, tasks, &Bench::default())?;
+    let rewards = crate::reward::rewards(recipe, section, tasks, &Bench::default())?;
     match rewards.group {
         None => Ok(Some(Arc::new(rewards.single))),
         Some(_) => Err(Failure::input(
@@ -159,7 +175,7 @@ pub(crate) fn own_reward(
 }
 
 /// Environments of a recipe with its tasks. Sandboxes are started only for environments that need them.
-pub(crate) fn world(recipe: &RunPlan, tasks: &Tasks) -> Result<World, Failure> {
+pub fn world(recipe: &RunPlan, tasks: &Tasks) -> Result<World, Failure> {
     let mcp = recipe.worlds().iter().any(|w| w.env.kind_name() == "mcp");
     if cfg!(not(feature = "mcp")) && mcp {
         return Err(sinew_levels::missing_feature("env.type = \"mcp\"", "mcp").into());
@@ -168,7 +184,7 @@ pub(crate) fn world(recipe: &RunPlan, tasks: &Tasks) -> Result<World, Failure> {
 }
 
 /// Started sandboxes with the limits of a recipe.
-pub(super) fn sandboxed(section: &SandboxPlan) -> Result<Sandboxes, Failure> {
+pub(crate) fn sandboxed(section: &SandboxPlan) -> Result<Sandboxes, Failure> {
     Ok(Sandboxes {
         provider: sandboxes(section)?,
         spec: sandbox_spec(section)?,
@@ -191,7 +207,7 @@ pub(crate) fn world_with(recipe: &RunPlan, tasks: &Tasks, bench: &Bench) -> Resu
             let Some(section) = world.reward.filter(|s| !s.terms().is_empty()) else {
                 return Ok(envs);
             };
-            let rewards = super::reward::rewards(recipe, section, taskset.as_ref(), bench)?;
+            let rewards = crate::reward::rewards(recipe, section, taskset.as_ref(), bench)?;
             let rewarded = Rewarded::new(envs, Arc::new(rewards.single));
             let rewarded = match rewards.group {
                 None => rewarded,

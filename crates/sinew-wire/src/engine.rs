@@ -3,10 +3,10 @@
 //! An engine of this process copies the weights of the learner, since generation packs them for its own
 //! kernels. Servers get them over a folder before the first token.
 
-use super::device::precision;
-use super::model::model_files;
-use super::{clock, servers};
+use crate::device::precision;
 use crate::failure::Failure;
+use crate::model::model_files;
+use crate::{clock, servers};
 use sinew_grammar::Grammars;
 use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig, TokenBytes};
 use sinew_model::{InferModel, ModelFiles, Params};
@@ -38,7 +38,7 @@ pub(crate) fn grammars(
 ///
 /// Its queue holds at least as many requests as episodes may be in flight, so that admission and not the
 /// queue refuses.
-pub(super) fn embedded(
+pub(crate) fn embedded(
     section: &EnginePlan,
     rollout: &RolloutPlan,
     device: &Cpu,

@@ -1,10 +1,10 @@
 //! Training data that is not sampled: rows of files, stored episodes, a data pool, or gold runs. With
 //! `[data]`, the model runs tasks for the measurement only.
 
-use super::env::{World, tasks, world};
-use super::model::renderer;
-use super::{Session, plan};
+use crate::env::{World, tasks, world};
 use crate::failure::Failure;
+use crate::model::renderer;
+use crate::{Session, plan};
 use serde_json::Value;
 use sinew_algo::Advantage;
 use sinew_env::{EnvFactory, Taskset};
@@ -25,11 +25,11 @@ use tokio::sync::watch;
 
 /// What gold runs are made with.
 pub(crate) struct Gold<'a> {
-    pub(crate) taskset: &'a Arc<dyn Taskset>,
-    pub(crate) envs: &'a Arc<dyn EnvFactory>,
-    pub(crate) renderer: &'a Arc<dyn Renderer>,
+    pub taskset: &'a Arc<dyn Taskset>,
+    pub envs: &'a Arc<dyn EnvFactory>,
+    pub renderer: &'a Arc<dyn Renderer>,
     /// For their traces.
-    pub(crate) run: RunInfo,
+    pub run: RunInfo,
 }
 
 impl Gold<'_> {
@@ -80,7 +80,7 @@ pub(crate) fn source(
 const TRIED: usize = 3;
 
 /// Whether a recipe's environment has a gold policy whose turns this model can write: some are played.
-pub(crate) fn check_gold(recipe: &RunPlan) -> Result<String, Failure> {
+pub fn check_gold(recipe: &RunPlan) -> Result<String, Failure> {
     let renderer = renderer(&recipe.model, &recipe.env)?;
     let World { taskset, envs } = world(recipe, &tasks(recipe)?)?;
     let gold = Gold {
@@ -147,7 +147,7 @@ fn reached(recipe: &RunPlan) -> Result<(PoolClient, Value), Failure> {
 }
 
 /// Whether a recipe's pool can be drawn from, with the number of whole groups in it.
-pub(crate) fn check_pool(recipe: &RunPlan) -> Result<String, Failure> {
+pub fn check_pool(recipe: &RunPlan) -> Result<String, Failure> {
     let (_, reply) = reached(recipe)?;
     Ok(format!(
         "pool: {} whole groups wait",
@@ -156,7 +156,7 @@ pub(crate) fn check_pool(recipe: &RunPlan) -> Result<String, Failure> {
 }
 
 /// Minimum trajectories of a group that a recipe's algorithm compares.
-pub(super) fn min_group(recipe: &RunPlan) -> usize {
+pub(crate) fn min_group(recipe: &RunPlan) -> usize {
     let composition = recipe.algorithm.composition(recipe.rollout.group_size);
     let compares = composition.is_ok_and(|c| c.advantage.compares());
     if compares { 2 } else { 1 }

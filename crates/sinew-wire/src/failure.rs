@@ -4,6 +4,7 @@
 //! wrong input if it was typed, and a failure of the system if a run wrote it. Messages are for people, name
 //! the key or the option, and end with a hint where there is one.
 
+use sinew_chain::ChainError;
 use sinew_levels::LevelError;
 use sinew_pipeline::PipelineError;
 use sinew_project::{RunDirError, RunEnd};
@@ -13,7 +14,7 @@ use std::path::Path;
 /// Exit codes: 1 the system failed, or a run collapsed or could not learn; 2 the input is wrong;
 /// 3 something outside is missing; 130 interrupted; or a program's own.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub enum Failure {
     /// A recipe, an argument or a file that the user can put right.
     Input(String),
     /// A recipe that is refused: the text, the key, and the line and column in the file, from 1.
@@ -30,17 +31,17 @@ pub(crate) enum Failure {
 
 impl Failure {
     /// A mistake in a recipe, an argument or a file. The text says what is allowed and what to do.
-    pub(crate) fn input(text: impl std::fmt::Display) -> Self {
+    pub fn input(text: impl std::fmt::Display) -> Self {
         Self::Input(text.to_string())
     }
 
     /// Anything that the user did not cause by what was typed.
-    pub(crate) fn system(text: impl std::fmt::Display) -> Self {
+    pub fn system(text: impl std::fmt::Display) -> Self {
         Self::System(text.to_string())
     }
 
     /// The failure as an object, for `--json`; of a refused recipe with `field`, `line` and `column`.
-    pub(crate) fn json(&self) -> serde_json::Value {
+    pub fn json(&self) -> serde_json::Value {
         let mut error = serde_json::json!({ "message": self.text(), "status": self.code() });
         if let Self::Recipe(_, field, at) = self {
             error["field"] = serde_json::json!(field);
@@ -51,12 +52,12 @@ impl Failure {
     }
 
     /// Something that must be started, installed or downloaded first.
-    pub(crate) fn outside(text: impl std::fmt::Display) -> Self {
+    pub fn outside(text: impl std::fmt::Display) -> Self {
         Self::Outside(text.to_string())
     }
 
     /// An interrupted `sinew {command}`, with the way to go on.
-    pub(crate) fn interrupt(command: &str, run_dir: &Path) -> Self {
+    pub fn interrupt(command: &str, run_dir: &Path) -> Self {
         let dir = run_dir.display();
         Self::Interrupt(format!(
             "interrupted; finished episodes and steps are kept\n  hint: go on with `sinew {command} {dir}/recipe.toml --run-dir {dir} --resume`"
@@ -64,7 +65,7 @@ impl Failure {
     }
 
     /// A judge's budget that ended `sinew {command}`, with the way to go on.
-    pub(crate) fn spent(why: &str, command: &str, run_dir: &Path) -> Self {
+    pub fn spent(why: &str, command: &str, run_dir: &Path) -> Self {
         let dir = run_dir.display();
         Self::Outside(format!(
             "{why}\n  finished episodes and steps are kept; hint: raise the limit in {dir}/recipe.toml, and go on with `sinew \
@@ -73,7 +74,7 @@ impl Failure {
     }
 
     /// The same, of a stage of a chain.
-    pub(crate) fn in_stage(self, stage: &str) -> Self {
+    pub fn in_stage(self, stage: &str) -> Self {
         let told = |text: String| format!("stage {stage}: {text}");
         match self {
             Self::Input(text) => Self::Input(told(text)),
@@ -84,7 +85,7 @@ impl Failure {
     }
 
     /// The same, with what it is about before its text.
-    pub(crate) fn of(self, what: &str) -> Self {
+    pub fn of(self, what: &str) -> Self {
         let text = format!("{what}: {}", self.text());
         match self {
             Self::Input(_) => Self::Input(text),
@@ -95,7 +96,7 @@ impl Failure {
     }
 
     /// What the run's folder says of it.
-    pub(crate) fn run_end(&self) -> RunEnd<'_> {
+    pub fn run_end(&self) -> RunEnd<'_> {
         match self {
             Self::Interrupt(why) => RunEnd::Interrupted(why),
             _ => RunEnd::Failed(self.text()),
@@ -103,7 +104,7 @@ impl Failure {
     }
 
     /// Exit code of the process.
-    pub(crate) fn code(&self) -> u8 {
+    pub fn code(&self) -> u8 {
         match self {
             Self::System(_) => 1,
             Self::Input(_) | Self::Recipe(..) => 2,
@@ -114,7 +115,7 @@ impl Failure {
     }
 
     /// The message without the program's name; empty where it was printed already.
-    pub(crate) fn text(&self) -> &str {
+    pub fn text(&self) -> &str {
         match self {
             Self::Input(text)
             | Self::Recipe(text, ..)
@@ -156,6 +157,15 @@ impl From<RunDirError> for Failure {
     fn from(e: RunDirError) -> Self {
         match e {
             RunDirError::Metrics(_) => Self::system(e),
+            _ => Self::input(e),
+        }
+    }
+}
+
+impl From<ChainError> for Failure {
+    fn from(e: ChainError) -> Self {
+        match e {
+            ChainError::Weights { .. } => Self::system(e),
             _ => Self::input(e),
         }
     }

@@ -10,10 +10,10 @@
 //! state that a resumed run needs. The control token stays in `RUN/control-token`, readable by its owner
 //! alone, so that agents go on with it after a restart.
 
-use super::Session;
-use super::harness::sampling;
-use super::source::min_group;
+use crate::Session;
 use crate::failure::Failure;
+use crate::harness::sampling;
+use crate::source::min_group;
 use crate::token::read_token;
 use clap::Args;
 use sinew_gateway::{
@@ -36,7 +36,7 @@ use tokio::runtime::Handle;
 
 /// Where the gateway of a run listens.
 #[derive(Clone, Debug, Default, Args)]
-pub(crate) struct ServeAt {
+pub struct ServeAt {
     /// Address at which agents outside reach the run's model, as in 127.0.0.1:8080; needed with
     /// harness.type = "live" or "service", refused without
     #[arg(long, value_name = "ADDR")]
@@ -55,7 +55,7 @@ impl ServeAt {
     ///
     /// # Errors
     /// If such a harness has no address, or another one has one, which would have no effect.
-    pub(crate) fn address(&self, harness: &HarnessSection) -> Result<Option<SocketAddr>, Failure> {
+    pub fn address(&self, harness: &HarnessSection) -> Result<Option<SocketAddr>, Failure> {
         let kind = harness.name();
         match (self.serve, harness.is_served()) {
             (None, true) => Err(Failure::input(format!(
@@ -91,7 +91,7 @@ impl ServeAt {
     ///
     /// # Errors
     /// If the address is in use, or the token cannot be read.
-    pub(super) fn start(
+    pub(crate) fn start(
         &self,
         session: &Session<'_>,
         gateway: Gateway,
@@ -113,7 +113,7 @@ impl ServeAt {
 }
 
 /// A listening gateway; dropped, it lets running calls end.
-pub(super) struct LiveServer {
+pub(crate) struct LiveServer {
     server: Option<Server>,
     runtime: Handle,
 }
@@ -134,7 +134,7 @@ impl Drop for LiveServer {
 ///
 /// # Errors
 /// If the journal or the store cannot be read, or the address is in use.
-pub(super) fn source(
+pub(crate) fn source(
     recipe: &RunPlan,
     session: &Session<'_>,
     parts: &EpisodeParts,

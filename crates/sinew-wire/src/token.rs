@@ -7,7 +7,7 @@ use std::path::Path;
 const MIN_TOKEN_CHARS: usize = 16;
 
 /// The secret in a file: its first line, long enough not to be guessed.
-pub(crate) fn read_token(path: &Path) -> Result<String, Failure> {
+pub fn read_token(path: &Path) -> Result<String, Failure> {
     let text = std::fs::read_to_string(path)
         .map_err(|e| Failure::input(format!("--control-token-file {}: {e}", path.display())))?;
     let token = text.trim();

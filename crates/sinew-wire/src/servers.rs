@@ -55,7 +55,7 @@ fn config(version: PolicyVersion, formats: Option<FormatMode>) -> RemoteConfig {
 ///
 /// # Errors
 /// If an address is none, or a server does not answer within two minutes.
-pub(crate) fn serve_engine(
+pub fn serve_engine(
     urls: &str,
     logprobs: Option<LogprobMode>,
     formats: Option<FormatMode>,

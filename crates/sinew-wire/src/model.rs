@@ -4,8 +4,8 @@
 //! scratch has no files: its shape is in the recipe, its vocabulary is the environment's alphabet, and its
 //! weights are a function of the seed.
 
-use super::run_model::{RunModel, run_model};
 use crate::failure::Failure;
+use crate::run_model::{RunModel, run_model};
 use sinew_model::{
     ConfigError, Family, LoadedModel, ModelConfig, ModelFiles, Params, ResolveEnv, ResolveError,
     RopeScaling, load_gguf_metadata, load_model, resolve_model,
@@ -24,7 +24,7 @@ use std::sync::Arc;
 /// | `HF_HUB_CACHE`, `HF_HOME` | downloads | `~/.cache/huggingface/hub` |
 /// | `HF_ENDPOINT`, `HF_TOKEN` | another hub, access to it | the public hub, none |
 /// | `HF_HUB_OFFLINE` | no downloads, unless `0` | downloads |
-pub(crate) fn resolve_env() -> ResolveEnv {
+pub fn resolve_env() -> ResolveEnv {
     let var = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
     let home = PathBuf::from(var("HOME").unwrap_or_else(|| ".".into()));
     let cache_root = var("XDG_CACHE_HOME").map_or_else(|| home.join(".cache"), PathBuf::from);
@@ -77,7 +77,7 @@ pub(crate) fn model_files(section: &ModelSection) -> Result<Option<ModelFiles>, 
 }
 
 /// Tokenizer and chat template of a folder or a GGUF file, which has both in its metadata.
-pub(crate) fn chat_renderer(files: &ModelFiles) -> Result<ChatRenderer, Failure> {
+pub fn chat_renderer(files: &ModelFiles) -> Result<ChatRenderer, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::input(format!("model: {e}"));
     match files {
         ModelFiles::Dir(dir) => ChatRenderer::from_dir(dir).map_err(|e| failed(&e)),
@@ -109,10 +109,7 @@ pub(crate) fn chat_renderer(files: &ModelFiles) -> Result<ChatRenderer, Failure>
 
 /// The renderer of a recipe's model: its tokenizer and chat template, or characters of the environment's
 /// alphabet for one from scratch.
-pub(crate) fn renderer(
-    section: &ModelSection,
-    env: &EnvSection,
-) -> Result<Arc<dyn Renderer>, Failure> {
+pub fn renderer(section: &ModelSection, env: &EnvSection) -> Result<Arc<dyn Renderer>, Failure> {
     if let Some(run) = of_run(section)? {
         run.check_alphabet(env)?;
         return run.renderer();
@@ -136,7 +133,7 @@ fn of_run(section: &ModelSection) -> Result<Option<RunModel>, Failure> {
 }
 
 /// Weights that a run begins with, in 32 bits: from files, of another run, or random ones from the seed.
-pub(crate) fn loaded_params(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Params, Failure> {
+pub fn loaded_params(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Params, Failure> {
     if let Some(run) = of_run(&recipe.model)? {
         return run.params();
     }
@@ -150,7 +147,7 @@ pub(crate) fn loaded_params(recipe: &RunPlan, renderer: &dyn Renderer) -> Result
 }
 
 /// Shape of a recipe's model, without its weights.
-pub(crate) fn model_config(recipe: &RunPlan) -> Result<ModelConfig, Failure> {
+pub fn model_config(recipe: &RunPlan) -> Result<ModelConfig, Failure> {
     if let Some(run) = of_run(&recipe.model)? {
         return run.config();
     }
@@ -199,7 +196,7 @@ fn scratch_config(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<ModelConf
 }
 
 /// Whether the model has the context that `rollout.max_context_tokens` asks for.
-pub(crate) fn check_context(asked: u32, config: &ModelConfig) -> Result<(), Failure> {
+pub fn check_context(asked: u32, config: &ModelConfig) -> Result<(), Failure> {
     let asked = asked as usize;
     if asked <= config.max_context {
         return Ok(());

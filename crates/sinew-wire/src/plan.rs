@@ -35,7 +35,7 @@ const CRITIC_LR_FACTOR: f32 = 10.0;
 ///
 /// # Errors
 /// For a target that is no projection, and for a rank or scale that cannot be.
-pub(crate) fn lora_config(section: &LoraSection) -> Result<LoraConfig, Failure> {
+pub fn lora_config(section: &LoraSection) -> Result<LoraConfig, Failure> {
     let named: Result<Vec<_>, _> = section
         .targets
         .iter()
@@ -127,10 +127,7 @@ pub(crate) fn learner(recipe: &RunPlan, run_dir: &Path) -> Result<LearnerConfig,
 ///
 /// # Errors
 /// With the file and the line of the first row that cannot be trained on.
-pub(crate) fn dataset(
-    recipe: &RunPlan,
-    renderer: &dyn Renderer,
-) -> Result<Option<Dataset>, Failure> {
+pub fn dataset(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Option<Dataset>, Failure> {
     let config = match &recipe.data {
         None | Some(DataSection::Pool { .. } | DataSection::Gold {}) => return Ok(None),
         Some(DataSection::Demonstrations { path }) => {
@@ -148,13 +145,13 @@ pub(crate) fn dataset(
 
 /// How a command runs a recipe: the part that is typed on the command line.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Invocation {
+pub struct Invocation {
     /// To train, or to measure only.
-    pub(crate) goal: Goal,
+    pub goal: Goal,
     /// `train` or `eval`, for messages that say how to go on.
-    pub(crate) command: &'static str,
+    pub command: &'static str,
     /// Stored episodes that are gone are no reason to end badly.
-    pub(crate) accept_loss: bool,
+    pub accept_loss: bool,
 }
 
 /// Limits and sampling of training episodes. Measurements have the same limits.
@@ -180,7 +177,7 @@ pub(crate) fn episode_options(r: &RolloutPlan) -> EpisodeOptions {
 }
 
 /// How training tasks are drawn: all alike, or by the shares of environments and types.
-pub(crate) fn sampling(recipe: &RunPlan, taskset: &dyn Taskset) -> Result<TaskSampling, Failure> {
+pub fn sampling(recipe: &RunPlan, taskset: &dyn Taskset) -> Result<TaskSampling, Failure> {
     let adaptive = recipe.tasks.adaptive();
     let members = taskset.members().into_iter();
     let environments: Vec<EnvironmentShare> = members
@@ -289,7 +286,7 @@ pub(crate) fn pipeline(
 }
 
 /// Facts of a recipe for the head of a report.
-pub(crate) fn facts(recipe: &RunPlan) -> Result<RunFacts, Failure> {
+pub fn facts(recipe: &RunPlan) -> Result<RunFacts, Failure> {
     Ok(RunFacts {
         name: recipe.name.clone(),
         seed: recipe.seed,

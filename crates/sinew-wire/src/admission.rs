@@ -31,7 +31,7 @@ pub(crate) fn config(r: &RolloutPlan, harness: &HarnessSection) -> AdmissionConf
 
 /// Calls of programs take their turns like those of the built-in loop. A call that is dropped leaves the
 /// queue.
-pub(crate) struct TurnCapacity(pub(crate) Arc<Admission>);
+pub(crate) struct TurnCapacity(pub Arc<Admission>);
 
 impl Capacity for TurnCapacity {
     fn acquire<'a>(

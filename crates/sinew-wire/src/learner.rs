@@ -3,9 +3,9 @@
 //! With `train.data_parallel`, this program starts itself as workers. A worker reads the recipe from its
 //! parent and makes the same model; it has no engine, no environment and no run folder.
 
-use super::model::{loaded_params, renderer};
-use super::{Session, clock, plan, scoring};
 use crate::failure::Failure;
+use crate::model::{loaded_params, renderer};
+use crate::{Session, clock, plan, scoring};
 use sinew_algo::Algorithm;
 use sinew_model::Params;
 use sinew_pipeline::{EmbeddedLearner, PipelineError, RunEvent, SavedState, TrainProgress};
@@ -80,7 +80,7 @@ pub(crate) fn follow(learner: &mut EmbeddedLearner, session: &Session<'_>, earli
 
 /// A worker of `train.data_parallel`: computes its share of each gradient until its parent closes the
 /// connection. The recipe comes from the parent, which has checked it.
-pub(crate) fn train_worker() -> Result<(), Failure> {
+pub fn train_worker() -> Result<(), Failure> {
     Ok(sinew_pipeline::work(|run, device| {
         let load = || -> Result<_, Failure> {
             let recipe = RunPlan::parse(Path::new("recipe of the run"), run);

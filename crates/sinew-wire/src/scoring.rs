@@ -3,9 +3,9 @@
 //! They are frozen, and score the tokens that the policy sampled. So they must have its vocabulary; whether
 //! the tokens mean the same in both is up to the user.
 
-use super::model::{resolve_env, unresolved};
-use super::run_model::{RunModel, run_model, typed_source};
 use crate::failure::Failure;
+use crate::model::{resolve_env, unresolved};
+use crate::run_model::{RunModel, run_model, typed_source};
 use sinew_algo::Needs;
 use sinew_model::{ModelConfig, ModelFiles, Params, load_config, load_model, resolve_model};
 use sinew_pipeline::{ReferenceWeights, ScoringModels};
@@ -29,7 +29,7 @@ fn scorer(key: &str, source: &str) -> Result<Scorer, Failure> {
 
 /// The configuration of a reference or teacher, which must have as many tokens as the policy. Weights are
 /// not read.
-pub(crate) fn check(key: &str, source: &str, vocab: usize) -> Result<ModelConfig, Failure> {
+pub fn check(key: &str, source: &str, vocab: usize) -> Result<ModelConfig, Failure> {
     let config = match scorer(key, source)? {
         Scorer::Run(run) => run.config()?,
         Scorer::Files(files) => {
@@ -87,7 +87,7 @@ pub(crate) fn scoring_models(
 }
 
 /// Reference and teacher of a recipe: key and source.
-pub(crate) fn named(recipe: &RunPlan) -> Vec<(&'static str, String)> {
+pub fn named(recipe: &RunPlan) -> Vec<(&'static str, String)> {
     let mut named = Vec::new();
     named.extend(
         recipe

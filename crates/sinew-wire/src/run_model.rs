@@ -3,8 +3,8 @@
 //!
 //! A run may have begun with the model of another run, and so on: adapters need the weights below them.
 
-use super::model::{loaded_params, model_config, renderer};
 use crate::failure::Failure;
+use crate::model::{loaded_params, model_config, renderer};
 
 use sinew_model::{Lora, ModelConfig, ModelFiles, Params, load_config, load_model, merge_lora};
 use sinew_recipe::{EnvSection, ModelSection, RUN, RunPlan};
@@ -17,20 +17,21 @@ use std::sync::Arc;
 const MAX_DEPTH: usize = 1000;
 
 /// A run as a model.
-pub(crate) struct RunModel {
+#[derive(Debug)]
+pub struct RunModel {
     /// Its folder; of a chain that of a stage.
     folder: PathBuf,
     recipe: RunPlan,
 }
 
 /// The run that a source names; `None` for other sources.
-pub(crate) fn run_model(source: &str) -> Result<Option<RunModel>, Failure> {
+pub fn run_model(source: &str) -> Result<Option<RunModel>, Failure> {
     let folder = source.strip_prefix(RUN).map(Path::new);
     folder.map(RunModel::open).transpose()
 }
 
 /// The source of a model that is typed on the command line, where the folder of a run needs no `run:`.
-pub(crate) fn typed_source(source: &str) -> String {
+pub fn typed_source(source: &str) -> String {
     let folder = Path::new(source);
     match sinew_project::holds_run(folder) || sinew_chain::holds_chain(folder) {
         true => format!("{RUN}{source}"),
@@ -39,7 +40,7 @@ pub(crate) fn typed_source(source: &str) -> String {
 }
 
 /// The model that a recipe's model goes back to: its own, or of a run the one that the first run began with.
-pub(crate) fn origin(section: &ModelSection) -> Result<ModelSection, Failure> {
+pub fn origin(section: &ModelSection) -> Result<ModelSection, Failure> {
     let mut section = section.clone();
     for _ in 0..MAX_DEPTH {
         let source = match &section {
@@ -60,7 +61,7 @@ fn run_folder(folder: &Path) -> Result<PathBuf, Failure> {
 
 impl RunModel {
     /// The run in a folder, or the last stage that ended of a chain.
-    pub(crate) fn open(folder: &Path) -> Result<Self, Failure> {
+    pub fn open(folder: &Path) -> Result<Self, Failure> {
         let folder = run_folder(folder)?;
         let recipe = sinew_project::recipe(&folder)?;
         origin(&recipe.model)?;
@@ -68,7 +69,7 @@ impl RunModel {
     }
 
     /// The newest checkpoint whose checksums are right. Damaged ones are passed over, with a line in the log.
-    pub(crate) fn checkpoint(&self) -> Result<PathBuf, Failure> {
+    pub fn checkpoint(&self) -> Result<PathBuf, Failure> {
         let dir = self.folder.join("checkpoints");
         let none = || {
             Failure::input(format!(
@@ -89,13 +90,13 @@ impl RunModel {
     }
 
     /// The renderer of the run.
-    pub(crate) fn renderer(&self) -> Result<Arc<dyn Renderer>, Failure> {
+    pub fn renderer(&self) -> Result<Arc<dyn Renderer>, Failure> {
         renderer(&self.recipe.model, &self.recipe.env)
     }
 
     /// Whether an environment's tokens are those that the run trained with: worlds with an alphabet of their
     /// own have a tokenizer of their own.
-    pub(crate) fn check_alphabet(&self, env: &EnvSection) -> Result<(), Failure> {
+    pub fn check_alphabet(&self, env: &EnvSection) -> Result<(), Failure> {
         let own = self.recipe.env.needs().alphabet;
         match own == env.needs().alphabet {
             true => Ok(()),
@@ -110,7 +111,7 @@ impl RunModel {
     }
 
     /// Shape of its model; weights are not read.
-    pub(crate) fn config(&self) -> Result<ModelConfig, Failure> {
+    pub fn config(&self) -> Result<ModelConfig, Failure> {
         let checkpoints = self.folder.join("checkpoints");
         let latest = std::fs::read_to_string(checkpoints.join("LATEST"));
         let folder = latest.map(|name| checkpoints.join(name.trim()));
@@ -124,7 +125,7 @@ impl RunModel {
     }
 
     /// Its newest weights in 32 bits, adapters merged as for the engine that sampled with them.
-    pub(crate) fn params(&self) -> Result<Params, Failure> {
+    pub fn params(&self) -> Result<Params, Failure> {
         let checkpoint = self.checkpoint()?;
         if !checkpoint.join("adapter_config.json").exists() {
             let files = ModelFiles::Dir(checkpoint);
@@ -133,7 +134,7 @@ impl RunModel {
         let base = loaded_params(&self.recipe, self.renderer()?.as_ref())?;
         let lora = Lora::load(&checkpoint, base.config()).map_err(Failure::input)?;
         let mut merged = Params::zeros(base.config());
-        merge_lora(&super::device()?, &base, &lora, &mut merged).map_err(Failure::input)?;
+        merge_lora(&crate::device()?, &base, &lora, &mut merged).map_err(Failure::input)?;
         Ok(merged)
     }
 }

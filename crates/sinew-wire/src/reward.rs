@@ -1,7 +1,7 @@
 //! The rewards of a recipe.
 
-use super::judge;
 use crate::failure::Failure;
+use crate::judge;
 use sinew_env::{Reward, Split, Taskset};
 use sinew_judge::Bench;
 use sinew_levels::sandbox_spec;
@@ -16,7 +16,7 @@ use std::time::Duration;
 ///
 /// # Errors
 /// If a reward cannot be made: its name, its columns and its code are the user's.
-pub(super) fn rewards(
+pub(crate) fn rewards(
     recipe: &RunPlan,
     section: &RewardSection,
     tasks: &dyn Taskset,
@@ -40,7 +40,7 @@ pub(super) fn rewards(
         columns: splits.into_iter().collect::<Result<_, _>>()?,
         made,
         sandboxes: match section.has_code() {
-            true => Some(super::env::sandboxed(&recipe.sandbox)?),
+            true => Some(crate::env::sandboxed(&recipe.sandbox)?),
             false => None,
         },
         spec: sandbox_spec(&recipe.sandbox)?,

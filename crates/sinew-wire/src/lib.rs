@@ -1,5 +1,7 @@
-//! Wiring: from a plan to engine, environment, sandboxes, store and trainer. The only place where
-//! concrete parts meet; each file makes one part, and [`pipeline`] puts them together.
+//! Wiring: from a recipe's plan to engine, environment, rewards, store and trainer.
+//!
+//! The only place where concrete parts meet. Each file makes one part, and [`pipeline`] puts them together;
+//! `sinew`, the command line, calls it. What goes wrong is a [`Failure`], which knows by whose mistake.
 //!
 //! | file | tables of the plan | makes |
 //! |---|---|---|
@@ -23,36 +25,39 @@ mod admission;
 mod device;
 mod engine;
 mod env;
+mod failure;
 mod harness;
 mod judge;
 mod learner;
 mod live;
 mod model;
 mod plan;
+mod python;
 mod reward;
 mod run_model;
 mod scoring;
 mod servers;
 mod source;
 mod store;
+mod token;
 
-pub(crate) use device::{device, kernels, precision};
-pub(crate) use env::{Tasks, World, own_reward, tasks, world};
-pub(crate) use harness::{asks_model, check as check_harness};
-pub(crate) use judge::{judge, server_config};
-pub(crate) use learner::train_worker;
-pub(crate) use live::ServeAt;
-pub(crate) use model::{
-    chat_renderer, check_context, loaded_params, model_config, renderer, resolve_env,
-};
-pub(crate) use plan::{Invocation, dataset, facts, lora_config, sampling};
-pub(crate) use run_model::{RunModel, origin, run_model, typed_source};
-pub(crate) use scoring::{check as check_scoring, named as scoring_sources};
-pub(crate) use servers::serve_engine;
-pub(crate) use source::{check_gold, check_pool};
-pub(crate) use store::disk_store;
+pub use device::{device, kernels, precision};
+pub use env::{Tasks, World, own_reward, tasks, world};
+pub use harness::{asks_model, check as check_harness};
+pub use judge::{judge, server_config};
+pub use learner::train_worker;
+pub use live::ServeAt;
+pub use model::{chat_renderer, check_context, loaded_params, model_config, renderer, resolve_env};
+pub use plan::{Invocation, dataset, facts, lora_config, sampling};
+pub use run_model::{RunModel, origin, run_model, typed_source};
+pub use scoring::{check as check_scoring, named as scoring_sources};
+pub use servers::serve_engine;
+pub use source::{check_gold, check_pool};
+pub use store::disk_store;
 
-use crate::failure::Failure;
+pub use failure::Failure;
+pub use token::read_token;
+
 use sinew_env::EnvFactory;
 use sinew_judge::Bench;
 use sinew_model::ModelConfig;
@@ -74,7 +79,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 /// Seconds since the first call: the clock that pure parts are given.
-pub(crate) fn clock() -> Clock {
+pub fn clock() -> Clock {
     let start = Instant::now();
     Box::new(move || start.elapsed().as_secs_f64())
 }
@@ -108,25 +113,33 @@ fn run_info(
 }
 
 /// Where and how a run goes on: the parts that belong to the process and not to the recipe.
-pub(crate) struct Session<'a> {
+pub struct Session<'a> {
     /// The run's folder, which this process holds.
-    pub(crate) dir: &'a RunDir,
+    pub dir: &'a RunDir,
     /// Tasks, read before.
-    pub(crate) tasks: Tasks,
+    pub tasks: Tasks,
     /// What may differ from the checkpoint; `None`: the run is new.
-    pub(crate) resume: Option<&'a Resume>,
+    pub resume: Option<&'a Resume>,
     /// Runs episodes, tools and the gateway; training has threads of its own.
-    pub(crate) runtime: Handle,
+    pub runtime: Handle,
     /// Events of the run, for views and files.
-    pub(crate) bus: Bus,
+    pub bus: Bus,
     /// Turns true when the run is asked to stop.
-    pub(crate) cancel: watch::Receiver<bool>,
+    pub cancel: watch::Receiver<bool>,
     /// Where judges keep what they decided, and what a spent budget ends.
-    pub(crate) bench: Bench,
+    pub bench: Bench,
     /// Start of this session, for wall times.
-    pub(crate) started: Instant,
+    pub started: Instant,
     /// Where agents outside reach the run.
-    pub(crate) serve: ServeAt,
+    pub serve: ServeAt,
+}
+
+impl std::fmt::Debug for Session<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session")
+            .field("dir", &self.dir)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The parts that every episode of a run shares: one admission in front of the engine, and one source of
@@ -168,7 +181,7 @@ fn episode_parts(
 ///
 /// The order is that of the refusals: what is cheap to check comes before what loads weights, and the
 /// engine, which copies them, comes last.
-pub(crate) fn pipeline(
+pub fn pipeline(
     recipe: &RunPlan,
     how: Invocation,
     session: Session<'_>,
