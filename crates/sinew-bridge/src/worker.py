@@ -370,7 +370,9 @@ class RewardTarget:
     def failed(self, request, error):
         own = isinstance(error, sinew.Unscored)
         why = str(error) if own else self.named(error, request["timeout_s"])
-        return {"scores": [{"unscored": why} for _ in request["samples"]], "fatal": described(error)["fatal"]}
+        # A comparison of two samples has one value.
+        count = 1 if request["compares"] else len(request["samples"])
+        return {"scores": [{"unscored": why}] * count, "fatal": described(error)["fatal"]}
 
     def score(self, request):
         try:

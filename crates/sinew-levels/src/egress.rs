@@ -79,6 +79,7 @@ mod absent {
     use std::sync::Arc;
 
     /// A proxy that cannot be started: there is no value of this type.
+    #[derive(Debug)]
     pub enum EgressProxy {}
 
     impl EgressProxy {
@@ -107,10 +108,13 @@ mod absent {
     }
 
     /// The other half of [`EgressProxy`].
-    pub struct WithEgress;
+    pub(crate) struct WithEgress;
 
     impl WithEgress {
-        pub fn wrap(_: Arc<dyn SandboxProvider>, proxy: EgressProxy) -> Arc<dyn SandboxProvider> {
+        pub(crate) fn wrap(
+            _: Arc<dyn SandboxProvider>,
+            proxy: EgressProxy,
+        ) -> Arc<dyn SandboxProvider> {
             match proxy {}
         }
     }

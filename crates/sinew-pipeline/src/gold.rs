@@ -415,7 +415,8 @@ mod tests {
     #[test]
     fn a_gold_run_that_cannot_be_imitated_says_why() {
         let solution = |task: &Task, turn| tiny::TinyFactory.gold(task, turn).ok();
-        let cases: [(fn(&Task, usize) -> Option<Option<Action>>, usize, &str); 5] = [
+        type Plays = fn(&Task, usize) -> Option<Option<Action>>;
+        let cases: [(Plays, usize, &str); 5] = [
             (
                 |_, turn| Some((turn < 1).then(|| Action::say("A"))),
                 64,

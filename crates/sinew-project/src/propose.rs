@@ -150,7 +150,7 @@ fn column(rows: &[Row], names: &[&str], taken: Option<&str>) -> Option<String> {
     };
     // A template names columns as they are: one with a space in it cannot be named.
     let plain = |c: &String| c.chars().all(|x| x.is_ascii_alphanumeric() || x == '_');
-    names.iter().filter_map(|name| named(name)).find(plain)
+    names.iter().filter_map(named).find(plain)
 }
 
 fn columns(rows: &[Row]) -> BTreeSet<String> {

@@ -11,6 +11,7 @@ use crate::read::{Broken, Source};
 use crate::renamed::typed;
 use crate::{DataSection, ModelSection, RecipeError, RunPlan, messages};
 use serde::{Serialize, Serializer};
+use sinew_algo::{AlgorithmConfig, AlgorithmKind};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
@@ -226,7 +227,7 @@ impl ChainPlan {
             }
         }
         let learns = stage.plan.teacher.is_some() || is_of_stage(stage.plan.data.as_ref());
-        if stage.own_model && !(learns && !known.is_empty()) {
+        if stage.own_model && (known.is_empty() || !learns) {
             return refuse(
                 "model",
                 "a stage begins with the weights of the stage before: remove it, or learn from another stage: \
@@ -345,6 +346,17 @@ impl ChainPlan {
         }
         if is_of_stage(plan.data.as_ref()) {
             plan.data = None;
+        }
+        plan
+    }
+
+    /// The last stage as a recipe for a measurement alone: what only training reads of other stages is left
+    /// out, and with a teacher the algorithm that learns from it.
+    pub fn to_measure(&self) -> RunPlan {
+        let at = self.stages.len() - 1;
+        let mut plan = self.before_it_runs(at);
+        if plan.teacher.is_none() && self.stages[at].plan.teacher.is_some() {
+            plan.algorithm = AlgorithmConfig::new(AlgorithmKind::Grpo);
         }
         plan
     }

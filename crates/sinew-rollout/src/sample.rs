@@ -21,7 +21,10 @@ pub fn reward_sample(trace: &Trace, task: Task, renderer: &dyn Renderer) -> Rewa
         }
     }
     let said = messages.iter().filter(|m| m.role == Role::Assistant);
-    let last = said.clone().last().map(|m| m.content.text().into_owned());
+    let last = said
+        .clone()
+        .next_back()
+        .map(|m| m.content.text().into_owned());
     RewardSample {
         output: trace.outcome.answer.clone().or(last).unwrap_or_default(),
         calls: said.flat_map(|m| m.tool_calls.clone()).collect(),

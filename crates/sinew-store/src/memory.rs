@@ -84,7 +84,7 @@ impl Inner {
             return Err(ScoreRefused::Collected { episode: episode() });
         }
         let known = self.scores_of(&record.episode);
-        if known.iter().any(|s| *s == record) {
+        if known.contains(&record) {
             return Ok(false);
         }
         if known.len() >= MAX_SCORES {

@@ -14,13 +14,13 @@ use sinew_tensor::Cpu;
 
 /// A reference or teacher: of a run, whose folder is named with `run:` or without, or files.
 enum Scorer {
-    Run(RunModel),
+    Run(Box<RunModel>),
     Files(ModelFiles),
 }
 
 fn scorer(key: &str, source: &str) -> Result<Scorer, Failure> {
     if let Some(run) = run_model(&typed_source(source))? {
-        return Ok(Scorer::Run(run));
+        return Ok(Scorer::Run(Box::new(run)));
     }
     let files = resolve_model(source, &resolve_env());
     let files = files.map_err(|e| unresolved(&format!("{key} = {source:?}"), e))?;

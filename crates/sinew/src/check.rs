@@ -152,13 +152,16 @@ fn plan_rows(recipe: &RunPlan, report: &mut Report) {
     if !recipe.harness.is_built_in() {
         let row = sinew_wire::check_harness(&recipe.harness, &recipe.sandbox);
         let starts = recipe.harness.program().is_some();
-        if report.row("harness", row) && starts {
-            if let Ok(tasks) = &tasks {
-                let all = tasks.all.as_ref();
-                let asks = sinew_wire::asks_model(&recipe.harness, &recipe.sandbox, all);
-                let told = "starts, and asks the model".into();
-                report.row("program", asks.map(|()| told));
-            }
+        if report.row("harness", row)
+            && starts
+            && let Ok(tasks) = &tasks
+        {
+            let all = tasks.all.as_ref();
+            let asks = sinew_wire::asks_model(&recipe.harness, &recipe.sandbox, all);
+            report.row(
+                "program",
+                asks.map(|()| "starts, and asks the model".into()),
+            );
         }
     }
     let tasks = match tasks {

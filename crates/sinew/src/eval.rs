@@ -54,7 +54,7 @@ fn last(chain: &ChainPlan, model: Option<&str>) -> Result<RunPlan, Failure> {
              runs/NAME",
         ));
     }
-    let mut plan = chain.before_it_runs(chain.stages.len() - 1);
+    let mut plan = chain.to_measure();
     plan.name.clone_from(&chain.name);
     Ok(plan)
 }

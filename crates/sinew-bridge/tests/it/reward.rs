@@ -85,7 +85,10 @@ fn unknown_names_are_refused_before_any_sample() {
     let (function, _dir) = reward("def f(output, anwser): return 1", Sizes::default());
     let error = function.check(&["answer"]).unwrap_err().to_string();
     assert!(error.contains("user.py:1: the parameter anwser"), "{error}");
-    assert!(error.contains("valid names: answer, calls, "), "{error}");
+    assert!(
+        error.contains("valid names: a, answer, b, calls, "),
+        "{error}"
+    );
     for (source, said) in [
         ("f = 3", "is no function"),
         ("def f(*a): 1", "parameter a of f has no name"),

@@ -116,7 +116,8 @@ fn scores_are_those_of_transformers() {
 
 #[test]
 fn what_is_no_reward_model_is_refused_with_what_is_missing() {
-    let refused = |change: &dyn Fn(&mut BTreeMap<String, Vec<usize>>)| {
+    type Shapes = BTreeMap<String, Vec<usize>>;
+    let refused = |change: &dyn Fn(&mut Shapes)| {
         let dir = tempfile::tempdir().unwrap();
         let mut all = tensors(false, 1);
         change(&mut all);

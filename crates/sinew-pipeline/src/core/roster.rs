@@ -99,7 +99,7 @@ impl Roster {
             },
             None => Follows {
                 again: None,
-                group: self.to_score(&group),
+                group: self.due_score(&group),
             },
         }
     }
@@ -124,7 +124,7 @@ impl Roster {
     }
 
     /// The last attempts of a group whose score is needed now.
-    fn to_score(&mut self, group: &GroupId) -> Option<Vec<Draw>> {
+    fn due_score(&mut self, group: &GroupId) -> Option<Vec<Draw>> {
         let members = || self.slots.iter().filter(|s| s.first.group == *group);
         let all = members().all(|s| s.ended.is_some());
         let mut ended = members().filter_map(|s| s.ended.as_ref());

@@ -270,8 +270,6 @@ const SIGXCPU: i32 = 24;
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-
     use super::*;
     use serde_json::Value;
     use std::io::{BufRead, Write};

@@ -43,8 +43,11 @@ fn success(line: &Value, when: &str) -> f64 {
     line["eval"][when]["success"].as_f64().unwrap()
 }
 
+/// Files of a stage with their content, and its part of the last line.
+type StageEnd = (Vec<(String, Vec<u8>)>, Value);
+
 /// What a chain must end with: the end of every stage, and the last line without times.
-fn ends(run: &Path, last: &Value) -> Vec<(Vec<(String, Vec<u8>)>, Value)> {
+fn ends(run: &Path, last: &Value) -> Vec<StageEnd> {
     let stages = last["stages"].as_array().unwrap();
     let each = stages.iter().map(|stage| {
         let folder = run.join(stage["name"].as_str().unwrap());
@@ -53,11 +56,7 @@ fn ends(run: &Path, last: &Value) -> Vec<(Vec<(String, Vec<u8>)>, Value)> {
     each.collect()
 }
 
-fn all_same(
-    what: &str,
-    a: &[(Vec<(String, Vec<u8>)>, Value)],
-    b: &[(Vec<(String, Vec<u8>)>, Value)],
-) {
+fn all_same(what: &str, a: &[StageEnd], b: &[StageEnd]) {
     assert_eq!(a.len(), b.len(), "{what}");
     for (a, b) in a.iter().zip(b) {
         same(what, a, b);

@@ -13,7 +13,7 @@ fn tiny(dir: &Path, case: &str, steps: u32) -> PathBuf {
     let scratch = "model = { type = \"scratch\", d_model = 64, layers = 2, heads = 4, kv_heads = 2, d_ff = 128 }";
     let rest = format!(
         "[rollout]\ntasks_per_step = 6\ngroup_size = 8\nmax_turn_tokens = 6\nmax_context_tokens = 1024\n\
-         [train]\nsteps = {steps}\nlearning_rate = 3e-3\nmicro_batch_tokens = 8192\n[eval]\ntasks = 2\n"
+         [train]\nsteps = {steps}\nlearning_rate = 3e-3\nmicro_batch_tokens = 8192\n[eval]\ntasks = 1\n"
     );
     let path = dir.join(format!("{case}.toml"));
     std::fs::write(&path, text.replacen(model, scratch, 1) + &rest).unwrap();

@@ -96,7 +96,7 @@ fn rewards_that_are_imported_after_the_batch_left_are_trained() {
     until(|| unscored(&run).len() == 64, "eight groups wait");
     assert!(lines(&run).is_empty(), "a missing reward is not 0");
     // Half of them get their rewards, into the inbox of the run, which is killed when it has taken them.
-    let half = |e: &EpisodeSummary| e.draw % 2 == 0;
+    let half = |e: &EpisodeSummary| e.draw.is_multiple_of(2);
     let waiting = unscored(&run);
     let given = give(&run, half);
     assert_eq!(given, 32);

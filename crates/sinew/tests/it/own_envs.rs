@@ -208,7 +208,7 @@ fn a_model_learns_beside_the_tools_of_an_mcp_server() {
                           'serverInfo': {'name': 'x', 'version': '1'}}\n    \
             print(json.dumps({'jsonrpc': '2.0', 'id': m['id'], 'result': result}), flush=True)\n";
     fs::write(dir.path().join("server.py"), server).unwrap();
-    let rows: String = (0..40)
+    let rows: String = (0..400)
         .map(|i| format!("{{\"prompt\": \"Say {i}\"}}\n"))
         .collect();
     fs::write(dir.path().join("tasks.jsonl"), rows).unwrap();
@@ -217,7 +217,7 @@ fn a_model_learns_beside_the_tools_of_an_mcp_server() {
          [env]\ntype = \"mcp\"\nservers = [{{ command = [\"python3\", \"server.py\"] }}]\nsessions = 8\n\
          [rollout]\ntasks_per_step = 4\ngroup_size = 8\nmax_turns = 2\nmax_turn_tokens = 4\n\
          max_context_tokens = 1024\n[train]\nsteps = 20\nlearning_rate = 3e-3\nmicro_batch_tokens = 8192\n\
-         [eval]\ntasks = 16\n"
+         [eval]\ntasks = 8\n"
     );
     fs::write(dir.path().join("own.toml"), text).unwrap();
     let shown = lines(&run(

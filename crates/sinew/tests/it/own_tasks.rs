@@ -115,7 +115,7 @@ fn a_function_in_python_scores_and_a_missing_score_is_never_0() {
 
     let errors = failure(&run("\"score.py:unknown\"", 1), 2);
     assert!(
-        errors.contains("reply") && errors.contains("valid names: answer"),
+        errors.contains("reply") && errors.contains("valid names: a, answer"),
         "{errors}"
     );
     let errors = failure(&run("\"score.py:none\"", 1), 2);
@@ -169,8 +169,10 @@ fn groups_are_ranked_and_compared_when_all_members_have_ended() {
     );
     let dropped = steps.iter().flat_map(|s| s["dropped"].as_object().unwrap());
     let reasons: Vec<&String> = dropped.map(|(reason, _)| reason).collect();
-    let named = |r: &&String| r.contains("no rank for level 1");
-    assert!(reasons.iter().any(|r| named(&r)), "{reasons:?}");
+    assert!(
+        reasons.iter().any(|r| r.contains("no rank for level 1")),
+        "{reasons:?}"
+    );
     // A held-out task has one episode: there is nothing to compare it with, and it is counted.
     let evals = std::fs::read_to_string(dir.path().join("run/evals.jsonl")).unwrap();
     let eval: Value = serde_json::from_str(evals.lines().next().unwrap()).unwrap();
