@@ -242,6 +242,9 @@ fn processes() -> Vec<Checked> {
     // A child's end sends SIGCHLD or nothing.
     let clone = [0, libc::SIGCHLD as u32].map(|signal| vec![masked(0, !CLONE, signal)]);
     let options = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_GET_DUMPABLE];
+    let mut options = one_of(0, &options);
+    // A process may hide from others of its user; it cannot show itself again.
+    options.push(vec![is(0, libc::PR_SET_DUMPABLE), is(1, 0)]);
     let futex = FUTEX.map(|operation| vec![masked(1, !FUTEX_FLAGS, operation)]);
     vec![
         refused(libc::SYS_clone, clone.to_vec()),
@@ -250,7 +253,7 @@ fn processes() -> Vec<Checked> {
         refused(libc::SYS_tgkill, none_of(2, &RESERVED_SIGNALS)),
         // Its own limits only: those of the sandbox's init belong to the same user.
         refused(libc::SYS_prlimit64, vec![vec![is(0, 0)]]),
-        refused(libc::SYS_prctl, one_of(0, &options)),
+        refused(libc::SYS_prctl, options),
         answered(libc::SYS_futex, futex.to_vec(), libc::ENOSYS),
         #[cfg(target_arch = "x86_64")]
         answered(libc::SYS_arch_prctl, one_of(0, &ARCH_PRCTL), libc::EINVAL),

@@ -66,7 +66,9 @@ impl UnitTests {
         let secret = secret();
         let (program, stdin) = match self.kind {
             Kind::Tests => {
-                let seconds = self.timeout.as_secs_f64() * MARGIN;
+                // A solution in a loop must end before the sandbox, which would leave no verdict.
+                let cpu_s = self.sandboxes.spec.limits.cpu_s;
+                let seconds = self.timeout.as_secs_f64().min(cpu_s) * MARGIN;
                 let tests = self.tests(given)?;
                 let input =
                     json!({"code": code, "tests": tests, "seconds": seconds, "secret": secret});
