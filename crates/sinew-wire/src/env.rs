@@ -29,7 +29,9 @@ pub struct Tasks {
 
 /// Tasks, and what makes the environment of one.
 pub struct World {
+    /// Tasks of the whole run, by split and index.
     pub taskset: Arc<dyn Taskset>,
+    /// Starts the environment of a task, with the rewards of the recipe around it.
     pub envs: Arc<dyn EnvFactory>,
 }
 
@@ -50,6 +52,9 @@ impl std::fmt::Debug for World {
 }
 
 /// Reads the tasks of a recipe: rows of its own, or those of its environments.
+///
+/// # Errors
+/// If a source is missing or a row cannot be read or rendered; in a mixture the text names the environment.
 pub fn tasks(recipe: &RunPlan) -> Result<Tasks, Failure> {
     let (mut each, mut named, mut left_out) = (Vec::new(), Vec::new(), None);
     for world in recipe.worlds() {
@@ -85,6 +90,8 @@ fn member<T>(
 /// Tasks of one environment, and what was left out of their rows.
 type Counted = (Arc<dyn Taskset>, Option<(usize, usize)>);
 
+/// Tasks of one environment: rows of `[tasks]`, none where agents bring their own, else those that the
+/// environment makes from the seed.
 fn taskset(recipe: &RunPlan, world: &sinew_recipe::World<'_>) -> Result<Counted, Failure> {
     if let Some(rows) = rows(recipe, world.tasks)? {
         let summary = rows.summary();
@@ -158,6 +165,9 @@ fn files(key: &str, source: &str) -> Result<PathBuf, Failure> {
 }
 
 /// The recipe's own reward, without an environment; `None` if it has none.
+///
+/// # Errors
+/// If a reward cannot be made, or compares the samples of a group: stored episodes are scored one by one.
 pub fn own_reward(
     recipe: &RunPlan,
     tasks: &dyn Taskset,
@@ -175,6 +185,9 @@ pub fn own_reward(
 }
 
 /// Environments of a recipe with its tasks. Sandboxes are started only for environments that need them.
+///
+/// # Errors
+/// If an environment, a reward or a sandbox cannot be made, or this build lacks a feature that one needs.
 pub fn world(recipe: &RunPlan, tasks: &Tasks) -> Result<World, Failure> {
     let mcp = recipe.worlds().iter().any(|w| w.env.kind_name() == "mcp");
     if cfg!(not(feature = "mcp")) && mcp {
@@ -184,6 +197,9 @@ pub fn world(recipe: &RunPlan, tasks: &Tasks) -> Result<World, Failure> {
 }
 
 /// Started sandboxes with the limits of a recipe.
+///
+/// # Errors
+/// If the level of `[sandbox]` is not available here, or its image cannot be read.
 pub(crate) fn sandboxed(section: &SandboxPlan) -> Result<Sandboxes, Failure> {
     Ok(Sandboxes {
         provider: sandboxes(section)?,

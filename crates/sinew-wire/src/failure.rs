@@ -128,12 +128,14 @@ impl Failure {
 }
 
 impl From<RecipeError> for Failure {
+    /// Exit code 2; keeps the key and the place in the file.
     fn from(e: RecipeError) -> Self {
         Self::Recipe(e.to_string(), e.key(), e.at())
     }
 }
 
 impl From<PipelineError> for Failure {
+    /// The loop knows what kind its errors are: the kind is kept.
     fn from(e: PipelineError) -> Self {
         match e {
             PipelineError::Input(text) => Self::Input(text),
@@ -144,6 +146,7 @@ impl From<PipelineError> for Failure {
 }
 
 impl From<LevelError> for Failure {
+    /// The kind is kept: a level may be wrong input, missing here, or broken.
     fn from(e: LevelError) -> Self {
         match e {
             LevelError::Input(text) => Self::Input(text),
@@ -154,6 +157,7 @@ impl From<LevelError> for Failure {
 }
 
 impl From<RunDirError> for Failure {
+    /// The user names the folder of a run, so what is wrong with it is wrong input. Its metrics are no input.
     fn from(e: RunDirError) -> Self {
         match e {
             RunDirError::Metrics(_) => Self::system(e),
@@ -163,6 +167,7 @@ impl From<RunDirError> for Failure {
 }
 
 impl From<ChainError> for Failure {
+    /// As for a run folder; weights that cannot be handed on are a failure of the system.
     fn from(e: ChainError) -> Self {
         match e {
             ChainError::Weights { .. } => Self::system(e),

@@ -235,6 +235,7 @@ struct GatewayModel {
 }
 
 impl GatewayModel {
+    /// `trusted`: agents may report rewards of their own. `server` listens for as long as this value lives.
     fn new(gateway: Gateway, trusted: bool, server: Box<dyn Any + Send>) -> Self {
         Self {
             gateway,
@@ -245,6 +246,7 @@ impl GatewayModel {
 }
 
 impl ModelServer for GatewayModel {
+    /// Opens the rollout of an episode. The agent gets its address and a key that opens this rollout alone.
     fn open(
         &self,
         parts: &EpisodeParts,
@@ -265,6 +267,7 @@ impl ModelServer for GatewayModel {
         })
     }
 
+    /// Records what an agent reported: rewards of turns, counted from 1, then the reward of the episode.
     fn score(&self, episode: &EpisodeId, report: &AgentReport) -> Result<(), String> {
         let of_turns = report.rewards.iter().zip(1..);
         let of_turns = of_turns.filter_map(|(reward, turn)| Some(((*reward)?, Some(turn))));
@@ -281,6 +284,7 @@ impl ModelServer for GatewayModel {
         Ok(())
     }
 
+    /// Closes the rollout and gives its trace, which the run commits with its outcome.
     fn finish<'a>(
         &'a self,
         episode: &'a EpisodeId,

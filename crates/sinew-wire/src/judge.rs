@@ -23,6 +23,11 @@ use std::sync::atomic::AtomicU64;
 const MAX_CONTEXT: usize = 8192;
 
 /// Columns of the first task of a split.
+///
+/// A reward may name only columns that are there, so that a typing error ends a run at its start.
+///
+/// # Errors
+/// If the split has no task, or its first one cannot be read.
 pub(crate) fn columns(tasks: &dyn Taskset, split: Split) -> Result<Vec<String>, Failure> {
     let task = tasks.get(split, 0).map_err(Failure::input)?;
     let columns = task.data.as_object().into_iter().flatten();
@@ -64,6 +69,11 @@ pub fn judge(
 }
 
 /// The model of a judge, as it is typed.
+///
+/// With `url` it is a server, else files that are checked now and loaded at the first question.
+///
+/// # Errors
+/// If the files are missing or are no model, or the key of the server is not set.
 fn model(recipe: &RunPlan, plan: &JudgePlan, full: &str) -> Result<Arc<dyn ChatModel>, Failure> {
     let name = plan.model.clone().unwrap_or_default();
     let Some(url) = &plan.url else {
@@ -107,6 +117,9 @@ pub fn server_config(plan: &RewardServerPlan<'_>) -> Result<ServerConfig, Failur
 }
 
 /// A reward server as a reward.
+///
+/// # Errors
+/// If its key is missing, or its address is none.
 pub(crate) fn server(plan: &RewardServerPlan<'_>) -> Result<Arc<RewardServer>, Failure> {
     let server = RewardServer::new(server_config(plan)?);
     let server = server.map_err(|e| Failure::input(format!("reward: {e}")))?;
@@ -114,6 +127,9 @@ pub(crate) fn server(plan: &RewardServerPlan<'_>) -> Result<Arc<RewardServer>, F
 }
 
 /// A reward model, whose files are checked now and whose weights are loaded with the first sample.
+///
+/// # Errors
+/// If the files are missing, or hold no reward model.
 pub(crate) fn reward_model(source: &str) -> Result<Arc<RewardModel>, Failure> {
     let full = format!("reward: model:{source}");
     let files = resolve_model(source, &resolve_env()).map_err(|e| unresolved(&full, e))?;

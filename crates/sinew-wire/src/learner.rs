@@ -16,6 +16,9 @@ use std::path::Path;
 
 /// A trainer at step 0 with the models that score for it. `files` are the tokenizer and template that each
 /// checkpoint gets, so that it can be loaded as a model.
+///
+/// # Errors
+/// If `train.lora` is wrong, or a reference or teacher cannot be loaded or has another vocabulary.
 pub(crate) fn learner(
     recipe: &RunPlan,
     dir: &RunDir,
@@ -80,6 +83,9 @@ pub(crate) fn follow(learner: &mut EmbeddedLearner, session: &Session<'_>, earli
 
 /// A worker of `train.data_parallel`: computes its share of each gradient until its parent closes the
 /// connection. The recipe comes from the parent, which has checked it.
+///
+/// # Errors
+/// If the model cannot be made again from the recipe, or no parent talks to this process.
 pub fn train_worker() -> Result<(), Failure> {
     Ok(sinew_pipeline::work(|run, device| {
         let load = || -> Result<_, Failure> {

@@ -114,7 +114,9 @@ impl ServeAt {
 
 /// A listening gateway; dropped, it lets running calls end.
 pub(crate) struct LiveServer {
+    /// Taken out when this value is dropped.
     server: Option<Server>,
+    /// Waits for the calls that still run.
     runtime: Handle,
 }
 

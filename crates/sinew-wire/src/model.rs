@@ -62,6 +62,9 @@ pub(crate) fn unresolved(key: &str, e: ResolveError) -> Failure {
 
 /// Files of the recipe's model, downloaded if they are on the hub; `None` for one from scratch, and for one
 /// of a run that keeps adapters.
+///
+/// # Errors
+/// If the source cannot be found or downloaded, or a run has no checkpoint yet.
 pub(crate) fn model_files(section: &ModelSection) -> Result<Option<ModelFiles>, Failure> {
     match section {
         ModelSection::Scratch { .. } => Ok(None),
@@ -77,6 +80,9 @@ pub(crate) fn model_files(section: &ModelSection) -> Result<Option<ModelFiles>, 
 }
 
 /// Tokenizer and chat template of a folder or a GGUF file, which has both in its metadata.
+///
+/// # Errors
+/// If tokenizer or chat template are missing, or of a form that is not known.
 pub fn chat_renderer(files: &ModelFiles) -> Result<ChatRenderer, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::input(format!("model: {e}"));
     match files {
@@ -109,6 +115,9 @@ pub fn chat_renderer(files: &ModelFiles) -> Result<ChatRenderer, Failure> {
 
 /// The renderer of a recipe's model: its tokenizer and chat template, or characters of the environment's
 /// alphabet for one from scratch.
+///
+/// # Errors
+/// If the model cannot be found, or a run trained with another alphabet than that of `env`.
 pub fn renderer(section: &ModelSection, env: &EnvSection) -> Result<Arc<dyn Renderer>, Failure> {
     if let Some(run) = of_run(section)? {
         run.check_alphabet(env)?;
@@ -133,6 +142,9 @@ fn of_run(section: &ModelSection) -> Result<Option<RunModel>, Failure> {
 }
 
 /// Weights that a run begins with, in 32 bits: from files, of another run, or random ones from the seed.
+///
+/// # Errors
+/// If files are missing or damaged, or the shape of `[model]` cannot be built.
 pub fn loaded_params(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Params, Failure> {
     if let Some(run) = of_run(&recipe.model)? {
         return run.params();
@@ -147,6 +159,9 @@ pub fn loaded_params(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Params
 }
 
 /// Shape of a recipe's model, without its weights.
+///
+/// # Errors
+/// As [`loaded_params`], but for damage in the weights, which are not read.
 pub fn model_config(recipe: &RunPlan) -> Result<ModelConfig, Failure> {
     if let Some(run) = of_run(&recipe.model)? {
         return run.config();
@@ -196,6 +211,9 @@ fn scratch_config(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<ModelConf
 }
 
 /// Whether the model has the context that `rollout.max_context_tokens` asks for.
+///
+/// # Errors
+/// If the recipe asks for more tokens than the model has positions for.
 pub fn check_context(asked: u32, config: &ModelConfig) -> Result<(), Failure> {
     let asked = asked as usize;
     if asked <= config.max_context {

@@ -82,6 +82,9 @@ fn schedule(t: &TrainPlan) -> Schedule {
 
 /// The policy that a recipe trains, with its optimizer. `critic.learning_rate` becomes a factor of that of
 /// the policy, since both follow one schedule.
+///
+/// # Errors
+/// If `train.lora` cannot be: see [`lora_config`].
 pub(crate) fn policy(recipe: &RunPlan) -> Result<PolicyConfig, Failure> {
     let t = &recipe.train;
     let lora = t.lora.as_ref().map(lora_config).transpose()?;
@@ -109,6 +112,9 @@ pub(crate) fn policy(recipe: &RunPlan) -> Result<PolicyConfig, Failure> {
 }
 
 /// The trainer of a recipe's run. Workers get the effective recipe as text.
+///
+/// # Errors
+/// As [`policy`], and if the recipe cannot be written as text for workers.
 pub(crate) fn learner(recipe: &RunPlan, run_dir: &Path) -> Result<LearnerConfig, Failure> {
     let t = &recipe.train;
     Ok(LearnerConfig {

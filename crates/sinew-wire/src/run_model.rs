@@ -21,10 +21,14 @@ const MAX_DEPTH: usize = 1000;
 pub struct RunModel {
     /// Its folder; of a chain that of a stage.
     folder: PathBuf,
+    /// The effective recipe in that folder: it says which tokenizer and which first weights the run had.
     recipe: RunPlan,
 }
 
 /// The run that a source names; `None` for other sources.
+///
+/// # Errors
+/// As [`RunModel::open`].
 pub fn run_model(source: &str) -> Result<Option<RunModel>, Failure> {
     let folder = source.strip_prefix(RUN).map(Path::new);
     folder.map(RunModel::open).transpose()
@@ -40,6 +44,9 @@ pub fn typed_source(source: &str) -> String {
 }
 
 /// The model that a recipe's model goes back to: its own, or of a run the one that the first run began with.
+///
+/// # Errors
+/// If a folder on the way holds no run, or the runs go round in a circle.
 pub fn origin(section: &ModelSection) -> Result<ModelSection, Failure> {
     let mut section = section.clone();
     for _ in 0..MAX_DEPTH {
@@ -55,12 +62,16 @@ pub fn origin(section: &ModelSection) -> Result<ModelSection, Failure> {
     )))
 }
 
+/// Of a chain the folder of its last stage that ended, else the folder itself.
 fn run_folder(folder: &Path) -> Result<PathBuf, Failure> {
     sinew_chain::run_folder(folder).map_err(Failure::input)
 }
 
 impl RunModel {
     /// The run in a folder, or the last stage that ended of a chain.
+    ///
+    /// # Errors
+    /// If the folder holds no run, or a model that the run goes back to is not there.
     pub fn open(folder: &Path) -> Result<Self, Failure> {
         let folder = run_folder(folder)?;
         let recipe = sinew_project::recipe(&folder)?;
@@ -69,6 +80,9 @@ impl RunModel {
     }
 
     /// The newest checkpoint whose checksums are right. Damaged ones are passed over, with a line in the log.
+    ///
+    /// # Errors
+    /// If there is no checkpoint, or none that can be read.
     pub fn checkpoint(&self) -> Result<PathBuf, Failure> {
         let dir = self.folder.join("checkpoints");
         let none = || {
@@ -90,12 +104,18 @@ impl RunModel {
     }
 
     /// The renderer of the run.
+    ///
+    /// # Errors
+    /// If its tokenizer cannot be found: see [`renderer`].
     pub fn renderer(&self) -> Result<Arc<dyn Renderer>, Failure> {
         renderer(&self.recipe.model, &self.recipe.env)
     }
 
     /// Whether an environment's tokens are those that the run trained with: worlds with an alphabet of their
     /// own have a tokenizer of their own.
+    ///
+    /// # Errors
+    /// If they differ: the same id would mean another character.
     pub fn check_alphabet(&self, env: &EnvSection) -> Result<(), Failure> {
         let own = self.recipe.env.needs().alphabet;
         match own == env.needs().alphabet {
@@ -111,6 +131,9 @@ impl RunModel {
     }
 
     /// Shape of its model; weights are not read.
+    ///
+    /// # Errors
+    /// If the configuration of the newest checkpoint, or of the model below its adapters, cannot be read.
     pub fn config(&self) -> Result<ModelConfig, Failure> {
         let checkpoints = self.folder.join("checkpoints");
         let latest = std::fs::read_to_string(checkpoints.join("LATEST"));
@@ -125,6 +148,9 @@ impl RunModel {
     }
 
     /// Its newest weights in 32 bits, adapters merged as for the engine that sampled with them.
+    ///
+    /// # Errors
+    /// If no checkpoint is whole, or the weights below its adapters cannot be loaded.
     pub fn params(&self) -> Result<Params, Failure> {
         let checkpoint = self.checkpoint()?;
         if !checkpoint.join("adapter_config.json").exists() {

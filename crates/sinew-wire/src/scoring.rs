@@ -14,10 +14,13 @@ use sinew_tensor::Cpu;
 
 /// A reference or teacher: of a run, whose folder is named with `run:` or without, or files.
 enum Scorer {
+    /// The newest checkpoint of a run, with its adapters merged.
     Run(Box<RunModel>),
+    /// A folder or a GGUF file, found by its source.
     Files(ModelFiles),
 }
 
+/// Finds the model of `key` (`reference.model` or `teacher.model`); the key stands in the text of a failure.
 fn scorer(key: &str, source: &str) -> Result<Scorer, Failure> {
     if let Some(run) = run_model(&typed_source(source))? {
         return Ok(Scorer::Run(Box::new(run)));
@@ -29,6 +32,9 @@ fn scorer(key: &str, source: &str) -> Result<Scorer, Failure> {
 
 /// The configuration of a reference or teacher, which must have as many tokens as the policy. Weights are
 /// not read.
+///
+/// # Errors
+/// If the model is missing, or has more or fewer tokens than `vocab`.
 pub fn check(key: &str, source: &str, vocab: usize) -> Result<ModelConfig, Failure> {
     let config = match scorer(key, source)? {
         Scorer::Run(run) => run.config()?,
@@ -61,6 +67,9 @@ fn load(key: &str, source: &str, vocab: usize) -> Result<Params, Failure> {
 ///
 /// Without `[reference]` the first weights are the reference: a copy of them, or with adapters the policy
 /// without its adapters, which needs no memory.
+///
+/// # Errors
+/// If a model is missing or damaged, or has another number of tokens than the policy.
 pub(crate) fn scoring_models(
     recipe: &RunPlan,
     needs: Needs,

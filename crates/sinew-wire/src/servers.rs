@@ -23,6 +23,7 @@ const READY_WITHIN: Duration = Duration::from_secs(120);
 struct Codec(Arc<dyn Renderer>);
 
 impl TextCodec for Codec {
+    /// Bytes that are not UTF-8, such as half a character, become replacement characters.
     fn decode(&self, ids: &[TokenId]) -> String {
         let bytes = ids.iter().filter_map(|id| self.0.token_bytes(*id));
         let bytes: Vec<u8> = bytes.flat_map(|b| b.to_vec()).collect();
@@ -96,6 +97,9 @@ pub fn serve_engine(
 /// The engine of a recipe that trains with servers. They load the trainer's weights
 /// before the first token, whatever they were started with. `base` is a folder with the
 /// model's configuration and tokenizer.
+///
+/// # Errors
+/// If a server does not answer, or cannot load the weights from the folder `engine.weights_dir`.
 pub(crate) fn training_engine(
     section: &EnginePlan,
     renderer: &dyn Renderer,

@@ -80,6 +80,9 @@ pub(crate) fn source(
 const TRIED: usize = 3;
 
 /// Whether a recipe's environment has a gold policy whose turns this model can write: some are played.
+///
+/// # Errors
+/// If there is no gold policy, or one of the runs fails or does not fit the limits of `[rollout]`.
 pub fn check_gold(recipe: &RunPlan) -> Result<String, Failure> {
     let renderer = renderer(&recipe.model, &recipe.env)?;
     let World { taskset, envs } = world(recipe, &tasks(recipe)?)?;
@@ -147,6 +150,9 @@ fn reached(recipe: &RunPlan) -> Result<(PoolClient, Value), Failure> {
 }
 
 /// Whether a recipe's pool can be drawn from, with the number of whole groups in it.
+///
+/// # Errors
+/// If the pool does not answer, refuses the token, or was filled with another tokenizer.
 pub fn check_pool(recipe: &RunPlan) -> Result<String, Failure> {
     let (_, reply) = reached(recipe)?;
     Ok(format!(

@@ -7,6 +7,9 @@ use std::path::Path;
 const MIN_TOKEN_CHARS: usize = 16;
 
 /// The secret in a file: its first line, long enough not to be guessed.
+///
+/// # Errors
+/// If the file cannot be read, or its text is shorter than 16 characters or holds white space.
 pub fn read_token(path: &Path) -> Result<String, Failure> {
     let text = std::fs::read_to_string(path)
         .map_err(|e| Failure::input(format!("--control-token-file {}: {e}", path.display())))?;
