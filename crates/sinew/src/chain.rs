@@ -13,7 +13,9 @@ use tokio::sync::watch;
 
 /// Trains stages.
 struct Trainer<'a> {
+    /// The command line, which holds for every stage.
     args: &'a RunArgs,
+    /// The whole chain: it knows which keys of a stage come from the stages before.
     chain: &'a ChainPlan,
     /// Signals so far.
     signals: watch::Receiver<u32>,
@@ -57,6 +59,7 @@ pub(crate) fn run(args: &RunArgs, chain: &ChainPlan) -> Result<Finished, Failure
     })
 }
 
+/// The end of a chain by Ctrl-C or TERM, with the command that goes on.
 fn interrupted(dir: &Path) -> Failure {
     let dir = dir.display();
     Failure::Interrupt(format!(
@@ -67,6 +70,7 @@ fn interrupted(dir: &Path) -> Failure {
 impl Stages for Trainer<'_> {
     type Error = Failure;
 
+    /// Says which stage begins and with which weights; after a signal, no further stage begins.
     fn begin(&mut self, begin: &Begin<'_>) -> Result<(), Failure> {
         if *self.signals.borrow() > 0 {
             return Err(Failure::Interrupt(String::new()));
@@ -97,6 +101,8 @@ impl Stages for Trainer<'_> {
         Ok(())
     }
 
+    /// Trains one stage in its folder, and gives its last line. A folder that holds a run already is resumed;
+    /// the keys that the chain derives for it may then differ from those of its checkpoint.
     fn run(&mut self, plan: &RunPlan, folder: &Path) -> Result<Value, Failure> {
         self.args.serve.address(&plan.harness)?;
         let resume = sinew_project::holds_run(folder).then(|| {
@@ -134,6 +140,7 @@ impl Stages for Trainer<'_> {
         bad.map_or(Ok(ended.last), Err)
     }
 
+    /// The newest whole checkpoint of a stage, and the BLAKE3 hash of its weights with adapters merged.
     fn weights(&mut self, folder: &Path) -> Result<Handed, Failure> {
         let run = sinew_wire::RunModel::open(folder)?;
         let checkpoint = run.checkpoint()?;

@@ -103,6 +103,10 @@ struct CheckArgs {
     json: bool,
 }
 
+/// Carries out a sub-command of `sinew env`.
+///
+/// # Errors
+/// If the class or the server cannot be reached, or a check of it fails: then with status 1.
 pub(crate) fn run(args: &EnvArgs) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -129,6 +133,7 @@ fn start(
     Ok((factory, tasks))
 }
 
+/// `sinew env check`: plays some tasks with one worker, and prints what was found.
 fn check(args: &CheckArgs, runtime: &tokio::runtime::Runtime) -> Result<(), Failure> {
     let keys = Python {
         workers: 1,
@@ -155,6 +160,9 @@ fn key(name: Option<&String>) -> Result<Option<String>, Failure> {
 }
 
 /// Seconds of an argument.
+///
+/// # Errors
+/// If it is not 0.01 to 86400, or not a number.
 fn seconds(name: &str, value: f64) -> Result<Duration, Failure> {
     match (0.01..=86_400.0).contains(&value) {
         true => Ok(Duration::from_secs_f64(value)),
@@ -164,6 +172,8 @@ fn seconds(name: &str, value: f64) -> Result<Duration, Failure> {
     }
 }
 
+/// `sinew env serve`: serves the class until a signal. The address is printed once the socket listens,
+/// so that port 0 can be used.
 fn serve(args: &ServeArgs, runtime: &tokio::runtime::Runtime) -> Result<(), Failure> {
     let keys = Python {
         workers: args.workers,
@@ -195,6 +205,7 @@ fn serve(args: &ServeArgs, runtime: &tokio::runtime::Runtime) -> Result<(), Fail
     })
 }
 
+/// `sinew env test`: plays the cases of the protocol against a server; one line a case.
 async fn test(args: &TestArgs) -> Result<(), Failure> {
     let wrong = |e: serde_json::Error| Failure::input(format!("--task: {e}"));
     let options = ConformanceOptions {
@@ -244,6 +255,7 @@ fn tasks(
         .collect()
 }
 
+/// The report of `sinew env check`: one JSON object, or a line for each tool and each check.
 fn print(args: &CheckArgs, report: &CheckReport) {
     if args.json {
         output::print_json(&json!(report));

@@ -38,6 +38,9 @@ impl From<End> for EndKind {
 }
 
 /// Opens the store of a run for reading.
+///
+/// # Errors
+/// If the folder has no store, as with `store.type = "memory"`, or it cannot be read.
 fn open_store(run_dir: &Path) -> Result<StoreReader, Failure> {
     let path = store_path(run_dir);
     if !path.exists() {
@@ -52,6 +55,9 @@ fn open_store(run_dir: &Path) -> Result<StoreReader, Failure> {
 /// `sinew show`: an episode as text, tokens or JSON; without `--run-dir`, the counts of a run.
 ///
 /// Tokens are decoded with the tokenizer of the run's recipe, which must be reachable.
+///
+/// # Errors
+/// If the episode is not in the store, or the tokenizer cannot be found.
 pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
     let Some(run_dir) = &args.run_dir else {
         let run = sinew_project::summary(Path::new(&args.what))?;
@@ -163,6 +169,9 @@ pub(crate) fn list(args: &EpisodesArgs) -> Result<(), Failure> {
 }
 
 /// The range of rewards of `--min-reward` and `--max-reward`, both included; `None` without either.
+///
+/// # Errors
+/// If the least reward is above the most: nothing could fit.
 fn rewards(args: &EpisodesArgs) -> Result<Option<RangeInclusive<f64>>, Failure> {
     let (least, most) = (args.min_reward, args.max_reward);
     if least.is_none() && most.is_none() {

@@ -19,6 +19,9 @@ pub(crate) struct EvalArgs {
 }
 
 /// `sinew eval RECIPE`. Its folder has the name of the recipe with `-eval` behind it.
+///
+/// # Errors
+/// What the recipe is refused for, or the measurement failed with.
 pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     args.run.end(measured(args))
 }
@@ -47,6 +50,9 @@ fn measured(args: &EvalArgs) -> Result<train::Finished, Failure> {
 }
 
 /// The last stage of a chain as a recipe of its own, which begins with a model that was trained already.
+///
+/// # Errors
+/// Without `--model`: a chain has no weights before its first stage ends.
 fn last(chain: &ChainPlan, model: Option<&str>) -> Result<RunPlan, Failure> {
     if model.is_none() {
         return Err(Failure::input(
@@ -61,6 +67,9 @@ fn last(chain: &ChainPlan, model: Option<&str>) -> Result<RunPlan, Failure> {
 
 /// The section of `--model`. Its tokenizer and template replace those of the recipe, too; the model of a run
 /// must have been trained with the environment's alphabet, if it has one.
+///
+/// # Errors
+/// If the environment has an alphabet of its own and the model is not of a run.
 fn other_model(recipe: &RunPlan, source: &str) -> Result<ModelSection, Failure> {
     let source = sinew_wire::typed_source(source);
     if recipe.env.needs().alphabet.is_some() && !source.starts_with(RUN) {

@@ -63,6 +63,9 @@ pub(crate) fn run(args: &GcArgs) -> Result<(), Failure> {
 }
 
 /// The step of the run that the oldest checkpoint holds: no resume goes back further.
+///
+/// # Errors
+/// If there is no checkpoint: every episode may still be needed.
 fn oldest_step(checkpoints: &Path) -> Result<u64, Failure> {
     let named = |e: &dyn std::fmt::Display| {
         Failure::input(format!(

@@ -1,8 +1,9 @@
 //! The command line: the only place where concrete parts meet.
 //!
 //! A command is a file here. Those that run a recipe read a plan (`sinew-recipe`), make its parts
-//! (`sinew-wire`) and hand them to the loop (`sinew-pipeline`). Two more programs hide behind this one: workers
-//! of `train.data_parallel`, and workers of the wasm level; both are started by a run, never by people.
+//! (`sinew-wire`) and hand them to the loop (`sinew-pipeline`). Two more programs hide behind this one:
+//! workers of `train.data_parallel`, and workers of the wasm level; both are started by a run, never by
+//! people.
 //!
 //! Standard output has the result, as text or JSON lines. Logs go to standard error, by the filter
 //! `SINEW_LOG` (`error` if it is not set, as in `SINEW_LOG=sinew_engines=debug`).

@@ -89,6 +89,11 @@ pub(crate) fn run(args: &RescoreArgs) -> Result<(), Failure> {
 }
 
 /// Adds the scores to the store; how many it took.
+///
+/// Scores that the store refuses are not counted.
+///
+/// # Errors
+/// If a process holds the store, or it cannot be written.
 fn write(folder: &Path, rescored: &[Rescored], source: &str) -> Result<usize, Failure> {
     let store = sinew_wire::disk_store(folder, false).map_err(Failure::input)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -137,6 +142,11 @@ fn show(rescored: &[Rescored], new: usize, json: bool) {
 }
 
 /// The stored episodes of a purpose.
+///
+/// All of them are read, page by page, since rewards are compared over the whole purpose.
+///
+/// # Errors
+/// If the store cannot be read.
 fn stored(reader: &StoreReader, purpose: &str) -> Result<Vec<sinew_types::Trace>, Failure> {
     let mut filter = Filter {
         purpose: Some(purpose.to_owned()),

@@ -21,6 +21,9 @@ pub(crate) struct RunsArgs {
 }
 
 /// Lists what is there. A run that cannot be read is a line that says why.
+///
+/// # Errors
+/// If the folder cannot be read, or holds no run and no chain.
 pub(crate) fn run(args: &RunsArgs) -> Result<(), Failure> {
     let unreadable = |e: std::io::Error| {
         Failure::input(format!(

@@ -92,6 +92,9 @@ pub(crate) enum SandboxCommand {
 }
 
 /// `sinew sandbox ...`.
+///
+/// # Errors
+/// If a limit is out of range or the level is not available; else with the status of the program.
 pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
     match command {
         SandboxCommand::Probe { level, json } => probe(level, *json),
@@ -164,11 +167,15 @@ fn words(section: &SandboxPlan, argv: &[String]) -> Result<Program, Failure> {
     Ok(Program::Argv(words))
 }
 
+/// The refusal of `sinew sandbox run` without code, script, program or image that names one.
 fn nothing_to_run() -> Failure {
     Failure::input("nothing to run\n  hint: sinew sandbox run --code 'print(6 * 7)'")
 }
 
 /// The plan of `--level`, with the defaults of a recipe for everything else.
+///
+/// # Errors
+/// If there is no level of this name.
 fn at_level(level: &str) -> Result<SandboxPlan, Failure> {
     SandboxPlan::at(level)
         .ok_or_else(|| Failure::input(format!("--level {level:?}: allowed: {LEVEL_NAMES}")))
@@ -206,6 +213,9 @@ struct Kept<'a> {
 const MAX_SNAPSHOT_BYTES: u64 = 1 << 30;
 
 /// A fresh sandbox, or one with the files of a snapshot, of whatever level that was taken at.
+///
+/// # Errors
+/// If the snapshot cannot be read or is larger than a work folder, or no sandbox starts.
 async fn begin(
     provider: &dyn SandboxProvider,
     spec: &SandboxSpec,

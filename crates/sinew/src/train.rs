@@ -1,7 +1,7 @@
 //! `sinew train` and `sinew eval`: the training loop with its readers, and what it shows at its end.
 //!
-//! The loop itself is in `sinew-pipeline`. Here it gets its parts from [`sinew_wire::pipeline`], its readers (live
-//! view or lines, report), and the signals that stop it.
+//! The loop itself is in `sinew-pipeline`. Here it gets its parts from [`sinew_wire::pipeline`], its readers
+//! (live view or lines, report), and the signals that stop it.
 //!
 //! The last line of `sinew train --json`:
 //!
