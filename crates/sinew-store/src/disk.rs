@@ -15,6 +15,7 @@ use crate::recover;
 use crate::remake;
 use crate::score::{ScoreBatch, ScoreRecord, ScoreRefused};
 use crate::segment::{Frame, Location, RecordKind, SegmentDir, Writer};
+use crate::signed::signed;
 use crate::store::{
     self, Committed, Cursor, Filter, GcPolicy, GcReport, Page, ScorePage, StoreStats, TraceStore,
     TrainedBatch,
@@ -255,7 +256,7 @@ impl TraceStore for DiskStore {
         let mut encoded = Vec::with_capacity(traces.len());
         for trace in traces {
             trace.validate()?;
-            index::signed("draw", trace.origin.draw)?;
+            signed("draw", trace.origin.draw)?;
             encoded.push(self.encode(trace)?);
         }
         let mut writer = guard(&self.writer)?;
@@ -301,7 +302,7 @@ impl TraceStore for DiskStore {
     }
 
     fn commit_update(&self, update: &TrainedBatch, again: bool) -> Result<Committed, StoreError> {
-        index::signed("step", update.step)?;
+        signed("step", update.step)?;
         store::check_batch(&update.batch, &update.episodes)?;
         let mut writer = guard(&self.writer)?;
         let mut connection = guard(&self.connection)?;

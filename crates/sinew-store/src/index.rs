@@ -9,6 +9,7 @@ use crate::error::StoreError;
 use crate::ledger;
 use crate::schema::{BEFORE_LEDGER, FORMAT, LEDGER, SCHEMA};
 use crate::segment::Location;
+use crate::signed::signed;
 use crate::store::{
     Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, Page, StoreStats, TrainedBatch,
 };
@@ -202,15 +203,6 @@ pub(crate) fn durably<T>(
     })();
     connection.pragma_update(None, "synchronous", "NORMAL")?;
     result
-}
-
-/// SQLite's integers are signed.
-pub(crate) fn signed(field: &'static str, value: u64) -> Result<i64, StoreError> {
-    i64::try_from(value).map_err(|_| StoreError::Argument {
-        field,
-        value,
-        allowed: format!("up to {}", i64::MAX),
-    })
 }
 
 /// A column of a count; a negative value, which none of ours is, reads as 0.

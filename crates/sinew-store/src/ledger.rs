@@ -1,9 +1,9 @@
 //! The scores' part of the index: records in the order in which they came, and external ids.
 
 use crate::error::StoreError;
-use crate::index::signed;
 use crate::score::{MAX_SCORES, Score, ScoreRecord, ScoreRefused};
 use crate::segment::Location;
+use crate::signed::signed;
 use crate::store::{Cursor, MAX_PAGE, ScorePage};
 use crate::sums;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};

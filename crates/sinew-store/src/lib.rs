@@ -35,6 +35,7 @@ mod scan;
 mod schema;
 mod score;
 mod segment;
+mod signed;
 mod store;
 mod sums;
 

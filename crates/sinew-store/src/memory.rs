@@ -4,7 +4,6 @@
 //! which one conformance suite checks for both. Every call locks the whole store.
 
 use crate::error::{StoreError, guard};
-use crate::index;
 use crate::score::{MAX_SCORES, ScoreRecord, ScoreRefused};
 use crate::store::{
     self, Committed, Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GcReport, MAX_PAGE, Page,
@@ -104,7 +103,7 @@ impl TraceStore for MemoryStore {
     fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<Committed>, StoreError> {
         for trace in traces {
             trace.validate()?;
-            index::signed("draw", trace.origin.draw)?;
+            crate::signed::signed("draw", trace.origin.draw)?;
         }
         let mut inner = guard(&self.inner)?;
         let new = |t: &&Trace| !inner.by_id.contains_key(&t.episode);
@@ -178,7 +177,7 @@ impl TraceStore for MemoryStore {
     }
 
     fn commit_update(&self, update: &TrainedBatch, again: bool) -> Result<Committed, StoreError> {
-        index::signed("step", update.step)?;
+        crate::signed::signed("step", update.step)?;
         store::check_batch(&update.batch, &update.episodes)?;
         let mut inner = guard(&self.inner)?;
         let known = inner.batches.iter().position(|b| b.batch == update.batch);

@@ -298,8 +298,8 @@ fn write(
                 "INSERT INTO queue_rows (queue, seq, key, bytes, state, until_ms, consumer,
                     attempts, payload) VALUES (?1, ?2, ?3, ?4, ?5, 0, '', 0, ?6)",
             )?;
-            let bytes = index::signed("bytes", row.bytes)?;
-            let seq = index::signed("seq", *seq)?;
+            let bytes = crate::signed::signed("bytes", row.bytes)?;
+            let seq = crate::signed::signed("seq", *seq)?;
             insert.execute(params![queue, seq, row.key, bytes, READY, payload])?;
             seal_row(tx, queue, seq)?;
         }
@@ -317,27 +317,29 @@ fn write(
             )?;
             update.execute(params![
                 queue,
-                index::signed("seq", *seq)?,
+                crate::signed::signed("seq", *seq)?,
                 state,
                 // A lease "for ever" ends when SQLite's integers do.
                 i64::try_from(until_ms).unwrap_or(i64::MAX),
                 consumer,
                 row.attempts,
-                row.lease.map(|l| index::signed("lease", l.0)).transpose()?,
+                row.lease
+                    .map(|l| crate::signed::signed("lease", l.0))
+                    .transpose()?,
             ])?;
-            seal_row(tx, queue, index::signed("seq", *seq)?)?;
+            seal_row(tx, queue, crate::signed::signed("seq", *seq)?)?;
         }
         Change::Forget { seq } => {
             tx.execute(
                 "DELETE FROM queue_rows WHERE queue = ?1 AND seq = ?2",
-                params![queue, index::signed("seq", *seq)?],
+                params![queue, crate::signed::signed("seq", *seq)?],
             )?;
         }
         Change::NextLease(next) => {
             tx.execute(
                 "INSERT INTO queues (queue, next_lease) VALUES (?1, ?2)
                  ON CONFLICT (queue) DO UPDATE SET next_lease = excluded.next_lease",
-                params![queue, index::signed("lease", *next)?],
+                params![queue, crate::signed::signed("lease", *next)?],
             )?;
             sums::seal(tx, "queues", "queue = ?1", &[&queue])?;
         }
