@@ -1,6 +1,7 @@
 //! A batch in preparation: usable episodes by group.
 
 use crate::composition::{Advantage, Composition, Needs, ProcessRewards, Truncated};
+use crate::earlier::EarlierRewards;
 use crate::episode::{Columns, Episode, EpisodeColumns};
 use crate::error::AlgoError;
 use crate::report::{AlgoReport, Moments, Quarantined};
@@ -31,6 +32,13 @@ pub(crate) struct Group {
 pub(crate) struct Batch<'a> {
     pub(crate) episodes: Vec<Episode<'a>>,
     pub(crate) groups: Vec<Group>,
+}
+
+/// What the only member of a group is compared with, if that is known.
+pub(crate) fn lone(episodes: &[Episode<'_>], members: &[usize]) -> Option<EarlierRewards> {
+    let [only] = members else { return None };
+    let earlier = episodes[*only].columns?.earlier?;
+    (!earlier.is_empty()).then_some(earlier)
 }
 
 impl<'a> Batch<'a> {

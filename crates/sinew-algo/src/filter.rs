@@ -1,19 +1,10 @@
 //! Filters that remove episodes and groups from a batch. The report has their effects.
 
-use crate::batch::Batch;
+use crate::batch::{Batch, lone};
 use crate::composition::{Composition, EqualGroups, ProcessRewards};
-use crate::earlier::EarlierRewards;
-use crate::episode::Episode;
 use crate::error::AlgoError;
 use crate::report::AlgoReport;
 use crate::stats;
-
-/// What the only member of a group is compared with, if that is known.
-pub(crate) fn lone(episodes: &[Episode<'_>], members: &[usize]) -> Option<EarlierRewards> {
-    let [only] = members else { return None };
-    let earlier = episodes[*only].columns?.earlier?;
-    (!earlier.is_empty()).then_some(earlier)
-}
 
 /// Removes groups with too few usable episodes for a comparison.
 pub(crate) fn small_groups(c: &Composition, batch: &mut Batch<'_>, report: &mut AlgoReport) {

@@ -6,11 +6,10 @@
 //!
 //! This file also computes the baselines and scales of related algorithms.
 
-use crate::batch::Batch;
+use crate::batch::{Batch, lone};
 use crate::composition::{
     Advantage, Baseline, Composition, Filters, Normalize, ProcessRewards, Rewards, Scale,
 };
-use crate::filter;
 use crate::kind::AlgorithmKind;
 use crate::stats;
 use sinew_types::{Aggregation, Correction, LossSpec, Surrogate};
@@ -65,7 +64,7 @@ pub(crate) fn advantages(
     for g in 0..batch.groups.len() {
         let group = batch.groups[g].clone();
         let rewards = batch.rewards(&group);
-        let earlier = filter::lone(&batch.episodes, &group.members);
+        let earlier = lone(&batch.episodes, &group.members);
         for (k, &i) in group.members.iter().enumerate() {
             let advantage = if group.equal && baseline != Baseline::Zero {
                 0.0
