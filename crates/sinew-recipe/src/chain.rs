@@ -8,6 +8,7 @@
 //! there, and refused only where no stage uses it.
 
 use crate::read::{Broken, Source};
+use crate::references::{STAGE, is_of_stage, references};
 use crate::renamed::typed;
 use crate::{DataSection, ModelSection, RecipeError, RunPlan, messages};
 use serde::{Serialize, Serializer};
@@ -16,9 +17,6 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
 use toml::de::{DeTable, DeValue};
-
-/// Before the name of a stage, where a key names one.
-const STAGE: &str = "stage:";
 
 /// Before the folder of a run, where a model is named.
 pub const RUN: &str = "run:";
@@ -388,30 +386,6 @@ impl Serialize for ChainPlan {
 
 fn is_chain(text: &str) -> bool {
     DeTable::parse(text).is_ok_and(|root| root.get_ref().contains_key("stage"))
-}
-
-/// The stages that a plan names: key and name.
-pub(crate) fn references(plan: &RunPlan) -> Vec<(&'static str, String)> {
-    let model = |m: &Option<crate::ScoringModel>| m.as_ref().map(|m| m.model.clone());
-    let path = match &plan.data {
-        Some(DataSection::Episodes { path, .. }) => Some(path.clone()),
-        _ => None,
-    };
-    let all = [
-        ("teacher.model", model(&plan.teacher)),
-        ("reference.model", model(&plan.reference)),
-        ("data.path", path),
-        ("model.source", Some(plan.model_source())),
-    ];
-    let named = |(key, value): (&'static str, Option<String>)| {
-        let name = value?.strip_prefix(STAGE)?.to_owned();
-        Some((key, name))
-    };
-    all.into_iter().filter_map(named).collect()
-}
-
-fn is_of_stage(data: Option<&DataSection>) -> bool {
-    matches!(data, Some(DataSection::Episodes { path, .. }) if path.starts_with(STAGE))
 }
 
 /// Takes a text apart into defaults and stages.

@@ -45,6 +45,7 @@ mod messages;
 mod mixture;
 mod model;
 mod read;
+mod references;
 mod renamed;
 mod reward;
 mod rollout;

@@ -6,8 +6,9 @@
 
 use crate::keys::RecipeKeys;
 use crate::messages::{self, explain};
+use crate::references::references;
 use crate::rule::Rule;
-use crate::{ModelSection, RecipeError, RunPlan, chain, env, renamed, rules};
+use crate::{ModelSection, RecipeError, RunPlan, env, renamed, rules};
 use serde::{Deserialize, Serialize, Serializer};
 use std::path::Path;
 use toml::Spanned;
@@ -84,7 +85,7 @@ impl RunPlan {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         let plan = source.plan(root.get_ref().clone(), &stem)?;
         source.check(&plan, root.get_ref()).map_err(|b| b.error)?;
-        match chain::references(&plan).first() {
+        match references(&plan).first() {
             Some((key, _)) => {
                 let why = "allowed in a [[stage]] of a chain; elsewhere name the folder of a run";
                 Err(source.value_error(root.get_ref(), key, why))
