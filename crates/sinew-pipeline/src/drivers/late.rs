@@ -1,28 +1,13 @@
 //! Groups whose rewards come from outside, between their last episode and their rows.
 
-use super::sync::{Driver, Pipeline};
-use crate::core::{CoreState, Event};
+use super::sync::Driver;
+use crate::core::Event;
 use crate::error::PipelineError;
 use crate::event::{Phase, RunEvent};
-use crate::late::Shelf;
 use sinew_types::{EpisodeId, Trace};
 
 /// Groups of a step at most, as multiples of those that it runs: its own, and as many from before.
 const GROUPS_PER_TASK: usize = 2;
-
-/// The groups that earlier sessions left waiting, if rewards come from outside; notes in `state` what was
-/// begun.
-pub(super) fn restore(p: &Pipeline, state: &mut CoreState) -> Result<Option<Shelf>, PipelineError> {
-    let Some(late) = &p.late else {
-        return Ok(None);
-    };
-    let mut shelf = Shelf::new(late.config.clone());
-    let (named, steps) = p.store.settled()?;
-    state.begun = p.store.begun(steps, p.config.core.tasks_per_step)?;
-    let draws = steps * p.store.draws_per_step;
-    shelf.restore(p.store.traces.as_ref(), &named, draws)?;
-    Ok(Some(shelf))
-}
 
 impl Driver {
     /// Lets groups wait, takes the scores that came, and gives the groups that can be trained.

@@ -4,6 +4,7 @@ mod groups;
 mod held_out;
 mod late;
 mod measurements;
+mod shelf;
 mod sync;
 #[cfg(test)]
 mod tests;

@@ -5,6 +5,7 @@
 //! session; what was committed stays, and the next session goes on from it.
 
 use super::measurements::Measurements;
+use super::shelf;
 use crate::config::PipelineConfig;
 use crate::core::UpdateCommit;
 use crate::core::{Command, Ended as EndedEpisode, Event, PipelineCore, RunCounts, Showed, Stop};
@@ -165,7 +166,8 @@ impl Driver {
             steps: Arc::clone(&written.steps),
             evals: Arc::clone(&written.evals),
         })?;
-        let shelf = super::late::restore(&p, &mut state)?;
+        let tasks = p.config.core.tasks_per_step;
+        let shelf = shelf::restore(p.late.as_ref(), &p.store, tasks, &mut state)?;
         let driver = Self {
             core: PipelineCore::new(Arc::clone(&p.config.core), state),
             samples: p.saved.samples,

@@ -1,0 +1,25 @@
+//! Groups that earlier sessions left waiting for rewards from outside.
+
+use crate::core::CoreState;
+use crate::error::PipelineError;
+use crate::late::{Late, Shelf};
+use crate::state::RunStore;
+
+/// The groups that earlier sessions left waiting, if rewards come from outside; notes in `state` what was
+/// begun.
+pub(super) fn restore(
+    late: Option<&Late>,
+    store: &RunStore,
+    tasks_per_step: usize,
+    state: &mut CoreState,
+) -> Result<Option<Shelf>, PipelineError> {
+    let Some(late) = late else {
+        return Ok(None);
+    };
+    let mut shelf = Shelf::new(late.config.clone());
+    let (named, steps) = store.settled()?;
+    state.begun = store.begun(steps, tasks_per_step)?;
+    let draws = steps * store.draws_per_step;
+    shelf.restore(store.traces.as_ref(), &named, draws)?;
+    Ok(Some(shelf))
+}
