@@ -131,8 +131,8 @@ impl PythonCode {
     }
 
     /// Sandboxes of the process level that show the folders of the code. `max_live` bounds them: a pool of
-    /// workers needs up to twice as many as it has workers, because a worker that ended is replaced before its
-    /// sandbox is gone. With fewer, a start waits for that.
+    /// workers needs up to twice as many as it has workers, because a worker that ended is replaced before
+    /// its sandbox is gone. With fewer, a start waits for that.
     ///
     /// # Errors
     /// If this host cannot isolate processes.

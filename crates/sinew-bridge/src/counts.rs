@@ -1,4 +1,7 @@
 //! Counts of an episode with tools: the same metrics for every environment of this crate.
+//!
+//! `tool_calls`, `tool_errors` and `malformed` are numbers per episode; `used_tool` is 0 or 1;
+//! `format_penalty` is a share of turns, 0 to 1.
 
 use sinew_env::Action;
 use sinew_types::Outcome;

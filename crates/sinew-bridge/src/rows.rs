@@ -1,4 +1,11 @@
 //! Rows of tasks that Python code gives: pages of a worker, within limits.
+//!
+//! The way of a page: [`read_rows`] asks the worker for the rows from an offset, counts them against the
+//! [`RowLimits`], and turns each into what its caller needs. [`PythonRows`] are rows as tables of columns, for
+//! a recipe whose tasks come from a function.
+//!
+//! Rows are read when a run starts, and the worker ends afterwards: the order and the number of tasks do not
+//! depend on code that runs during training.
 
 use crate::code::PythonCode;
 use crate::error::StartError;
@@ -145,6 +152,9 @@ impl PythonRows {
 }
 
 /// Columns of a row.
+///
+/// # Errors
+/// If the text is no JSON, or its value no object. The message quotes at most 60 characters of it.
 fn columns(row: &str) -> Result<Map<String, Value>, String> {
     match serde_json::from_str(row).map_err(|e| format!("no JSON: {e}"))? {
         Value::Object(columns) => Ok(columns),

@@ -5,12 +5,12 @@
 //! go to the slot with the fewest users. The number of starts within a minute is bounded: code that ends each
 //! worker at once would otherwise take the time of the host for imports.
 //!
-//! All work runs on a runtime of the pool. A caller that stops waiting for a call of a session leaves it running
-//! until the answer or the deadline, so that workers stay in step with this side. Any other call ends with its
-//! caller: a coroutine is cancelled, and the worker of a plain function is ended.
+//! All work runs on a runtime of the pool. A caller that stops waiting for a call of a session leaves it
+//! running until the answer or the deadline, so that workers stay in step with this side. Any other call ends
+//! with its caller: a coroutine is cancelled, and the worker of a plain function is ended.
 //!
-//! Callers that wait for one start share its error, so that a start that fails does not take its time once for
-//! each of them.
+//! Callers that wait for one start share its error, so that a start that fails does not take its time once
+//! for each of them.
 
 use crate::code::PythonCode;
 use crate::error::{CallError, StartError};

@@ -7,8 +7,8 @@
 //!    events (`stream`).
 //! 2. [`Gateway`]: opens, scores, views and finishes rollouts. Its parts are the open rollouts
 //!    (`rollouts`), the journal and the store (`archive`), and the calls of the model (`call`).
-//! 3. `call`: a body is read by its [dialect](sinew_dialect), joined to what was captured ([`session`], pure),
-//!    rendered, and begun as a running call (`running`), which `drive` follows to its end.
+//! 3. `call`: a body is read by its [dialect](sinew_dialect), joined to what was captured ([`session`],
+//!    pure), rendered, and begun as a running call (`running`), which `drive` follows to its end.
 //! 4. Below both: hashes of messages (`keys`), recognized bodies (`known_bodies`). A
 //!    finished rollout is a [`sinew_types::Trace`].
 //!

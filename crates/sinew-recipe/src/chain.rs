@@ -6,6 +6,17 @@
 //!
 //! A default may be without effect in some stages, such as `[critic]` in one that imitates. It is left out
 //! there, and refused only where no stage uses it.
+//!
+//! The way through this file:
+//! 1. [`Recipe::parse`] looks for stages, and reads a run or a chain.
+//! 2. [`ChainPlan::parse`] lays each stage over the defaults, takes out the defaults without effect
+//!    in it, and checks it as a recipe and as a part of the chain.
+//! 3. [`ChainPlan::run`] makes the recipe of one stage once the folder of the chain is known.
+//! 4. [`ChainPlan::before_it_runs`] and [`ChainPlan::to_measure`] make recipes that do not need what
+//!    other stages make, for checks and for measurements.
+//!
+//! The model of a stage is the one before it, unless it has `[model]`. Then it must learn from another stage,
+//! as its teacher or from its episodes: a chain whose stages share nothing is two recipes.
 
 use crate::read::{Broken, Source};
 use crate::references::{STAGE, is_of_stage, references};
@@ -86,6 +97,7 @@ impl Recipe {
     }
 
     /// The run, or those of the stages.
+    /// In the order in which they run.
     pub fn plans(&self) -> Vec<&RunPlan> {
         match self {
             Self::Run(plan) => vec![plan],
@@ -94,6 +106,7 @@ impl Recipe {
     }
 
     /// Makes `seed` the seed of the run, or of every stage.
+    /// Stages keep no seed of their own.
     pub fn seed(&mut self, seed: u64) {
         match self {
             Self::Run(plan) => plan.seed = seed,
@@ -175,6 +188,9 @@ impl ChainPlan {
     }
 
     /// The plan of a stage. Defaults without effect in it are taken out of `merged`.
+    ///
+    /// It reads and checks again after each default that is taken out, until nothing is wrong. A key that the
+    /// stage itself has is never taken out: that is the error of its writer.
     fn stage_plan<'a>(
         &self,
         source: &Source<'a>,
@@ -204,6 +220,9 @@ impl ChainPlan {
     }
 
     /// What a stage may not do as a part of this chain, whose stages so far are those before it.
+    ///
+    /// It may name only stages before it, needs a reason for a model of its own, must differ from the stage before
+    /// in more than its name, and cannot have a longer context than a model from scratch was made for.
     fn check_stage(
         &self,
         source: &Source<'_>,
@@ -274,6 +293,12 @@ impl ChainPlan {
 
     /// The run of stage `at` in the chain's folder: it begins with the weights of the stage before, and
     /// names the folders of other stages.
+    ///
+    /// The result is a recipe without `stage:` that can be saved and run alone. A measurement stays greedy or
+    /// sampled as it was with the chain's first model, although the source of the weights is a folder now.
+    ///
+    /// # Panics
+    /// If the chain has no stage `at`.
     pub fn run(&self, at: usize, folder: &Path) -> RunPlan {
         let stage = &self.stages[at];
         let mut plan = stage.plan.clone();
@@ -303,6 +328,10 @@ impl ChainPlan {
     }
 
     /// The keys of a stage's run that name the folders of other stages, and change with the chain's folder.
+    /// They can differ between two folders of one chain, and say nothing about a change of its recipe.
+    ///
+    /// # Panics
+    /// If the chain has no stage `at`.
     pub fn derived_keys(&self, at: usize) -> Vec<&'static str> {
         let stage = &self.stages[at];
         let mut keys: Vec<&str> = references(&stage.plan)
@@ -316,6 +345,10 @@ impl ChainPlan {
     }
 
     /// Names of the stages whose weights stage `at` reads: to begin with, as teacher or as reference.
+    /// Their folders must be kept until this stage has ended. A stage can be named more than once.
+    ///
+    /// # Panics
+    /// If the chain has no stage `at`.
     pub fn weights_of(&self, at: usize) -> Vec<String> {
         let stage = &self.stages[at];
         let scoring = references(&stage.plan).into_iter();
@@ -327,6 +360,12 @@ impl ChainPlan {
 
     /// The plan of stage `at` for checks before any stage has run: what other stages make is left out, or is
     /// what they begin with.
+    ///
+    /// A teacher or reference that is another stage is the model which that stage names; one from scratch has no
+    /// source yet, and is left out.
+    ///
+    /// # Panics
+    /// If the chain has no stage `at`.
     pub fn before_it_runs(&self, at: usize) -> RunPlan {
         let mut plan = self.stages[at].plan.clone();
         let source = |name: &str| {
@@ -350,6 +389,9 @@ impl ChainPlan {
 
     /// The last stage as a recipe for a measurement alone: what only training reads of other stages is left
     /// out, and with a teacher the algorithm that learns from it.
+    ///
+    /// # Panics
+    /// If the chain has no stage.
     pub fn to_measure(&self) -> RunPlan {
         let at = self.stages.len() - 1;
         let mut plan = self.before_it_runs(at);

@@ -1,4 +1,8 @@
 //! `[judge.NAME]`: models that grade answers, for `[reward]`.
+//!
+//! [`resolve`] fills in the defaults of typed keys, [`keys`] goes the other way for a saved recipe, and
+//! `rules` says what is allowed: that each judge is used, that each used one is there, and the ranges of its
+//! keys. Here is only what is written down; the crate of judges asks the models.
 
 use crate::rule::{Rule, Rules};
 use crate::section::{choice, section};
@@ -168,6 +172,7 @@ pub(crate) fn keys(judges: &BTreeMap<String, JudgePlan>, unused: &[String]) -> O
     (!typed.is_empty()).then_some(typed)
 }
 
+/// Rules between judges and rewards, and those of each judge under its own name: `judge.NAME.KEY`.
 pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let rewards = plan.worlds().into_iter().filter_map(|w| w.reward);
     let used: Vec<&str> = rewards.flat_map(RewardSection::judges).collect();
@@ -249,6 +254,7 @@ impl JudgePlan {
         self.budget_rules(rules);
     }
 
+    /// Rules of the items. Those of a file are checked when it is read.
     fn rubric_rules(&self, rules: &mut Rules) {
         let Some(RubricSource::Items(items)) = &self.rubric else {
             let given = self.rubric.is_some();
@@ -277,6 +283,8 @@ impl JudgePlan {
         }
     }
 
+    /// Rules of the limits of a run. A limit on the cost needs a price above 0 for questions or for answers,
+    /// because it would otherwise never be reached.
     fn budget_rules(&self, rules: &mut Rules) {
         for (key, limit) in [
             ("judge.max_calls", self.max_calls),

@@ -1,5 +1,8 @@
 //! What is wrong with a recipe's text, in the words of a recipe: the line, what is allowed, the nearest
 //! spelling.
+//!
+//! A message has up to three parts: what was typed and where, what is allowed there, and the name that was
+//! probably meant. It is made from the text, because a table that was read no longer knows its lines.
 
 use crate::schema;
 use std::ops::Range;

@@ -1,4 +1,7 @@
 //! `[[env]]`: the keys of an environment in a mixture, and the rules of the mixture as a whole.
+//!
+//! A mixture is a list of `[[env]]` tables, each with a name and a weight. [`rules`] checks what no table can
+//! know of itself: that names differ, and that one tokenizer can read all worlds.
 
 use crate::env::{EnvMember, EnvSection};
 use crate::reward::RewardSection;
@@ -70,6 +73,8 @@ impl MemberKeys {
 }
 
 /// A list of environments, for editors. The keys of each type are those of a single `[env]`.
+///
+/// A member may have keys that are not listed here, which are those of its type.
 pub(crate) fn schema(generator: &mut SchemaGenerator, names: &[&str]) -> Schema {
     let mut member = MemberKeys::json_schema(generator);
     if let Some(properties) = member.get_mut("properties").and_then(|p| p.as_object_mut()) {
@@ -82,6 +87,9 @@ pub(crate) fn schema(generator: &mut SchemaGenerator, names: &[&str]) -> Schema 
 }
 
 /// Rules between the environments of a mixture.
+///
+/// Names must differ, because results are kept by name, and are part of the ids of tasks. Weights need no sum:
+/// the share of an environment is its weight over the sum of all.
 pub(crate) fn rules(env: &EnvSection, rules: &mut Rules) {
     let members = env.members();
     rules.allowed(
@@ -118,6 +126,7 @@ pub(crate) fn rules(env: &EnvSection, rules: &mut Rules) {
 }
 
 /// One policy has one tokenizer, so that it cannot play a world with an alphabet of its own and others.
+/// The message names the first environment and the first one that differs from it.
 fn alphabets(members: &[EnvMember], rules: &mut Rules) {
     let alphabet = |m: &EnvMember| m.needs().alphabet;
     let Some(first) = members.first() else { return };

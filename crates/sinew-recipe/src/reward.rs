@@ -65,8 +65,8 @@ pub struct LimitedTerm {
     /// Of a reward server: environment variable that has its key. Left out: no key is sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_env: Option<String>,
-    /// Deadline of one call of a function, of `math`, `tests` and `program`, 0.01 s to a day; of one sample at most
-    /// `rollout.score_timeout_s`. Of a reward server: limit of one request. Left out: 30.
+    /// Deadline of one call of a function, of `math`, `tests` and `program`, 0.01 s to a day; of one sample
+    /// at most `rollout.score_timeout_s`. Of a reward server: limit of one request. Left out: 30.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_s: Option<f64>,
     /// Maximum number of pairs of a group that a function with the parameters `a` and `b` compares, at

@@ -2,6 +2,9 @@
 //!
 //! Both come from the types of the tables: doc comments are descriptions, ranges and names are
 //! what serde and the rules accept, defaults are those of the plan.
+//!
+//! A description is the text of a doc comment, on one line. So a change of the documentation of a key changes
+//! the schema and the pages, which are made again from it.
 
 use crate::keys::RecipeKeys;
 use crate::{

@@ -42,8 +42,9 @@ section! {
     /// alone, such as `tasks = "tasks.jsonl"`, is the key `source`.
     TasksKeys => TasksPlan, "tasks" {
         /// Rows: a file that ends in .jsonl, .json, .csv, .tsv or .parquet, a folder of such files or of
-        /// folders with `task.toml`, a data set of the Hugging Face hub as `hf:ORG/NAME`, or a Python function
-        /// as `gen.py:rows`. Paths are relative to the current folder. Left out: the environment's own tasks.
+        /// folders with `task.toml`, a data set of the Hugging Face hub as `hf:ORG/NAME`, or a Python
+        /// function as `gen.py:rows`. Paths are relative to the current folder. Left out: the
+        /// environment's own tasks.
         source: String;
         /// Held-out split: a share of the rows, above 0 and below 1, or a source of its own. A folder with
         /// files named `train…` and `test…` (or `eval…`, `valid…`, `dev…`) keeps its splits, and so does a

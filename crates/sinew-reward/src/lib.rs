@@ -2,8 +2,8 @@
 //!
 //! A recipe names a reward as text, such as `exact(answer)`: [`RewardSpec`] parses it, [`named`] creates it.
 //! Rewards of other kinds implement the same ports: [`Reward`](sinew_env::Reward) for one sample,
-//! [`GroupReward`](sinew_env::GroupReward) for all samples of a task. [`WinRate`] makes a reward of a group of
-//! comparisons of two. [`build`] makes all of a recipe's terms.
+//! [`GroupReward`](sinew_env::GroupReward) for all samples of a task. [`WinRate`] makes a reward of a group
+//! of comparisons of two. [`build`] makes all of a recipe's terms.
 //!
 //! [`RewardSum`] adds rewards of a sample with weights, and is a reward itself. [`GroupSum`] adds those of
 //! groups; the two values together are the reward.

@@ -128,8 +128,8 @@ pub fn check(text: &str) -> Result<(), SpecError> {
     }
 }
 
-/// Creates a reward by name that is computed at once, such as `exact(answer)`. Patterns are compiled here; those of a column are
-/// compiled for each sample, and a wrong one makes that sample unscored.
+/// Creates a reward by name that is computed at once, such as `exact(answer)`. Patterns are compiled here;
+/// those of a column are compiled for each sample, and a wrong one makes that sample unscored.
 ///
 /// # Errors
 /// [`SpecError`] for an unknown name or wrong arguments, with those that are allowed.

@@ -9,8 +9,8 @@
 //! | `program` | the exit code of the task's program, which reads the code as a file |
 //!
 //! What the code prints, writes, patches or exits is no verdict. A verdict of `tests` names a secret that the
-//! code's process never had. Without a verdict a sample has the value 0 if the code ended or starved what tests it,
-//! and is unscored if the time was up, or what tests or the sandbox failed by itself.
+//! code's process never had. Without a verdict a sample has the value 0 if the code ended or starved what
+//! tests it, and is unscored if the time was up, or what tests or the sandbox failed by itself.
 
 use crate::kind::Kind;
 use crate::named::expected;

@@ -9,8 +9,8 @@ use sinew_types::{Message, NO_PARENT, Node, NodeId, Role, Task, TokenKind, Trace
 
 /// The sample of a stored episode of `task`. `renderer` is that of the model that sampled it.
 ///
-/// Messages are those of the path to the last sampled turn. The output is the answer that was scored, else the
-/// text of the last turn of the model.
+/// Messages are those of the path to the last sampled turn. The output is the answer that was scored, else
+/// the text of the last turn of the model.
 pub fn reward_sample(trace: &Trace, task: Task, renderer: &dyn Renderer) -> RewardSample {
     let mut messages = Vec::new();
     for node in path(trace) {

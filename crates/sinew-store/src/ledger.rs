@@ -1,4 +1,12 @@
 //! The scores' part of the index: records in the order in which they came, and external ids.
+//!
+//! The way of a record: [`is_new`] decides before anything is written, the segment takes its bytes, and
+//! [`insert`] enters it with the place of these bytes. [`of_episode`] and [`page`] read records back.
+//!
+//! Two tables: `scores` has a row for each record, numbered by `seq` in the order of arrival, and `externals`
+//! a row for each name that an outside system gave an episode. Both are sealed by [`sums`], so that a row that
+//! was changed from outside can be found. [`of_episode`], [`page`] and [`named`] answer with nothing where the
+//! tables are missing.
 
 use crate::error::StoreError;
 use crate::score::{MAX_SCORES, Score, ScoreRecord, ScoreRefused};
@@ -10,6 +18,9 @@ use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use sinew_types::EpisodeId;
 
 /// Enters a record; one that is there stays as it is. Whether it is new.
+///
+/// # Errors
+/// If the time or the offset is above 2^63 - 1, or the index fails.
 pub(crate) fn insert(
     tx: &Transaction<'_>,
     record: &ScoreRecord,
@@ -47,6 +58,7 @@ fn columns(score: &Score) -> (Option<f64>, Option<&str>) {
 }
 
 /// Whether exactly this record is there.
+/// Two scores that are missing for the same reason are equal, and so are two equal numbers.
 fn holds(connection: &Connection, record: &ScoreRecord) -> Result<bool, StoreError> {
     let (value, reason) = columns(&record.score);
     let mut query = connection.prepare_cached(
@@ -65,6 +77,8 @@ fn holds(connection: &Connection, record: &ScoreRecord) -> Result<bool, StoreErr
 
 /// Whether a record is to be written: `false` for one that is there. `more` records of its episode are about
 /// to be.
+/// The inner error refuses this record alone: its episode is unknown, was removed, or has [`MAX_SCORES`]
+/// records. The outer one is of the index, and ends the call.
 pub(crate) fn is_new(
     connection: &Connection,
     record: &ScoreRecord,
@@ -96,6 +110,7 @@ pub(crate) fn is_new(
 }
 
 /// The record of a row.
+/// A row whose value and reason are both missing is unscored, with an empty reason.
 fn record(row: &Row<'_>) -> rusqlite::Result<ScoreRecord> {
     let value: Option<f64> = row.get("value")?;
     let reason: Option<String> = row.get("reason")?;
@@ -126,6 +141,8 @@ pub(crate) fn of_episode(
 }
 
 /// Records that came after `after`, in that order.
+/// `limit` is brought into 1 to [`MAX_PAGE`]. The end of the page is the cursor of the next one; of an empty
+/// page it is `after` itself, so that a reader can ask again later.
 pub(crate) fn page(
     connection: &Connection,
     after: Cursor,
@@ -157,6 +174,8 @@ fn is_there(connection: &Connection) -> Result<bool, StoreError> {
 }
 
 /// Notes the name of an episode in an outside system.
+/// One name may stand for several episodes, and one episode may have several names. A pair that is there
+/// stays as it is.
 pub(crate) fn name_externally(
     tx: &Transaction<'_>,
     external: &str,
@@ -171,6 +190,7 @@ pub(crate) fn name_externally(
 }
 
 /// Episodes with this name that can be read, in the order of their commits, at most `limit`.
+/// `limit` is brought into 1 to [`MAX_PAGE`].
 pub(crate) fn named(
     connection: &Connection,
     external: &str,

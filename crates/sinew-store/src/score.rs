@@ -40,6 +40,7 @@ pub struct ScoreRecord {
     pub source: String,
     /// Time of the score in microseconds since 1970; the newest is in force.
     pub at_us: u64,
+    /// The value, or the reason why there is none.
     pub score: Score,
 }
 
@@ -125,6 +126,8 @@ fn quoted(text: &str) -> String {
 }
 
 /// The records in force of those of one episode: of each (name, source) the newest.
+///
+/// Keys are (name, source). The order of `records` does not matter.
 pub fn in_force(records: &[ScoreRecord]) -> BTreeMap<(&str, &str), &ScoreRecord> {
     let mut newest: BTreeMap<(&str, &str), &ScoreRecord> = BTreeMap::new();
     for record in records {
@@ -153,6 +156,7 @@ pub struct ScoreTerm {
 pub struct ScoreRule {
     /// Factor of the trace's own reward, which is then required; without it the scores take its place.
     pub own: Option<f64>,
+    /// Components of the sum. Empty: the outcome follows from the own reward alone.
     pub terms: Vec<ScoreTerm>,
 }
 

@@ -332,8 +332,8 @@ pub trait TraceStore: Send + Sync + fmt::Debug {
     fn stats(&self) -> Result<StoreStats, StoreError>;
 
     /// Stores scores of episodes that can be read. Durable before it returns, with one synchronization for
-    /// all of them. Each is taken or refused alone; a record that is there, to the last field, is a duplicate.
-    /// At most [`crate::MAX_SCORE_BATCH`] at a time.
+    /// all of them. Each is taken or refused alone; a record that is there, to the last field, is a
+    /// duplicate. At most [`crate::MAX_SCORE_BATCH`] at a time.
     fn put_scores(
         &self,
         records: &[ScoreRecord],

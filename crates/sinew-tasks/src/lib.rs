@@ -1,4 +1,5 @@
-//! Tasks of a user's own: rows of JSON lines, CSV, Parquet, a folder or code, as a [`Taskset`](sinew_env::Taskset).
+//! Tasks of a user's own: rows of JSON lines, CSV, Parquet, a folder or code, as a
+//! [`Taskset`](sinew_env::Taskset).
 //!
 //! A row is a table of named columns. A Jinja template turns it into the prompt, a filter selects rows, and
 //! the held-out split is a part chosen by the hash of the prompt, or rows of their own.

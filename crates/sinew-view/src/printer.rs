@@ -1,11 +1,18 @@
 //! A run in lines: for people who have no live view, and for scripts.
 //!
 //! With [`Out::Json`] each line of standard output is one object with one key that names it (`run`,
-//! `step`, `measured`, `longest`, `warning`), so that a script can take lines apart without knowing all kinds. The last line,
-//! with the evaluation, is the command's own.
+//! `step`, `measured`, `longest`, `warning`), so that a script can take lines apart without knowing
+//! all kinds. The last line, with the evaluation, is the command's own.
 //!
 //! A recorder is called on the thread of the run and misses nothing. A closed pipe on standard output ends
 //! quietly: the run does not depend on a reader.
+//!
+//! The way of an event: [`Printer`] takes it as a recorder, `*_line` functions make its text, and `line` or
+//! `json` write it, depending on [`Out`]. Warnings are shown in any case. Samples, which a model wrote, are
+//! made visible first, so that they cannot control the terminal.
+//!
+//! Shares are shown in percent with one decimal, and times in seconds or as a duration. In JSON both are
+//! plain numbers, as they stand in the record.
 
 use crate::log;
 use crate::status::{duration, told};
@@ -54,6 +61,7 @@ impl Printer {
     }
 
     /// An object on standard output, flushed at once, if that is asked for.
+    /// An output that cannot be written is no error: the run goes on without its reader.
     fn json(&self, value: &Value) {
         if self.out == Out::Json {
             let mut out = std::io::stdout().lock();
@@ -63,6 +71,8 @@ impl Printer {
     }
 
     /// Episodes that have been in one phase for long: what a run waits for.
+    /// As text they are one line, and as JSON one object with the times in seconds: in the phase, and left
+    /// until its deadline.
     fn longest(&self, longest: &[LiveEpisode]) {
         let live = |l: &LiveEpisode| {
             let phase = l.phase.name();
@@ -125,6 +135,7 @@ fn measured_line(record: &EvalRecord) -> String {
 }
 
 /// Success of each environment of a mixture; nothing for a single one.
+/// `-` stands for an environment none of whose episodes has a score.
 pub(crate) fn by_env(stats: &EpisodeStats) -> String {
     let one = |(name, own): (&String, &EpisodeStats)| match own.episodes > own.failed + own.unscored
     {
@@ -135,6 +146,9 @@ pub(crate) fn by_env(stats: &EpisodeStats) -> String {
 }
 
 /// A step on one line; of a step without rows, why there are none.
+///
+/// Success is in percent, `tokens/episode` counts sampled tokens, and times are in seconds. Without rows the
+/// reason is the one for which most episodes were dropped.
 fn step_line(r: &StepRecord, steps: u64) -> String {
     if r.rows == 0 {
         let most = r.dropped.iter().max_by_key(|(_, episodes)| **episodes);

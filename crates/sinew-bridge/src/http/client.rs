@@ -248,6 +248,8 @@ fn flat<T>(
 }
 
 /// Renews a lease three times within its length.
+/// It ends when the server does not know the episode any more, which it notes in `lost`. Any other error is
+/// left to the next renewal, of which two more fit into the lease.
 async fn renew(remote: Remote, id: String, lease_s: f64, lost: Arc<AtomicBool>) {
     let path = format!("/episodes/{id}/lease");
     loop {
@@ -290,6 +292,10 @@ fn state_hash(state: Option<&str>) -> Option<u64> {
 
 impl HttpEnv {
     /// Waits for a place, and opens an episode with a new id.
+    ///
+    /// # Errors
+    /// [`EnvError::Order`] if it was opened before; otherwise the worker's error, also if no place of the server
+    /// was free within `wait_s`.
     async fn open(&mut self) -> Result<ResetResult, EnvError> {
         if self.place.is_some() || self.ended {
             return Err(EnvError::Order("reset twice: an environment is used once"));
@@ -326,6 +332,8 @@ impl HttpEnv {
     }
 
     /// The begin of the episode, from the answer of the server and its task.
+    /// Without messages of its own, an episode begins with the task's preamble and prompt; without tools of its
+    /// own, it has those of the server.
     fn started(&mut self, opened: Opened) -> Result<ResetResult, EnvError> {
         if let Some(why) = opened.tools.as_deref().and_then(wrong_tools) {
             return Err(worker(format!("POST /episodes: {why}")));
@@ -350,6 +358,9 @@ impl HttpEnv {
     }
 
     /// One call with an id of its own.
+    ///
+    /// A fault of the tool is a result that the model reads. A fault of the server itself, or a reward that is not
+    /// finite, fails the episode.
     async fn call(&mut self, call: &Call) -> Result<Called, EnvError> {
         let Some(place) = &self.place else {
             return Err(EnvError::Order("step before reset or after the end"));

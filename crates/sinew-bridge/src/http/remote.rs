@@ -85,6 +85,7 @@ impl Answer {
     }
 
     /// True if a repeat may succeed.
+    /// Of all other errors the cause is the request itself, so that the same request would fail again.
     fn may_pass(&self) -> bool {
         self.status == StatusCode::TOO_MANY_REQUESTS || self.status.is_server_error()
     }
@@ -135,6 +136,7 @@ impl Remote {
     }
 
     /// One attempt, whatever its status. `Err` is the reason why there is no answer.
+    /// Only the connection has a limit of its own: the caller sets the deadline.
     pub(crate) async fn once(
         &self,
         method: Method,
@@ -156,6 +158,12 @@ impl Remote {
     }
 
     /// A request with repeats, within `limit`. Answers with a status of 400 or more are errors.
+    ///
+    /// A wait is never shorter than the last one, and at most 5 s, also with `Retry-After`. Where the next attempt
+    /// could only begin after the deadline, the last reason is returned at once.
+    ///
+    /// # Errors
+    /// [`RemoteError`]. A request above the limit of a body is not sent.
     pub(crate) async fn within(
         &self,
         (method, path): (Method, &str),

@@ -1,4 +1,5 @@
-//! Rewards that run code, in real sandboxes of the process level: equivalence, unit tests, programs, forgeries.
+//! Rewards that run code, in real sandboxes of the process level: equivalence, unit tests, programs,
+//! forgeries.
 
 use crate::sample;
 use serde_json::{Value, json};

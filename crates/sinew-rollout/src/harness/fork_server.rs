@@ -228,8 +228,8 @@ async fn read_line(from: &mut (impl AsyncBufRead + Unpin), line: &mut Vec<u8>) -
     read.is_ok() && line.ends_with(b"\n")
 }
 
-/// Hands results to the episodes that wait for them. At the end of the connection, and after a line that is no
-/// message, all of them fail.
+/// Hands results to the episodes that wait for them. At the end of the connection, and after a line that is
+/// no message, all of them fail.
 async fn read_all(mut from: impl AsyncBufRead + Unpin, waiting: Waiting) {
     let mut line = Vec::new();
     while read_line(&mut from, &mut line).await {

@@ -4,6 +4,16 @@
 //! reachable address is that server. Base URL, key and task arrive by environment variables; the last
 //! line that the program prints is its answer, which the environment grades. A program that is trusted with
 //! its own score says it there as JSON, or posts it with its key.
+//!
+//! | what happened | end of the episode |
+//! |---|---|
+//! | exit code 0, or the time was up | as the rollout ended; the answer is graded |
+//! | a limit of the rollout, then any exit | truncated; the answer is graded |
+//! | any other exit, or no turn of the model | failed, as the harness's |
+//! | the sandbox failed | failed, as the sandbox's |
+//! | no grade in time | failed, as the environment's |
+//!
+//! An answer of a program that is trusted with its own score is not graded: the score stands in its place.
 
 use super::error::ProgramError;
 use super::model_server::ModelServer;
@@ -48,6 +58,7 @@ impl std::fmt::Debug for ProgramHarness {
 /// Why an episode has no trace of its own.
 type Refusal = (FailureKind, String);
 
+/// A refusal for a mistake of the harness, such as a task that is too long.
 fn harness(e: &dyn std::fmt::Display) -> Refusal {
     (FailureKind::Harness, e.to_string())
 }
@@ -82,6 +93,10 @@ impl ProgramHarness {
         Self { programs, server }
     }
 
+    /// One episode: opens a rollout, runs the program, finishes the rollout, and grades the answer.
+    ///
+    /// The time of the program is the shorter of its own limit and that of the episode. An open rollout is
+    /// finished in any case, so that its captured turns are not left open.
     async fn episode(
         &self,
         parts: &EpisodeParts,
@@ -157,6 +172,9 @@ fn messages(trace: &Trace) -> Vec<Message> {
 }
 
 /// The environment's outcome, with what the model server measured.
+///
+/// Metrics of the model server replace those of the same name. If the environment fails or does not answer
+/// `within` the limit, the episode is failed, and not scored with 0.
 pub(super) async fn grade(
     parts: &EpisodeParts,
     spec: &EpisodeSpec,
@@ -232,6 +250,7 @@ fn last_line(stdout: &str) -> Option<&str> {
 }
 
 /// The last line that the program printed, else what the model said last.
+/// Empty if neither said anything.
 fn answer(stdout: &str, trace: &Trace) -> String {
     if let Some(line) = last_line(stdout) {
         return line.to_owned();
@@ -247,6 +266,8 @@ fn answer(stdout: &str, trace: &Trace) -> String {
         .unwrap_or_default()
 }
 
+/// `trace` as that of an episode that failed after `started`, without any turn. Its begin is computed back
+/// from now.
 pub(super) fn failed_trace(
     trace: Trace,
     kind: FailureKind,
