@@ -40,7 +40,7 @@ enum Command {
 #[derive(Debug, Args)]
 struct AtLevel {
     /// Level: process, wasm, container (or an engine of it) or microvm (or its monitor)
-    #[arg(long, default_value = "process", value_parser = Level::NAMES)]
+    #[arg(long, default_value = "process", value_parser = Level::names())]
     level: String,
     /// One JSON object a row
     #[arg(long)]

@@ -30,67 +30,51 @@ pub enum Level {
     Microvm(&'static str),
 }
 
+/// What `--level` accepts.
+const LEVELS: [(&str, Level); 10] = [
+    ("process", Level::Process),
+    ("wasm", Level::Wasm),
+    ("container", Level::Container("auto")),
+    ("crun", Level::Container("crun")),
+    ("runc", Level::Container("runc")),
+    ("docker", Level::Container("docker")),
+    ("podman", Level::Container("podman")),
+    ("microvm", Level::Microvm("auto")),
+    ("qemu", Level::Microvm("qemu")),
+    ("firecracker", Level::Microvm("firecracker")),
+];
+
 impl Level {
     /// What `--level` accepts.
-    pub const NAMES: [&'static str; 10] = [
-        "process",
-        "wasm",
-        "container",
-        "crun",
-        "runc",
-        "docker",
-        "podman",
-        "microvm",
-        "qemu",
-        "firecracker",
-    ];
+    pub fn names() -> [&'static str; 10] {
+        LEVELS.map(|(name, _)| name)
+    }
 
+    /// The level of a name.
+    ///
     /// # Errors
-    /// Names what is not one of [`Level::NAMES`].
+    /// Names what is not one of [`Level::names`].
     pub fn parse(name: &str) -> Result<Self, LabError> {
-        Ok(match name {
-            "process" => Self::Process,
-            "wasm" => Self::Wasm,
-            "container" => Self::Container("auto"),
-            "crun" => Self::Container("crun"),
-            "runc" => Self::Container("runc"),
-            "docker" => Self::Container("docker"),
-            "podman" => Self::Container("podman"),
-            "microvm" => Self::Microvm("auto"),
-            "qemu" => Self::Microvm("qemu"),
-            "firecracker" => Self::Microvm("firecracker"),
-            other => {
-                let allowed = Self::NAMES.join(", ");
-                return Err(LabError::input(format!(
-                    "--level {other}: allowed: {allowed}"
-                )));
-            }
+        let found = LEVELS.iter().find(|(known, _)| *known == name);
+        found.map(|(_, level)| *level).ok_or_else(|| {
+            let allowed = Self::names().join(", ");
+            LabError::input(format!("--level {name}: allowed: {allowed}"))
         })
     }
 }
 
-fn program() -> Result<PathBuf, LabError> {
-    std::env::current_exe().map_err(LabError::system)
-}
-
 /// The program `sinew`, which is installed in the same folder, or is on the search path.
 pub(crate) fn sinew() -> Result<PathBuf, LabError> {
-    let own = program()?.with_file_name("sinew");
+    let program = std::env::current_exe().map_err(LabError::system)?;
+    let own = program.with_file_name("sinew");
     if own.is_file() {
         return Ok(own);
     }
     let search = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&search).map(|dir| dir.join("sinew"));
+    let mut found = std::env::split_paths(&search).map(|dir| dir.join("sinew"));
     found
-        .into_iter()
         .find(|p| p.is_file())
         .ok_or_else(|| LabError::input("there is no `sinew` beside this program or on PATH"))
-}
-
-/// The process level as the suite attacks it.
-fn process_config() -> Result<ProcessConfig, LabError> {
-    let search = std::env::var("PATH").unwrap_or_default();
-    Ok(ProcessConfig::new(&search))
 }
 
 /// The process level without a pool; `warm_python` says whether an interpreter waits in each.
@@ -98,7 +82,7 @@ fn process_config() -> Result<ProcessConfig, LabError> {
 /// # Errors
 /// If this host cannot isolate processes.
 pub fn process(warm_python: bool) -> Result<Arc<dyn SandboxProvider>, LabError> {
-    let mut config = process_config()?;
+    let mut config = ProcessConfig::new(&std::env::var("PATH").unwrap_or_default());
     (config.warm_python, config.max_live) = (warm_python, MAX_LIVE);
     let provider = ProcessProvider::start(config).map_err(LabError::system)?;
     Ok(Arc::new(provider))
@@ -106,8 +90,9 @@ pub fn process(warm_python: bool) -> Result<Arc<dyn SandboxProvider>, LabError> 
 
 /// The wasm level, with its interpreters compiled.
 fn wasm() -> Result<WasmProvider, LabError> {
-    let mut config = process_config()?;
-    let mut wasm = WasmConfig::new(WASM_MODULES.into(), program()?);
+    let mut config = ProcessConfig::new(&std::env::var("PATH").unwrap_or_default());
+    let program = std::env::current_exe().map_err(LabError::system)?;
+    let mut wasm = WasmConfig::new(WASM_MODULES.into(), program);
     wasm.workers = std::thread::available_parallelism().map_or(1, usize::from);
     config.shows = wasm.shows().map_err(LabError::system)?;
     let below = ProcessProvider::start(config).map_err(LabError::system)?;
@@ -122,16 +107,13 @@ pub fn container(level: Level) -> Result<ContainerProvider, LabError> {
     let Level::Container(engine) = level else {
         return Err(LabError::input(format!("{level:?} has no containers")));
     };
-    let variable = match engine {
-        "docker" => "DOCKER_HOST",
-        _ => "CONTAINER_HOST",
-    };
+    let variable = ["CONTAINER_HOST", "DOCKER_HOST"][usize::from(engine == "docker")];
     let host = std::env::var(variable).ok();
     let socket = host.and_then(|h| h.strip_prefix("unix://").map(PathBuf::from));
     let config = ContainerConfig {
         engine: engine.parse().map_err(LabError::system)?,
         socket: socket.filter(|_| matches!(engine, "docker" | "podman")),
-        python: process_config()?.python,
+        python: ProcessConfig::new(&std::env::var("PATH").unwrap_or_default()).python,
         ..ContainerConfig::default()
     };
     ContainerProvider::start(config).map_err(LabError::system)
@@ -177,7 +159,7 @@ pub fn pooled(level: Level) -> Result<Arc<dyn SandboxProvider>, LabError> {
     };
     let pool = match level {
         Level::Wasm => return unpooled(level),
-        Level::Process => PoolConfig::for_live(process_config()?.max_live),
+        Level::Process => PoolConfig::for_live(ProcessConfig::new("").max_live),
         Level::Container(_) => ready(2 * READY),
         Level::Microvm(_) => PoolConfig {
             starts_at_once: 1,

@@ -221,8 +221,8 @@ impl ChainPlan {
 
     /// What a stage may not do as a part of this chain, whose stages so far are those before it.
     ///
-    /// It may name only stages before it, needs a reason for a model of its own, must differ from the stage before
-    /// in more than its name, and cannot have a longer context than a model from scratch was made for.
+    /// It may name only stages before it, needs a reason for a model of its own, must differ from the stage
+    /// before in more than its name, and cannot have a longer context than a model from scratch was made for.
     fn check_stage(
         &self,
         source: &Source<'_>,
@@ -361,8 +361,8 @@ impl ChainPlan {
     /// The plan of stage `at` for checks before any stage has run: what other stages make is left out, or is
     /// what they begin with.
     ///
-    /// A teacher or reference that is another stage is the model which that stage names; one from scratch has no
-    /// source yet, and is left out.
+    /// A teacher or reference that is another stage is the model which that stage names; one from scratch has
+    /// no source yet, and is left out.
     ///
     /// # Panics
     /// If the chain has no stage `at`.

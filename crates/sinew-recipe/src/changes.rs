@@ -1,7 +1,7 @@
 //! Where two recipes differ: what a resumed run is compared with.
 //!
-//! Both recipes are compared key by key as tables with all defaults, so that a default that is typed out is no
-//! change.
+//! Both recipes are compared key by key as tables with all defaults, so that a default that is typed out is
+//! no change.
 
 use crate::RunPlan;
 

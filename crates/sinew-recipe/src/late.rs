@@ -1,7 +1,7 @@
 //! `[reward.late]`: rewards that come from outside, after an episode has ended.
 //!
-//! Such a score is a record in the store, which `[reward.late]` waits for and adds to the reward. Times are in
-//! seconds.
+//! Such a score is a record in the store, which `[reward.late]` waits for and adds to the reward. Times are
+//! in seconds.
 
 use crate::rule::Rules;
 use crate::{RunPlan, StoreKind, TIME, is_time};

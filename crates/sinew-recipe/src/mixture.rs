@@ -88,8 +88,8 @@ pub(crate) fn schema(generator: &mut SchemaGenerator, names: &[&str]) -> Schema 
 
 /// Rules between the environments of a mixture.
 ///
-/// Names must differ, because results are kept by name, and are part of the ids of tasks. Weights need no sum:
-/// the share of an environment is its weight over the sum of all.
+/// Names must differ, because results are kept by name, and are part of the ids of tasks. Weights need no
+/// sum: the share of an environment is its weight over the sum of all.
 pub(crate) fn rules(env: &EnvSection, rules: &mut Rules) {
     let members = env.members();
     rules.allowed(

@@ -3,12 +3,13 @@
 
 use crate::failure::Failure;
 use crate::model::{resolve_env, unresolved};
+use crate::reward::{rewards, sandboxed};
 use sinew_bridge::{PythonRows, RowLimits};
-use sinew_env::{EnvFactory, MixtureFactory, MixtureTasks, Reward, Rewarded, Sandboxes, Taskset};
+use sinew_env::{EnvFactory, MixtureFactory, MixtureTasks, Reward, Rewarded, Taskset};
 use sinew_judge::Bench;
-use sinew_levels::{sandbox_spec, sandboxes};
+use sinew_levels::sandbox_spec;
 use sinew_model::resolve_dataset;
-use sinew_recipe::{HeldOut, RunPlan, SandboxPlan, TasksPlan};
+use sinew_recipe::{HeldOut, RunPlan, TasksPlan};
 use sinew_tasks::{Source, Splits, TableConfig, TableTaskset, TasksError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -175,7 +176,7 @@ pub fn own_reward(
     let Some(section) = recipe.reward.as_ref().filter(|s| !s.terms().is_empty()) else {
         return Ok(None);
     };
-    let rewards = crate::reward::rewards(recipe, section, tasks, &Bench::default())?;
+    let rewards = rewards(recipe, section, tasks, &Bench::default())?;
     match rewards.group {
         None => Ok(Some(Arc::new(rewards.single))),
         Some(_) => Err(Failure::input(
@@ -196,17 +197,6 @@ pub fn world(recipe: &RunPlan, tasks: &Tasks) -> Result<World, Failure> {
     world_with(recipe, tasks, &Bench::default())
 }
 
-/// Started sandboxes with the limits of a recipe.
-///
-/// # Errors
-/// If the level of `[sandbox]` is not available here, or its image cannot be read.
-pub(crate) fn sandboxed(section: &SandboxPlan) -> Result<Sandboxes, Failure> {
-    Ok(Sandboxes {
-        provider: sandboxes(section)?,
-        spec: sandbox_spec(section)?,
-    })
-}
-
 /// As [`world`], with the judges of a run.
 pub(crate) fn world_with(recipe: &RunPlan, tasks: &Tasks, bench: &Bench) -> Result<World, Failure> {
     let sandboxes = match recipe.env.needs().sandbox {
@@ -223,7 +213,7 @@ pub(crate) fn world_with(recipe: &RunPlan, tasks: &Tasks, bench: &Bench) -> Resu
             let Some(section) = world.reward.filter(|s| !s.terms().is_empty()) else {
                 return Ok(envs);
             };
-            let rewards = crate::reward::rewards(recipe, section, taskset.as_ref(), bench)?;
+            let rewards = rewards(recipe, section, taskset.as_ref(), bench)?;
             let rewarded = Rewarded::new(envs, Arc::new(rewards.single));
             let rewarded = match rewards.group {
                 None => rewarded,

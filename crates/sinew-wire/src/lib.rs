@@ -20,6 +20,13 @@
 //! | `plan` | all | options of the loop and its parts |
 //!
 //! A function takes the tables that it uses where they are one or two, and the whole plan otherwise.
+//!
+//! # Invariants
+//!
+//! - Nothing here decides: it connects. What a part does is in the crate of the part.
+//! - Refusals come in the order of their cost: before weights are loaded, all is checked that can be without.
+//! - Every part is made once, and ends with the run; sandboxes are started for those alone that need them.
+//! - A failure says by whose mistake: the recipe's, the machine's or that of something outside.
 
 mod admission;
 mod device;
@@ -215,10 +222,7 @@ pub fn pipeline(
         run: run.clone(),
     };
     let source = source::source(recipe, dir, gold, &grammars, &session)?;
-    let late = plan::late(recipe).map(|config| Late {
-        config,
-        scores: Box::new(InboxScores::new(&dir.store(), session.cancel.clone())),
-    });
+    let late = late(recipe, &session);
     let (engine, cross) = engine::engines(recipe, &device, renderer.as_ref(), &grammars, &learner)?;
     let episode = episode_parts(recipe, &session, run, (&engine, &renderer), envs)?;
     let options = plan::episode_options(&recipe.rollout);
@@ -252,6 +256,16 @@ pub fn pipeline(
         started: session.started,
     };
     Ok((pipeline, renderer))
+}
+
+/// Scores that come after the episode, for recipes that wait for them.
+fn late(recipe: &RunPlan, session: &Session<'_>) -> Option<Late> {
+    let config = plan::late(recipe)?;
+    let scores = InboxScores::new(&session.dir.store(), session.cancel.clone());
+    Some(Late {
+        config,
+        scores: Box::new(scores),
+    })
 }
 
 /// What scores groups, for environments with a reward of groups.

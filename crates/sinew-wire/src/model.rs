@@ -7,8 +7,9 @@
 use crate::failure::Failure;
 use crate::run_model::{RunModel, run_model};
 use sinew_model::{
-    ConfigError, Family, LoadedModel, ModelConfig, ModelFiles, Params, ResolveEnv, ResolveError,
-    RopeScaling, load_gguf_metadata, load_model, resolve_model,
+    ConfigError, Family, LoadedModel, Lora, ModelConfig, ModelFiles, Params, ResolveEnv,
+    ResolveError, RopeScaling, load_config, load_gguf_metadata, load_model, merge_lora,
+    resolve_model,
 };
 use sinew_recipe::{EnvSection, ModelSection, RUN, RunPlan};
 use sinew_render::{ChatRenderer, GgufVocab, Renderer, TinyRenderer};
@@ -171,6 +172,42 @@ pub fn model_config(recipe: &RunPlan) -> Result<ModelConfig, Failure> {
         Some(files) => {
             sinew_model::check_model(&files).map_err(|e| Failure::input(format!("model: {e}")))
         }
+    }
+}
+
+/// The parts of a run's model: made as those of its own recipe, with its newest weights.
+impl RunModel {
+    /// The renderer of the run.
+    pub fn renderer(&self) -> Result<Arc<dyn Renderer>, Failure> {
+        renderer(&self.recipe.model, &self.recipe.env)
+    }
+
+    /// Shape of its model; weights are not read.
+    pub fn config(&self) -> Result<ModelConfig, Failure> {
+        let checkpoints = self.folder.join("checkpoints");
+        let latest = std::fs::read_to_string(checkpoints.join("LATEST"));
+        let folder = latest.map(|name| checkpoints.join(name.trim()));
+        match folder {
+            Ok(folder) if folder.join("config.json").is_file() => {
+                let files = ModelFiles::Dir(folder);
+                load_config(&files).map_err(|e| Failure::input(format!("model: {e}")))
+            }
+            _ => model_config(&self.recipe),
+        }
+    }
+
+    /// Its newest weights in 32 bits, adapters merged as for the engine that sampled with them.
+    pub fn params(&self) -> Result<Params, Failure> {
+        let checkpoint = self.checkpoint()?;
+        if !checkpoint.join("adapter_config.json").exists() {
+            let files = ModelFiles::Dir(checkpoint);
+            return Ok(load_model(&files).map_err(Failure::input)?.params);
+        }
+        let base = loaded_params(&self.recipe, self.renderer()?.as_ref())?;
+        let lora = Lora::load(&checkpoint, base.config()).map_err(Failure::input)?;
+        let mut merged = Params::zeros(base.config());
+        merge_lora(&crate::device()?, &base, &lora, &mut merged).map_err(Failure::input)?;
+        Ok(merged)
     }
 }
 

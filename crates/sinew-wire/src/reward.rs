@@ -2,10 +2,10 @@
 
 use crate::failure::Failure;
 use crate::judge;
-use sinew_env::{Reward, Split, Taskset};
+use sinew_env::{Reward, Sandboxes, Split, Taskset};
 use sinew_judge::Bench;
-use sinew_levels::sandbox_spec;
-use sinew_recipe::{RewardSection, RunPlan};
+use sinew_levels::{sandbox_spec, sandboxes};
+use sinew_recipe::{RewardSection, RunPlan, SandboxPlan};
 use sinew_reward::{BuildConfig, Made, Rewards};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -40,7 +40,7 @@ pub(crate) fn rewards(
         columns: splits.into_iter().collect::<Result<_, _>>()?,
         made,
         sandboxes: match section.has_code() {
-            true => Some(crate::env::sandboxed(&recipe.sandbox)?),
+            true => Some(sandboxed(&recipe.sandbox)?),
             false => None,
         },
         spec: sandbox_spec(&recipe.sandbox)?,
@@ -50,4 +50,12 @@ pub(crate) fn rewards(
         search_path: &std::env::var("PATH").unwrap_or_default(),
     };
     sinew_reward::build(&section.terms(), &config).map_err(Failure::input)
+}
+
+/// Started sandboxes with the limits of a recipe.
+pub(crate) fn sandboxed(section: &SandboxPlan) -> Result<Sandboxes, Failure> {
+    Ok(Sandboxes {
+        provider: sandboxes(section)?,
+        spec: sandbox_spec(section)?,
+    })
 }

@@ -4,14 +4,10 @@
 //! A run may have begun with the model of another run, and so on: adapters need the weights below them.
 
 use crate::failure::Failure;
-use crate::model::{loaded_params, model_config, renderer};
 
-use sinew_model::{Lora, ModelConfig, ModelFiles, Params, load_config, load_model, merge_lora};
 use sinew_recipe::{EnvSection, ModelSection, RUN, RunPlan};
-use sinew_render::Renderer;
 use sinew_train::checkpoint::CheckpointStore;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// Maximum number of runs of which each began with the next.
 const MAX_DEPTH: usize = 1000;
@@ -20,9 +16,8 @@ const MAX_DEPTH: usize = 1000;
 #[derive(Debug)]
 pub struct RunModel {
     /// Its folder; of a chain that of a stage.
-    folder: PathBuf,
-    /// The effective recipe in that folder: it says which tokenizer and which first weights the run had.
-    recipe: RunPlan,
+    pub(crate) folder: PathBuf,
+    pub(crate) recipe: RunPlan,
 }
 
 /// The run that a source names; `None` for other sources.
@@ -103,14 +98,6 @@ impl RunModel {
         Ok(loaded.path)
     }
 
-    /// The renderer of the run.
-    ///
-    /// # Errors
-    /// If its tokenizer cannot be found: see [`renderer`].
-    pub fn renderer(&self) -> Result<Arc<dyn Renderer>, Failure> {
-        renderer(&self.recipe.model, &self.recipe.env)
-    }
-
     /// Whether an environment's tokens are those that the run trained with: worlds with an alphabet of their
     /// own have a tokenizer of their own.
     ///
@@ -128,39 +115,5 @@ impl RunModel {
                 env.name()
             ))),
         }
-    }
-
-    /// Shape of its model; weights are not read.
-    ///
-    /// # Errors
-    /// If the configuration of the newest checkpoint, or of the model below its adapters, cannot be read.
-    pub fn config(&self) -> Result<ModelConfig, Failure> {
-        let checkpoints = self.folder.join("checkpoints");
-        let latest = std::fs::read_to_string(checkpoints.join("LATEST"));
-        let folder = latest.map(|name| checkpoints.join(name.trim()));
-        match folder {
-            Ok(folder) if folder.join("config.json").is_file() => {
-                let files = ModelFiles::Dir(folder);
-                load_config(&files).map_err(|e| Failure::input(format!("model: {e}")))
-            }
-            _ => model_config(&self.recipe),
-        }
-    }
-
-    /// Its newest weights in 32 bits, adapters merged as for the engine that sampled with them.
-    ///
-    /// # Errors
-    /// If no checkpoint is whole, or the weights below its adapters cannot be loaded.
-    pub fn params(&self) -> Result<Params, Failure> {
-        let checkpoint = self.checkpoint()?;
-        if !checkpoint.join("adapter_config.json").exists() {
-            let files = ModelFiles::Dir(checkpoint);
-            return Ok(load_model(&files).map_err(Failure::input)?.params);
-        }
-        let base = loaded_params(&self.recipe, self.renderer()?.as_ref())?;
-        let lora = Lora::load(&checkpoint, base.config()).map_err(Failure::input)?;
-        let mut merged = Params::zeros(base.config());
-        merge_lora(&crate::device()?, &base, &lora, &mut merged).map_err(Failure::input)?;
-        Ok(merged)
     }
 }

@@ -129,18 +129,7 @@ fn plan_rows(recipe: &RunPlan, report: &mut Report) {
     }
     let has_model = report.row("model", shape);
     if has_model {
-        let mut scored = true;
-        for (key, source) in sinew_wire::scoring_sources(recipe) {
-            scored &= report.row(key, scoring_model(recipe, key, &source));
-        }
-        if recipe.data.is_some() {
-            let data = reach::pool(recipe).and_then(|()| data(recipe));
-            report.row("data", data);
-        }
-        if scored {
-            report.row("memory", memory::memory(recipe));
-        }
-        report.row("disk", disk::disk(recipe, Path::new(".")));
+        model_rows(recipe, report);
     }
     if recipe.env.needs().sandbox {
         report.row("sandbox", sandbox(recipe));
@@ -193,6 +182,22 @@ fn plan_rows(recipe: &RunPlan, report: &mut Report) {
     if solved && has_model && recipe.harness.is_built_in() {
         report.row("prompts", prompts::prompts(recipe, &world));
     }
+}
+
+/// The checks that need the shape of the model.
+fn model_rows(recipe: &RunPlan, report: &mut Report) {
+    let mut scored = true;
+    for (key, source) in sinew_wire::scoring_sources(recipe) {
+        scored &= report.row(key, scoring_model(recipe, key, &source));
+    }
+    if recipe.data.is_some() {
+        let data = reach::pool(recipe).and_then(|()| data(recipe));
+        report.row("data", data);
+    }
+    if scored {
+        report.row("memory", memory::memory(recipe));
+    }
+    report.row("disk", disk::disk(recipe, Path::new(".")));
 }
 
 /// A recipe that cannot be read: as an `error` object too where rows are JSON. `sinew check` ends with 1.

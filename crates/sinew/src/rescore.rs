@@ -19,7 +19,7 @@ pub(crate) struct RescoreArgs {
     /// Reward in place of the recipe's, such as "exact(answer)" or "my_rewards.py:score"; may be repeated
     #[arg(long)]
     reward: Vec<String>,
-    /// Recipe whose [reward] is used, in place of the run's
+    /// Recipe whose `[reward]` is used, in place of the run's
     #[arg(long)]
     recipe: Option<PathBuf>,
     /// Purpose of the episodes

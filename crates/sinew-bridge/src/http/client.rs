@@ -294,8 +294,8 @@ impl HttpEnv {
     /// Waits for a place, and opens an episode with a new id.
     ///
     /// # Errors
-    /// [`EnvError::Order`] if it was opened before; otherwise the worker's error, also if no place of the server
-    /// was free within `wait_s`.
+    /// [`EnvError::Order`] if it was opened before; otherwise the worker's error, also if no place of the
+    /// server was free within `wait_s`.
     async fn open(&mut self) -> Result<ResetResult, EnvError> {
         if self.place.is_some() || self.ended {
             return Err(EnvError::Order("reset twice: an environment is used once"));
@@ -332,8 +332,8 @@ impl HttpEnv {
     }
 
     /// The begin of the episode, from the answer of the server and its task.
-    /// Without messages of its own, an episode begins with the task's preamble and prompt; without tools of its
-    /// own, it has those of the server.
+    /// Without messages of its own, an episode begins with the task's preamble and prompt; without tools of
+    /// its own, it has those of the server.
     fn started(&mut self, opened: Opened) -> Result<ResetResult, EnvError> {
         if let Some(why) = opened.tools.as_deref().and_then(wrong_tools) {
             return Err(worker(format!("POST /episodes: {why}")));
@@ -359,8 +359,8 @@ impl HttpEnv {
 
     /// One call with an id of its own.
     ///
-    /// A fault of the tool is a result that the model reads. A fault of the server itself, or a reward that is not
-    /// finite, fails the episode.
+    /// A fault of the tool is a result that the model reads. A fault of the server itself, or a reward that
+    /// is not finite, fails the episode.
     async fn call(&mut self, call: &Call) -> Result<Called, EnvError> {
         let Some(place) = &self.place else {
             return Err(EnvError::Order("step before reset or after the end"));

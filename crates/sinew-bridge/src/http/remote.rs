@@ -159,8 +159,8 @@ impl Remote {
 
     /// A request with repeats, within `limit`. Answers with a status of 400 or more are errors.
     ///
-    /// A wait is never shorter than the last one, and at most 5 s, also with `Retry-After`. Where the next attempt
-    /// could only begin after the deadline, the last reason is returned at once.
+    /// A wait is never shorter than the last one, and at most 5 s, also with `Retry-After`. Where the next
+    /// attempt could only begin after the deadline, the last reason is returned at once.
     ///
     /// # Errors
     /// [`RemoteError`]. A request above the limit of a body is not sent.

@@ -6,15 +6,12 @@ use clap::Args;
 use futures::StreamExt;
 use serde_json::{Value, json};
 use sinew_bridge::{
-    EnvServer, Http, HttpEnvFactory, PythonCode, PythonEnvFactory, PythonReward, PythonWorkers,
-    ServeOptions, Target, TargetKind, WorkersConfig, serve_env,
+    PythonCode, PythonEnvFactory, PythonReward, PythonWorkers, Target, TargetKind, WorkersConfig,
 };
 use sinew_env::{Action, Env, EnvFactory, Reward, RewardSample};
 use sinew_types::{Task, TaskId, ToolCall};
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-use tokio::net::TcpListener;
+use std::time::Instant;
 
 /// The measured module.
 const MODULE: &str = include_str!("env.py");
@@ -43,13 +40,13 @@ pub struct EnvArgs {
     /// One JSON object a row
     #[arg(long)]
     json: bool,
-    /// Only these parts: step, memory, http, scores
+    /// Only these parts: step, memory, scores
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
 }
 
 /// Names that `--only` takes.
-const PARTS: [&str; 4] = ["step", "memory", "http", "scores"];
+const PARTS: [&str; 3] = ["step", "memory", "scores"];
 
 /// `sinew bench env`.
 pub(super) fn run(args: &EnvArgs) -> Result<(), LabError> {
@@ -57,7 +54,7 @@ pub(super) fn run(args: &EnvArgs) -> Result<(), LabError> {
     let module = Module::write()?;
     let runtime = tokio::runtime::Runtime::new().map_err(LabError::system)?;
     let printer = Printer::new(args.json);
-    if wanted("step") || wanted("memory") || wanted("http") {
+    if wanted("step") || wanted("memory") {
         let workers = module.workers("Counter", TargetKind::Env)?;
         let factory = PythonEnvFactory::new(workers, 0, "Counter").map_err(LabError::system)?;
         if wanted("step") {
@@ -65,9 +62,6 @@ pub(super) fn run(args: &EnvArgs) -> Result<(), LabError> {
         }
         if wanted("memory") {
             printer.row(&runtime.block_on(memory(&factory))?);
-        }
-        if wanted("http") {
-            printer.row(&runtime.block_on(http(factory))?);
         }
     }
     if wanted("scores") {
@@ -122,7 +116,7 @@ fn task() -> Task {
 }
 
 /// An environment that was reset.
-async fn open(factory: &dyn EnvFactory) -> Result<Box<dyn Env>, LabError> {
+async fn open(factory: &PythonEnvFactory) -> Result<Box<dyn Env>, LabError> {
     let mut env = factory.create(&task()).map_err(LabError::system)?;
     env.reset().await.map_err(LabError::system)?;
     Ok(env)
@@ -143,52 +137,17 @@ async fn call(env: &mut dyn Env, tool: &str, arguments: Value) -> Result<Value, 
     serde_json::from_str(&content.text()).map_err(LabError::system)
 }
 
-/// Milliseconds of steps of one episode, one after the other.
-async fn steps(env: &mut dyn Env) -> Result<Vec<f64>, LabError> {
+/// Time that a worker adds to a step, beyond the call of the method within Python.
+async fn step(factory: &PythonEnvFactory) -> Result<Row, LabError> {
+    let mut env = open(factory).await?;
     let mut times = Vec::with_capacity(STEPS);
     for i in 0..WARM + STEPS {
         let started = Instant::now();
-        call(env, "add", json!({"amount": 1})).await?;
+        call(env.as_mut(), "add", json!({"amount": 1})).await?;
         if i >= WARM {
             times.push(started.elapsed().as_secs_f64() * 1e3);
         }
     }
-    Ok(times)
-}
-
-/// Time of a step of the same class behind HTTP on this host: all of it.
-async fn http(factory: PythonEnvFactory) -> Result<Row, LabError> {
-    let options = ServeOptions {
-        tools: factory.specs().to_vec(),
-        max_episodes: SESSIONS,
-        lease: Duration::from_secs(60),
-        key: None,
-        example: None,
-    };
-    let server = EnvServer::new(Arc::new(factory), options).map_err(LabError::system)?;
-    let listener = TcpListener::bind("127.0.0.1:0")
-        .await
-        .map_err(LabError::system)?;
-    let address = listener.local_addr().map_err(LabError::system)?;
-    let serving = tokio::spawn(serve_env(listener, server, std::future::pending()));
-    let keys = Http::new(&format!("http://{address}"));
-    let connecting = tokio::task::spawn_blocking(move || HttpEnvFactory::connect(&keys));
-    let client = connecting
-        .await
-        .map_err(LabError::system)?
-        .map_err(LabError::system)?;
-    let mut env = open(&client).await?;
-    let times = steps(env.as_mut()).await?;
-    env.close().await.map_err(LabError::system)?;
-    serving.abort();
-    let summary = Summary::of(times, Better::Less).unwrap_or_default();
-    Ok(Row::new("python step behind http", "ms", summary))
-}
-
-/// Time that a worker adds to a step, beyond the call of the method within Python.
-async fn step(factory: &PythonEnvFactory) -> Result<Row, LabError> {
-    let mut env = open(factory).await?;
-    let times = steps(env.as_mut()).await?;
     let direct = call(env.as_mut(), "direct", json!({"calls": 100_000})).await?;
     env.close().await.map_err(LabError::system)?;
     let direct_ms = direct.as_f64().unwrap_or_default() * 1e3;
@@ -200,7 +159,7 @@ async fn step(factory: &PythonEnvFactory) -> Result<Row, LabError> {
 /// Resident memory of all workers with many open sessions.
 async fn memory(factory: &PythonEnvFactory) -> Result<Row, LabError> {
     let opened: Vec<Result<Box<dyn Env>, LabError>> =
-        futures::stream::iter((0..SESSIONS).map(|_| open(factory as &dyn EnvFactory)))
+        futures::stream::iter((0..SESSIONS).map(|_| open(factory)))
             .buffer_unordered(AT_ONCE)
             .collect()
             .await;
