@@ -171,15 +171,19 @@ impl Intake {
         self.ready.is_empty() && self.dropped.len() >= groups * self.config.group_size
     }
 
-    /// At most `count` groups for weights of `version`, no two of one name, and what was dropped so far.
-    pub fn take(&mut self, count: usize, version: PolicyVersion) -> IntakeBatch {
+    /// At most `count` groups for weights of `version`, and what was dropped so far. None has a name of
+    /// `names`, which are those of the step: two groups of one name would be read back as one.
+    pub fn take(
+        &mut self,
+        count: usize,
+        version: PolicyVersion,
+        names: &mut BTreeSet<GroupId>,
+    ) -> IntakeBatch {
         let mut batch = IntakeBatch::default();
-        let mut names = BTreeSet::new();
         let mut later = VecDeque::new();
         while batch.groups.len() < count
             && let Some(group) = self.ready.pop_front()
         {
-            // Two groups of one name in a step would be read back as one.
             if !names.insert(group[0].group.clone()) {
                 later.push_back(group);
                 continue;
@@ -301,10 +305,13 @@ mod tests {
         assert_eq!(intake.ready(3.0), 0);
         intake.finished(rollout("c", "g", 0), 3.0);
         assert_eq!(intake.ready(3.0), 1);
-        let batch = intake.take(5, PolicyVersion(0));
+        let batch = intake.take(5, PolicyVersion(0), &mut BTreeSet::new());
         assert_eq!(batch.groups, [ids(&["a", "c"])]);
         assert!(batch.dropped[&EpisodeId::new("b")].starts_with("unscored"));
-        assert_eq!(intake.take(5, PolicyVersion(0)), IntakeBatch::default());
+        assert_eq!(
+            intake.take(5, PolicyVersion(0), &mut BTreeSet::new()),
+            IntakeBatch::default()
+        );
     }
 
     #[test]
@@ -315,7 +322,7 @@ mod tests {
         intake.finished(rollout("c", "small", 0), 2.0);
         assert_eq!(intake.ready(10.9), 0);
         assert_eq!(intake.ready(12.0), 1);
-        let batch = intake.take(5, PolicyVersion(0));
+        let batch = intake.take(5, PolicyVersion(0), &mut BTreeSet::new());
         assert_eq!(batch.groups, [ids(&["a", "b"])]);
         assert!(batch.dropped[&EpisodeId::new("c")].starts_with("group too small"));
     }
@@ -325,10 +332,21 @@ mod tests {
         let mut intake = Intake::new(CONFIG, 0.0);
         intake.finished(rollout("a", "a", 0), 1.0);
         assert_eq!(intake.ready(1.0), 1);
-        assert_eq!(intake.take(1, PolicyVersion(1)).groups, [ids(&["a"])]);
+        assert_eq!(
+            intake
+                .take(1, PolicyVersion(1), &mut BTreeSet::new())
+                .groups,
+            [ids(&["a"])]
+        );
         intake.finished(unscored("b", "b"), 1.0);
         assert_eq!(intake.ready(1.0), 0);
-        assert_eq!(intake.take(1, PolicyVersion(1)).dropped.len(), 1);
+        assert_eq!(
+            intake
+                .take(1, PolicyVersion(1), &mut BTreeSet::new())
+                .dropped
+                .len(),
+            1
+        );
     }
 
     #[test]
@@ -344,7 +362,7 @@ mod tests {
         ] {
             intake.finished(rollout(id, group, version), 0.0);
         }
-        let batch = intake.take(2, PolicyVersion(4));
+        let batch = intake.take(2, PolicyVersion(4), &mut BTreeSet::new());
         assert_eq!(batch.groups, [ids(&["b", "c"])]);
         let why = |id: &str| batch.dropped[&EpisodeId::new(id)].clone();
         assert!(why("a").starts_with("too old") && why("d").starts_with("too old"));
@@ -358,10 +376,14 @@ mod tests {
             intake.finished(rollout(id, "g", 0), 0.0);
         }
         intake.finished(rollout("x", "x", 0), 0.0);
-        let first = intake.take(2, PolicyVersion(0)).groups;
+        let first = intake
+            .take(2, PolicyVersion(0), &mut BTreeSet::new())
+            .groups;
         assert_eq!(first, [ids(&["a", "b", "c"]), ids(&["x"])]);
         assert_eq!(
-            intake.take(2, PolicyVersion(0)).groups,
+            intake
+                .take(2, PolicyVersion(0), &mut BTreeSet::new())
+                .groups,
             [ids(&["d", "e", "f"])]
         );
     }
@@ -387,14 +409,14 @@ mod tests {
                 intake.finished(finished, now);
                 if *take == 0 {
                     intake.ready(now);
-                    out(intake.take(2, PolicyVersion(*version)));
+                    out(intake.take(2, PolicyVersion(*version), &mut BTreeSet::new()));
                 }
             }
             while intake.ready(now + 100.0) > 0 {
-                out(intake.take(3, PolicyVersion(5)));
+                out(intake.take(3, PolicyVersion(5), &mut BTreeSet::new()));
             }
-            out(intake.take(3, PolicyVersion(5)));
-            out(intake.take(3, PolicyVersion(5)));
+            out(intake.take(3, PolicyVersion(5), &mut BTreeSet::new()));
+            out(intake.take(3, PolicyVersion(5), &mut BTreeSet::new()));
             let count = seen.len();
             seen.sort();
             seen.dedup();

@@ -7,6 +7,7 @@
 
 use crate::error::PipelineError;
 use crate::rows::by_group;
+use crate::score_records::completed;
 use crate::status::TOO_OLD;
 use sinew_store::{Cursor, Filter, Inbox, MAX_PAGE, ScoreRecord, ScoreRule, TraceStore};
 use sinew_types::{EpisodeEnd, EpisodeId, GroupId, Trace};
@@ -328,7 +329,8 @@ impl Shelf {
         let mut group = Vec::new();
         for episode in &entry.episodes {
             match store.get(episode).map_err(PipelineError::system)? {
-                Some(mut trace) => {
+                Some(trace) => {
+                    let mut trace = completed(store, trace)?;
                     let scores = store.scores(episode).map_err(PipelineError::system)?;
                     score(&self.config.rule, &mut trace, &scores);
                     group.push(trace);

@@ -153,7 +153,11 @@ impl LiveSource {
         loop {
             if told.elapsed() >= TELL_EVERY {
                 told = Instant::now();
-                tick(intake.waiting().min(total), total);
+                let waiting = intake.waiting().min(total);
+                // A recorder may be slow, and agents need the intake.
+                drop(intake);
+                tick(waiting, total);
+                intake = self.rollouts.lock();
             }
             let now = self.rollouts.now();
             if intake.ready(now) >= groups || intake.is_fruitless(groups) {
@@ -174,13 +178,16 @@ impl LiveSource {
 impl SampleSource for LiveSource {
     fn groups(&mut self, wanted: Wanted<'_>) -> Result<Given, PipelineError> {
         let mut given = Given::default();
+        let mut names = BTreeSet::new();
         loop {
             let missing = wanted.groups - given.groups.len();
             if !self.wait(missing, &mut *wanted.tick)? {
                 return Ok(given);
             }
             let version = wanted.learner.version();
-            let batch = self.rollouts.lock().take(missing, version);
+            let batch = self.rollouts.lock().take(missing, version, &mut names);
+            // What is ready has names of this step: it is for the next one.
+            let again = batch.groups.is_empty() && batch.dropped.is_empty();
             given.dropped.extend(batch.dropped);
             for group in batch.groups {
                 let mut traces = Vec::with_capacity(group.len());
@@ -194,7 +201,7 @@ impl SampleSource for LiveSource {
             }
             let fruitless = given.groups.is_empty() && !given.dropped.is_empty();
             let enough = given.groups.len() >= wanted.groups;
-            if enough || fruitless || self.rollouts.idles(self.idle) {
+            if enough || fruitless || again || self.rollouts.idles(self.idle) {
                 return Ok(given);
             }
         }

@@ -7,7 +7,9 @@
 
 use crate::error::PipelineError;
 use sinew_env::{Score, Unscored, waits_for_group, with_group};
-use sinew_store::{Score as Scored, ScoreRecord, TraceStore, in_force};
+use sinew_store::{
+    MAX_SCORE_NAME, MAX_SCORE_REASON, Score as Scored, ScoreRecord, TraceStore, in_force,
+};
 use sinew_types::{EpisodeId, Outcome, Trace};
 use std::collections::BTreeMap;
 
@@ -50,11 +52,14 @@ pub(crate) fn keep(
     let (mut records, mut values) = (Vec::new(), Vec::new());
     for (member, score) in scores {
         let episode = &member.episode;
+        // What the store refuses must not end the run: a part is a measurement, and can be left out.
+        let fits = |p: &str| part_name(p).len() <= MAX_SCORE_NAME && !p.contains(char::is_control);
         let parts = score.iter().flat_map(|s| &s.parts);
+        let parts = parts.filter(|(p, _)| fits(p));
         records.extend(parts.map(|(p, v)| record(episode, part_name(p), Scored::Value(*v))));
         let value = match score {
             Ok(score) => Scored::Value(score.value),
-            Err(missing) => Scored::Unscored(missing.reason.clone()),
+            Err(missing) => Scored::Unscored(shortened(&missing.reason)),
         };
         values.push(record(episode, VALUE.to_owned(), value));
     }
@@ -63,6 +68,11 @@ pub(crate) fn keep(
         stored.map_err(PipelineError::system)?;
     }
     Ok(())
+}
+
+/// A reason within the store's limit, cut between characters.
+fn shortened(reason: &str) -> String {
+    reason[..reason.floor_char_boundary(MAX_SCORE_REASON)].to_owned()
 }
 
 /// Completes a trace that waits for the score of its group, if the store has it.

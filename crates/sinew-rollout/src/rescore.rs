@@ -1,10 +1,12 @@
 //! Scores of stored episodes by rewards of now: nothing is run again, and nothing that was trained changes.
 
+use crate::sample::reward_sample;
 use futures::StreamExt;
 use serde::Serialize;
 use sinew_env::{Reward, RewardSample, Split, Taskset, TasksetError};
+use sinew_render::Renderer;
 use sinew_store::{Score, ScoreRecord};
-use sinew_types::{EpisodeEnd, EpisodeId, Role, Task, TaskId, Trace};
+use sinew_types::{EpisodeEnd, EpisodeId, Task, TaskId, Trace};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Samples that are scored at the same time.
@@ -35,30 +37,13 @@ pub fn tasks_of(
     Ok(found)
 }
 
-/// What a reward sees of a stored episode: the messages of the path to its last leaf, and the measurements
-/// that are no rewards.
-pub fn sample_of(trace: &Trace, task: Task) -> RewardSample {
-    let path = trace
-        .leaves()
-        .last()
-        .map_or_else(Vec::new, |l| trace.path(*l));
-    let nodes = path.iter().map(|id| &trace.nodes[*id as usize]);
-    let messages: Vec<_> = nodes.flat_map(|n| n.messages.iter().cloned()).collect();
-    let said = || messages.iter().filter(|m| m.role == Role::Assistant);
-    let own = trace
-        .outcome
+/// What a reward sees of a stored episode, without the measurements that rewards made.
+fn sample_of(trace: &Trace, task: Task, renderer: &dyn Renderer) -> RewardSample {
+    let mut sample = reward_sample(trace, task, renderer);
+    sample
         .metrics
-        .iter()
-        .filter(|(name, _)| !name.starts_with("reward/"));
-    RewardSample {
-        task,
-        output: said()
-            .next_back()
-            .map_or_else(String::new, |m| m.content.text().into_owned()),
-        calls: said().flat_map(|m| m.tool_calls.iter().cloned()).collect(),
-        metrics: own.map(|(name, value)| (name.clone(), *value)).collect(),
-        messages,
-    }
+        .retain(|name, _| !name.starts_with("reward/"));
+    sample
 }
 
 /// The scores of one episode, before and now.
@@ -84,11 +69,16 @@ fn components(metrics: &BTreeMap<String, f64>, total: f64) -> BTreeMap<String, f
     all
 }
 
-/// Scores episodes with their tasks, in their order. Those that the system failed are left out.
-pub async fn rescore(reward: &dyn Reward, episodes: Vec<(Trace, Task)>) -> Vec<Rescored> {
+/// Scores episodes with their tasks, in their order. Those that the system failed are left out. `renderer` is
+/// that of the model that sampled them.
+pub async fn rescore(
+    reward: &dyn Reward,
+    renderer: &dyn Renderer,
+    episodes: Vec<(Trace, Task)>,
+) -> Vec<Rescored> {
     let whole = |(trace, _): &(Trace, Task)| !matches!(trace.end, EpisodeEnd::Failed { .. });
     let one = |(trace, task): (Trace, Task)| async move {
-        let sample = sample_of(&trace, task);
+        let sample = sample_of(&trace, task, renderer);
         let scored = reward.score(&sample).await;
         let old = match trace.outcome.unscored {
             true => BTreeMap::new(),

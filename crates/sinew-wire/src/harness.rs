@@ -267,11 +267,13 @@ impl ModelServer for GatewayModel {
         })
     }
 
-    /// Records what an agent reported: rewards of turns, counted from 1, then the reward of the episode.
+    /// Records what an agent reported: the reward of the episode, then those of turns, counted from 1. A turn
+    /// that is refused leaves the reward of the episode, and never a 0 in its place.
     fn score(&self, episode: &EpisodeId, report: &AgentReport) -> Result<(), String> {
         let of_turns = report.rewards.iter().zip(1..);
         let of_turns = of_turns.filter_map(|(reward, turn)| Some(((*reward)?, Some(turn))));
-        for (reward, turn) in of_turns.chain(report.reward.map(|reward| (reward, None))) {
+        let whole = report.reward.map(|reward| (reward, None));
+        for (reward, turn) in whole.into_iter().chain(of_turns) {
             let reward = Reward {
                 reward,
                 success: report.success,

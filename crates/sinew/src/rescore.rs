@@ -79,7 +79,9 @@ pub(crate) fn run(args: &RescoreArgs) -> Result<(), Failure> {
         .enable_all()
         .build();
     let runtime = runtime.map_err(Failure::system)?;
-    let rescored = runtime.block_on(rescore(reward.as_ref(), episodes));
+    let run = sinew_project::recipe(&args.run_dir)?;
+    let renderer = sinew_wire::renderer(&run.model, &run.env)?;
+    let rescored = runtime.block_on(rescore(reward.as_ref(), renderer.as_ref(), episodes));
     let new = match args.dry_run {
         true => 0,
         false => write(&folder, &rescored, &args.source)?,

@@ -183,6 +183,7 @@ async fn forged_success_does_not_score() {
         "def add(a, b): return 'x' * 10**9",
         "raise SystemExit",
         "def add(a, b: return",
+        "def add(a, b): raise StopIteration",
         equal,
         objects,
         patches,
