@@ -19,12 +19,11 @@ use crate::sse::SseParser;
 use bytes::Bytes;
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use reqwest::{Client, Method, Response, StatusCode, Url};
-use rustls::{ClientConfig, RootCertStore};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use sinew_http::{cause, tls};
 use sinew_types::EngineError;
 use std::collections::VecDeque;
-use std::error::Error;
 use std::future::Future;
 use std::time::Duration;
 
@@ -206,24 +205,6 @@ impl Http {
             timeouts: self.timeouts,
         })
     }
-}
-
-/// Mozilla's root certificates, as built into the program: machines without a certificate store
-/// work, too.
-fn tls() -> ClientConfig {
-    let roots = RootCertStore::from_iter(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
-    ClientConfig::builder()
-        .with_root_certificates(roots)
-        .with_no_client_auth()
-}
-
-/// The innermost reason of an error: the outer ones repeat the address.
-fn cause(error: &reqwest::Error) -> String {
-    let mut cause: &dyn Error = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }
 
 /// A whole body within its limit.

@@ -87,6 +87,11 @@ pub enum ResolveError {
         "model `{spec}` is not understood: {reason}; write `hf:ORG/NAME[@REVISION]`, `package:NAME` (a Python package with a GGUF), the path of a `.gguf`, or the path of a directory with config.json"
     )]
     Spec { spec: String, reason: String },
+    /// The name of a data set is none.
+    #[error(
+        "data set `{spec}` is not understood: {reason}; write `hf:ORG/NAME[/CONFIGURATION][@REVISION]`, or the path of a file or folder"
+    )]
+    Dataset { spec: String, reason: String },
     /// There is no such file, directory or repository.
     #[error(
         "model `{spec}`: {reason}; a model is `hf:ORG/NAME[@REVISION]`, `package:NAME` (a Python package with a GGUF), the path of a `.gguf`, or the path of a directory with config.json"

@@ -3,8 +3,9 @@
 //! Nothing here looks at environment variables or the home directory: the caller passes what it
 //! found there in a [`ResolveEnv`].
 
+use crate::hub::{self, HubRows};
 use crate::lookup::{ModelFiles, ResolveEnv, ResolveError};
-use crate::{hub, package};
+use crate::package;
 use std::path::{Path, PathBuf};
 
 /// Finds the files of `spec`, downloading or extracting them where needed. Blocks until they are
@@ -70,35 +71,60 @@ pub fn resolve_model(spec: &str, env: &ResolveEnv) -> Result<ModelFiles, Resolve
     })
 }
 
-/// Finds the files of a data set: a path as it is, or `hf:ORG/NAME[@REVISION]` from the hub's cache or the
-/// hub. Blocks until they are there.
+/// Where the rows of a data set are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Dataset {
+    /// A file or folder, not looked at.
+    Path(PathBuf),
+    /// Files of a data set of the hub, by split.
+    Hub(HubRows),
+}
+
+/// Finds the files of a data set: a path as it is, or `hf:ORG/NAME[/CONFIGURATION][@REVISION]` from the hub's
+/// cache or the hub. Blocks until they are there.
 ///
 /// # Errors
-/// As of [`resolve_model`] for a name of the hub. Paths are not looked at.
-pub fn resolve_dataset(spec: &str, env: &ResolveEnv) -> Result<PathBuf, ResolveError> {
-    let Some(repo) = spec.strip_prefix("hf:") else {
-        return Ok(PathBuf::from(spec));
+/// As of [`resolve_model`] for a name of the hub, or if the data set has several configurations and none is
+/// named. Paths are not looked at.
+pub fn resolve_dataset(spec: &str, env: &ResolveEnv) -> Result<Dataset, ResolveError> {
+    let Some(named) = spec.strip_prefix("hf:") else {
+        return Ok(Dataset::Path(PathBuf::from(spec)));
     };
-    let (repo, revision) = parse_repo(repo).map_err(|reason| ResolveError::Spec {
+    let bad = |reason: String| ResolveError::Dataset {
         spec: spec.to_owned(),
         reason,
-    })?;
-    hub::dataset(repo, revision, env)
+    };
+    let (path, revision) = match named.split_once('@') {
+        Some((path, revision)) => (path, format!("@{revision}")),
+        None => (named, String::new()),
+    };
+    let (repo, config) = match path.match_indices('/').nth(1) {
+        Some((at, _)) => (&path[..at], Some(&path[at + 1..])),
+        None => (path, None),
+    };
+    if let Some(config) = config.filter(|c| !is_word(c)) {
+        return Err(bad(format!("`{config}` is no name of a configuration")));
+    }
+    let named = format!("{repo}{revision}");
+    let (repo, revision) = parse_repo(&named).map_err(bad)?;
+    hub::dataset(repo, config, revision, env).map(Dataset::Hub)
+}
+
+/// Whether a text can be a name of the hub, of a file and of a part of an address.
+fn is_word(part: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    !part.is_empty() && part.len() <= 96 && !part.starts_with('.') && part.chars().all(allowed)
 }
 
 /// Splits `ORG/NAME[@REVISION]`. Both parts become names of files and parts of addresses, so only
 /// letters, digits, `-`, `_` and `.` are accepted, and `/` in revisions.
 fn parse_repo(text: &str) -> Result<(&str, &str), String> {
     let (repo, revision) = text.split_once('@').unwrap_or((text, "main"));
-    let word = |part: &str| {
-        let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        !part.is_empty() && part.len() <= 96 && !part.starts_with('.') && part.chars().all(allowed)
-    };
     let parts: Vec<&str> = repo.split('/').collect();
-    if parts.len() != 2 || !parts.iter().all(|part| word(part)) {
+    if parts.len() != 2 || !parts.iter().all(|part| is_word(part)) {
         return Err(format!("`{repo}` is no ORG/NAME"));
     }
-    if !revision.split('/').all(word) || revision.contains("..") || repo.contains("..") {
+    if !revision.split('/').all(is_word) || revision.contains("..") || repo.contains("..") {
         return Err(format!("`{revision}` is no branch, tag or commit"));
     }
     Ok((repo, revision))

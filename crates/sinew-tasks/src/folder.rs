@@ -4,7 +4,7 @@
 //! Hidden files are left out, and so are files whose ending is unknown, such as a README.
 
 use crate::error::TasksError;
-use crate::row::{Row, push, read_error, row_error};
+use crate::row::{Row, Rows, read_error, row_error};
 use crate::rows::{is_known, read_file};
 use serde_json::{Map, Value};
 use std::fs;
@@ -25,28 +25,47 @@ const HELD_OUT: [&str; 5] = ["test", "eval", "valid", "dev", "held"];
 /// # Errors
 /// The first file that cannot be read, or the first invalid row, with its line.
 pub fn read_rows(path: &Path) -> Result<Vec<Row>, TasksError> {
-    let mut rows = Vec::new();
+    let mut rows = Rows::default();
     if path.is_dir() {
         read_folder(path, &mut rows)?;
     } else {
         read_file(path, &mut rows)?;
     }
-    Ok(rows)
+    Ok(rows.rows)
 }
 
-/// Files of a folder by split: `(train, held out)`. Both are empty if no file is named by a split.
-pub(crate) fn named_splits(path: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), TasksError> {
-    let (mut train, mut held_out) = (Vec::new(), Vec::new());
+/// Reads all rows of some files.
+pub(crate) fn read_files(files: &[PathBuf]) -> Result<Vec<Row>, TasksError> {
+    let mut rows = Rows::default();
+    files.iter().try_for_each(|f| read_file(f, &mut rows))?;
+    Ok(rows.rows)
+}
+
+/// Files of a folder by split.
+#[derive(Debug, Default)]
+pub(crate) struct NamedSplits {
+    pub(crate) train: Vec<PathBuf>,
+    pub(crate) held_out: Vec<PathBuf>,
+    /// Files of no split.
+    pub(crate) others: Vec<PathBuf>,
+}
+
+/// Files of a folder by split; `None` if it does not have files of both.
+pub(crate) fn named_splits(path: &Path) -> Result<Option<NamedSplits>, TasksError> {
+    let mut splits = NamedSplits::default();
     for file in data_files(path)? {
         let name = file.file_name().unwrap_or_default();
         let name = name.to_string_lossy().to_ascii_lowercase();
         if name.starts_with("train") {
-            train.push(file);
+            splits.train.push(file);
         } else if HELD_OUT.iter().any(|h| name.starts_with(h)) {
-            held_out.push(file);
+            splits.held_out.push(file);
+        } else {
+            splits.others.push(file);
         }
     }
-    Ok((train, held_out))
+    let both = !splits.train.is_empty() && !splits.held_out.is_empty();
+    Ok(both.then_some(splits))
 }
 
 /// Entries of a folder in the order of their names, hidden ones left out.
@@ -75,7 +94,7 @@ fn data_files(path: &Path) -> Result<Vec<PathBuf>, TasksError> {
 }
 
 /// Appends the rows of all files of a folder, or of its task folders.
-fn read_folder(path: &Path, rows: &mut Vec<Row>) -> Result<(), TasksError> {
+fn read_folder(path: &Path, rows: &mut Rows) -> Result<(), TasksError> {
     let tasks: Vec<PathBuf> = entries(path)?
         .into_iter()
         .filter(|p| p.join(TASK_FILE).is_file())
@@ -98,7 +117,7 @@ fn read_folder(path: &Path, rows: &mut Vec<Row>) -> Result<(), TasksError> {
 }
 
 /// One task folder: the keys of `task.toml`, the text as `prompt`, and its path as `folder`.
-fn read_task(dir: &Path, rows: &mut Vec<Row>) -> Result<(), TasksError> {
+fn read_task(dir: &Path, rows: &mut Rows) -> Result<(), TasksError> {
     let path = dir.join(TASK_FILE);
     let text = fs::read_to_string(&path).map_err(|e| read_error(&path, e))?;
     let mut columns: Map<String, Value> = toml::from_str(&text).map_err(|e| {
@@ -115,5 +134,7 @@ fn read_task(dir: &Path, rows: &mut Vec<Row>) -> Result<(), TasksError> {
     let folder = dir.to_string_lossy().into_owned();
     columns.entry("folder").or_insert(folder.into());
     let path: Arc<Path> = path.into();
-    push(&path, 1, columns, rows)
+    let prompt = columns.get("prompt").and_then(Value::as_str);
+    let bytes = text.len() + prompt.map_or(0, str::len);
+    rows.push(&path, 1, columns, bytes)
 }

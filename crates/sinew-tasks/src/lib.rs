@@ -13,7 +13,7 @@
 //! - The splits share no prompt: equal prompts fall into one split, and rows of the training split that are
 //!   also in the held-out file are left out and counted.
 //! - No row is skipped silently: a row becomes a task, is counted ([`TableSummary`]), or is an error.
-//! - Sizes are limited: [`MAX_ROW_BYTES`], [`MAX_ROWS`].
+//! - Sizes are limited while files are read: [`MAX_ROW_BYTES`], [`MAX_ROWS`], [`MAX_BYTES`].
 
 mod error;
 mod folder;
@@ -26,6 +26,6 @@ mod template;
 
 pub use error::TasksError;
 pub use folder::read_rows;
-pub use row::{MAX_ROW_BYTES, MAX_ROWS, Row};
+pub use row::{MAX_BYTES, MAX_ROW_BYTES, MAX_ROWS, Row};
 pub use table::{Example, Source, Splits, TableConfig, TableSummary, TableTaskset};
 pub use template::PromptTemplate;

@@ -8,8 +8,98 @@ use std::sync::Arc;
 /// Maximum bytes of one row. A longer one is an error: it would not fit any context.
 pub const MAX_ROW_BYTES: usize = 16 << 20;
 
-/// Maximum number of rows of a taskset, which all stay in memory.
+/// Maximum number of rows of a source, which all stay in memory.
 pub const MAX_ROWS: usize = 10_000_000;
+
+/// Maximum bytes of all rows of a source, 8 GiB: they all stay in memory. They count as they are in the
+/// files, those of CSV with the names of their columns and a constant for each cell.
+pub const MAX_BYTES: u64 = 8 << 30;
+
+/// Limits of what is read; those of the constants but in tests.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Bytes of one row.
+    pub(crate) row_bytes: usize,
+    /// Number of rows.
+    pub(crate) rows: usize,
+    /// Bytes of all rows.
+    pub(crate) bytes: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            row_bytes: MAX_ROW_BYTES,
+            rows: MAX_ROWS,
+            bytes: MAX_BYTES,
+        }
+    }
+}
+
+/// Rows that are read one after the other, within limits.
+#[derive(Debug, Default)]
+pub(crate) struct Rows {
+    /// In the order of their files.
+    pub(crate) rows: Vec<Row>,
+    pub(crate) limits: Limits,
+    /// Of the rows so far.
+    bytes: u64,
+}
+
+impl Rows {
+    /// Refuses `rows` more, or `bytes` more, than there is room for.
+    pub(crate) fn room(
+        &self,
+        path: &Path,
+        line: usize,
+        rows: usize,
+        bytes: u64,
+    ) -> Result<(), TasksError> {
+        let Limits { rows: most, .. } = self.limits;
+        if rows > most.saturating_sub(self.rows.len()) {
+            let message =
+                format!("more than {most} rows; split the file, or leave rows out before");
+            return Err(row_error(path, line, message));
+        }
+        let most = self.limits.bytes;
+        if bytes > most.saturating_sub(self.bytes) {
+            let message = format!(
+                "more than {most} bytes of rows, which all stay in memory; split the file, or leave rows out \
+                 before"
+            );
+            return Err(row_error(path, line, message));
+        }
+        Ok(())
+    }
+
+    /// The error of a row with too many bytes.
+    pub(crate) fn too_long(&self, path: &Path, line: usize) -> TasksError {
+        let message = format!("longer than {} bytes", self.limits.row_bytes);
+        row_error(path, line, message)
+    }
+
+    /// Adds a row of `bytes` bytes, unless it is too long, or there are too many.
+    pub(crate) fn push(
+        &mut self,
+        path: &Arc<Path>,
+        line: usize,
+        columns: Map<String, Value>,
+        bytes: usize,
+    ) -> Result<(), TasksError> {
+        if bytes > self.limits.row_bytes {
+            return Err(self.too_long(path, line));
+        }
+        self.room(path, line, 1, bytes as u64)?;
+        self.bytes += bytes as u64;
+        self.rows.push(Row {
+            path: Arc::clone(path),
+            line,
+            made: false,
+            columns,
+        });
+        Ok(())
+    }
+}
 
 /// One row of a file.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,24 +160,4 @@ pub(crate) fn read_error(path: &Path, source: std::io::Error) -> TasksError {
         path: path.into(),
         source,
     }
-}
-
-/// Appends a row, unless there are too many.
-pub(crate) fn push(
-    path: &Arc<Path>,
-    line: usize,
-    columns: Map<String, Value>,
-    rows: &mut Vec<Row>,
-) -> Result<(), TasksError> {
-    if rows.len() >= MAX_ROWS {
-        let message = format!("more than {MAX_ROWS} rows; split the file, or use a filter before");
-        return Err(row_error(path, line, message));
-    }
-    rows.push(Row {
-        path: Arc::clone(path),
-        line,
-        made: false,
-        columns,
-    });
-    Ok(())
 }

@@ -1,9 +1,8 @@
 //! Rows with settings as a taskset.
 
 use crate::error::TasksError;
-use crate::folder::{named_splits, read_rows};
+use crate::folder::{NamedSplits, named_splits, read_files, read_rows};
 use crate::row::{Row, made_rows};
-use crate::rows::read_file;
 use crate::template::PromptTemplate;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -22,11 +21,17 @@ pub struct Example {
     pub assistant: String,
 }
 
+/// Share of the rows that is held out if nothing else is asked for.
+const SHARE: f64 = 0.05;
+
 /// Source of the held-out split.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Splits {
-    /// Share of the rows, chosen by the hash of their prompts, above 0 and below 1. A folder whose files are
-    /// named `train…` and `test…`, `eval…`, `valid…` or `dev…` has its splits already, and keeps them.
+    /// The source's own one: of a folder whose files are named `train…` and `test…`, `eval…`, `valid…` or
+    /// `dev…`, or of [`Source::Split`]. Of other sources 5 % of the rows, as of [`Splits::Share`].
+    Given,
+    /// Share of the rows, chosen by the hash of their prompts, above 0 and below 1. Refused for a source
+    /// that has a held-out split of its own.
     Share(f64),
     /// Rows of their own.
     Own(Source),
@@ -37,6 +42,15 @@ pub enum Splits {
 pub enum Source {
     /// A file or folder.
     Files(PathBuf),
+    /// Files by split, such as those of a data set of the hub.
+    Split {
+        /// For messages.
+        name: String,
+        /// Files to train on.
+        train: Vec<PathBuf>,
+        /// Files that are held out; can be empty.
+        held_out: Vec<PathBuf>,
+    },
     /// Rows that were made already.
     Made {
         /// What made them, such as `gen.py:rows`: messages name it, with the index of a row from 0.
@@ -59,11 +73,20 @@ impl From<&Path> for Source {
 }
 
 impl Source {
-    /// The rows. Those that were made are moved out.
+    /// The rows to train on. Those that were made are moved out.
     fn read(&mut self) -> Result<Vec<Row>, TasksError> {
         match self {
             Self::Files(path) => read_rows(path),
+            Self::Split { train, .. } => read_files(train),
             Self::Made { by, rows } => made_rows(by, std::mem::take(rows)),
+        }
+    }
+
+    /// The rows, as a held-out split of another source: the held-out ones, where it has splits.
+    fn read_held_out(&mut self) -> Result<Vec<Row>, TasksError> {
+        match self {
+            Self::Split { held_out, .. } if !held_out.is_empty() => read_files(held_out),
+            other => other.read(),
         }
     }
 
@@ -71,6 +94,7 @@ impl Source {
     fn shown(&self) -> &Path {
         match self {
             Self::Files(path) => path,
+            Self::Split { name, .. } => Path::new(name),
             Self::Made { by, .. } => Path::new(by),
         }
     }
@@ -110,6 +134,8 @@ pub struct TableSummary {
     pub overlapping: usize,
     /// Rows of the training split by task type.
     pub kinds: BTreeMap<String, usize>,
+    /// Files that are left out, since they belong to neither split, for people.
+    pub notes: Vec<String>,
 }
 
 /// A taskset of rows, all in memory. Prompts are rendered when a task is asked for.
@@ -133,10 +159,11 @@ impl TableTaskset {
     pub fn open(mut config: TableConfig) -> Result<Self, TasksError> {
         let template = PromptTemplate::new(config.prompt.as_deref(), config.filter.as_deref())?;
         let mut summary = TableSummary::default();
-        let (train, own) = sources(&mut config)?;
-        let mut train = kept(train, &template, &mut summary)?;
+        let (train, own) = sources(&mut config, &mut summary.notes)?;
+        let mut kept = |rows| kept(rows, &config, &template, &mut summary);
+        let mut train = kept(train)?;
         let held_out = match own {
-            Some(rows) => kept(rows, &template, &mut summary)?,
+            Some(rows) => kept(rows)?,
             None => split(&mut train, share(&config.held_out)?),
         };
         let seen: HashSet<[u8; 32]> = held_out.iter().map(|(_, hash)| *hash).collect();
@@ -158,6 +185,21 @@ impl TableTaskset {
     /// Numbers of rows.
     pub fn summary(&self) -> &TableSummary {
         &self.summary
+    }
+
+    /// BLAKE3 of all rows of both splits, in their order: 64 hexadecimal digits.
+    ///
+    /// Rows that were left out are no part of it, and neither are file names and lines.
+    pub fn digest(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        for split in [Split::Train, Split::HeldOut] {
+            hasher.update(split.as_str().as_bytes());
+            for row in self.rows(split) {
+                hasher.update(b"\n");
+                hasher.update(Value::Object(row.columns.clone()).to_string().as_bytes());
+            }
+        }
+        hasher.finalize().to_hex().to_string()
     }
 
     /// Counts the rows, and refuses a split without any.
@@ -203,18 +245,11 @@ impl TableTaskset {
 
     /// The task of a row.
     fn task(&self, split: Split, index: usize, row: &Row) -> Result<Task, TasksError> {
-        let mut preamble = Vec::new();
-        let text = |role, text: &str| Message::new(role, text.to_owned());
-        preamble.extend(self.config.system.as_deref().map(|s| text(Role::System, s)));
-        for example in &self.config.examples {
-            preamble.push(text(Role::User, &example.user));
-            preamble.push(text(Role::Assistant, &example.assistant));
-        }
         let mut messages = self.template.messages(row)?;
         let Some(last) = messages.pop() else {
             return Err(row.error("the prompt has no message"));
         };
-        preamble.extend(messages);
+        let preamble = preamble(&self.config, messages);
         Ok(Task {
             id: TaskId::new(format!("{}/{}/{index}", self.config.name, split.as_str())),
             kind: self.kind(row)?,
@@ -252,6 +287,7 @@ impl Taskset for TableTaskset {
 }
 
 impl TableTaskset {
+    /// Rows of a split, in their order.
     fn rows(&self, split: Split) -> &[Row] {
         match split {
             Split::Train => &self.train,
@@ -260,26 +296,69 @@ impl TableTaskset {
     }
 }
 
-/// Rows to train on, and those of the held-out split if they have files of their own.
-fn sources(config: &mut TableConfig) -> Result<(Vec<Row>, Option<Vec<Row>>), TasksError> {
-    if let Splits::Own(held_out) = &mut config.held_out {
-        return Ok((config.source.read()?, Some(held_out.read()?)));
-    }
-    if let Source::Files(folder) = &config.source
-        && folder.is_dir()
-    {
-        let (train, held_out) = named_splits(folder)?;
-        if !train.is_empty() && !held_out.is_empty() {
-            return Ok((read_files(&train)?, Some(read_files(&held_out)?)));
-        }
-    }
-    Ok((config.source.read()?, None))
+/// The messages before the last one: the system prompt, the worked examples, then the row's own.
+fn preamble(config: &TableConfig, messages: Vec<Message>) -> Vec<Message> {
+    let text = |role, text: &str| Message::new(role, text.to_owned());
+    let system = config.system.as_deref().map(|s| text(Role::System, s));
+    let mut messages = messages.into_iter().peekable();
+    // A row's own system prompt comes first as well.
+    let own = messages.next_if(|m| m.role == Role::System);
+    let examples = config.examples.iter();
+    let examples = examples.flat_map(|e| {
+        [
+            text(Role::User, &e.user),
+            text(Role::Assistant, &e.assistant),
+        ]
+    });
+    let first = system.into_iter().chain(own);
+    first.chain(examples).chain(messages).collect()
 }
 
-fn read_files(files: &[PathBuf]) -> Result<Vec<Row>, TasksError> {
-    let mut rows = Vec::new();
-    files.iter().try_for_each(|f| read_file(f, &mut rows))?;
-    Ok(rows)
+/// Rows to train on, and those of the held-out split if they have files of their own.
+fn sources(
+    config: &mut TableConfig,
+    notes: &mut Vec<String>,
+) -> Result<(Vec<Row>, Option<Vec<Row>>), TasksError> {
+    if let Splits::Own(held_out) = &mut config.held_out {
+        return Ok((config.source.read()?, Some(held_out.read_held_out()?)));
+    }
+    let splits = match &config.source {
+        Source::Files(folder) if folder.is_dir() => named_splits(folder)?,
+        Source::Split {
+            train, held_out, ..
+        } if !held_out.is_empty() => Some(NamedSplits {
+            train: train.clone(),
+            held_out: held_out.clone(),
+            others: Vec::new(),
+        }),
+        _ => None,
+    };
+    let Some(splits) = splits else {
+        return Ok((config.source.read()?, None));
+    };
+    if let Splits::Share(share) = config.held_out {
+        let first = splits.held_out.first().map(|f| f.display().to_string());
+        return Err(TasksError::Key {
+            key: "held_out",
+            value: share.to_string(),
+            reason: format!(
+                "has no effect: {} has held-out rows of its own ({}); remove the key, or name the files to \
+                 train on as tasks.source",
+                config.source.shown().display(),
+                first.unwrap_or_default()
+            ),
+        });
+    }
+    for other in &splits.others {
+        notes.push(format!(
+            "{} belongs to no split: it is left out",
+            other.display()
+        ));
+    }
+    Ok((
+        read_files(&splits.train)?,
+        Some(read_files(&splits.held_out)?),
+    ))
 }
 
 /// The share of rows to hold out.
@@ -291,6 +370,7 @@ fn share(splits: &Splits) -> Result<f64, TasksError> {
             value: share.to_string(),
             reason: "allowed: above 0 and below 1, for example 0.05".into(),
         }),
+        Splits::Given => Ok(SHARE),
         Splits::Own(_) => Ok(0.0),
     }
 }
@@ -298,6 +378,7 @@ fn share(splits: &Splits) -> Result<f64, TasksError> {
 /// Rows that the filter keeps, each with the hash of its prompt.
 fn kept(
     rows: Vec<Row>,
+    config: &TableConfig,
     template: &PromptTemplate,
     summary: &mut TableSummary,
 ) -> Result<Vec<(Row, [u8; 32])>, TasksError> {
@@ -308,7 +389,13 @@ fn kept(
             continue;
         }
         let mut hash = blake3::Hasher::new();
-        for message in template.messages(&row)? {
+        let messages = template.messages(&row)?;
+        if config.system.is_some() && messages.iter().any(|m| m.role == Role::System) {
+            return Err(row.error(
+                "its messages have a system prompt, and tasks.system is another one: remove one of them",
+            ));
+        }
+        for message in messages {
             hash.update(message.content.text().as_bytes());
             hash.update(b"\0");
         }

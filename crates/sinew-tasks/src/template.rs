@@ -10,8 +10,9 @@ use sinew_types::{Message, Role};
 /// Work that one template may do, so that an endless loop is an error.
 const FUEL: u64 = 1_000_000;
 
-/// Names of the template and the filter, in messages.
+/// Name of the prompt's template in messages.
 const PROMPT: &str = "prompt";
+/// Name of the filter in messages.
 const FILTER: &str = "filter";
 
 /// The template of the prompt and the filter of rows, compiled once. A column that a row does not have is an
@@ -105,6 +106,7 @@ impl PromptTemplate {
         }
     }
 
+    /// Fills a template in for a row.
     fn text(&self, name: &'static str, row: &Row) -> Result<String, TasksError> {
         let template = self.env.get_template(name);
         let text = template.and_then(|t| t.render(Serde(&row.columns)));

@@ -91,7 +91,9 @@ fn a_folder_has_its_splits_or_its_task_folders() {
         "hub/data/test-00000.jsonl",
         "{\"question\": \"What is 1 + 1?\"}\n",
     );
-    let table = TableTaskset::open(config(&dir.path().join("hub"))).unwrap();
+    let mut settings = config(&dir.path().join("hub"));
+    settings.held_out = Splits::Given;
+    let table = TableTaskset::open(settings).unwrap();
     assert_eq!(prompts(&table, Split::HeldOut), ["What is 1 + 1?"]);
     assert_eq!(
         prompts(&table, Split::Train).len(),
@@ -324,4 +326,82 @@ fn rows_that_code_made_are_named_by_their_index() {
     settings.source = made(rows);
     let error = TableTaskset::open(settings).unwrap_err().to_string();
     assert!(error.contains("gen.py:rows, index 3:"), "{error}");
+}
+
+#[test]
+fn splits_of_a_source_are_kept_and_a_share_beside_them_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let train = file(&dir, "hub/train-0.jsonl", &lines(4));
+    let test = file(&dir, "hub/test-0.jsonl", "{\"question\": \"Why?\"}\n");
+    file(&dir, "hub/extra.jsonl", &lines(9));
+    let split = Source::Split {
+        name: "hf:org/tiny".into(),
+        train: vec![train],
+        held_out: vec![test],
+    };
+    let folder = Source::Files(dir.path().join("hub"));
+    for (source, notes) in [(folder, 1), (split.clone(), 0)] {
+        let mut settings = config(Path::new("x"));
+        settings.source = source;
+        let error = TableTaskset::open(settings.clone())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("tasks.held_out = 0.25: has no effect"),
+            "{error}"
+        );
+        assert!(error.contains("test-0.jsonl"), "{error}");
+        settings.held_out = Splits::Given;
+        let table = TableTaskset::open(settings).unwrap();
+        assert_eq!(prompts(&table, Split::HeldOut), ["Why?"]);
+        assert_eq!(
+            (table.len(Split::Train), table.summary().notes.len()),
+            (4, notes)
+        );
+    }
+    // As the held-out split of other rows it gives its held-out ones; without splits, 5 % are held out.
+    let mut settings = config(&file(&dir, "own.jsonl", &lines(3)));
+    settings.held_out = Splits::Own(split);
+    let table = TableTaskset::open(settings).unwrap();
+    assert_eq!(prompts(&table, Split::HeldOut), ["Why?"]);
+    let mut settings = config(&file(&dir, "many.jsonl", &lines(400)));
+    settings.held_out = Splits::Given;
+    let table = TableTaskset::open(settings).unwrap();
+    assert!(
+        (8..40).contains(&table.len(Split::HeldOut)),
+        "{}",
+        table.len(Split::HeldOut)
+    );
+}
+
+#[test]
+fn a_prompt_has_one_system_message_and_it_comes_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let row = |i: usize, system: &str| {
+        let messages = format!("{system}{{\"role\": \"user\", \"content\": \"Say {i}.\"}}");
+        format!("{{\"prompt\": [{messages}]}}\n")
+    };
+    let own = "{\"role\": \"system\", \"content\": \"Be brief.\"}, ";
+    let text: String = (0..4).map(|i| row(i, own)).collect();
+    let mut settings = config(&file(&dir, "own.jsonl", &text));
+    settings.prompt = None;
+    settings.examples = vec![Example {
+        user: "Say 9.".into(),
+        assistant: "9".into(),
+    }];
+    let table = TableTaskset::open(settings.clone()).unwrap();
+    let task = table.get(Split::Train, 0).unwrap();
+    let said: Vec<String> = task
+        .preamble
+        .iter()
+        .map(|m| m.content.text().into_owned())
+        .collect();
+    assert_eq!(said, ["Be brief.", "Say 9.", "9"]);
+    settings.system = Some("Be long.".into());
+    settings.source = Source::Files(file(&dir, "mixed.jsonl", &(row(7, "") + &text)));
+    let error = TableTaskset::open(settings).unwrap_err().to_string();
+    assert!(
+        error.contains("mixed.jsonl, line 2: its messages have a system prompt"),
+        "{error}"
+    );
 }

@@ -27,6 +27,9 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 /// Maximum waiting requests that are considered in one go; bounds the work of a step.
 const MAX_SCANNED: usize = 256;
 
+/// Begins the label of a server while its weights are being loaded: `loading-v12`.
+const LOADING: &str = "loading-v";
+
 /// Decides what runs where. Times are seconds since any fixed moment and never go back.
 ///
 /// Every call can add commands; the caller takes them with [`Router::command`] until there is none
@@ -232,8 +235,10 @@ impl Router {
         error: AttemptError,
         spread: f64,
     ) {
-        if let (true, Some(found), Some(engine)) = (self.config.follow, found(&error), engine) {
-            return self.followed(now, request, engine, found);
+        if let (true, AttemptError::Version { .. }, Some(engine)) =
+            (self.config.follow, &error, engine)
+        {
+            return self.followed(now, request, engine, &error);
         }
         self.counters.failed_attempts += 1;
         let blame = error.blame();
@@ -280,12 +285,23 @@ impl Router {
         self.waiting.insert(state.place());
     }
 
-    /// The weights of an engine changed while an attempt ran: the request goes on with the new ones.
-    fn followed(&mut self, now: f64, request: RequestId, engine: usize, found: PolicyVersion) {
+    /// The weights of an engine changed while an attempt ran: the request goes on with the new ones. Under a
+    /// label that is no version they are being loaded: the engine takes nothing until a probe finds one.
+    ///
+    /// An attempt that gained nothing starts no deadline anew under such a label. Unless the label says that
+    /// weights are being loaded, it counts as a failure: a server can report a version in its info and none
+    /// with its tokens, and would be asked without end.
+    fn followed(&mut self, now: f64, request: RequestId, engine: usize, error: &AttemptError) {
+        let AttemptError::Version { found: label, .. } = error else {
+            return;
+        };
         self.counters.interrupted_attempts += 1;
         if let Some(engine) = self.engines.get_mut(engine) {
-            engine.version = Some(found);
+            engine.version = version_of(label);
             engine.seen.clear();
+            if engine.version.is_none() {
+                engine.trouble = Some(format!("it has {label:.60}"));
+            }
         }
         self.adopt();
         let Some(state) = self.requests.get_mut(&request) else {
@@ -294,8 +310,23 @@ impl Router {
         if let Some(reason) = state.known_end() {
             return self.finish(request, reason);
         }
+        if version_of(label).is_some() || state.attempt_tokens > 0 {
+            state.deadline = now + self.config.max_wait_s;
+        } else if !label.starts_with(LOADING) {
+            state.failures += 1;
+            self.counters.failed_attempts += 1;
+        }
+        let limit = self.config.max_failures;
+        let why = match state.deadline <= now {
+            true => "the deadline is over".to_owned(),
+            false if state.failures >= limit => format!("{limit} attempts failed in a row"),
+            false => String::new(),
+        };
+        if !why.is_empty() {
+            let why = format!("{why}, the last with: {error}");
+            return self.fail(request, EngineError::Failed(why));
+        }
         state.not_before = now;
-        state.deadline = now + self.config.max_wait_s;
         self.wake = self.wake.min(state.deadline);
         self.waiting.insert(state.place());
     }
@@ -356,7 +387,7 @@ impl Router {
                 let follows = self.config.follow && version.is_some();
                 if version != Some(self.version) && !follows {
                     state.trouble = Some(format!("it has {}", probe.weights));
-                    if state.version == Some(self.version) {
+                    if state.version == Some(self.version) && !self.config.follow {
                         self.counters.wrong_version += 1;
                     }
                 } else if state.breaker.opens_until().is_none() {
@@ -673,14 +704,11 @@ impl Router {
     }
 }
 
-/// The version of the weights that were found in the place of others, if they have one.
-fn found(error: &AttemptError) -> Option<PolicyVersion> {
-    match error {
-        AttemptError::Version { found, .. } => match ServedWeights::from_label(found) {
-            ServedWeights::Version(version) => Some(version),
-            ServedWeights::Unlabelled | ServedWeights::Foreign(_) => None,
-        },
-        _ => None,
+/// The version that a label names, if it names one.
+fn version_of(label: &str) -> Option<PolicyVersion> {
+    match ServedWeights::from_label(label) {
+        ServedWeights::Version(version) => Some(version),
+        ServedWeights::Unlabelled | ServedWeights::Foreign(_) => None,
     }
 }
 

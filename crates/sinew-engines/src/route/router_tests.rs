@@ -380,3 +380,48 @@ fn a_format_as_advice_is_not_sent_and_goes_on_elsewhere() {
     );
     assert!(advised && goes_on, "{commands:?}");
 }
+
+/// A router that follows, with one engine whose info says `v3`, and a request; each attempt finds `label` in
+/// its first piece. The number of attempts until the request ends, and the error that ends it.
+fn attempts_under(label: &str) -> (usize, String) {
+    let following = RouterConfig {
+        follow: true,
+        ..config()
+    };
+    let mut r = Router::new(following, vec!["e0".into()], PolicyVersion(3));
+    r.probed(0.0, 0, Ok(good(3)));
+    submit(&mut r, 0.0, request(1, vec![1]));
+    let mut attempts = 0;
+    for second in 1..200 {
+        let now = f64::from(second);
+        for command in drain(&mut r) {
+            match command {
+                Command::Start { attempt, .. } => {
+                    attempts += 1;
+                    let wrong = AttemptError::Version {
+                        expected: PolicyVersion(3),
+                        found: label.to_owned(),
+                    };
+                    r.attempt_ended(now, attempt.id, Err(wrong), 0.0);
+                }
+                Command::Tell(EngineEvent::Failed { error, .. }) => {
+                    return (attempts, error.to_string());
+                }
+                _ => {}
+            }
+        }
+        r.probed(now, 0, Ok(good(3)));
+        r.tick(now);
+    }
+    panic!("{attempts} attempts without an end");
+}
+
+#[test]
+fn tokens_without_a_version_are_no_swap_without_end() {
+    let (attempts, error) = attempts_under("");
+    assert_eq!(attempts, 3, "{error}");
+    assert!(error.contains("3 attempts failed in a row"), "{error}");
+    // Weights that are being loaded are waited for, up to the deadline.
+    let (attempts, error) = attempts_under("loading-v4");
+    assert!((40..=60).contains(&attempts), "{attempts}: {error}");
+}

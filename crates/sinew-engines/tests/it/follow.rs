@@ -65,6 +65,33 @@ fn a_swap_in_the_middle_refuses_no_request() {
     }
 }
 
+/// While weights are loaded, SGLang says so in its label: a request that runs meanwhile waits for the new
+/// ones.
+#[test]
+fn a_request_in_flight_while_weights_are_loaded_is_not_refused() {
+    for kind in [Kind::Sglang, Kind::SglangIncremental] {
+        let mock = Mock::start(kind);
+        mock.set_label("v0");
+        let engine = remote(vec![backend(&mock)], following());
+        mock.fail_next(Fault::Slow(20));
+        let running = submit(&engine, long(1));
+        until("it samples", || engine.counters().sampled_tokens > 1);
+        mock.set_label("loading-v1");
+        until("the attempt is interrupted", || {
+            engine.counters().interrupted_attempts > 0
+        });
+        assert_eq!(mock.generations(), 1, "nothing is sampled meanwhile");
+        mock.set_label("v1");
+        let outcome = running.outcome();
+        assert_eq!(outcome.reason(), &FinishReason::Length, "{outcome:?}");
+        let found: Vec<u64> = outcome.tokens.iter().map(|t| t.version.0).collect();
+        assert!(found.len() == 20 && found.is_sorted(), "{found:?}");
+        assert_eq!((found[0], found[19]), (0, 1), "{found:?}");
+        let counters = engine.counters();
+        assert_eq!((counters.failed_attempts, counters.wrong_version), (0, 0));
+    }
+}
+
 /// While a trainer loads one server after the other, those that have the newest weights serve.
 #[test]
 fn servers_are_followed_one_by_one() {

@@ -8,16 +8,18 @@
 //! download is resumed by the next one, and a snapshot that is complete by its names is complete by
 //! its content.
 
-use super::SIDE_FILES;
+use super::card::{Card, MAX_CARD_BYTES};
+use super::dataset::{Selection, select};
+use super::{SIDE_FILES, marker};
 use crate::lookup::{Progress, ResolveEnv};
 use crate::safetensors::{INDEX, SINGLE, read_index};
 use reqwest::blocking::{Client, RequestBuilder, Response};
 use reqwest::header;
 use reqwest::redirect::Policy;
-use rustls::{ClientConfig, RootCertStore};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
-use std::error::Error;
+use sinew_http::{cause, tls};
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -27,6 +29,8 @@ use std::time::Duration;
 const MAX_API_BYTES: u64 = 16 << 20;
 /// Maximum size of a file, 1 TiB.
 const MAX_FILE_BYTES: u64 = 1 << 40;
+/// Maximum bytes of a data set's files, 64 GiB: its rows are kept in memory.
+const MAX_DATASET_BYTES: u64 = 64 << 30;
 /// Maximum redirects of one request.
 const MAX_REDIRECTS: usize = 5;
 /// Attempts in a row that bring no byte before a download is given up.
@@ -41,17 +45,6 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(300);
 /// Size of a copied piece; progress is reported after each.
 const COPY_BYTES: usize = 1 << 18;
-
-/// Endings of files of rows.
-const DATA_FILES: [&str; 5] = [".parquet", ".jsonl", ".json", ".csv", ".tsv"];
-
-/// Whether a file of a data set has rows. Names with parts that leave the folder have none.
-fn is_rows(name: &str) -> bool {
-    let inside = name
-        .split('/')
-        .all(|part| !part.is_empty() && !part.starts_with('.'));
-    inside && DATA_FILES.iter().any(|ending| name.ends_with(ending))
-}
 
 /// One repository of the hub and its folder in the cache.
 pub(super) struct Hub<'a> {
@@ -75,6 +68,9 @@ struct Revision {
 #[derive(Deserialize)]
 struct Sibling {
     rfilename: String,
+    /// Bytes; reported for data sets, where it is asked for.
+    #[serde(default)]
+    size: Option<u64>,
 }
 
 /// Identity and size of a file, as the hub reports them.
@@ -83,6 +79,8 @@ struct Remote {
     etag: String,
     /// Size in bytes, if the hub reports it.
     size: Option<u64>,
+    /// Maximum bytes that are taken.
+    limit: u64,
 }
 
 /// How an attempt failed.
@@ -123,7 +121,10 @@ impl<'a> Hub<'a> {
         if !has("config.json") {
             return Err("the repository has no config.json".to_owned());
         }
-        let fetch = |file: &str| self.file(&listing.sha, file, &dir);
+        let fetch = |file: &str| {
+            self.file(&listing.sha, file, &dir, MAX_FILE_BYTES)
+                .map(drop)
+        };
         fetch("config.json")?;
         for file in SIDE_FILES.iter().filter(|file| has(file)) {
             fetch(file)?;
@@ -144,27 +145,63 @@ impl<'a> Hub<'a> {
         Ok(dir)
     }
 
-    /// Brings every file of rows of a data set into the cache and returns its directory.
+    /// Brings the files of rows of a data set's configuration into the cache, and returns their commit and
+    /// names.
     ///
     /// # Errors
-    /// As of [`Hub::snapshot`], or if there is no file of rows.
-    pub(super) fn data_files(&self, revision: &str) -> Result<PathBuf, String> {
+    /// As of [`Hub::snapshot`], or if there are no files of rows, too many bytes, or several configurations
+    /// and none is named.
+    pub(super) fn data_files(
+        &self,
+        revision: &str,
+        config: Option<&str>,
+    ) -> Result<(String, Selection), String> {
         let listing = self.listing(revision)?;
         let dir = self.root.join("snapshots").join(&listing.sha);
-        fs::create_dir_all(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
-        let names = listing.siblings.iter().map(|file| file.rfilename.as_str());
-        let rows: Vec<&str> = names.filter(|name| is_rows(name)).collect();
-        if rows.is_empty() {
+        // The folder of the marker says that this download has begun: without its marker it is not whole.
+        let marker = marker(self.root, &listing.sha, config);
+        for dir in [Some(dir.as_path()), marker.parent()].into_iter().flatten() {
+            fs::create_dir_all(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+        }
+        let names: Vec<String> = listing
+            .siblings
+            .iter()
+            .map(|f| f.rfilename.clone())
+            .collect();
+        let text = |name: &str| match names.iter().any(|n| n == name) {
+            false => Ok(None),
+            true => self.description(&listing.sha, name, &dir).map(Some),
+        };
+        let (readme, infos) = (text("README.md")?, text("dataset_infos.json")?);
+        let card = Card::read(readme.as_deref(), infos.as_deref())?;
+        let selection = select(&names, &card, config)?;
+        let sizes = listing
+            .siblings
+            .iter()
+            .filter_map(|f| Some((f.rfilename.as_str(), f.size?)));
+        let sizes: BTreeMap<&str, u64> = sizes.collect();
+        let known = selection.files().filter_map(|name| sizes.get(name));
+        let mut left = MAX_DATASET_BYTES;
+        let announced = known.fold(0_u64, |sum, size| sum.saturating_add(*size));
+        if announced > left {
             return Err(format!(
-                "the data set has no files that end in {}",
-                DATA_FILES.join(", ")
+                "its files have {announced} bytes; allowed: up to {MAX_DATASET_BYTES}. Take a \
+                 configuration, or a data set of its own with the rows that are needed"
             ));
         }
-        for name in rows {
-            self.file(&listing.sha, name, &dir)?;
+        for name in selection.files() {
+            left = left.saturating_sub(self.file(&listing.sha, name, &dir, left)?);
         }
+        let json = serde_json::to_vec(&selection).map_err(|error| error.to_string())?;
+        write_atomic(&marker, &json).map_err(|error| format!("{}: {error}", marker.display()))?;
         self.refer(revision, &listing.sha)?;
-        Ok(dir)
+        Ok((listing.sha, selection))
+    }
+
+    /// The text of a small file that describes a data set.
+    fn description(&self, sha: &str, name: &str, dir: &Path) -> Result<String, String> {
+        self.file(sha, name, dir, MAX_CARD_BYTES)?;
+        super::read_text(&dir.join(name), MAX_CARD_BYTES)
     }
 
     /// Notes the commit of a branch or tag, after its files.
@@ -177,17 +214,19 @@ impl<'a> Hub<'a> {
             .map_err(|error| format!("{}: {error}", reference.display()))
     }
 
+    /// Address of a path of the hub.
     fn url(&self, path: &str) -> String {
         format!("{}/{path}", self.env.hub_endpoint.trim_end_matches('/'))
     }
 
+    /// Commit and files of a revision.
     fn listing(&self, revision: &str) -> Result<Revision, String> {
         let revision = revision.replace('/', "%2F");
-        let kind = match self.repo.starts_with("datasets/") {
-            true => "api",
-            false => "api/models",
+        let (kind, sizes) = match self.repo.starts_with("datasets/") {
+            true => ("api", "?blobs=true"),
+            false => ("api/models", ""),
         };
-        let url = self.url(&format!("{kind}/{}/revision/{revision}", self.repo));
+        let url = self.url(&format!("{kind}/{}/revision/{revision}{sizes}", self.repo));
         let text = self.retry(|| {
             let mut text = String::new();
             let mut body = self.get(&url, None)?.take(MAX_API_BYTES + 1);
@@ -228,6 +267,7 @@ impl<'a> Hub<'a> {
         self.check(url, response)
     }
 
+    /// Refuses an answer that is no success, with the way out where there is one.
     fn check(&self, url: &str, response: Response) -> Result<Response, Failure> {
         let status = response.status().as_u16();
         let hint = match status {
@@ -297,21 +337,30 @@ impl<'a> Hub<'a> {
                     "{url}: larger than {MAX_FILE_BYTES} bytes"
                 )));
             }
-            return Ok(Remote { etag, size });
+            let limit = MAX_FILE_BYTES;
+            return Ok(Remote { etag, size, limit });
         }
         Err(Failure::Final(format!(
             "{url}: more than {MAX_REDIRECTS} redirects"
         )))
     }
 
-    /// Brings one file of commit `sha` into the cache and links it into `dir`.
-    fn file(&self, sha: &str, name: &str, dir: &Path) -> Result<(), String> {
+    /// Brings one file of commit `sha`, of at most `limit` bytes, into the cache and links it into `dir`.
+    /// Returns its bytes.
+    fn file(&self, sha: &str, name: &str, dir: &Path, limit: u64) -> Result<u64, String> {
         let link = dir.join(name);
-        if link.is_file() {
-            return Ok(());
+        let size = || link.metadata().map(|meta| meta.len());
+        let too_large = |bytes| match bytes > limit {
+            true => Err(format!("{name}: {bytes} bytes; allowed: up to {limit}")),
+            false => Ok(bytes),
+        };
+        if let Ok(bytes) = size() {
+            return too_large(bytes);
         }
-        let url = self.url(&format!("{}/resolve/{sha}/{name}", self.repo));
-        let remote = self.retry(|| self.remote(&url))?;
+        let url = self.url(&format!("{}/resolve/{sha}/{}", self.repo, escaped(name)));
+        let mut remote = self.retry(|| self.remote(&url))?;
+        remote.size.map_or(Ok(0), too_large)?;
+        remote.limit = limit.min(MAX_FILE_BYTES);
         let blobs = self.root.join("blobs");
         let blob = blobs.join(&remote.etag);
         let failed = |error: io::Error| format!("{}: {error}", blob.display());
@@ -328,7 +377,7 @@ impl<'a> Hub<'a> {
         }
         match std::os::unix::fs::symlink(target, &link) {
             Err(error) if !link.is_file() => Err(failed(error)),
-            _ => Ok(()),
+            _ => size().map_err(failed),
         }
     }
 
@@ -402,7 +451,7 @@ impl<'a> Hub<'a> {
         file.set_len(at).map_err(local)?;
         file.seek(SeekFrom::Start(at)).map_err(local)?;
         let mut buffer = vec![0; COPY_BYTES];
-        let limit = remote.size.unwrap_or(MAX_FILE_BYTES);
+        let limit = remote.size.unwrap_or(remote.limit);
         loop {
             let n = match response.read(&mut buffer) {
                 Ok(0) => break,
@@ -438,26 +487,13 @@ impl<'a> Hub<'a> {
 
 /// A client that trusts Mozilla's root certificates, which are built into the program.
 fn client(redirects: Policy) -> Result<Client, String> {
-    let roots = RootCertStore::from_iter(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
-    let tls = ClientConfig::builder()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
     Client::builder()
-        .tls_backend_preconfigured(tls)
+        .tls_backend_preconfigured(tls())
         .redirect(redirects)
         .connect_timeout(CONNECT_TIMEOUT)
         .user_agent(concat!("sinew/", env!("CARGO_PKG_VERSION")))
         .build()
         .map_err(|error| cause(&error))
-}
-
-/// The innermost reason of an error: the outer ones repeat the address.
-fn cause(error: &(dyn Error + 'static)) -> String {
-    let mut cause = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }
 
 /// Compares a large file with its SHA-256. Small files have git's id as their name, and are checked
@@ -492,6 +528,21 @@ fn verify(file: &mut File, remote: &Remote) -> Result<(), String> {
     ))
 }
 
+/// A file's path as part of an address: every byte but letters, digits, `-._~` and `/` as `%XX`.
+fn escaped(name: &str) -> String {
+    let mut text = String::with_capacity(name.len());
+    for byte in name.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
+                text.push(char::from(byte));
+            }
+            other => text.push_str(&format!("%{other:02X}")),
+        }
+    }
+    text
+}
+
+/// Writes a file that is whole or not there.
 fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let parent = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(parent)?;

@@ -1,14 +1,21 @@
-//! Models of the Hugging Face hub, in the cache layout that `huggingface_hub` uses:
+//! Models and data sets of the Hugging Face hub, in the cache layout that `huggingface_hub` uses:
 //! `models--ORG--NAME/{refs/REVISION, snapshots/COMMIT/FILE -> ../../blobs/ETAG, blobs/ETAG}`.
 //!
 //! So a model that `hf download` has fetched is found here, and the other way round.
+//!
+//! Which files of a data set are whole is noted last, in `datasets--ORG--NAME/.sinew/COMMIT/CONFIG.json`.
 
+mod card;
+mod dataset;
 #[cfg(feature = "hub")]
 mod download;
 
 use crate::lookup::{ResolveEnv, ResolveError};
 use crate::safetensors::{INDEX, SINGLE, read_index};
+use card::{Card, MAX_CARD_BYTES};
+use dataset::{Selection, select};
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// Files taken in addition to the weights, where the repository has them.
@@ -25,10 +32,33 @@ const SIDE_FILES: [&str; 9] = [
     "merges.txt",
 ];
 
-/// Kind of a repository.
-enum Kind {
-    Model,
-    Dataset,
+/// Maximum bytes of the note of a data set's files.
+const MAX_MARKER_BYTES: u64 = 64 << 20;
+
+/// Maximum files of a snapshot that another program made, and maximum folders within folders.
+const MAX_WALK: (usize, usize) = (100_000, 8);
+
+/// Rows of a data set of the hub, on disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HubRows {
+    /// Files to train on, in the order of their names; never empty.
+    pub train: Vec<PathBuf>,
+    /// Files that are held out; empty if the data set has one split.
+    pub held_out: Vec<PathBuf>,
+    /// What is left out, and why, for people.
+    pub notes: Vec<String>,
+}
+
+impl HubRows {
+    fn of(root: &Path, commit: &str, selection: Selection) -> Self {
+        let dir = root.join("snapshots").join(commit);
+        let paths = |names: Vec<String>| names.into_iter().map(|n| dir.join(n)).collect();
+        Self {
+            train: paths(selection.train),
+            held_out: paths(selection.held_out),
+            notes: selection.notes,
+        }
+    }
 }
 
 /// The directory of one revision, from the cache or (unless offline) from the hub.
@@ -53,50 +83,126 @@ pub(crate) fn snapshot(
             repo: repo.to_owned(),
             cache: env.hub_cache.clone(),
         }),
-        cached => online(Kind::Model, repo, revision, &root, env, cached.is_some()),
+        cached => online(repo, cached.is_some(), || model(repo, revision, &root, env)),
     }
 }
 
-/// The directory of a data set's files, from the cache or (unless offline) from the hub. Files of rows and
-/// their description are taken, nothing else.
+/// The files of rows of a data set's configuration, from the cache or (unless offline) from the hub.
+///
+/// # Errors
+/// Offline, if the cache does not have all of them; online, if the hub does not answer; if the data set has
+/// no rows, or several configurations and none is named.
 pub(crate) fn dataset(
     repo: &str,
+    config: Option<&str>,
     revision: &str,
     env: &ResolveEnv,
-) -> Result<PathBuf, ResolveError> {
+) -> Result<HubRows, ResolveError> {
     let name = format!("datasets--{}", repo.replace('/', "--"));
     let root = env.hub_cache.join(name);
-    // The reference is written after the last file.
+    let failed = |reason| ResolveError::Hub {
+        repo: repo.to_owned(),
+        reason,
+    };
     let commit = match is_commit(revision) {
         true => Some(revision.to_owned()),
+        // The reference is written after the last file.
         false => fs::read_to_string(root.join("refs").join(revision)).ok(),
     };
-    let cached = commit.map(|c| root.join("snapshots").join(c.trim()));
-    match cached.filter(|dir| dir.is_dir()) {
-        Some(dir) if env.offline => Ok(dir),
+    let commit = commit.map(|c| c.trim().to_owned()).filter(|c| is_commit(c));
+    let cached = commit.map(|c| cached_rows(&root, &c, config, env.offline).map(|rows| (c, rows)));
+    let cached = cached.transpose().map_err(failed)?;
+    match cached {
+        // A commit never changes; a branch can, so the hub is asked for it again.
+        Some((commit, Some(rows))) if env.offline || is_commit(revision) => {
+            Ok(HubRows::of(&root, &commit, rows))
+        }
         _ if env.offline => Err(ResolveError::Offline {
             repo: repo.to_owned(),
             cache: env.hub_cache.clone(),
         }),
-        cached => online(Kind::Dataset, repo, revision, &root, env, cached.is_some()),
+        cached => {
+            let offline = cached.map(|(commit, _)| cached_rows(&root, &commit, config, true));
+            let known = matches!(offline, Some(Ok(Some(_))));
+            let (commit, rows) = online(repo, known, || rows(repo, config, revision, &root, env))?;
+            Ok(HubRows::of(&root, &commit, rows))
+        }
     }
 }
 
-#[cfg(feature = "hub")]
-fn online(
-    kind: Kind,
-    repo: &str,
-    revision: &str,
+/// The note that a configuration's files are all there, written after them.
+fn marker(root: &Path, commit: &str, config: Option<&str>) -> PathBuf {
+    let name = config.map_or("default.json".to_owned(), |c| format!("config-{c}.json"));
+    root.join(".sinew").join(commit).join(name)
+}
+
+/// The files of a configuration in the cache, `None` if they are not all there.
+///
+/// A snapshot of another program counts only `offline`: nothing says that it is whole, and the hub knows.
+fn cached_rows(
     root: &Path,
-    env: &ResolveEnv,
-    cached: bool,
-) -> Result<PathBuf, ResolveError> {
-    let found = match kind {
-        Kind::Model => download::Hub::new(repo, root, env).and_then(|hub| hub.snapshot(revision)),
-        Kind::Dataset => download::Hub::new(&format!("datasets/{repo}"), root, env)
-            .and_then(|hub| hub.data_files(revision)),
+    commit: &str,
+    config: Option<&str>,
+    offline: bool,
+) -> Result<Option<Selection>, String> {
+    let dir = root.join("snapshots").join(commit);
+    let marker = marker(root, commit, config);
+    if let Ok(text) = read_text(&marker, MAX_MARKER_BYTES) {
+        let noted: Option<Selection> = serde_json::from_str(&text).ok();
+        return Ok(noted.filter(|s| s.files().all(|name| dir.join(name).is_file())));
+    }
+    // A download that began here and has no note is not whole.
+    let begun = marker.parent().is_some_and(Path::is_dir);
+    if !offline || begun || !dir.is_dir() {
+        return Ok(None);
+    }
+    let mut names = Vec::new();
+    walk(&dir, "", 0, &mut names).map_err(|error| format!("{}: {error}", dir.display()))?;
+    let text = |name: &str| match dir.join(name).is_file() {
+        true => read_text(&dir.join(name), MAX_CARD_BYTES).map(Some),
+        false => Ok(None),
     };
-    found.map_err(|reason| ResolveError::Hub {
+    let (readme, infos) = (text("README.md")?, text("dataset_infos.json")?);
+    let card = Card::read(readme.as_deref(), infos.as_deref())?;
+    select(&names, &card, config).map(Some)
+}
+
+/// Adds the files of a folder and of the folders in it, as paths from the first.
+fn walk(dir: &Path, prefix: &str, depth: usize, names: &mut Vec<String>) -> std::io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
+        if entry.path().is_file() {
+            names.push(name);
+        } else if depth < MAX_WALK.1 && entry.file_type()?.is_dir() {
+            walk(&entry.path(), &format!("{name}/"), depth + 1, names)?;
+        }
+        if names.len() > MAX_WALK.0 {
+            return Err(std::io::Error::other("too many files"));
+        }
+    }
+    Ok(())
+}
+
+/// A file of text of at most `limit` bytes.
+fn read_text(path: &Path, limit: u64) -> Result<String, String> {
+    let failed = |error: std::io::Error| format!("{}: {error}", path.display());
+    let mut text = String::new();
+    let mut file = fs::File::open(path).map_err(failed)?.take(limit + 1);
+    file.read_to_string(&mut text).map_err(failed)?;
+    match text.len() as u64 > limit {
+        true => Err(format!("{}: more than {limit} bytes", path.display())),
+        false => Ok(text),
+    }
+}
+
+/// Runs a download; its failure names the copy in the cache, if there is one.
+fn online<T>(
+    repo: &str,
+    cached: bool,
+    download: impl FnOnce() -> Result<T, String>,
+) -> Result<T, ResolveError> {
+    download().map_err(|reason| ResolveError::Hub {
         repo: repo.to_owned(),
         reason: match cached {
             true => format!("{reason} (HF_HUB_OFFLINE=1 uses the copy in the cache)"),
@@ -105,23 +211,48 @@ fn online(
     })
 }
 
-#[cfg(not(feature = "hub"))]
-fn online(
-    _kind: Kind,
+#[cfg(feature = "hub")]
+fn model(repo: &str, revision: &str, root: &Path, env: &ResolveEnv) -> Result<PathBuf, String> {
+    download::Hub::new(repo, root, env)?.snapshot(revision)
+}
+
+#[cfg(feature = "hub")]
+fn rows(
     repo: &str,
+    config: Option<&str>,
+    revision: &str,
+    root: &Path,
+    env: &ResolveEnv,
+) -> Result<(String, Selection), String> {
+    let repo = format!("datasets/{repo}");
+    download::Hub::new(&repo, root, env)?.data_files(revision, config)
+}
+
+#[cfg(not(feature = "hub"))]
+fn model(_repo: &str, _revision: &str, _root: &Path, env: &ResolveEnv) -> Result<PathBuf, String> {
+    Err(no_hub(env))
+}
+
+#[cfg(not(feature = "hub"))]
+fn rows(
+    _repo: &str,
+    _config: Option<&str>,
     _revision: &str,
     _root: &Path,
     env: &ResolveEnv,
-    _cached: bool,
-) -> Result<PathBuf, ResolveError> {
-    let reason = "this build has no `hub` feature: put the model into the cache with `hf download`";
-    let cache = env.hub_cache.display();
-    Err(ResolveError::Hub {
-        repo: repo.to_owned(),
-        reason: format!("{reason} ({cache})"),
-    })
+) -> Result<(String, Selection), String> {
+    Err(no_hub(env))
 }
 
+#[cfg(not(feature = "hub"))]
+fn no_hub(env: &ResolveEnv) -> String {
+    format!(
+        "this build has no `hub` feature: put the files into the cache with `hf download` ({})",
+        env.hub_cache.display()
+    )
+}
+
+/// Whether a revision names a commit: it never changes.
 fn is_commit(revision: &str) -> bool {
     revision.len() == 40 && revision.bytes().all(|b| b.is_ascii_hexdigit())
 }

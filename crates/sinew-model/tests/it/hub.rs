@@ -2,7 +2,9 @@
 
 use crate::support::golden_dir;
 use sha2::{Digest, Sha256};
-use sinew_model::{ModelFiles, ResolveEnv, load_model, resolve_dataset, resolve_model};
+use sinew_model::{
+    Dataset, HubRows, ModelFiles, ResolveEnv, load_model, resolve_dataset, resolve_model,
+};
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -30,6 +32,8 @@ struct State {
     /// Method, path and range of each request.
     log: Vec<String>,
     token: Option<String>,
+    /// Sizes that the listing reports instead of the true ones.
+    sizes: BTreeMap<String, u64>,
 }
 
 struct Server {
@@ -130,10 +134,25 @@ fn route(
     if !authorized {
         return answer("401 Unauthorized\r\nContent-Length: 0", b"");
     }
+    listed_or_resolved(state, method, path, answer);
+}
+
+/// What the hub itself says: the list of a repository's files, and the files or where they lie.
+fn listed_or_resolved(
+    state: &State,
+    method: &str,
+    path: &str,
+    mut answer: impl FnMut(&str, &[u8]),
+) {
     let listings = ["models", "datasets"].map(|kind| format!("/api/{kind}/org/tiny/revision/main"));
-    if listings.iter().any(|listing| listing == path) {
-        let name = |name| format!(r#"{{"rfilename": "{name}"}}"#);
-        let names: Vec<_> = state.files.keys().map(name).collect();
+    let revision = path.strip_suffix("?blobs=true").unwrap_or(path);
+    let commit = format!("/api/datasets/org/tiny/revision/{COMMIT}");
+    if revision == commit || listings.iter().any(|listing| listing == revision) {
+        let name = |(name, body): (&String, &Vec<u8>)| {
+            let size = state.sizes.get(name).copied().unwrap_or(body.len() as u64);
+            format!(r#"{{"rfilename": "{name}", "size": {size}}}"#)
+        };
+        let names: Vec<_> = state.files.iter().map(name).collect();
         let body = format!(
             r#"{{"sha": "{COMMIT}", "siblings": [{}]}}"#,
             names.join(",")
@@ -148,6 +167,7 @@ fn route(
         .unwrap_or(path)
         .strip_prefix(&format!("/org/tiny/resolve/{COMMIT}/"))
         .unwrap_or("");
+    let name = &unescaped(name);
     let Some(file) = state.files.get(name) else {
         return answer("404 Not Found\r\nContent-Length: 0", b"");
     };
@@ -165,6 +185,17 @@ fn route(
     );
     let file = file.clone();
     answer(&head, if method == "HEAD" { b"" } else { &file });
+}
+
+/// A path of an address with `%XX` as bytes.
+fn unescaped(path: &str) -> String {
+    let mut parts = path.split('%');
+    let mut bytes = parts.next().unwrap().as_bytes().to_vec();
+    for part in parts {
+        bytes.push(u8::from_str_radix(&part[..2], 16).unwrap());
+        bytes.extend(&part.as_bytes()[2..]);
+    }
+    String::from_utf8(bytes).unwrap()
 }
 
 /// A repository with one of the tiny models.
@@ -277,29 +308,45 @@ fn wrong_content_and_missing_access_are_explained() {
     );
 }
 
+/// A data set with one row in each of these files.
+fn data_set(names: &[&str]) -> State {
+    let mut state = State::default();
+    for name in names {
+        let row = format!("{{\"question\": \"{name}\"}}\n");
+        state.files.insert((*name).into(), row.into_bytes());
+    }
+    state
+}
+
+fn rows(spec: &str, env: &ResolveEnv) -> Result<HubRows, String> {
+    match resolve_dataset(spec, env) {
+        Ok(Dataset::Hub(rows)) => Ok(rows),
+        Ok(Dataset::Path(path)) => panic!("{}", path.display()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 #[test]
 fn data_sets_bring_their_files_of_rows_and_nothing_else() {
-    let rows: &[u8] = br#"{"question": "1 + 1?"}"#;
-    let mut state = State::default();
-    for name in [
+    let mut state = data_set(&[
         "data/train.jsonl",
         "test.csv",
-        "README.md",
         ".hidden/x.csv",
         "model.safetensors",
-    ] {
-        state.files.insert(name.into(), rows.to_vec());
-    }
+    ]);
+    state.files.insert("README.md".into(), b"hello".to_vec());
     let server = Server::start(state);
     let dir = tempfile::tempdir().unwrap();
     let mut env = env(&server, dir.path());
-    let found = resolve_dataset("hf:org/tiny", &env).unwrap();
+    let found = rows("hf:org/tiny", &env).unwrap();
     let root = dir.path().join("hub/datasets--org--tiny");
-    assert_eq!(found, root.join("snapshots").join(COMMIT));
-    assert_eq!(fs::read(found.join("data/train.jsonl")).unwrap(), rows);
-    assert_eq!(fs::read(found.join("test.csv")).unwrap(), rows);
-    for name in ["README.md", ".hidden", "model.safetensors"] {
-        assert!(!found.join(name).exists(), "{name}");
+    let snapshot = root.join("snapshots").join(COMMIT);
+    assert_eq!(found.train, [snapshot.join("data/train.jsonl")]);
+    assert_eq!(found.held_out, [snapshot.join("test.csv")]);
+    let row = fs::read_to_string(&found.train[0]).unwrap();
+    assert!(row.contains("data/train.jsonl"), "{row}");
+    for name in [".hidden", "model.safetensors"] {
+        assert!(!snapshot.join(name).exists(), "{name}");
     }
     let log = server.log();
     assert!(
@@ -310,28 +357,174 @@ fn data_sets_bring_their_files_of_rows_and_nothing_else() {
 
     // The copy in the cache is used without the network, but only once it is whole.
     env.offline = true;
-    assert_eq!(resolve_dataset("hf:org/tiny", &env).unwrap(), found);
+    assert_eq!(rows("hf:org/tiny", &env).unwrap(), found);
     assert!(server.log().is_empty());
     fs::remove_file(root.join("refs/main")).unwrap();
-    let error = resolve_dataset("hf:org/tiny", &env)
-        .unwrap_err()
-        .to_string();
+    let error = rows("hf:org/tiny", &env).unwrap_err();
     assert!(error.contains("org/tiny"), "{error}");
 
     // Paths are left as they are; names are checked, since they become paths.
-    assert_eq!(
-        resolve_dataset("rows.jsonl", &env).unwrap(),
-        Path::new("rows.jsonl")
-    );
-    let error = resolve_dataset("hf:org/../x", &env)
-        .unwrap_err()
-        .to_string();
-    assert!(error.contains("org/../x"), "{error}");
+    let path = Dataset::Path("rows.jsonl".into());
+    assert_eq!(resolve_dataset("rows.jsonl", &env).unwrap(), path);
+    for bad in [
+        "hf:org/../x",
+        "hf:org/tiny/../x",
+        "hf:org/tiny/a/b",
+        "hf:org/tiny/",
+    ] {
+        let error = rows(bad, &env).unwrap_err();
+        assert!(error.contains("[/CONFIGURATION]"), "{error}");
+    }
     let empty = Server::start(State::default());
     env.offline = false;
     env.hub_endpoint = empty.address;
-    let error = resolve_dataset("hf:org/tiny", &env)
-        .unwrap_err()
-        .to_string();
+    let error = rows("hf:org/tiny", &env).unwrap_err();
     assert!(error.contains("no files that end in .parquet"), "{error}");
+}
+
+#[test]
+fn a_configuration_is_chosen_and_brings_its_files_alone() {
+    let names = [
+        "main/train-0.jsonl",
+        "main/test-0.jsonl",
+        "socratic/train-0.jsonl",
+    ];
+    let server = Server::start(data_set(&names));
+    let dir = tempfile::tempdir().unwrap();
+    let mut env = env(&server, dir.path());
+    let error = rows("hf:org/tiny", &env).unwrap_err();
+    assert!(error.contains("main, socratic"), "{error}");
+    assert!(error.contains("hf:ORG/NAME/CONFIGURATION"), "{error}");
+    let main = rows("hf:org/tiny/main", &env).unwrap();
+    assert!(main.train[0].ends_with("main/train-0.jsonl"), "{main:?}");
+    assert_eq!((main.train.len(), main.held_out.len()), (1, 1));
+    assert!(!server.log().iter().any(|l| l.contains("socratic")));
+    // What one configuration brought says nothing about another.
+    env.offline = true;
+    assert_eq!(rows("hf:org/tiny/main@main", &env).unwrap(), main);
+    assert!(
+        rows("hf:org/tiny/socratic", &env)
+            .unwrap_err()
+            .contains("offline")
+    );
+    env.offline = false;
+
+    // The description decides: patterns, the default, names of splits.
+    let readme = "---\nconfigs:\n\
+                  - config_name: easy\n  data_files:\n  - split: train\n    path: main/train-*\n\
+                  - config_name: all\n  default: true\n  data_files:\n  - split: train\n\
+                  \x20   path: '*/train-*'\n\
+                  - config_name: none\n  data_files: x.csv\n---\n";
+    server
+        .state
+        .lock()
+        .unwrap()
+        .files
+        .insert("README.md".into(), readme.into());
+    let other = tempfile::tempdir().unwrap();
+    env.hub_cache = other.path().join("hub");
+    assert_eq!(rows("hf:org/tiny", &env).unwrap().train.len(), 2);
+    assert_eq!(rows("hf:org/tiny/easy", &env).unwrap().train.len(), 1);
+    let error = rows("hf:org/tiny/none", &env).unwrap_err();
+    assert!(error.contains("`none` has no files"), "{error}");
+    let error = rows("hf:org/tiny/main", &env).unwrap_err();
+    assert!(error.contains("allowed: easy, all, none"), "{error}");
+}
+
+#[test]
+fn a_killed_download_of_a_commit_is_not_whole() {
+    let names = ["data/test.jsonl", "data/train.jsonl"];
+    let server = Server::start(data_set(&names));
+    let dir = tempfile::tempdir().unwrap();
+    let mut env = env(&server, dir.path());
+    let spec = format!("hf:org/tiny@{COMMIT}");
+    let all = rows(&spec, &env).unwrap();
+    assert_eq!((all.train.len(), all.held_out.len()), (1, 1));
+    // Whole: neither the network nor the listing is asked for.
+    server.log();
+    assert_eq!(rows(&spec, &env).unwrap(), all);
+    assert!(server.log().is_empty());
+    // As a kill between two files leaves it: the folder is there, a file and the note are not.
+    let root = dir.path().join("hub/datasets--org--tiny");
+    let note = root.join(".sinew").join(COMMIT).join("default.json");
+    fs::remove_file(&note).unwrap();
+    fs::remove_file(&all.train[0]).unwrap();
+    env.offline = true;
+    let error = rows(&spec, &env).unwrap_err();
+    assert!(error.contains("is not in the hub cache"), "{error}");
+    env.offline = false;
+    assert_eq!(rows(&spec, &env).unwrap(), all);
+    assert!(note.is_file());
+    // A file that is gone is noticed as well.
+    fs::remove_file(&all.held_out[0]).unwrap();
+    env.offline = true;
+    assert!(rows(&spec, &env).is_err());
+    // A snapshot of `hf download` has no note, and is taken as it is.
+    fs::remove_dir_all(root.join(".sinew")).unwrap();
+    let found = rows(&spec, &env).unwrap();
+    assert_eq!((found.train, found.held_out.len()), (all.train, 0));
+}
+
+#[test]
+fn a_snapshot_that_another_program_began_is_completed_online() {
+    let server = Server::start(data_set(&["data/test.jsonl", "data/train.jsonl"]));
+    for present in ["data/test.jsonl", "LICENSE"] {
+        for spec in ["hf:org/tiny".to_owned(), format!("hf:org/tiny@{COMMIT}")] {
+            let dir = tempfile::tempdir().unwrap();
+            let mut env = env(&server, dir.path());
+            // The reference first, then one file after the other.
+            let root = dir.path().join("hub/datasets--org--tiny");
+            let snapshot = root.join("snapshots").join(COMMIT);
+            fs::create_dir_all(root.join("refs")).unwrap();
+            fs::write(root.join("refs/main"), COMMIT).unwrap();
+            fs::create_dir_all(snapshot.join("data")).unwrap();
+            fs::write(snapshot.join(present), "{\"question\": \"own\"}\n").unwrap();
+            let all = rows(&spec, &env).unwrap();
+            assert_eq!(all.train, [snapshot.join("data/train.jsonl")]);
+            assert_eq!(all.held_out, [snapshot.join("data/test.jsonl")]);
+            let kept = fs::read_to_string(snapshot.join(present)).unwrap();
+            assert!(kept.contains("own"), "a file that is there is taken");
+            env.offline = true;
+            assert_eq!(rows(&spec, &env).unwrap(), all);
+        }
+    }
+}
+
+#[test]
+fn names_of_files_are_escaped_and_sizes_limited() {
+    let odd = "a b/50%#1?+ü.jsonl";
+    let mut state = data_set(&[odd]);
+    let server = Server::start(state);
+    let dir = tempfile::tempdir().unwrap();
+    let found = rows("hf:org/tiny", &env(&server, dir.path())).unwrap();
+    assert!(found.train[0].ends_with(odd), "{found:?}");
+    let escaped = "/a%20b/50%25%231%3F%2B%C3%BC.jsonl";
+    assert!(server.log().iter().any(|l| l.contains(escaped)));
+
+    state = data_set(&["train.jsonl", "README.md"]);
+    state.sizes.insert("train.jsonl".into(), 1 << 40);
+    let server = Server::start(state);
+    let dir = tempfile::tempdir().unwrap();
+    let error = rows("hf:org/tiny", &env(&server, dir.path())).unwrap_err();
+    assert!(
+        error.contains("its files have 1099511627776 bytes; allowed: up to"),
+        "{error}"
+    );
+    assert!(
+        !server.log().iter().any(|l| l.contains("train.jsonl")),
+        "nothing was downloaded"
+    );
+    let long = vec![b'x'; 5 << 20];
+    server
+        .state
+        .lock()
+        .unwrap()
+        .files
+        .insert("README.md".into(), long);
+    let dir = tempfile::tempdir().unwrap();
+    let error = rows("hf:org/tiny", &env(&server, dir.path())).unwrap_err();
+    assert!(
+        error.contains("README.md: 5242880 bytes; allowed: up to"),
+        "{error}"
+    );
 }

@@ -1,7 +1,7 @@
 //! Reward models: golden scores, and folders that are none.
 //!
-//! The golden scores are of the formulas of `transformers` (RMSNorm, rotary halves, grouped heads,
-//! SwiGLU, head on the last token) in double precision, computed in plain Python from the same weights.
+//! The golden scores are those of `transformers` in double precision, for the same weights
+//! (`make_scorer.py`).
 
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use sinew_model::{ModelFiles, Scorer, check_scorer};
@@ -12,6 +12,20 @@ use std::path::Path;
 const D: usize = 16;
 const FF: usize = 24;
 const VOCAB: usize = 40;
+
+/// Width of a head of Qwen3, which is not `D / heads`.
+const QWEN3_HEAD: usize = 8;
+
+/// Decoders that differ around their queries and keys.
+#[derive(Clone, Copy, PartialEq)]
+enum Family {
+    /// As they are projected.
+    Llama,
+    /// With biases.
+    Qwen2,
+    /// With norms over each head, whose width is free.
+    Qwen3,
+}
 
 /// Values of a tensor: a formula of its name and the place.
 fn values(name: &str, shape: &[usize]) -> Vec<u8> {
@@ -27,7 +41,12 @@ fn values(name: &str, shape: &[usize]) -> Vec<u8> {
 }
 
 /// Tensors of a decoder of two layers with the head `[labels, D]`.
-fn tensors(qwen: bool, labels: usize) -> BTreeMap<String, Vec<usize>> {
+fn tensors(family: Family, labels: usize) -> BTreeMap<String, Vec<usize>> {
+    let head = match family {
+        Family::Qwen3 => QWEN3_HEAD,
+        _ => D / 4,
+    };
+    let (queries, keys) = (4 * head, 2 * head);
     let mut all = BTreeMap::from([
         ("model.embed_tokens.weight".to_owned(), vec![VOCAB, D]),
         ("model.norm.weight".to_owned(), vec![D]),
@@ -37,38 +56,44 @@ fn tensors(qwen: bool, labels: usize) -> BTreeMap<String, Vec<usize>> {
         for (name, shape) in [
             ("input_layernorm.weight", vec![D]),
             ("post_attention_layernorm.weight", vec![D]),
-            ("self_attn.q_proj.weight", vec![D, D]),
-            ("self_attn.k_proj.weight", vec![D / 2, D]),
-            ("self_attn.v_proj.weight", vec![D / 2, D]),
-            ("self_attn.o_proj.weight", vec![D, D]),
+            ("self_attn.q_proj.weight", vec![queries, D]),
+            ("self_attn.k_proj.weight", vec![keys, D]),
+            ("self_attn.v_proj.weight", vec![keys, D]),
+            ("self_attn.o_proj.weight", vec![D, queries]),
             ("mlp.gate_proj.weight", vec![FF, D]),
             ("mlp.up_proj.weight", vec![FF, D]),
             ("mlp.down_proj.weight", vec![D, FF]),
         ] {
             all.insert(format!("model.layers.{layer}.{name}"), shape);
         }
-        for (name, len) in [("q", D), ("k", D / 2), ("v", D / 2)] {
-            if qwen {
-                all.insert(
-                    format!("model.layers.{layer}.self_attn.{name}_proj.bias"),
-                    vec![len],
-                );
-            }
+        let more = match family {
+            Family::Llama => Vec::new(),
+            Family::Qwen2 => vec![
+                ("q_proj.bias", queries),
+                ("k_proj.bias", keys),
+                ("v_proj.bias", keys),
+            ],
+            Family::Qwen3 => vec![("q_norm.weight", head), ("k_norm.weight", head)],
+        };
+        for (name, len) in more {
+            all.insert(format!("model.layers.{layer}.self_attn.{name}"), vec![len]);
         }
     }
     all
 }
 
-fn write(dir: &Path, qwen: bool, tensors: &BTreeMap<String, Vec<usize>>) -> ModelFiles {
-    let (class, kind) = match qwen {
-        true => ("Qwen2ForSequenceClassification", "qwen2"),
-        false => ("LlamaForSequenceClassification", "llama"),
+fn write(dir: &Path, family: Family, tensors: &BTreeMap<String, Vec<usize>>) -> ModelFiles {
+    let (class, kind) = match family {
+        Family::Llama => ("LlamaForSequenceClassification", "llama"),
+        Family::Qwen2 => ("Qwen2ForSequenceClassification", "qwen2"),
+        Family::Qwen3 => ("Qwen3ForSequenceClassification", "qwen3"),
     };
+    let head = tensors["model.layers.0.self_attn.q_proj.weight"][0] / 4;
     let config = format!(
         r#"{{"architectures": ["{class}"], "model_type": "{kind}", "vocab_size": {VOCAB}, "hidden_size": {D},
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": {FF},
         "rope_theta": 10000.0, "rms_norm_eps": 1e-5, "max_position_embeddings": 64, "tie_word_embeddings": false,
-        "num_labels": 1, "eos_token_id": 0}}"#
+        "num_labels": 1, "eos_token_id": 0, "head_dim": {head}}}"#
     );
     std::fs::write(dir.join("config.json"), config).unwrap();
     let data: BTreeMap<&String, Vec<u8>> = tensors.iter().map(|(n, s)| (n, values(n, s))).collect();
@@ -83,14 +108,17 @@ fn write(dir: &Path, qwen: bool, tensors: &BTreeMap<String, Vec<usize>>) -> Mode
 
 const SEQUENCES: [&[u32]; 3] = [&[3, 1, 4, 1, 5, 9, 2, 6], &[39], &[0, 7, 7, 20, 11]];
 
-const LLAMA: [f64; 3] = [-0.079825, -0.421687, -0.782606];
-const QWEN: [f64; 3] = [-0.046842, -0.433063, -0.566327];
+const GOLDEN: [(Family, [f64; 3]); 3] = [
+    (Family::Llama, [-0.079826, -0.421687, -0.782607]),
+    (Family::Qwen2, [-0.046842, -0.433063, -0.566327]),
+    (Family::Qwen3, [0.432698, 0.250223, 0.08885]),
+];
 
 #[test]
 fn scores_are_those_of_transformers() {
-    for (qwen, golden) in [(false, LLAMA), (true, QWEN)] {
+    for (family, golden) in GOLDEN {
         let dir = tempfile::tempdir().unwrap();
-        let files = write(dir.path(), qwen, &tensors(qwen, 1));
+        let files = write(dir.path(), family, &tensors(family, 1));
         assert_eq!(check_scorer(&files).unwrap().d_model, D);
         let mut scorer = Scorer::load(&files).unwrap();
         let dev = Cpu::new(KernelSet::detect_f32(), 2);
@@ -119,9 +147,9 @@ fn what_is_no_reward_model_is_refused_with_what_is_missing() {
     type Shapes = BTreeMap<String, Vec<usize>>;
     let refused = |change: &dyn Fn(&mut Shapes)| {
         let dir = tempfile::tempdir().unwrap();
-        let mut all = tensors(false, 1);
+        let mut all = tensors(Family::Llama, 1);
         change(&mut all);
-        let files = write(dir.path(), false, &all);
+        let files = write(dir.path(), Family::Llama, &all);
         let why = check_scorer(&files).unwrap_err().to_string();
         assert_eq!(Scorer::load(&files).unwrap_err().to_string(), why);
         why
