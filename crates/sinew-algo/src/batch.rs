@@ -5,11 +5,8 @@ use crate::earlier::EarlierRewards;
 use crate::episode::{Columns, Episode, EpisodeColumns};
 use crate::error::AlgoError;
 use crate::report::{AlgoReport, Moments, Quarantined};
-use sinew_types::{EpisodeEnd, FailureKind, GroupId, TokenKind, TokenLogprob, Trace};
+use sinew_types::{EpisodeEnd, FailureKind, GroupId, MAX_REWARD, TokenKind, TokenLogprob, Trace};
 use std::collections::HashSet;
-
-/// Maximum magnitude of a reward. Above it, a reward difference divided by a small deviation overflows `f32`.
-const LARGEST_REWARD: f64 = 1e30;
 
 /// Episodes of one [`GroupId`] as indices of [`Batch::episodes`].
 #[derive(Clone, Debug)]
@@ -239,7 +236,7 @@ fn admit_episode<'a>(
         *report.failed.entry(failure_name(*kind).into()).or_default() += 1;
         let mut episode = Episode::new(c, trace, false);
         episode.trains = false;
-        let credible = episode.reward.abs() <= LARGEST_REWARD;
+        let credible = episode.reward.abs() <= MAX_REWARD;
         return match credible && trace.validate().is_ok() {
             true => Admitted::Failed(episode),
             false => Admitted::Broken,
@@ -247,9 +244,9 @@ fn admit_episode<'a>(
     }
     let mut reason = trace.validate().err().map(|e| e.to_string());
     let total = trace.total_reward();
-    if reason.is_none() && !(-LARGEST_REWARD..=LARGEST_REWARD).contains(&total) {
+    if reason.is_none() && !(-MAX_REWARD..=MAX_REWARD).contains(&total) {
         reason = Some(format!(
-            "total reward is {total}, allowed: magnitudes up to {LARGEST_REWARD:e}"
+            "total reward is {total}, allowed: magnitudes up to {MAX_REWARD:e}"
         ));
     }
     if let Some(reason) = reason {

@@ -3,7 +3,7 @@
 
 use crate::kind::AlgorithmKind;
 use serde::{Deserialize, Serialize};
-use sinew_types::{Aggregation, LossSpec, Surrogate};
+use sinew_types::{Aggregation, EpisodeInput, LossSpec, Surrogate};
 
 /// Baseline of group advantages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -271,7 +271,8 @@ pub struct RunFacts {
     pub updates_per_batch: usize,
 }
 
-/// Inputs of an algorithm in addition to traces.
+/// Inputs of an algorithm in addition to tokens and outcomes: of the run ([`crate::Columns`]), and of the
+/// episodes themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// Critic's values in [`crate::Columns`].
@@ -287,6 +288,12 @@ pub struct Needs {
     pub ref_in_loss: bool,
     /// Log-probabilities of the current policy in [`crate::Columns`].
     pub prox_logprobs: bool,
+    /// [`EpisodeInput::States`] in traces.
+    pub states: bool,
+    /// [`EpisodeInput::TurnRewards`] in traces.
+    pub turn_rewards: bool,
+    /// [`EpisodeInput::ToolCounts`] and [`EpisodeInput::FormatPenalty`] in traces.
+    pub tool_counts: bool,
 }
 
 impl Needs {
@@ -300,6 +307,17 @@ impl Needs {
         self.teacher_logprobs || self.teacher_top > 0
     }
 
+    /// What must be in the traces. Inputs that an algorithm uses only where they are, such as rewards of
+    /// turns that are added to the outcome, are not among them.
+    pub fn of_episodes(&self) -> impl Iterator<Item = EpisodeInput> {
+        let needs = *self;
+        EpisodeInput::ALL.into_iter().filter(move |i| match i {
+            EpisodeInput::States => needs.states,
+            EpisodeInput::TurnRewards => needs.turn_rewards,
+            EpisodeInput::ToolCounts | EpisodeInput::FormatPenalty => needs.tool_counts,
+        })
+    }
+
     /// True if a reference model is needed.
     pub fn reference(&self) -> bool {
         self.ref_logprobs || self.ref_in_loss
@@ -307,7 +325,7 @@ impl Needs {
 }
 
 impl Composition {
-    /// Inputs in addition to traces.
+    /// Inputs in addition to tokens and outcomes.
     pub fn needs(&self) -> Needs {
         let preference = matches!(self.advantage, Advantage::Preference { .. });
         Needs {
@@ -317,6 +335,9 @@ impl Composition {
             teacher_top: self.loss.teacher.map_or(0, |t| t.top_k),
             ref_in_loss: self.loss.kl.is_some(),
             prox_logprobs: preference,
+            states: matches!(self.advantage, Advantage::Gigpo { omega, .. } if omega > 0.0),
+            turn_rewards: matches!(self.rewards.process, ProcessRewards::Separate { .. }),
+            tool_counts: self.filters.resample.is_some(),
         }
     }
 

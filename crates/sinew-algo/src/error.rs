@@ -100,8 +100,8 @@ pub enum AlgoError {
     NoStates { algorithm: &'static str },
     /// No episode with a metric that resampling needs.
     #[error(
-        "`{algorithm}` chooses among successes by failed tool calls, but no episode of the batch \
-         has the metric `{metric}`: take an environment that counts them, or leave resampling out"
+        "`{algorithm}` chooses among successes by failed tool calls and the format penalty, but no episode \
+         of the batch has the metric `{metric}`: take an environment that counts it, or leave resampling out"
     )]
     NoMetric {
         algorithm: &'static str,

@@ -53,7 +53,7 @@ impl Algorithm {
         &self.composition.loss
     }
 
-    /// Inputs in addition to traces.
+    /// Inputs in addition to tokens and outcomes.
     pub fn needs(&self) -> Needs {
         self.composition.needs()
     }

@@ -12,7 +12,7 @@ use crate::taskset::{Taskset, TasksetError};
 use futures::FutureExt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use sinew_types::{Message, Outcome, Role, Task};
+use sinew_types::{Given, Gives, Message, Outcome, Role, Task};
 use std::sync::Arc;
 
 /// The environment of the registry.
@@ -27,6 +27,10 @@ pub const KIND: EnvKind = EnvKind::new::<Chat>(
         reward: true,
     },
 );
+
+/// Way out where an algorithm reads more than one answer.
+const ONE_ANSWER: &str = "an episode is one answer without tools; take an environment with turns, such as a class \
+     of yours with env.type = \"python\"";
 
 /// It has no keys.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -56,8 +60,8 @@ impl EnvConfig for Chat {
         Ok(Arc::new(ChatFactory))
     }
 
-    fn process_reward(&self) -> f64 {
-        0.0
+    fn gives(&self) -> Gives {
+        Gives::all(Given::No(ONE_ANSWER))
     }
 }
 
@@ -80,6 +84,7 @@ impl EnvFactory for ChatFactory {
         Capabilities {
             concurrent: true,
             deterministic: true,
+            gives: config().gives(),
             ..Capabilities::default()
         }
     }

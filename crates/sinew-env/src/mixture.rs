@@ -233,7 +233,7 @@ impl EnvFactory for MixtureFactory {
         let both = |a: Capabilities, b: Capabilities| Capabilities {
             concurrent: a.concurrent && b.concurrent,
             deterministic: a.deterministic && b.deterministic,
-            states: a.states && b.states,
+            gives: a.gives.and(b.gives),
             // All episodes of a moment may be those of the member with the fewest places.
             places: a.places.into_iter().chain(b.places).min(),
         };
@@ -317,7 +317,7 @@ mod tests {
         let all = 0..tasks.len(Split::HeldOut);
         let all: Vec<Task> = all.map(|i| tasks.get(Split::HeldOut, i).unwrap()).collect();
         assert!(block_on(crate::validate(&envs, &all)).unwrap() >= all.len());
-        assert!(envs.capabilities().states);
+        assert!(envs.capabilities().states());
         let e = tasks.get(Split::HeldOut, all.len()).unwrap_err();
         assert!(matches!(e, TasksetError::Index { .. }), "{e}");
     }

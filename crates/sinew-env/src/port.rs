@@ -3,7 +3,7 @@
 use crate::reward::GroupReward;
 use futures::future::BoxFuture;
 use sinew_types::{
-    Component, Content, FailureKind, Message, Outcome, Role, Task, ToolCall, ToolSpec,
+    Component, Content, FailureKind, Given, Gives, Message, Outcome, Role, Task, ToolCall, ToolSpec,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -180,12 +180,19 @@ pub struct Capabilities {
     pub concurrent: bool,
     /// Equal actions on equal tasks give equal observations, rewards and states.
     pub deterministic: bool,
-    /// Equal values of [`StepResult::state_hash`] mean equal states, so that step-level advantages can be
-    /// computed.
-    pub states: bool,
+    /// What algorithms can read of the episodes, as far as it is known before one runs. With
+    /// [`Gives::states`], equal values of [`StepResult::state_hash`] mean equal states.
+    pub gives: Gives,
     /// Maximum number of environments at once, 1 or more. A run starts no more episodes than that. `None`:
     /// any number.
     pub places: Option<usize>,
+}
+
+impl Capabilities {
+    /// True if every turn that does not end an episode has a hash of its state.
+    pub fn states(&self) -> bool {
+        self.gives.states == Given::Yes
+    }
 }
 
 /// Factory of environments.
@@ -263,7 +270,7 @@ pub async fn validate(factory: &dyn EnvFactory, tasks: &[Task]) -> Result<usize,
             )));
         }
         // After the last turn there is no state to act on.
-        if capabilities.states && states.iter().take(*turns).any(Option::is_none) {
+        if capabilities.states() && states.iter().take(*turns).any(Option::is_none) {
             return Err(broken("a state has no hash, though it should".into()));
         }
         if capabilities.deterministic && gold_states(factory, task).await? != played {

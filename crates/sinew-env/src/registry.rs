@@ -11,6 +11,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sinew_sandbox::{SandboxProvider, SandboxSpec};
+use sinew_types::{Given, Gives};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -33,6 +34,14 @@ pub struct Needs {
     pub tasks: bool,
     /// It has no score of its own, so that the recipe must have a reward.
     pub reward: bool,
+}
+
+/// Whether turns have rewards, by the key `process_reward`.
+pub(crate) fn turn_rewards(process_reward: f64) -> Given {
+    match process_reward > 0.0 {
+        true => Given::Yes,
+        false => Given::No("env.process_reward = 0; set it above 0"),
+    }
 }
 
 /// An invalid value of a key.
@@ -76,8 +85,10 @@ pub trait EnvConfig: fmt::Debug + Send + Sync {
     /// Creates the factory. `sandboxes` is `Some` if and only if [`Needs::sandbox`] is set.
     fn factory(&self, sandboxes: Option<Sandboxes>) -> Result<Arc<dyn EnvFactory>, EnvError>;
 
-    /// Maximum process reward of one turn. 0: none.
-    fn process_reward(&self) -> f64;
+    /// What algorithms can read of the episodes. What only the code of a class or a server decides is
+    /// [`Given::Maybe`] here; its factory may know more
+    /// ([`Capabilities::gives`](crate::Capabilities::gives)).
+    fn gives(&self) -> Gives;
 
     /// Folders of the host that code which the model can influence may read: solutions must not lie there.
     fn shows(&self) -> Vec<PathBuf> {

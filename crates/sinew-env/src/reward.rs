@@ -9,7 +9,7 @@
 
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
-use sinew_types::{Message, Outcome, Task, ToolCall};
+use sinew_types::{MAX_REWARD, Message, Outcome, Task, ToolCall};
 use std::collections::BTreeMap;
 
 /// Reason of an outcome that has all rewards but those of its group.
@@ -81,16 +81,18 @@ impl Score {
     /// Score with parts.
     ///
     /// # Errors
-    /// If `value` or a part is infinite or not a number.
+    /// If `value` or a part is infinite or not a number, or beyond [`MAX_REWARD`].
     pub fn with_parts(value: f64, parts: BTreeMap<String, f64>) -> Result<Self, Unscored> {
-        let bad = |(_, v): &(&str, f64)| !v.is_finite();
+        // NaN is not below the limit.
+        let fits = |v: f64| v.abs() <= MAX_REWARD;
+        let bad = |(_, v): &(&str, f64)| !fits(*v);
         let named = parts.iter().map(|(name, v)| (name.as_str(), *v));
         match std::iter::once(("the reward", value))
             .chain(named)
             .find(bad)
         {
             Some((name, v)) => Err(Unscored::new(format!(
-                "{name} is {v}: a finite number is needed"
+                "{name} is {v:e}: a finite number of magnitude up to {MAX_REWARD:e} is needed"
             ))),
             None => Ok(Self {
                 value,

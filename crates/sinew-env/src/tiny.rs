@@ -9,12 +9,12 @@ use crate::port::{
     Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
     ResetResult, StepResult,
 };
-use crate::registry::{EnvConfig, EnvKind, KeyError, Needs, Sandboxes};
+use crate::registry::{EnvConfig, EnvKind, KeyError, Needs, Sandboxes, turn_rewards};
 use crate::rng::hash64;
 use crate::taskset::{Split, Taskset, TasksetError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use sinew_types::{Message, Outcome, Role, Task, TaskId};
+use sinew_types::{Given, Gives, Message, Outcome, Role, Task, TaskId};
 use std::sync::Arc;
 
 /// Characters of pictures and moves. A character tokenizer needs no others.
@@ -126,6 +126,16 @@ pub const KIND: EnvKind = EnvKind::new::<Tiny>(
     },
 );
 
+/// What algorithms can read of a walk: a move counts as a call, and one against the wall as its error.
+fn gives(process_reward: f64) -> Gives {
+    Gives {
+        states: Given::Yes,
+        turn_rewards: turn_rewards(process_reward),
+        tool_counts: Given::Yes,
+        format_penalty: Given::Yes,
+    }
+}
+
 /// Largest reward of a move: two of them must not outweigh the goal.
 const MAX_PROCESS_REWARD: f64 = 0.5;
 
@@ -159,8 +169,8 @@ impl EnvConfig for Tiny {
         Ok(Arc::new(ShapedTinyFactory { process_reward }))
     }
 
-    fn process_reward(&self) -> f64 {
-        self.process_reward
+    fn gives(&self) -> Gives {
+        gives(self.process_reward)
     }
 }
 
@@ -208,7 +218,7 @@ impl EnvFactory for TinyFactory {
         Capabilities {
             concurrent: true,
             deterministic: true,
-            states: true,
+            gives: gives(0.0),
             places: None,
         }
     }
@@ -242,7 +252,7 @@ impl EnvFactory for ShapedTinyFactory {
         Capabilities {
             concurrent: true,
             deterministic: true,
-            states: true,
+            gives: gives(self.process_reward),
             places: None,
         }
     }

@@ -12,6 +12,7 @@ mod content;
 mod engine;
 mod format;
 mod ids;
+mod inputs;
 mod message;
 mod origin;
 mod seed;
@@ -31,6 +32,7 @@ pub use format::{
     NodeFormat, ToolGrammar, ToolNeed, ToolTag, Whitespace,
 };
 pub use ids::{EpisodeId, GroupId, PolicyVersion, RequestId, TaskId, TokenId};
+pub use inputs::{EpisodeInput, Given, Gives};
 pub use message::{Message, Role, ToolCall, ToolSpec};
 pub use origin::{Component, MAX_EXTERNAL, Origin, Provenance, Sampling};
 pub use seed::{GOLDEN_GAMMA, SplitMix64, finalize64, mix_hash, mix_seed};
@@ -40,7 +42,7 @@ pub use signal::{
 };
 pub use task::Task;
 pub use trace::{
-    EpisodeEnd, FailureKind, Limit, NO_PARENT, Node, NodeId, Outcome, PathToken,
+    EpisodeEnd, FailureKind, Limit, MAX_REWARD, NO_PARENT, Node, NodeId, Outcome, PathToken,
     TRACE_FORMAT_VERSION, Timing, TokenKind, Trace, TraceError, VersionSpan,
 };
 pub use weights::{

@@ -362,16 +362,56 @@ pub enum Correction {
     },
 }
 
-impl Correction {
-    /// Whether a token's factor spans the gap between sampler and trained policy, with a bound above it. A
-    /// sequence's mean bounds none of its tokens, and k1 grows where the ratio falls.
-    pub fn bounds_ratio(&self) -> bool {
-        match self {
-            Self::None => false,
-            Self::Truncate { .. } | Self::Mask { .. } | Self::SequenceMask { .. } => true,
-            Self::Reject { metric, level, .. } => {
-                *level == RejectionLevel::Token && *metric != RejectionMetric::KlK1
+impl Surrogate {
+    /// Bound of the factor of `−A·∇ℓ_π`, whatever the token's ratio `r = π/old` and the sign of `A`.
+    /// `None`: it has no ratio, or one that grows without bound.
+    ///
+    /// | surrogate | factor | bound |
+    /// |---|---|---|
+    /// | clip | for `A < 0`, `max(−rA, −clip(r)A)` is `−rA` at every `r` above 1 (Schulman et al. 2017, arXiv 1707.06347) | none |
+    /// | clip, dual | for `A < 0` at most `−dual·A`, where `dual > 1 + high` (Ye et al. 2020, arXiv 1912.09729) | `dual` |
+    /// | sequence clip | as clip, of a sequence's mean ratio, which limits no single token (Zheng et al. 2025, arXiv 2507.18071) | none |
+    /// | CISPO | `clamp(r, 1−low, 1+high)` for both signs (MiniMax 2025, arXiv 2506.13585) | `1 + high` |
+    /// | soft | `4σ(x)(1−σ(x))·r` with `x = τ(r−1)`, that is `4σ(1−σ) + (4/τ)·xσ(1−σ)`, where `σ(1−σ) ≤ 1/4` and `xσ(1−σ) < 0.224` (SAPO, Qwen 2025, arXiv 2511.20347) | `1 + 0.896/τ` |
+    /// | trust region | limits `π − old`, so that the ratio of an unlikely token is free (prime-rl) | none |
+    pub fn ratio_bound(&self) -> Option<f64> {
+        match *self {
+            Self::Clip { dual, high, .. } => dual.map(|d| f64::from(d.max(1.0 + high))),
+            Self::Cispo { high, .. } => Some(1.0 + f64::from(high)),
+            Self::Soft { tau_pos, tau_neg } => {
+                Some(1.0 + 4.0 * 0.224 / f64::from(tau_pos.min(tau_neg)))
             }
+            Self::Reinforce
+            | Self::SequenceClip { .. }
+            | Self::TrustRegion { .. }
+            | Self::CrossEntropy => None,
+        }
+    }
+}
+
+impl Correction {
+    /// Bound of a token's factor `w = exp(ℓ_prox − ℓ_behaviour)`, which spans the gap between sampler and
+    /// trained policy. `None`: there is no factor, or one without a bound: a sequence's mean bounds none of
+    /// its tokens, and k1, `−ln w`, falls where the ratio grows.
+    ///
+    /// A token with `k2 = g²/2` or `k3 = e^g − 1 − g` up to `upper`, where `g = ln w`, has
+    /// `g ≤ √(2·upper)`: for `g ≥ 0`, k3 is at least k2 (Schulman 2020).
+    pub fn ratio_bound(&self) -> Option<f64> {
+        use RejectionMetric::{KlK1, KlK2, KlK3, Ratio};
+        match *self {
+            Self::None => None,
+            Self::Truncate { high, .. } | Self::Mask { high, .. } | Self::SequenceMask { high } => {
+                Some(f64::from(high))
+            }
+            Self::Reject {
+                level: RejectionLevel::Sequence,
+                ..
+            } => None,
+            Self::Reject { metric, upper, .. } => match metric {
+                Ratio => Some(f64::from(upper)),
+                KlK2 | KlK3 => Some((2.0 * f64::from(upper)).sqrt().exp()),
+                KlK1 => None,
+            },
         }
     }
 }
@@ -453,6 +493,18 @@ pub struct LossSpec {
     /// Distance to a teacher's distribution, if there is a teacher.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub teacher: Option<TeacherSpec>,
+}
+
+impl LossSpec {
+    /// Bound of the weight that a token gets for the gap between the policy that sampled it and the one that
+    /// is trained: of the correction's factor, or without a correction of the surrogate's own ratio, which
+    /// then spans the whole gap. `None`: the gap has no weight, or one without a bound.
+    pub fn ratio_bound(&self) -> Option<f64> {
+        match &self.correction {
+            Correction::None => self.surrogate.ratio_bound(),
+            correction => correction.ratio_bound(),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -13,6 +13,10 @@ use crate::origin::{Origin, Provenance};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+/// Maximum magnitude of a reward, and of the total of an episode: above it, a difference of rewards divided
+/// by a small deviation overflows `f32`.
+pub const MAX_REWARD: f64 = 1e30;
+
 /// Version of the serialized form. Older ones are converted when they are read, newer ones are refused: a
 /// reader that ignored a field it does not know might train another distribution than the one sampled.
 pub const TRACE_FORMAT_VERSION: u32 = 3;
@@ -545,6 +549,28 @@ impl Trace {
     /// Outcome plus process rewards; 0 if it has no reward, see [`Trace::score`].
     pub fn total_reward(&self) -> f64 {
         self.outcome.reward + self.nodes.iter().map(|n| n.process_reward).sum::<f64>()
+    }
+
+    /// Takes the score from an episode one of whose rewards, or the total of them, is no number or beyond
+    /// [`MAX_REWARD`], with the reason; metrics of that kind are removed. What agents, environments and
+    /// servers say is bounded so before it is stored.
+    pub fn bound_rewards(&mut self) {
+        let fits = |value: f64| value.abs() <= MAX_REWARD;
+        let turns = self.nodes.iter().map(|n| n.process_reward);
+        let all = std::iter::once(self.outcome.reward).chain(turns);
+        let found = all.chain([self.total_reward()]).find(|v| !fits(*v));
+        self.outcome.metrics.retain(|_, value| fits(*value));
+        let Some(value) = found else { return };
+        for node in &mut self.nodes {
+            node.process_reward = Some(node.process_reward)
+                .filter(|v| fits(*v))
+                .unwrap_or(0.0);
+        }
+        self.outcome.reward = 0.0;
+        self.outcome.success = false;
+        self.outcome.unscored = true;
+        let why = format!("a reward is {value:e}, allowed: magnitudes up to {MAX_REWARD:e}");
+        self.outcome.unscored_reason = Some(why);
     }
 
     /// Its total reward, if it has one.

@@ -6,8 +6,8 @@
 //! groups with equal rewards are dropped.
 //!
 //! The environment counts errors in its metrics [`TOOL_ERRORS`], [`TOOL_CALLS`] and [`FORMAT_PENALTY`]. A
-//! batch without [`TOOL_CALLS`] is an error, because the choice would be arbitrary. Ties round to even, as in
-//! the released code.
+//! batch without [`TOOL_CALLS`] is an error, because the choice would be arbitrary. A missing penalty is 0.
+//! Ties round to even, as in the released code.
 
 use super::dapo;
 use crate::batch::Batch;
@@ -47,18 +47,14 @@ pub(crate) fn resample(
     batch: &mut Batch<'_>,
     report: &mut AlgoReport,
 ) -> Result<(), AlgoError> {
-    let counts = |i: usize| {
-        let metrics = &batch.episodes[i].trace.outcome.metrics;
-        metrics.contains_key(TOOL_CALLS)
-    };
-    let mut members = batch.members().peekable();
-    if members.peek().is_some() && !members.any(counts) {
+    let metrics = |i: usize| &batch.episodes[i].trace.outcome.metrics;
+    let counted = |i| metrics(i).contains_key(TOOL_CALLS);
+    if batch.members().next().is_some() && !batch.members().any(counted) {
         return Err(AlgoError::NoMetric {
             algorithm: kind.name(),
             metric: TOOL_CALLS,
         });
     }
-    drop(members);
     for g in 0..batch.groups.len() {
         let members = batch.groups[g].members.clone();
         if members.len() <= resample.keep {

@@ -367,33 +367,48 @@ fn dialects_include_default_corrections() {
     assert_eq!(prime.filters.equal_groups, sinew_algo::EqualGroups::Drop);
 }
 
+/// With a correction its factor counts, without one the surrogate's own ratio.
 #[test]
-fn corrections_that_limit_the_ratio_are_listed() {
-    for (correction, bounds) in [
-        ("type = 'none'", false),
-        ("type = 'truncate', low = 0.0, high = 2.0", true),
-        ("type = 'mask', low = 0.5, high = 2.0", true),
-        ("type = 'sequence_mask', high = 3.0", true),
+fn losses_that_limit_the_ratio_are_listed() {
+    let reject = |metric: &str, level: &str| {
+        format!("type = 'reject', metric = '{metric}', level = '{level}', upper = 5.0")
+    };
+    for (correction, bound) in [
+        ("type = 'none'".to_owned(), None),
         (
-            "type = 'reject', metric = 'ratio', level = 'token', upper = 5.0",
-            true,
+            "type = 'truncate', low = 0.0, high = 2.0".to_owned(),
+            Some(2.0),
         ),
-        (
-            "type = 'reject', metric = 'kl_k3', level = 'token', upper = 5.0",
-            true,
-        ),
-        (
-            "type = 'reject', metric = 'kl_k1', level = 'token', upper = 5.0",
-            false,
-        ),
-        (
-            "type = 'reject', metric = 'ratio', level = 'sequence', upper = 5.0",
-            false,
-        ),
+        ("type = 'mask', low = 0.5, high = 2.0".to_owned(), Some(2.0)),
+        ("type = 'sequence_mask', high = 3.0".to_owned(), Some(3.0)),
+        (reject("ratio", "token"), Some(5.0)),
+        (reject("kl_k3", "token"), Some(10f64.sqrt().exp())),
+        (reject("kl_k1", "token"), None),
+        (reject("ratio", "sequence"), None),
     ] {
-        let typed = config(&format!("type = 'grpo'\ncorrection = {{ {correction} }}"));
-        let algorithm = typed.resolve(&FACTS).unwrap();
-        let found = algorithm.loss().correction.bounds_ratio();
-        assert_eq!(found, bounds, "{correction}");
+        // A correction that bounds nothing is not saved by a surrogate that would.
+        for clip in ["", "dual_clip = 3.0\n"] {
+            let typed = config(&format!(
+                "type = 'grpo'\n{clip}correction = {{ {correction} }}"
+            ));
+            let found = typed.resolve(&FACTS).unwrap().loss().ratio_bound();
+            let own = (correction == "type = 'none'" && !clip.is_empty()).then_some(3.0);
+            assert_eq!(found, bound.or(own), "{clip}{correction}");
+        }
     }
+}
+
+#[test]
+fn presets_with_a_bound_of_the_ratio_are_listed() {
+    let bounded: Vec<&str> = AlgorithmKind::ALL
+        .iter()
+        .filter(|kind| kind.preset().loss.ratio_bound().is_some())
+        .map(|kind| kind.name())
+        .collect();
+    assert_eq!(bounded, ["sapo", "cispo", "decoupled_ppo"]);
+    let verl = config("type = 'grpo'\ndialect = 'verl'");
+    assert_eq!(
+        verl.resolve(&FACTS).unwrap().loss().ratio_bound(),
+        Some(3.0)
+    );
 }

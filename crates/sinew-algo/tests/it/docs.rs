@@ -1,6 +1,7 @@
 //! The documentation page of each algorithm matches its preset.
 
 use sinew_algo::AlgorithmKind;
+use sinew_types::EpisodeInput;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -21,6 +22,32 @@ fn pages_show_the_presets_that_run() {
             page(kind).display()
         );
     }
+}
+
+/// The table of what algorithms read has a row for each that needs more than tokens and outcomes.
+#[test]
+fn the_table_of_needs_is_that_of_the_presets() {
+    let path = page(AlgorithmKind::Grpo).with_file_name("README.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let names = EpisodeInput::ALL.map(EpisodeInput::name).join(" | ");
+    let head = format!("| algorithm | {names} | critic | reference | teacher |\n");
+    let (_, table) = text.split_once(&head).expect(&head);
+    let table: Vec<&str> = table
+        .lines()
+        .skip(1)
+        .take_while(|l| !l.is_empty())
+        .collect();
+    let row = |kind: &AlgorithmKind| {
+        let needs = kind.preset().needs();
+        let of_run = [needs.values, needs.reference(), needs.teacher()];
+        let of_episodes = EpisodeInput::ALL.map(|i| needs.of_episodes().any(|n| n == i));
+        let all: Vec<bool> = of_episodes.into_iter().chain(of_run).collect();
+        let cells: Vec<&str> = all.iter().map(|n| if *n { "yes" } else { "" }).collect();
+        let row = format!("| `{kind}` | {} |", cells.join(" | "));
+        all.contains(&true).then_some(row)
+    };
+    let rows: Vec<String> = AlgorithmKind::ALL.iter().filter_map(row).collect();
+    assert_eq!(table, rows);
 }
 
 fn names(folder: &str, extension: &str, except: &[&str]) -> BTreeSet<String> {

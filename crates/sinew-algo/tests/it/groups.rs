@@ -429,10 +429,15 @@ fn resampling_without_counted_calls_is_refused() {
     let mut counted = uncounted.clone();
     let metrics = &mut counted[0][2].outcome.metrics;
     metrics.insert("tool_calls".into(), 2.0);
-    let (rows, _) = roc.rows(&counted).unwrap();
-    let kept: Vec<&str> = rows.iter().map(|r| r.episode.as_str()).collect();
-    // A successful call is better than none, which counts as half failed.
-    assert_eq!(kept, ["g-1", "g-2"]);
+    let kept = |groups: &[Vec<sinew_types::Trace>]| -> Vec<String> {
+        let (rows, _) = roc.rows(groups).unwrap();
+        rows.iter().map(|r| r.episode.to_string()).collect()
+    };
+    // A successful call is better than none, which counts as half failed. A missing penalty is 0.
+    assert_eq!(kept(&counted), ["g-1", "g-2"]);
+    let metrics = &mut counted[0][2].outcome.metrics;
+    metrics.insert("format_penalty".into(), 1.0);
+    assert_eq!(kept(&counted), ["g-0", "g-1"]);
 }
 
 /// An episode that is alone is compared with earlier ones of its task: mean, and deviation with its own.

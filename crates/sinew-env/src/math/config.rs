@@ -1,5 +1,6 @@
 //! The keys of `tool_math` in a recipe.
 
+use super::env::gives;
 use super::{
     Arithmetic, Calls, Gsm8k, MAX_PROCESS_REWARD, MathTaskConfig, Mixed, PromptConfig,
     ToolMathConfig, ToolMathFactory, Word,
@@ -9,6 +10,7 @@ use crate::registry::{EnvConfig, EnvKind, KeyError, Needs, Sandboxes};
 use crate::taskset::{Taskset, TasksetError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use sinew_types::Gives;
 use std::sync::Arc;
 
 /// The environment of the registry.
@@ -119,7 +121,7 @@ impl EnvConfig for ToolMath {
         Ok(Arc::new(ToolMathFactory::new(provider, spec, config)?))
     }
 
-    fn process_reward(&self) -> f64 {
-        self.process_reward
+    fn gives(&self) -> Gives {
+        gives(self.process_reward)
     }
 }

@@ -12,11 +12,12 @@ use crate::port::{
     Action, CallError, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture,
     Observation, ResetResult, StepResult,
 };
+use crate::registry::turn_rewards;
 use crate::rng::hash64;
 use serde::{Deserialize, Serialize};
 
 use sinew_sandbox::{Sandbox, SandboxProvider, SandboxSpec};
-use sinew_types::{Message, Outcome, Task};
+use sinew_types::{Given, Gives, Message, Outcome, Task};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,6 +44,16 @@ impl Default for ToolMathConfig {
             process_reward: 0.05,
             tool_timeout_s: 5.0,
         }
+    }
+}
+
+/// What algorithms can read of an episode.
+pub(super) fn gives(process_reward: f64) -> Gives {
+    Gives {
+        states: Given::Yes,
+        turn_rewards: turn_rewards(process_reward),
+        tool_counts: Given::Yes,
+        format_penalty: Given::Yes,
     }
 }
 
@@ -149,7 +160,7 @@ impl EnvFactory for ToolMathFactory {
         Capabilities {
             concurrent: true,
             deterministic: false,
-            states: true,
+            gives: gives(self.shared.config.process_reward),
             places: None,
         }
     }

@@ -341,6 +341,118 @@ fn corrections_() -> impl Strategy<Value = Correction> {
     ]
 }
 
+/// A token far from where it was sampled: `gap` is `ℓ_π − ℓ_b`, in front of and behind an update alike.
+fn far(advantages: Vec<f32>, gaps: &[f32]) -> GoldenRow {
+    let behaviour = -12.0;
+    let moved = || gaps.iter().map(|gap| behaviour + gap).collect::<Vec<f32>>();
+    let same = |v: f32| vec![v; gaps.len()];
+    GoldenRow {
+        weights: same(1.0),
+        advantages,
+        behaviour: same(behaviour),
+        prox: moved(),
+        reference: same(-1.0),
+        logprobs: moved(),
+        entropies: same(1.0),
+    }
+}
+
+/// The largest weight that a token of the row gets, over its advantage.
+fn largest(spec: &LossSpec, row: &GoldenRow) -> f64 {
+    let loss = row_loss(spec, &row.inputs()).unwrap();
+    let pairs = loss.d_logprob.iter().zip(&row.advantages);
+    pairs
+        .map(|(d, a)| f64::from((d / a).abs()))
+        .fold(0.0, f64::max)
+}
+
+fn corrected(correction: Correction) -> LossSpec {
+    LossSpec {
+        correction,
+        ..spec(Surrogate::Reinforce)
+    }
+}
+
+fn reject(metric: RejectionMetric, level: RejectionLevel) -> LossSpec {
+    let upper = 2.0;
+    corrected(Correction::Reject {
+        metric,
+        level,
+        upper,
+    })
+}
+
+/// Losses with a bound, by the formulas of their papers.
+fn bounded_losses() -> Vec<(LossSpec, f64)> {
+    let soft = |tau_pos, tau_neg| spec(Surrogate::Soft { tau_pos, tau_neg });
+    let by = |metric| reject(metric, RejectionLevel::Token);
+    vec![
+        (spec(clip(0.2, 0.28, Some(3.0))), 3.0),
+        (
+            spec(Surrogate::Cispo {
+                low: 1.0,
+                high: 4.0,
+            }),
+            5.0,
+        ),
+        (soft(1.0, 1.05), 1.896),
+        (soft(0.5, 4.0), 2.792),
+        (
+            corrected(Correction::Truncate {
+                low: 0.0,
+                high: 2.0,
+            }),
+            2.0,
+        ),
+        (
+            corrected(Correction::Mask {
+                low: 0.5,
+                high: 2.0,
+            }),
+            2.0,
+        ),
+        (corrected(Correction::SequenceMask { high: 3.0 }), 3.0),
+        (by(RejectionMetric::Ratio), 2.0),
+        (by(RejectionMetric::KlK2), 7.3891),
+        (by(RejectionMetric::KlK3), 7.3891),
+    ]
+}
+
+/// What has no bound gives some token as much weight as its ratio has, here e⁸.
+#[test]
+fn losses_without_a_bound_let_a_ratio_through() {
+    let clipped = Surrogate::SequenceClip {
+        low: 0.2,
+        high: 0.3,
+    };
+    let region = Surrogate::TrustRegion {
+        limit: 0.2,
+        penalty: 0.0,
+    };
+    for surrogate in [clip(0.2, 0.28, None), clipped, region] {
+        let loss = spec(surrogate);
+        assert_eq!(loss.ratio_bound(), None, "{loss:?}");
+        assert!(
+            largest(&loss, &far(vec![-1.0], &[8.0])) > 2900.0,
+            "{loss:?}"
+        );
+    }
+    for (loss, gaps) in [
+        (
+            reject(RejectionMetric::Ratio, RejectionLevel::Sequence),
+            &[8.0, -8.0][..],
+        ),
+        (reject(RejectionMetric::KlK1, RejectionLevel::Token), &[8.0]),
+    ] {
+        assert_eq!(loss.ratio_bound(), None, "{loss:?}");
+        let row = far(vec![1.0; gaps.len()], gaps);
+        assert!(largest(&loss, &row) > 2900.0, "{loss:?}");
+    }
+    // Without a ratio there is nothing that spans the gap.
+    assert_eq!(spec(Surrogate::Reinforce).ratio_bound(), None);
+    assert_eq!(spec(Surrogate::CrossEntropy).ratio_bound(), None);
+}
+
 /// Weight, advantage, behaviour, two distances, entropy.
 type Token = (f32, f32, f32, f32, f32, f32);
 
@@ -368,6 +480,20 @@ fn rows() -> impl Strategy<Value = GoldenRow> {
 }
 
 proptest! {
+    /// However far two policies are apart, no token weighs more than the bound of its loss.
+    #[test]
+    fn bounds_of_the_ratio_hold(
+        gaps in prop::collection::vec(-11.0f32..11.0, 1..6),
+        sign in prop_oneof![Just(-1.0f32), Just(1.0)],
+    ) {
+        let row = far(vec![sign; gaps.len()], &gaps);
+        for (loss, expected) in bounded_losses() {
+            let bound = loss.ratio_bound().unwrap();
+            prop_assert!((bound - expected).abs() < 1e-3, "{loss:?}: {bound}");
+            prop_assert!(largest(&loss, &row) <= bound * (1.0 + 1e-6), "{loss:?}");
+        }
+    }
+
     /// Central differences with step 1e-3 against the derivative by hand. CISPO is left out: its
     /// stop-gradient is no derivative of its value (autograd's vectors cover it).
     #[test]

@@ -21,11 +21,6 @@ const ALLOWED: &[(&str, &str, &str)] = &[
         "the registry lists every environment, and an environment implements the registry's traits",
     ),
     (
-        "sinew-recipe",
-        "env mixture tasks",
-        "an environment of a mixture has tasks of its own, and the rules of tasks need their environment",
-    ),
-    (
         "sinew-microvm",
         "firecracker/probe monitor probe provider qemu sandbox template",
         "a monitor, its template and its probe start each other; one unit at run time",

@@ -1,0 +1,134 @@
+//! What an algorithm reads of episodes against what the episodes of a run have.
+//!
+//! An algorithm states its needs ([`Needs`](sinew_algo::Needs)), environments and agents state what they give
+//! ([`Gives`]). Static inputs are known from the recipe; what a class or a server decides is known when it
+//! has described itself, and compared again then.
+
+use crate::rule::Rules;
+use crate::{EnvMember, HarnessSection, RunPlan};
+use sinew_types::{EpisodeInput, Given, Gives};
+use std::fmt;
+
+/// Something that the algorithm reads and no episode of an environment has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingInput {
+    /// Key of the recipe that asks for it.
+    pub key: &'static str,
+    /// Value of the key, as shown in messages.
+    pub value: String,
+    /// What it reads, what does not give it, and what to do.
+    pub reason: String,
+}
+
+impl fmt::Display for MissingInput {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} = {}: {}", self.key, self.value, self.reason)
+    }
+}
+
+impl std::error::Error for MissingInput {}
+
+impl HarnessSection {
+    /// What algorithms can read of its episodes in an environment that gives `env`.
+    pub fn gives(&self, env: Gives) -> Gives {
+        if self.is_built_in() {
+            return env;
+        }
+        let states = Given::No("an agent outside has no states; use the built-in loop");
+        if !self.is_graded() {
+            return Gives {
+                states,
+                // Its report may have `rewards` and `metrics`.
+                ..Gives::MAYBE
+            };
+        }
+        let fix = "the environment sees the answer of an agent outside alone; let the agent report them with \
+             harness.scored_by = \"agent\", or use the built-in loop";
+        Gives {
+            states,
+            ..Gives::all(Given::No(fix))
+        }
+    }
+}
+
+impl RunPlan {
+    /// What the algorithm reads and the episodes of one environment, which gives `gives`, do not have. Stored
+    /// data has what it has: each group of it is checked when it is drawn.
+    pub fn missing_inputs(&self, env: &EnvMember, gives: Gives) -> Vec<MissingInput> {
+        if self.data.is_some() {
+            return Vec::new();
+        }
+        let given = self.harness.gives(gives);
+        let read = self.needs();
+        let missing = read
+            .of_episodes()
+            .filter_map(|input| match given.of(input) {
+                Given::No(fix) => Some(self.missing(env, input, fix)),
+                Given::Yes | Given::Maybe => None,
+            });
+        missing.collect()
+    }
+
+    fn missing(&self, env: &EnvMember, input: EpisodeInput, fix: &str) -> MissingInput {
+        let kind = self.algorithm.kind;
+        let own = kind.preset().needs().of_episodes().any(|i| i == input);
+        let (part, other) = match input {
+            EpisodeInput::States => (
+                "algorithm.advantage",
+                "take another algorithm, such as `grpo`",
+            ),
+            EpisodeInput::TurnRewards => {
+                ("algorithm.process", "set algorithm.process to another type")
+            }
+            EpisodeInput::ToolCounts | EpisodeInput::FormatPenalty => (
+                "algorithm.resample",
+                "take an algorithm that keeps all episodes, such as `dapo`",
+            ),
+        };
+        let (key, value) = match own {
+            true => ("algorithm.type", format!("\"{kind}\"")),
+            false => (part, "{ ... }".to_owned()),
+        };
+        let (name, of) = (&env.name, env.kind_name());
+        let source = match (self.harness.is_built_in(), name.is_empty()) {
+            (false, _) => format!("harness.type = \"{}\"", self.harness.name()),
+            (true, true) => format!("env.type = \"{of}\""),
+            (true, false) => format!("[[env]] name = \"{name}\" of type \"{of}\""),
+        };
+        let what = input.name();
+        MissingInput {
+            key,
+            value,
+            reason: format!(
+                "it reads {what}, and episodes of {source} have none: {fix}, or {other}"
+            ),
+        }
+    }
+
+    /// What the algorithm reads besides tokens and outcomes, in one line; `None`: nothing.
+    pub fn inputs_read(&self) -> Option<String> {
+        let needs = self.needs();
+        let mut read: Vec<&str> = needs.of_episodes().map(EpisodeInput::name).collect();
+        let of_run = [
+            (needs.values, "a critic"),
+            (needs.reference(), "a reference model"),
+            (needs.teacher(), "a teacher"),
+        ];
+        read.extend(
+            of_run
+                .into_iter()
+                .filter(|(reads, _)| *reads)
+                .map(|(_, name)| name),
+        );
+        (!read.is_empty()).then(|| format!("`{}` reads {}", self.algorithm.kind, read.join(", ")))
+    }
+}
+
+/// What is known to be missing from the recipe alone, for each environment.
+pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
+    for env in plan.env.members() {
+        for missing in plan.missing_inputs(env, env.config().gives()) {
+            rules.custom(missing.key, missing.value, missing.reason, false);
+        }
+    }
+}
