@@ -1,11 +1,12 @@
 //! The judges of a run together: where they keep what they decided, and what a spent budget ends.
 
-use crate::judge::Exhausted;
+use crate::judge::{Exhausted, Judge};
 use crate::ledger::Ledger;
+use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tokio::sync::watch;
 
 /// The judges of a run. Without a run, nothing is kept, and a spent budget leaves samples unscored.
@@ -13,6 +14,7 @@ use tokio::sync::watch;
 pub struct Bench {
     run: Option<(PathBuf, watch::Sender<bool>)>,
     spent: Arc<OnceLock<String>>,
+    judges: Arc<Mutex<HashMap<String, Arc<Judge>>>>,
 }
 
 impl fmt::Debug for Bench {
@@ -28,8 +30,28 @@ impl Bench {
     pub fn of_run(dir: &Path, stop: watch::Sender<bool>) -> Self {
         Self {
             run: Some((dir.join("judges"), stop)),
-            spent: Arc::default(),
+            ..Self::default()
         }
+    }
+
+    /// The judge `name`, which `make` makes where it is first asked for. The environments of a mixture share
+    /// it, so that its budget counts once, and equal questions are asked once.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn judge<E>(
+        &self,
+        name: &str,
+        make: impl FnOnce() -> Result<Judge, E>,
+    ) -> Result<Arc<Judge>, E> {
+        // The table is whole at every step, also after a panic of `make`.
+        let mut judges = self.judges.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(judge) = judges.get(name) {
+            return Ok(Arc::clone(judge));
+        }
+        let judge = Arc::new(make()?);
+        judges.insert(name.to_owned(), Arc::clone(&judge));
+        Ok(judge)
     }
 
     /// The budget that ended the run, if one did.

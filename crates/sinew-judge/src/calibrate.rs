@@ -27,8 +27,13 @@ pub struct Labelled {
 /// Reads rows of labels, JSON lines.
 ///
 /// # Errors
-/// The first row that is none, with its line.
+/// The first row that is none, with its line; any of [`Mode::Compare`], which grades no single answer.
 pub fn read_labels(text: &str, mode: Mode, rubric: &Rubric) -> Result<Vec<Labelled>, String> {
+    if mode == Mode::Compare {
+        let why = "labels grade single answers, and mode = \"compare\" compares two; calibrate its rubric with \
+                   mode = \"each\"";
+        return Err(why.to_owned());
+    }
     let lines = text
         .lines()
         .enumerate()

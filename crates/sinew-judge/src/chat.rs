@@ -43,9 +43,13 @@ pub struct ChatAnswer {
 /// Why there is no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChatError {
-    /// May be gone soon: no connection, a deadline, too many requests, a server's own failure.
+    /// May be gone soon: no connection, too many requests, a server's own failure.
     #[error("{0}")]
     Passing(String),
+    /// As [`ChatError::Passing`], but the model may have answered, and its answer was lost: a deadline, a
+    /// connection that broke. Such an answer is paid for.
+    #[error("{0}")]
+    Unheard(String),
     /// Will not go away by asking again: a wrong key, a question that is refused.
     #[error("{0}")]
     Lasting(String),

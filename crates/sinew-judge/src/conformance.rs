@@ -60,7 +60,7 @@ impl Probe<'_> {
         }
     }
 
-    /// Scores belong to their samples, whatever stands beside them.
+    /// Scores belong to their samples, whatever other samples the request has.
     async fn order(&self, samples: &[Value]) -> Result<String, String> {
         let forth = self.scores(samples).await?;
         let turned: Vec<Value> = samples.iter().rev().cloned().collect();

@@ -30,7 +30,7 @@ impl fmt::Debug for EngineChat {
     }
 }
 
-/// Ends a generation that nobody waits for.
+/// Ends a generation whose caller is gone.
 struct Abort<'a>(&'a dyn Engine, RequestId);
 
 impl Drop for Abort<'_> {

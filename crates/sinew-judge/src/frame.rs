@@ -28,13 +28,14 @@ pub enum Mode {
         /// The best, above `low`.
         high: i64,
     },
-    /// All answers of a group, ranked by the whole rubric; the value is the share of the others that an
-    /// answer is better than.
+    /// Which of two answers is better by the whole rubric.
     Compare,
 }
 
-/// Letters of the answers of a group, which bound their number.
-const LABELS: &[u8; 26] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ";
+/// Labels of two answers.
+const LABELS: [&str; 2] = ["A", "B"];
+/// Key of the better answer in a verdict.
+const BETTER: &str = "better";
 
 /// Key of the id in a verdict.
 const ID: &str = "id";
@@ -61,38 +62,27 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Maximum number of answers that one question compares.
-    pub const MAX_GROUP: usize = LABELS.len();
-
     /// A question about one answer, whose data [`View::of`](crate::View::of) made. Not for [`Mode::Compare`].
     pub fn single(rubric: &Rubric, mode: Mode, data: &Value, reasons: bool) -> Self {
         let names = (1..=rubric.items().len()).map(|i| format!("item_{i}"));
         Self::new(rubric, mode, data, names.collect(), reasons)
     }
 
-    /// A question about up to [`Frame::MAX_GROUP`] answers of one task. What all of them have in common is
-    /// shown once.
-    pub fn group(rubric: &Rubric, answers: &[Value], reasons: bool) -> Self {
-        let empty = Map::new();
-        let maps: Vec<&Map<String, Value>> = answers
-            .iter()
-            .map(|a| a.as_object().unwrap_or(&empty))
-            .collect();
-        let first = maps.first().copied().unwrap_or(&empty);
-        let is_common = |key: &str| maps.iter().all(|m| m.get(key) == first.get(key));
-        // An output that all of them have still belongs to each.
-        let common = |key: &str| !matches!(key, "output" | "messages") && is_common(key);
-        let mut shown: Map<String, Value> = first.clone();
-        shown.retain(|key, _| common(key));
-        let names: Vec<String> = LABELS.iter().map(|l| char::from(*l).to_string()).collect();
-        let names = names[..answers.len().min(LABELS.len())].to_vec();
-        let mut own = Map::new();
-        for (label, map) in names.iter().zip(&maps) {
-            let mut map = (*map).clone();
-            map.retain(|key, _| !common(key));
-            own.insert(label.clone(), Value::Object(map));
+    /// A question about two answers to one task, in this order. What both have in common is shown once.
+    pub fn pair(rubric: &Rubric, answers: [&Value; 2], reasons: bool) -> Self {
+        let mut own = answers.map(|a| a.as_object().cloned().unwrap_or_default());
+        let mut shown = own[0].clone();
+        // An output that both have still belongs to each.
+        shown.retain(|key, value| {
+            !matches!(key.as_str(), "output" | "messages") && own[1].get(key) == Some(&*value)
+        });
+        for map in &mut own {
+            map.retain(|key, _| !shown.contains_key(key));
         }
-        shown.insert("answers".into(), Value::Object(own));
+        let labelled = LABELS.iter().zip(own);
+        let labelled = labelled.map(|(label, map)| ((*label).to_owned(), Value::Object(map)));
+        shown.insert("answers".into(), Value::Object(labelled.collect()));
+        let names = LABELS.map(str::to_owned).to_vec();
         Self::new(rubric, Mode::Compare, &Value::Object(shown), names, reasons)
     }
 
@@ -152,11 +142,12 @@ impl Frame {
                 json!(true),
             ),
             Mode::Scale { low, .. } => ("Rate the work on each item.", json!(low)),
-            Mode::Compare => ("Rank the answers, the best first.", Value::Null),
+            Mode::Compare => ("Which answer meets the rubric better?", Value::Null),
         };
         match self.mode {
             Mode::Compare => {
-                form.insert("ranking".into(), json!(self.names));
+                let either = self.names.join("\" or \"");
+                form.insert(BETTER.into(), json!(either));
             }
             _ => form.extend(self.names.iter().map(|n| (n.clone(), value.clone()))),
         }
@@ -179,9 +170,7 @@ impl Frame {
         match self.mode {
             Mode::Compare => {
                 let label = json!({"type": "string", "enum": self.names});
-                let n = self.names.len();
-                let list = json!({"type": "array", "items": label, "minItems": n, "maxItems": n});
-                properties.insert("ranking".into(), list);
+                properties.insert(BETTER.into(), label);
             }
             Mode::Each => {
                 let all = self.names.iter();
@@ -220,7 +209,7 @@ impl Frame {
             return Err(format!("\"{WHY}\" is no text"));
         }
         let values = match self.mode {
-            Mode::Compare => self.ranking(&mut found)?,
+            Mode::Compare => self.better(&mut found)?,
             _ => self.items(&mut found)?,
         };
         match found.is_empty() {
@@ -254,20 +243,16 @@ impl Frame {
         self.names.iter().map(value).collect()
     }
 
-    /// Values by place: 1 for the best of all, 0 for the last.
-    fn ranking(&self, found: &mut Map<String, Value>) -> Result<Vec<f64>, String> {
-        let n = self.names.len();
-        let wrong = || format!("\"ranking\" is no list of all {n} labels, each once");
-        let given = found.remove("ranking").ok_or_else(wrong)?;
-        let given = given
-            .as_array()
-            .filter(|g| g.len() == n)
-            .ok_or_else(wrong)?;
-        let place = |name: &String| given.iter().position(|g| g.as_str() == Some(name));
-        let places = self.names.iter().map(place).collect::<Option<Vec<_>>>();
-        let places = places.ok_or_else(wrong)?;
-        let others = n.saturating_sub(1).max(1) as f64;
-        Ok(places.iter().map(|p| (n - 1 - p) as f64 / others).collect())
+    /// 1 for the better answer, 0 for the other one.
+    fn better(&self, found: &mut Map<String, Value>) -> Result<Vec<f64>, String> {
+        let given = found.remove(BETTER);
+        let given = given.as_ref().and_then(Value::as_str);
+        let values = self.names.iter().map(|name| given == Some(name));
+        let values: Vec<f64> = values.map(|won| f64::from(u8::from(won))).collect();
+        match values.contains(&1.0) {
+            true => Ok(values),
+            false => Err(format!("\"{BETTER}\" is neither of the labels")),
+        }
     }
 
     /// Hash over everything that is asked.

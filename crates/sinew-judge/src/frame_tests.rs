@@ -48,12 +48,10 @@ fn verdicts_are_read_in_every_mode() {
     let scale = frame(Mode::Scale { low: 1, high: 5 }, "x");
     let said = format!(r#"{{"id":"{}","item_1":1,"item_2":4}}"#, scale.id);
     assert_eq!(scale.read(&said), Ok(vec![0.0, 0.75]));
-    let answers: Vec<Value> = (0..3)
-        .map(|i| json!({"prompt": "p", "output": i}))
-        .collect();
-    let group = Frame::group(&rubric(1), &answers, false);
-    let said = format!(r#"{{"id":"{}","ranking":["C","A","B"]}}"#, group.id);
-    assert_eq!(group.read(&said), Ok(vec![0.5, 0.0, 1.0]));
+    let answers = [0, 1].map(|i| json!({"prompt": "p", "output": i}));
+    let group = Frame::pair(&rubric(1), [&answers[0], &answers[1]], false);
+    let said = format!(r#"{{"id":"{}","better":"B"}}"#, group.id);
+    assert_eq!(group.read(&said), Ok(vec![0.0, 1.0]));
     let shown: Value = serde_json::from_str(&data(&group)).unwrap();
     assert_eq!(shown["prompt"], "p");
     assert_eq!(shown["answers"]["B"], json!({"output": 1}));
@@ -82,19 +80,11 @@ fn what_is_no_verdict_is_refused_with_the_reason() {
             "{wrong}"
         );
     }
-    let group = Frame::group(&rubric(1), &[json!({}), json!({})], false);
-    for wrong in [
-        r#"["A"]"#,
-        r#"["A","A"]"#,
-        r#"["A","B","B"]"#,
-        r#"["A","C"]"#,
-        "\"AB\"",
-    ] {
-        let said = format!(r#"{{"id":"{}","ranking":{wrong}}}"#, group.id);
-        assert!(
-            group.read(&said).unwrap_err().contains("all 2 labels"),
-            "{wrong}"
-        );
+    let pair = Frame::pair(&rubric(1), [&json!({}), &json!({})], false);
+    for wrong in ["\"C\"", "\"A or B\"", "[\"A\"]", "null", "true"] {
+        let said = format!(r#"{{"id":"{}","better":{wrong}}}"#, pair.id);
+        let why = pair.read(&said).unwrap_err();
+        assert!(why.contains("neither of the labels"), "{wrong}");
     }
 }
 

@@ -3,9 +3,8 @@
 use crate::chat::ChatError;
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use reqwest::{Client, Response, StatusCode, Url};
-use rustls::{ClientConfig, RootCertStore};
 use serde_json::Value;
-use std::error::Error;
+use sinew_http::{cause, tls};
 use std::time::Duration;
 
 /// Maximum bytes of an answer, 4 MiB.
@@ -74,13 +73,15 @@ impl JsonServer {
 
     /// Sends `body` and reads the answer, both within `limit`.
     ///
-    /// # Errors [`ChatError::Passing`] for no connection, the limit, 408, 429 and 5xx;
-    /// [`ChatError::Lasting`] for other statuses and answers that are too long or no JSON.
+    /// # Errors
+    /// [`ChatError::Passing`] for no connection, 408, 429 and 5xx; [`ChatError::Unheard`] for the limit, 504
+    /// and a connection that broke; [`ChatError::Lasting`] for other statuses and answers that are too long
+    /// or no JSON.
     pub(crate) async fn post(&self, body: String, limit: Duration) -> Result<Value, ChatError> {
         let answer = tokio::time::timeout(limit, self.exchange(body)).await;
         answer.unwrap_or_else(|_| {
             let (host, s) = (self.host(), limit.as_secs_f64());
-            Err(ChatError::Passing(format!(
+            Err(ChatError::Unheard(format!(
                 "{host}: no answer within {s} s"
             )))
         })
@@ -88,7 +89,13 @@ impl JsonServer {
 
     async fn exchange(&self, body: String) -> Result<Value, ChatError> {
         let host = self.host();
-        let lost = |e: reqwest::Error| ChatError::Passing(format!("{host}: {}", cause(&e)));
+        let lost = |e: reqwest::Error| {
+            let why = format!("{host}: {}", cause(&e));
+            match e.is_connect() {
+                true => ChatError::Passing(why),
+                false => ChatError::Unheard(why),
+            }
+        };
         let request = self.client.post(self.url.clone()).body(body);
         let answer = request.send().await.map_err(lost)?;
         let status = answer.status();
@@ -102,6 +109,7 @@ impl JsonServer {
                     StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT
                 );
             return Err(match passing {
+                true if status == StatusCode::GATEWAY_TIMEOUT => ChatError::Unheard(why),
                 true => ChatError::Passing(why),
                 false => ChatError::Lasting(why),
             });
@@ -129,23 +137,6 @@ fn quoted(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(4 * MAX_QUOTED)]);
     let shown = |c: char| if c.is_control() { ' ' } else { c };
     text.chars().take(MAX_QUOTED).map(shown).collect()
-}
-
-/// Mozilla's root certificates, as built into the program.
-fn tls() -> ClientConfig {
-    let roots = RootCertStore::from_iter(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
-    ClientConfig::builder()
-        .with_root_certificates(roots)
-        .with_no_client_auth()
-}
-
-/// The innermost reason: the outer ones repeat the address.
-fn cause(error: &reqwest::Error) -> String {
-    let mut cause: &dyn Error = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }
 
 #[cfg(test)]

@@ -8,10 +8,10 @@ use crate::rubric::Rubric;
 use crate::view::View;
 use futures::FutureExt;
 use futures::future::{BoxFuture, try_join_all};
-use serde_json::Value;
-use sinew_env::{GroupReward, Reward, RewardSample, Score, Unscored};
-use std::collections::{BTreeMap, HashMap};
+use sinew_env::{Preference, Reward, RewardSample, Score, Unscored};
+use std::collections::HashMap;
 use std::fmt;
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
@@ -69,7 +69,7 @@ impl fmt::Debug for Exhausted {
 /// Questions that are being asked, by key.
 type InFlight = HashMap<String, Arc<AsyncMutex<()>>>;
 
-/// A model that grades answers. Compares groups with [`Mode::Compare`], and single answers otherwise.
+/// A model that grades answers: a [`Preference`] with [`Mode::Compare`], and a [`Reward`] otherwise.
 pub struct Judge {
     config: JudgeConfig,
     model: Arc<dyn ChatModel>,
@@ -126,7 +126,7 @@ impl Judge {
     /// If one of the votes gives no verdict.
     pub async fn items(&self, sample: &RewardSample) -> Result<Vec<f64>, Unscored> {
         if self.config.mode == Mode::Compare {
-            let why = "mode = \"compare\" ranks the answers of a group, and this is one answer";
+            let why = "mode = \"compare\" compares two answers of a group, and this is one answer";
             return Err(Unscored::new(why));
         }
         let data = self.config.view.of(sample, &self.config.columns)?;
@@ -136,23 +136,18 @@ impl Judge {
         Ok(means(&try_join_all(votes).await?))
     }
 
-    /// Values of the answers `data`, 0 to 1: each vote is asked in both orders, since judges favour places.
-    async fn ranks(&self, data: &[Value]) -> Result<Vec<f64>, Unscored> {
-        let (rubric, reasons) = (&self.config.rubric, self.config.reasons);
-        let mut turned = data.to_vec();
-        turned.reverse();
-        let frames = [data, &turned].map(|d| Frame::group(rubric, d, reasons));
-        let votes = (0..self.config.votes.max(1)).flat_map(|vote| {
-            let ask = |(order, frame)| async move {
-                let mut values = self.vote(frame, vote).await?;
-                if order == 1 {
-                    values.reverse();
-                }
-                Ok::<_, Unscored>(values)
-            };
-            frames.iter().enumerate().map(ask).collect::<Vec<_>>()
-        });
-        Ok(means(&try_join_all(votes).await?))
+    /// Share of votes that find `a` better than `b`, in this order. Equal answers are a tie that no model is
+    /// asked about.
+    async fn better(&self, a: &RewardSample, b: &RewardSample) -> Result<f64, Unscored> {
+        let seen = [a, b].map(|s| self.config.view.of(s, &self.config.columns));
+        let [a, b] = seen;
+        let (a, b) = (a?, b?);
+        if a == b {
+            return Ok(0.5);
+        }
+        let frame = Frame::pair(&self.config.rubric, [&a, &b], self.config.reasons);
+        let votes = (0..self.config.votes.max(1)).map(|vote| self.vote(&frame, vote));
+        Ok(means(&try_join_all(votes).await?)[0])
     }
 
     /// One vote: from the ledger, or asked for.
@@ -170,7 +165,7 @@ impl Judge {
             None => self.asked(frame, vote, key.clone()).await,
         };
         let mut in_flight = locked(&self.in_flight);
-        // The table and this call: nobody else waits.
+        // The table and this call: no other call waits.
         if Arc::strong_count(&lock) <= 2 {
             in_flight.remove(&key);
         }
@@ -227,13 +222,20 @@ impl Judge {
         let slot = self.slots.acquire().await;
         let slot = slot.map_err(|e| Unscored::new(e.to_string()))?;
         self.check_budget().await?;
+        let call = Call::begin(&self.ledger, request);
         let answer = self.model.ask(request).await;
         drop(slot);
         let (heard, usage) = match answer {
             Err(ChatError::Passing(why)) => (Heard::Passing(why), Usage::default()),
+            Err(ChatError::Unheard(why)) => (Heard::Passing(why), call.at_most),
             Err(ChatError::Lasting(why)) => (Heard::Lasting(why), Usage::default()),
             Ok(answer) => {
-                let usage = answer.usage.unwrap_or_else(|| at_most(request, &answer));
+                let output = answer.text.len() as u64;
+                let uncounted = Usage {
+                    output,
+                    ..call.at_most
+                };
+                let usage = answer.usage.unwrap_or(uncounted);
                 (self.heard(frame, &answer), usage)
             }
         };
@@ -241,7 +243,7 @@ impl Judge {
             Heard::Verdict(values) => Some((key.to_owned(), values.clone())),
             _ => None,
         };
-        let booked = locked(&self.ledger).book(usage, verdict);
+        let booked = call.end(usage, verdict);
         booked.map_err(|e| Unscored::new(format!("the judge's ledger: {e}")))?;
         Ok(heard)
     }
@@ -280,12 +282,41 @@ impl Judge {
     }
 }
 
-/// Tokens that a server does not count: a token has at least one byte.
-fn at_most(request: &ChatRequest, answer: &ChatAnswer) -> Usage {
-    let bytes = request.messages.iter().map(|m| m.content.text_len() as u64);
-    Usage {
-        input: bytes.sum(),
-        output: answer.text.len() as u64,
+/// A call that is under way. If its caller is gone, as when its episode ends, it is booked with
+/// what it may cost: the model may have answered.
+struct Call<'a> {
+    ledger: &'a Mutex<Ledger>,
+    /// Maximum tokens, where the server counts none: a token has at least one byte.
+    at_most: Usage,
+    ended: bool,
+}
+
+impl<'a> Call<'a> {
+    fn begin(ledger: &'a Mutex<Ledger>, request: &ChatRequest) -> Self {
+        let bytes = request.messages.iter().map(|m| m.content.text_len() as u64);
+        Self {
+            ledger,
+            at_most: Usage {
+                input: bytes.sum(),
+                output: u64::from(request.max_tokens),
+            },
+            ended: false,
+        }
+    }
+
+    /// Books what it cost.
+    fn end(mut self, usage: Usage, verdict: Option<(String, Vec<f64>)>) -> io::Result<()> {
+        self.ended = true;
+        locked(self.ledger).book(usage, verdict)
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            // It counts even if the file cannot be written, and no sample is left to report to.
+            let _ = locked(self.ledger).book(self.at_most, None);
+        }
     }
 }
 
@@ -306,36 +337,16 @@ impl Reward for Judge {
     }
 }
 
-impl GroupReward for Judge {
+impl Preference for Judge {
     fn name(&self) -> &str {
         &self.config.name
     }
 
-    fn score_group<'a>(
+    fn prefer<'a>(
         &'a self,
-        samples: &'a [RewardSample],
-    ) -> BoxFuture<'a, Vec<Result<Score, Unscored>>> {
-        async move {
-            let view = |s| self.config.view.of(s, &self.config.columns);
-            let seen: Vec<Result<Value, Unscored>> = samples.iter().map(view).collect();
-            let data: Vec<Value> = seen.iter().flatten().cloned().collect();
-            let ranks = match data.len() {
-                0 | 1 => Err(Unscored::new("a ranking needs two answers or more")),
-                n if n > Frame::MAX_GROUP => Err(Unscored::new(format!(
-                    "the group has {n} answers; one question ranks up to {}",
-                    Frame::MAX_GROUP
-                ))),
-                _ => self.ranks(&data).await,
-            };
-            let mut ranks = ranks.map(Vec::into_iter);
-            let score = |seen: Result<Value, Unscored>| {
-                seen?;
-                let values = ranks.as_mut().map_err(|e| e.clone())?;
-                let value = values.next().unwrap_or_default();
-                Score::with_parts(value, BTreeMap::new())
-            };
-            seen.into_iter().map(score).collect()
-        }
-        .boxed()
+        a: &'a RewardSample,
+        b: &'a RewardSample,
+    ) -> BoxFuture<'a, Result<f64, Unscored>> {
+        self.better(a, b).boxed()
     }
 }

@@ -2,13 +2,15 @@
 //!
 //! A ledger is a file of JSON lines, `{"key": …, "values": […], "input": …, "output": …}` for a verdict
 //! and the same without key and values for a call that gave none. The sums over all lines are what was
-//! spent, so a run that is resumed keeps its budget. A last line that a crash cut is dropped.
+//! spent, so a run that is resumed keeps its budget. A line is whole once its end is written: a last line
+//! that a crash cut is dropped, and what a failed write left is taken back before the next line.
 
 use crate::chat::Usage;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
+use std::fmt;
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
 
 /// Maximum verdicts that are kept, about 200 MiB of memory; later ones are asked for each time.
@@ -88,7 +90,54 @@ struct Line {
 pub struct Ledger {
     verdicts: HashMap<String, Vec<f64>>,
     spent: Spent,
-    file: Option<File>,
+    lines: Option<Lines>,
+    torn: u64,
+}
+
+/// A file that grows by whole lines.
+trait Grow: fmt::Debug + Send {
+    /// Adds bytes at the end; after an error, some of them may be there.
+    fn add(&mut self, bytes: &[u8]) -> io::Result<()>;
+    /// Takes back what is after the first `len` bytes.
+    fn cut(&mut self, len: u64) -> io::Result<()>;
+}
+
+impl Grow for File {
+    fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.write_all(bytes)
+    }
+
+    fn cut(&mut self, len: u64) -> io::Result<()> {
+        self.set_len(len)
+    }
+}
+
+/// The lines of a file.
+#[derive(Debug)]
+struct Lines {
+    file: Box<dyn Grow>,
+    /// Bytes of the whole lines.
+    len: u64,
+    /// Whether a write failed, so that more may be there.
+    failed: bool,
+}
+
+impl Lines {
+    /// Adds a line, whole or not at all.
+    fn add(&mut self, line: &str) -> io::Result<()> {
+        if self.failed {
+            self.file.cut(self.len)?;
+        }
+        self.failed = true;
+        if let Err(e) = self.file.add(line.as_bytes()) {
+            // If this fails too, the next line begins with it.
+            self.failed = self.file.cut(self.len).is_err();
+            return Err(e);
+        }
+        self.failed = false;
+        self.len += line.len() as u64;
+        Ok(())
+    }
 }
 
 impl Ledger {
@@ -120,7 +169,10 @@ impl Ledger {
                 break;
             }
             let parsed: Line = serde_json::from_slice(&line).map_err(|e| {
-                let text = format!("{}: byte {good}: {e}", path.display());
+                let text = format!(
+                    "{}: byte {good}: {e}; remove this line, or the file with all that the judge spent",
+                    path.display()
+                );
                 io::Error::new(io::ErrorKind::InvalidData, text)
             })?;
             ledger.count(parsed);
@@ -131,8 +183,12 @@ impl Ledger {
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
         file.set_len(good)?;
-        (&file).seek(SeekFrom::End(0))?;
-        ledger.file = Some(file);
+        ledger.torn = line.len() as u64;
+        ledger.lines = Some(Lines {
+            file: Box::new(file),
+            len: good,
+            failed: false,
+        });
         Ok(ledger)
     }
 
@@ -148,6 +204,11 @@ impl Ledger {
         }
     }
 
+    /// Bytes of a last line that a crash cut, and that [`Ledger::open`] dropped.
+    pub fn torn(&self) -> u64 {
+        self.torn
+    }
+
     /// What was spent so far.
     pub fn spent(&self) -> Spent {
         self.spent
@@ -161,7 +222,7 @@ impl Ledger {
     /// Books one call, with its verdict if it gave one.
     ///
     /// # Errors
-    /// If the file cannot be written; the call counts all the same.
+    /// If the file cannot be written: it stays as it was, and the call counts in this process.
     pub fn book(&mut self, usage: Usage, verdict: Option<(String, Vec<f64>)>) -> io::Result<()> {
         let (key, values) = verdict.map_or((None, Vec::new()), |(key, v)| (Some(key), v));
         let Usage { input, output } = usage;
@@ -174,8 +235,8 @@ impl Ledger {
         let mut text = serde_json::to_string(&line)?;
         text.push('\n');
         self.count(line);
-        match &mut self.file {
-            Some(file) => file.write_all(text.as_bytes()),
+        match &mut self.lines {
+            Some(lines) => lines.add(&text),
             None => Ok(()),
         }
     }
@@ -184,6 +245,7 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::{Arc, Mutex};
 
     fn usage(input: u64, output: u64) -> Usage {
         Usage { input, output }
@@ -201,6 +263,7 @@ mod tests {
         let whole = std::fs::read(&path).unwrap();
         std::fs::write(&path, [&whole[..], br#"{"key":"b","val"#].concat()).unwrap();
         let mut again = Ledger::open(&path).unwrap();
+        assert_eq!((ledger.torn(), again.torn()), (0, 15));
         assert_eq!(again.verdict("a"), Some(&[1.0, 0.25][..]));
         assert_eq!(again.verdict("b"), None);
         let spent = Spent {
@@ -217,6 +280,61 @@ mod tests {
                 .to_string()
                 .contains("byte 0")
         );
+    }
+
+    /// A disk that takes `room` bytes, and that cannot take anything back while `stuck`.
+    #[derive(Clone, Debug, Default)]
+    struct FullDisk(Arc<Mutex<(Vec<u8>, usize, bool)>>);
+
+    impl Grow for FullDisk {
+        fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
+            let mut disk = self.0.lock().unwrap();
+            let room = disk.1.saturating_sub(disk.0.len()).min(bytes.len());
+            disk.0.extend_from_slice(&bytes[..room]);
+            match room == bytes.len() {
+                true => Ok(()),
+                false => Err(io::ErrorKind::StorageFull.into()),
+            }
+        }
+
+        fn cut(&mut self, len: u64) -> io::Result<()> {
+            let mut disk = self.0.lock().unwrap();
+            if disk.2 {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            disk.0.truncate(len as usize);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_short_write_leaves_a_ledger_that_can_be_read() {
+        for stuck in [false, true] {
+            let disk = FullDisk::default();
+            *disk.0.lock().unwrap() = (Vec::new(), 70, stuck);
+            let mut ledger = Ledger {
+                lines: Some(Lines {
+                    file: Box::new(disk.clone()),
+                    len: 0,
+                    failed: false,
+                }),
+                ..Ledger::default()
+            };
+            let mut book = |key: &str| ledger.book(usage(10, 2), Some((key.into(), vec![1.0])));
+            book("a").unwrap();
+            assert!(book("b").is_err() && book("c").is_err());
+            let mut room = disk.0.lock().unwrap();
+            (room.1, room.2) = (1000, false);
+            drop(room);
+            book("d").unwrap();
+            assert_eq!(ledger.spent().calls, 4);
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("quality.jsonl");
+            std::fs::write(&path, &disk.0.lock().unwrap().0).unwrap();
+            let again = Ledger::open(&path).unwrap();
+            assert_eq!((again.spent().calls, again.torn()), (2, 0));
+            assert!(again.verdict("b").is_none() && again.verdict("d").is_some());
+        }
     }
 
     #[test]

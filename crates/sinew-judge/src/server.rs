@@ -265,7 +265,7 @@ impl Shared {
     /// One request: outages may pass, a wrong answer stays wrong.
     async fn once(&self, body: &str, count: usize) -> Heard<Vec<Result<Score, Unscored>>> {
         match self.server.post(body.to_owned(), self.config.timeout).await {
-            Err(ChatError::Passing(why)) => Heard::Passing(why),
+            Err(ChatError::Passing(why) | ChatError::Unheard(why)) => Heard::Passing(why),
             Err(ChatError::Lasting(why)) => Heard::Lasting(why),
             Ok(answer) => match read_scores(&answer, count) {
                 Ok(scores) => Heard::Verdict(scores),

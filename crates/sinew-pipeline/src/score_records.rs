@@ -79,14 +79,22 @@ fn shortened(reason: &str) -> String {
 ///
 /// # Errors
 /// If the store cannot be read.
-pub fn completed(store: &dyn TraceStore, mut trace: Trace) -> Result<Trace, PipelineError> {
+pub fn completed(store: &dyn TraceStore, trace: Trace) -> Result<Trace, PipelineError> {
     if !waits_for_group(&trace.outcome) {
         return Ok(trace);
     }
     let records = store.scores(&trace.episode);
-    let records = records.map_err(PipelineError::system)?;
+    let outcome = grouped(&trace, &records.map_err(PipelineError::system)?);
+    Ok(Trace { outcome, ..trace })
+}
+
+/// The outcome of a trace with the score of its group, if its `records` have it.
+pub(crate) fn grouped(trace: &Trace, records: &[ScoreRecord]) -> Outcome {
+    if !waits_for_group(&trace.outcome) {
+        return trace.outcome.clone();
+    }
     let (mut parts, mut value) = (BTreeMap::new(), None);
-    for ((name, source), record) in in_force(&records) {
+    for ((name, source), record) in in_force(records) {
         let part = name.strip_prefix(VALUE).and_then(|n| n.strip_prefix('/'));
         match (&record.score, part) {
             _ if source != SOURCE => {}
@@ -99,10 +107,9 @@ pub fn completed(store: &dyn TraceStore, mut trace: Trace) -> Result<Trace, Pipe
         }
     }
     let score = match value {
-        None => return Ok(trace),
+        None => return trace.outcome.clone(),
         Some(Ok(value)) => Score::with_parts(value, parts),
         Some(Err(reason)) => Err(Unscored::new(reason)),
     };
-    trace.outcome = with_group(&trace.outcome, score);
-    Ok(trace)
+    with_group(&trace.outcome, score)
 }

@@ -33,7 +33,8 @@ choice! {
         Each = "each",
         /// A whole number for each item within `scale`; the value is the weighted mean place in it, 0 to 1.
         Scale = "scale",
-        /// All answers of a group ranked; the value is the share of the others that an answer is better than.
+        /// Two answers of a group at a time, in both orders; the value is the share of comparisons that an
+        /// answer wins, 0 to 1, where a tie counts half.
         Compare = "compare",
     }
 }
@@ -100,8 +101,8 @@ impl RubricItem {
 section! {
     /// A model that grades answers against a rubric, used in `[reward]` as `"judge.NAME"`.
     JudgeKeys => JudgePlan, "judge" {
-        /// The judging model: its name at `url`, or without `url` a model as of `model.source`, which runs in
-        /// this process.
+        /// The judging model: its name at `url`. Without `url` a model that runs in this process: one as of
+        /// `model.source`, or `"policy"`, the weights that the run begins with.
         model: String;
         /// Address of a server with the chat-completions protocol, such as `https://api.openai.com/v1`.
         url: String;
@@ -200,6 +201,13 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         );
         let reason = format!("no reward uses it; add \"{path}\" to [reward], or remove it");
         rules.custom(&path, "a judge", reason, used.contains(&name.as_str()));
+        let group = plan.rollout.group_size;
+        rules.custom(
+            &format!("{path}.mode"),
+            judge.mode,
+            format!("compares the answers of a group, and rollout.group_size = {group}; allowed: 2 or more"),
+            judge.mode != JudgeMode::Compare || group > 1,
+        );
         let mut own = Rules::default();
         judge.ranges(&mut own);
         judge.rules(&mut own);
@@ -211,6 +219,11 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
 }
 
 impl JudgePlan {
+    /// Whether the model of the recipe judges, with the weights that the run begins with.
+    pub fn is_policy(&self) -> bool {
+        self.url.is_none() && self.model.as_deref() == Some("policy")
+    }
+
     /// Rules of one judge, with the keys of a table `judge`.
     fn rules(&self, rules: &mut Rules) {
         rules.allowed(
@@ -230,10 +243,6 @@ impl JudgePlan {
             let allowed = "an address that begins with http:// or https://";
             rules.allowed("judge.url", format!("{url:?}"), allowed, holds);
         }
-        let reason = "ranks the answers of a group, and a recipe scores one answer at a time; allowed: \"each\", \
-                      \"scale\"";
-        let ranks = self.mode == JudgeMode::Compare;
-        rules.custom("judge.mode", self.mode, reason.into(), !ranks);
         let scaled = self.mode == JudgeMode::Scale;
         let reason = "has no effect without mode = \"scale\"; remove it".to_owned();
         rules.unused("judge.scale", reason, scaled);

@@ -59,7 +59,10 @@ fn what_cannot_judge_is_refused() {
         ("votes = 0", "allowed: 1 to 25"),
         ("scale = [1, 3]", "has no effect without mode = \"scale\""),
         ("mode = \"scale\"\nscale = [5, 1]", "the lower one first"),
-        ("mode = \"compare\"", "ranks the answers of a group"),
+        (
+            "mode = \"compare\"\n[rollout]\ngroup_size = 1",
+            "compares the answers of a group",
+        ),
         ("mode = \"each_one\"", "each"),
         ("max_cost = 1.0", "max_cost needs it"),
         ("max_cost = -1.0\nprice = [1.0, 1.0]", "above 0"),
@@ -105,6 +108,35 @@ fn what_cannot_judge_is_refused() {
         e.contains("no reward uses it") && e.contains("line 4"),
         "{e}"
     );
+}
+
+#[test]
+fn a_judge_that_compares_takes_a_number_of_pairs() {
+    let judged = |mode: &str, term: &str, group: usize| {
+        parse(&format!(
+            "reward = {{ \"judge.q\" = {term} }}\n[rollout]\ngroup_size = {group}\n\
+             [judge.q]\nmodel = \"m\"\nurl = \"http://h:1/v1\"\nrubric = [\"x\"]\nmode = \"{mode}\"\n"
+        ))
+    };
+    let pairs = |n: usize| format!("{{ weight = 1.0, pairs = {n} }}");
+    let plan = judged("compare", &pairs(12), 8).unwrap();
+    assert_eq!(plan.reward.as_ref().unwrap().terms()[0].pairs, Some(12));
+    let text = toml::to_string(&plan).unwrap();
+    assert_eq!(RunPlan::parse(Path::new("r.toml"), &text).unwrap(), plan);
+    assert!(judged("compare", "1.0", 64).is_ok());
+    for (mode, term, group, expected) in [
+        ("each", pairs(12), 8, "the reward compares no samples"),
+        ("compare", pairs(7), 8, "8 (rollout.group_size) to 65536"),
+        (
+            "compare",
+            "1.0".into(),
+            65,
+            "write { weight = 1.0, pairs = 65 }",
+        ),
+    ] {
+        let e = judged(mode, &term, group).unwrap_err();
+        assert!(e.contains(expected), "{mode} {term}: {e}");
+    }
 }
 
 #[test]

@@ -2,12 +2,14 @@
 
 use crate::Level;
 use crate::RunPlan;
-use crate::judge::JUDGE;
+use crate::judge::{JUDGE, JudgeMode};
 use crate::late::{self, LATE, LateSection};
 use crate::rule::Rules;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use sinew_reward::{TermSpec, WORKERS, has_deadline, is_function, needs_sandbox, needs_workers};
+use sinew_reward::{
+    PAIRS, TermSpec, WORKERS, has_deadline, is_function, needs_sandbox, needs_workers,
+};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -69,8 +71,8 @@ pub struct LimitedTerm {
     /// at most `rollout.score_timeout_s`. Of a reward server: limit of one request. Left out: 30.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_s: Option<f64>,
-    /// Maximum number of pairs of a group that a function with the parameters `a` and `b` compares, at
-    /// least `rollout.group_size`. Left out: 64.
+    /// Maximum number of pairs of a group that a judge with `mode = "compare"`, or a function with the
+    /// parameters `a` and `b`, compares; at least `rollout.group_size`. Left out: 64.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pairs: Option<usize>,
     /// Of a reward server: maximum samples of one request, 1 to 1024. Left out: 32.
@@ -110,7 +112,7 @@ const MODEL: &str = "model:";
 
 impl RewardSection {
     /// Every reward as typed, with its limits.
-    fn all(&self) -> Vec<(&str, LimitedTerm)> {
+    pub(crate) fn all(&self) -> Vec<(&str, LimitedTerm)> {
         match self {
             Self::One(name) => vec![(name, LimitedTerm::of(1.0))],
             Self::Several(table) => table
@@ -220,6 +222,20 @@ impl RewardSection {
     /// Whether one of the rewards runs code of the model in sandboxes.
     pub fn has_code(&self) -> bool {
         self.all().iter().any(|(name, _)| needs_sandbox(name))
+    }
+}
+
+impl RunPlan {
+    /// Whether a reward is a judge that compares the answers of a group.
+    fn compares(&self, name: &str) -> bool {
+        let judge = name.strip_prefix(JUDGE).and_then(|j| self.judges.get(j));
+        judge.is_some_and(|j| j.mode == JudgeMode::Compare)
+    }
+
+    /// Maximum pairs of a group that a judge compares, for a reward that is one and does.
+    pub fn compared_pairs(&self, term: &TermSpec<'_>) -> Option<usize> {
+        let pairs = term.pairs.unwrap_or(PAIRS);
+        self.compares(term.name).then_some(pairs)
     }
 }
 
@@ -355,6 +371,7 @@ fn limits(name: &str, term: &LimitedTerm, plan: &RunPlan, rules: &mut Rules) {
         let reason = "has no effect: the reward is computed at once; remove it";
         rules.custom("reward", &shown, reason.into(), has_deadline(name));
     }
+    let compares = plan.compares(name);
     if let Some(pairs) = term.pairs {
         let shown = of("pairs", pairs.to_string());
         let group = plan.rollout.group_size;
@@ -362,7 +379,23 @@ fn limits(name: &str, term: &LimitedTerm, plan: &RunPlan, rules: &mut Rules) {
         let in_range = (group..=65_536).contains(&pairs);
         rules.allowed("reward", &shown, &allowed, in_range);
         let reason = "has no effect: the reward compares no samples; remove it";
-        rules.custom("reward", &shown, reason.into(), is_function(name));
+        rules.custom(
+            "reward",
+            &shown,
+            reason.into(),
+            is_function(name) || compares,
+        );
+    } else if compares {
+        let group = plan.rollout.group_size;
+        rules.custom(
+            "reward",
+            format!("{name:?}"),
+            format!(
+                "compares up to {PAIRS} pairs, and each of the {group} members of a group (rollout.group_size) needs \
+                 one: write {{ weight = {weight:?}, pairs = {group} }}"
+            ),
+            group <= PAIRS,
+        );
     }
     let source = RewardSection::model(name);
     rules.allowed(

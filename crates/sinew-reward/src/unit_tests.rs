@@ -46,8 +46,10 @@ struct Verdict {
     passed: u32,
     #[serde(default)]
     total: u32,
-    /// Syntax error of the tests.
+    /// Why the tests cannot run, whatever the code.
     broken: Option<String>,
+    /// A module that the tests import and the sandbox's Python does not have.
+    missing: Option<String>,
 }
 
 impl UnitTests {
@@ -156,7 +158,13 @@ fn tested(result: &ExecResult, secret: &str) -> Result<Score, Unscored> {
         return no_verdict(result.ending, &result.stderr);
     };
     if let Some(why) = verdict.broken {
-        return Err(Unscored::new(format!("the tests are no Python: {why}")));
+        return Err(Unscored::new(format!("the tests cannot run: {why}")));
+    }
+    if let Some(module) = verdict.missing {
+        return Err(Unscored::new(format!(
+            "the tests import {module}, which python3 in the sandbox does not have: it runs without \
+             site-packages (-S), so installing {module} does not help: use the standard library, or remove these tests"
+        )));
     }
     if verdict.total == 0 {
         return Err(Unscored::new("there are no tests"));

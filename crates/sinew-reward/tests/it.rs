@@ -3,6 +3,8 @@
 
 #[path = "it/code.rs"]
 mod code;
+#[path = "it/code_tests.rs"]
+mod code_tests;
 
 use futures::executor::block_on;
 use futures::future::BoxFuture;

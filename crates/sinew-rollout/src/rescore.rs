@@ -69,15 +69,15 @@ fn components(metrics: &BTreeMap<String, f64>, total: f64) -> BTreeMap<String, f
     all
 }
 
-/// Scores episodes with their tasks, in their order. Those that the system failed are left out. `renderer` is
-/// that of the model that sampled them.
-pub async fn rescore(
-    reward: &dyn Reward,
+/// Scores episodes with their tasks by their rewards, in their order. Those that the system failed are left
+/// out. `renderer` is that of the model that sampled them.
+pub async fn rescore<'a>(
     renderer: &dyn Renderer,
-    episodes: Vec<(Trace, Task)>,
+    episodes: Vec<(Trace, Task, &'a dyn Reward)>,
 ) -> Vec<Rescored> {
-    let whole = |(trace, _): &(Trace, Task)| !matches!(trace.end, EpisodeEnd::Failed { .. });
-    let one = |(trace, task): (Trace, Task)| async move {
+    let whole =
+        |(trace, ..): &(Trace, Task, &dyn Reward)| !matches!(trace.end, EpisodeEnd::Failed { .. });
+    let one = |(trace, task, reward): (Trace, Task, &'a dyn Reward)| async move {
         let sample = sample_of(&trace, task, renderer);
         let scored = reward.score(&sample).await;
         let old = match trace.outcome.unscored {
@@ -134,35 +134,65 @@ pub struct ComponentChange {
     pub changed: usize,
 }
 
-/// The change of each component, by name.
-pub fn changes(rescored: &[Rescored]) -> Vec<ComponentChange> {
-    let named = rescored
-        .iter()
-        .flat_map(|r| r.old.keys().chain(r.new.keys()));
-    let names: BTreeSet<&String> = named.collect();
-    let mean = |values: &[f64]| {
-        (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
-    };
-    let change = |name: &String| {
-        let old: Vec<f64> = rescored
-            .iter()
-            .filter_map(|r| r.old.get(name).copied())
-            .collect();
-        let new: Vec<f64> = rescored
-            .iter()
-            .filter_map(|r| r.new.get(name).copied())
-            .collect();
-        let both = rescored
-            .iter()
-            .filter_map(|r| r.old.get(name).zip(r.new.get(name)));
-        ComponentChange {
-            component: name.clone(),
-            old_episodes: old.len(),
-            old_mean: mean(&old),
-            new_episodes: new.len(),
-            new_mean: mean(&new),
-            changed: both.filter(|(old, new)| old != new).count(),
+/// Number and sum of the scores of one component.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    episodes: usize,
+    sum: f64,
+}
+
+impl Sum {
+    fn add(&mut self, score: Option<&f64>) {
+        self.episodes += usize::from(score.is_some());
+        self.sum += score.unwrap_or(&0.0);
+    }
+
+    fn mean(self) -> Option<f64> {
+        (self.episodes > 0).then(|| self.sum / self.episodes as f64)
+    }
+}
+
+/// What became of the scores of many episodes, which are added one by one and not kept.
+#[derive(Clone, Debug, Default)]
+pub struct Changes {
+    /// Before, now, and how many differ; by component.
+    components: BTreeMap<String, (Sum, Sum, usize)>,
+    /// Episodes that were added.
+    pub episodes: usize,
+    /// Those of them without a score now.
+    pub unscored: usize,
+    /// Reason of the first of these.
+    pub first: Option<String>,
+}
+
+impl Changes {
+    /// Adds an episode.
+    pub fn add(&mut self, rescored: &Rescored) {
+        self.episodes += 1;
+        self.unscored += usize::from(rescored.unscored.is_some());
+        if self.first.is_none() {
+            self.first.clone_from(&rescored.unscored);
         }
-    };
-    names.into_iter().map(change).collect()
+        let names: BTreeSet<_> = rescored.old.keys().chain(rescored.new.keys()).collect();
+        for name in names {
+            let (old, new) = (rescored.old.get(name), rescored.new.get(name));
+            let of = self.components.entry(name.clone()).or_default();
+            of.0.add(old);
+            of.1.add(new);
+            of.2 += usize::from(old.zip(new).is_some_and(|(old, new)| old != new));
+        }
+    }
+
+    /// The change of each component, by name.
+    pub fn components(&self) -> impl Iterator<Item = ComponentChange> {
+        let all = self.components.iter();
+        all.map(|(name, (old, new, changed))| ComponentChange {
+            component: name.clone(),
+            old_episodes: old.episodes,
+            old_mean: old.mean(),
+            new_episodes: new.episodes,
+            new_mean: new.mean(),
+            changed: *changed,
+        })
+    }
 }

@@ -6,13 +6,13 @@
 use crate::device::device;
 use crate::engine::{embedded, grammars};
 use crate::failure::Failure;
-use crate::model::{chat_renderer, resolve_env, unresolved};
+use crate::model::{chat_renderer, loaded_params, renderer, resolve_env, unresolved};
 use sinew_env::{Split, Taskset};
 use sinew_judge::{
     Bench, ChatModel, EngineChat, Judge, JudgeConfig, LazyChat, OpenAiChat, OpenAiConfig,
     RewardModel, RewardServer, ServerConfig,
 };
-use sinew_model::{ModelFiles, check_model, load_model, resolve_model};
+use sinew_model::{ModelFiles, Params, check_model, load_model, resolve_model};
 use sinew_recipe::{EnginePlan, JudgePlan, RewardServerPlan, RolloutPlan, RunPlan};
 use sinew_render::Renderer;
 use sinew_types::PolicyVersion;
@@ -57,15 +57,18 @@ pub fn judge(
             )));
         }
     }
-    let model = model(recipe, plan, &full)?;
-    let config = JudgeConfig::of(&full, plan).map_err(Failure::input)?;
-    let ledger = bench.ledger(name).map_err(Failure::system)?;
-    Ok(Arc::new(Judge::new(
-        config,
-        model,
-        ledger,
-        bench.exhausted(),
-    )))
+    bench.judge(name, || {
+        let model = model(recipe, plan, &full)?;
+        let config = JudgeConfig::of(&full, plan).map_err(Failure::input)?;
+        let ledger = bench.ledger(name).map_err(Failure::system)?;
+        if ledger.torn() > 0 {
+            tracing::error!(
+                judge = full, bytes = ledger.torn(),
+                "the newest verdict was cut in a torn write: it was dropped, and its question is asked again"
+            );
+        }
+        Ok(Judge::new(config, model, ledger, bench.exhausted()))
+    })
 }
 
 /// The model of a judge, as it is typed.
@@ -76,6 +79,12 @@ pub fn judge(
 /// If the files are missing or are no model, or the key of the server is not set.
 fn model(recipe: &RunPlan, plan: &JudgePlan, full: &str) -> Result<Arc<dyn ChatModel>, Failure> {
     let name = plan.model.clone().unwrap_or_default();
+    if plan.is_policy() {
+        let source = recipe.model_source();
+        let (recipe, known) = (recipe.clone(), format!("policy {source} {}", recipe.seed));
+        let load = move || policy(recipe.clone()).map_err(|e| e.text().to_owned());
+        return Ok(Arc::new(LazyChat::new(known, Arc::new(load))));
+    }
     let Some(url) = &plan.url else {
         let files = resolve_model(&name, &resolve_env())
             .map_err(|e| unresolved(&format!("{full}.model = {name:?}"), e))?;
@@ -142,8 +151,35 @@ pub(crate) fn reward_model(source: &str) -> Result<Arc<RewardModel>, Failure> {
 /// Loads a model into an engine of this process, with formats as masks.
 fn load(name: &str, files: &ModelFiles, engine: &EnginePlan) -> Result<EngineChat, Failure> {
     let loaded = load_model(files).map_err(Failure::input)?;
-    let renderer: Arc<dyn Renderer> = Arc::new(chat_renderer(files)?);
-    let config = loaded.params.config();
+    chat(
+        name,
+        &loaded.params,
+        Arc::new(chat_renderer(files)?),
+        engine,
+    )
+}
+
+/// The recipe's model with the weights that the run begins with, in an engine of its own.
+///
+/// They stay as they are: judged by the current weights, an answer would be worth another reward in every
+/// step, verdicts could not be kept, and the policy could learn to change its judge. A model from scratch has
+/// no positions that it learned, so its context is that of a judge.
+fn policy(mut recipe: RunPlan) -> Result<EngineChat, Failure> {
+    let asked = recipe.rollout.max_context_tokens;
+    recipe.rollout.max_context_tokens = asked.max(MAX_CONTEXT as u32);
+    let renderer = renderer(&recipe.model, &recipe.env)?;
+    let params = loaded_params(&recipe, renderer.as_ref())?;
+    chat("policy", &params, renderer, &recipe.engine)
+}
+
+/// Weights in an engine of this process.
+fn chat(
+    name: &str,
+    params: &Params,
+    renderer: Arc<dyn Renderer>,
+    engine: &EnginePlan,
+) -> Result<EngineChat, Failure> {
+    let config = params.config();
     let rollout = RolloutPlan {
         max_context_tokens: config.max_context.min(MAX_CONTEXT) as u32,
         ..RolloutPlan::default()
@@ -153,7 +189,7 @@ fn load(name: &str, files: &ModelFiles, engine: &EnginePlan) -> Result<EngineCha
         engine,
         &rollout,
         &device()?,
-        &loaded.params,
+        params,
         renderer.as_ref(),
         &grammars,
         PolicyVersion::default(),

@@ -4,11 +4,12 @@ use crate::output::{print, print_json};
 use clap::Args;
 use serde_json::json;
 use sinew_recipe::{RewardSection, RewardTable, RewardTerm, RunPlan};
-use sinew_rollout::{Rescored, changes, rescore, tasks_of};
-use sinew_store::{Filter, MAX_PAGE, StoreReader, TraceStore};
-use sinew_wire::Failure;
-use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use sinew_rollout::{Changes, rescore, tasks_of};
+use sinew_store::{DiskStore, Filter, MAX_PAGE, ScoreRecord, StoreReader, TraceStore};
+use sinew_types::{EpisodeId, Task, TaskId};
+use sinew_wire::{Failure, OwnReward};
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Arguments of `sinew rescore`.
@@ -36,72 +37,141 @@ pub(crate) struct RescoreArgs {
     json: bool,
 }
 
-/// Scores every stored episode of a purpose, prints old and new means, and adds the scores to the store.
-/// What was trained does not change.
+/// Traces that are in memory at a time.
+const PAGE: usize = 64;
+
+/// Scores every stored episode of a purpose by the reward of its environment, prints old and new means, and
+/// adds the scores to the store. What was trained does not change.
 ///
 /// # Errors
 /// If there is no reward, a task is not in the recipe's taskset any more, or a process holds the store.
 pub(crate) fn run(args: &RescoreArgs) -> Result<(), Failure> {
-    let mut recipe = match &args.recipe {
+    let run = sinew_project::recipe(&args.run_dir)?;
+    let recipe = match &args.recipe {
         Some(path) => RunPlan::load(path).map_err(Failure::input)?,
-        None => sinew_project::recipe(&args.run_dir)?,
+        None => run.clone(),
     };
-    if !args.reward.is_empty() {
-        let terms = args
-            .reward
-            .iter()
-            .map(|r| (r.clone(), RewardTerm::Weight(1.0)));
-        recipe.reward = Some(RewardSection::Several(RewardTable {
+    let named = args.reward.iter();
+    let named = named.map(|r| (r.clone(), RewardTerm::Weight(1.0)));
+    let instead = (!args.reward.is_empty()).then(|| {
+        RewardSection::Several(RewardTable {
             workers: None,
-            terms: terms.collect(),
-        }));
-    }
-    let taskset = sinew_wire::tasks(&recipe)?.all;
-    let Some(reward) = sinew_wire::own_reward(&recipe, taskset.as_ref())? else {
+            terms: named.collect(),
+        })
+    });
+    let members = sinew_wire::own_rewards(&recipe, &sinew_wire::tasks(&recipe)?, instead.as_ref())?;
+    if members.iter().all(|m| m.reward.is_none()) {
         let hint = "the recipe has no reward of its own\n  hint: --reward \"exact(answer)\"";
         return Err(Failure::input(hint));
-    };
-    let folder = sinew_project::store_path(&args.run_dir);
-    let traces = stored(
-        &StoreReader::open(&folder).map_err(Failure::input)?,
-        &args.purpose,
-    )?;
-    let wanted: BTreeSet<_> = traces.iter().map(|t| t.task.clone()).collect();
-    let tasks = tasks_of(taskset.as_ref(), &wanted).map_err(Failure::input)?;
-    let mut episodes = Vec::new();
-    for trace in traces {
-        let unknown =
-            || Failure::input(format!("task {} is not in the recipe's tasks", trace.task));
-        let task = tasks.get(&trace.task).ok_or_else(unknown)?.clone();
-        episodes.push((trace, task));
     }
+    let folder = sinew_project::store_path(&args.run_dir);
+    let reader = StoreReader::open(&folder).map_err(Failure::input)?;
+    let tasks = tasks(&reader, &args.purpose, &members)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build();
     let runtime = runtime.map_err(Failure::system)?;
-    let run = sinew_project::recipe(&args.run_dir)?;
     let renderer = sinew_wire::renderer(&run.model, &run.env)?;
-    let rescored = runtime.block_on(rescore(reward.as_ref(), renderer.as_ref(), episodes));
-    let new = match args.dry_run {
-        true => 0,
-        false => write(&folder, &rescored, &args.source)?,
+    let store = match args.dry_run {
+        true => None,
+        false => Some(sinew_wire::disk_store(&folder, false).map_err(Failure::input)?),
     };
-    show(&rescored, new, args.json);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now_us = now.map_or(0, |d| d.as_micros() as u64);
+    let (mut changes, mut new, mut own) = (Changes::default(), 0, 0);
+    pages(&reader, &args.purpose, PAGE, |page| {
+        let mut episodes = Vec::new();
+        for (episode, task) in page {
+            let Some((member, task)) = tasks.get(&task) else {
+                own += 1;
+                continue;
+            };
+            let trace = reader.get(&episode).map_err(Failure::system)?;
+            let reward = members[*member].reward.as_deref();
+            episodes.extend(trace.zip(reward).map(|(t, r)| (t, task.clone(), r)));
+        }
+        let rescored = runtime.block_on(rescore(renderer.as_ref(), episodes));
+        rescored.iter().for_each(|r| changes.add(r));
+        let records = rescored
+            .iter()
+            .flat_map(|r| r.records(&args.source, now_us));
+        if let Some(store) = &store {
+            new += write(store, &records.collect::<Vec<_>>())?;
+        }
+        Ok(())
+    })?;
+    show(&changes, (own, new), args.json);
     Ok(())
 }
 
-/// Adds the scores to the store; how many it took.
-///
-/// Scores that the store refuses are not counted.
+/// The tasks of the stored episodes of a purpose with the place of their environment in `members`, without
+/// those of environments that have no reward.
 ///
 /// # Errors
-/// If a process holds the store, or it cannot be written.
-fn write(folder: &Path, rescored: &[Rescored], source: &str) -> Result<usize, Failure> {
-    let store = sinew_wire::disk_store(folder, false).map_err(Failure::input)?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now_us = now.map_or(0, |d| d.as_micros() as u64);
-    let records = rescored.iter().flat_map(|r| r.records(source, now_us));
-    let records: Vec<_> = records.collect();
+/// If the store cannot be read, or a task is not in the recipe's tasks.
+fn tasks(
+    reader: &StoreReader,
+    purpose: &str,
+    members: &[OwnReward],
+) -> Result<HashMap<TaskId, (usize, Task)>, Failure> {
+    let unknown = |task| Failure::input(format!("task {task} is not in the recipe's tasks"));
+    let mut wanted: Vec<BTreeMap<TaskId, TaskId>> = vec![BTreeMap::new(); members.len()];
+    pages(reader, purpose, MAX_PAGE, |page| {
+        for (_, task) in page {
+            let mut ids = members.iter().map(|m| m.own_id(&task)).enumerate();
+            let found = ids.find_map(|(at, id)| Some((at, id?)));
+            let (at, id) = found.ok_or_else(|| unknown(task.clone()))?;
+            wanted[at].insert(id, task);
+        }
+        Ok(())
+    })?;
+    let mut all = HashMap::new();
+    for (at, (member, wanted)) in members.iter().zip(wanted).enumerate() {
+        if member.reward.is_none() {
+            continue;
+        }
+        let ids = wanted.keys().cloned().collect();
+        let mut found = tasks_of(member.tasks.as_ref(), &ids).map_err(Failure::input)?;
+        for (id, task) in wanted {
+            let own = found.remove(&id);
+            let own = own.ok_or_else(|| unknown(task.clone()))?;
+            all.insert(task, (at, own));
+        }
+    }
+    Ok(all)
+}
+
+/// Gives `to` the stored episodes of a purpose with their tasks, at most `limit` at a time.
+///
+/// # Errors
+/// If the store cannot be read, or those of `to`.
+fn pages(
+    reader: &StoreReader,
+    purpose: &str,
+    limit: usize,
+    mut to: impl FnMut(Vec<(EpisodeId, TaskId)>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut filter = Filter {
+        purpose: Some(purpose.to_owned()),
+        limit,
+        ..Filter::default()
+    };
+    loop {
+        let page = reader.list(&filter).map_err(Failure::system)?;
+        let episodes = page.episodes.into_iter();
+        to(episodes.map(|e| (e.episode, e.task)).collect())?;
+        match page.next {
+            Some(next) => filter.after = Some(next),
+            None => return Ok(()),
+        }
+    }
+}
+
+/// Adds scores to the store; how many it took. Those that it refuses are not counted.
+///
+/// # Errors
+/// If the store cannot be written.
+fn write(store: &DiskStore, records: &[ScoreRecord]) -> Result<usize, Failure> {
     let mut new = 0;
     for chunk in records.chunks(10_000) {
         let put = store.put_scores(chunk).map_err(Failure::system)?;
@@ -110,10 +180,11 @@ fn write(folder: &Path, rescored: &[Rescored], source: &str) -> Result<usize, Fa
     Ok(new)
 }
 
-/// Prints the change of each component, then the whole.
-fn show(rescored: &[Rescored], new: usize, json: bool) {
+/// Prints the change of each component, then the whole: with episodes whose environment alone can score them,
+/// and scores that were written.
+fn show(changes: &Changes, (own, new): (usize, usize), json: bool) {
     let shown = |mean: Option<f64>| mean.map_or_else(|| "-".into(), |m| format!("{m:.4}"));
-    for c in changes(rescored) {
+    for c in changes.components() {
         match json {
             true => print_json(&json!(c)),
             false => print(&format!(
@@ -127,43 +198,22 @@ fn show(rescored: &[Rescored], new: usize, json: bool) {
             )),
         }
     }
-    let unscored: Vec<&str> = rescored
-        .iter()
-        .filter_map(|r| r.unscored.as_deref())
-        .collect();
-    let (episodes, count, first) = (rescored.len(), unscored.len(), unscored.first());
+    let (episodes, count, first) = (changes.episodes, changes.unscored, &changes.first);
     match json {
         true => print_json(&json!({
-            "episodes": episodes, "unscored": count, "first": first, "scores": new,
+            "episodes": episodes, "unscored": count, "first": first, "scores": new, "without_reward": own,
         })),
         false => print(&format!(
-            "{episodes} episodes, {count} unscored{}, {new} scores written\n",
-            first.map_or_else(String::new, |why| format!(" ({why})"))
+            "{episodes} episodes, {count} unscored{}, {new} scores written{}\n",
+            first
+                .as_ref()
+                .map_or_else(String::new, |why| format!(" ({why})")),
+            match own {
+                0 => String::new(),
+                own => format!(
+                    "; {own} of environments without a reward in the recipe left as they are"
+                ),
+            }
         )),
-    }
-}
-
-/// The stored episodes of a purpose.
-///
-/// All of them are read, page by page, since rewards are compared over the whole purpose.
-///
-/// # Errors
-/// If the store cannot be read.
-fn stored(reader: &StoreReader, purpose: &str) -> Result<Vec<sinew_types::Trace>, Failure> {
-    let mut filter = Filter {
-        purpose: Some(purpose.to_owned()),
-        limit: MAX_PAGE,
-        ..Filter::default()
-    };
-    let mut traces = Vec::new();
-    loop {
-        let page = reader.list(&filter).map_err(Failure::system)?;
-        for episode in &page.episodes {
-            traces.extend(reader.get(&episode.episode).map_err(Failure::system)?);
-        }
-        match page.next {
-            Some(next) => filter.after = Some(next),
-            None => return Ok(traces),
-        }
     }
 }

@@ -3,8 +3,10 @@
 use crate::support::{Scripted, asked, config, sample};
 use futures::future::join_all;
 use serde_json::json;
-use sinew_env::{GroupReward, Reward};
-use sinew_judge::{ChatError, ChatModel, Exhausted, Judge, JudgeConfig, Ledger, Limits, Mode};
+use sinew_env::{Preference, Reward};
+use sinew_judge::{
+    Bench, ChatError, ChatModel, Exhausted, Judge, JudgeConfig, Ledger, Limits, Mode,
+};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -158,68 +160,117 @@ async fn a_spent_budget_stops_and_scores_nothing() {
     assert!(error.reason.contains("max_calls = 2"), "{error}");
 }
 
-#[tokio::test]
-async fn a_group_is_ranked_in_both_orders() {
-    // Prefers the longest answer, and the first of equal ones.
-    let model = Scripted::new(|_, request| {
-        let (id, data) = asked(request);
-        let answers = data["answers"].as_object().unwrap();
-        let length = |l: &&String| answers[*l]["output"].as_str().unwrap().len();
-        let mut labels: Vec<&String> = answers.keys().collect();
-        labels.sort_by_key(|l| std::cmp::Reverse(length(l)));
-        Ok(json!({"id": id, "ranking": labels}).to_string())
-    });
-    let judge = judge(config(Mode::Compare), &model);
-    let group = [sample("aa"), sample("a"), sample("bb"), sample("aaa")];
-    let scores = judge.score_group(&group).await;
-    let values: Vec<f64> = scores.into_iter().map(|s| s.unwrap().value).collect();
-    // The two equal ones share their places.
-    assert_eq!(values, [0.5, 0.0, 0.5, 1.0]);
-    assert_eq!(model.calls(), 2);
-    let alone = judge.score_group(&group[..1]).await;
-    assert!(
-        alone[0]
-            .as_ref()
-            .unwrap_err()
-            .reason
-            .contains("two answers")
-    );
-    let one = judge.score(&group[0]).await.unwrap_err();
-    assert!(one.reason.contains("compare"), "{one}");
-    let many: Vec<_> = (0..27).map(|i| sample(&i.to_string())).collect();
-    let scores = judge.score_group(&many).await;
-    assert!(
-        scores
-            .iter()
-            .all(|s| s.as_ref().unwrap_err().reason.contains("up to 26"))
-    );
+#[tokio::test(start_paused = true)]
+async fn what_was_asked_counts_where_no_answer_was_heard() {
+    let mut once = config(Mode::Each);
+    once.retries = 0;
+    let spent_of = async |error: ChatError| {
+        let model = Scripted::new(move |_, _| Err(error.clone()));
+        let judge = judge(once.clone(), &model);
+        assert!(judge.score(&sample("x")).await.is_err());
+        judge.spent()
+    };
+    let unheard = spent_of(ChatError::Unheard("no answer within 1 s".into())).await;
+    assert_eq!((unheard.calls, unheard.usage.output), (1, 64));
+    assert!(unheard.usage.input > 400, "{unheard:?}");
+    for error in [
+        ChatError::Passing("status 429".into()),
+        ChatError::Lasting("status 401".into()),
+    ] {
+        let spent = spent_of(error).await;
+        assert_eq!((spent.calls, spent.usage.input), (1, 0));
+    }
+    // An episode that ends meanwhile has asked as well, and the next question finds the budget spent.
+    once.limits.tokens = Some(unheard.usage.input);
+    let silent = judge_of_silence(once);
+    let sample = sample("x");
+    let ended = tokio::time::timeout(Duration::from_secs(1), silent.score(&sample)).await;
+    assert!(ended.is_err());
+    assert_eq!(silent.spent(), unheard);
+    let error = silent.score(&sample).await.unwrap_err();
+    assert!(error.reason.contains("max_total_tokens"), "{error}");
+}
+
+/// A judge whose model never answers.
+fn judge_of_silence(config: JudgeConfig) -> Judge {
+    struct Silent;
+    impl ChatModel for Silent {
+        fn identity(&self) -> String {
+            "silent".into()
+        }
+
+        fn ask<'a>(
+            &'a self,
+            _: &'a sinew_judge::ChatRequest,
+        ) -> futures::future::BoxFuture<'a, Result<sinew_judge::ChatAnswer, ChatError>> {
+            Box::pin(std::future::pending())
+        }
+    }
+    Judge::new(
+        config,
+        Arc::new(Silent),
+        Ledger::in_memory(),
+        Exhausted::Unscored,
+    )
 }
 
 #[tokio::test]
-async fn a_member_that_cannot_be_seen_leaves_the_others_ranked() {
-    let model = Scripted::new(|_, request| {
+async fn environments_share_a_judge_and_its_budget() {
+    let (bench, made) = (Bench::default(), Mutex::new(0));
+    let mut limited = config(Mode::Each);
+    limited.limits.calls = Some(1);
+    let of_env = || {
+        let judge = bench.judge("quality", || {
+            *made.lock().unwrap() += 1;
+            Ok::<_, ()>(judge(limited.clone(), &fair()))
+        });
+        judge.unwrap()
+    };
+    assert!(of_env().score(&sample("a")).await.is_ok());
+    assert!(of_env().score(&sample("b")).await.is_err());
+    assert_eq!((*made.lock().unwrap(), of_env().spent().calls), (1, 1));
+    assert!(bench.judge("other", || Err("no key")).is_err());
+}
+
+/// A model that finds the longer answer better, and the first of equally long ones.
+fn prefers_length() -> Arc<Scripted> {
+    Scripted::new(|_, request| {
         let (id, data) = asked(request);
-        let labels: Vec<&String> = data["answers"].as_object().unwrap().keys().collect();
-        Ok(json!({"id": id, "ranking": labels}).to_string())
-    });
-    let mut with_column = config(Mode::Compare);
-    with_column.columns = vec!["answer".into()];
-    let judge = judge(with_column, &model);
-    let mut group = [sample("a"), sample("b"), sample("c")];
-    group[1].task.data = json!({});
-    let scores = judge.score_group(&group).await;
-    assert!(
-        scores[1]
-            .as_ref()
-            .unwrap_err()
-            .reason
-            .contains("no column answer")
-    );
-    assert_eq!(
-        (
-            scores[0].as_ref().unwrap().value,
-            scores[2].as_ref().unwrap().value
-        ),
-        (0.5, 0.5)
-    );
+        let length = |label: &str| data["answers"][label]["output"].as_str().unwrap().len();
+        let better = if length("A") >= length("B") { "A" } else { "B" };
+        Ok(json!({"id": id, "better": better}).to_string())
+    })
+}
+
+#[tokio::test]
+async fn a_judge_says_which_of_two_is_better_in_the_order_of_asking() {
+    let model = prefers_length();
+    let judge = judge(config(Mode::Compare), &model);
+    let [short, long, other] = ["a", "aaa", "bbb"].map(sample);
+    assert_eq!(judge.prefer(&long, &short).await, Ok(1.0));
+    assert_eq!(judge.prefer(&short, &long).await, Ok(0.0));
+    // The first place wins in both orders: callers make a tie of it.
+    assert_eq!(judge.prefer(&long, &other).await, Ok(1.0));
+    assert_eq!(judge.prefer(&other, &long).await, Ok(1.0));
+    assert_eq!(model.calls(), 4);
+    // Equal answers are a tie, and known ones are not asked about again.
+    assert_eq!(judge.prefer(&long, &long.clone()).await, Ok(0.5));
+    assert_eq!(judge.prefer(&long, &short).await, Ok(1.0));
+    assert_eq!(model.calls(), 4);
+    let one = judge.score(&short).await.unwrap_err();
+    assert!(one.reason.contains("compare"), "{one}");
+}
+
+#[tokio::test]
+async fn a_comparison_without_a_verdict_or_a_column_is_missing() {
+    let silent = Scripted::new(|_, _| Ok(json!({"better": "A"}).to_string()));
+    let mut once = config(Mode::Compare);
+    once.retries = 0;
+    let (a, mut b) = (sample("a"), sample("b"));
+    let error = judge(once.clone(), &silent).prefer(&a, &b).await;
+    assert!(error.unwrap_err().reason.contains("no verdict"));
+    once.columns = vec!["answer".into()];
+    b.task.data = json!({});
+    let error = judge(once, &prefers_length()).prefer(&a, &b).await;
+    assert!(error.unwrap_err().reason.contains("no column answer"));
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A reward by name, with a deadline in seconds; `path` is searched for Python.
-fn made(name: &str, seconds: f64, path: &str) -> Result<Arc<dyn Reward>, String> {
+pub(crate) fn made(name: &str, seconds: f64, path: &str) -> Result<Arc<dyn Reward>, String> {
     let search = std::env::var("PATH").unwrap();
     let provider = ProcessProvider::start(ProcessConfig::new(&search)).unwrap();
     let config = BuildConfig {
@@ -39,7 +39,11 @@ fn made(name: &str, seconds: f64, path: &str) -> Result<Arc<dyn Reward>, String>
     Ok(Arc::new(rewards.single))
 }
 
-async fn score(reward: &dyn Reward, output: &str, answer: Value) -> Result<Score, Unscored> {
+pub(crate) async fn score(
+    reward: &dyn Reward,
+    output: &str,
+    answer: Value,
+) -> Result<Score, Unscored> {
     reward
         .score(&sample(output, json!({ "answer": answer })))
         .await
@@ -145,7 +149,7 @@ async fn tests_are_asserts_functions_or_classes() {
         assert_eq!(got.parts["reward/tests/tests"], total, "{tests}");
     }
     for (tests, said) in [
-        (json!("assert ("), "the tests are no Python"),
+        (json!("assert ("), "they are no Python"),
         (json!([]), "allowed: tests in Python"),
         (json!(7), "allowed: tests in Python"),
     ] {

@@ -10,7 +10,8 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A server that judges by a rule: an answer meets the item if it has a small letter. Every tenth verdict is
+/// A server that judges by a rule: an answer meets the item if it has a small letter; of two answers,
+/// that with more of them is better, and the first where both have equally many. Every tenth verdict is
 /// none. Its calls are counted.
 fn judge() -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -24,6 +25,11 @@ fn judge() -> (String, Arc<AtomicUsize>) {
         }
     });
     (url, calls)
+}
+
+/// Number of small letters.
+fn small(output: &str) -> usize {
+    output.chars().filter(char::is_ascii_lowercase).count()
 }
 
 fn verdict(mut stream: TcpStream, call: usize) {
@@ -47,11 +53,17 @@ fn verdict(mut stream: TcpStream, call: usize) {
         .split_once('\n')
         .unwrap();
     let data: Value = serde_json::from_str(data.split_once("\nEND DATA").unwrap().0).unwrap();
-    let output = data["output"].as_str().unwrap();
-    let met = output.contains(|c: char| c.is_ascii_lowercase());
     let said = match call % 10 {
         9 => "I like it.".to_owned(),
-        _ => json!({"id": id, "item_1": met}).to_string(),
+        _ if data["answers"].is_object() => {
+            let count = |label: &str| small(data["answers"][label]["output"].as_str().unwrap());
+            let better = if count("A") >= count("B") { "A" } else { "B" };
+            json!({"id": id, "better": better}).to_string()
+        }
+        _ => {
+            let met = small(data["output"].as_str().unwrap()) > 0;
+            json!({"id": id, "item_1": met}).to_string()
+        }
     };
     let answer = json!({
         "choices": [{"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}],
@@ -136,6 +148,88 @@ fn a_model_learns_from_a_judge() {
     keys.dedup();
     assert_eq!(keys.len(), verdicts);
     assert!(lines.len() > verdicts && calls.load(Ordering::SeqCst) > verdicts);
+}
+
+#[test]
+fn a_model_learns_from_comparisons() {
+    let dir = tempfile::tempdir().unwrap();
+    let (url, calls) = judge();
+    project(dir.path(), &url, "mode = \"compare\"");
+    edit(
+        dir.path(),
+        &[
+            (
+                "\"judge.letters\" = 1.0\n\"exact(answer)\" = 0",
+                "\"judge.letters\" = { weight = 1.0, pairs = 16 }\n'regex(\"[a-z]\")' = 0",
+            ),
+            ("steps = 25", "steps = 30"),
+            ("group_size = 8", "group_size = 5"),
+        ],
+    );
+    let checked = run(dir.path(), &["check", "own.toml"]);
+    let text = String::from_utf8_lossy(&checked.stdout);
+    assert!(
+        checked.status.success() && text.contains("judge.letters (up to 16 pairs of a group)"),
+        "{text}"
+    );
+    let args = ["train", "own.toml", "--json", "--run-dir", "run"];
+    last_line(&run(dir.path(), &args));
+    let steps = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
+    let steps: Vec<Value> = steps
+        .lines()
+        .map(|l| serde_json::from_str(l).unwrap())
+        .collect();
+    let metric = |step: &Value, name: &str| step["rollout"]["metrics"][name].as_f64().unwrap();
+    for step in &steps {
+        assert_eq!(step["rollout"]["unscored"], 0, "{step}");
+        // What one wins another loses.
+        let mean = metric(step, "reward/judge.letters");
+        assert!((mean - 0.5).abs() < 1e-9, "{step}");
+        assert_eq!(metric(step, "reward/judge.letters/pairs"), 4.0, "{step}");
+    }
+    let met = |step: &Value| metric(step, "reward/regex");
+    let (first, last) = (met(&steps[0]), met(&steps[29]));
+    assert!(first < 0.6 && last > 0.85, "{first} {last}");
+    // At most 6 groups of 10 pairs in both orders; every tenth answer is no verdict and asked for again.
+    let asked = calls.load(Ordering::SeqCst);
+    assert!((500..=30 * 120 * 2).contains(&asked), "{asked} calls");
+}
+
+#[test]
+fn the_first_weights_judge_and_what_they_do_not_say_is_unscored() {
+    let dir = tempfile::tempdir().unwrap();
+    let judged = |more: &str, name: &str| {
+        project(dir.path(), "http://x", more);
+        let policy = ("model = \"rule\"\nurl = \"http://x\"", "model = \"policy\"");
+        edit(dir.path(), &[policy, ("steps = 25", "steps = 2")]);
+        run(
+            dir.path(),
+            &["train", "own.toml", "--json", "--run-dir", name],
+        )
+    };
+    // Masks give its verdicts the right form, whatever it finds.
+    last_line(&judged("mode = \"scale\"\ntemperature = 1.0", "each"));
+    let steps = std::fs::read_to_string(dir.path().join("each/metrics.jsonl")).unwrap();
+    for step in steps.lines() {
+        let step: Value = serde_json::from_str(step).unwrap();
+        assert_eq!(step["rollout"]["unscored"], 0, "{step}");
+        assert!(step["rollout"]["metrics"]["reward/judge.letters"].is_f64());
+    }
+    // Its reasons have no end, so there is no verdict: no score, no crash.
+    let output = judged("reasons = true\nmax_tokens = 32\nretries = 0", "cut");
+    let errors = failure(&output, 1);
+    let cause = "judge.letters: it was cut after max_tokens = 32";
+    assert!(
+        errors.contains("48 of 48 episodes: unscored") && errors.contains(cause),
+        "{errors}"
+    );
+    let steps = std::fs::read_to_string(dir.path().join("cut/metrics.jsonl")).unwrap();
+    assert_eq!(steps.lines().count(), 2);
+    for step in steps.lines() {
+        let step: Value = serde_json::from_str(step).unwrap();
+        assert_eq!(step["dropped"][format!("unscored: {cause}")], 48, "{step}");
+        assert_eq!(step["trained_tokens"], 0, "{step}");
+    }
 }
 
 #[test]
