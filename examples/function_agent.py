@@ -22,4 +22,4 @@ if __name__ == "__main__":
 
     topics = ["rain", "snow", "wind", "hail", "mist", "dust"]
     tasks = [f"Write one word about {topic}, in small letters." for topic in topics]
-    print(asyncio.run(rollout(solve).train(Client.from_env(), tasks)), "rollouts")
+    print(asyncio.run(rollout(solve).train(Client.from_env(), tasks)).good, "rollouts")

@@ -174,6 +174,51 @@ def a_run_ends_with_its_process() -> None:
     assert Path("orphan/checkpoints/LATEST").exists(), "it ended in order"
 
 
+def a_chain_has_a_folder_of_its_own() -> None:
+    chain = recipe(2)
+    chain["stage"] = [{"name": "one"}, {"name": "two", "train": {"learning_rate": 1e-4}}]
+    with sinew.train(chain, run_dir="chain", seed=1) as run:
+        result = run.result()
+    assert result.folder == run.folder and run.folder is not None, result
+    assert run.folder.name == "chain" and (run.folder / "chain.json").exists(), run.folder
+    assert result.model.name.startswith("two-step-"), result.model
+    assert run.total == 4 and len(run.steps) == 4, (run.total, run.steps)
+
+
+def program(text: str) -> None:
+    """Stands in for the program of the checks that follow."""
+    fake = Path("fake-sinew").absolute()
+    fake.write_text(f"#!{sys.executable}\n{text}")
+    fake.chmod(0o755)
+    os.environ["SINEW_BIN"] = str(fake)
+
+
+def what_ends_half_way_is_not_taken_for_whole() -> None:
+    real = os.environ["SINEW_BIN"]
+    row = "print('{\"check\": \"recipe\", \"ok\": true, \"detail\": \"\"}', flush=True)\n"
+    page = "import sys\nif '--after' in sys.argv:\n    sys.exit('sinew: the store is damaged')\n"
+    try:
+        program(f"import os\n{row}os.kill(os.getpid(), 9)\n")
+        refused(lambda: sinew.check(recipe(1)))
+        first = sinew.stored._PAGE
+        sinew.stored._PAGE = 1
+        episode = dict.fromkeys(("episode group task task_kind purpose end update started_unix_s").split(), "x")
+        episode |= {"draw": 0, "reward": 0.0, "success": True, "turns": 1, "sampled_tokens": 1, "total_s": 0, "cursor": 1}
+        program(page + f"import json\nprint(json.dumps({episode!r}))\n")
+        refused(lambda: sinew.episodes("run"))
+        sinew.stored._PAGE = first
+    finally:
+        os.environ["SINEW_BIN"] = real
+
+
+def refused(call: Any) -> None:
+    try:
+        call()
+    except sinew.SinewError:
+        return
+    raise AssertionError("what ended half-way was taken for whole")
+
+
 def main() -> None:
     project()
     a_dict_trains()
@@ -183,6 +228,8 @@ def main() -> None:
     asyncio_reads_two_runs_at_once()
     refusals_name_field_and_line()
     a_run_ends_with_its_process()
+    a_chain_has_a_folder_of_its_own()
+    what_ends_half_way_is_not_taken_for_whole()
 
 
 if __name__ == "__main__":

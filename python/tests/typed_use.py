@@ -43,6 +43,18 @@ def refused() -> None:
         assert_type((e.message, e.field, e.line), "tuple[str, str | None, int | None]")
 
 
+@sinew.rollout
+async def solve(task: sinew.Task, model: sinew.Model) -> float:
+    return float(len(task.prompt))
+
+
+async def works(client: sinew.Client) -> None:
+    worked = await solve.train(client, ["a task"], concurrency=4, reconnect_s=5.0)
+    assert_type(worked, sinew.Worked)
+    assert_type(worked.causes, "dict[str, int]")
+    assert_type((await solve.arun(client, "a task")).error, "BaseException | None")
+
+
 class Shop(sinew.Env):
     def start(self, task: sinew.Task) -> None:
         self.cart: list[str] = []

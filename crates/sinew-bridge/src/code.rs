@@ -265,7 +265,8 @@ fn ask(python: &Path) -> Result<Interpreter, StartError> {
     Ok(asked)
 }
 
-/// Output of a program that ends within `limit`; it is killed after that.
+/// Output of a program that ends within `limit`; it is killed after that. Blocks the thread: it runs while a
+/// run is put together, before anything asynchronous begins.
 fn output_within(mut command: Command, limit: Duration) -> Result<Output, String> {
     let spawned = command
         .stdout(Stdio::piped())

@@ -4,7 +4,7 @@
 //! `format_penalty` is a share of turns, 0 to 1.
 
 use sinew_env::Action;
-use sinew_types::Outcome;
+use sinew_types::{Given, Outcome};
 
 /// Turn counts of an episode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,6 +17,14 @@ pub(crate) struct Counts {
     errors: u32,
     /// Turns with a call that could not be parsed.
     malformed: u32,
+}
+
+/// Whether episodes have the counts: those with tools.
+pub(crate) fn counted(tools: bool) -> Given {
+    match tools {
+        true => Given::Yes,
+        false => Given::No("without tools there are no calls to count; add a tool"),
+    }
 }
 
 impl Counts {

@@ -9,7 +9,7 @@
 //! and the end of its worker are [`EnvError::Worker`], which fails the episode. Errors of its `reward` leave
 //! the episode unscored.
 
-use crate::counts::Counts;
+use crate::counts::{Counts, counted};
 use crate::error::{CallError, StartError};
 use crate::worker::THREADED;
 use crate::workers::{PythonWorkers, Session};
@@ -19,7 +19,7 @@ use sinew_env::{
     Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
     ResetResult, Score, StepResult, Unscored,
 };
-use sinew_types::{Message, Outcome, Task, ToolCall, ToolSpec};
+use sinew_types::{Given, Gives, Message, Outcome, Task, ToolCall, ToolSpec};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -40,6 +40,24 @@ pub(crate) struct EnvInfo {
     pub(crate) splits: bool,
     /// `file:line` of the class.
     pub(crate) place: String,
+}
+
+impl EnvInfo {
+    /// What algorithms can read of the episodes. Any turn may have a reward: the class returns it.
+    fn gives(&self) -> Gives {
+        let counts = counted(!self.tools.is_empty());
+        Gives {
+            states: match self.state {
+                true => Given::Yes,
+                false => Given::No(
+                    "add the method `state(self)` to your class, whose value is equal exactly in equal states",
+                ),
+            },
+            turn_rewards: Given::Maybe,
+            tool_counts: counts,
+            format_penalty: counts,
+        }
+    }
 }
 
 /// Factory of episodes of one Python class. Environments are created at once; their session opens in
@@ -194,7 +212,7 @@ impl EnvFactory for PythonEnvFactory {
         Capabilities {
             concurrent: true,
             deterministic: false,
-            states: self.shared.info.state,
+            gives: self.shared.info.gives(),
             places: Some(self.shared.workers.max_sessions()),
         }
     }
@@ -274,8 +292,8 @@ struct ResultMessage {
     error: bool,
 }
 
-/// Maximum number of entries of a score beside the reward, and bytes of the name of each: they stand in every
-/// trace and are names of metrics.
+/// Maximum number of entries of a score in addition to the reward, and bytes of the name of each: they
+/// stand in every trace and are names of metrics.
 const MAX_PARTS: usize = 64;
 const MAX_PART_BYTES: usize = 100;
 

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use sinew_env::{
     EnvConfig, EnvError, EnvFactory, EnvKind, KeyError, Needs, Sandboxes, Taskset, TasksetError,
 };
+use sinew_types::Gives;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,6 +76,21 @@ fn default_python() -> String {
     "python3".into()
 }
 
+/// Checks deadlines in seconds, by their keys.
+///
+/// # Errors
+/// The first that is not within 0.01 seconds and a day.
+pub(crate) fn check_timeouts(timeouts: &[(&'static str, f64)]) -> Result<(), KeyError> {
+    let wrong = timeouts.iter().find(|t| !(0.01..=86_400.0).contains(&t.1));
+    wrong.map_or(Ok(()), |(key, seconds)| {
+        Err(KeyError {
+            key,
+            value: seconds.to_string(),
+            reason: "allowed: 0.01 to 86400 seconds".into(),
+        })
+    })
+}
+
 impl Python {
     /// The keys of a class with their defaults.
     pub fn new(module: &str) -> Self {
@@ -136,15 +152,10 @@ impl EnvConfig for Python {
             let value = self.sessions_per_worker.to_string();
             return wrong("sessions_per_worker", value, "allowed: 1 to 10000");
         }
-        for (key, seconds) in [
+        check_timeouts(&[
             ("timeout_s", self.timeout_s),
             ("startup_timeout_s", self.startup_timeout_s),
-        ] {
-            if !(0.01..=86_400.0).contains(&seconds) {
-                return wrong(key, seconds.to_string(), "allowed: 0.01 to 86400 seconds");
-            }
-        }
-        Ok(())
+        ])
     }
 
     /// Rows of the class's own `tasks`, read by a worker that ends at once.
@@ -174,9 +185,9 @@ impl EnvConfig for Python {
         Ok(Arc::new(factory))
     }
 
-    /// Any turn can have a reward: the class decides.
-    fn process_reward(&self) -> f64 {
-        f64::MAX
+    /// The class decides, and describes itself when its workers start.
+    fn gives(&self) -> Gives {
+        Gives::MAYBE
     }
 
     /// The folder of the module.

@@ -50,6 +50,13 @@ struct Parameter {
     needed: bool,
 }
 
+/// The valid name that a misspelt one means: at most a third of its letters are others, or swapped.
+fn near<'a>(typed: &str, valid: &[&'a str]) -> Option<&'a str> {
+    let distance = |name: &&&str| strsim::damerau_levenshtein(typed, name);
+    let close = |name: &&&str| distance(name) <= (name.len() / 3).min(typed.len() / 2);
+    valid.iter().filter(close).min_by_key(distance).copied()
+}
+
 /// A Python function as a reward. A plain function has a worker for itself during a call; coroutines share
 /// one.
 #[derive(Clone, Debug)]
@@ -126,12 +133,14 @@ impl PythonReward {
         valid.extend(["group", "a", "b"]);
         valid.sort_unstable();
         valid.dedup();
+        let near = near(&parameter.name, &valid);
         Err(StartError::Target {
             value: self.name.clone(),
             reason: format!(
-                "{}: the parameter {} is no column of the tasks; valid names: {}",
+                "{}: the parameter {} is no column of the tasks{}; valid names: {}",
                 self.info.place,
                 parameter.name,
+                near.map_or(String::new(), |n| format!(", did you mean `{n}`?")),
                 valid.join(", ")
             ),
         })

@@ -227,9 +227,19 @@ class Bound:
             if name in available:
                 given[name] = available[name]
             elif needed:
+                # Only here: it is not needed in a run.
+                import difflib
+
+                near = difflib.get_close_matches(name, sorted(available), 1)
                 raise BindError(
-                    "%s: no value for the parameter %s of %s; valid names: %s"
-                    % (place_of(self.function), name, self.function.__name__, ", ".join(sorted(available)))
+                    "%s: no value for the parameter %s of %s%s; valid names: %s"
+                    % (
+                        place_of(self.function),
+                        name,
+                        self.function.__name__,
+                        "; did you mean `%s`?" % near[0] if near else "",
+                        ", ".join(sorted(available)),
+                    )
                 )
         return self.function(*before, **given)
 

@@ -62,8 +62,8 @@ pub struct GatewayParts {
     pub requests: Arc<AtomicU64>,
     /// Capacity of an engine that is shared; `None`: every call generates at once.
     pub capacity: Option<Arc<dyn Capacity>>,
-    /// Who uses the rollouts of clients; `None`: nobody but those clients. With it, a rollout that is
-    /// finished without a call of the model is an error.
+    /// Takes the finished rollouts of clients; `None`: only those clients use them. With it, a rollout that
+    /// is finished without a call of the model is an error.
     pub hooks: Option<Arc<dyn RolloutHooks>>,
 }
 

@@ -32,6 +32,12 @@ impl From<SessionError> for ApiError {
                 Self::server("session_broken", message)
             }
             SessionError::Reward { .. } => Self::invalid("reward", message),
+            SessionError::Metrics { .. }
+            | SessionError::MetricName { .. }
+            | SessionError::RewardBytes { .. } => {
+                Self::bad_request("reward_limit_exceeded", message)
+            }
+            SessionError::Sealed => Self::conflict("rollout_finished", message),
             SessionError::Turn { .. } => Self::invalid("turn", message),
         }
     }

@@ -351,6 +351,15 @@ impl Gateway {
         })
     }
 
+    /// The trace of a rollout that is finished, also while that is written.
+    pub(crate) async fn finished(&self, id: &EpisodeId) -> Result<Option<Trace>, ApiError> {
+        match self.inner.rollouts.find(id.as_str()) {
+            Some(rollout) if !rollout.session().is_sealed() => Ok(None),
+            Some(_) => self.finish(id, None).await.map(Some),
+            None => self.inner.archive.stored(id).await,
+        }
+    }
+
     /// Ends a rollout: running calls are aborted, the trace is checked, committed to the store
     /// if there is one, and given. `end: None` lets the rollout say how it ended: by a limit
     /// it ran into, or else because its task did. Finishing twice gives the stored trace.
@@ -366,11 +375,13 @@ impl Gateway {
         rollout.session().close();
         rollout.end_calls().await;
         let trace = {
-            let session = rollout.session();
+            let mut session = rollout.session();
             let end = end.unwrap_or_else(|| session.natural_end());
-            session.trace(end, unix_s()).inspect_err(|_| {
+            let trace = session.trace(end, unix_s()).inspect_err(|_| {
                 self.inner.counters.count(|stats| stats.unproven += 1);
-            })?
+            })?;
+            session.seal();
+            trace
         };
         let trace = self.inner.archive.commit(trace).await?;
         if self.inner.rollouts.remove(id) {

@@ -21,6 +21,12 @@ pub struct SessionLimits {
     /// Maximum bytes of message text in the trace.
     /// Default 64 MiB.
     pub max_message_bytes: u64,
+    /// Maximum names of metrics that its rewards give.
+    /// Default 256, of at most 128 bytes each.
+    pub max_metrics: u32,
+    /// Maximum bytes of all rewards that it is given, replaced ones included: they are kept in the journal.
+    /// Default 1 MiB.
+    pub max_reward_bytes: u64,
     /// Maximum calls at the same time.
     /// Default 64: an agent that fans out samples side by side.
     pub max_concurrent: u32,
@@ -36,6 +42,8 @@ impl Default for SessionLimits {
             max_context_tokens: 8192,
             max_trace_tokens: 4 << 20,
             max_message_bytes: 64 << 20,
+            max_metrics: 256,
+            max_reward_bytes: 1 << 20,
             max_concurrent: 64,
             default_max_tokens: 512,
         }

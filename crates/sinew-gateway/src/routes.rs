@@ -319,10 +319,20 @@ async fn own_reward(State(service): Api, Path(id): Path<String>, request: Reques
 async fn finish(State(service): Api, Path(id): Path<String>, request: Request) -> Answer {
     let asked: FinishRequest = body::control(&service.read(request, MAX_CONTROL_BYTES).await?)?;
     let id = EpisodeId::new(id);
-    if let Some(reward) = &asked.reward {
-        service.gateway.reward(&id, reward)?;
-    }
-    let trace = service.gateway.finish_used(&id, asked.end).await?;
+    let refused = asked.reward.as_ref().and_then(|reward| {
+        let refused = service.gateway.reward(&id, reward).err()?;
+        Some((reward, refused))
+    });
+    let trace = match refused {
+        None => service.gateway.finish_used(&id, asked.end).await?,
+        Some((reward, refused)) => {
+            // Asked again after a lost answer: the first time it was taken.
+            let finished = service.gateway.finished(&id).await?;
+            let same =
+                |t: &sinew_types::Trace| !t.outcome.unscored && t.outcome.reward == reward.reward;
+            finished.filter(same).ok_or(refused)?
+        }
+    };
     let body = json!({
         "id": id,
         "end": trace.end,

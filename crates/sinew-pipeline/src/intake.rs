@@ -4,11 +4,12 @@
 //! enough; a rollout that was opened alone is a group by itself. Unscored and failed ones take a place in
 //! their group and are dropped, with the reason. What is given out is taken: it is given out once.
 
+use crate::status::{BEHIND, UNSCORED};
 use sinew_types::{EpisodeEnd, EpisodeId, GroupId, PolicyVersion, Trace};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Most rollouts that wait to be trained; above it, the oldest group is dropped.
-const MAX_WAITING: usize = 65_536;
+/// Default of [`IntakeConfig::max_waiting`].
+pub const MAX_WAITING: usize = 65_536;
 
 /// How rollouts become groups.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,6 +22,9 @@ pub struct IntakeConfig {
     pub group_wait_s: f64,
     /// Updates that the oldest sampled token of a rollout may be behind.
     pub max_age: u64,
+    /// Maximum number of rollouts that wait to be trained, in whole groups or not, and of groups that are not
+    /// whole. Above it the oldest groups are dropped, whole ones first.
+    pub max_waiting: usize,
 }
 
 /// What counts of a finished rollout.
@@ -37,16 +41,16 @@ pub struct FinishedRollout {
 }
 
 impl FinishedRollout {
-    /// Of a stored trace.
-    pub fn of(trace: &Trace) -> Self {
+    /// Of a stored trace. With `late`, one without a reward can be trained: it may come from outside.
+    pub fn of(trace: &Trace, late: bool) -> Self {
         let versions = trace.nodes.iter().flat_map(|n| &n.versions);
         let oldest = versions.map(|span| span.version).min();
         let unfit = match &trace.end {
             EpisodeEnd::Failed { kind, .. } => Some(format!("failed: {kind:?}").to_lowercase()),
             _ if oldest.is_none() => Some("no call of the model gave a token".to_owned()),
-            _ if trace.outcome.unscored => Some(match &trace.outcome.unscored_reason {
-                Some(reason) => format!("unscored: {reason}"),
-                None => "unscored: no reward was given".to_owned(),
+            _ if trace.outcome.unscored && !late => Some(match &trace.outcome.unscored_reason {
+                Some(reason) => format!("{UNSCORED}{reason}"),
+                None => format!("{UNSCORED}no reward was given"),
             }),
             _ => None,
         };
@@ -211,7 +215,7 @@ impl Intake {
         let fits = |r: &FinishedRollout| version.0.saturating_sub(r.version.0) <= max_age;
         let (young, old): (Vec<_>, Vec<_>) = group.into_iter().partition(fits);
         for rollout in old {
-            let why = format!("too old: sampled more than {max_age} updates ago");
+            let why = format!("{BEHIND}sampled more than {max_age} updates ago");
             self.dropped.insert(rollout.episode, why);
         }
         let young: Vec<EpisodeId> = young.into_iter().map(|r| r.episode).collect();
@@ -254,14 +258,40 @@ impl Intake {
 
     /// Drops the oldest groups while too many rollouts wait.
     fn bound(&mut self) {
-        while self.waiting > MAX_WAITING
+        let most = self.config.max_waiting;
+        while self.waiting > most
             && let Some(group) = self.ready.pop_front()
         {
-            self.waiting -= group.len();
-            let why = format!("more than {MAX_WAITING} rollouts waited to be trained");
-            let dropped = group.into_iter().map(|r| (r.episode, why.clone()));
-            self.dropped.extend(dropped);
+            self.drop_waiting(group);
         }
+        if self.waiting <= most && self.open.len() <= most {
+            return;
+        }
+        // More than is needed, so that the next ones need no search.
+        let room = most - most / 8;
+        let mut order: Vec<(f64, GroupId)> = self
+            .open
+            .iter()
+            .map(|(id, g)| (g.since, id.clone()))
+            .collect();
+        order.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
+        for (_, id) in order {
+            if self.waiting <= room && self.open.len() <= room {
+                return;
+            }
+            if let Some(group) = self.open.remove(&id) {
+                self.drop_waiting(group.fit);
+            }
+        }
+    }
+
+    /// Rollouts for which there is no room.
+    fn drop_waiting(&mut self, group: Vec<FinishedRollout>) {
+        self.waiting -= group.len();
+        let most = self.config.max_waiting;
+        let why = format!("more than {most} rollouts waited to be trained");
+        let dropped = group.into_iter().map(|r| (r.episode, why.clone()));
+        self.dropped.extend(dropped);
     }
 }
 
@@ -275,6 +305,7 @@ mod tests {
         min_group: 2,
         group_wait_s: 10.0,
         max_age: 2,
+        max_waiting: 1_000,
     };
 
     fn rollout(id: &str, group: &str, version: u64) -> FinishedRollout {
@@ -367,6 +398,35 @@ mod tests {
         let why = |id: &str| batch.dropped[&EpisodeId::new(id)].clone();
         assert!(why("a").starts_with("too old") && why("d").starts_with("too old"));
         assert!(why("f").starts_with("group too small"));
+    }
+
+    #[test]
+    fn groups_that_never_become_whole_are_bounded_too() {
+        let config = IntakeConfig {
+            max_waiting: 16,
+            ..CONFIG
+        };
+        let mut intake = Intake::new(config, 0.0);
+        for n in 0..200 {
+            let (id, group) = (format!("e{n:03}"), format!("g{n:03}"));
+            // Every second one cannot be trained: its group is open all the same.
+            match n % 2 {
+                0 => intake.finished(rollout(&id, &group, 0), f64::from(n) / 100.0),
+                _ => intake.finished(unscored(&id, &group), f64::from(n) / 100.0),
+            }
+            assert!(intake.waiting() <= 16 && intake.open.len() <= 16);
+        }
+        let dropped = intake
+            .take(1, PolicyVersion(0), &mut BTreeSet::new())
+            .dropped;
+        assert_eq!(dropped.len() + intake.waiting(), 200);
+        let why = &dropped[&EpisodeId::new("e000")];
+        assert_eq!(why, "more than 16 rollouts waited to be trained");
+        // A rollout of a group that was dropped begins a new one; whole groups go first.
+        for id in ["x", "y", "z"] {
+            intake.finished(rollout(id, "whole", 0), 9.0);
+        }
+        assert_eq!(intake.ready(9.0), 1);
     }
 
     #[test]

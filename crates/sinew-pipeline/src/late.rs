@@ -7,8 +7,9 @@
 
 use crate::error::PipelineError;
 use crate::rows::by_group;
-use crate::score_records::completed;
+use crate::score_records::{completed, grouped};
 use crate::status::TOO_OLD;
+use sinew_env::waits_for_group;
 use sinew_store::{Cursor, Filter, Inbox, MAX_PAGE, ScoreRecord, ScoreRule, TraceStore};
 use sinew_types::{EpisodeEnd, EpisodeId, GroupId, Trace};
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,6 +17,8 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 
+/// Purpose of the episodes whose rewards are waited for.
+const TRAIN: &str = "train";
 /// Between two looks into the inbox.
 const POLL: Duration = Duration::from_millis(100);
 /// After it a wait returns, so that the loop can look at its time.
@@ -35,6 +38,8 @@ pub enum After {
 pub struct LateConfig {
     /// The outcome of an episode, from its own reward and the scores.
     pub rule: ScoreRule,
+    /// An episode without a reward of its own is scored by the others alone.
+    pub own_if_given: bool,
     /// Seconds after the end of a group's last episode.
     pub wait_s: f64,
     /// Optimizer updates that a group may be behind the policy.
@@ -50,6 +55,8 @@ pub struct LateConfig {
 /// A group that waits.
 #[derive(Clone, Debug)]
 struct Entry {
+    /// Of the group, as its traces say it.
+    name: GroupId,
     /// In their order.
     episodes: Vec<EpisodeId>,
     /// Those that no reward can be waited for: the system failed them.
@@ -60,6 +67,8 @@ struct Entry {
     oldest: u64,
     /// It was handed out; its commit removes it.
     taken: bool,
+    /// Rewards of it had not come when it was looked at last.
+    pending: bool,
 }
 
 /// Groups between their last episode and their commit.
@@ -80,8 +89,27 @@ pub struct Settled {
     pub groups: Vec<Vec<Trace>>,
     /// Episodes to leave out, with the reason.
     pub dropped: BTreeMap<EpisodeId, String>,
+    /// How many of the groups are further behind the policy than allowed ([`After::Offline`]).
+    pub old: usize,
+    /// Groups that could be given if their names were not taken.
+    pub held: usize,
     /// More groups may be begun.
     pub room: bool,
+}
+
+/// For what a look at the shelf is.
+#[derive(Clone, Copy, Debug)]
+pub struct Look<'a> {
+    /// Seconds since 1970.
+    pub now_s: f64,
+    /// Of the policy, in optimizer updates.
+    pub version: u64,
+    /// Maximum number of groups to give.
+    pub most: usize,
+    /// Groups that the step has already: those within the allowed staleness, and older ones.
+    pub given: (usize, usize),
+    /// Names of groups that the step has already: no others of these names are given.
+    pub names: &'a BTreeSet<GroupId>,
 }
 
 /// What a group is ready for.
@@ -120,7 +148,7 @@ impl Shelf {
             return Ok(());
         };
         let mut filter = Filter {
-            purpose: Some("train".into()),
+            purpose: Some(TRAIN.into()),
             trained: Some(false),
             draws: Some(0..=last),
             limit: MAX_PAGE,
@@ -153,16 +181,30 @@ impl Shelf {
         }
     }
 
+    /// Adds the episodes of a group that ended, in addition to others of the same name.
+    pub(crate) fn add_another(&mut self, group: &[Trace]) {
+        if let Some(first) = group.first() {
+            let place = GroupId::new(first.episode.as_str());
+            self.join_at(|_| &place, group);
+        }
+    }
+
     /// Adds episodes to their group.
     fn join(&mut self, group: &[Trace]) {
+        self.join_at(|trace| &trace.group, group);
+    }
+
+    fn join_at<'a>(&mut self, place: impl Fn(&'a Trace) -> &'a GroupId, group: &'a [Trace]) {
         for trace in group {
-            let entry = self.groups.entry(trace.group.clone());
+            let entry = self.groups.entry(place(trace).clone());
             let entry = entry.or_insert_with(|| Entry {
+                name: trace.group.clone(),
                 episodes: Vec::new(),
                 failed: BTreeSet::new(),
                 ended_s: f64::MIN,
                 oldest: u64::MAX,
                 taken: false,
+                pending: true,
             });
             let spans = trace.nodes.iter().flat_map(|n| &n.versions);
             let oldest = spans.map(|s| s.version.0).min();
@@ -173,6 +215,7 @@ impl Shelf {
                 entry.failed.insert(trace.episode.clone());
             }
             entry.episodes.push(trace.episode.clone());
+            entry.pending = true;
         }
         self.quiet = false;
     }
@@ -194,42 +237,44 @@ impl Shelf {
         self.groups.values().filter(|g| !g.taken).count()
     }
 
-    /// Looks for groups that can be trained or must be left out, at `now_s` seconds since 1970 and for a
-    /// policy of `version`. Gives at most `most` groups, the oldest first.
+    /// Groups of those whose rewards have not come; the others could be given.
+    pub(crate) fn pending(&self) -> usize {
+        let pending = |g: &&Entry| !g.taken && g.pending;
+        self.groups.values().filter(pending).count()
+    }
+
+    /// Leaves the oldest groups out while more wait than may; those that nothing can hold back need it.
+    pub(crate) fn bound(&mut self, found: &mut Settled) {
+        let most = self.config.max_waiting;
+        let order = self.in_order();
+        for id in order.iter().take(order.len().saturating_sub(most)) {
+            let reason =
+                format!("more than {most} groups wait for rewards (reward.late.max_waiting)");
+            self.leave_out(id, &reason, found);
+        }
+    }
+
+    /// Looks for groups that can be trained or must be left out. Gives the oldest first.
     ///
     /// # Errors
     /// What the store refuses.
     pub fn look(
         &mut self,
         store: &dyn TraceStore,
-        (now_s, version, most): (f64, u64, usize),
+        look: Look<'_>,
     ) -> Result<Settled, PipelineError> {
+        let Look { now_s, most, .. } = look;
         let mut found = Settled::default();
         if self.changed(store)? || self.due(now_s) {
-            let (mut fresh, mut old) = (Vec::new(), Vec::new());
-            for id in self.in_order() {
-                let entry = &self.groups[&id];
-                match self.state(store, entry, now_s)? {
-                    State::Waiting => {}
-                    State::Expired(reason) => self.leave_out(&id, &reason, &mut found),
-                    State::Ready => {
-                        let behind = version.saturating_sub(entry.oldest);
-                        let late = behind > self.config.max_staleness;
-                        match self.config.after {
-                            After::Drop if late => {
-                                let reason = self.too_old(behind);
-                                self.leave_out(&id, &reason, &mut found);
-                            }
-                            After::Offline if late => old.push(id),
-                            _ => fresh.push(id),
-                        }
-                    }
-                }
-            }
+            let (fresh, old) = self.ready(store, look, &mut found)?;
             let ready = fresh.len() + old.len();
-            fresh.truncate(most);
-            let replayed = fresh.len().max(1).min(most - fresh.len());
-            old.truncate(replayed);
+            let mut names = look.names.clone();
+            let fresh = self.chosen(fresh, most, &mut names, &mut found.held);
+            let others = (look.given.0 + fresh.len()).max(1);
+            let replayed = others.saturating_sub(look.given.1);
+            let replayed = replayed.min(most - fresh.len());
+            let old = self.chosen(old, replayed, &mut names, &mut found.held);
+            found.old = old.len();
             self.quiet = ready == fresh.len() + old.len();
             for id in fresh.iter().chain(&old) {
                 found
@@ -239,6 +284,60 @@ impl Shelf {
         }
         found.room = self.waiting() < self.config.max_waiting;
         Ok(found)
+    }
+
+    /// Groups that can be trained, and those of them that are too old but may be; what must be left out is.
+    fn ready(
+        &mut self,
+        store: &dyn TraceStore,
+        look: Look<'_>,
+        found: &mut Settled,
+    ) -> Result<(Vec<GroupId>, Vec<GroupId>), PipelineError> {
+        let (mut fresh, mut old) = (Vec::new(), Vec::new());
+        for id in self.in_order() {
+            let entry = &self.groups[&id];
+            let state = self.state(store, entry, look.now_s)?;
+            let behind = look.version.saturating_sub(entry.oldest);
+            if let Some(entry) = self.groups.get_mut(&id) {
+                entry.pending = state == State::Waiting;
+            }
+            match state {
+                State::Waiting => {}
+                State::Expired(reason) => self.leave_out(&id, &reason, found),
+                State::Ready => {
+                    let late = behind > self.config.max_staleness;
+                    match self.config.after {
+                        After::Drop if late => {
+                            let reason = self.too_old(behind);
+                            self.leave_out(&id, &reason, found);
+                        }
+                        After::Offline if late => old.push(id),
+                        _ => fresh.push(id),
+                    }
+                }
+            }
+        }
+        Ok((fresh, old))
+    }
+
+    /// At most `most` of `ready`, none of a name that is taken; counts those of such names in `held`.
+    fn chosen(
+        &self,
+        ready: Vec<GroupId>,
+        most: usize,
+        names: &mut BTreeSet<GroupId>,
+        held: &mut usize,
+    ) -> Vec<GroupId> {
+        let mut chosen = Vec::new();
+        for id in ready {
+            if names.contains(&self.groups[&id].name) {
+                *held += 1;
+            } else if chosen.len() < most {
+                names.insert(self.groups[&id].name.clone());
+                chosen.push(id);
+            }
+        }
+        chosen
     }
 
     /// Whether a group or a score came since the last look.
@@ -332,7 +431,7 @@ impl Shelf {
                 Some(trace) => {
                     let mut trace = completed(store, trace)?;
                     let scores = store.scores(episode).map_err(PipelineError::system)?;
-                    score(&self.config.rule, &mut trace, &scores);
+                    score(&self.config, &mut trace, &scores);
                     group.push(trace);
                 }
                 None => {
@@ -345,10 +444,33 @@ impl Shelf {
 }
 
 /// Gives an episode the outcome that follows from its scores. One that the system failed has none.
-fn score(rule: &ScoreRule, trace: &mut Trace, scores: &[ScoreRecord]) {
-    if !matches!(trace.end, EpisodeEnd::Failed { .. }) {
-        trace.outcome = rule.outcome(trace, scores);
+fn score(config: &LateConfig, trace: &mut Trace, scores: &[ScoreRecord]) {
+    if matches!(trace.end, EpisodeEnd::Failed { .. }) {
+        return;
     }
+    trace.outcome = match config.own_if_given && trace.outcome.unscored {
+        true => ScoreRule {
+            own: None,
+            ..config.rule.clone()
+        }
+        .outcome(trace, scores),
+        false => config.rule.outcome(trace, scores),
+    };
+}
+
+/// Gives a stored episode the outcome that counts: its own, with the score of its group and with the rewards
+/// that came from outside. `late` is that of the episode's run; it scores training episodes alone.
+///
+/// Returns whether a score is still waited for. Then the episode is unscored.
+pub fn settle(trace: &mut Trace, records: &[ScoreRecord], late: Option<&LateConfig>) -> bool {
+    trace.outcome = grouped(trace, records);
+    let mut waits = waits_for_group(&trace.outcome);
+    let trains = trace.origin.purpose == TRAIN && !matches!(trace.end, EpisodeEnd::Failed { .. });
+    if let Some(late) = late.filter(|_| trains) {
+        waits |= !late.rule.awaited(records).is_empty();
+        score(late, trace, records);
+    }
+    waits && trace.outcome.unscored
 }
 
 /// Brings scores from outside into the store of a run that is at work.

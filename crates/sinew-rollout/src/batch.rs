@@ -10,7 +10,7 @@ use sinew_store::{StoreError, TraceStore};
 use sinew_types::{FailureKind, Timing, Trace};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::{Id, JoinSet};
 
 /// Why a batch of episodes stopped.
@@ -49,6 +49,8 @@ pub struct Runner {
     owners: HashMap<Id, Job>,
     /// Episodes that the store held already and that are not reported yet.
     known: Vec<Finished>,
+    /// Ends a wait.
+    wake: Arc<Notify>,
 }
 
 impl Runner {
@@ -62,10 +64,20 @@ impl Runner {
             running: JoinSet::new(),
             owners: HashMap::new(),
             known: Vec::new(),
+            wake: Arc::default(),
         }
     }
 
-    /// Adds episodes to run, in their order. Those that the store holds are taken from there.
+    /// A call of its `notify_one` ends the wait at work, or the next one.
+    pub fn waker(&self) -> Arc<Notify> {
+        Arc::clone(&self.wake)
+    }
+
+    /// Adds episodes to run, in their order, and begins those that there is room for. Those that the store
+    /// holds are taken from there.
+    ///
+    /// # Panics
+    /// Outside an async runtime: its tasks are the episodes.
     ///
     /// # Errors
     /// If the store cannot be read.
@@ -80,12 +92,18 @@ impl Runner {
                 None => self.waiting.push_back((spec, Arc::clone(options))),
             }
         }
+        self.fill();
         Ok(())
     }
 
+    /// Whether an episode runs, waits to begin, or is to be reported.
+    pub fn is_running(&self) -> bool {
+        !(self.running.is_empty() && self.waiting.is_empty() && self.known.is_empty())
+    }
+
     /// Waits until some episodes have ended, and gives them once they are durable in the store; none if
-    /// none is left. `cancel` turning true ends all: episodes that are committed stay, the others will
-    /// be run again.
+    /// none is left, or the waker was called. `cancel` turning true ends all: episodes that are committed
+    /// stay, the others will be run again.
     ///
     /// # Errors
     /// If episodes cannot be stored, or on request.
@@ -105,6 +123,7 @@ impl Runner {
             tokio::select! {
                 finished = self.running.join_next_with_id() => break finished,
                 _ = looks.tick() => self.parts.admission.look(),
+                () = self.wake.notified() => return Ok(Vec::new()),
                 _ = cancel.wait_for(|&stop| stop) => {
                     self.running.shutdown().await;
                     return Err(BatchError::Cancelled);
@@ -149,6 +168,7 @@ impl Runner {
                 let _in_flight = parts.gauges.begin(&spec.episode);
                 let mut trace = parts.harness.run(&parts, &options, &spec).await;
                 trace.timing.queue_s = place.waited.as_secs_f64();
+                trace.bound_rewards();
                 trace
             });
             self.owners.insert(handle.id(), job);

@@ -44,5 +44,5 @@ pub use harness::{
     ProgramError, ProgramHarness, Programs, ServiceConfig, ServiceHarness, grade_answer,
 };
 pub use parts::{EpisodeOptions, EpisodeParts, Harness};
-pub use rescore::{ComponentChange, Rescored, TOTAL, changes, rescore, tasks_of};
+pub use rescore::{Changes, ComponentChange, Rescored, TOTAL, rescore, tasks_of};
 pub use sample::reward_sample;

@@ -21,7 +21,8 @@ use sinew_gateway::{
     TrainingHooks,
 };
 use sinew_pipeline::{
-    IntakeConfig, LIVE, LiveRollouts, LiveSource, RunEvent, RunStore, SampleSource,
+    IntakeConfig, LIVE, Late, LiveRollouts, LiveSource, MAX_WAITING, RunEvent, RunStore,
+    SampleSource,
 };
 use sinew_project::RunDir;
 use sinew_recipe::{HarnessSection, RunPlan};
@@ -51,6 +52,23 @@ pub struct ServeAt {
 }
 
 impl ServeAt {
+    /// The options as they were typed, each after a space; empty without an address.
+    pub fn typed(&self) -> String {
+        let token = self.control_token_file.as_ref();
+        let all = [
+            ("serve", self.serve.map(|address| address.to_string())),
+            (
+                "control-token-file",
+                token.map(|file| file.display().to_string()),
+            ),
+            ("public-url", self.public_url.clone()),
+        ];
+        let typed = all
+            .into_iter()
+            .filter_map(|(name, value)| Some(format!(" --{name} {}", value?)));
+        typed.collect()
+    }
+
     /// The address, if the harness is one that agents outside must find.
     ///
     /// # Errors
@@ -131,17 +149,18 @@ impl Drop for LiveServer {
 /// The source of `harness.type = "live"`: a gateway in front of the run's engine, whose finished rollouts
 /// are committed to the run's store and trained. `None` with another harness.
 ///
-/// Sampling and limits are those of `[rollout]`, whatever clients ask for: the policy that learns must be the
-/// one that acted. Calls that come while the weights change go on between two tokens.
+/// Sampling and limits are those of `[rollout]`, whatever clients ask for: the policy that learns must be
+/// the one that acted. Calls that come while the weights change go on between two tokens. The source takes
+/// `late`, if there is one: groups wait in it for the rewards from outside.
 ///
 /// # Errors
 /// If the journal or the store cannot be read, or the address is in use.
 pub(crate) fn source(
     recipe: &RunPlan,
     session: &Session<'_>,
-    parts: &EpisodeParts,
-    options: &EpisodeOptions,
+    (parts, options): (&EpisodeParts, &EpisodeOptions),
     store: &RunStore,
+    late: &mut Option<Late>,
 ) -> Result<Option<Box<dyn SampleSource>>, Failure> {
     let Some(section) = recipe.harness.live() else {
         return Ok(None);
@@ -153,9 +172,12 @@ pub(crate) fn source(
         group_size: recipe.rollout.group_size,
         min_group: min_group(recipe).min(recipe.rollout.group_size),
         group_wait_s: section.group_wait_s,
-        max_age: section.max_age,
+        // What waits for a reward has a limit of its own: reward.late.max_staleness.
+        max_age: late.as_ref().map_or(section.max_age, |_| u64::MAX),
+        max_waiting: MAX_WAITING,
     };
-    let live = Arc::new(LiveRollouts::open(config, store.traces.as_ref())?);
+    let open = LiveRollouts::open(config, store.traces.as_ref(), late.is_some());
+    let live = Arc::new(open?);
     let (opened, finished) = (Arc::clone(&live), Arc::clone(&live));
     let hooks = TrainingHooks {
         run: RolloutSpec {
@@ -198,5 +220,8 @@ pub(crate) fn source(
     let server = session.serve.start(session, gateway, address)?;
     let idle = Duration::from_secs_f64(section.idle_s);
     let source = LiveSource::new(live, idle, session.cancel.clone(), Box::new(server));
-    Ok(Some(Box::new(source)))
+    Ok(Some(match late.take() {
+        Some(late) => Box::new(source.with_late(late)),
+        None => Box::new(source),
+    }))
 }

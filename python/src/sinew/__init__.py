@@ -27,7 +27,7 @@ Standard library only.
 """
 
 from . import pool
-from .agent import Model, RolloutFunction, RolloutResult, current, reward, rollout
+from .agent import Model, RolloutFunction, RolloutResult, Worked, current, reward, rollout
 from .client import AsyncRollout, Client, Rollout, Trace, TraceNode
 from .dataset import Dataset, DatasetError, Task
 from .env import Done, Env, Step, ToolError, Unscored, tool
@@ -89,6 +89,7 @@ __all__ = [
     "TraceNode",
     "TrainStep",
     "Unscored",
+    "Worked",
     "asgi",
     "check",
     "current",

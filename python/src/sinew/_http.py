@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 import urllib.parse
+import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Mapping
 
@@ -53,13 +54,15 @@ class Http:
         self._timeout_s = timeout_s
         self._tries = tries
         self._local = threading.local()
-        self._all: list[http.client.HTTPConnection] = []
+        # A thread that ends takes its connection along.
+        self._all: weakref.WeakSet[http.client.HTTPConnection] = weakref.WeakSet()
         self._lock = threading.Lock()
 
     def close(self) -> None:
         """Closes every connection."""
         with self._lock:
-            connections, self._all = self._all, []
+            connections = list(self._all)
+            self._all.clear()
         for connection in connections:
             connection.close()
 
@@ -114,7 +117,8 @@ class Http:
                 if status < 400:
                     return answer
                 if status not in _LATER or last:
-                    raise ApiError(method, self.url + path, status, _message(answer))
+                    message, code = _error(answer)
+                    raise ApiError(method, self.url + path, status, message, code)
                 pause_s = _retry_after(headers, pause_s)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_WAIT_S)
@@ -160,7 +164,7 @@ class Http:
             connection = kind(host, self._parts.port, timeout=self._timeout_s)
             self._local.connection = connection
             with self._lock:
-                self._all.append(connection)
+                self._all.add(connection)
         return connection
 
 
@@ -185,16 +189,17 @@ def _retry_after(headers: Mapping[str, str], wait_s: float) -> float:
     return min(max(asked, wait_s), _MAX_WAIT_S)
 
 
-def _message(body: bytes) -> str:
-    """The text of an error body: `{"error": {"message": ...}}`, `{"error": ...}` or plain."""
+def _error(body: bytes) -> tuple[str, str | None]:
+    """The text of an error body, `{"error": {"message": ...}}`, `{"error": ...}` or plain, and its code."""
     try:
         value = json.loads(body)
     except ValueError:
-        return body[:2000].decode(errors="replace") or "no message"
+        return body[:2000].decode(errors="replace") or "no message", None
     error = value.get("error", value) if isinstance(value, dict) else value
     if isinstance(error, dict) and "message" in error:
-        return str(error["message"])
-    return str(error)
+        code = error.get("code")
+        return str(error["message"]), code if isinstance(code, str) else None
+    return str(error), None
 
 
 class HttpClient:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import logging
 import queue
 import random
 import secrets
@@ -12,14 +13,21 @@ import threading
 import time
 import zlib
 from collections.abc import Coroutine, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Callable, Generic, Mapping, ParamSpec, TypeVar, overload
 
+from ._threads import Line, own_thread, within
 from .client import Client, Rollout, Trace, _checked
 from .dataset import Task
 from .errors import ApiError, ConnectionFailed, NoReward, RolloutError, SinewError
 from .keys import using
+
+_log = logging.getLogger("sinew")
+
+#: Maximum kinds of errors that are counted apart.
+_MAX_CAUSES = 32
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -146,8 +154,13 @@ class RolloutFunction(Generic[P, R]):
         spec.setdefault("task", task.id)
         spec.setdefault("kind", task.kind)
         rollout = client.rollout(**spec)
-        value, error = self._score(rollout, task)
-        rollout.finish(failed=None if error is None else f"{type(error).__name__}: {error}")
+        try:
+            value, error = self._score(rollout, task)
+        except BaseException as e:  # Ctrl-C leaves no rollout open
+            rollout.finish(failed=_failure(e))
+            raise
+        error = _finished(rollout, error)
+        value = value if error is None else None
         return RolloutResult(task, rollout, value, error, False, time.monotonic() - started)
 
     def _score(self, rollout: Rollout, task: Task) -> tuple[float | None, BaseException | None]:
@@ -165,22 +178,30 @@ class RolloutFunction(Generic[P, R]):
             _current.reset(token)
 
     async def _ascore(
-        self, rollout: Rollout, task: Task, timeout_s: float | None
-    ) -> tuple[float | None, BaseException | None]:
+        self, rollout: Rollout, task: Task, timeout_s: float | None, line: Line
+    ) -> tuple[float | None, BaseException | None, bool]:
+        """Reward and error of the agent, and whether its time was up."""
         run = _Run(rollout)
         token = _current.set(run)
         try:
             with using(rollout.api_key):
-                if inspect.iscoroutinefunction(self._function):
-                    work: Coroutine[Any, Any, Any] = self._call(rollout, task)
-                else:
-                    work = asyncio.to_thread(self._call, rollout, task)
-                returned = await asyncio.wait_for(work, timeout_s)
-            return await asyncio.to_thread(self._value, run, task, returned), None
+                work = self._begun(rollout, task)
+                if not await within(work, timeout_s):
+                    return None, TimeoutError(f"task {task.id}: more than {timeout_s} s"), True
+                if work.cancelled():
+                    raise RolloutError(f"task {task.id}: the agent cancelled itself")
+                return await line.call(self._value, run, task, work.result()), None, False
         except Exception as e:
-            return None, e
+            return None, e, False
         finally:
             _current.reset(token)
+
+    def _begun(self, rollout: Rollout, task: Task) -> asyncio.Future[Any]:
+        """The agent at work: in the event loop if it is a coroutine function, else in a thread."""
+        if inspect.iscoroutinefunction(self._function):
+            return asyncio.ensure_future(_contained(self._call(rollout, task)))
+        call = functools.partial(self._call, rollout, task)
+        return own_thread(f"rollout {task.id}", call)
 
     def _value(self, run: _Run, task: Task, returned: Any) -> float:
         """The reward of an agent that returned."""
@@ -211,17 +232,28 @@ class RolloutFunction(Generic[P, R]):
         self, client: Client, task: Task | str, *, timeout_s: float | None = None, **spec: Any
     ) -> RolloutResult:
         """`run` for asyncio: any number of them may run at once in one loop. An agent that is no
-        coroutine function runs in a thread. Past `timeout_s` the rollout ends as cut."""
+        coroutine function runs in a thread of its own. Past `timeout_s` the rollout ends as cut.
+        Cancelled, it ends the rollout as failed."""
         if isinstance(task, str):
             task = Task("0", task)
-        started = time.monotonic()
         spec.setdefault("task", task.id)
         spec.setdefault("kind", task.kind)
-        rollout = await asyncio.to_thread(client.rollout, **spec)
-        value, error = await self._ascore(rollout, task, timeout_s)
-        cut = isinstance(error, TimeoutError) and timeout_s is not None
-        failed = None if error is None or cut else f"{type(error).__name__}: {error}"
-        await asyncio.to_thread(rollout.finish, failed=failed, timed_out=cut)
+        line = Line()
+        rollout = await line.open(functools.partial(client.rollout, **spec))
+        return await self._driven(rollout, task, timeout_s, line)
+
+    async def _driven(
+        self, rollout: Rollout, task: Task, timeout_s: float | None, line: Line
+    ) -> RolloutResult:
+        """Runs an open rollout to its end."""
+        started = time.monotonic()
+        try:
+            value, error, cut = await self._ascore(rollout, task, timeout_s, line)
+        except BaseException as e:
+            await line.call(rollout.finish, failed=_failure(e))
+            raise
+        error = await line.call(_finished, rollout, error, cut)
+        value = value if error is None else None
         return RolloutResult(task, rollout, value, error, cut, time.monotonic() - started)
 
     async def train(
@@ -232,34 +264,30 @@ class RolloutFunction(Generic[P, R]):
         concurrency: int = 32,
         group_size: int = 8,
         timeout_s: float | None = None,
+        reconnect_s: float = 60.0,
         seed: int = 0,
         **spec: Any,
-    ) -> int:
-        """Works for a run of `sinew train --serve` until that ends, and gives the number of rollouts
-        that ended well: goes through the tasks again and again, each `group_size` times, at most
-        `concurrency` rollouts at once.
+    ) -> Worked:
+        """Works for a run of `sinew train --serve` until that ends: goes through the tasks again and
+        again, each `group_size` times, at most `concurrency` rollouts at once.
 
-        Raises what the agent raises if it does so from the start: a run learns nothing from that.
+        A rollout that fails, or that calls no model, is counted, logged under the name `sinew`, and ends
+        alone. If none of the first `2 * group_size` ends well, their first error is raised: a run learns
+        nothing from that. A gateway that does not answer is tried again for `reconnect_s` seconds, while a
+        run is restarted for example; then the run counts as ended.
         """
+        for name, value in (("concurrency", concurrency), ("group_size", group_size)):
+            if value < 1:
+                raise SinewError(f"{name} is {value}: expected 1 or more")
+        if not reconnect_s >= 0:
+            raise SinewError(f"reconnect_s is {reconnect_s}: expected a number of seconds, 0 or more")
         rows = [Task(str(i), t) if isinstance(t, str) else t for i, t in enumerate(tasks)]
         if not rows:
             raise SinewError("tasks is empty: expected one task or more")
-        work = _Work(self, client, timeout_s, first=2 * group_size)
-        running: set[asyncio.Task[None]] = set()
-        for task, asked in _endless(rows, group_size, seed, spec):
-            while len(running) >= concurrency and not work.over:
-                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            if work.over:
-                break
-            job = asyncio.create_task(work.one(task, asked))
-            running.add(job)
-            job.add_done_callback(running.discard)
-            # Lets the others go on where nothing has to be waited for.
-            await asyncio.sleep(0)
-        await asyncio.gather(*running)
-        if work.error is not None:
-            raise work.error
-        return work.good
+        with ThreadPoolExecutor(concurrency, thread_name_prefix="sinew") as executor:
+            work = _Work(self, client, timeout_s, 2 * group_size, Line(executor, reconnect_s))
+            await work.through(_endless(rows, group_size, seed, spec), concurrency)
+        return work.worked()
 
     def run_all(
         self,
@@ -326,8 +354,20 @@ def _endless(
         epoch += 1
 
 
+@dataclass(frozen=True)
+class Worked:
+    """What came of the rollouts that worked for a run."""
+
+    #: Rollouts that ended by themselves with a reward.
+    good: int
+    #: Rollouts that failed, ran out of time, called no model or got no reward.
+    failed: int
+    #: How many failed for each kind of error, as `ValueError` or `no_model_call`.
+    causes: dict[str, int]
+
+
 class _Work:
-    """What came of the rollouts for a run."""
+    """The rollouts of one agent for a run."""
 
     def __init__(
         self,
@@ -335,43 +375,101 @@ class _Work:
         client: Client,
         timeout_s: float | None,
         first: int,
+        line: Line,
     ) -> None:
         self._agent = agent
         self._client = client
         self._timeout_s = timeout_s
         #: So many failures without a success are the agent's own fault.
         self._first = first
-        self._failures = 0
-        self.good = 0
-        self.over = False
-        self.error: BaseException | None = None
+        self._line = line
+        self._good = 0
+        self._failed = 0
+        self._causes: dict[str, int] = {}
+        self._first_error: BaseException | None = None
+        self._error: BaseException | None = None
 
-    async def one(self, task: Task, spec: dict[str, Any]) -> None:
-        if self.over:
-            return
+    async def through(
+        self, rollouts: Iterator[tuple[Task, dict[str, Any]]], concurrency: int
+    ) -> None:
+        """Runs them, at most `concurrency` at once, until the run ends. Cancelled, it ends those that
+        run."""
+        running: set[asyncio.Task[None]] = set()
         try:
-            result = await self._agent.arun(self._client, task, timeout_s=self._timeout_s, **spec)
+            for task, spec in rollouts:
+                while len(running) >= concurrency and not self._line.over:
+                    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                if self._line.over:
+                    break
+                job = asyncio.create_task(self._one(task, spec))
+                running.add(job)
+                job.add_done_callback(running.discard)
+                # Lets the others go on where nothing has to be waited for.
+                await asyncio.sleep(0)
+            await asyncio.gather(*running)
+        except BaseException:
+            self._line.over = True
+            left = set(running)
+            for job in left:
+                job.cancel()
+            if left:
+                await asyncio.wait(left)
+            raise
+        if self._error is not None:
+            raise self._error
+
+    def worked(self) -> Worked:
+        return Worked(self._good, self._failed, dict(self._causes))
+
+    async def _one(self, task: Task, spec: dict[str, Any]) -> None:
+        if self._line.over:
+            return
+        spec = {"task": task.id, "kind": task.kind, **spec}
+        try:
+            rollout = await self._line.open(functools.partial(self._client.rollout, **spec))
         except ConnectionFailed as e:
             # The run has ended, and its gateway with it; or it was never there.
-            self._stop(None if self.good else e)
+            return self._stop(None if self._good else e)
         except ApiError as e:
-            self._stop(None if e.status == 503 and "stopping" in str(e) else e)
-        except Exception as e:  # nothing of a rollout may be lost unseen
-            self._stop(e)
+            if e.status == 503 and "stopping" in str(e):
+                return self._stop(None)
+            if e.status == 429 or e.status >= 500:
+                return self._fail(task, e)
+            return self._stop(e)  # so would be all others
+        except Exception as e:
+            return self._stop(e)
+        try:
+            result = await self._agent._driven(rollout, task, self._timeout_s, self._line)
+        except ConnectionFailed as e:
+            self._stop(None if self._good else e)
+        except Exception as e:
+            self._fail(task, e)
         else:
-            self._count(result)
+            if result.error is None:
+                self._good += 1
+            else:
+                self._fail(task, result.error)
 
-    def _count(self, result: RolloutResult) -> None:
-        if result.ok:
-            self.good += 1
-        elif self.good == 0 and not self.over:
-            self._failures += 1
-            if self._failures >= self._first:
-                self._stop(result.error)
+    def _fail(self, task: Task, error: BaseException) -> None:
+        """Counts a rollout that failed, and says so: the first ones, then ever more rarely."""
+        if self._line.over:
+            return
+        self._failed += 1
+        kind = (error.code if isinstance(error, ApiError) else None) or type(error).__name__
+        if kind not in self._causes and len(self._causes) >= _MAX_CAUSES:
+            kind = "other"
+        self._causes[kind] = self._causes.get(kind, 0) + 1
+        self._first_error = self._first_error or error
+        if self._failed <= 3 or self._failed & (self._failed - 1) == 0:
+            text = "task %s: a rollout failed (%d failed, %d ended well): %s: %s"
+            told = str(error)[:500]
+            _log.warning(text, task.id, self._failed, self._good, kind, told)
+        if self._good == 0 and self._failed >= self._first:
+            self._stop(self._first_error)
 
     def _stop(self, error: BaseException | None) -> None:
-        if not self.over:
-            self.over, self.error = True, error
+        if not self._line.over:
+            self._line.over, self._error = True, error
 
 
 class _Job:
@@ -416,15 +514,23 @@ class _Pool:
         try:
             job.rollout = self._client.rollout(**spec)
             if job.over:
-                job.rollout.finish(timed_out=True)
+                job.rollout.finish(failed="its time was up while it was opened")
                 return
-            value, error = self._agent._score(job.rollout, job.task)
+            value, error = self._scored(job.rollout, job.task)
             if not job.over:
-                reason = None if error is None else f"{type(error).__name__}: {error}"
-                job.rollout.finish(failed=reason)
-        except BaseException as e:  # an agent may raise anything, SystemExit included
+                error = _finished(job.rollout, error)
+                value = value if error is None else None
+        except Exception as e:
             value, error = None, e
         self._ended.put((job, job.result(value, error)))
+
+    def _scored(
+        self, rollout: Rollout, task: Task
+    ) -> tuple[float | None, BaseException | None]:
+        try:
+            return self._agent._score(rollout, task)
+        except BaseException as e:  # an agent may raise anything, SystemExit included
+            return None, e
 
     def next(self) -> RolloutResult:
         """The next one that ends, or whose time is up."""
@@ -448,24 +554,51 @@ class _Pool:
         for job in self._live:
             if job.deadline is not None and job.deadline <= now:
                 self._live.remove(job)
-                return job.result(None, _end(job), timed_out=True)
+                return job.result(None, _end(job, timed_out=True), timed_out=True)
         return None
 
     def abandon(self) -> None:
         for job in self._live:
-            _end(job)
+            _end(job, failed="the program no longer waits for its end")
         self._live.clear()
 
 
-def _end(job: _Job) -> SinewError | None:
+def _end(job: _Job, **how: Any) -> SinewError | None:
     job.over = True
     if job.rollout is None:
         return None
     try:
-        job.rollout.finish(timed_out=True)
+        job.rollout.finish(**how)
     except SinewError as e:
         return e
     return None
+
+
+def _failure(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _finished(
+    rollout: Rollout, error: BaseException | None, cut: bool = False
+) -> BaseException | None:
+    """Ends a rollout, and gives its error: the agent's, or that it called no model. What the gateway
+    refuses otherwise is raised."""
+    failed = None if error is None or cut else _failure(error)
+    try:
+        rollout.finish(failed=failed, timed_out=cut)
+    except ApiError as e:
+        if e.code != "no_model_call":
+            raise
+        return error or e
+    return error
+
+
+async def _contained(agent: Coroutine[Any, Any, Any]) -> Any:
+    """An agent in the event loop, which it must not end."""
+    try:
+        return await agent
+    except SystemExit as e:
+        raise RolloutError(f"the agent ended its program: SystemExit: {e}") from e
 
 
 @overload

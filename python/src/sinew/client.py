@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import os
 import urllib.parse
 from collections.abc import AsyncIterator
@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Mapping
 
 from ._http import HttpClient
+from ._threads import in_thread, open_rollout
 from .errors import SinewError
 from .keys import using
 
@@ -219,8 +220,13 @@ class AsyncRollout(Rollout):
         self._noted.append((_checked(value, "reward"), more))
 
     def _end(self, failed: str | None) -> None:
-        for value, more in self._noted:
-            super().reward(value, **more)
+        try:
+            for value, more in self._noted:
+                super().reward(value, **more)
+        except SinewError as e:
+            # A reward that is refused must not leave the rollout open.
+            self.finish(failed=failed or f"{type(e).__name__}: {e}")
+            raise
         self.finish(failed=failed)
 
 
@@ -296,7 +302,7 @@ class Client(HttpClient):
             async with client.arollout(task="t1") as rollout:
                 rollout.reward(score(await agent(question)))     # agent uses sinew.key
         """
-        opened = await asyncio.to_thread(self.rollout, **spec)
+        opened = await open_rollout(None, functools.partial(self.rollout, **spec))
         rollout = AsyncRollout(self, opened.raw)
         failed: str | None = None
         try:
@@ -306,7 +312,7 @@ class Client(HttpClient):
             failed = f"{type(e).__name__}: {e}"
             raise
         finally:
-            await asyncio.to_thread(rollout._end, failed)
+            await in_thread(None, rollout._end, failed)
 
     def trace(self, rollout_id: str) -> Trace:
         """What a rollout captured so far."""

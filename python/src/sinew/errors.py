@@ -22,12 +22,14 @@ class ConnectionFailed(SinewError):
 class ApiError(SinewError):
     """The server answered with an error."""
 
-    def __init__(self, method: str, url: str, status: int, message: str) -> None:
+    def __init__(self, method: str, url: str, status: int, message: str, code: str | None = None) -> None:
         super().__init__(f"{method} {url}: {status}: {message}")
         self.method = method
         self.url = url
         self.status = status
         self.message = message
+        #: Short name of the error, such as `no_model_call`; `None` if the answer has none.
+        self.code = code
 
 
 class NoReward(SinewError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -221,7 +222,12 @@ class Result:
         """
         # Another checkpoint has another folder: a run that goes on does not change a model that is in use.
         latest = self.folder / "checkpoints" / "LATEST"
-        folder = self.folder / "model" / (latest.read_text().strip() if latest.is_file() else "none")
+        name = latest.read_text().strip() if latest.is_file() else "none"
+        chain = self.folder / "chain.json"
+        if chain.is_file():
+            end = json.loads(chain.read_text())["ended"][-1]
+            name = f"{end['name']}-{end['checkpoint']}"
+        folder = self.folder / "model" / name
         if not (folder / "config.json").is_file():
             command("export", self.folder, folder)
         return folder

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 from ._program import command
 from ._view import table
 from .client import Trace
-from .errors import SinewError
+from .errors import RecipeError, SinewError
 
 if TYPE_CHECKING:
     import pandas
@@ -167,9 +167,9 @@ def episodes(
         try:
             words = ["--run-dir", os.fspath(run), "--limit", str(page), *filters, *after]
             rows = command("episodes", "--json", *words)
-        except SinewError:
+        except RecipeError as e:
             # The page behind the last one is empty, which the program reports as an error.
-            if found:
+            if found and "no episode of" in str(e):
                 break
             raise
         found.extend(map(Episode.of, rows))

@@ -11,7 +11,7 @@ use super::protocol::{
     observation, specs, wrong_tools,
 };
 use super::remote::{Remote, RemoteError};
-use crate::counts::Counts;
+use crate::counts::{Counts, counted};
 use crate::runtime::{OwnRuntime, block_on, spawn};
 use crate::turn::{Turn, said};
 use reqwest::Method;
@@ -20,7 +20,7 @@ use sinew_env::{
     Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
     ResetResult, Score, StepResult, Unscored,
 };
-use sinew_types::{Message, Outcome, Role, Task, ToolSpec};
+use sinew_types::{Given, Gives, Message, Outcome, Role, Task, ToolSpec};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -152,10 +152,23 @@ impl EnvFactory for HttpEnvFactory {
     }
 
     fn capabilities(&self) -> Capabilities {
+        let counts = counted(!self.shared.tools.is_empty());
+        let gives = Gives {
+            states: match self.shared.described.states {
+                true => Given::Yes,
+                false => Given::No(
+                    "answer GET /sinew with `states: true`, and turns with `state`, a text that is equal \
+                     exactly in equal states",
+                ),
+            },
+            turn_rewards: Given::Maybe,
+            tool_counts: counts,
+            format_penalty: counts,
+        };
         Capabilities {
             concurrent: self.shared.described.max_episodes > 1,
             deterministic: false,
-            states: self.shared.described.states,
+            gives,
             places: Some(self.shared.described.max_episodes),
         }
     }

@@ -3,9 +3,11 @@
 use super::client::HttpEnvFactory;
 use super::keys::Http;
 use super::remote::address;
+use crate::kind::check_timeouts;
 use sinew_env::{
     EnvConfig, EnvError, EnvFactory, EnvKind, KeyError, Needs, Sandboxes, Taskset, TasksetError,
 };
+use sinew_types::Gives;
 use std::sync::Arc;
 
 /// The environment of the registry.
@@ -36,12 +38,7 @@ impl EnvConfig for Http {
             let reason = "allowed: the name of an environment variable, not the key itself";
             return wrong("key_env", format!("{:?}", self.key_env), reason);
         }
-        for (key, seconds) in [("timeout_s", self.timeout_s), ("wait_s", self.wait_s)] {
-            if !(0.01..=86_400.0).contains(&seconds) {
-                return wrong(key, seconds.to_string(), "allowed: 0.01 to 86400 seconds");
-            }
-        }
-        Ok(())
+        check_timeouts(&[("timeout_s", self.timeout_s), ("wait_s", self.wait_s)])
     }
 
     fn taskset(&self, _seed: u64) -> Result<Arc<dyn Taskset>, TasksetError> {
@@ -58,8 +55,8 @@ impl EnvConfig for Http {
         Ok(Arc::new(HttpEnvFactory::connect(self)?))
     }
 
-    /// Any call can have a reward: the server decides.
-    fn process_reward(&self) -> f64 {
-        f64::MAX
+    /// The server decides, and describes itself when it is asked.
+    fn gives(&self) -> Gives {
+        Gives::MAYBE
     }
 }

@@ -12,10 +12,9 @@
 use super::protocol::{Fault, MAX_BODY, Refusal, cut};
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use reqwest::{Client, ClientBuilder, Method, Response, StatusCode, Url};
-use rustls::{ClientConfig, RootCertStore};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use std::error::Error;
+use sinew_http::{cause, tls};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -271,21 +270,4 @@ async fn read(mut answer: Response) -> Result<Vec<u8>, String> {
         }
     }
     Ok(all)
-}
-
-/// Mozilla's root certificates: machines without a certificate store work, too.
-fn tls() -> ClientConfig {
-    let roots = RootCertStore::from_iter(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
-    ClientConfig::builder()
-        .with_root_certificates(roots)
-        .with_no_client_auth()
-}
-
-/// The innermost reason of an error: the outer ones repeat the address.
-fn cause(error: &reqwest::Error) -> String {
-    let mut cause: &dyn Error = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }

@@ -139,7 +139,7 @@ impl EnvServer {
             tools: options.tools.iter().map(Tool::from).collect(),
             max_episodes: options.max_episodes,
             lease_s: options.lease.as_secs_f64(),
-            states: factory.capabilities().states,
+            states: factory.capabilities().states(),
             example: options.example,
         };
         if let Some(why) = described.wrong() {

@@ -5,7 +5,7 @@
 //! too long are observations. A server that ends or breaks the protocol fails the episode.
 
 use super::client::{CallFault, Session};
-use super::keys::Mcp;
+use super::keys::{GIVES, Mcp};
 use super::server::Reached;
 use crate::counts::Counts;
 use crate::runtime::{OwnRuntime, block_on, spawn};
@@ -184,6 +184,7 @@ impl EnvFactory for McpEnvFactory {
         Capabilities {
             concurrent: self.shared.sessions > 1,
             places: Some(self.shared.sessions),
+            gives: GIVES,
             ..Capabilities::default()
         }
     }

@@ -3,6 +3,19 @@
 use crate::http::address;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use sinew_types::{Given, Gives};
+
+/// What algorithms can read of an episode: the protocol has neither states nor rewards.
+pub(super) const GIVES: Gives = Gives {
+    states: Given::No(OF_A_CLASS),
+    turn_rewards: Given::No(OF_A_CLASS),
+    tool_counts: Given::Yes,
+    format_penalty: Given::Yes,
+};
+
+/// Way out where an algorithm reads what the protocol does not have.
+const OF_A_CLASS: &str =
+    "MCP has no such thing; take a class of yours with these tools, with env.type = \"python\"";
 
 /// Keys of `[env] type = "mcp"`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

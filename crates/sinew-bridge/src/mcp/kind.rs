@@ -2,10 +2,12 @@
 
 #[cfg(feature = "mcp")]
 use super::env::McpEnvFactory;
-use super::keys::Mcp;
+use super::keys::{GIVES, Mcp};
+use crate::kind::check_timeouts;
 use sinew_env::{
     EnvConfig, EnvError, EnvFactory, EnvKind, KeyError, Needs, Sandboxes, Taskset, TasksetError,
 };
+use sinew_types::Gives;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -40,15 +42,10 @@ impl EnvConfig for Mcp {
         if !(1..=4096).contains(&self.sessions) {
             return wrong("sessions", self.sessions.to_string(), "allowed: 1 to 4096");
         }
-        for (key, seconds) in [
+        check_timeouts(&[
             ("timeout_s", self.timeout_s),
             ("startup_timeout_s", self.startup_timeout_s),
-        ] {
-            if !(0.01..=86_400.0).contains(&seconds) {
-                return wrong(key, seconds.to_string(), "allowed: 0.01 to 86400 seconds");
-            }
-        }
-        Ok(())
+        ])
     }
 
     fn taskset(&self, _seed: u64) -> Result<Arc<dyn Taskset>, TasksetError> {
@@ -74,8 +71,8 @@ impl EnvConfig for Mcp {
         })
     }
 
-    fn process_reward(&self) -> f64 {
-        0.0
+    fn gives(&self) -> Gives {
+        GIVES
     }
 
     /// The folders of files that commands name.

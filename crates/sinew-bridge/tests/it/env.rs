@@ -185,6 +185,7 @@ async fn episodes_without_a_score_say_why() {
             "user.py:5: AttributeError: no field 'nothing'",
         ),
         ("def reward(self, wrong): return 1", "valid names:"),
+        ("def reward(self, taks): return 1", "did you mean `task`?"),
         ("def reward(self, task): return None", "it returned None"),
         (
             "def reward(self, task): return Unscored('no judge')",

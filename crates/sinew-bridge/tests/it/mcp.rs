@@ -249,7 +249,7 @@ fn keys_of_mcp_are_checked() {
 }
 
 /// A server of the official SDK, which is installed for the agents of the tests: over standard input and
-/// output in a sandbox, and over HTTP beside it.
+/// output in a sandbox, and over HTTP.
 #[tokio::test]
 async fn servers_of_the_official_sdk_work() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

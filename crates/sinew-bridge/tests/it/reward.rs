@@ -85,10 +85,27 @@ fn unknown_names_are_refused_before_any_sample() {
     let (function, _dir) = reward("def f(output, anwser): return 1", Sizes::default());
     let error = function.check(&["answer"]).unwrap_err().to_string();
     assert!(error.contains("user.py:1: the parameter anwser"), "{error}");
+    assert!(error.contains("did you mean `answer`?"), "{error}");
     assert!(
         error.contains("valid names: a, answer, b, calls, "),
         "{error}"
     );
+    for (typed, meant) in [
+        ("outputs", Some("output")),
+        ("messsages", Some("messages")),
+        ("cals", Some("calls")),
+        ("gruop", Some("group")),
+        ("x", None),
+        ("nothing", None),
+    ] {
+        let source = format!("def f({typed}): return 1");
+        let (function, _dir) = reward(&source, Sizes::default());
+        let error = function.check(&["answer"]).unwrap_err().to_string();
+        let said = meant.map_or("tasks; valid names".into(), |m| {
+            format!("did you mean `{m}`?")
+        });
+        assert!(error.contains(&said), "{error}");
+    }
     for (source, said) in [
         ("f = 3", "is no function"),
         ("def f(*a): 1", "parameter a of f has no name"),

@@ -66,6 +66,7 @@ impl Session {
             prove(&trace, index, call, &mut path)?;
         }
         prune(&mut trace);
+        trace.bound_rewards();
         trace
             .validate()
             .map_err(|e| SessionError::Broken(e.to_string()))?;

@@ -35,14 +35,14 @@ use sinew_dialect::{Ignored, count_ignored};
 use sinew_dialect::{Prompt, message_bytes};
 use sinew_render::Renderer;
 use sinew_types::{
-    EpisodeEnd, EpisodeId, FinishReason, Limit, Message, NO_PARENT, Node, NodeFormat, NodeId,
-    Outcome, TokenId, TokenKind, VersionSpan, mix_seed,
+    EpisodeEnd, EpisodeId, FinishReason, Limit, MAX_REWARD, Message, NO_PARENT, Node, NodeFormat,
+    NodeId, Outcome, TokenId, TokenKind, VersionSpan, mix_seed,
 };
 use states::States;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use types::Beginning;
-pub(crate) use types::Entry;
+pub(crate) use types::{Entry, MAX_METRIC_NAME};
 
 /// A call, running or ended.
 #[derive(Clone, Debug)]
@@ -108,6 +108,10 @@ pub struct Session {
     busy_since_s: f64,
     generate_s: f64,
     over: bool,
+    /// Its trace was made: no reward is taken any more.
+    sealed: bool,
+    /// Of all rewards that it was given.
+    reward_bytes: u64,
     /// Path of the last prompt.
     last_path: LastPath,
     /// KnownBodies whose messages were read.
@@ -141,6 +145,8 @@ impl Session {
             busy_since_s: now_s,
             generate_s: 0.0,
             over: false,
+            sealed: false,
+            reward_bytes: 0,
             last_path: LastPath::default(),
             bodies: KnownBodies::default(),
             entries: None,
@@ -187,7 +193,8 @@ impl Session {
                 self.output(call, output, text, now_s);
             }
             Entry::Failed { call, why, now_s } => self.failed(call, &why, now_s),
-            Entry::Rewarded { reward } => self.reward(&reward)?,
+            // It was taken within the limits of its time.
+            Entry::Rewarded { reward } => self.rewarded(&reward)?,
             // Not the session's: see `Answers`.
             Entry::Kept { .. } => {}
             Entry::Cut { limit } => {
@@ -626,16 +633,72 @@ impl Session {
         }
     }
 
+    /// Takes no rewards from here on: those that were taken are in the trace.
+    pub(crate) fn seal(&mut self) {
+        self.sealed = true;
+    }
+
+    /// Whether its trace was made.
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.sealed
+    }
+
     /// Scores the episode, or with `turn` the outputs of one call.
     ///
+    /// A reward that is taken is in the trace: it came before the trace was made. A refused number is the
+    /// reason of an episode that gets no other reward.
+    ///
     /// # Errors
-    /// If a number is not finite or the turn does not exist.
+    /// If a number is not finite or beyond [`MAX_REWARD`], the turn does not exist, the rewards of the
+    /// rollout exceed a limit, or its trace was made.
     pub fn reward(&mut self, reward: &Reward) -> Result<(), SessionError> {
+        if self.sealed {
+            return Err(SessionError::Sealed);
+        }
+        if let Err(error) = self.check_reward(reward) {
+            if self.outcome.unscored {
+                self.outcome.unscored_reason = Some(format!("a reward was refused: {error}"));
+            }
+            return Err(error);
+        }
+        self.rewarded(reward)?;
+        self.note(|| Entry::Rewarded {
+            reward: reward.clone(),
+        });
+        Ok(())
+    }
+
+    fn check_reward(&self, reward: &Reward) -> Result<(), SessionError> {
         let metrics = reward.metrics.values().copied();
-        let bad = |v: &f64| !v.is_finite();
-        if let Some(value) = std::iter::once(reward.reward).chain(metrics).find(bad) {
+        // NaN is not below the limit.
+        let fits = |v: &f64| v.abs() <= MAX_REWARD;
+        if let Some(value) = std::iter::once(reward.reward)
+            .chain(metrics)
+            .find(|v| !fits(v))
+        {
             return Err(SessionError::Reward { value });
         }
+        if let Some(name) = reward.metrics.keys().find(|n| n.len() > MAX_METRIC_NAME) {
+            return Err(SessionError::MetricName { bytes: name.len() });
+        }
+        let known = &self.outcome.metrics;
+        let new = reward.metrics.keys().filter(|n| !known.contains_key(*n));
+        let (names, limit) = (known.len() + new.count(), self.limits.max_metrics);
+        if names > limit as usize {
+            return Err(SessionError::Metrics { names, limit });
+        }
+        let (bytes, limit) = (
+            self.reward_bytes + reward.bytes(),
+            self.limits.max_reward_bytes,
+        );
+        match bytes > limit {
+            true => Err(SessionError::RewardBytes { bytes, limit }),
+            false => Ok(()),
+        }
+    }
+
+    /// Takes a reward that was checked.
+    fn rewarded(&mut self, reward: &Reward) -> Result<(), SessionError> {
         if let Some(turn) = reward.turn {
             let call = (turn as usize)
                 .checked_sub(1)
@@ -653,14 +716,13 @@ impl Session {
         } else {
             self.outcome.reward = reward.reward;
         }
+        self.reward_bytes += reward.bytes();
         self.outcome.unscored = false;
+        self.outcome.unscored_reason = None;
         if let Some(success) = reward.success {
             self.outcome.success = success;
         }
         self.outcome.metrics.extend(reward.metrics.clone());
-        self.note(|| Entry::Rewarded {
-            reward: reward.clone(),
-        });
         Ok(())
     }
 

@@ -453,6 +453,61 @@ fn limits_end_the_episode_and_are_remembered() {
     assert!(matches!(begin(&mut s, &short), Err(SessionError::Over)));
 }
 
+fn reward(value: f64, metrics: &[&str]) -> Reward {
+    Reward {
+        reward: value,
+        metrics: metrics.iter().map(|name| ((*name).into(), 1.0)).collect(),
+        ..Reward::default()
+    }
+}
+
+#[test]
+fn rewards_are_bounded_in_size_number_and_bytes() {
+    let limits = SessionLimits {
+        max_metrics: 2,
+        max_reward_bytes: 1_000,
+        ..SessionLimits::default()
+    };
+    let mut s = session(limits);
+    for huge in [1e308, -1e31, f64::INFINITY, f64::NAN] {
+        let refused = s.reward(&reward(huge, &[])).unwrap_err();
+        assert!(matches!(refused, SessionError::Reward { .. }), "{refused}");
+    }
+    let outcome = s.snapshot(NOW).outcome;
+    let why = outcome.unscored_reason.unwrap();
+    assert!(
+        outcome.unscored && why.contains("magnitude up to 1e30"),
+        "{why}"
+    );
+    s.reward(&reward(1e30, &["a", "b"])).unwrap();
+    let refused = s.reward(&reward(1.0, &["c"])).unwrap_err();
+    assert!(matches!(
+        refused,
+        SessionError::Metrics { names: 3, limit: 2 }
+    ));
+    let long = "x".repeat(129);
+    let refused = s.reward(&reward(1.0, &[&long])).unwrap_err();
+    assert!(matches!(refused, SessionError::MetricName { bytes: 129 }));
+    let refused = (0..100).find_map(|_| s.reward(&reward(2.0, &["a"])).err());
+    assert!(matches!(refused, Some(SessionError::RewardBytes { .. })));
+    let outcome = s.snapshot(NOW).outcome;
+    assert_eq!((outcome.reward, outcome.unscored), (2.0, false));
+    assert_eq!((outcome.metrics.len(), outcome.unscored_reason), (2, None));
+}
+
+/// What was answered as taken is in the trace; what comes after it was made is refused, and says where to go.
+#[test]
+fn a_reward_is_in_the_trace_or_refused() {
+    let mut s = session(SessionLimits::default());
+    s.reward(&reward(0.5, &[])).unwrap();
+    let trace = s.trace(EpisodeEnd::Terminated, NOW).unwrap();
+    s.seal();
+    let refused = s.reward(&reward(1.0, &[])).unwrap_err();
+    assert!(refused.to_string().contains("/rewards/NAME"), "{refused}");
+    assert_eq!(trace.outcome.reward, 0.5);
+    assert_eq!(s.snapshot(NOW).outcome, trace.outcome);
+}
+
 #[test]
 fn what_the_engine_may_not_do_is_refused() {
     let mut c = Client::new();

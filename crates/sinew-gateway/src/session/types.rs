@@ -7,8 +7,8 @@ use sinew_dialect::StoredAnswer;
 use sinew_dialect::{Ignored, Prompt};
 use sinew_render::{RenderError, Renderer};
 use sinew_types::{
-    EpisodeEnd, EpisodeId, FinishReason, GroupId, Limit, MAX_EXTERNAL, Message, NodeId, Provenance,
-    SampledToken, Sampling, TaskId, TokenId, TokenKind, ToolSpec,
+    EpisodeEnd, EpisodeId, FinishReason, GroupId, Limit, MAX_EXTERNAL, MAX_REWARD, Message, NodeId,
+    Provenance, SampledToken, Sampling, TaskId, TokenId, TokenKind, ToolSpec,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -326,6 +326,17 @@ pub struct Reward {
     pub turn: Option<u32>,
 }
 
+/// Maximum bytes of the name of a metric.
+pub(crate) const MAX_METRIC_NAME: usize = 128;
+
+impl Reward {
+    /// About what it takes in a journal.
+    pub(crate) fn bytes(&self) -> u64 {
+        let names = self.metrics.keys().map(|name| name.len() as u64 + 24);
+        64 + names.sum::<u64>()
+    }
+}
+
 /// Why a session refused.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
@@ -354,8 +365,19 @@ pub enum SessionError {
     Prompt(String),
     #[error("call {call} of this rollout does not exist or has ended")]
     UnknownCall { call: u32 },
-    #[error("reward is {value}, expected a finite number")]
+    #[error("reward is {value:e}, expected a finite number of magnitude up to {MAX_REWARD:e}")]
     Reward { value: f64 },
+    #[error("the rewards of this rollout have {names} names of metrics, its limit is {limit}")]
+    Metrics { names: usize, limit: u32 },
+    #[error("the name of a metric has {bytes} bytes, the limit is {MAX_METRIC_NAME}")]
+    MetricName { bytes: usize },
+    #[error(
+        "the rewards of this rollout have {bytes} bytes, its limit is {limit}; give each turn one"
+    )]
+    RewardBytes { bytes: u64, limit: u64 },
+    /// The trace was made: a reward would not be in it.
+    #[error("the rollout is finished: PUT /rollouts/ID/rewards/NAME takes what comes later")]
+    Sealed,
     #[error("turn {turn} has no output, the calls are numbered from 1 to {calls}")]
     Turn { turn: u32, calls: u32 },
     /// An invariant does not hold: a defect of the gateway or of the engine.

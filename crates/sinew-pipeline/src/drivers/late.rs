@@ -1,10 +1,13 @@
 //! Groups whose rewards come from outside, between their last episode and their rows.
 
 use super::sync::Driver;
+use super::work::lock;
 use crate::core::Event;
 use crate::error::PipelineError;
 use crate::event::{Phase, RunEvent};
+use crate::late::Look;
 use sinew_types::{EpisodeId, Trace};
+use std::collections::BTreeSet;
 
 /// Groups of a step at most, as multiples of those that it runs: its own, and as many from before.
 const GROUPS_PER_TASK: usize = 2;
@@ -32,8 +35,14 @@ impl Driver {
         let store = self.p.store.traces.as_ref();
         late.scores.take(store, wait)?;
         let most = GROUPS_PER_TASK * self.p.config.core.tasks_per_step;
-        let version = self.p.learner.version().0;
-        let found = shelf.look(store, (late.scores.now_s(), version, most))?;
+        let look = Look {
+            now_s: late.scores.now_s(),
+            version: lock(&self.p.learner).version().0,
+            most,
+            given: (0, 0),
+            names: &BTreeSet::new(),
+        };
+        let found = shelf.look(store, look)?;
         let waiting = shelf.waiting();
         let scored = found.groups.iter().flatten();
         let alone = found.groups.iter().filter(|g| g.len() == 1).flatten();

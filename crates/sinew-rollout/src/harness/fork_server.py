@@ -48,6 +48,8 @@ def preload(script):
 
 
 CALL = "--sinew-call"
+# Before the value of a function, as JSON, on a line of its own.
+VALUE = "\x1esinew-value "
 
 
 class Model:
@@ -60,7 +62,7 @@ class Model:
 
 
 def call(script, name):
-    """Calls a function of the script for the episode's task; its value is the last line of output."""
+    """Calls a function of the script for the episode's task; its value goes to the output, marked."""
     function = runpy.run_path(script, run_name="sinew_agent").get(name)
     if not callable(function):
         raise SystemExit(f"{os.path.basename(script)} has no function {name}")
@@ -86,7 +88,13 @@ def call(script, name):
         value = {"reward": float(value), "success": value}
     elif isinstance(value, (int, float)):
         value = {"reward": value}
-    print("\n" + (value if isinstance(value, str) else json.dumps(value)))
+    # Whatever it printed, and prints later, is not its value, which may have many lines.
+    line = f"\n{VALUE}{json.dumps(value)}\n".encode()
+    if len(line) > MAX_OUTPUT // 2:
+        raise SystemExit(f"{name}: its value has {len(line)} bytes, allowed: {MAX_OUTPUT // 2}")
+    sys.stdout.flush()
+    with os.fdopen(os.dup(1), "wb") as out:
+        out.write(line)
 
 
 def episode(script, arguments, env, cpu_s, stdout, stderr):

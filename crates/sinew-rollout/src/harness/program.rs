@@ -128,8 +128,10 @@ impl ProgramHarness {
         });
         let why = match &ended {
             Ok(ended) if self.programs.agent_scores() => {
-                let said = last_line(&ended.stdout);
-                let said = said.and_then(|line| serde_json::from_str(line).ok());
+                let said = match value_of_function(&ended.stdout) {
+                    Some(value) => Some(value),
+                    None => last_line(&ended.stdout).and_then(|l| serde_json::from_str(l).ok()),
+                };
                 report::hand_over(self.server.as_ref(), &spec.episode, said.as_ref())
             }
             _ => None,
@@ -249,10 +251,24 @@ fn last_line(stdout: &str) -> Option<&str> {
     stdout.lines().map(str::trim).rfind(|l| !l.is_empty())
 }
 
-/// The last line that the program printed, else what the model said last.
-/// Empty if neither said anything.
+/// Before the value of a function, as `fork_server.py` prints it.
+const VALUE: &str = "\u{1e}sinew-value ";
+
+/// The value that a function returned, whatever it printed before or after.
+fn value_of_function(stdout: &str) -> Option<serde_json::Value> {
+    let line = stdout.lines().rev().find_map(|l| l.strip_prefix(VALUE))?;
+    serde_json::from_str(line).ok()
+}
+
+/// The value of a function, else the last line that the program printed, else what the model said last.
+/// Empty if nothing was said.
 fn answer(stdout: &str, trace: &Trace) -> String {
-    if let Some(line) = last_line(stdout) {
+    match value_of_function(stdout) {
+        Some(serde_json::Value::String(text)) => return text,
+        Some(value) if !value.is_null() => return value.to_string(),
+        _ => {}
+    }
+    if let Some(line) = last_line(stdout).filter(|l| !l.starts_with(VALUE)) {
         return line.to_owned();
     }
     let said = trace

@@ -13,8 +13,8 @@ use crate::parts::{EpisodeOptions, EpisodeParts};
 use futures::future::BoxFuture;
 use reqwest::Client;
 use reqwest::header::{CONTENT_TYPE, HeaderValue};
-use rustls::{ClientConfig, RootCertStore};
 use serde_json::{Map, Value};
+use sinew_http::{cause, tls};
 use sinew_types::{EpisodeEnd, FailureKind, Limit, Task, Trace};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -75,13 +75,8 @@ impl ServiceHarness {
     /// # Errors
     /// If no HTTP client can be made.
     pub fn new(config: ServiceConfig, server: Arc<dyn ModelServer>) -> Result<Self, String> {
-        // Mozilla's root certificates, as built into the program.
-        let roots = RootCertStore::from_iter(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
-        let tls = ClientConfig::builder()
-            .with_root_certificates(roots)
-            .with_no_client_auth();
         let client = Client::builder()
-            .tls_backend_preconfigured(tls)
+            .tls_backend_preconfigured(tls())
             .connect_timeout(CONNECT_TIMEOUT)
             .redirect(reqwest::redirect::Policy::none())
             .no_proxy()
@@ -111,9 +106,9 @@ impl ServiceHarness {
             .header("traceparent", &access.traceparent)
             .header(CONTENT_TYPE, HeaderValue::from_static("application/json"))
             .body(body.to_string());
-        let mut answer = request.send().await.map_err(|e| innermost(&e))?;
+        let mut answer = request.send().await.map_err(|e| unreachable(&e))?;
         let mut text = Vec::new();
-        while let Some(chunk) = answer.chunk().await.map_err(|e| innermost(&e))? {
+        while let Some(chunk) = answer.chunk().await.map_err(|e| unreachable(&e))? {
             if text.len() + chunk.len() > MAX_ANSWER_BYTES {
                 return Err(format!(
                     "its answer is longer than {MAX_ANSWER_BYTES} bytes"
@@ -328,13 +323,12 @@ fn quoted(text: &str) -> String {
     text.chars().take(MAX_QUOTED).collect()
 }
 
-/// What is around the innermost reason repeats the address.
-fn innermost(error: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    format!("it could not be asked: {cause}\n  hint: is the service running there?")
+/// Why a service could not be asked.
+fn unreachable(error: &reqwest::Error) -> String {
+    format!(
+        "it could not be asked: {}\n  hint: is the service running there?",
+        cause(error)
+    )
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
-//! Rewards that come from outside: imported while a run is at work, after it was killed, and never.
+//! Rewards that come from outside: imported while a run is at work, after it was killed, and never; of
+//! episodes that the run samples, and of rollouts of agents that run already.
 
+use crate::live::{self, Run};
 use crate::resume::{recipe, train};
 use crate::{failure, last_line, sinew};
 use serde_json::{Value, json};
@@ -32,6 +34,11 @@ fn unscored(run: &Path) -> Vec<EpisodeSummary> {
     episodes.into_iter().filter(open).collect()
 }
 
+/// What a person says of an episode.
+fn verdict(e: &EpisodeSummary) -> u32 {
+    e.episode.as_str().bytes().map(u32::from).sum::<u32>() % 3
+}
+
 /// Imports a verdict of each episode that `keep` names; how many.
 fn give(run: &Path, keep: impl Fn(&EpisodeSummary) -> bool) -> usize {
     let chosen: Vec<_> = unscored(run).into_iter().filter(|e| keep(e)).collect();
@@ -39,7 +46,7 @@ fn give(run: &Path, keep: impl Fn(&EpisodeSummary) -> bool) -> usize {
         return 0;
     }
     let row = |e: &EpisodeSummary| {
-        let liked = e.episode.as_str().bytes().map(u32::from).sum::<u32>() % 3;
+        let liked = verdict(e);
         let row = json!({"episode": e.episode, "name": "thumbs", "value": liked, "at": 1.0});
         format!("{row}\n")
     };
@@ -100,6 +107,8 @@ fn rewards_that_are_imported_after_the_batch_left_are_trained() {
     let waiting = unscored(&run);
     let given = give(&run, half);
     assert_eq!(given, 32);
+    let open = waiting.iter().find(|e| !half(e)).unwrap();
+    shown(&run, open, "waits for its reward");
     let taken = || {
         let reader = StoreReader::open(&run.join("store")).unwrap();
         let scored = |e: &&EpisodeSummary| !reader.scores(&e.episode).unwrap().is_empty();
@@ -140,6 +149,46 @@ fn rewards_that_are_imported_after_the_batch_left_are_trained() {
         steps[0]
     );
     trained_once(&run, half);
+    let whole = open.reward + f64::from(verdict(open));
+    shown(&run, open, &format!("reward {whole:.3}"));
+}
+
+/// `sinew show` prints the outcome of an episode that counts, and `sinew episodes` lists the same one.
+fn shown(run: &Path, episode: &EpisodeSummary, expected: &str) {
+    let id = episode.episode.as_str();
+    let mut show = sinew();
+    show.args(["show", id, "--run-dir"]).arg(run);
+    let page = String::from_utf8(show.output().unwrap().stdout).unwrap();
+    assert!(page.contains(expected), "{expected} not in {page}");
+    let mut list = sinew();
+    list.args(["episodes", "--json", "--limit", "10000", "--run-dir"]);
+    let rows = String::from_utf8(list.arg(run).output().unwrap().stdout).unwrap();
+    let mut rows = rows
+        .lines()
+        .map(|l| serde_json::from_str::<Value>(l).unwrap());
+    let row = rows.find(|r| r["episode"] == id).unwrap();
+    let waits = expected.starts_with("waits");
+    assert_eq!(
+        (&row["waits"], &row["unscored"]),
+        (&json!(waits), &json!(waits)),
+        "{row}"
+    );
+    let reward = format!("reward {:.3}", row["reward"].as_f64().unwrap());
+    assert!(waits || reward == expected, "{row}, not {expected}");
+    // A filter by the same reward finds it, and none by any reward if it waits.
+    let reward = row["reward"].to_string();
+    let mut found = sinew();
+    found.args([
+        "episodes",
+        "--json",
+        "--limit",
+        "10000",
+        "--min-reward",
+        &reward,
+    ]);
+    let found = found.args(["--max-reward", &reward, "--run-dir"]).arg(run);
+    let found = String::from_utf8(found.output().unwrap().stdout).unwrap();
+    assert_eq!(found.contains(&format!("\"{id}\"")), !waits, "{found}");
 }
 
 /// No episode is in two updates, and groups of the first step were trained in later ones.
@@ -226,6 +275,113 @@ fn recipes_that_cannot_wait_are_refused_with_the_way_out() {
         let said = failure(&output, 1);
         assert!(said.contains(needle), "{needle} not in {said}");
     }
+}
+
+/// A recipe of live agents whose users say later what the answers are worth.
+fn by_users(dir: &Path, steps: usize, late: &str) -> PathBuf {
+    let reward = format!(
+        "steps = {steps}\ncheckpoint_every = 2\n[reward.late]\nnames = [\"thumbs\"]\n{late}\n\
+         [algorithm]\ntype = \"grpo\"\ncorrection = {TIS}\n"
+    );
+    let text = "learning_rate = 3e-3\nmicro_batch_tokens = 8192";
+    let moved = format!("{text}\n{reward}");
+    live::recipe(
+        dir,
+        &[
+            ("tasks_per_step = 6", "tasks_per_step = 8"),
+            ("steps = 30\n", ""),
+            (text, &moved),
+        ],
+    )
+}
+
+/// So many requests, each a rollout of its own that ends without a reward; their ids.
+fn served(run: &Run, count: usize) -> Vec<String> {
+    let one = |_| live::rollout(&run.address, &run.token, "alone", |_| None).unwrap();
+    (0..count).map(one).collect()
+}
+
+/// Thumbs up or down, which differ.
+fn thumbs(id: &str) -> f64 {
+    f64::from(id.bytes().map(u32::from).sum::<u32>() % 3)
+}
+
+/// A user's verdict comes when the agent has long ended its rollout: by the gateway while the run is at work,
+/// by a file while nothing runs, and the killed run goes on with both.
+#[test]
+fn verdicts_about_a_live_agent_are_trained_when_they_come() {
+    let dir = tempfile::tempdir().unwrap();
+    let run_dir = dir.path().join("run");
+    let recipe = by_users(dir.path(), 4, "max_staleness = 50");
+    let mut run = Run::start(&recipe, &run_dir, "127.0.0.1:0", &[]);
+    let ids = served(&run, 40);
+    assert!(lines(&run_dir).is_empty(), "a missing reward is not 0");
+    let (soon, later) = ids.split_at(16);
+    for id in soon {
+        let path = format!("/rollouts/{id}/rewards/thumbs");
+        let body = json!({"value": thumbs(id)}).to_string();
+        let (status, told) = live::send("PUT", &run.address, &path, &run.token, &body).unwrap();
+        assert_eq!(status, 200, "{told}");
+    }
+    run.steps(2);
+    let address = run.address.clone();
+    run.child.kill().unwrap();
+    run.child.wait().unwrap();
+    drop(run);
+    let row = |id: &String| json!({"episode": id, "name": "thumbs", "value": thumbs(id)});
+    let rows: String = later.iter().map(|id| format!("{}\n", row(id))).collect();
+    let file = dir.path().join("verdicts.jsonl");
+    std::fs::write(&file, rows).unwrap();
+    assert_eq!(last_line(&import(&file, &run_dir))["new"], 24);
+    let last = Run::start(&recipe, &run_dir, &address, &["--resume"]).end();
+    let samples = &last["samples"];
+    let count = |what: &str| samples[what].as_u64().unwrap();
+    assert_eq!((count("trained_twice"), count("lost")), (0, 0), "{last}");
+    assert_eq!(count("trained") + count("dropped"), 32, "{last}");
+    assert!(count("trained") > 16 && count("waiting") == 8, "{last}");
+    let steps = lines(&run_dir);
+    assert_eq!(steps.len(), 4, "{steps:?}");
+    for step in &steps {
+        assert_eq!(step["samples"]["scored"], 8, "{step}");
+        assert!(step["rollout"]["metrics"]["reward/thumbs"].is_number());
+    }
+    assert_eq!(steps[0]["samples"]["waiting"], 32);
+    let reader = StoreReader::open(&run_dir.join("store")).unwrap();
+    let mut trained = BTreeSet::new();
+    for episode in reader
+        .trained_batches()
+        .unwrap()
+        .into_iter()
+        .flat_map(|b| b.episodes)
+    {
+        assert!(
+            trained.insert(episode.clone()),
+            "{episode} is trained twice"
+        );
+        assert!(!reader.scores(&episode).unwrap().is_empty());
+    }
+}
+
+/// Users who say nothing: left out when the time is up, with the reason, and never a 0.
+#[test]
+fn verdicts_that_never_come_are_unscored_with_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let run_dir = dir.path().join("run");
+    let late = "wait_s = 0.001\nmax_waiting = 8";
+    let recipe = by_users(dir.path(), 1, late);
+    let mut run = Run::start(&recipe, &run_dir, "127.0.0.1:0", &[]);
+    served(&run, 8);
+    assert!(!run.child.wait().unwrap().success(), "it trained nothing");
+    let step = &lines(&run_dir)[0]["samples"];
+    assert_eq!(
+        (&step["scored"], &step["unscored"]["count"]),
+        (&json!(0), &json!(8))
+    );
+    let first = step["unscored"]["first"].as_str().unwrap();
+    assert!(
+        first.contains("reward thumbs: not given within 0.001 s"),
+        "{first}"
+    );
 }
 
 /// Truncated importance sampling.

@@ -6,18 +6,18 @@ use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// A run that serves agents.
-struct Run {
-    child: Child,
+pub(crate) struct Run {
+    pub(crate) child: Child,
     out: BufReader<ChildStdout>,
-    address: String,
-    token: String,
+    pub(crate) address: String,
+    pub(crate) token: String,
 }
 
 impl Drop for Run {
@@ -30,7 +30,7 @@ impl Drop for Run {
 
 impl Run {
     /// Starts `sinew train` and reads its lines until it says where it serves agents.
-    fn start(recipe: &Path, dir: &Path, at: &str, more: &[&str]) -> Self {
+    pub(crate) fn start(recipe: &Path, dir: &Path, at: &str, more: &[&str]) -> Self {
         let mut child = sinew()
             .arg("train")
             .arg(recipe)
@@ -63,7 +63,7 @@ impl Run {
     }
 
     /// Reads lines until so many steps were done.
-    fn steps(&mut self, count: usize) {
+    pub(crate) fn steps(&mut self, count: usize) {
         let mut seen = 0;
         while seen < count {
             let mut line = String::new();
@@ -73,7 +73,7 @@ impl Run {
     }
 
     /// The last line of a run that ended well.
-    fn end(mut self) -> Value {
+    pub(crate) fn end(mut self) -> Value {
         let lines = std::io::read_to_string(&mut self.out).unwrap();
         let status = self.child.wait().unwrap();
         assert!(status.success(), "{lines}");
@@ -367,6 +367,62 @@ fn a_forged_reward_is_refused_unless_the_recipe_trusts_the_program() {
     assert_eq!(trusted["reward"], json!(0.75), "{trusted}");
 }
 
+/// Prints before and after, and returns several lines; the reward of one task is no reward at all.
+const LINES: &str = r#"
+import atexit
+from openai import AsyncOpenAI
+
+async def solve(task, model):
+    client = AsyncOpenAI(**model.openai)
+    asked = [{"role": "user", "content": task.prompt}]
+    await client.chat.completions.create(model=model.name, messages=asked)
+    print("working\non it", end="")
+    atexit.register(print, "the end")
+    return "first line\nsecond line\n"
+
+async def huge(task, model):
+    await solve(task, model)
+    return 1e308
+"#;
+
+/// Means over the held-out episodes of a function of [`LINES`].
+fn function(name: &str, scored_by: &str, more: &str) -> Output {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("agent/lines.py");
+    std::fs::create_dir(file.parent().unwrap()).unwrap();
+    std::fs::write(&file, LINES).unwrap();
+    let text = std::fs::read_to_string(root().join("recipes/agent-function.toml")).unwrap();
+    let shipped = "examples/function_agent.py:solve\"";
+    assert!(text.contains(shipped), "{text}");
+    let own = format!("{}:{name}\", scored_by = \"{scored_by}\"", file.display());
+    let recipe = dir.path().join("recipe.toml");
+    std::fs::write(&recipe, text.replace(shipped, &own) + more).unwrap();
+    let mut command = sinew();
+    command
+        .arg("eval")
+        .arg(&recipe)
+        .args(["--json", "--run-dir"]);
+    command.arg(dir.path().join("run")).output().unwrap()
+}
+
+/// Own prints of a function do not matter, and an answer of several lines comes whole.
+#[test]
+fn the_answer_of_a_function_is_its_value_with_all_lines() {
+    let reward = "\n[reward]\n'regex(\"(?s)^first line.second line\")' = 1.0\n";
+    let output = function("solve", "environment", reward);
+    let eval = &last_line(&output)["eval"];
+    assert_eq!(eval["reward"], json!(1.0), "{eval}");
+}
+
+/// A reward that no sum could take is no score, with the reason, and ends nothing.
+#[test]
+fn a_huge_reward_is_no_score_and_ends_no_run() {
+    let output = function("huge", "agent", "");
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{output:?}");
+    assert!(told.contains("\"failed\":0,\"unscored\":9"), "{told}");
+}
+
 /// Agents as threads, which go on whatever becomes of the server; they note what it acknowledged.
 struct Agents {
     stop: Arc<AtomicBool>,
@@ -425,7 +481,7 @@ impl Agents {
 }
 
 /// One rollout from its opening to its acknowledged end; `None`: something was refused or cut.
-fn rollout(
+pub(crate) fn rollout(
     address: &str,
     token: &str,
     group: &str,
@@ -454,7 +510,7 @@ fn letters(text: &str) -> Option<f64> {
 }
 
 /// A copy of the live recipe with some of its text replaced.
-fn recipe(dir: &Path, changes: &[(&str, &str)]) -> PathBuf {
+pub(crate) fn recipe(dir: &Path, changes: &[(&str, &str)]) -> PathBuf {
     let mut text = std::fs::read_to_string(root().join("recipes/agent-live.toml")).unwrap();
     for (from, to) in changes {
         assert!(text.contains(from), "the recipe has no {from}");

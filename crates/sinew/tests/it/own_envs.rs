@@ -193,6 +193,69 @@ fn a_model_learns_in_an_environment_behind_http() {
     assert!(reward("after") > reward("before") + 0.3, "{last}");
 }
 
+/// What only the class says is refused when it has described itself: before anything runs, with the way out.
+#[test]
+fn a_class_without_what_the_algorithm_reads_is_refused_before_it_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let class = "from sinew import Env, tool\n\nclass Say(Env):\n    \
+                 tasks = [{'prompt': f'say {i}', 'want': str(i)} for i in range(60)]\n    \
+                 def reward(self, output, want): return want in output\n";
+    let state = "    def state(self): return 0\n";
+    let tool = "    @tool\n    def ask(self): return 'hi'\n";
+    let mixed = "[[env]]\nname = \"say\"\ntype = \"python\"\nmodule = \"say.py:Say\"\n\
+                 [[env]]\nname = \"two\"\ntype = \"python\"\nmodule = \"two.py:Say\"\n";
+    let single = "[env]\ntype = \"python\"\nmodule = \"say.py:Say\"\n";
+    let others = format!("{class}{state}{tool}");
+    fs::write(dir.path().join("two.py"), others).unwrap();
+    for (kind, env, more, said) in [
+        (
+            "gigpo",
+            single,
+            "",
+            Some("add the method `state(self)` to your class"),
+        ),
+        ("gigpo", single, state, None),
+        ("grpo_roc", single, state, Some("add a tool")),
+        ("grpo_roc", single, tool, None),
+        (
+            "gigpo",
+            mixed,
+            "",
+            Some("episodes of [[env]] name = \"say\" of type \"python\""),
+        ),
+        ("gigpo", mixed, state, None),
+    ] {
+        fs::write(dir.path().join("say.py"), format!("{class}{more}")).unwrap();
+        let text = format!(
+            "{MODEL}algorithm = {{ type = \"{kind}\" }}\n{env}\n[rollout]\ntasks_per_step = 4\ngroup_size = 8\n\
+             max_turn_tokens = 4\nmax_context_tokens = 500\n[train]\nsteps = 1\n[eval]\ntasks = 2\n"
+        );
+        fs::write(dir.path().join("own.toml"), text).unwrap();
+        let checked = run(dir.path(), &["check", "own.toml"]);
+        let text = String::from_utf8_lossy(&checked.stdout);
+        let read = format!("`{kind}` reads ");
+        let Some(said) = said else {
+            assert!(
+                checked.status.success() && text.contains(&read),
+                "{kind}: {text}"
+            );
+            continue;
+        };
+        assert_eq!(checked.status.code(), Some(1), "{kind}: {text}");
+        assert!(
+            text.contains(said) && text.contains("algorithm.type = "),
+            "{kind}: {text}"
+        );
+        let trained = run(dir.path(), &["train", "own.toml", "--run-dir", "run"]);
+        let errors = String::from_utf8_lossy(&trained.stderr);
+        assert!(
+            !trained.status.success() && errors.contains(said),
+            "{kind}: {errors}"
+        );
+        assert!(!dir.path().join("run").exists(), "{kind}: something ran");
+    }
+}
+
 #[cfg(feature = "mcp")]
 #[test]
 fn a_model_learns_beside_the_tools_of_an_mcp_server() {

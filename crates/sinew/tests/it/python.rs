@@ -6,7 +6,11 @@ use std::process::Command;
 
 /// An interpreter that finds the package of this checkout and the program that is tested, in `folder`.
 fn python(folder: &Path) -> Command {
-    let mut command = Command::new("python3");
+    interpreter("python3", folder)
+}
+
+fn interpreter(name: &str, folder: &Path) -> Command {
+    let mut command = Command::new(name);
     command
         .current_dir(folder)
         .env(
@@ -25,6 +29,23 @@ fn runs_are_trained_stopped_resumed_and_refused_from_python() {
         .canonicalize()
         .unwrap();
     run_ok(python(dir.path()).arg(tests));
+}
+
+/// Failing, hanging, cancelled and mute agents, under the oldest Python that is supported too where the host
+/// has it.
+#[test]
+fn agents_that_fail_end_their_own_rollouts_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let tests = root().join("python/tests/agents_that_fail.py");
+    let tests = tests.canonicalize().unwrap();
+    for name in ["python3", "python3.10"] {
+        let version = Command::new(name).arg("--version").output();
+        let there = version.is_ok_and(|o| o.status.success());
+        if there || name == "python3" {
+            let told = run_ok(interpreter(name, dir.path()).arg(&tests));
+            assert_eq!(told.lines().last(), Some("ok"), "{name}: {told}");
+        }
+    }
 }
 
 #[test]

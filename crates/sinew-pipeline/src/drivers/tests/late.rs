@@ -11,6 +11,8 @@ struct Person {
     delay: u64,
     /// Draws from here on are never scored.
     silent_from: u64,
+    /// End of the ids of episodes that are never scored; empty: none.
+    silent_to: &'static str,
     now_s: f64,
 }
 
@@ -25,7 +27,8 @@ impl LateScores for Person {
         let last = episodes.iter().map(|e| e.draw).max().unwrap_or(0);
         let told = episodes.iter().filter(|e| {
             let waits = !wait && e.draw % 2 == 1 && e.draw + self.delay > last;
-            !waits && e.draw < self.silent_from
+            let silent = !self.silent_to.is_empty() && e.episode.as_str().ends_with(self.silent_to);
+            !waits && !silent && e.draw < self.silent_from
         });
         let scores: Vec<ScoreRecord> = told
             .map(|e| ScoreRecord {
@@ -61,6 +64,7 @@ fn late_config(max_staleness: u64) -> LateConfig {
                 source: None,
             }],
         },
+        own_if_given: false,
         wait_s: 100.0,
         max_staleness,
         after: After::Drop,
@@ -95,6 +99,7 @@ fn patient(delay: u64) -> Person {
     Person {
         delay,
         silent_from: u64::MAX,
+        silent_to: "",
         now_s: 50.0,
     }
 }
@@ -224,6 +229,7 @@ fn rewards_that_never_come_are_left_out_when_their_time_is_up() {
     let person = Person {
         delay: 0,
         silent_from: 0,
+        silent_to: "",
         now_s: 1e12,
     };
     let never = Faults {
@@ -236,4 +242,123 @@ fn rewards_that_never_come_are_left_out_when_their_time_is_up() {
     for reason in batches(&world).iter().flat_map(|b| b.dropped.values()) {
         assert_eq!(reason, "reward thumbs: not given within 100 s");
     }
+}
+
+#[test]
+fn offline_trains_groups_that_are_too_old_and_drop_does_not() {
+    let trained = |after: After| {
+        let world = world();
+        let late = LateConfig {
+            after,
+            ..late_config(0)
+        };
+        let ended = session(&world, Faults::default(), patient(4), late).unwrap();
+        check(&world, &ended);
+        let dropped = batches(&world).into_iter().flat_map(|b| b.dropped);
+        let too_old = dropped.filter(|(_, why)| why.starts_with("late: ")).count();
+        (ended.samples.trained, too_old)
+    };
+    let (dropping, offline) = (trained(After::Drop), trained(After::Offline));
+    assert!(dropping.1 > 0, "{dropping:?}");
+    assert_eq!(offline.1, 0, "{offline:?}");
+    assert!(offline.0 > dropping.0, "{offline:?} {dropping:?}");
+}
+
+#[test]
+fn partial_hands_on_the_episodes_of_a_group_that_have_their_rewards() {
+    for partial in [false, true] {
+        let world = world();
+        let person = Person {
+            delay: 0,
+            silent_from: u64::MAX,
+            silent_to: "e0",
+            now_s: 1e12,
+        };
+        let late = LateConfig {
+            partial,
+            ..late_config(16)
+        };
+        let never = Faults {
+            transport: u64::MAX,
+            ..Faults::default()
+        };
+        let ended = session(&world, never, person, late).unwrap();
+        check(&world, &ended);
+        // Those that have their rewards reach the algorithm, which finds one alone in its group.
+        let left_out = batches(&world).into_iter().flat_map(|b| b.dropped);
+        let (mut answered, mut silent) = (BTreeSet::new(), BTreeSet::new());
+        for (episode, why) in left_out {
+            match episode.as_str().ends_with("e0") {
+                true => silent.insert(why),
+                false => answered.insert(why),
+            };
+        }
+        let not_given = |why: &String| why.contains("reward thumbs: not given");
+        assert!(
+            !silent.is_empty() && silent.iter().all(not_given),
+            "{silent:?}"
+        );
+        assert!(!answered.is_empty(), "{partial}");
+        assert_eq!(answered.iter().any(not_given), !partial, "{answered:?}");
+    }
+}
+
+/// Agents are silent, and a group of a name that the step has already is ready: it is for the next step,
+/// which begins at once.
+#[test]
+fn silent_agents_end_a_step_that_cannot_take_what_is_ready() {
+    let world = world();
+    for member in ["a-e0", "b-e0"] {
+        let mut draw = crate::schedule::train_groups(7, 1, (0, &[0]), 1, 1)[0][0].clone();
+        draw.episode = EpisodeId::new(member);
+        draw.group = GroupId::new("one");
+        draw.purpose = crate::LIVE.into();
+        world.store.commit(&episode(&draw)).unwrap();
+    }
+    let intake = crate::IntakeConfig {
+        group_size: 1,
+        min_group: 1,
+        group_wait_s: 1.0,
+        max_age: 9,
+        max_waiting: 9,
+    };
+    let rollouts = crate::LiveRollouts::open(intake, world.store.as_ref(), true).unwrap();
+    let (_stop, cancel) = tokio::sync::watch::channel(false);
+    let source = crate::LiveSource::new(
+        Arc::new(rollouts),
+        std::time::Duration::ZERO,
+        cancel,
+        Box::new(()),
+    );
+    let scores = ["a-e0", "b-e0"].map(|member| ScoreRecord {
+        episode: EpisodeId::new(member),
+        name: "thumbs".into(),
+        source: "person".into(),
+        at_us: 1,
+        score: Score::Value(1.0),
+    });
+    world.store.put_scores(&scores).unwrap();
+    let mut source = source.with_late(Late {
+        config: late_config(9),
+        scores: Box::new(patient(0)),
+    });
+    let mut learner = Counter {
+        updates: 0,
+        fails_at: 0,
+        log: Log::default(),
+    };
+    let mut given = |step| {
+        let wanted = Wanted {
+            step,
+            groups: 3,
+            seed: 1,
+            max_path_tokens: 8,
+            algorithm: &algorithm(),
+            store: world.store.as_ref(),
+            learner: &mut learner,
+            tick: &mut |_, _| {},
+        };
+        source.groups(wanted).unwrap().groups.len()
+    };
+    assert_eq!([given(1), given(2), given(3)], [1, 1, 0]);
 }

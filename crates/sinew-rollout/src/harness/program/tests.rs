@@ -71,6 +71,18 @@ fn the_answer_is_the_last_printed_line_else_the_last_message() {
 }
 
 #[test]
+fn the_value_of_a_function_is_whole_whatever_it_prints() {
+    let said = trace(&["of the model"]);
+    let printed = "working\n\u{1e}sinew-value \"two\\nlines\\n\"\nlate words\n";
+    assert_eq!(answer(printed, &said), "two\nlines\n");
+    let nothing = "\u{1e}sinew-value null\n";
+    assert_eq!(answer(nothing, &said), "of the model");
+    let number = "\u{1e}sinew-value {\"reward\": 1.0}\n";
+    assert_eq!(value_of_function(number).unwrap()["reward"], 1.0);
+    assert_eq!(value_of_function("\u{1e}sinew-value {cut\n"), None);
+}
+
+#[test]
 fn bad_ends_are_failures_and_limits_are_not() {
     let said = trace(&["x"]);
     let good = ended(Ending::Exited { code: 0 }, "");

@@ -1,0 +1,147 @@
+//! Live rollouts whose rewards come from outside, perhaps a day after their end.
+//!
+//! ```text
+//! finished -> a whole group -> shelf -> its scores are in the store -> a step
+//!                                    -> its time is up, or too many wait -> left out, with the reason
+//! ```
+//!
+//! A group that waits is its rollouts in the store, which no update names: all of this can be made again
+//! after a restart.
+
+use crate::error::PipelineError;
+use crate::late::{Late, Look, Settled, Shelf};
+use crate::live_feed::{Feed, note, read};
+use crate::ports::{Given, Wanted};
+use sinew_types::{EpisodeId, GroupId};
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+/// Between two looks for scores.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// Maximum rollouts that a step leaves out: it ends with what it has then.
+const MAX_DROPPED: usize = 65_536;
+
+/// Groups between their last rollout and their rewards.
+pub(crate) struct LateGroups {
+    late: Late,
+    shelf: Shelf,
+}
+
+/// What a step has so far.
+#[derive(Default)]
+struct Step {
+    given: Given,
+    /// Names of its groups: two of one name would be read back as one.
+    names: BTreeSet<GroupId>,
+    /// Groups of it that are further behind the policy than allowed.
+    old: usize,
+    /// More groups are ready, whose names it has already.
+    held: usize,
+}
+
+impl LateGroups {
+    pub(crate) fn new(late: Late) -> Self {
+        let shelf = Shelf::new(late.config.clone());
+        Self { late, shelf }
+    }
+
+    /// Groups that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.shelf.waiting()
+    }
+
+    /// Their episodes.
+    pub(crate) fn episodes(&self) -> Vec<EpisodeId> {
+        self.shelf.episodes().cloned().collect()
+    }
+
+    /// The groups of a step: waits until so many have their rewards, or agents are silent and no
+    /// reward is waited for.
+    ///
+    /// # Errors
+    /// What the store refuses, or that the run is to stop.
+    pub(crate) fn groups(
+        &mut self,
+        feed: &Feed,
+        wanted: &mut Wanted<'_>,
+    ) -> Result<Given, PipelineError> {
+        let mut step = Step::default();
+        let total = wanted.groups * feed.group_size();
+        loop {
+            self.shelve(feed, wanted, &mut step)?;
+            self.look(wanted, &mut step)?;
+            if self.is_over(feed, wanted.groups, &step) {
+                return Ok(step.given);
+            }
+            let there: usize = step.given.groups.iter().map(Vec::len).sum();
+            (wanted.tick)(there.min(total), total);
+            let looked = Instant::now();
+            while looked.elapsed() < LOOK_EVERY {
+                feed.pause()?;
+            }
+        }
+    }
+
+    /// Whole groups begin to wait.
+    fn shelve(
+        &mut self,
+        feed: &Feed,
+        wanted: &Wanted<'_>,
+        step: &mut Step,
+    ) -> Result<(), PipelineError> {
+        let batch = feed.drained(wanted.learner.version());
+        note(&mut step.given, batch.dropped);
+        for group in batch.groups {
+            self.shelf.add_another(&read(wanted.store, &group)?);
+        }
+        Ok(())
+    }
+
+    /// Takes the scores that came, and the groups that are ready with them.
+    fn look(&mut self, wanted: &Wanted<'_>, step: &mut Step) -> Result<(), PipelineError> {
+        self.late.scores.take(wanted.store, false)?;
+        let fresh = step.given.groups.len() - step.old;
+        let look = Look {
+            now_s: self.late.scores.now_s(),
+            version: wanted.learner.version().0,
+            most: wanted.groups - step.given.groups.len(),
+            given: (fresh, step.old),
+            names: &step.names,
+        };
+        let mut found = self.shelf.look(wanted.store, look)?;
+        self.shelf.bound(&mut found);
+        let Settled {
+            groups,
+            dropped,
+            old,
+            held,
+            room: _,
+        } = found;
+        let given = groups.iter().flatten().map(|t| &t.episode);
+        self.shelf.settled(given.chain(dropped.keys()));
+        let outcomes = groups.iter().flatten();
+        let outcomes = outcomes.map(|t| (t.episode.clone(), t.outcome.clone()));
+        step.given.outcomes.extend(outcomes);
+        step.given.left_out.extend(dropped.clone());
+        step.given.dropped.extend(dropped);
+        let names = groups.iter().filter_map(|g| g.first());
+        step.names.extend(names.map(|t| t.group.clone()));
+        step.given.groups.extend(groups);
+        step.old += old;
+        step.held = held;
+        Ok(())
+    }
+
+    /// Whether a step goes on with what it has.
+    fn is_over(&self, feed: &Feed, wanted: usize, step: &Step) -> bool {
+        let (groups, dropped) = (step.given.groups.len(), step.given.dropped.len());
+        let missing = wanted.saturating_sub(groups);
+        // A step that says why nothing is trained is better than a wait without end.
+        let fruitless = groups == 0 && dropped >= self.late.config.max_waiting;
+        let clash = groups > 0 && step.held >= missing;
+        // What is ready and was not given is too old or has the name of another: it is for the next step.
+        let silent = feed.is_idle() && self.shelf.pending() == 0;
+        missing == 0 || clash || fruitless || silent || dropped >= MAX_DROPPED
+    }
+}
