@@ -2,11 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sinew_recipe::{ChainPlan, StagePlan};
+use sinew_recipe::{CHAIN_FILE as RECIPE, ChainPlan, RunPlan, StagePlan, changes};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-const RECIPE: &str = "chain.toml";
 const ENDED: &str = "chain.json";
 
 /// Why a chain's folder cannot be used.
@@ -46,16 +45,29 @@ pub enum ChainError {
     },
     /// A stage that others build on would change.
     #[error(
-        "stage {stage} has ended, and {what}\n  hint: put that back, or start a new chain in another --run-dir; \
+        "stage {stage} has {state}, and {what}\n  hint: put that back, or start a new chain in another --run-dir; \
          model = \"run:{}\" begins one with its weights", folder.display()
     )]
     Changed {
         /// Its name.
         stage: String,
+        /// `begun` or `ended`.
+        state: &'static str,
         /// What changed.
         what: String,
         /// Its folder.
         folder: PathBuf,
+    },
+    /// A stage that ended would be trained by itself, in its folder.
+    #[error(
+        "stage {stage} has ended, and other stages begin with its weights\n  hint: give it more train.steps in {0}/chain.toml, \
+         and go on with `sinew train {0}/chain.toml --run-dir {0} --resume`", chain.display()
+    )]
+    Alone {
+        /// Its name.
+        stage: String,
+        /// The folder of the chain.
+        chain: PathBuf,
     },
     /// The weights in a stage's folder are not those that it ended with.
     #[error(
@@ -204,11 +216,49 @@ impl ChainDir {
         })
     }
 
+    /// A stage that has begun keeps its place: what stands before it made the weights that it began with.
+    fn check_begun(&self, chain: &ChainPlan) -> Result<(), ChainError> {
+        let before = stages_before(&self.path);
+        let begun = |name: &String| self.stage(name).join("recipe.toml").exists();
+        for (at, name) in before.iter().enumerate().skip(self.ended.len()) {
+            let now = chain.stages.get(at).map(|stage| &stage.name);
+            if now == Some(name) || !begun(name) {
+                continue;
+            }
+            let now = now.map_or_else(
+                || "the recipe ends before it".to_owned(),
+                |now| format!("the recipe has {now:?} there"),
+            );
+            return Err(ChainError::Changed {
+                stage: name.clone(),
+                state: "begun",
+                what: format!("it was stage {} of the chain: now {now}", at + 1),
+                folder: self.stage(name),
+            });
+        }
+        Ok(())
+    }
+
+    /// The keys by which a stage differs from the recipe in its folder; `None`: by none. An earlier version
+    /// hashed fewer keys: defaults of this version stand for them.
+    fn changed_keys(&self, chain: &ChainPlan, at: usize) -> Option<String> {
+        let folder = self.stage(&chain.stages.get(at)?.name);
+        let read = |file| std::fs::read_to_string(folder.join(file)).ok();
+        let text = read("began.toml").or_else(|| read("recipe.toml"));
+        let Some(saved) = text.and_then(|text| RunPlan::saved(&text).ok()) else {
+            return Some(String::new());
+        };
+        let changes = changes(&saved, &chain.run(at, &self.path).portable(&self.path));
+        let keys: Vec<String> = changes.into_iter().map(|c| c.key).collect();
+        (!keys.is_empty()).then(|| format!(" ({})", keys.join(", ")))
+    }
+
     /// Compares the stages that ended with the recipe.
     fn check(&mut self, chain: &ChainPlan) -> Result<(), ChainError> {
         for (at, end) in self.ended.iter().enumerate() {
             let changed = |what: String| ChainError::Changed {
                 stage: end.name.clone(),
+                state: "ended",
                 what,
                 folder: self.stage(&end.name),
             };
@@ -216,8 +266,10 @@ impl ChainDir {
                 let what = format!("the recipe has no such stage as number {} any more", at + 1);
                 return Err(changed(what));
             };
-            if recipe_hash(stage) != end.recipe {
-                return Err(changed("its recipe is another one now".into()));
+            if recipe_hash(stage) != end.recipe
+                && let Some(keys) = self.changed_keys(chain, at)
+            {
+                return Err(changed(format!("its recipe is another one now{keys}")));
             }
             let (asked, done) = (stage.plan.train.steps, end.steps);
             let next = chain.stages.get(at + 1);
@@ -228,6 +280,7 @@ impl ChainDir {
                 return Err(changed(what));
             }
         }
+        self.check_begun(chain)?;
         // Only the last one can have more steps to do.
         let longer = |(end, stage): (&StageEnd, &StagePlan)| stage.plan.train.steps > end.steps;
         if let Some(at) = self.ended.iter().zip(&chain.stages).position(longer) {
@@ -235,6 +288,37 @@ impl ChainDir {
             self.mark(kept)?;
         }
         Ok(())
+    }
+}
+
+/// Names of the stages of the last session, as the folder's recipe has them. It is no recipe of this version
+/// if an earlier one wrote it.
+fn stages_before(path: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(path.join(RECIPE)).unwrap_or_default();
+    let table: toml::Table = text.parse().unwrap_or_default();
+    let stages = table.get("stage").and_then(toml::Value::as_array);
+    let named = stages.into_iter().flatten();
+    let names = named.filter_map(|stage| Some(stage.get("name")?.as_str()?.to_owned()));
+    names.collect()
+}
+
+/// Refuses the folder of a stage that ended: its chain says what becomes of it, and other stages begin with
+/// exactly the weights that it ended with.
+///
+/// # Errors
+/// If `run_dir` is such a folder, or the file of its chain is damaged.
+pub fn check_alone(run_dir: &Path) -> Result<(), ChainError> {
+    let folder = std::path::absolute(run_dir).unwrap_or_else(|_| run_dir.to_owned());
+    let (Some(chain), Some(name)) = (folder.parent(), folder.file_name()) else {
+        return Ok(());
+    };
+    let holds = holds_chain(chain) && ended(chain)?.iter().any(|end| *end.name == *name);
+    match holds {
+        true => Err(ChainError::Alone {
+            stage: name.to_string_lossy().into_owned(),
+            chain: chain.to_owned(),
+        }),
+        false => Ok(()),
     }
 }
 

@@ -26,5 +26,7 @@ mod folder;
 mod report;
 
 pub use drive::{Begin, Handed, Stages, drive, last_line};
-pub use folder::{ChainDir, ChainError, StageEnd, holds_chain, last_stage, run_folder};
+pub use folder::{
+    ChainDir, ChainError, StageEnd, check_alone, holds_chain, last_stage, run_folder,
+};
 pub use report::{table, write_report};

@@ -9,11 +9,13 @@
 //! - A reader of a run's folder sees the old or the new content of a file, never a part.
 
 mod init;
+mod pinned;
 mod place;
 mod propose;
 mod run_dir;
 
 pub use init::{InitError, Start, init, init_from};
+pub use pinned::{Pinned, PinnedWeights};
 pub use place::wrong_folder;
 pub use propose::{Proposal, ProposeError, propose};
 pub use run_dir::{

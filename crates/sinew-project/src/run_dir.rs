@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `recipe.toml` | the effective recipe; people may edit it |
 //! | `began.toml` | the recipe of the last session, for the comparison when the run goes on |
+//! | `pinned.json` | weights, rows and functions that the run stands on, for the same comparison |
 //! | `lock` | held by the process that trains; freed by the kernel when it dies |
 //! | `metrics.jsonl` | a record for each step |
 //! | `evals.jsonl` | a record for each held-out measurement |
@@ -12,7 +13,7 @@
 //! | `report.html` | the report |
 //! | `end.json` | how the last process ended |
 
-use sinew_recipe::{Change, RecipeError, RunPlan, changes};
+use sinew_recipe::{CHAIN_FILE, Change, RecipeError, RunPlan, changes};
 use sinew_view::RunSummary;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -37,6 +38,22 @@ pub enum RunDirError {
     Recipe {
         path: PathBuf,
         /// A line for each key: its old and its new value.
+        changes: String,
+        /// The options that allow these changes.
+        flags: String,
+    },
+    /// A run keeps its mode: which episodes a step has depends on it.
+    #[error("{}: train.mode: {old} became {new}, but a run keeps its mode, since which episodes a step has depends on it\n  hint: put that back, or begin a new run from its weights in another --run-dir: model = \"run:{}\"", path.display(), path.display())]
+    Mode {
+        path: PathBuf,
+        old: String,
+        new: String,
+    },
+    /// The files that the recipe names are not those that the run was trained with.
+    #[error("{}: what this run was trained with has changed:\n{changes}  hint: put that back, or start a new run in another --run-dir; to go on with the change all the same: {flags}", path.display())]
+    Inputs {
+        path: PathBuf,
+        /// A line for each name: its old and its new hash or version.
         changes: String,
         /// The options that allow these changes.
         flags: String,
@@ -80,6 +97,17 @@ pub struct RunDir {
 pub struct Resume {
     /// Keys that may differ from the recipe that the run was trained with; one names all below it.
     pub allow_change: Vec<String>,
+}
+
+impl Resume {
+    /// Whether a key, or a name such as `tasks.rows`, may differ.
+    pub fn allows(&self, key: &str) -> bool {
+        let names = |allowed: &String| {
+            let below = key.strip_prefix(allowed.as_str());
+            below.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        self.allow_change.iter().any(names)
+    }
 }
 
 impl RunDir {
@@ -134,6 +162,7 @@ impl RunDir {
             path: self.path.clone(),
             source,
         };
+        let recipe = &self.portable(recipe);
         let text = toml::to_string(recipe).map_err(|e| io(std::io::Error::other(e)))?;
         for path in [self.recipe_path(), self.began_path()] {
             let same = std::fs::read_to_string(&path)
@@ -143,6 +172,19 @@ impl RunDir {
             }
         }
         Ok(())
+    }
+
+    /// The recipe as the folder keeps it: in the folder of a stage, other stages have their names and not
+    /// their paths, so that the folder of the chain can be moved.
+    pub fn portable(&self, recipe: &RunPlan) -> RunPlan {
+        let folder = std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone());
+        match folder
+            .parent()
+            .filter(|above| above.join(CHAIN_FILE).exists())
+        {
+            Some(chain) => recipe.portable(chain),
+            None => recipe.clone(),
+        }
     }
 
     /// Compares with the recipe of the last session, of which `recipe.toml` is a copy that people
@@ -166,22 +208,23 @@ impl RunDir {
     /// this version stand for keys that an earlier version did not have.
     ///
     /// # Errors
-    /// All changes that were not allowed, with the options that allow them.
+    /// Another mode, which nothing allows: episodes of one mode would be taken for those of the other. All
+    /// changes that were not allowed, with the options that allow them.
     pub fn check_changes(
         &self,
         old: &RunPlan,
         new: &RunPlan,
         resume: &Resume,
     ) -> Result<(), RunDirError> {
-        let changes = changes(old, new);
-        let allowed = |key: &str| {
-            let names = |allowed: &String| {
-                let below = key.strip_prefix(allowed.as_str());
-                below.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-            };
-            resume.allow_change.iter().any(names)
-        };
-        let refused: Vec<&Change> = changes.iter().filter(|c| !allowed(&c.key)).collect();
+        let changes = changes(old, &self.portable(new));
+        if let Some(mode) = changes.iter().find(|c| c.key == "train.mode") {
+            return Err(RunDirError::Mode {
+                path: self.path.clone(),
+                old: mode.old.clone(),
+                new: mode.new.clone(),
+            });
+        }
+        let refused: Vec<&Change> = changes.iter().filter(|c| !resume.allows(&c.key)).collect();
         if refused.is_empty() {
             return Ok(());
         }
@@ -328,7 +371,7 @@ mod tests {
 
     fn recipe(extra: &str) -> RunPlan {
         let text = format!(
-            "name = \"t\"\nmodel = {{ type = \"pretrained\", source = \"x\" }}\nenv = {{ type = \"tool_math\" }}\nalgorithm = {{ type = \"grpo\" }}\n{extra}"
+            "name = \"t\"\nmodel = {{ type = \"pretrained\", source = \"x\" }}\nenv = {{ type = \"tool_math\" }}\nalgorithm = {{ type = \"grpo\", dual_clip = 3.0 }}\n{extra}"
         );
         RunPlan::parse(Path::new("r.toml"), &text).unwrap()
     }
@@ -366,6 +409,26 @@ mod tests {
             "--allow-change rollout.group_size",
         ];
         assert!(needles.iter().all(|n| e.contains(n)), "{e}");
+    }
+
+    #[test]
+    fn a_run_keeps_its_mode_whatever_is_allowed() {
+        let modes = ["sync", "one_step_off", "async"];
+        let with = |mode: &str| format!("[train]\nmode = \"{mode}\"\n");
+        for old in modes {
+            let dir = tempfile::tempdir().unwrap();
+            drop(open(dir.path(), &with(old), false).unwrap());
+            for new in modes {
+                let allow = Resume {
+                    allow_change: vec!["train".to_owned()],
+                };
+                let opened = RunDir::open(dir.path(), &recipe(&with(new)), Some(&allow));
+                let refused = opened.err().map(|e| e.to_string());
+                assert_eq!(refused.is_some(), old != new, "{old} to {new}: {refused:?}");
+                let names = |e: &String| e.contains("train.mode") && e.contains("model = \"run:");
+                assert!(refused.iter().all(names), "{refused:?}");
+            }
+        }
     }
 
     #[test]
@@ -409,6 +472,47 @@ mod tests {
         let recipe = RunPlan::load(&path.join("recipe.toml")).unwrap();
         let resumed = RunDir::open(&path, &recipe, Some(&Resume::default())).unwrap();
         resumed.write_recipe(&recipe).unwrap();
+    }
+
+    #[test]
+    fn the_held_out_share_that_an_earlier_version_wrote_is_no_change() {
+        let plan = |env: &str| {
+            let head = "name = \"t\"\nmodel = \"x\"\nalgorithm = { type = \"grpo\" }\n";
+            RunPlan::parse(Path::new("recipe.toml"), &format!("{head}{env}")).unwrap()
+        };
+        let tasks = "reward = \"exact(answer)\"\ntasks = { source = \"a\" }\n";
+        let member = |name: &str| format!("[[env]]\nname = \"{name}\"\ntype = \"chat\"\n{tasks}");
+        let (one, many) = (tasks.to_owned(), member("a") + &member("b"));
+        for env in [&one, &many] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("run");
+            let new = plan(env);
+            let resume = |plan| RunDir::open(&path, plan, Some(&Resume::default()));
+            RunDir::open(&path, &new, None)
+                .unwrap()
+                .write_recipe(&new)
+                .unwrap();
+            let typed = |share: &str| {
+                for file in ["recipe.toml", "began.toml"] {
+                    let text = std::fs::read_to_string(path.join(file)).unwrap();
+                    let lines = text.lines().filter(|l| !l.starts_with("held_out"));
+                    let lines = lines.map(|l| match l == "source = \"a\"" {
+                        true => format!("{l}\nheld_out = {share}\n"),
+                        false => format!("{l}\n"),
+                    });
+                    let text: String = lines.collect();
+                    assert!(text.contains("held_out"), "{text}");
+                    std::fs::write(path.join(file), text).unwrap();
+                }
+                RunPlan::load(&path.join("recipe.toml")).unwrap()
+            };
+            assert_eq!(typed("0.05"), new);
+            drop(resume(&new).unwrap());
+            let other = typed("0.1");
+            assert_ne!(other, new);
+            let error = resume(&new).unwrap_err().to_string();
+            assert!(error.contains("held_out: 0.1 became (nothing)"), "{error}");
+        }
     }
 
     #[test]

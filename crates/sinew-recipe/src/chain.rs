@@ -19,7 +19,7 @@
 //! as its teacher or from its episodes: a chain whose stages share nothing is two recipes.
 
 use crate::read::{Broken, Source};
-use crate::references::{STAGE, is_of_stage, references};
+use crate::references::{RUN, STAGE, is_of_stage, references};
 use crate::renamed::typed;
 use crate::{DataSection, ModelSection, RecipeError, RunPlan, messages};
 use serde::{Serialize, Serializer};
@@ -28,9 +28,6 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
 use toml::de::{DeTable, DeValue};
-
-/// Before the folder of a run, where a model is named.
-pub const RUN: &str = "run:";
 
 /// Maximum number of stages.
 const MAX_STAGES: usize = 100;
@@ -294,7 +291,8 @@ impl ChainPlan {
     /// The run of stage `at` in the chain's folder: it begins with the weights of the stage before, and
     /// names the folders of other stages.
     ///
-    /// The result is a recipe without `stage:` that can be saved and run alone. A measurement stays greedy or
+    /// The result is a recipe without `stage:`; in the stage's folder it is saved with the names of stages
+    /// ([`RunPlan::portable`]). A measurement stays greedy or
     /// sampled as it was with the chain's first model, although the source of the weights is a folder now.
     ///
     /// # Panics
@@ -325,23 +323,6 @@ impl ChainPlan {
             plan.model = ModelSection::Pretrained { source };
         }
         plan
-    }
-
-    /// The keys of a stage's run that name the folders of other stages, and change with the chain's folder.
-    /// They can differ between two folders of one chain, and say nothing about a change of its recipe.
-    ///
-    /// # Panics
-    /// If the chain has no stage `at`.
-    pub fn derived_keys(&self, at: usize) -> Vec<&'static str> {
-        let stage = &self.stages[at];
-        let mut keys: Vec<&str> = references(&stage.plan)
-            .iter()
-            .map(|(key, _)| *key)
-            .collect();
-        if at > 0 && !stage.own_model {
-            keys.push("model.source");
-        }
-        keys
     }
 
     /// Names of the stages whose weights stage `at` reads: to begin with, as teacher or as reference.

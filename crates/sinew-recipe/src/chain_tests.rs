@@ -77,6 +77,12 @@ fn a_default_without_effect_in_one_stage_is_left_out_there_and_refused_where_non
         e.contains("no effect in any stage") && e.contains("line 9"),
         "{e}"
     );
+    // Weights of types draw tasks, which a stage with data does not do.
+    let tasks = "[tasks]\nsource = \"t.jsonl\"\nkind = \"k\"\nweights = { a = 1.0 }\n";
+    let rows = BASE.replace("\"tool_math\"", "\"python\", module = \"a.py:A\"");
+    let with = chain(&format!("{rows}{tasks}{SFT}{GRPO}")).unwrap();
+    let weights = |at: usize| with.stages[at].plan.tasks.weights.is_some();
+    assert!(!weights(0) && weights(1));
     // Of its own it is refused, as in a recipe.
     let e = stages(&format!("{SFT}critic = {{ learning_rate = 0.1 }}\n")).unwrap_err();
     assert!(e.contains("critic"), "{e}");
@@ -215,4 +221,34 @@ fn episodes_of_a_stage_become_data() {
         panic!("{chain:?}");
     };
     assert_eq!(path, "/c/rl");
+}
+
+#[test]
+fn what_is_saved_of_a_stage_names_stages_and_no_folders() {
+    let best = "[[stage]]\nname = \"best\"\nalgorithm = { type = \"sft\" }\n\
+        data = { type = \"episodes\", path = \"stage:rl\" }\n";
+    let dir = tempfile::tempdir().unwrap();
+    let (old, new) = (dir.path().join("old"), dir.path().join("new"));
+    for folder in ["rl", "best"] {
+        std::fs::create_dir_all(new.join(folder)).unwrap();
+    }
+    std::fs::write(new.join("chain.toml"), "").unwrap();
+    let chain = stages(&format!("{GRPO}{best}")).unwrap();
+    let (run, moved) = (chain.run(1, &old), chain.run(1, &new));
+    let saved = run.portable(&old);
+    assert_eq!(saved.model_source(), "stage:rl");
+    assert!(super::changes(&saved, &moved.portable(&new)).is_empty());
+    // A folder of an earlier version has whole paths.
+    assert!(super::changes(&run, &saved).is_empty());
+    let other = super::changes(&chain.run(0, &old), &saved);
+    assert!(other.iter().any(|c| c.key == "model.source"), "{other:?}");
+    for text in [
+        toml::to_string(&saved).unwrap(),
+        toml::to_string(&run).unwrap(),
+    ] {
+        let path = new.join("best/recipe.toml");
+        std::fs::write(&path, text).unwrap();
+        std::fs::write(new.join("best/began.toml"), "").unwrap();
+        assert_eq!(crate::RunPlan::load(&path).unwrap(), moved);
+    }
 }

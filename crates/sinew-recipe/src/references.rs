@@ -1,9 +1,96 @@
 //! Stages of a chain that the keys of a recipe name.
+//!
+//! While a stage runs, its plan names the folders of other stages. What is saved in its folder names the
+//! stages instead, so that the folder of a chain can be moved: [`RunPlan::portable`] goes one way, and
+//! [`RunPlan::load`] the other.
 
-use crate::{DataSection, RunPlan, ScoringModel};
+use crate::{DataSection, ModelSection, RunPlan, ScoringModel};
+use std::path::Path;
+
+/// Before the folder of a run, where a model is named.
+pub const RUN: &str = "run:";
 
 /// Before the name of a stage, where a key names one.
 pub(crate) const STAGE: &str = "stage:";
+
+/// File with the recipe of a chain, in its folder.
+pub const CHAIN_FILE: &str = "chain.toml";
+
+/// What stands before a folder, and the value that names it.
+type Slot<'a> = (&'static str, &'a mut String);
+
+/// The values of a plan that can name the folder of a run.
+fn slots(plan: &mut RunPlan) -> Vec<Slot<'_>> {
+    let mut slots: Vec<Slot<'_>> = Vec::new();
+    if let ModelSection::Pretrained { source } = &mut plan.model {
+        slots.push((RUN, source));
+    }
+    let scoring = plan.teacher.iter_mut().chain(plan.reference.iter_mut());
+    slots.extend(scoring.map(|m| (RUN, &mut m.model)));
+    if let Some(DataSection::Episodes { path, .. }) = &mut plan.data {
+        slots.push(("", path));
+    }
+    slots
+}
+
+impl RunPlan {
+    /// The plan of a stage of the chain in `chain`, as it is saved: folders beside its own are `stage:NAME`,
+    /// whatever the chain's folder is called.
+    #[must_use]
+    pub fn portable(&self, chain: &Path) -> Self {
+        let mut plan = self.clone();
+        for (prefix, value) in slots(&mut plan) {
+            let Some(folder) = value.strip_prefix(prefix).map(Path::new) else {
+                continue;
+            };
+            let beside = folder.parent() == Some(chain);
+            if let (true, Some(name)) = (beside, folder.file_name()) {
+                *value = format!("{STAGE}{}", name.to_string_lossy());
+            }
+        }
+        plan
+    }
+
+    /// The reverse of [`RunPlan::portable`]: `stage:NAME` is a folder below `chain` again. So is a folder of
+    /// that name which an earlier version saved with its whole path, and which is not there any more.
+    ///
+    /// Nothing changes if `chain` holds no chain.
+    pub(crate) fn in_chain(&mut self, chain: &Path) {
+        if !chain.join(CHAIN_FILE).exists() {
+            return;
+        }
+        for (prefix, value) in slots(self) {
+            let saved = value.strip_prefix(prefix).map(Path::new);
+            let moved = saved.filter(|folder| folder.is_absolute() && !folder.exists());
+            let name = match (value.strip_prefix(STAGE), moved.and_then(Path::file_name)) {
+                (Some(name), _) => name.to_owned(),
+                (None, Some(name)) => name.to_string_lossy().into_owned(),
+                (None, None) => continue,
+            };
+            let folder = chain.join(name);
+            if value.starts_with(STAGE) || folder.exists() {
+                *value = format!("{prefix}{}", folder.display());
+            }
+        }
+    }
+
+    /// The plan with the names of stages where `new` has them and this one has the whole path of a folder of
+    /// that name, as an earlier version saved it.
+    pub(crate) fn with_stages_of(&self, new: &Self) -> Self {
+        let (mut plan, mut new) = (self.clone(), new.clone());
+        for ((prefix, old), (_, new)) in slots(&mut plan).into_iter().zip(slots(&mut new)) {
+            let saved = old.strip_prefix(prefix).map(Path::new);
+            let saved = saved.filter(|folder| folder.is_absolute());
+            let same = saved
+                .and_then(Path::file_name)
+                .is_some_and(|name| new.strip_prefix(STAGE) == name.to_str());
+            if same {
+                new.clone_into(old);
+            }
+        }
+        plan
+    }
+}
 
 /// The stages that a plan names: key and name.
 pub(crate) fn references(plan: &RunPlan) -> Vec<(&'static str, String)> {

@@ -18,6 +18,28 @@ pub struct RunModel {
     /// Its folder; of a chain that of a stage.
     pub(crate) folder: PathBuf,
     pub(crate) recipe: RunPlan,
+    /// The checkpoint that the source names; `None`: the newest.
+    named: Option<String>,
+}
+
+/// Between the folder of a run and the name of one of its checkpoints.
+const AT: &str = "@step-";
+
+/// Folder and checkpoint of `DIR@step-00000040`.
+fn parts(source: &str) -> (&Path, Option<&str>) {
+    let digits = |name: &str| name.chars().all(|c| c.is_ascii_digit() || c == '.');
+    match source.rsplit_once(AT) {
+        Some((folder, step)) if !step.is_empty() && digits(step) => {
+            (Path::new(folder), Some(&source[folder.len() + 1..]))
+        }
+        _ => (Path::new(source), None),
+    }
+}
+
+/// The source of one checkpoint of a run.
+pub(crate) fn at_checkpoint(source: &str, checkpoint: &str) -> String {
+    let folder = parts(source).0.display();
+    format!("{folder}@{checkpoint}")
 }
 
 /// The run that a source names; `None` for other sources.
@@ -25,8 +47,13 @@ pub struct RunModel {
 /// # Errors
 /// As [`RunModel::open`].
 pub fn run_model(source: &str) -> Result<Option<RunModel>, Failure> {
-    let folder = source.strip_prefix(RUN).map(Path::new);
-    folder.map(RunModel::open).transpose()
+    let Some(source) = source.strip_prefix(RUN) else {
+        return Ok(None);
+    };
+    let (folder, named) = parts(source);
+    let run = RunModel::open(folder)?;
+    let named = named.map(str::to_owned);
+    Ok(Some(RunModel { named, ..run }))
 }
 
 /// The source of a model that is typed on the command line, where the folder of a run needs no `run:`.
@@ -49,7 +76,7 @@ pub fn origin(section: &ModelSection) -> Result<ModelSection, Failure> {
             ModelSection::Pretrained { source } if source.starts_with(RUN) => source.clone(),
             _ => return Ok(section),
         };
-        let folder = run_folder(Path::new(source.trim_start_matches(RUN)))?;
+        let folder = run_folder(parts(source.trim_start_matches(RUN)).0)?;
         section = sinew_project::recipe(&folder)?.model;
     }
     Err(Failure::input(format!(
@@ -71,15 +98,32 @@ impl RunModel {
         let folder = run_folder(folder)?;
         let recipe = sinew_project::recipe(&folder)?;
         origin(&recipe.model)?;
-        Ok(Self { folder, recipe })
+        Ok(Self {
+            folder,
+            recipe,
+            named: None,
+        })
     }
 
-    /// The newest checkpoint whose checksums are right. Damaged ones are passed over, with a line in the log.
+    /// Folder of its checkpoints.
+    pub(crate) fn checkpoints(&self) -> PathBuf {
+        self.folder.join("checkpoints")
+    }
+
+    /// Folder of the checkpoint that the source names, or of the newest one; no file is checked.
+    pub(crate) fn latest(&self) -> Option<PathBuf> {
+        let latest = || std::fs::read_to_string(self.checkpoints().join("LATEST")).ok();
+        let name = self.named.clone().or_else(latest)?;
+        Some(self.checkpoints().join(name.trim()))
+    }
+
+    /// The checkpoint that the source names, or the newest one whose checksums are right. Damaged ones are
+    /// passed over, with a line in the log.
     ///
     /// # Errors
     /// If there is no checkpoint, or none that can be read.
     pub fn checkpoint(&self) -> Result<PathBuf, Failure> {
-        let dir = self.folder.join("checkpoints");
+        let dir = self.checkpoints();
         let none = || {
             Failure::input(format!(
                 "{}: no checkpoint, so there are no weights yet",
@@ -90,6 +134,9 @@ impl RunModel {
             return Err(none());
         }
         let store = CheckpointStore::open(&dir, 1).map_err(Failure::system)?;
+        if let Some(name) = &self.named {
+            return Ok(store.named(name).map_err(Failure::input)?.path);
+        }
         let loaded = store.load().map_err(Failure::system)?;
         let loaded = loaded.ok_or_else(none)?;
         for skipped in &loaded.skipped {

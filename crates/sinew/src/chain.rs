@@ -15,8 +15,6 @@ use tokio::sync::watch;
 struct Trainer<'a> {
     /// The command line, which holds for every stage.
     args: &'a RunArgs,
-    /// The whole chain: it knows which keys of a stage come from the stages before.
-    chain: &'a ChainPlan,
     /// Signals so far.
     signals: watch::Receiver<u32>,
 }
@@ -38,18 +36,16 @@ pub(crate) fn run(args: &RunArgs, chain: &ChainPlan) -> Result<Finished, Failure
         }
     }
     let mut dir = ChainDir::open(&path, chain, args.resume)?;
-    let mut stages = Trainer {
-        args,
-        chain,
-        signals,
-    };
+    let mut stages = Trainer { args, signals };
     let driven =
         drive(chain, &mut dir, &mut stages).map_err(|e| match matches!(e, Failure::Interrupt(_)) {
-            true => interrupted(dir.path()),
+            true => interrupted(dir.path(), &args.serve.typed()),
             false => e,
         });
-    sinew_chain::write_report(chain, &dir)?;
+    let reported = sinew_chain::write_report(chain, &dir);
+    // A stage that failed is what has to be said; a report that cannot be written often fails with it.
     driven?;
+    reported?;
     if !args.json {
         output::print(&sinew_chain::table(&dir));
     }
@@ -60,10 +56,10 @@ pub(crate) fn run(args: &RunArgs, chain: &ChainPlan) -> Result<Finished, Failure
 }
 
 /// The end of a chain by Ctrl-C or TERM, with the command that goes on.
-fn interrupted(dir: &Path) -> Failure {
+fn interrupted(dir: &Path, serve: &str) -> Failure {
     let dir = dir.display();
     Failure::Interrupt(format!(
-        "interrupted; stages that ended, episodes and steps are kept\n  hint: go on with `sinew train {dir}/chain.toml --run-dir {dir} --resume`"
+        "interrupted; stages that ended, episodes and steps are kept\n  hint: go on with `sinew train {dir}/chain.toml --run-dir {dir} --resume{serve}`"
     ))
 }
 
@@ -101,27 +97,11 @@ impl Stages for Trainer<'_> {
         Ok(())
     }
 
-    /// Trains one stage in its folder, and gives its last line. A folder that holds a run already is resumed;
-    /// the keys that the chain derives for it may then differ from those of its checkpoint.
+    /// Trains one stage in its folder, and gives its last line. A folder that holds a run already is resumed.
     fn run(&mut self, plan: &RunPlan, folder: &Path) -> Result<Value, Failure> {
         self.args.serve.address(&plan.harness)?;
-        let resume = sinew_project::holds_run(folder).then(|| {
-            let at = self
-                .chain
-                .stages
-                .iter()
-                .position(|s| folder.ends_with(&s.name));
-            let derived = at.map(|at| self.chain.derived_keys(at)).unwrap_or_default();
-            let derived = derived.into_iter().map(str::to_owned);
-            Resume {
-                allow_change: self
-                    .args
-                    .allow_change
-                    .iter()
-                    .cloned()
-                    .chain(derived)
-                    .collect(),
-            }
+        let resume = sinew_project::holds_run(folder).then(|| Resume {
+            allow_change: self.args.allow_change.clone(),
         });
         let options = TrainOptions {
             command: "train",
@@ -130,6 +110,7 @@ impl Stages for Trainer<'_> {
             // Counted with the signals.
             stop_on_eof: false,
             serve: self.args.serve.clone(),
+            tasks: None,
             accept_loss: self.args.accept_loss,
             signals: Some(self.signals.clone()),
         };

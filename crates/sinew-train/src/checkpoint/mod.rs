@@ -379,6 +379,36 @@ impl CheckpointStore {
     }
 }
 
+impl CheckpointStore {
+    /// The checkpoint `name`, whose files all match their checksums.
+    ///
+    /// # Errors
+    /// If it is not there, or damaged.
+    pub fn named(&self, name: &str) -> Result<Loaded, CheckpointError> {
+        let path = self.dir.join(name);
+        verify(&path)?;
+        Ok(Loaded {
+            path,
+            skipped: Vec::new(),
+        })
+    }
+}
+
+/// BLAKE3 over the names and checksums of a checkpoint's files, but for optimizer and state: 64 hexadecimal
+/// digits. It stands for the weights with their tokenizer; the files themselves are not read.
+///
+/// # Errors
+/// If there is no list of checksums, or it cannot be read.
+pub fn weights_hash(checkpoint: &Path) -> Result<String, CheckpointError> {
+    let mut hasher = blake3::Hasher::new();
+    for (file, checksum) in checksums(checkpoint)? {
+        if file != "optimizer.safetensors" && file != "state.json" {
+            hasher.update(format!("{file} {}\n", checksum.blake3).as_bytes());
+        }
+    }
+    Ok(hasher.finalize().to_hex().to_string())
+}
+
 /// Step and repetition in a name; other names sort first.
 fn order(name: &str) -> (Option<u64>, Option<u32>, String) {
     let number = name.trim_start_matches("step-");
@@ -386,17 +416,23 @@ fn order(name: &str) -> (Option<u64>, Option<u32>, String) {
     (step.parse().ok(), repetition.parse().ok(), name.to_owned())
 }
 
-/// Checks every file of a checkpoint against its length and BLAKE3.
-fn verify(path: &Path) -> Result<(), CheckpointError> {
-    let list = path.join(CHECKSUMS);
-    let corrupt = |path: &Path, reason: String| CheckpointError::Corrupt {
+fn corrupt(path: &Path, reason: String) -> CheckpointError {
+    CheckpointError::Corrupt {
         path: path.to_owned(),
         reason,
-    };
+    }
+}
+
+/// The checksums of a checkpoint's files, by name.
+fn checksums(path: &Path) -> Result<BTreeMap<String, Checksum>, CheckpointError> {
+    let list = path.join(CHECKSUMS);
     let bytes = fs::read(&list).map_err(|e| CheckpointError::io("read", &list, e))?;
-    let checksums: BTreeMap<String, Checksum> =
-        serde_json::from_slice(&bytes).map_err(|e| corrupt(&list, e.to_string()))?;
-    for (file, expected) in &checksums {
+    serde_json::from_slice(&bytes).map_err(|e| corrupt(&list, e.to_string()))
+}
+
+/// Checks every file of a checkpoint against its length and BLAKE3.
+fn verify(path: &Path) -> Result<(), CheckpointError> {
+    for (file, expected) in &checksums(path)? {
         let path = path.join(file);
         let failed = |e| CheckpointError::io("read", &path, e);
         let actual = fs::metadata(&path).map_err(failed)?.len();

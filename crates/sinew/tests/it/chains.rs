@@ -326,6 +326,128 @@ fn weights_that_are_not_those_of_the_stage_before_are_refused() {
     assert_eq!(last["stages"].as_array().unwrap().len(), 3);
 }
 
+/// Runs `sinew` with words and a folder at its end; what it printed.
+fn says(words: &[&str], folders: &[&Path]) -> String {
+    let output = sinew().args(words).args(folders).output().unwrap();
+    assert!(output.status.success(), "{words:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn a_folder_that_was_moved_is_exported_measured_and_resumed() {
+    let dir = tempfile::tempdir().unwrap();
+    let lora = |stage: &str| stage.replace("train = {", "train = { lora = { rank = 4 },");
+    let recipe = recipe(dir.path(), &format!("{}{}", lora(SFT), lora(GRPO)));
+    let (first, moved) = (dir.path().join("first"), dir.path().join("moved/again"));
+    let expected = done(&recipe, &first, &[]);
+    let text = fs::read_to_string(first.join("grpo/recipe.toml")).unwrap();
+    assert!(text.contains("source = \"stage:sft\""), "{text}");
+    fs::create_dir(moved.parent().unwrap()).unwrap();
+    fs::rename(&first, &moved).unwrap();
+    let works = |what: &str| {
+        let out = dir.path().join(what);
+        says(&["export"], &[&moved, &out]);
+        let words = ["eval", recipe.to_str().unwrap(), "--json", "--model"];
+        let measured = out.with_extension("eval");
+        let words = [&words[..], &[moved.to_str().unwrap(), "--run-dir"]].concat();
+        let last: Value =
+            serde_json::from_str(says(&words, &[&measured]).lines().last().unwrap()).unwrap();
+        assert_eq!(
+            last["eval"]["success"], expected["eval"]["after"]["success"],
+            "{what}"
+        );
+        assert_eq!(done(&recipe, &moved, &["--resume"]), expected, "{what}");
+    };
+    works("export-moved");
+    let open = crate::serve::serving(&[
+        "--engine",
+        "embedded",
+        "--model",
+        moved.to_str().unwrap(),
+        "--context",
+        "64",
+    ]);
+    drop(open);
+    // The folder of an earlier version, which named the other stages by their whole paths.
+    for file in ["recipe.toml", "began.toml"] {
+        let file = moved.join("grpo").join(file);
+        let text = fs::read_to_string(&file).unwrap();
+        let old = text.replace("stage:sft", &format!("run:{}/sft", first.display()));
+        assert_ne!(text, old);
+        fs::write(file, old).unwrap();
+    }
+    works("export-old");
+    // In the middle of a stage.
+    let longer = fs::read_to_string(&recipe).unwrap().replacen(
+        "steps = 5, learning_rate = 1e-3",
+        "steps = 7, learning_rate = 1e-3",
+        1,
+    );
+    fs::write(&recipe, longer).unwrap();
+    let last = done(&recipe, &moved, &["--resume"]);
+    assert_eq!(last["stages"][0], expected["stages"][0]);
+    // What ended is not trained by itself: other stages stand on it.
+    let alone = train(
+        &moved.join("sft/recipe.toml"),
+        &moved.join("sft"),
+        &["--resume"],
+    );
+    let told = failure(&{ alone }.output().unwrap(), 2);
+    assert!(
+        told.contains("stage sft has ended") && told.contains("chain.toml"),
+        "{told}"
+    );
+}
+
+#[test]
+fn a_stage_that_has_begun_keeps_the_stages_that_it_stands_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let two = format!(
+        "{SFT}{}",
+        SFT.replace("sft\"\n", "more\"\n").replace("2e-3", "1e-3")
+    );
+    let teach = |of: &str| {
+        format!(
+            "{two}[[stage]]\nname = \"small\"\nalgorithm = {{ type = \"opd\" }}\nteacher = \"stage:{of}\"\n\
+            train = {{ steps = 2000, learning_rate = 1e-3 }}\nrollout = {{ group_size = 4 }}\n"
+        )
+    };
+    let chain = recipe(dir.path(), &teach("sft"));
+    let run = dir.path().join("run");
+    let mut child = train(&chain, &run, &[])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    while !run.join("small/began.toml").exists() {
+        assert!(
+            child.try_wait().unwrap().is_none(),
+            "it ended before its last stage"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let other = recipe(dir.path(), &teach("more"));
+    let told = failure(&train(&other, &run, &["--resume"]).output().unwrap(), 2);
+    assert!(
+        told.contains("teacher.model: \"stage:sft\" became \"stage:more\""),
+        "{told}"
+    );
+    let between = teach("sft").replace(
+        "[[stage]]\nname = \"small\"",
+        "[[stage]]\nname = \"between\"\n\
+        algorithm = { type = \"grpo\" }\ntrain = { steps = 2 }\n[[stage]]\nname = \"small\"",
+    );
+    let other = recipe(dir.path(), &between);
+    let told = failure(&train(&other, &run, &["--resume"]).output().unwrap(), 2);
+    assert!(
+        told.contains("stage small has begun") && told.contains("\"between\" there"),
+        "{told}"
+    );
+    assert!(!run.join("between").exists());
+}
+
 #[test]
 fn a_smaller_model_learns_from_the_stage_before() {
     let dir = tempfile::tempdir().unwrap();
@@ -345,7 +467,7 @@ fn a_smaller_model_learns_from_the_stage_before() {
         "{last}"
     );
     let text = fs::read_to_string(run.join("small/recipe.toml")).unwrap();
-    assert!(text.contains("run:") && text.contains("/sft\""), "{text}");
+    assert!(text.contains("model = \"stage:sft\""), "{text}");
     // It is the last stage: what is exported and measured is the small model.
     let eval = sinew()
         .arg("eval")
