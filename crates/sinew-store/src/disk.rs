@@ -7,9 +7,11 @@
 use crate::codec::{self, Mark};
 use crate::damage::Recovery;
 use crate::error::{StoreError, guard};
+use crate::facets;
 use crate::gc;
 use crate::index::{self, Table};
 use crate::ledger;
+use crate::listing;
 use crate::reader;
 use crate::recover;
 use crate::remake;
@@ -94,6 +96,7 @@ impl DiskStore {
         let (mut connection, index_remade) = remake::open(directory, options.accept_loss)?;
         let mut opened = recover::run(&segments, &mut connection, options.accept_loss)?;
         opened.recovery.index_remade = index_remade;
+        facets::fill(&segments, &mut connection)?;
         let (segment, length) = opened.end;
         let writer = Writer::new(segments.clone(), segment, length, options.segment_bytes);
         let store = Self {
@@ -298,7 +301,7 @@ impl TraceStore for DiskStore {
     }
 
     fn list(&self, filter: &Filter) -> Result<Page, StoreError> {
-        index::list(&*guard(&self.connection)?, filter)
+        listing::list(&*guard(&self.connection)?, filter)
     }
 
     fn commit_update(&self, update: &TrainedBatch, again: bool) -> Result<Committed, StoreError> {

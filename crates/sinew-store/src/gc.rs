@@ -5,6 +5,7 @@
 //! file goes (at the next opening, if the crash was before that).
 
 use crate::error::StoreError;
+use crate::facets;
 use crate::index::{self, Table};
 use crate::ledger;
 use crate::segment::{Frame, Location, SegmentDir, Writer};
@@ -38,6 +39,9 @@ pub(crate) fn run(
         let before: u64 = report.bytes;
         report.bytes = before + collect(segments, writer, connection, segment, &doomed)?;
     }
+    let tx = connection.transaction()?;
+    facets::prune(&tx)?;
+    tx.commit()?;
     report.episodes = doomed.len() as u64;
     Ok(report)
 }

@@ -6,13 +6,12 @@
 
 use crate::codec::Mark;
 use crate::error::StoreError;
+use crate::facets::{self, Facets};
 use crate::ledger;
-use crate::schema::{BEFORE_LEDGER, FORMAT, LEDGER, SCHEMA};
+use crate::schema::{BEFORE_FACETS, BEFORE_LEDGER, FACETS, FORMAT, LEDGER, SCHEMA};
 use crate::segment::Location;
 use crate::signed::signed;
-use crate::store::{
-    Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, Page, StoreStats, TrainedBatch,
-};
+use crate::store::{Cursor, EndKind, EpisodeSummary, GcPolicy, StoreStats, TrainedBatch};
 
 use crate::sums;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, params};
@@ -182,7 +181,12 @@ fn prepare(mut connection: Connection, format: i64) -> Result<Connection, StoreE
         if format < BEFORE_LEDGER {
             tx.execute_batch(SCHEMA)?;
         }
-        tx.execute_batch(LEDGER)?;
+        if format <= BEFORE_LEDGER {
+            tx.execute_batch(LEDGER)?;
+        }
+        if format <= BEFORE_FACETS {
+            tx.execute_batch(FACETS)?;
+        }
         tx.pragma_update(None, "user_version", FORMAT)?;
         tx.commit()?;
     }
@@ -206,7 +210,7 @@ pub(crate) fn durably<T>(
 }
 
 /// A column of a count; a negative value, which none of ours is, reads as 0.
-fn unsigned(row: &Row<'_>, column: &str) -> rusqlite::Result<u64> {
+pub(crate) fn unsigned(row: &Row<'_>, column: &str) -> rusqlite::Result<u64> {
     row.get::<_, i64>(column).map(|v| v.max(0) as u64)
 }
 
@@ -269,6 +273,7 @@ pub(crate) fn insert_trace(
     at: Location,
 ) -> Result<(), StoreError> {
     insert(tx, &EpisodeSummary::of(trace), at)?;
+    facets::insert(tx, trace.episode.as_str(), &Facets::of(trace))?;
     match &trace.origin.external {
         Some(external) => ledger::name_externally(tx, external, trace.episode.as_str()),
         None => Ok(()),
@@ -326,7 +331,7 @@ pub(crate) fn find(connection: &Connection, episode: &str) -> Result<Option<Loca
 }
 
 /// An episode as a listing shows it. Times are NaN where an early version wrote none.
-fn summary(row: &Row<'_>) -> rusqlite::Result<EpisodeSummary> {
+pub(crate) fn summary(row: &Row<'_>) -> rusqlite::Result<EpisodeSummary> {
     let text = |column| row.get::<_, String>(column);
     // SQLite keeps NaN as null.
     let number = |column| -> rusqlite::Result<f64> {
@@ -353,51 +358,6 @@ fn summary(row: &Row<'_>) -> rusqlite::Result<EpisodeSummary> {
         update: row
             .get::<_, Option<i64>>("trained_by")?
             .map(|u| u.max(0) as u64),
-    })
-}
-
-/// One page of a listing, in commit order. One row more than the page is read, to know whether more follow.
-pub(crate) fn list(connection: &Connection, filter: &Filter) -> Result<Page, StoreError> {
-    let limit = filter.checked_limit()?;
-    let clamp = |v: u64| i64::try_from(v).unwrap_or(i64::MAX);
-    let (draws, updates) = (filter.draws.as_ref(), filter.updates.as_ref());
-    let mut query = connection.prepare_cached(
-        "SELECT *, (SELECT b.step FROM batches b WHERE b.batch = episodes.batch) AS trained_by
-         FROM episodes
-         WHERE segment IS NOT NULL AND seq > ?1
-           AND (?2 IS NULL OR step >= ?2) AND (?3 IS NULL OR step <= ?3)
-           AND (?4 IS NULL OR purpose = ?4) AND (?5 IS NULL OR success = ?5)
-           AND (?6 IS NULL OR grp = ?6) AND (?7 IS NULL OR (batch IS NOT NULL) = ?7)
-           AND (?8 IS NULL OR ended = ?8)
-           AND (?9 IS NULL OR (reward >= ?9 AND success < 2))
-           AND (?10 IS NULL OR (reward <= ?10 AND success < 2))
-           AND (?12 IS NULL OR trained_by >= ?12) AND (?13 IS NULL OR trained_by <= ?13)
-         ORDER BY seq LIMIT ?11",
-    )?;
-    let rows = query.query_map(
-        params![
-            filter.after.map_or(0, |c| clamp(c.0)),
-            draws.map(|d| clamp(*d.start())),
-            draws.map(|d| clamp(*d.end())),
-            filter.purpose,
-            filter.success,
-            filter.group.as_ref().map(GroupId::as_str),
-            filter.trained,
-            filter.end.map(EndKind::code),
-            filter.reward.as_ref().map(|r| *r.start()),
-            filter.reward.as_ref().map(|r| *r.end()),
-            clamp(limit as u64 + 1),
-            updates.map(|u| clamp(*u.start())),
-            updates.map(|u| clamp(*u.end())),
-        ],
-        summary,
-    )?;
-    let mut episodes: Vec<EpisodeSummary> = rows.collect::<Result<_, _>>()?;
-    let more = episodes.len() > limit;
-    episodes.truncate(limit);
-    Ok(Page {
-        next: episodes.last().filter(|_| more).map(|e| e.cursor),
-        episodes,
     })
 }
 
@@ -641,6 +601,7 @@ pub(crate) fn forget(
             None => {}
         }
     }
+    facets::prune(tx)?;
     Ok((untrained, trained))
 }
 

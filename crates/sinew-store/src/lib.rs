@@ -18,13 +18,19 @@
 //! - Every file, batch, page and queue has a limit; time is an argument.
 
 mod codec;
+#[cfg(feature = "columns")]
+mod columns;
 mod damage;
 mod disk;
 mod error;
+mod export;
+mod export_row;
+mod facets;
 mod gc;
 mod import;
 mod index;
 mod ledger;
+mod listing;
 mod memory;
 mod queue;
 mod queue_disk;
@@ -42,6 +48,8 @@ mod sums;
 pub use damage::{Damage, Loss, Recovery};
 pub use disk::{DiskStore, StoreOptions};
 pub use error::StoreError;
+pub use export::export;
+pub use export_row::ExportFormat;
 pub use import::{
     BadRow, IMPORT_SOURCE, ImportReport, Inbox, ScoreTarget, import_file, import_scores,
 };

@@ -4,6 +4,7 @@
 //! which one conformance suite checks for both. Every call locks the whole store.
 
 use crate::error::{StoreError, guard};
+use crate::facets::Facets;
 use crate::score::{MAX_SCORES, ScoreRecord, ScoreRefused};
 use crate::store::{
     self, Committed, Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GcReport, MAX_PAGE, Page,
@@ -11,6 +12,7 @@ use crate::store::{
 };
 use sinew_types::{EpisodeId, Trace};
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::RangeInclusive;
 use std::sync::Mutex;
 
 /// Traces in memory.
@@ -149,8 +151,11 @@ impl TraceStore for MemoryStore {
         let from = filter.after.unwrap_or_default();
         let matches = |e: &&Entry| {
             let s = &e.summary;
-            e.trace.is_some()
+            e.trace.as_ref().is_some_and(|t| fits_facets(filter, t))
                 && s.cursor > from
+                && filter.task_kind.as_ref().is_none_or(|k| *k == s.task_kind)
+                && filter.turns.as_ref().is_none_or(|r| r.contains(&s.turns))
+                && (!filter.failed || s.end == EndKind::Failed || (!s.success && !s.unscored))
                 && filter.draws.as_ref().is_none_or(|r| r.contains(&s.draw))
                 && filter
                     .updates
@@ -329,4 +334,19 @@ impl TraceStore for MemoryStore {
         inner.bytes -= report.bytes;
         Ok(report)
     }
+}
+
+/// Whether a trace fits the part of a filter that its summary does not have.
+fn fits_facets(filter: &Filter, trace: &Trace) -> bool {
+    if filter.env.is_none() && filter.at_turn.is_none() && filter.versions.is_none() {
+        return true;
+    }
+    let facets = Facets::of(trace);
+    let overlaps = |asked: &RangeInclusive<u64>| {
+        let within = |(first, last)| last >= *asked.start() && first <= *asked.end();
+        facets.versions.is_some_and(within)
+    };
+    filter.env.as_ref().is_none_or(|env| *env == facets.env)
+        && filter.at_turn.is_none_or(|turn| turn == facets.last_turn)
+        && filter.versions.as_ref().is_none_or(overlaps)
 }

@@ -5,6 +5,7 @@ use crate::error::StoreError;
 use crate::error::guard;
 use crate::index;
 use crate::ledger;
+use crate::listing;
 use crate::schema;
 use crate::score::{ScoreRecord, ScoreRefused};
 use crate::segment::SegmentDir;
@@ -49,7 +50,7 @@ impl StoreReader {
 
     /// Episodes in the order of their commits.
     pub fn list(&self, filter: &Filter) -> Result<Page, StoreError> {
-        index::list(&*guard(&self.connection)?, filter)
+        listing::list(&*guard(&self.connection)?, filter)
     }
 
     /// Batches that were trained, in order.

@@ -4,10 +4,30 @@
 pub(crate) const FILE_NAME: &str = "index.sqlite";
 
 /// `PRAGMA user_version`.
-pub(crate) const FORMAT: i64 = 3;
+pub(crate) const FORMAT: i64 = 4;
 
-/// The first format, and the only earlier one that is opened as it is: it has no [`LEDGER`], which is added.
+/// The first format. Earlier ones are opened as they are, and what they lack is added: of this one [`LEDGER`]
+/// and [`FACETS`].
 pub(crate) const BEFORE_LEDGER: i64 = 2;
+
+/// The last format without [`FACETS`].
+pub(crate) const BEFORE_FACETS: i64 = 3;
+
+/// What format 4 added to [`SCHEMA`] and [`LEDGER`]: what else episodes are found by.
+pub(crate) const FACETS: &str = "
+CREATE TABLE facets (
+    seq INTEGER PRIMARY KEY,            -- of the episode
+    env TEXT NOT NULL,
+    first_version INTEGER, last_version INTEGER,        -- null: nothing was sampled
+    last_turn INTEGER NOT NULL,
+    sum INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX facets_env ON facets (env);
+CREATE INDEX facets_turn ON facets (last_turn);
+CREATE INDEX facets_version ON facets (last_version);
+CREATE INDEX episodes_kind ON episodes (task_kind);
+CREATE INDEX episodes_turns ON episodes (turns);
+";
 
 /// Tables that format 3 added to [`SCHEMA`].
 pub(crate) const LEDGER: &str = "

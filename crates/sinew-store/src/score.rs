@@ -6,7 +6,7 @@
 //! they came, and a record that comes again changes nothing.
 
 use serde::{Deserialize, Serialize};
-use sinew_types::{EpisodeId, Outcome, Trace};
+use sinew_types::{EpisodeId, MAX_REWARD, Outcome, Trace};
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 
@@ -189,8 +189,10 @@ impl ScoreRule {
                 }
             }
         }
-        if !sum.is_finite() {
-            missing = missing.or_else(|| Some("the sum of the rewards is not finite".into()));
+        if !sum.is_finite() || sum.abs() > MAX_REWARD {
+            let why =
+                || format!("the sum of the rewards is {sum:e}, allowed: up to {MAX_REWARD:e}");
+            missing = missing.or_else(|| Some(why()));
         }
         outcome.unscored = missing.is_some();
         outcome.unscored_reason = missing;

@@ -44,6 +44,18 @@ pub struct Filter {
     pub group: Option<GroupId>,
     /// In a trained batch or not.
     pub trained: Option<bool>,
+    /// Exactly this task type.
+    pub task_kind: Option<String>,
+    /// Of this environment, as [`sinew_types::Trace::environment`] names it.
+    pub env: Option<String>,
+    /// With a score, but no success; or failed by the system.
+    pub failed: bool,
+    /// Some token was sampled by one of these policy versions, or by versions around them.
+    pub versions: Option<RangeInclusive<u64>>,
+    /// Number of sampled turns.
+    pub turns: Option<RangeInclusive<u32>>,
+    /// Number of the turn that was its last, from 1: where it failed, if it did.
+    pub at_turn: Option<u32>,
     /// By how the episode ended.
     pub end: Option<EndKind>,
     /// Least and most total reward, of episodes with a score.

@@ -2,7 +2,7 @@
 //! of a value is.
 
 use crate::error::StoreError;
-use crate::schema::{BEFORE_LEDGER, LEDGER, SCHEMA};
+use crate::schema::{BEFORE_FACETS, BEFORE_LEDGER, FACETS, LEDGER, SCHEMA};
 use rusqlite::types::{ToSql, ValueRef};
 use rusqlite::{Connection, Row};
 use std::path::Path;
@@ -74,10 +74,16 @@ pub(crate) fn check(connection: &Connection, path: &Path, format: i64) -> Result
     } else {
         &[]
     };
+    let facets: &[&str] = if format > BEFORE_FACETS {
+        fresh.execute_batch(FACETS)?;
+        &["facets"]
+    } else {
+        &[]
+    };
     if schema(connection)? != schema(&fresh)? {
         return Err(damaged("its tables have other columns".into()));
     }
-    for table in TABLES.iter().chain(ledger) {
+    for table in TABLES.iter().chain(ledger).chain(facets) {
         let mut query = connection.prepare(&format!("SELECT * FROM {table}"))?;
         let columns = query.column_count();
         let mut rows = query.query([])?;

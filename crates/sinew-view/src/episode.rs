@@ -46,7 +46,10 @@ pub fn text(trace: &Trace, renderer: &dyn Renderer, options: ShowOptions) -> Str
         visible(&trace.origin.purpose),
         match trace.score() {
             Some(reward) => format!("reward {reward:.3}  success {}", trace.outcome.success),
-            None => "nobody gave it a reward".into(),
+            None => {
+                let reason = trace.outcome.unscored_reason.as_deref();
+                format!("no reward: {}", visible(reason.unwrap_or("none was given")))
+            }
         },
         visible(&end_text(&trace.end))
     );
@@ -192,7 +195,7 @@ mod tests {
             text(&trace, &renderer, options)
         };
         assert!(shown(false).contains("reward 0.000  success false"));
-        assert!(shown(true).contains("nobody gave it a reward"));
+        assert!(shown(true).contains("no reward: none was given"));
     }
 
     #[test]

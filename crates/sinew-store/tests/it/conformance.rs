@@ -125,6 +125,58 @@ fn listings_filter_in_commit_order() {
 }
 
 #[test]
+fn listings_filter_by_type_environment_outcome_versions_and_turns() {
+    on_each(|store| {
+        let mut traces: Vec<_> = (0..20).map(|n| trace(n, 3)).collect();
+        for (n, trace) in traces.iter_mut().enumerate() {
+            trace.task_kind = ["code", "math"][n % 2].into();
+            trace.nodes[1].turn = n as u32 % 4;
+        }
+        traces[8].outcome.unscored = true;
+        store.commit_batch(&traces).unwrap();
+        let ids = |filter: Filter| {
+            let page = store.list(&filter).unwrap();
+            page.episodes
+                .into_iter()
+                .map(|e| e.episode)
+                .collect::<Vec<_>>()
+        };
+        let expect =
+            |keep: fn(u64) -> bool| (0..20).filter(|n| keep(*n)).map(id).collect::<Vec<_>>();
+        let code = Filter {
+            task_kind: Some("code".into()),
+            ..Filter::default()
+        };
+        assert_eq!(ids(code.clone()), expect(|n| n % 2 == 0));
+        let failed = Filter {
+            failed: true,
+            ..Filter::default()
+        };
+        assert_eq!(
+            ids(failed),
+            expect(|n| (n % 2 == 0 && n != 8) || n % 5 == 4)
+        );
+        let env = Filter {
+            env: Some("math".into()),
+            at_turn: Some(3),
+            ..Filter::default()
+        };
+        assert_eq!(ids(env), expect(|n| n % 4 == 3));
+        let versions = Filter {
+            versions: Some(3..=6),
+            turns: Some(1..=1),
+            ..code
+        };
+        assert_eq!(ids(versions), [id(4), id(6)]);
+        let none = Filter {
+            turns: Some(2..=9),
+            ..Filter::default()
+        };
+        assert!(ids(none).is_empty());
+    });
+}
+
+#[test]
 fn listings_page_in_commit_order() {
     on_each(|store| {
         let traces: Vec<_> = (0..40).map(|n| trace(n, 3)).collect();

@@ -357,7 +357,9 @@ proptest! {
 /// Makes the store look as it was before there were scores: its index, and the headers of its files.
 fn make_older(directory: &Path) {
     let index = rusqlite::Connection::open(directory.join("index.sqlite")).unwrap();
-    let older = "DROP TABLE scores; DROP TABLE externals; PRAGMA user_version = 2;";
+    let older =
+        "DROP TABLE scores; DROP TABLE externals; DROP TABLE facets; DROP INDEX episodes_kind;
+                 DROP INDEX episodes_turns; PRAGMA user_version = 2;";
     index.execute_batch(older).unwrap();
     for file in std::fs::read_dir(directory.join("segments")).unwrap() {
         let path = file.unwrap().path();
@@ -382,6 +384,19 @@ fn a_store_from_before_there_were_scores_is_read_and_goes_on() {
     let reader = StoreReader::open(directory.path()).unwrap();
     assert_eq!(reader.get(&id(0)).unwrap(), Some(trace(0, 30)));
     assert_eq!(reader.scores(&id(0)).unwrap(), []);
+    // Filters that it cannot answer are refused until a writer has filled what is missing.
+    let filter = sinew_store::Filter {
+        env: Some("kind".into()),
+        ..sinew_store::Filter::default()
+    };
+    let refused = reader.list(&filter).unwrap_err().to_string();
+    assert!(refused.contains("sinew gc"), "{refused}");
+    drop(open(directory.path()));
+    let found = StoreReader::open(directory.path())
+        .unwrap()
+        .list(&filter)
+        .unwrap();
+    assert_eq!(found.episodes.len(), 1);
     assert_eq!(reader.named("x", 1).unwrap(), []);
     drop(reader);
     let store = open(directory.path());

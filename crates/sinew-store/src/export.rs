@@ -1,0 +1,127 @@
+//! The store as a data set: one row an episode, as JSON lines, Parquet or an Arrow file.
+//!
+//! Rows are read and written a page at a time, so that memory is bounded by one page, whatever the size of
+//! the store. A file has its name only once it is whole.
+
+use crate::error::StoreError;
+use crate::export_row::{ExportFormat, ExportRow, RowWriter};
+use crate::reader::StoreReader;
+use crate::store::Filter;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+/// Maximum rows that are kept in memory, and those of a row group.
+const PAGE_ROWS: usize = 1000;
+/// Bytes of rows in memory after which they are written, even if they are few: about 32 MiB.
+const PAGE_BYTES: usize = 32 << 20;
+
+struct JsonLines(BufWriter<File>);
+
+impl RowWriter for JsonLines {
+    fn write(&mut self, rows: &[ExportRow]) -> io::Result<()> {
+        for row in rows {
+            serde_json::to_writer(&mut self.0, row)?;
+            self.0.write_all(b"\n")?;
+        }
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> io::Result<File> {
+        self.0.into_inner().map_err(io::IntoInnerError::into_error)
+    }
+}
+
+/// Writes the episodes that fit a filter to a file, at most `limit` of them, in commit order. With `tokens`
+/// also the tokens of each. Returns their number. A file of this name is replaced once the new one is whole.
+///
+/// # Errors
+/// If an episode cannot be read or the file cannot be written; no file is left behind then.
+pub fn export(
+    store: &StoreReader,
+    filter: &Filter,
+    limit: Option<usize>,
+    (path, format): (&Path, ExportFormat),
+    tokens: bool,
+) -> Result<u64, StoreError> {
+    let part = part_of(path);
+    let failed = |e: io::Error| StoreError::io(path, e);
+    let written = (|| {
+        let file = File::create(&part).map_err(failed)?;
+        let mut writer = writer(format, file, tokens).map_err(failed)?;
+        let count = rows(store, filter, limit, tokens, |page| {
+            writer.write(page).map_err(failed)
+        })?;
+        let file = writer.finish().map_err(failed)?;
+        file.sync_all().map_err(failed)?;
+        fs::rename(&part, path).map_err(failed)?;
+        Ok(count)
+    })();
+    if written.is_err() {
+        // There may be none.
+        let _ = fs::remove_file(&part);
+    }
+    written
+}
+
+/// Name of a file that is not whole yet, in the same folder.
+fn part_of(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!(".{name}.{}.part", std::process::id()))
+}
+
+fn writer(format: ExportFormat, file: File, tokens: bool) -> io::Result<Box<dyn RowWriter>> {
+    match format {
+        ExportFormat::JsonLines => Ok(Box::new(JsonLines(BufWriter::new(file)))),
+        #[cfg(feature = "columns")]
+        other => crate::columns::writer(other, file, tokens),
+        #[cfg(not(feature = "columns"))]
+        _ => {
+            let _ = tokens;
+            Err(io::Error::other(
+                "this build writes no Parquet or Arrow files: build with `--features parquet`, or name a \
+                 .jsonl file",
+            ))
+        }
+    }
+}
+
+/// Gives the rows to `page`, as many at a time as fit into memory.
+fn rows(
+    store: &StoreReader,
+    filter: &Filter,
+    limit: Option<usize>,
+    tokens: bool,
+    mut page: impl FnMut(&[ExportRow]) -> Result<(), StoreError>,
+) -> Result<u64, StoreError> {
+    let mut left = limit.unwrap_or(usize::MAX);
+    let (mut count, mut bytes) = (0, 0);
+    let mut held: Vec<ExportRow> = Vec::new();
+    let mut filter = filter.clone();
+    while left > 0 {
+        filter.limit = PAGE_ROWS.min(left);
+        let found = store.list(&filter)?;
+        left -= found.episodes.len();
+        for summary in &found.episodes {
+            // Removed by gc since it was listed.
+            let Some(trace) = store.get(&summary.episode)? else {
+                continue;
+            };
+            let row = ExportRow::of(summary, &trace, tokens);
+            bytes += row.bytes();
+            count += 1;
+            held.push(row);
+            if held.len() >= PAGE_ROWS || bytes >= PAGE_BYTES {
+                page(&held)?;
+                held.clear();
+                bytes = 0;
+            }
+        }
+        let Some(next) = found.next else { break };
+        filter.after = Some(next);
+    }
+    if !held.is_empty() {
+        page(&held)?;
+    }
+    Ok(count)
+}

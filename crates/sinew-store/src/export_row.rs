@@ -1,0 +1,164 @@
+//! A row of an exported store, its columns, and where rows go.
+
+use crate::facets::Facets;
+use crate::store::EpisodeSummary;
+use serde::Serialize;
+use sinew_types::{Message, TokenKind, Trace};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+/// Format of an exported file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExportFormat {
+    /// One JSON object a line.
+    JsonLines,
+    /// Parquet, compressed with zstd; one row group a page.
+    Parquet,
+    /// An Arrow IPC file; one record batch a page.
+    Arrow,
+}
+
+impl ExportFormat {
+    /// The format of a file by its ending; `None` if that is none of `.jsonl`, `.parquet`, `.arrow`.
+    pub fn of(path: &Path) -> Option<Self> {
+        match path.extension()?.to_str()? {
+            "jsonl" => Some(Self::JsonLines),
+            "parquet" => Some(Self::Parquet),
+            "arrow" => Some(Self::Arrow),
+            _ => None,
+        }
+    }
+
+    /// Whether this build can write it: Parquet and Arrow need the feature `columns`.
+    pub fn is_built(self) -> bool {
+        self == Self::JsonLines || cfg!(feature = "columns")
+    }
+}
+
+/// Row of an episode. What has no value is null: the reward of an unscored episode, versions where nothing
+/// was sampled.
+#[derive(Debug, Serialize)]
+pub(crate) struct ExportRow {
+    /// Unique in the store.
+    pub(crate) episode: String,
+    /// Episodes of one group share task and first prompt.
+    pub(crate) group: String,
+    /// Name of the task.
+    pub(crate) task: String,
+    #[serde(rename = "type")]
+    /// Type of the task.
+    pub(crate) kind: String,
+    /// Name and version of the environment, as the trace has it.
+    pub(crate) environment: String,
+    /// What it was run for, such as `train` or `eval-before`.
+    pub(crate) purpose: String,
+    /// Its number among the draws of the run.
+    pub(crate) draw: u64,
+    /// Outcome and process rewards.
+    pub(crate) reward: Option<f64>,
+    /// As the reward has it.
+    pub(crate) success: Option<bool>,
+    /// Named parts of the reward, and measurements.
+    pub(crate) metrics: BTreeMap<String, f64>,
+    /// `terminated`, `truncated` or `failed`.
+    pub(crate) end: &'static str,
+    /// Lowest and highest policy version of its sampled tokens.
+    pub(crate) first_version: Option<u64>,
+    pub(crate) last_version: Option<u64>,
+    /// Turns of the policy.
+    pub(crate) turns: u32,
+    /// Tokens that the policy sampled, on all paths.
+    pub(crate) sampled_tokens: u64,
+    /// Seconds since 1970.
+    pub(crate) started_unix_s: f64,
+    /// Seconds from its start to its end.
+    pub(crate) total_s: f64,
+    /// The optimizer update that trained it.
+    pub(crate) update: Option<u64>,
+    /// Paths of the episode's tree; messages and tokens are those of the last one.
+    pub(crate) paths: u32,
+    /// From the system prompt on, in their order.
+    pub(crate) messages: Vec<Message>,
+    #[serde(flatten)]
+    pub(crate) tokens: Option<TokenColumns>,
+}
+
+/// Tokens of a path, one value a token in each list.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct TokenColumns {
+    /// Ids in the model's vocabulary.
+    pub(crate) tokens: Vec<u32>,
+    /// Null where the policy did not sample.
+    pub(crate) logprobs: Vec<Option<f32>>,
+    /// Whether the policy sampled the token.
+    pub(crate) mask: Vec<bool>,
+    /// Policy version of each; null where the policy did not sample.
+    pub(crate) versions: Vec<Option<u64>>,
+}
+
+impl ExportRow {
+    /// The row of an episode, with its tokens if asked for.
+    pub(crate) fn of(summary: &EpisodeSummary, trace: &Trace, tokens: bool) -> Self {
+        let leaves = trace.leaves();
+        let last = leaves.last().copied();
+        let path = last.map(|leaf| trace.path(leaf)).unwrap_or_default();
+        let nodes = path
+            .into_iter()
+            .filter_map(|id| trace.nodes.get(id as usize));
+        let facets = Facets::of(trace);
+        let scored = !summary.unscored;
+        Self {
+            episode: summary.episode.0.clone(),
+            group: summary.group.0.clone(),
+            task: summary.task.0.clone(),
+            kind: summary.task_kind.clone(),
+            environment: facets.env,
+            purpose: summary.purpose.clone(),
+            draw: summary.draw,
+            reward: scored.then_some(summary.reward),
+            success: scored.then_some(summary.success),
+            metrics: trace.outcome.metrics.clone(),
+            end: summary.end.name(),
+            first_version: facets.versions.map(|v| v.0),
+            last_version: facets.versions.map(|v| v.1),
+            turns: summary.turns,
+            sampled_tokens: summary.sampled_tokens,
+            started_unix_s: summary.started_unix_s,
+            total_s: summary.total_s,
+            update: summary.update,
+            paths: leaves.len() as u32,
+            messages: nodes.flat_map(|n| n.messages.clone()).collect(),
+            tokens: tokens.then(|| last.map_or_else(TokenColumns::default, |l| columns(trace, l))),
+        }
+    }
+
+    /// About its bytes in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        let texts = self.messages.iter().map(|m| m.content.text().len() + 64);
+        let tokens = self.tokens.as_ref().map_or(0, |t| t.tokens.len() * 32);
+        texts.sum::<usize>() + tokens + 512
+    }
+}
+
+/// Tokens of the path to a leaf.
+fn columns(trace: &Trace, leaf: sinew_types::NodeId) -> TokenColumns {
+    let mut columns = TokenColumns::default();
+    for token in trace.path_tokens(leaf) {
+        columns.tokens.push(token.id);
+        columns.logprobs.push(token.logprob);
+        columns.mask.push(token.kind == TokenKind::Sampled);
+        columns.versions.push(token.version.map(|v| v.0));
+    }
+    columns
+}
+
+/// Where rows go.
+pub(crate) trait RowWriter {
+    /// Writes a page, of bounded size.
+    fn write(&mut self, rows: &[ExportRow]) -> io::Result<()>;
+
+    /// Ends the file, and gives it back.
+    fn finish(self: Box<Self>) -> io::Result<File>;
+}

@@ -1,0 +1,205 @@
+//! Listings: the query of a filter. It has the conditions that are asked for and no others, so that SQLite
+//! finds them by an index instead of reading every row.
+
+use crate::error::StoreError;
+use crate::index;
+use crate::schema::BEFORE_FACETS;
+use crate::store::{EndKind, EpisodeSummary, Filter, Page};
+use rusqlite::types::Value;
+use rusqlite::{Connection, params_from_iter};
+use std::ops::RangeInclusive;
+
+/// Conditions with their values, in order.
+#[derive(Default)]
+struct Conditions {
+    sql: Vec<String>,
+    values: Vec<Value>,
+}
+
+impl Conditions {
+    /// Adds a condition whose `?` are these values.
+    fn add(&mut self, sql: &str, values: impl IntoIterator<Item = Value>) {
+        self.sql.push(sql.to_owned());
+        self.values.extend(values);
+    }
+
+    fn when<T>(&mut self, asked: Option<T>, sql: &str, value: impl FnOnce(T) -> Value) {
+        if let Some(asked) = asked {
+            self.add(sql, [value(asked)]);
+        }
+    }
+
+    fn range<T: Copy>(
+        &mut self,
+        asked: Option<&RangeInclusive<T>>,
+        sql: &str,
+        value: impl Fn(T) -> Value,
+    ) {
+        if let Some(range) = asked {
+            self.add(sql, [value(*range.start()), value(*range.end())]);
+        }
+    }
+
+    fn joined(&self) -> String {
+        self.sql.join(" AND ")
+    }
+}
+
+fn number(value: u64) -> Value {
+    Value::Integer(i64::try_from(value).unwrap_or(i64::MAX))
+}
+
+/// The conditions on the row of an episode, then those on its facets as one of them.
+fn conditions(filter: &Filter) -> Conditions {
+    let text = |text: &str| Value::Text(text.to_owned());
+    let flag = |flag: bool| Value::Integer(flag.into());
+    let mut row = Conditions::default();
+    row.add("segment IS NOT NULL", []);
+    row.add(
+        "seq > ?",
+        [filter.after.map_or(Value::Integer(0), |c| number(c.0))],
+    );
+    row.range(filter.draws.as_ref(), "step BETWEEN ? AND ?", number);
+    row.when(filter.purpose.as_deref(), "purpose = ?", text);
+    row.when(filter.task_kind.as_deref(), "task_kind = ?", text);
+    row.when(filter.success, "success = ?", flag);
+    if filter.failed {
+        let failed = Value::Integer(EndKind::Failed.code());
+        row.add("(success = 0 OR ended = ?)", [failed]);
+    }
+    row.when(filter.group.as_ref().map(|g| g.as_str()), "grp = ?", text);
+    row.when(filter.trained, "(batch IS NOT NULL) = ?", flag);
+    row.when(filter.end, "ended = ?", |end| Value::Integer(end.code()));
+    let turns = |turns: u32| Value::Integer(turns.into());
+    row.range(filter.turns.as_ref(), "turns BETWEEN ? AND ?", turns);
+    let scored = "reward BETWEEN ? AND ? AND success < 2";
+    row.range(filter.reward.as_ref(), scored, Value::Real);
+    let trained = "batch IN (SELECT b.batch FROM batches b WHERE b.step BETWEEN ? AND ?)";
+    row.range(filter.updates.as_ref(), trained, number);
+    let mut facets = Conditions::default();
+    facets.when(filter.env.as_deref(), "env = ?", text);
+    facets.when(filter.at_turn, "last_turn = ?", turns);
+    if let Some(versions) = &filter.versions {
+        let (first, last) = (number(*versions.start()), number(*versions.end()));
+        facets.add("last_version >= ? AND first_version <= ?", [first, last]);
+    }
+    if !facets.sql.is_empty() {
+        let sql = format!(
+            "seq IN (SELECT f.seq FROM facets f WHERE {})",
+            facets.joined()
+        );
+        row.add(&sql, facets.values);
+    }
+    row
+}
+
+/// Refuses filters that an index of an earlier format cannot answer.
+fn check(connection: &Connection, filter: &Filter) -> Result<(), StoreError> {
+    if filter.env.is_none() && filter.at_turn.is_none() && filter.versions.is_none() {
+        return Ok(());
+    }
+    let format: i64 = connection.query_row("PRAGMA user_version", [], |r| r.get(0))?;
+    if format > BEFORE_FACETS {
+        return Ok(());
+    }
+    Err(StoreError::Argument {
+        field: "format of the index",
+        value: format.unsigned_abs(),
+        allowed: format!(
+            "{} for filters by environment, version and last turn; a command that writes to the store, such \
+             as `sinew gc` or `sinew train --resume`, adds what is missing",
+            BEFORE_FACETS + 1
+        ),
+    })
+}
+
+/// The query of a filter, with its values.
+fn query(filter: &Filter, limit: usize) -> (String, Vec<Value>) {
+    let mut row = conditions(filter);
+    let sql = format!(
+        "SELECT *, (SELECT b.step FROM batches b WHERE b.batch = episodes.batch) AS trained_by
+         FROM episodes WHERE {} ORDER BY seq LIMIT ?",
+        row.joined()
+    );
+    row.values.push(number(limit as u64));
+    (sql, row.values)
+}
+
+/// One page of a listing, in commit order. One row more than the page is read, to know whether more follow.
+pub(crate) fn list(connection: &Connection, filter: &Filter) -> Result<Page, StoreError> {
+    let limit = filter.checked_limit()?;
+    check(connection, filter)?;
+    let (sql, values) = query(filter, limit + 1);
+    let mut query = connection.prepare_cached(&sql)?;
+    let rows = query.query_map(params_from_iter(values), index::summary)?;
+    let mut episodes: Vec<EpisodeSummary> = rows.collect::<Result<_, _>>()?;
+    let more = episodes.len() > limit;
+    episodes.truncate(limit);
+    Ok(Page {
+        next: episodes.last().filter(|_| more).map(|e| e.cursor),
+        episodes,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How SQLite finds the rows of a filter.
+    fn plan(filter: &Filter) -> String {
+        let connection = index::in_memory().unwrap();
+        let (sql, values) = query(filter, 10);
+        let mut explain = connection
+            .prepare(&format!("EXPLAIN QUERY PLAN {sql}"))
+            .unwrap();
+        let rows = explain.query_map(params_from_iter(values), |r| r.get::<_, String>("detail"));
+        let lines: Vec<String> = rows.unwrap().map(Result::unwrap).collect();
+        lines.join("\n")
+    }
+
+    #[test]
+    fn filters_are_answered_by_an_index() {
+        let filters = [
+            (
+                Filter {
+                    task_kind: Some("code".into()),
+                    ..Filter::default()
+                },
+                "episodes_kind",
+            ),
+            (
+                Filter {
+                    turns: Some(3..=3),
+                    ..Filter::default()
+                },
+                "episodes_turns",
+            ),
+            (
+                Filter {
+                    env: Some("shop".into()),
+                    ..Filter::default()
+                },
+                "facets_env",
+            ),
+            (
+                Filter {
+                    at_turn: Some(3),
+                    ..Filter::default()
+                },
+                "facets_turn",
+            ),
+            (
+                Filter {
+                    versions: Some(3..=4),
+                    ..Filter::default()
+                },
+                "facets_version",
+            ),
+        ];
+        for (filter, expected) in filters {
+            let plan = plan(&filter);
+            assert!(plan.contains(expected), "{plan}");
+            assert!(!plan.contains("SCAN"), "{plan}");
+        }
+    }
+}
