@@ -123,9 +123,9 @@ impl TaskShares {
                 ByType::Weights(weights) => {
                     let found = types(taskset, &e.tasks)?;
                     check_weights(taskset, weights, &found)?;
-                    let total: f64 = weights.values().sum();
+                    let (total, mixture): (f64, _) = (weights.values().sum(), is_mixture(taskset));
                     for (kind, tasks) in found {
-                        let share = share * weights[own(&kind, weights)] / total;
+                        let share = share * weights[own(&kind, mixture)] / total;
                         parts.push(part(kind, share, Indices::Listed(tasks)));
                     }
                 }
@@ -167,11 +167,17 @@ fn types(
 }
 
 /// The type as its environment calls it: in a mixture, types begin with the name of the environment.
-fn own<'a>(kind: &'a str, weights: &BTreeMap<String, f64>) -> &'a str {
-    match weights.contains_key(kind) {
-        true => kind,
-        false => kind.split_once(':').map_or(kind, |(_, own)| own),
+/// Elsewhere a `:` is a character like others.
+fn own(kind: &str, mixture: bool) -> &str {
+    match mixture {
+        true => kind.split_once(':').map_or(kind, |(_, own)| own),
+        false => kind,
     }
+}
+
+/// Whether the tasks are those of a mixture, whose environments have names.
+fn is_mixture(taskset: &dyn Taskset) -> bool {
+    taskset.members().iter().any(|(name, _)| !name.is_empty())
 }
 
 fn check_weights(
@@ -179,7 +185,8 @@ fn check_weights(
     weights: &BTreeMap<String, f64>,
     found: &BTreeMap<String, Vec<usize>>,
 ) -> Result<(), TasksetError> {
-    let names: Vec<&str> = found.keys().map(|kind| own(kind, weights)).collect();
+    let mixture = is_mixture(taskset);
+    let names: Vec<&str> = found.keys().map(|kind| own(kind, mixture)).collect();
     let all = || {
         format!(
             "a weight for each type of the training tasks: {}",
@@ -452,6 +459,48 @@ mod tests {
                 "{e}"
             );
         }
+    }
+
+    /// Tiny tasks whose types have a `:`, as columns of rows may.
+    struct Colons(TinyTaskset);
+
+    impl Taskset for Colons {
+        fn name(&self) -> &str {
+            "colons"
+        }
+
+        fn len(&self, split: Split) -> usize {
+            self.0.len(split)
+        }
+
+        fn get(&self, split: Split, index: usize) -> Result<sinew_types::Task, TasksetError> {
+            self.0.get(split, index)
+        }
+
+        fn kind(&self, split: Split, index: usize) -> Result<String, TasksetError> {
+            Ok(format!("far:{}", self.0.kind(split, index)?))
+        }
+    }
+
+    #[test]
+    fn a_colon_in_a_type_names_no_environment_outside_of_a_mixture() {
+        let taskset = Colons(TinyTaskset::new(0));
+        let of = |taskset: &dyn Taskset, kinds: [&str; 2]| {
+            let weights = kinds.map(|kind| (kind.to_owned(), 1.0));
+            let environment = EnvironmentShare {
+                weight: 1.0,
+                tasks: 0..taskset.len(Split::Train),
+                by_type: ByType::Weights(weights.into()),
+            };
+            TaskShares::of(taskset, &[environment]).map_err(|e| e.to_string())
+        };
+        let own = ["far:corridor-1", "far:corridor-2"];
+        assert!(of(&taskset, own).is_ok());
+        let e = of(&taskset, ["corridor-1", "corridor-2"]).unwrap_err();
+        assert!(e.contains("unknown type `corridor-1`"), "{e}");
+        let member: Arc<dyn Taskset> = Arc::new(taskset);
+        let mixture = MixtureTasks::new(vec![("a".to_owned(), member)]).unwrap();
+        assert!(of(&mixture, own).is_ok());
     }
 
     /// Two tiny worlds with their shares.

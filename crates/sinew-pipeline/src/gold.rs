@@ -1,7 +1,8 @@
 //! The environment's gold policy as a source of demonstrations: it plays the training tasks, and its turns
 //! are rendered as this model would write them.
 //!
-//! A step has one gold run of each of its tasks, which are those that a run that samples would draw. A gold
+//! A step has one gold run of each of its tasks, which are those that a run that samples would draw, by the
+//! weights of environments and task types. A gold
 //! run is an episode like any other: stored before it is trained, named after its draw, failed with a reason.
 //! One that fails, or that the model could not have written, is stored and not trained.
 //!
@@ -10,6 +11,8 @@
 //! | [`GoldRuns::play`] | one task in its environment, as a trace |
 //! | [`GoldSource`] | the tasks of a step, many at once, scored by the policy and stored |
 
+use crate::core::TaskSampling;
+use crate::curriculum::{Curriculum, Request};
 use crate::error::PipelineError;
 use crate::pool_source::stored_step;
 use crate::ports::{Given, SampleSource, Wanted};
@@ -103,17 +106,22 @@ pub fn unused(trace: &Trace) -> Option<&'static str> {
 }
 
 impl GoldRuns {
-    /// Whether the environment has a gold policy. It may block the thread.
+    /// The first environment that has no gold policy, by its place in the recipe; `None`: all have one. It
+    /// may block the thread.
     ///
     /// # Errors
-    /// If there is no task, or the environment refuses the first one.
-    pub fn are_possible(&self) -> Result<bool, PipelineError> {
-        let task = self.taskset.get(Split::Train, 0);
-        let task = task.map_err(PipelineError::input)?;
-        let first = self.envs.gold(&task, 0);
-        Ok(first
-            .map_err(|e| PipelineError::input(format!("env: {e}")))?
-            .is_some())
+    /// If an environment has no task, or refuses its first one.
+    pub fn without_gold(&self) -> Result<Option<usize>, PipelineError> {
+        for (place, (_, tasks)) in self.taskset.members().into_iter().enumerate() {
+            let task = self.taskset.get(Split::Train, tasks.start);
+            let task = task.map_err(PipelineError::input)?;
+            let first = self.envs.gold(&task, 0);
+            let first = first.map_err(|e| PipelineError::input(format!("env: {e}")))?;
+            if first.is_none() {
+                return Ok(Some(place));
+            }
+        }
+        Ok(None)
     }
 
     /// Plays draw `draw`, which is the training task at `index`: a valid trace in any case, of which
@@ -264,22 +272,52 @@ fn turn(action: &Action, calls: &CallNotation) -> Message {
 pub struct GoldSource {
     /// Shared with the tasks that play.
     pub runs: Arc<GoldRuns>,
+    /// How training tasks are drawn.
+    pub tasks: TaskSampling,
     /// Where they are played.
     pub runtime: Handle,
     /// Turns true when the run is asked to stop.
     pub cancel: watch::Receiver<bool>,
+    /// The last step whose tasks were drawn by weight, and what was drawn until then. At first the default.
+    pub drawn: (u64, Curriculum),
 }
 
 impl GoldSource {
+    /// Indices of the tasks of a step. Draws by weight follow from those of the steps before: a session that
+    /// goes on makes these again.
+    fn indices(&mut self, seed: u64, step: u64, count: usize) -> Vec<usize> {
+        let (tasks, adaptive) = match &self.tasks {
+            TaskSampling::Shares { tasks, adaptive } => (tasks, adaptive.as_ref()),
+            TaskSampling::Uniform => {
+                let tasks = self.runs.taskset.len(Split::Train);
+                return uniform_tasks(tasks, seed, step, count);
+            }
+        };
+        if self.drawn.0 >= step {
+            self.drawn = <(u64, Curriculum)>::default();
+        }
+        let mut drawn = Vec::new();
+        for step in self.drawn.0 + 1..=step {
+            let request = Request {
+                seed,
+                draw_seed: seed,
+                step,
+                count,
+            };
+            drawn = self.drawn.1.draw(tasks, adaptive, request);
+        }
+        self.drawn.0 = step;
+        drawn
+    }
+
     /// Plays the draws of a step that are not stored yet, in the order of their draws.
     fn play(
-        &self,
+        &mut self,
         wanted: &Wanted<'_>,
         known: &BTreeSet<u64>,
     ) -> Result<Vec<Trace>, PipelineError> {
         let (seed, first) = (wanted.seed, (wanted.step - 1) * wanted.groups as u64);
-        let tasks = self.runs.taskset.len(Split::Train);
-        let indices = uniform_tasks(tasks, seed, wanted.step, wanted.groups);
+        let indices = self.indices(seed, wanted.step, wanted.groups);
         let room = Arc::new(Semaphore::new(self.runs.max_in_flight.max(1)));
         let mut cancel = self.cancel.clone();
         let play = async {
@@ -344,7 +382,8 @@ impl SampleSource for GoldSource {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sinew_env::{Env, tiny};
+    use crate::curriculum::{ByType, EnvironmentShare, TaskShares};
+    use sinew_env::{Env, MixtureFactory, MixtureTasks, tiny};
     use sinew_render::TinyRenderer;
     use sinew_types::{Task, ToolCall};
 
@@ -390,7 +429,7 @@ mod tests {
     #[test]
     fn a_gold_run_is_a_solved_episode_in_the_tokens_of_the_model() {
         let runs = runs(tiny::TinyFactory, 64);
-        assert!(runs.are_possible().unwrap());
+        assert_eq!(runs.without_gold().unwrap(), None);
         for draw in 0..20 {
             let trace = play(&runs, draw);
             assert_eq!(unused(&trace), None, "{:?}", trace.end);
@@ -410,6 +449,61 @@ mod tests {
             // A move and the stop token each.
             assert_eq!((turns.len(), trace.sampled_tokens()), (far, 2 * far));
         }
+    }
+
+    /// Two of these worlds, drawn three to one.
+    fn source() -> GoldSource {
+        let tiny = || Arc::new(tiny::TinyTaskset::new(0)) as Arc<dyn Taskset>;
+        let members = vec![("often".to_owned(), tiny()), ("rarely".to_owned(), tiny())];
+        let taskset = Arc::new(MixtureTasks::new(members).unwrap());
+        let ranges = taskset.members().into_iter().zip([3.0, 1.0]);
+        let shares: Vec<_> = ranges
+            .map(|((_, tasks), weight)| EnvironmentShare {
+                weight,
+                tasks,
+                by_type: ByType::One,
+            })
+            .collect();
+        let tasks = TaskShares::of(taskset.as_ref(), &shares).unwrap();
+        let mut runs = runs(tiny::TinyFactory, 64);
+        Arc::get_mut(&mut runs).unwrap().taskset = taskset;
+        GoldSource {
+            runs,
+            tasks: TaskSampling::Shares {
+                tasks,
+                adaptive: None,
+            },
+            runtime: tokio::runtime::Runtime::new().unwrap().handle().clone(),
+            cancel: watch::channel(false).1,
+            drawn: <_>::default(),
+        }
+    }
+
+    #[test]
+    fn environments_are_drawn_by_their_weights_also_after_a_restart() {
+        let mut one = source();
+        let first = one.runs.taskset.members()[0].1.clone();
+        let steps: Vec<Vec<usize>> = (1..=6).map(|step| one.indices(7, step, 8)).collect();
+        let often = steps.iter().flatten().filter(|i| first.contains(i));
+        assert_eq!(often.count(), 36, "{steps:?}");
+        for (n, step) in steps.iter().enumerate() {
+            assert_eq!(source().indices(7, n as u64 + 1, 8), *step);
+        }
+        assert_eq!(one.indices(7, 2, 8), steps[1]);
+    }
+
+    #[test]
+    fn every_environment_of_a_mixture_must_have_a_gold_policy() {
+        let mut runs = runs(tiny::TinyFactory, 64);
+        let changed = Arc::get_mut(&mut runs).unwrap();
+        changed.taskset = Arc::clone(&source().runs.taskset);
+        let silent = Other(|_, _| Some(None));
+        let members: Vec<(String, Arc<dyn EnvFactory>)> = vec![
+            ("often".into(), Arc::new(tiny::TinyFactory)),
+            ("rarely".into(), Arc::new(silent)),
+        ];
+        changed.envs = Arc::new(MixtureFactory::new(members));
+        assert_eq!(runs.without_gold().unwrap(), Some(1));
     }
 
     #[test]
@@ -450,6 +544,6 @@ mod tests {
             assert_eq!(unused(&trace), Some(why), "{:?}", trace.end);
         }
         let none = runs(Other(|_, _| Some(None)), 64);
-        assert!(!none.are_possible().unwrap());
+        assert_eq!(none.without_gold().unwrap(), Some(0));
     }
 }

@@ -24,6 +24,8 @@ mod health;
 mod intake;
 mod late;
 mod learner;
+mod live_feed;
+mod live_late;
 mod live_source;
 mod parallel;
 mod pool_client;
@@ -38,35 +40,38 @@ mod score_records;
 mod scoring_models;
 mod state;
 mod status;
+mod waits;
 
 pub use config::PipelineConfig;
 pub use core::{
     Command, CoreConfig, CoreState, Ended as EndedEpisode, EvalConfig, EvalSet, Event, Goal,
-    PipelineCore, RunCounts, Samples as SampleKind, Showed, Stop, TaskSampling, UpdateCommit, When,
+    OpenDraws, Overlap, PipelineCore, RunCounts, Samples as SampleKind, Showed, Stop, TaskSampling,
+    UpdateCommit, When,
 };
 pub use cross::{CrossPolicy, CrossPolicyConfig};
 pub use curriculum::{ByType, Curriculum, EnvironmentShare, TaskShares};
 pub use dataset::{Dataset, DatasetConfig, DatasetSource};
-pub use drivers::{Ended, Pipeline, run};
+pub use drivers::{Ended, Pipeline, SharedLearner, run};
 pub use error::PipelineError;
 pub use event::{Bus, Phase, Recorder, RolloutProgress, RunEvent, TrainProgress};
 pub use formats::{FormatCounts, grammars};
 pub use gold::{GoldRuns, GoldSource, unused as unused_gold};
 pub use groups::{GroupParts, GroupRewards};
 pub use health::{Alarm, Health};
-pub use intake::{FinishedRollout, Intake, IntakeBatch, IntakeConfig};
-pub use late::{After, InboxScores, Late, LateConfig, LateScores, Settled, Shelf};
+pub use intake::{FinishedRollout, Intake, IntakeBatch, IntakeConfig, MAX_WAITING};
+pub use late::{After, InboxScores, Late, LateConfig, LateScores, Look, Settled, Shelf, settle};
 pub use learner::{EmbeddedLearner, LearnerConfig, PolicyConfig};
-pub use live_source::{LIVE, LiveRollouts, LiveSource};
+pub use live_feed::{LIVE, LiveRollouts};
+pub use live_source::LiveSource;
 pub use parallel::{COMMAND as WORKER_COMMAND, WorkerGroup, work};
 pub use pool_client::PoolClient;
 pub use pool_source::{PoolSource, PoolSourceConfig};
 pub use ports::{
     Given, GroupScores, Learner, RolloutReading, Rollouts, SampleSource, ScoredGroup,
-    StoredEpisode, Wanted, WeightsTransport,
+    StoredEpisode, Waker, Wanted, WeightsTransport,
 };
 pub use record::{
-    AdmissionRecord, DIVERGENCE_ALARM, EpisodeStats, EvalRecord, StepRecord, TokenSummary,
+    AdmissionRecord, DIVERGENCE_ALARM, EpisodeStats, EvalRecord, StepRecord, TokenSummary, Totals,
     divergence,
 };
 pub use rollouts::{EngineRollouts, LONGEST, RolloutParts};
@@ -75,3 +80,4 @@ pub use score_records::completed;
 pub use scoring_models::{ReferenceWeights, ScoringModels};
 pub use state::{RunStore, Samples, SavedState};
 pub use status::{Counted, SampleStatus};
+pub use waits::Waits;

@@ -3,9 +3,8 @@
 use crate::error::PipelineError;
 use reqwest::blocking::{Client, RequestBuilder};
 use reqwest::{Method, header};
-use rustls::{ClientConfig, RootCertStore};
 use serde_json::Value;
-use std::error::Error;
+use sinew_http::{cause, tls};
 use std::io::Read;
 use std::path::Path;
 use std::time::Duration;
@@ -45,13 +44,8 @@ impl PoolClient {
                 token_file.display()
             ))
         })?;
-        // Mozilla's root certificates, as built into the program.
-        let roots = RootCertStore::from_iter(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
-        let tls = ClientConfig::builder()
-            .with_root_certificates(roots)
-            .with_no_client_auth();
         let client = Client::builder()
-            .tls_backend_preconfigured(tls)
+            .tls_backend_preconfigured(tls())
             .connect_timeout(CONNECT_TIMEOUT)
             .timeout(ANSWER_TIMEOUT)
             .build()
@@ -155,13 +149,4 @@ impl PoolClient {
             ))),
         }
     }
-}
-
-/// The innermost reason of an error: what is around it repeats the address.
-fn cause(error: &(dyn Error + 'static)) -> String {
-    let mut cause = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }

@@ -6,7 +6,7 @@ use crate::ports::{Given, SampleSource, Wanted};
 use crate::rows::by_group;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sinew_algo::{Advantage, Algorithm, Columns};
+use sinew_algo::{Algorithm, Columns};
 use sinew_pool::schema::Kind;
 use sinew_pool::{Entry, PassedOver};
 use sinew_store::{Filter, TraceStore};
@@ -26,7 +26,7 @@ fn unusable(algorithm: &Algorithm, group: &Vec<Trace>) -> Option<String> {
     if let Err(e) = algorithm.spent(std::slice::from_ref(group)) {
         return Some(e.to_string());
     }
-    let by_state = matches!(algorithm.composition().advantage, Advantage::Gigpo { .. });
+    let by_state = algorithm.needs().states;
     let mut nodes = group.iter().flat_map(|t| &t.nodes);
     let without = by_state && nodes.all(|n| n.state_hash.is_none());
     without.then(|| "it compares states, but no turn has a state_hash".to_owned())

@@ -2,14 +2,17 @@
 //!
 //! | port | embedded | another one |
 //! |---|---|---|
-//! | [`Rollouts`] | an engine and environments of this process | episodes that end at once, in the driver's tests |
+//! | [`Rollouts`] | an engine and environments of this process | episodes that end at once, in the driver's
+//! tests |
 //! | [`SampleSource`] | data sets, the data pool | a queue of groups, in the tests |
 //! | [`Learner`] | the embedded trainer | a counter, in the tests |
-//! | [`GroupScores`] | the group rewards of environments ([`GroupRewards`](crate::GroupRewards)) | ranks by place, in the driver's tests |
+//! | [`GroupScores`] | the group rewards of environments ([`GroupRewards`](crate::GroupRewards)) | ranks by
+//! place, in the driver's tests |
 //! | [`WeightsTransport`] | any [`Engine`] | a list of versions, in the tests |
 //!
-//! Calls of one port come from one thread, one after the other. A port may block; it is asked to stop by its
-//! own cancellation, and reports that as [`PipelineError::Interrupted`].
+//! Calls of one port come one after the other; those of the learner from a thread of its own where training
+//! overlaps with generation. A port may block; it is asked to stop by its own cancellation, and reports
+//! that as [`PipelineError::Interrupted`].
 
 use crate::error::PipelineError;
 use crate::event::RolloutProgress;
@@ -27,7 +30,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Trains a policy.
-pub trait Learner {
+pub trait Learner: Send {
     /// Of the weights.
     fn version(&self) -> PolicyVersion;
 
@@ -125,6 +128,9 @@ pub struct StoredEpisode {
     pub known: bool,
 }
 
+/// Ends a wait for episodes from another thread.
+pub type Waker = Arc<dyn Fn() + Send + Sync>;
+
 /// Runs episodes.
 pub trait Rollouts {
     /// Begins episodes; those that the store has are not run. Held-out ones have a temperature of
@@ -134,7 +140,8 @@ pub trait Rollouts {
     /// If the store or the taskset refuses one.
     fn start(&mut self, draws: &[Draw], temperature: Option<f32>) -> Result<(), PipelineError>;
 
-    /// Waits until some have ended and are stored, and calls `tick` now and then meanwhile.
+    /// Waits until some have ended and are stored, and calls `tick` now and then meanwhile. Gives none if
+    /// none runs, or when a [`Waker`] was called.
     ///
     /// # Errors
     /// If they cannot be stored, or the run is to stop.
@@ -143,8 +150,16 @@ pub trait Rollouts {
         tick: &mut dyn FnMut(RolloutProgress),
     ) -> Result<Vec<StoredEpisode>, PipelineError>;
 
+    /// Whether some have not been given yet.
+    fn is_running(&self) -> bool;
+
     /// Counters so far; the driver reports differences.
     fn reading(&self) -> RolloutReading;
+
+    /// Ends the wait at work, or the next one. By default nothing: a wait ends with the next episode.
+    fn waker(&self) -> Waker {
+        Arc::new(|| {})
+    }
 }
 
 /// Scores whole groups, while other episodes run.
@@ -205,6 +220,11 @@ pub struct Given {
     pub groups: Vec<Vec<Trace>>,
     /// Stored for the step, not to be trained, with the reason.
     pub dropped: BTreeMap<EpisodeId, String>,
+    /// Those of `dropped` that the step counts as unscored or too old.
+    pub left_out: BTreeMap<EpisodeId, String>,
+    /// Outcomes of episodes of `groups` that follow from scores in the store: newer scores do not change
+    /// what was trained.
+    pub outcomes: BTreeMap<EpisodeId, Outcome>,
 }
 
 /// Gives episodes that are not run here.
@@ -214,6 +234,16 @@ pub trait SampleSource {
     /// # Errors
     /// If the source or the store fails, or the run is to stop.
     fn groups(&mut self, wanted: Wanted<'_>) -> Result<Given, PipelineError>;
+
+    /// Groups that wait for rewards from outside.
+    fn waiting_groups(&self) -> usize {
+        0
+    }
+
+    /// The episodes of these groups; another session goes on with them.
+    fn waiting_episodes(&self) -> Vec<EpisodeId> {
+        Vec::new()
+    }
 
     /// Why nothing came, as far as that is known.
     fn why_dry(&self) -> String {

@@ -2,6 +2,7 @@
 
 use crate::formats::FormatCounts;
 use crate::status::SampleStatus;
+use crate::waits::Waits;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sinew_algo::{PreferenceReport, RepairReport, TokenCounts};
@@ -206,6 +207,12 @@ pub struct StepRecord {
     /// What admission did while the step's episodes ran.
     #[serde(default)]
     pub admission: AdmissionRecord,
+    /// Rows by how many updates the oldest token of their episode was behind the weights.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub staleness: BTreeMap<u64, usize>,
+    /// What engine and trainer waited for since the step before.
+    #[serde(default)]
+    pub waits: Waits,
 }
 
 impl StepRecord {
@@ -258,6 +265,31 @@ impl TokenSummary {
         self.counts.add(&record.tokens);
         for (join, count) in &record.joins {
             *self.joins.entry(join.clone()).or_default() += count;
+        }
+    }
+}
+
+/// Sums over the steps of a run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Totals {
+    /// What engine and trainer waited for.
+    pub waits: Waits,
+    /// Trained rows by how many updates the oldest token of their episode was behind the weights.
+    pub staleness: BTreeMap<u64, usize>,
+}
+
+impl Totals {
+    /// Over all steps.
+    pub fn of(steps: &[StepRecord]) -> Self {
+        let mut totals = Self::default();
+        steps.iter().for_each(|record| totals.add(record));
+        totals
+    }
+
+    pub(crate) fn add(&mut self, record: &StepRecord) {
+        self.waits.add(&record.waits);
+        for (behind, rows) in &record.staleness {
+            *self.staleness.entry(*behind).or_default() += rows;
         }
     }
 }

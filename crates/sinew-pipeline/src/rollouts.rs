@@ -3,7 +3,7 @@
 use crate::cross::CrossPolicy;
 use crate::error::PipelineError;
 use crate::event::RolloutProgress;
-use crate::ports::{RolloutReading, Rollouts, StoredEpisode};
+use crate::ports::{RolloutReading, Rollouts, StoredEpisode, Waker};
 use crate::schedule::Draw;
 use crate::score_records::completed;
 use sinew_env::Taskset;
@@ -123,6 +123,8 @@ impl Rollouts for EngineRollouts {
         let taskset = self.taskset.as_ref();
         let specs: Result<Vec<_>, _> = draws.iter().map(|d| d.spec(taskset)).collect();
         let specs = specs.map_err(PipelineError::system)?;
+        // They run from now on, whatever this thread does before it waits for them.
+        let _runtime = self.runtime.enter();
         let started = self.runner.start(specs, &Arc::new(options));
         started.map_err(PipelineError::system)
     }
@@ -163,6 +165,10 @@ impl Rollouts for EngineRollouts {
         stored.collect()
     }
 
+    fn is_running(&self) -> bool {
+        self.runner.is_running()
+    }
+
     fn reading(&self) -> RolloutReading {
         let engine = self.parts.engine.status();
         RolloutReading {
@@ -170,5 +176,10 @@ impl Rollouts for EngineRollouts {
             preemptions: engine.preemptions,
             admission: self.parts.admission.reading(),
         }
+    }
+
+    fn waker(&self) -> Waker {
+        let wake = self.runner.waker();
+        Arc::new(move || wake.notify_one())
     }
 }

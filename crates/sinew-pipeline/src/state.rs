@@ -1,6 +1,6 @@
 //! What a run keeps: its commits in the store, and a state of fixed size in each checkpoint.
 
-use crate::core::{CoreState, UpdateCommit};
+use crate::core::{CoreState, OpenDraws, UpdateCommit};
 use crate::curriculum::Curriculum;
 use crate::error::PipelineError;
 use crate::record::{EvalRecord, StepRecord};
@@ -125,6 +125,22 @@ pub struct Earlier {
 
 fn batch_name(step: u64) -> String {
     format!("s{step:05}")
+}
+
+/// Where the draws of a run stand whose generation and training overlap.
+struct Unsettled {
+    /// Stored training episodes of draws that no commit names.
+    episodes: BTreeSet<EpisodeId>,
+    /// Draws that a commit names.
+    settled: BTreeSet<u64>,
+    /// Larger than all of them.
+    next: u64,
+}
+
+/// The draw that an episode's id names.
+fn draw_of(episode: &EpisodeId) -> Option<u64> {
+    let (draw, _) = episode.as_str().strip_prefix('d')?.split_once('-')?;
+    draw.parse().ok()
 }
 
 fn detail_of(batch: &TrainedBatch) -> Option<Detail> {
@@ -258,7 +274,7 @@ impl RunStore {
         Ok(batches)
     }
 
-    /// Training episodes that can be read, with their steps.
+    /// Training episodes that can be read, with their draws.
     fn stored(&self) -> Result<Vec<(EpisodeId, u64)>, PipelineError> {
         let mut stored = Vec::new();
         let mut filter = Filter {
@@ -268,9 +284,8 @@ impl RunStore {
         };
         loop {
             let page = self.traces.list(&filter).map_err(PipelineError::system)?;
-            let step_of = |draw: u64| draw / self.draws_per_step.max(1) + 1;
             let found = page.episodes.into_iter();
-            stored.extend(found.map(|e| (e.episode, step_of(e.draw))));
+            stored.extend(found.map(|e| (e.episode, e.draw)));
             match page.next {
                 Some(next) => filter.after = Some(next),
                 None => return Ok(stored),
@@ -344,6 +359,85 @@ impl RunStore {
         }
     }
 
+    /// What commits name and what they do not, by draws.
+    fn unsettled(&self) -> Result<Unsettled, PipelineError> {
+        let (named, _) = self.settled()?;
+        let settled: BTreeSet<u64> = named.iter().filter_map(draw_of).collect();
+        let mut stored = self.stored()?;
+        let draws = stored
+            .iter()
+            .map(|(_, draw)| *draw)
+            .chain(settled.iter().copied());
+        let next = draws.max().map_or(0, |last| last + 1);
+        stored.retain(|(_, draw)| !settled.contains(draw));
+        Ok(Unsettled {
+            episodes: stored.into_iter().map(|(episode, _)| episode).collect(),
+            settled,
+            next,
+        })
+    }
+
+    /// The draws that earlier sessions began and no commit names: all below the last one. With the version of
+    /// the restored weights, those are left out that later weights sampled than any commit names: these were
+    /// lost before their commit, and other ones get their number.
+    ///
+    /// # Errors
+    /// What the store refuses.
+    pub(crate) fn open_draws(&self, restored: Option<u64>) -> Result<OpenDraws, PipelineError> {
+        let unsettled = self.unsettled()?;
+        let mut reasons = BTreeMap::new();
+        if let Some(restored) = restored {
+            let commits = self.commits()?;
+            let versions = commits.iter().filter_map(|b| Some(detail_of(b)?.version.0));
+            let known = versions.fold(restored, u64::max);
+            for episode in &unsettled.episodes {
+                let trace = self.traces.get(episode).map_err(PipelineError::system)?;
+                let nodes = trace.iter().flat_map(|t| &t.nodes);
+                let newest = nodes.flat_map(|n| &n.versions).map(|s| s.version.0).max();
+                if let (Some(newest), Some(draw)) = (newest, draw_of(episode))
+                    && newest > known
+                {
+                    let reason = format!(
+                        "sampled by weights that were lost before their commit: version {newest}, the run \
+                         goes on from {known}"
+                    );
+                    reasons.insert(draw, reason);
+                }
+            }
+        }
+        let reason = |e: &EpisodeId| Some((e.clone(), reasons.get(&draw_of(e)?)?.clone()));
+        let open = |d: &u64| !unsettled.settled.contains(d) && !reasons.contains_key(d);
+        Ok(OpenDraws {
+            open: (0..unsettled.next).filter(open).collect(),
+            next: unsettled.next,
+            dropped: unsettled.episodes.iter().filter_map(reason).collect(),
+        })
+    }
+
+    /// Refuses a run that trained ahead of its steps to go on in turns, which would train episodes twice.
+    ///
+    /// # Errors
+    /// For such a run, and what the store refuses.
+    pub(crate) fn check_in_turns(&self) -> Result<(), PipelineError> {
+        let (named, steps) = self.settled()?;
+        let last = named.iter().filter_map(draw_of).max();
+        match last.is_some_and(|last| last >= steps * self.draws_per_step) {
+            true => Err(PipelineError::input(
+                "train.mode: the run trained ahead of its steps with mode = \"async\" and cannot go on with \
+                 mode = \"sync\": set the mode back, or begin a new run from its weights (model = \"run:DIR\")",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// Stored training episodes of these draws.
+    ///
+    /// # Errors
+    /// What the store refuses.
+    pub(crate) fn open_episodes(&self) -> Result<BTreeSet<EpisodeId>, PipelineError> {
+        Ok(self.unsettled()?.episodes)
+    }
+
     /// The groups that an update was made of, in their order; `None` if an episode is gone.
     pub(crate) fn recall(
         &self,
@@ -370,12 +464,13 @@ impl RunStore {
         Ok((!groups.is_empty()).then_some(groups))
     }
 
-    /// What a run that ends shows: `counted` are the steps so far, `waiting` the episodes whose rewards have
-    /// not come.
+    /// What a run that ends shows: `counted` are the steps so far, `waiting` the episodes that another
+    /// session goes on with. A stored episode that no commit names is lost if its step was committed, or
+    /// `by_draw` if another episode of its draw was.
     pub(crate) fn samples(
         &self,
         counted: Samples,
-        since: u64,
+        (since, by_draw): (u64, bool),
         waiting: &BTreeSet<EpisodeId>,
     ) -> Result<(Samples, usize), PipelineError> {
         let (mut seen, mut steps) = (BTreeSet::new(), BTreeSet::new());
@@ -390,9 +485,15 @@ impl RunStore {
             seen.extend(batch.dropped.into_keys());
         }
         let stored = self.stored()?;
+        let settled: BTreeSet<u64> = seen.iter().filter_map(draw_of).collect();
+        let step_of = |draw: u64| draw / self.draws_per_step.max(1) + 1;
+        let is_settled = |draw: u64| match by_draw {
+            true => settled.contains(&draw),
+            false => steps.contains(&step_of(draw)),
+        };
         let stray = stored
             .iter()
-            .filter(|(episode, step)| steps.contains(step) && !seen.contains(episode));
+            .filter(|(episode, draw)| is_settled(*draw) && !seen.contains(episode));
         let stray = stray.filter(|(episode, _)| !waiting.contains(episode));
         samples.waiting = waiting.len();
         samples.lost += torn + stray.count();
@@ -418,6 +519,7 @@ impl Earlier {
             health: crate::health::Health::after(steps),
             committed: committed.collect(),
             begun: (0, 0),
+            ..CoreState::default()
         }
     }
 

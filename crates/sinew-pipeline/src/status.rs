@@ -10,6 +10,12 @@ pub(crate) const EQUAL: &str = "equal rewards in the group";
 /// How reasons of samples begin whose rewards came too late for the policy.
 pub(crate) const TOO_OLD: &str = "late: ";
 
+/// How reasons of rollouts begin that their policy left behind before they were finished.
+pub(crate) const BEHIND: &str = "too old: ";
+
+/// How reasons of rollouts begin that ended without a score.
+pub(crate) const UNSCORED: &str = "unscored: ";
+
 /// Samples with one thing in common.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counted {
@@ -40,7 +46,7 @@ pub struct SampleStatus {
     pub equal: Counted,
     /// Ended by a limit.
     pub truncated: Counted,
-    /// With rewards that came too late for the policy.
+    /// Sampled by weights that are too far behind, because they or their rewards came too late.
     pub too_old: Counted,
     /// Groups that wait for rewards from outside.
     #[serde(default)]
@@ -82,7 +88,7 @@ impl SampleStatus {
     /// Adds episodes that were left out before rows were made.
     pub(crate) fn left_out(&mut self, dropped: &BTreeMap<EpisodeId, String>) {
         for (episode, why) in dropped {
-            match why.starts_with(TOO_OLD) {
+            match why.starts_with(TOO_OLD) || why.starts_with(BEHIND) {
                 true => self.too_old.add(episode, why),
                 false => self.unscored.add(episode, why),
             }

@@ -2,10 +2,8 @@
 
 use crate::engine::WeightFormat;
 use crate::rule::Rules;
-use crate::{DataSection, EnvMember, RunPlan};
-use sinew_algo::{
-    Advantage, Algorithm, Composition, ConfigError, Needs, ProcessRewards, Repair, RunFacts,
-};
+use crate::{DataSection, RunPlan};
+use sinew_algo::{Algorithm, ConfigError, Needs, Repair, RunFacts};
 
 impl RunPlan {
     /// What turns episodes into training signal.
@@ -30,6 +28,7 @@ impl RunPlan {
         let old = old.max(self.harness.live().map_or(0, |l| l.max_age));
         let late = self.reward.as_ref().and_then(|r| r.late());
         let old = old.max(late.map_or(0, |l| l.max_staleness));
+        let old = old.max(self.max_staleness());
         RunFacts {
             // Pairs and stored episodes come in groups of their own sizes.
             group_size: match &self.data {
@@ -59,17 +58,18 @@ impl RunPlan {
 
 pub(crate) fn rules(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Rules) {
     gap(plan, algorithm, rules);
-    inputs(plan, algorithm.composition(), rules);
+    crate::inputs::rules(plan, rules);
 }
 
 /// Where another policy samples than the one that is trained, the loss must weigh each token.
 fn gap(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Rules) {
     const FIX: &str = "so the loss must weigh each token by the ratio of both, with a bound above it: add \
          to [algorithm] `correction = { type = \"truncate\", low = 0.0, high = 2.0 }` (TIS) or `{ type = \"mask\", \
-         low = 0.5, high = 2.0 }` (IcePop), or take type = \"decoupled_ppo\"";
+         low = 0.5, high = 2.0 }` (IcePop), or without a correction `dual_clip = 3.0` where it clips tokens, or take type \
+         = \"decoupled_ppo\", \"cispo\" or \"sapo\"";
     // What is imitated or preferred is data, whatever wrote it.
-    let corrects = algorithm.loss().correction.bounds_ratio();
-    let spans = !algorithm.composition().tempered() || corrects;
+    let bounded = algorithm.loss().ratio_bound().is_some();
+    let spans = !algorithm.composition().tempered() || bounded;
     rules.custom(
         "engine.weights",
         format!("{:?}", plan.engine.weights.name()),
@@ -91,54 +91,10 @@ fn gap(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Rules) {
         format!("an older policy sampled what is trained when its reward comes late, {FIX}"),
         late.is_none() || spans,
     );
-}
-
-/// What an algorithm reads of episodes must be something that the run's own episodes have.
-fn inputs(plan: &RunPlan, c: &Composition, rules: &mut Rules) {
-    if plan.data.is_some() {
-        return;
-    }
-    let outside = !plan.harness.is_built_in();
-    let kind = plan.algorithm.kind;
-    let command = &format!("{:?}", plan.harness.name());
     rules.custom(
-        "harness.type",
-        command,
-        format!(
-            "`{kind}` compares turns that began in the same state, and the turns of an agent outside have no \
-             states: use the built-in loop, or another algorithm"
-        ),
-        !(outside && matches!(c.advantage, Advantage::Gigpo { .. })),
-    );
-    rules.custom(
-        "harness.type",
-        command,
-        format!(
-            "`{kind}` chooses among successes by the tool calls that failed, and nobody counts those of an \
-             agent outside: use the built-in loop, or leave resampling out"
-        ),
-        !(outside && c.filters.resample.is_some()),
-    );
-    let apart = matches!(c.rewards.process, ProcessRewards::Separate { .. });
-    rules.custom(
-        "harness.type",
-        command,
-        format!(
-            "`{kind}` normalizes the rewards of turns apart, and only an agent that scores itself gives such: set \
-             harness.scored_by = \"agent\", use the built-in loop, or set algorithm.process"
-        ),
-        !(outside && apart && plan.harness.is_graded()),
-    );
-    let process_reward = |env: &EnvMember| env.config().process_reward();
-    let process_reward = plan.env.members().iter().map(process_reward);
-    let process_reward = process_reward.fold(0.0, f64::max);
-    rules.custom(
-        "env.process_reward",
-        process_reward,
-        format!(
-            "`{kind}` normalizes the rewards of turns apart, and at 0 no turn has one: set it above 0, or \
-             set algorithm.process"
-        ),
-        process_reward > 0.0 || !apart || !plan.harness.is_graded(),
+        "train.mode",
+        format!("{:?}", plan.train.mode.name()),
+        format!("an older policy sampled what is trained, {FIX}, or use mode = \"sync\""),
+        plan.max_staleness() == 0 || spans,
     );
 }

@@ -114,8 +114,8 @@ section! {
         /// Speculative decoding of the embedded engine: tokens of a pass, draft tokens included, up to
         /// which drafts are verified; 0: off. What is sampled does not depend on it.
         speculative_tokens: usize = 0, in 0 to 256;
-        /// How the embedded engine stores its matrices. Quantized weights need an importance
-        /// correction in `[algorithm]`.
+        /// How the embedded engine stores its matrices. Quantized weights need a loss that bounds the
+        /// importance ratio: a `correction`, `dual_clip`, `cispo` or `sapo` in `[algorithm]`.
         weights: WeightFormat = WeightFormat::F32;
     }
 }

@@ -78,7 +78,13 @@ impl EnvMember {
         let mut table = toml::Table::new();
         if !self.name.is_empty() {
             // Numbers, text and tables: there is nothing that TOML cannot say.
-            table = toml::Table::try_from(MemberKeys::of(self)).unwrap_or_default();
+            let keys = MemberKeys {
+                name: self.name.clone(),
+                weight: self.weight,
+                tasks: self.tasks.as_ref().map(TasksPlan::keys_without_order),
+                reward: self.reward.clone(),
+            };
+            table = toml::Table::try_from(keys).unwrap_or_default();
         }
         table.insert("type".into(), self.kind.name.into());
         table.extend(self.keys.clone());
@@ -94,6 +100,11 @@ pub struct EnvSection {
 }
 
 impl EnvSection {
+    /// The tasks of those members that have some of their own.
+    pub(crate) fn tasks_mut(&mut self) -> impl Iterator<Item = &mut TasksPlan> {
+        self.members.iter_mut().filter_map(|m| m.tasks.as_mut())
+    }
+
     /// Value of `env.type`, or `mixture`.
     pub fn name(&self) -> &'static str {
         match self.members.first() {
@@ -287,7 +298,7 @@ pub(crate) fn schema(generator: &mut SchemaGenerator) -> Schema {
     json_schema!({ "oneOf": schemas })
 }
 
-/// What environments say of their keys, and what a mixture of them asks.
+/// What environments say of their keys.
 pub(crate) fn rules(env: &EnvSection, rules: &mut Rules) {
     for (i, member) in env.members.iter().enumerate() {
         if let Err(e) = member.config.check() {
@@ -295,14 +306,11 @@ pub(crate) fn rules(env: &EnvSection, rules: &mut Rules) {
             rules.custom(&key, e.value, e.reason, false);
         }
     }
-    if env.mixture {
-        mixture::rules(env, rules);
-    }
 }
 
 impl EnvSection {
     /// Path of the table of a member, for messages.
-    pub(crate) fn key(&self, member: usize) -> String {
+    pub fn key(&self, member: usize) -> String {
         match self.mixture {
             true => format!("env[{member}]"),
             false => "env".to_owned(),

@@ -2,7 +2,7 @@
 
 use crate::rule::Rules;
 use crate::section::choice;
-use crate::{RunPlan, StoreKind};
+use crate::{RewardSection, RunPlan, StoreKind};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sinew_algo::GroupRepair;
@@ -338,11 +338,12 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         HarnessSection::Service(s) => service(s, rules),
         HarnessSection::Live(l) => live(plan, l, rules),
     }
+    let late = |r: &RewardSection| r.all().is_empty() && r.late().is_some();
     rules.allowed(
         "reward",
         "set",
-        "missing where agents give their own rewards: remove it, or harness.scored_by",
-        plan.harness.is_graded() || plan.reward.is_none(),
+        "missing, or [reward.late] alone, where agents give their own rewards: remove it, or harness.scored_by",
+        plan.harness.is_graded() || plan.reward.as_ref().is_none_or(late),
     );
 }
 

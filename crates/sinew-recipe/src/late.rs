@@ -59,7 +59,8 @@ pub struct LateSection {
     #[serde(default = "default_staleness")]
     #[schemars(range(min = 1, max = 1_000_000))]
     pub max_staleness: u64,
-    /// Groups that may wait; above it no others are begun.
+    /// Groups that may wait; above it no others are begun, and with `harness.type = "live"` the oldest are
+    /// left out.
     #[serde(default = "default_waiting")]
     #[schemars(range(min = 1, max = 65_536))]
     pub max_waiting: usize,
@@ -135,13 +136,6 @@ pub(crate) fn rules(plan: &RunPlan, late: &LateSection, rules: &mut Rules) {
         "[reward.late] waits for the rewards of episodes that the run samples: remove [data] or [reward.late]"
             .into(),
         plan.data.is_none(),
-    );
-    rules.custom(
-        "harness.type",
-        "...",
-        "rollouts that agents open are trained with the rewards that they end with: remove [reward.late]"
-            .into(),
-        plan.harness.live().is_none(),
     );
     rules.custom(
         "tasks.order",

@@ -38,11 +38,14 @@ mod env;
 mod error;
 mod eval;
 mod harness;
+mod inputs;
 mod judge;
 mod keys;
 mod late;
 mod messages;
 mod mixture;
+mod mixture_rules;
+mod mode;
 mod model;
 mod read;
 mod references;
@@ -58,7 +61,7 @@ mod store;
 mod tasks;
 mod train;
 
-pub use chain::{ChainPlan, RUN, Recipe, StagePlan};
+pub use chain::{ChainPlan, Recipe, StagePlan};
 pub use changes::{Change, changes};
 pub use data::DataSection;
 pub use engine::{
@@ -71,12 +74,15 @@ pub use harness::{
     CommandSection, FunctionSection, HarnessLevel, HarnessSection, LiveSection, ScoredBy,
     ServiceSection,
 };
+pub use inputs::MissingInput;
 pub use judge::{
     JudgeFormat, JudgeMode, JudgePlan, JudgeView, RubricItem, RubricSource, WeightedItem,
 };
 pub use late::{LateAfter, LateNames, LateSection};
 pub use messages::explain;
+pub use mode::TrainMode;
 pub use model::{CriticPlan, ModelSection, ScoringModel};
+pub use references::{CHAIN_FILE, RUN};
 pub use reward::{LimitedTerm, RewardSection, RewardServerPlan, RewardTable, RewardTerm};
 pub use rollout::{AdmissionSection, CrossPolicySection, RolloutPlan};
 pub use sandbox::{ContainerEngine, LEVEL_NAMES, Level, MicrovmBackend, SandboxPlan};
@@ -147,6 +153,8 @@ pub struct RunPlan {
 
 #[cfg(test)]
 mod chain_tests;
+#[cfg(test)]
+mod inputs_tests;
 #[cfg(test)]
 mod schema_tests;
 #[cfg(test)]

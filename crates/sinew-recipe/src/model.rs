@@ -1,6 +1,7 @@
 //! `[model]`, and the models beside the policy: `[reference]`, `[teacher]`, `[critic]`.
 
 use crate::RunPlan;
+use crate::references::{RUN, STAGE};
 use crate::rule::Rules;
 use crate::section::section;
 use schemars::JsonSchema;
@@ -127,7 +128,9 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         "\"pretrained\""
     };
     // The model of a run is known when its folder is read.
-    let of_run = plan.model_source().starts_with(crate::RUN);
+    let of_run = [RUN, STAGE]
+        .iter()
+        .any(|of| plan.model_source().starts_with(of));
     // Tasks of a user's own may be anything: a model from scratch reads and writes them as bytes.
     let bytes = scratch && plan.env.needs().rows;
     rules.custom(

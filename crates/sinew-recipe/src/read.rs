@@ -37,6 +37,8 @@ impl RunPlan {
     ///
     /// A file beside a `began.toml` is the recipe of a run folder: old names are read as the new
     /// ones there, and keys without effect are ignored, so that the run of an earlier version can go on.
+    /// So is `held_out = 0.05`, which earlier versions wrote where none was typed.
+    /// In the folder of a stage, `stage:NAME` is the folder of that name beside it.
     ///
     /// # Errors
     /// The first problem, with its line, what is allowed and the nearest valid spelling.
@@ -83,7 +85,14 @@ impl RunPlan {
             )));
         }
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-        let plan = source.plan(root.get_ref().clone(), &stem)?;
+        let mut plan = source.plan(root.get_ref().clone(), &stem)?;
+        let folder = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        if saved {
+            plan.drop_written_share();
+        }
+        if let (true, Some(chain)) = (saved, folder.parent().and_then(Path::parent)) {
+            plan.in_chain(chain);
+        }
         source.check(&plan, root.get_ref()).map_err(|b| b.error)?;
         match references(&plan).first() {
             Some((key, _)) => {
@@ -101,10 +110,12 @@ impl RunPlan {
         Ok(blake3::hash(text.as_bytes()).to_hex().to_string())
     }
 
-    /// The plan without what may differ between the sessions of a run: steps and wall time.
+    /// The plan without what may differ between the sessions of a run: steps and wall time, and the default
+    /// share of held-out rows, which earlier versions typed out.
     pub(crate) fn without_bounds(&self) -> Self {
         let mut same = self.clone();
         (same.train.steps, same.train.max_wall_s) = (1, 0.0);
+        same.drop_written_share();
         same
     }
 

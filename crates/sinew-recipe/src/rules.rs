@@ -14,6 +14,7 @@ pub(crate) fn all(plan: &RunPlan) -> Vec<Rule> {
     name(plan, &mut rules);
     crate::model::rules(plan, &mut rules);
     crate::env::rules(&plan.env, &mut rules);
+    crate::mixture_rules::rules(&plan.env, &mut rules);
     crate::harness::rules(plan, &mut rules);
     crate::sandbox::rules(plan, &mut rules);
     crate::tasks::rules(plan, &mut rules);
@@ -21,6 +22,7 @@ pub(crate) fn all(plan: &RunPlan) -> Vec<Rule> {
     crate::judge::rules(plan, &mut rules);
     crate::rollout::rules(plan, &mut rules);
     crate::train::rules(plan, &mut rules);
+    crate::mode::rules(plan, &mut rules);
     crate::eval::rules(plan, &mut rules);
     crate::engine::rules(plan, &mut rules);
     plan.store.ranges(&mut rules);
@@ -33,6 +35,7 @@ pub(crate) fn all(plan: &RunPlan) -> Vec<Rule> {
 pub(crate) fn of_algorithm(plan: &RunPlan, algorithm: &Algorithm) -> Vec<Rule> {
     let mut rules = Rules::default();
     crate::algorithm::rules(plan, algorithm, &mut rules);
+    crate::mode::of_algorithm(plan, algorithm, &mut rules);
     rules.0
 }
 

@@ -2,7 +2,6 @@
 
 use crate::Level;
 use crate::RunPlan;
-use crate::env::World;
 use crate::rule::Rules;
 use crate::section::{choice, section};
 use schemars::JsonSchema;
@@ -11,6 +10,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use sinew_algo::AdaptiveConfig;
 use sinew_algo::Signal;
+use sinew_env::Needs;
 use sinew_tasks::Example;
 use std::collections::BTreeMap;
 
@@ -42,20 +42,20 @@ section! {
     /// alone, such as `tasks = "tasks.jsonl"`, is the key `source`.
     TasksKeys => TasksPlan, "tasks" {
         /// Rows: a file that ends in .jsonl, .json, .csv, .tsv or .parquet, a folder of such files or of
-        /// folders with `task.toml`, a data set of the Hugging Face hub as `hf:ORG/NAME`, or a Python
-        /// function as `gen.py:rows`. Paths are relative to the current folder. Left out: the
+        /// folders with `task.toml`, a data set of the Hugging Face hub as `hf:ORG/NAME[/CONFIGURATION]`, or
+        /// a Python function as `gen.py:rows`. Paths are relative to the current folder. Left out: the
         /// environment's own tasks.
         source: String;
-        /// Held-out split: a share of the rows, above 0 and below 1, or a source of its own. A folder with
-        /// files named `train…` and `test…` (or `eval…`, `valid…`, `dev…`) keeps its splits, and so does a
-        /// function with the parameter `split`.
-        held_out: HeldOut = HeldOut::Share(0.05);
+        /// Held-out split: a share of the rows, above 0 and below 1, or a source of its own. Left out: the
+        /// source's own one, which a folder with files named `train…` and `test…` (or `eval…`, `valid…`,
+        /// `dev…`), a data set of the hub and a function with the parameter `split` can have; else 0.05.
+        held_out: HeldOut;
         /// Jinja template of the prompt over the columns of a row, such as `{{ question }}`. Left out: the
         /// column `prompt`, text or a list of messages.
         prompt: String;
         /// Jinja expression over the columns, such as `level <= 3`: other rows are left out.
         filter: String;
-        /// System prompt.
+        /// System prompt. Rows whose messages have one of their own are refused.
         system: String;
         /// Worked examples between the system prompt and the prompt.
         examples: Vec<Example> = Vec::new();
@@ -106,6 +106,22 @@ impl TasksKeys {
     }
 }
 
+/// The share that earlier versions wrote into saved recipes as the default of `held_out`. It is what a source
+/// without a split of its own gets without the key.
+const WRITTEN_SHARE: f64 = 0.05;
+
+impl RunPlan {
+    /// Leaves the share out that earlier versions wrote where none was typed.
+    pub(crate) fn drop_written_share(&mut self) {
+        let members = self.env.tasks_mut();
+        for tasks in members.chain([&mut self.tasks]) {
+            tasks
+                .held_out
+                .take_if(|h| *h == HeldOut::Share(WRITTEN_SHARE));
+        }
+    }
+}
+
 impl TasksPlan {
     /// Whether a source is a Python function, `FILE.py:FUNCTION`, which runs in a sandbox.
     pub fn is_python(source: &str) -> bool {
@@ -115,8 +131,8 @@ impl TasksPlan {
     /// Whether rows come from a Python function.
     pub fn has_python(&self) -> bool {
         let held_out = match &self.held_out {
-            HeldOut::Source(source) => Some(source),
-            HeldOut::Share(_) => None,
+            Some(HeldOut::Source(source)) => Some(source),
+            Some(HeldOut::Share(_)) | None => None,
         };
         self.source
             .iter()
@@ -201,15 +217,20 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
             true => format!("{}.tasks", plan.env.key(i)),
             false => "tasks".to_owned(),
         };
-        rows(&world, &key, plan, rules);
+        let env = (world.env.kind_name(), world.env.needs());
+        rows(env, (&key, world.tasks), plan, rules);
     }
     order(plan, rules);
 }
 
 /// Whether an environment has tasks, from rows or of its own.
-fn rows(world: &World<'_>, key: &str, plan: &RunPlan, rules: &mut Rules) {
-    let (tasks, env) = (world.tasks, world.env.kind_name());
-    let (needs, given) = (world.env.needs(), world.tasks.source.is_some());
+fn rows(
+    (env, needs): (&str, Needs),
+    (key, tasks): (&str, &TasksPlan),
+    plan: &RunPlan,
+    rules: &mut Rules,
+) {
+    let given = tasks.source.is_some();
     rules.allowed(
         key,
         "missing",
@@ -240,7 +261,7 @@ fn rows(world: &World<'_>, key: &str, plan: &RunPlan, rules: &mut Rules) {
         "functions of tasks.source run at level \"process\"".into(),
         level == Level::Process || !tasks.has_python(),
     );
-    if let HeldOut::Share(share) = tasks.held_out {
+    if let Some(HeldOut::Share(share)) = tasks.held_out {
         rules.allowed(
             &format!("{key}.held_out"),
             share,
@@ -277,7 +298,7 @@ fn weights(tasks: &TasksPlan, key: &str, plan: &RunPlan, rules: &mut Rules) {
         "has no effect with tasks.sampling = \"adaptive\", which chooses the shares itself; remove one".into(),
         plan.tasks.sampling == TaskOrder::Uniform,
     );
-    rules.custom(
+    rules.inert(
         &key,
         "{ ... }",
         "has no effect: with [data] no tasks are run to train on; remove it".into(),

@@ -257,12 +257,12 @@ fn algorithms_without_their_inputs_are_refused() {
         (
             "algorithm = { type = \"gigpo\" }",
             command,
-            "have no states",
+            "hashes of states, and episodes of harness.type = \"command\" have none",
         ),
         (
             "algorithm = { type = \"grpo_roc\" }",
             command,
-            "nobody counts",
+            "algorithm.type = \"grpo_roc\": it reads counts of tool calls",
         ),
         (
             "algorithm = { type = \"process_grpo\" }",
@@ -272,12 +272,12 @@ fn algorithms_without_their_inputs_are_refused() {
         (
             "algorithm = { type = \"process_grpo\" }",
             "",
-            "env.process_reward = 0",
+            "env.process_reward = 0; set it above 0",
         ),
         (
             "algorithm = { type = \"grpo\", process = { type = \"separate\", weight = 1.0 } }",
             "",
-            "env.process_reward = 0",
+            "env.process_reward = 0; set it above 0",
         ),
     ] {
         let e = with(algorithm, extra).unwrap_err();
@@ -289,7 +289,7 @@ fn algorithms_without_their_inputs_are_refused() {
 }
 
 #[test]
-fn every_correction_that_bounds_the_ratio_serves_a_pool_and_rounded_weights() {
+fn every_loss_that_bounds_the_ratio_serves_a_pool_and_rounded_weights() {
     let with = |algorithm: &str, extra: &str| {
         let text = MINIMAL.replace("algorithm = { type = \"grpo\" }", algorithm);
         RunPlan::parse(Path::new("r.toml"), &format!("{text}{extra}")).map_err(|e| e.to_string())
@@ -306,16 +306,24 @@ fn every_correction_that_bounds_the_ratio_serves_a_pool_and_rounded_weights() {
             "type = \"decoupled_ppo\"",
             "type = \"grpo\", correction = { type = \"mask\", low = 0.5, high = 2.0 }",
             "type = \"grpo\", dialect = \"trl\"",
+            "type = \"grpo\", dual_clip = 3.0",
+            "type = \"cispo\"",
+            "type = \"sapo\"",
             "type = \"sft\"",
         ] {
             with(&format!("algorithm = {{ {algorithm} }}"), extra).unwrap();
         }
         for algorithm in [
             "type = \"grpo\"".to_owned(),
+            "type = \"gspo\"".to_owned(),
+            "type = \"reinforce\"".to_owned(),
+            "type = \"grpo\", dialect = \"prime_rl\"".to_owned(),
             format!("type = \"decoupled_ppo\", {sequence}"),
+            format!("type = \"cispo\", {sequence}"),
         ] {
             let e = with(&format!("algorithm = {{ {algorithm} }}"), extra).unwrap_err();
-            assert!(e.contains("ratio of both"), "{e}");
+            let early = e.contains("no importance ratio");
+            assert!(e.contains("ratio of both") || early, "{e}");
         }
     }
 }
@@ -634,4 +642,86 @@ fn mistakes_in_a_mixture_are_shown_at_their_line() {
     let none = "model = \"x\"\nenv = []\n";
     let e = RunPlan::parse(Path::new("m.toml"), none).unwrap_err();
     assert!(e.to_string().contains("one environment as [env]"), "{e}");
+}
+
+/// A recipe with a mode, and the correction that it needs.
+fn overlapped(train: &str, more: &str) -> Result<RunPlan, String> {
+    let correction = "correction = { type = \"truncate\", low = 0.0, high = 2.0 }";
+    let text = MINIMAL.replace("\"grpo\" }", &format!("\"grpo\", {correction} }}"));
+    let text = format!("{text}[train]\n{train}\n{more}");
+    RunPlan::parse(Path::new("r.toml"), &text).map_err(|e| e.to_string())
+}
+
+#[test]
+fn a_mode_says_how_old_samples_may_be() {
+    for (train, old) in [
+        ("mode = \"sync\"", 0),
+        ("mode = \"one_step_off\"", 1),
+        ("mode = \"async\"\nminibatches = 2", 2),
+        ("mode = \"async\"\nmax_staleness = 5", 5),
+    ] {
+        let plan = overlapped(train, "").unwrap();
+        assert_eq!(plan.max_staleness(), old, "{train}");
+        assert_eq!(plan.run_facts().max_staleness, old, "{train}");
+        let again = toml::to_string(&plan).unwrap();
+        assert_eq!(RunPlan::parse(Path::new("r.toml"), &again).unwrap(), plan);
+    }
+}
+
+#[test]
+fn a_mode_is_refused_where_it_cannot_hold() {
+    for (train, more, part) in [
+        (
+            "max_staleness = 2",
+            "",
+            "with mode = \"sync\" no sample is old",
+        ),
+        (
+            "mode = \"one_step_off\"\nmax_staleness = 1",
+            "",
+            "every sample is one step old",
+        ),
+        (
+            "mode = \"async\"\nmax_staleness = 0",
+            "",
+            "with fewer nothing overlaps",
+        ),
+        (
+            "mode = \"async\"\nminibatches = 4\nmax_staleness = 3",
+            "",
+            "allowed: 4 to 1000000",
+        ),
+        (
+            "mode = \"async\"",
+            "[tasks]\nsampling = \"adaptive\"",
+            "what the last step showed",
+        ),
+        (
+            "mode = \"async\"",
+            "[store]\ntype = \"memory\"",
+            "store.type = \"disk\"",
+        ),
+        (
+            "mode = \"async\"",
+            "[rollout.cross_policy]\nshare = 0.5",
+            "rollout.cross_policy",
+        ),
+    ] {
+        let e = overlapped(train, more).unwrap_err();
+        assert!(e.contains(part), "{part}: {e}");
+    }
+    let e = parse("[train]\nmode = \"async\"\n").unwrap_err();
+    assert!(
+        e.contains("an older policy sampled") && e.contains("TIS"),
+        "{e}"
+    );
+    let text = MINIMAL.replace(
+        "\"grpo\" }",
+        "\"decoupled_ppo\", equal_groups = \"drop\", refill = 2 }",
+    );
+    let text = format!("{text}[train]\nmode = \"one_step_off\"\n");
+    let e = RunPlan::parse(Path::new("r.toml"), &text)
+        .unwrap_err()
+        .to_string();
+    assert!(e.contains("algorithm.refill = 0"), "{e}");
 }

@@ -1,6 +1,7 @@
 //! `[train]`: how weights are changed.
 
 use crate::RunPlan;
+use crate::mode::TrainMode;
 use crate::rule::Rules;
 use crate::section::{choice, section};
 use schemars::JsonSchema;
@@ -20,6 +21,12 @@ section! {
     TrainKeys => TrainPlan, "train" {
         /// Training steps: batches of episodes.
         steps: u64 = 30, in 1 to 10_000_000;
+        /// How generation and training share the time. `sync`: in turns. `one_step_off`: the episodes of the
+        /// next step run while one is trained. `async`: episodes run all the time.
+        mode: TrainMode = TrainMode::Sync;
+        /// Optimizer updates that a sample may be behind the weights when it is trained; older ones are left
+        /// out. Only with mode `async`. At least `minibatches`; left out: as many.
+        max_staleness: u64;
         /// Peak learning rate, above 0.
         learning_rate: f32 = 1e-5;
         /// How the learning rate changes over the steps; decay ends with 0 at `train.steps`.

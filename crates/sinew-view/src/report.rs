@@ -16,7 +16,7 @@
 use crate::status::duration;
 use sinew_pipeline::{
     EpisodeStats, EvalRecord, PipelineError, Recorder, RunEvent, SampleStatus, StepRecord,
-    TokenSummary,
+    TokenSummary, Totals,
 };
 use sinew_plot::{Curve, plot_with_points};
 use sinew_render::Renderer;
@@ -315,6 +315,10 @@ impl Report<'_> {
         for (name, seconds) in time_split(self.steps, self.wall_s) {
             let share = 100.0 * seconds / self.wall_s.max(1e-9);
             let _ = write!(html, "<tr><td>{name}<td>{seconds:.1}<td>{share:.0} %");
+        }
+        let waits = Totals::of(self.steps).waits;
+        for (name, seconds) in waits.rows().into_iter().filter(|row| row.1 > 0.0) {
+            let _ = write!(html, "<tr><td>in steps: {name}<td>{seconds:.1}<td>");
         }
         html + "</table>"
     }

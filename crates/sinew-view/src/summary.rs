@@ -54,6 +54,7 @@ fn text(s: &Summary<'_>) -> String {
         let _ = writeln!(out, "{name:width$}  {before:>9}  {after:>9}");
     }
     time_table(&mut out, s);
+    waits_table(&mut out, s);
     let x = e.samples;
     let _ = writeln!(
         out,
@@ -115,6 +116,20 @@ fn time_table(out: &mut String, s: &Summary<'_>) {
     );
     for (name, seconds) in time_split(s.history, s.ended.wall_s) {
         share(out, name, seconds, s.ended.wall_s);
+    }
+}
+
+/// What engine and trainer waited for; each column of causes adds up to the wall time.
+fn waits_table(out: &mut String, s: &Summary<'_>) {
+    let _ = writeln!(out, "\nwhat engine and trainer waited for");
+    let rows = s.ended.totals.waits.rows();
+    for (name, seconds) in rows.into_iter().filter(|(_, seconds)| *seconds > 0.0) {
+        share(out, name, seconds, s.ended.wall_s);
+    }
+    let staleness = s.ended.totals.staleness.iter();
+    let behind: Vec<String> = staleness.map(|(n, rows)| format!("{n}: {rows}")).collect();
+    if s.ended.totals.staleness.keys().any(|n| *n > 0) {
+        let _ = writeln!(out, "trained rows by updates behind  {}", behind.join("  "));
     }
 }
 

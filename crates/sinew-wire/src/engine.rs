@@ -11,7 +11,7 @@ use sinew_grammar::Grammars;
 use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig, TokenBytes};
 use sinew_model::{InferModel, ModelFiles, Params};
 use sinew_pipeline::{CrossPolicy, CrossPolicyConfig, EmbeddedLearner, Learner};
-use sinew_recipe::{EnginePlan, EngineType, RolloutPlan, RunPlan};
+use sinew_recipe::{EnginePlan, EngineType, RolloutPlan, RunPlan, TrainMode};
 use sinew_render::Renderer;
 use sinew_tensor::Cpu;
 use sinew_types::{Engine, Format, PolicyVersion};
@@ -75,6 +75,16 @@ pub(crate) fn embedded(
     let (bytes, grammars) = (TokenBytes::new(bytes), Arc::clone(grammars));
     EmbeddedEngine::with_formats(forward, config, Some(bytes), Some(grammars), clock())
         .map_err(|e| failed(&e))
+}
+
+/// The threads that the engine computes with: those of the trainer, which is idle meanwhile. Where both
+/// work at once, as many of its own: the system gives each a part while both work, and all cores to one
+/// while the other is idle. Results do not depend on it.
+pub(crate) fn threads(recipe: &RunPlan, device: &Cpu) -> Cpu {
+    match recipe.train.mode {
+        TrainMode::Sync => device.clone(),
+        TrainMode::OneStepOff | TrainMode::Async => Cpu::new(device.kernels(), device.threads()),
+    }
 }
 
 /// The engine that episodes use, and the switch between two policies if there is one.

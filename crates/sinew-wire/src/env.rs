@@ -8,10 +8,12 @@ use sinew_bridge::{PythonRows, RowLimits};
 use sinew_env::{EnvFactory, MixtureFactory, MixtureTasks, Reward, Rewarded, Taskset};
 use sinew_judge::Bench;
 use sinew_levels::sandbox_spec;
-use sinew_model::resolve_dataset;
-use sinew_recipe::{HeldOut, RunPlan, TasksPlan};
+use sinew_model::{Dataset, resolve_dataset};
+use sinew_recipe::{HeldOut, RewardSection, RunPlan, TasksPlan};
 use sinew_tasks::{Source, Splits, TableConfig, TableTaskset, TasksError};
-use std::path::{Path, PathBuf};
+use sinew_types::TaskId;
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 /// The tasks of a recipe, read once for checks and training.
@@ -26,6 +28,10 @@ pub struct Tasks {
     each: Vec<Arc<dyn Taskset>>,
     /// Rows that the filter left out, and rows that are held out as well; `None` without rows.
     pub left_out: Option<(usize, usize)>,
+    /// BLAKE3 of the rows of each environment that has some, by `tasks.rows` or `env.NAME.tasks.rows`.
+    pub(crate) digests: BTreeMap<String, String>,
+    /// What else was left out of the sources, such as files of no split, for people.
+    pub notes: Vec<String>,
 }
 
 /// Tasks, and what makes the environment of one.
@@ -57,9 +63,15 @@ impl std::fmt::Debug for World {
 /// # Errors
 /// If a source is missing or a row cannot be read or rendered; in a mixture the text names the environment.
 pub fn tasks(recipe: &RunPlan) -> Result<Tasks, Failure> {
-    let (mut each, mut named, mut left_out) = (Vec::new(), Vec::new(), None);
+    let (mut each, mut named, mut left_out, mut notes) = (Vec::new(), Vec::new(), None, Vec::new());
+    let mut digests = BTreeMap::new();
     for world in recipe.worlds() {
-        let (tasks, own) = member(recipe, &world, taskset(recipe, &world))?;
+        let (tasks, own, digest) = member(recipe, &world, taskset(recipe, &world, &mut notes))?;
+        let name = match recipe.env.is_mixture() {
+            true => format!("env.{}.tasks.rows", world.env.name),
+            false => "tasks.rows".to_owned(),
+        };
+        digests.extend(digest.map(|digest| (name, digest)));
         let add = |(a, b): (usize, usize)| own.map_or((a, b), |(c, d)| (a + c, b + d));
         left_out = left_out.map(add).or(own);
         named.push((world.env.name.clone(), Arc::clone(&tasks)));
@@ -73,6 +85,8 @@ pub fn tasks(recipe: &RunPlan) -> Result<Tasks, Failure> {
         all,
         each,
         left_out,
+        digests,
+        notes,
     })
 }
 
@@ -88,40 +102,56 @@ fn member<T>(
     })
 }
 
-/// Tasks of one environment, and what was left out of their rows.
-type Counted = (Arc<dyn Taskset>, Option<(usize, usize)>);
+/// Tasks of one environment, what was left out of their rows, and the hash of the rows.
+type Counted = (Arc<dyn Taskset>, Option<(usize, usize)>, Option<String>);
 
 /// Tasks of one environment: rows of `[tasks]`, none where agents bring their own, else those that the
 /// environment makes from the seed.
-fn taskset(recipe: &RunPlan, world: &sinew_recipe::World<'_>) -> Result<Counted, Failure> {
-    if let Some(rows) = rows(recipe, world.tasks)? {
+fn taskset(
+    recipe: &RunPlan,
+    world: &sinew_recipe::World<'_>,
+    notes: &mut Vec<String>,
+) -> Result<Counted, Failure> {
+    if let Some(rows) = rows(recipe, world.tasks, notes)? {
         let summary = rows.summary();
+        notes.extend(summary.notes.clone());
         let left_out = Some((summary.filtered, summary.overlapping));
-        return Ok((Arc::new(rows), left_out));
+        let digest = rows.digest();
+        return Ok((Arc::new(rows), left_out, Some(digest)));
     }
     if recipe.harness.live().is_some() {
-        return Ok((Arc::new(sinew_env::NoTasks), None));
+        return Ok((Arc::new(sinew_env::NoTasks), None, None));
     }
     let tasks = world.env.config().taskset(recipe.seed);
     let tasks = tasks.map_err(|e| Failure::input(format!("env: {e}")))?;
-    Ok((tasks, None))
+    Ok((tasks, None, None))
 }
 
 /// The rows of a source, if there is one. Functions of Python run in a worker that ends with them.
-fn rows(recipe: &RunPlan, tasks: &TasksPlan) -> Result<Option<TableTaskset>, Failure> {
+fn rows(
+    recipe: &RunPlan,
+    tasks: &TasksPlan,
+    notes: &mut Vec<String>,
+) -> Result<Option<TableTaskset>, Failure> {
     let Some(name) = &tasks.source else {
         return Ok(None);
     };
-    let (source, own) = source(recipe, "tasks.source", name)?;
+    let (source, own) = source(recipe, "tasks.source", name, notes)?;
     let config = TableConfig {
         name: stem(name),
         source,
         held_out: match (&tasks.held_out, own) {
-            (HeldOut::Source(other), _) => {
-                Splits::Own(self::source(recipe, "tasks.held_out", other)?.0)
+            (Some(HeldOut::Source(other)), _) => {
+                Splits::Own(self::source(recipe, "tasks.held_out", other, notes)?.0)
             }
-            (HeldOut::Share(_), Some(own)) => Splits::Own(own),
-            (HeldOut::Share(share), None) => Splits::Share(*share),
+            (Some(HeldOut::Share(share)), Some(_)) => {
+                return Err(Failure::input(format!(
+                    "tasks.held_out = {share}: has no effect: {name} gives held-out rows itself; remove it"
+                )));
+            }
+            (Some(HeldOut::Share(share)), None) => Splits::Share(*share),
+            (None, Some(own)) => Splits::Own(own),
+            (None, None) => Splits::Given,
         },
         prompt: tasks.prompt.clone(),
         filter: tasks.filter.clone(),
@@ -137,9 +167,14 @@ fn rows(recipe: &RunPlan, tasks: &TasksPlan) -> Result<Option<TableTaskset>, Fai
 }
 
 /// Rows of a source, and those that a function gives for its held-out split.
-fn source(recipe: &RunPlan, key: &str, source: &str) -> Result<(Source, Option<Source>), Failure> {
+fn source(
+    recipe: &RunPlan,
+    key: &str,
+    source: &str,
+    notes: &mut Vec<String>,
+) -> Result<(Source, Option<Source>), Failure> {
     if !TasksPlan::is_python(source) {
-        return Ok((files(key, source)?.into(), None));
+        return Ok((files(key, source, notes)?, None));
     }
     let spec = sandbox_spec(&recipe.sandbox)?;
     let made = PythonRows::read(source, ("python3", recipe.seed), spec, RowLimits::default());
@@ -151,44 +186,109 @@ fn source(recipe: &RunPlan, key: &str, source: &str) -> Result<(Source, Option<S
     Ok((by(made.train), made.held_out.map(by)))
 }
 
-/// Name of the tasks: the last part of the source without its ending.
+/// Name of the tasks: the last part of the source without its ending; of a data set of the hub, its name and
+/// configuration.
 fn stem(source: &str) -> String {
-    let source = source.strip_prefix("hf:").unwrap_or(source);
+    if let Some((_, name)) = source
+        .strip_prefix("hf:")
+        .and_then(|hub| hub.split_once('/'))
+    {
+        return name.replace('/', "-");
+    }
     let source = source.rsplit_once(".py:").map_or(source, |(file, _)| file);
     let stem = Path::new(source).file_stem().unwrap_or_default();
     stem.to_string_lossy().into_owned()
 }
 
 /// Files of a source: a path as it is, or a data set of the hub, downloaded where needed.
-fn files(key: &str, source: &str) -> Result<PathBuf, Failure> {
+fn files(key: &str, source: &str, notes: &mut Vec<String>) -> Result<Source, Failure> {
     let found = resolve_dataset(source, &resolve_env());
-    found.map_err(|e| unresolved(&format!("{key} = {source:?}"), e))
+    match found.map_err(|e| unresolved(&format!("{key} = {source:?}"), e))? {
+        Dataset::Path(path) => Ok(path.into()),
+        Dataset::Hub(rows) => {
+            notes.extend(rows.notes);
+            Ok(Source::Split {
+                name: source.to_owned(),
+                train: rows.train,
+                held_out: rows.held_out,
+            })
+        }
+    }
 }
 
-/// The recipe's own reward, without an environment; `None` if it has none.
+/// What scores the stored episodes of one environment of a recipe.
+pub struct OwnReward {
+    /// Name in a mixture; empty outside of one.
+    name: String,
+    /// Its tasks, with the ids that they have without the mixture.
+    pub tasks: Arc<dyn Taskset>,
+    /// Its reward; `None` if only the environment itself can score an episode.
+    pub reward: Option<Arc<dyn Reward>>,
+}
+
+impl std::fmt::Debug for OwnReward {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OwnReward")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl OwnReward {
+    /// The id among [`OwnReward::tasks`] of a task of the run; `None` for a task of another environment.
+    pub fn own_id(&self, task: &TaskId) -> Option<TaskId> {
+        if self.name.is_empty() {
+            return Some(task.clone());
+        }
+        let rest = task.0.strip_prefix(&self.name)?.strip_prefix(':')?;
+        Some(TaskId::new(rest))
+    }
+}
+
+/// The rewards of a recipe without the environments, in the order of the recipe. `instead` takes the place
+/// of all of them.
 ///
 /// # Errors
 /// If a reward cannot be made, or compares the samples of a group: stored episodes are scored one by one.
-pub fn own_reward(
+pub fn own_rewards(
     recipe: &RunPlan,
-    tasks: &dyn Taskset,
-) -> Result<Option<Arc<dyn Reward>>, Failure> {
-    let Some(section) = recipe.reward.as_ref().filter(|s| !s.terms().is_empty()) else {
-        return Ok(None);
+    tasks: &Tasks,
+    instead: Option<&RewardSection>,
+) -> Result<Vec<OwnReward>, Failure> {
+    let own = |(world, tasks): (sinew_recipe::World<'_>, &Arc<dyn Taskset>)| {
+        let section = instead.or(world.reward);
+        let reward = match section.filter(|s| !s.terms().is_empty()) {
+            None => None,
+            Some(section) => {
+                let made = rewards(recipe, section, tasks.as_ref(), &Bench::default());
+                let made = member(recipe, &world, made)?;
+                if made.group.is_some() {
+                    return Err(Failure::input(
+                        "reward: rewards of a group are not scored anew; name others with --reward",
+                    ));
+                }
+                Some(Arc::new(made.single) as Arc<dyn Reward>)
+            }
+        };
+        Ok(OwnReward {
+            name: world.env.name.clone(),
+            tasks: Arc::clone(tasks),
+            reward,
+        })
     };
-    let rewards = rewards(recipe, section, tasks, &Bench::default())?;
-    match rewards.group {
-        None => Ok(Some(Arc::new(rewards.single))),
-        Some(_) => Err(Failure::input(
-            "reward: rewards of a group are not scored anew; name others with --reward",
-        )),
-    }
+    recipe
+        .worlds()
+        .into_iter()
+        .zip(&tasks.each)
+        .map(own)
+        .collect()
 }
 
 /// Environments of a recipe with its tasks. Sandboxes are started only for environments that need them.
 ///
 /// # Errors
-/// If an environment, a reward or a sandbox cannot be made, or this build lacks a feature that one needs.
+/// If an environment, a reward or a sandbox cannot be made, this build lacks a feature that one needs, or the
+/// algorithm reads what the episodes of an environment do not have.
 pub fn world(recipe: &RunPlan, tasks: &Tasks) -> Result<World, Failure> {
     let mcp = recipe.worlds().iter().any(|w| w.env.kind_name() == "mcp");
     if cfg!(not(feature = "mcp")) && mcp {
@@ -221,7 +321,12 @@ pub(crate) fn world_with(recipe: &RunPlan, tasks: &Tasks, bench: &Bench) -> Resu
             };
             Ok(Arc::new(rewarded) as Arc<dyn EnvFactory>)
         };
-        envs.push((world.env.name.clone(), member(recipe, &world, made())?));
+        let made = member(recipe, &world, made())?;
+        let gives = made.capabilities().gives;
+        if let Some(missing) = recipe.missing_inputs(world.env, gives).first() {
+            return Err(Failure::input(missing));
+        }
+        envs.push((world.env.name.clone(), made));
     }
     let envs: Arc<dyn EnvFactory> = match (&envs[..], recipe.env.is_mixture()) {
         ([(_, only)], false) => Arc::clone(only),

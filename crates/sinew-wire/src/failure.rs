@@ -56,11 +56,11 @@ impl Failure {
         Self::Outside(text.to_string())
     }
 
-    /// An interrupted `sinew {command}`, with the way to go on.
-    pub fn interrupt(command: &str, run_dir: &Path) -> Self {
+    /// An interrupted `sinew {command}`, with the way to go on; `more` are options that it needs again.
+    pub fn interrupt(command: &str, run_dir: &Path, more: &str) -> Self {
         let dir = run_dir.display();
         Self::Interrupt(format!(
-            "interrupted; finished episodes and steps are kept\n  hint: go on with `sinew {command} {dir}/recipe.toml --run-dir {dir} --resume`"
+            "interrupted; finished episodes and steps are kept\n  hint: go on with `sinew {command} {dir}/recipe.toml --run-dir {dir} --resume{more}`"
         ))
     }
 

@@ -5,6 +5,7 @@
 
 use crate::failure::Failure;
 use crate::model::{loaded_params, renderer};
+use crate::pins::Pins;
 use crate::{Session, clock, plan, scoring};
 use sinew_algo::Algorithm;
 use sinew_model::Params;
@@ -14,36 +15,40 @@ use sinew_recipe::RunPlan;
 use sinew_tensor::Cpu;
 use std::path::Path;
 
-/// A trainer at step 0 with the models that score for it. `files` are the tokenizer and template that each
+/// What a trainer is made of: its device, first weights, algorithm, and the tokenizer and template that each
 /// checkpoint gets, so that it can be loaded as a model.
+type Parts<'a> = (&'a Cpu, Params, &'a Algorithm, Vec<(String, Vec<u8>)>);
+
+/// A trainer with the models that score for it, and the state that it goes on from. What it stands on is kept
+/// from now on.
 ///
 /// # Errors
-/// If `train.lora` is wrong, or a reference or teacher cannot be loaded or has another vocabulary.
-pub(crate) fn learner(
+/// If `train.lora` is wrong, or a reference or teacher cannot be loaded or has another vocabulary; of a run
+/// that goes on, if its recipe differs in more than was allowed.
+pub(crate) fn begin(
     recipe: &RunPlan,
-    dir: &RunDir,
-    device: &Cpu,
-    params: Params,
-    algorithm: &Algorithm,
-    files: Vec<(String, Vec<u8>)>,
-) -> Result<EmbeddedLearner, Failure> {
-    let scorers = scoring::scoring_models(recipe, algorithm.needs(), device, &params)?;
-    let config = plan::learner(recipe, dir.path())?;
-    Ok(EmbeddedLearner::new(
-        config,
-        device,
-        params,
-        scorers,
-        files,
-        clock(),
-    )?)
+    pins: Pins,
+    (device, params, algorithm, files): Parts<'_>,
+    session: &Session<'_>,
+) -> Result<(EmbeddedLearner, SavedState), Failure> {
+    let dir = session.dir;
+    let scorers = scoring::scoring_models(&pins.plan, algorithm.needs(), device, &params)?;
+    let config = plan::learner(recipe, &pins.plan, dir)?;
+    let mut learner = EmbeddedLearner::new(config, device, params, scorers, files, clock())?;
+    let saved = match session.resume {
+        Some(resume) => restore(&mut learner, recipe, dir, resume)?,
+        None => SavedState::default(),
+    };
+    pins.keep(session, saved.step)?;
+    follow(&mut learner, session, saved.wall_s);
+    Ok((learner, saved))
 }
 
 /// Goes back to the last good checkpoint, if there is one; without one the run begins anew.
 ///
 /// # Errors
 /// If the recipe of the checkpoint differs in more than `resume` allows, or no checkpoint can be read.
-pub(crate) fn restore(
+fn restore(
     learner: &mut EmbeddedLearner,
     recipe: &RunPlan,
     dir: &RunDir,
@@ -67,7 +72,7 @@ pub(crate) fn restore(
 
 /// Reports the progress of training steps on the bus, and ends them between micro-batches when the run is
 /// asked to stop. `earlier_s` is the wall time of sessions before this one.
-pub(crate) fn follow(learner: &mut EmbeddedLearner, session: &Session<'_>, earlier_s: f64) {
+fn follow(learner: &mut EmbeddedLearner, session: &Session<'_>, earlier_s: f64) {
     let (bus, started) = (session.bus.clone(), session.started);
     learner.follow(session.cancel.clone(), move |p| {
         // Only viewers read it: nothing can fail.

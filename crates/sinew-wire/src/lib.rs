@@ -38,6 +38,7 @@ mod judge;
 mod learner;
 mod live;
 mod model;
+mod pins;
 mod plan;
 mod python;
 mod reward;
@@ -49,13 +50,13 @@ mod store;
 mod token;
 
 pub use device::{device, kernels, precision};
-pub use env::{Tasks, World, own_reward, tasks, world};
+pub use env::{OwnReward, Tasks, World, own_rewards, tasks, world};
 pub use harness::{asks_model, check as check_harness};
 pub use judge::{judge, server_config};
 pub use learner::train_worker;
 pub use live::ServeAt;
 pub use model::{chat_renderer, check_context, loaded_params, model_config, renderer, resolve_env};
-pub use plan::{Invocation, dataset, facts, lora_config, sampling};
+pub use plan::{Invocation, dataset, facts, late_config, lora_config, sampling};
 pub use run_model::{RunModel, origin, run_model, typed_source};
 pub use scoring::{check as check_scoring, named as scoring_sources};
 pub use servers::serve_engine;
@@ -65,12 +66,13 @@ pub use store::disk_store;
 pub use failure::Failure;
 pub use token::read_token;
 
+use pins::Pins;
 use sinew_env::EnvFactory;
 use sinew_judge::Bench;
 use sinew_model::ModelConfig;
 use sinew_pipeline::{
     Bus, EngineRollouts, GroupParts, GroupRewards, InboxScores, Late, Pipeline, RolloutParts,
-    RunEvent, SavedState,
+    RunEvent,
 };
 use sinew_project::{Resume, RunDir};
 use sinew_recipe::{EngineType, RunPlan};
@@ -79,8 +81,8 @@ use sinew_rollout::{Admission, EpisodeParts, Gauges, RunInfo};
 use sinew_store::TraceStore;
 use sinew_tensor::Cpu;
 use sinew_types::{Clock, Component, Engine, Provenance};
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -195,24 +197,22 @@ pub fn pipeline(
 ) -> Result<(Pipeline, Arc<dyn Renderer>), Failure> {
     let dir = session.dir;
     let device = device()?;
+    let mut pins = Pins::weights(recipe, &session)?;
     let renderer = renderer(&recipe.model, &recipe.env)?;
     let World { taskset, envs } = env::world_with(recipe, &session.tasks, &session.bench)?;
+    pins.inputs(recipe, envs.as_ref(), &session)?;
     let mut store = store::open_store(&recipe.store, dir)?;
-    let params = loaded_params(recipe, renderer.as_ref())?;
+    let params = loaded_params(&pins.plan, renderer.as_ref())?;
     let model = params.config().clone();
     check_context(recipe.rollout.max_context_tokens, &model)?;
     let algorithm = recipe
         .algorithm()
         .map_err(|e| Failure::input(format!("algorithm: {e}")))?;
     let files = renderer.files().map_err(Failure::system)?;
-    let config = plan::pipeline(recipe, how, dir.path(), taskset.as_ref(), &algorithm)?;
+    let config = plan::pipeline(recipe, how, dir, taskset.as_ref(), &algorithm)?;
     store.draws_per_step = config.core.draws_per_step();
-    let mut learner = learner::learner(recipe, dir, &device, params, &algorithm, files)?;
-    let saved = match session.resume {
-        Some(resume) => learner::restore(&mut learner, recipe, dir, resume)?,
-        None => SavedState::default(),
-    };
-    learner::follow(&mut learner, &session, saved.wall_s);
+    let parts = (&device, params, &algorithm, files);
+    let (learner, saved) = learner::begin(recipe, pins, parts, &session)?;
     let grammars = engine::grammars(recipe.rollout.format.as_ref(), &renderer, model.vocab)?;
     let run = run_info(recipe, dir, (envs.as_ref(), renderer.as_ref()), &device);
     let gold = source::Gold {
@@ -222,11 +222,12 @@ pub fn pipeline(
         run: run.clone(),
     };
     let source = source::source(recipe, dir, gold, &grammars, &session)?;
-    let late = late(recipe, &session);
-    let (engine, cross) = engine::engines(recipe, &device, renderer.as_ref(), &grammars, &learner)?;
+    let mut late = late(recipe, &session);
+    let own = engine::threads(recipe, &device);
+    let (engine, cross) = engine::engines(recipe, &own, renderer.as_ref(), &grammars, &learner)?;
     let episode = episode_parts(recipe, &session, run, (&engine, &renderer), envs)?;
     let options = plan::episode_options(&recipe.rollout);
-    let live = live::source(recipe, &session, &episode, &options, &store)?;
+    let live = live::source(recipe, &session, (&episode, &options), &store, &mut late)?;
     let parts = RolloutParts {
         episode,
         taskset,
@@ -242,12 +243,12 @@ pub fn pipeline(
         .emit(RunEvent::Described(describe(&model, &device)))?;
     let pipeline = Pipeline {
         config,
-        algorithm,
+        algorithm: Arc::new(algorithm),
         rollouts: Box::new(rollouts),
         groups: Some(Box::new(groups)),
         source: live.or(source),
         late,
-        learner: Box::new(learner),
+        learner: Arc::new(Mutex::new(learner)),
         transport: Box::new(engine),
         store,
         grammars,
@@ -260,7 +261,7 @@ pub fn pipeline(
 
 /// Scores that come after the episode, for recipes that wait for them.
 fn late(recipe: &RunPlan, session: &Session<'_>) -> Option<Late> {
-    let config = plan::late(recipe)?;
+    let config = plan::late_config(recipe)?;
     let scores = InboxScores::new(&session.dir.store(), session.cancel.clone());
     Some(Late {
         config,

@@ -5,16 +5,18 @@
 //! weights are a function of the seed.
 
 use crate::failure::Failure;
+use crate::pins;
 use crate::run_model::{RunModel, run_model};
 use sinew_model::{
-    ConfigError, Family, LoadedModel, Lora, ModelConfig, ModelFiles, Params, ResolveEnv,
-    ResolveError, RopeScaling, load_config, load_gguf_metadata, load_model, merge_lora,
-    resolve_model,
+    ConfigError, Family, LoadedModel, Lora, ModelConfig, ModelFiles, Params, Progress,
+    ProgressSink, ResolveEnv, ResolveError, RopeScaling, load_config, load_gguf_metadata,
+    load_model, merge_lora, resolve_model,
 };
 use sinew_recipe::{EnvSection, ModelSection, RUN, RunPlan};
 use sinew_render::{ChatRenderer, GgufVocab, Renderer, TinyRenderer};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 /// Where models are searched for, from the environment of this process.
 ///
@@ -44,7 +46,35 @@ pub fn resolve_env() -> ResolveEnv {
         hub_endpoint: var("HF_ENDPOINT").unwrap_or_else(|| ResolveEnv::HUB.into()),
         hub_token: var("HF_TOKEN"),
         offline: var("HF_HUB_OFFLINE").is_some_and(|v| v != "0"),
-        progress: None,
+        progress: Some(download_progress()),
+    }
+}
+
+/// Pause between two lines about one download.
+const PROGRESS_PAUSE: Duration = Duration::from_secs(2);
+
+/// Writes lines about downloads that take long to standard error.
+fn download_progress() -> ProgressSink {
+    let last = Mutex::new((String::new(), Instant::now()));
+    Arc::new(move |now: Progress<'_>| {
+        let Ok(mut last) = last.lock() else { return };
+        if last.0 != now.file {
+            *last = (now.file.to_owned(), Instant::now());
+        }
+        if last.1.elapsed() >= PROGRESS_PAUSE {
+            last.1 = Instant::now();
+            eprintln!("{}", progress_line(&now));
+        }
+    })
+}
+
+/// One line about a download, in MiB.
+fn progress_line(now: &Progress<'_>) -> String {
+    const MIB: u64 = 1 << 20;
+    let (file, done) = (now.file, now.bytes / MIB);
+    match now.total {
+        Some(total) => format!("downloading {file}: {done} of {} MiB", total / MIB),
+        None => format!("downloading {file}: {done} MiB"),
     }
 }
 
@@ -184,11 +214,8 @@ impl RunModel {
 
     /// Shape of its model; weights are not read.
     pub fn config(&self) -> Result<ModelConfig, Failure> {
-        let checkpoints = self.folder.join("checkpoints");
-        let latest = std::fs::read_to_string(checkpoints.join("LATEST"));
-        let folder = latest.map(|name| checkpoints.join(name.trim()));
-        match folder {
-            Ok(folder) if folder.join("config.json").is_file() => {
+        match self.latest() {
+            Some(folder) if folder.join("config.json").is_file() => {
                 let files = ModelFiles::Dir(folder);
                 load_config(&files).map_err(|e| Failure::input(format!("model: {e}")))
             }
@@ -203,7 +230,9 @@ impl RunModel {
             let files = ModelFiles::Dir(checkpoint);
             return Ok(load_model(&files).map_err(Failure::input)?.params);
         }
-        let base = loaded_params(&self.recipe, self.renderer()?.as_ref())?;
+        // Below adapters are the weights that their run began with.
+        let recipe = pins::of_folder(&self.folder, &self.recipe)?;
+        let base = loaded_params(&recipe, self.renderer()?.as_ref())?;
         let lora = Lora::load(&checkpoint, base.config()).map_err(Failure::input)?;
         let mut merged = Params::zeros(base.config());
         merge_lora(&crate::device()?, &base, &lora, &mut merged).map_err(Failure::input)?;

@@ -9,10 +9,12 @@ use sinew_env::{Split, Taskset};
 use sinew_model::{LoraConfig, Projection};
 use sinew_pipeline::{
     After, ByType, CoreConfig, Dataset, DatasetConfig, EnvironmentShare, EvalConfig, Goal,
-    LateConfig, LearnerConfig, PipelineConfig, PolicyConfig, SampleKind, TaskSampling, TaskShares,
+    LateConfig, LearnerConfig, Overlap, PipelineConfig, PolicyConfig, SampleKind, TaskSampling,
+    TaskShares,
 };
+use sinew_project::RunDir;
 use sinew_recipe::{
-    DataSection, LateAfter, LoraSection, LrSchedule, RolloutPlan, RunPlan, TrainPlan,
+    DataSection, LateAfter, LoraSection, LrSchedule, RolloutPlan, RunPlan, TrainMode, TrainPlan,
 };
 use sinew_render::Renderer;
 use sinew_rollout::{EpisodeLimits, EpisodeOptions};
@@ -21,7 +23,6 @@ use sinew_train::TrainerConfig;
 use sinew_train::optim::{AdamWConfig, Decay, Schedule};
 use sinew_types::SamplingParams;
 use sinew_view::RunFacts;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -115,16 +116,20 @@ pub(crate) fn policy(recipe: &RunPlan) -> Result<PolicyConfig, Failure> {
 ///
 /// # Errors
 /// As [`policy`], and if the recipe cannot be written as text for workers.
-pub(crate) fn learner(recipe: &RunPlan, run_dir: &Path) -> Result<LearnerConfig, Failure> {
+pub(crate) fn learner(
+    recipe: &RunPlan,
+    pinned: &RunPlan,
+    dir: &RunDir,
+) -> Result<LearnerConfig, Failure> {
     let t = &recipe.train;
     Ok(LearnerConfig {
         policy: policy(recipe)?,
         micro_batch_tokens: t.micro_batch_tokens,
         data_parallel: t.data_parallel,
-        worker: toml::to_string(recipe).map_err(Failure::system)?,
-        run_dir: run_dir.into(),
+        worker: toml::to_string(pinned).map_err(Failure::system)?,
+        run_dir: dir.path().into(),
         keep_checkpoints: t.keep_checkpoints,
-        config_hash: recipe.hash().map_err(Failure::system)?,
+        config_hash: dir.portable(recipe).hash().map_err(Failure::system)?,
     })
 }
 
@@ -199,7 +204,8 @@ pub fn sampling(recipe: &RunPlan, taskset: &dyn Taskset) -> Result<TaskSampling,
         })
         .collect();
     let alike = |e: &EnvironmentShare| e.by_type == ByType::One;
-    if recipe.data.is_some() || (!recipe.env.is_mixture() && environments.iter().all(alike)) {
+    let draws = matches!(recipe.data, None | Some(DataSection::Gold {}));
+    if !draws || (!recipe.env.is_mixture() && environments.iter().all(alike)) {
         return Ok(TaskSampling::Uniform);
     }
     let tasks = TaskShares::of(taskset, &environments);
@@ -232,7 +238,10 @@ fn core(
         retries: algorithm.repair().retries(),
         refill: algorithm.refill(),
         // As many rounds as can wait.
-        late_rounds: late(recipe).map(|l| l.max_waiting.div_ceil(r.tasks_per_step) as u32),
+        overlap: overlap(recipe),
+        late_rounds: late_config(recipe)
+            .filter(|_| recipe.harness.live().is_none())
+            .map(|l| l.max_waiting.div_ceil(r.tasks_per_step) as u32),
         tasks: sampling(recipe, taskset)?,
         train_tasks: taskset.len(Split::Train),
         held_out_tasks: taskset.len(Split::HeldOut),
@@ -246,8 +255,22 @@ fn core(
     })
 }
 
+/// How generation and training overlap, if they do.
+fn overlap(recipe: &RunPlan) -> Option<Overlap> {
+    let in_order = match recipe.train.mode {
+        TrainMode::Sync => return None,
+        TrainMode::OneStepOff => true,
+        TrainMode::Async => false,
+    };
+    Some(Overlap {
+        max_staleness: recipe.max_staleness(),
+        updates_per_step: recipe.train.minibatches as u64,
+        in_order,
+    })
+}
+
 /// How rewards from outside are waited for, if the recipe has some.
-pub(crate) fn late(recipe: &RunPlan) -> Option<LateConfig> {
+pub fn late_config(recipe: &RunPlan) -> Option<LateConfig> {
     let section = recipe.reward.as_ref()?;
     let late = section.late()?;
     let term = |(name, weight): (&str, f64)| ScoreTerm {
@@ -256,12 +279,15 @@ pub(crate) fn late(recipe: &RunPlan) -> Option<LateConfig> {
         source: None,
     };
     // What has no score of its own has none to be added to.
-    let own = !section.terms().is_empty() || !recipe.env.needs().reward;
+    // Agents that give rewards of their own may leave them to others.
+    let agents = !recipe.harness.is_graded();
+    let own = !section.terms().is_empty() || !recipe.env.needs().reward || agents;
     Some(LateConfig {
         rule: ScoreRule {
             own: own.then_some(1.0),
             terms: late.terms().into_iter().map(term).collect(),
         },
+        own_if_given: agents,
         wait_s: late.wait_s,
         max_staleness: late.max_staleness,
         after: match late.after {
@@ -277,16 +303,16 @@ pub(crate) fn late(recipe: &RunPlan) -> Option<LateConfig> {
 pub(crate) fn pipeline(
     recipe: &RunPlan,
     how: Invocation,
-    run_dir: &Path,
+    dir: &RunDir,
     taskset: &dyn Taskset,
     algorithm: &Algorithm,
 ) -> Result<PipelineConfig, Failure> {
     Ok(PipelineConfig {
         core: Arc::new(core(recipe, how.goal, taskset, algorithm)?),
         max_context_tokens: recipe.rollout.max_context_tokens as usize,
-        run_dir: run_dir.into(),
+        run_dir: dir.path().into(),
         command: how.command,
-        recipe: toml::to_string(recipe).map_err(Failure::system)?,
+        recipe: toml::to_string(&dir.portable(recipe)).map_err(Failure::system)?,
         accept_loss: how.accept_loss,
     })
 }

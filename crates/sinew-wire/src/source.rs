@@ -67,16 +67,18 @@ pub(crate) fn source(
     }
     if let Some(DataSection::Gold {}) = recipe.data {
         return Ok(Some(Box::new(GoldSource {
+            tasks: plan::sampling(recipe, gold.taskset.as_ref())?,
             runs: gold.runs(recipe),
             runtime: session.runtime.clone(),
             cancel: session.cancel.clone(),
+            drawn: <_>::default(),
         })));
     }
     let pool = pool(recipe, dir.path(), session.cancel.clone())?;
     Ok(pool.map(|pool| Box::new(pool) as Box<dyn SampleSource>))
 }
 
-/// Maximum number of gold runs that a check plays.
+/// Maximum number of gold runs of each environment that a check plays.
 const TRIED: usize = 3;
 
 /// Whether a recipe's environment has a gold policy whose turns this model can write: some are played.
@@ -93,28 +95,32 @@ pub fn check_gold(recipe: &RunPlan) -> Result<String, Failure> {
         run: RunInfo::default(),
     };
     let runs = gold.runs(recipe);
-    if !runs.are_possible()? {
+    if let Some(place) = runs.without_gold()? {
+        let worlds = recipe.worlds();
+        let kind = worlds.get(place).map_or("", |w| w.env.kind_name());
+        let key = recipe.env.key(place);
         return Err(Failure::input(format!(
-            "data.type = \"gold\": env.type = \"{}\" has no gold policy: use data.type = \"demonstrations\", or give \
-             a class of Python a method `gold`",
-            recipe.env.name()
+            "data.type = \"gold\": {key}.type = \"{kind}\" has no gold policy: use data.type = \"demonstrations\", or \
+             give a class of Python a method `gold`"
         )));
     }
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
-    let tasks = taskset.len(sinew_env::Split::Train).min(TRIED);
-    let mut tokens = 0;
-    for index in 0..tasks {
-        let trace = runtime.block_on(runs.play(recipe.seed, 0, index))?;
-        if let Some(why) = unused_gold(&trace) {
-            return Err(Failure::input(format!(
-                "data.type = \"gold\": task {}: {why}: {:?}",
-                trace.task, trace.end
-            )));
+    let (mut played, mut tokens) = (0, 0);
+    for (_, tasks) in taskset.members() {
+        for index in tasks.take(TRIED) {
+            let trace = runtime.block_on(runs.play(recipe.seed, 0, index))?;
+            if let Some(why) = unused_gold(&trace) {
+                return Err(Failure::input(format!(
+                    "data.type = \"gold\": task {}: {why}: {:?}",
+                    trace.task, trace.end
+                )));
+            }
+            played += 1;
+            tokens += trace.sampled_tokens();
         }
-        tokens += trace.sampled_tokens();
     }
     Ok(format!(
-        "gold runs of {tasks} tasks are solved, with {tokens} tokens to imitate"
+        "gold runs of {played} tasks are solved, with {tokens} tokens to imitate"
     ))
 }
 

@@ -13,6 +13,7 @@
 //! | `engine` | connections to the servers | if it is not in this process |
 //! | `harness`, `program` | the sandbox of a program, and that it asks the model | with an agent program |
 //! | `reward` | keys, models and servers of rewards | with judges, reward servers and reward models |
+//! | `algorithm` | what it reads, which every environment gives | where it reads more than outcomes |
 //! | `tasks`, `env` | counts, and the solutions of some tasks | always |
 //! | `prompts` | tokens of prompts and solutions against the limits | with the built-in loop |
 //!
@@ -36,7 +37,7 @@ use sinew_sandbox::{ExecRequest, Program, SandboxProvider, SandboxSpec};
 use sinew_types::Task;
 use sinew_wire::Failure;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The rows so far.
 struct Report {
@@ -173,6 +174,9 @@ fn plan_rows(recipe: &RunPlan, report: &mut Report) {
             return;
         }
     };
+    if let Some(read) = recipe.inputs_read() {
+        report.row("algorithm", Ok(read));
+    }
     // What plays episodes needs the rewards, and would say again what they lack.
     if outside && !report.row("reward", rewards(recipe)) {
         return;
@@ -211,7 +215,12 @@ fn refused(error: RecipeError, json: bool) -> Failure {
 
 /// The checks that `sinew train` makes before it creates anything: those of `sinew check`, less those
 /// that play solutions, start a program or connect to the engine. The first that fails ends them.
-pub(crate) fn before_training(run_dir: &Path, recipe: &RunPlan) -> Result<(), Failure> {
+///
+/// It gives the tasks that it read, so that their rows are read once.
+pub(crate) fn before_training(
+    run_dir: &Path,
+    recipe: &RunPlan,
+) -> Result<sinew_wire::Tasks, Failure> {
     template(recipe)?;
     model(recipe)?;
     for (key, source) in sinew_wire::scoring_sources(recipe) {
@@ -230,7 +239,8 @@ pub(crate) fn before_training(run_dir: &Path, recipe: &RunPlan) -> Result<(), Fa
         prompts::prompts(recipe, &sinew_wire::world(recipe, &tasks)?)?;
     }
     memory::memory(recipe)?;
-    disk::disk(recipe, &run_dir.join("checkpoints")).map(|_| ())
+    disk::disk(recipe, &run_dir.join("checkpoints"))?;
+    Ok(tasks)
 }
 
 /// The kernels and threads that everything is computed with.
@@ -367,6 +377,7 @@ fn counts(recipe: &RunPlan, tasks: &sinew_wire::Tasks) -> Result<String, Failure
         }
         _ => String::new(),
     };
+    let notes: String = tasks.notes.iter().map(|note| format!("; {note}")).collect();
     let taskset = &tasks.all;
     let (train, held_out) = (taskset.len(Split::Train), taskset.len(Split::HeldOut));
     if let Some(asked) = recipe.eval.tasks.filter(|asked| *asked > held_out) {
@@ -384,7 +395,7 @@ fn counts(recipe: &RunPlan, tasks: &sinew_wire::Tasks) -> Result<String, Failure
     }
     sinew_wire::sampling(recipe, taskset.as_ref())?;
     Ok(format!(
-        "{}: {train} to train on, {held_out} held out{left_out}{}",
+        "{}: {train} to train on, {held_out} held out{left_out}{notes}{}",
         taskset.name(),
         readable(recipe)
     ))
@@ -411,6 +422,24 @@ fn readable(recipe: &RunPlan) -> String {
 /// Maximum number of tasks of each split that are played with their solutions.
 const GOLD_TASKS: usize = 4;
 
+/// Time for playing all of them: a verdict comes even where an environment or a reward hangs.
+const PLAYING: Duration = Duration::from_secs(120);
+
+/// A task without a score that took longer is the last one: others would wait as long.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What was played within [`PLAYING`], or that something hangs.
+async fn in_time<T>(what: &str, played: impl Future<Output = T>) -> Result<T, Failure> {
+    let late = |_| {
+        Failure::input(format!(
+            "{what}: no verdict within {} s: it hangs, or waits for something outside; try one task with a \
+             shorter deadline, such as timeout_s",
+            PLAYING.as_secs()
+        ))
+    };
+    tokio::time::timeout(PLAYING, played).await.map_err(late)
+}
+
 /// The solutions of some tasks must succeed in their environment: else a reward or a tool is broken,
 /// and no training could find that out.
 fn solvable(recipe: &RunPlan, world: &sinew_wire::World) -> Result<String, Failure> {
@@ -428,16 +457,16 @@ fn solvable(recipe: &RunPlan, world: &sinew_wire::World) -> Result<String, Failu
         .build()
         .map_err(Failure::system)?;
     if recipe.worlds().iter().any(|w| w.reward.is_some()) {
-        return runtime.block_on(scored(envs.as_ref(), &tasks));
+        return runtime.block_on(in_time("reward", scored(envs.as_ref(), &tasks)))?;
     }
     let turns = runtime
-        .block_on(sinew_env::validate(envs.as_ref(), &tasks))
+        .block_on(in_time("env", sinew_env::validate(envs.as_ref(), &tasks)))?
         .map_err(|e| Failure::input(format!("env: {e}")))?;
     let can = envs.capabilities();
     let names = [
         ("concurrent", can.concurrent),
         ("deterministic", can.deterministic),
-        ("states", can.states),
+        ("states", can.states()),
     ];
     let can: Vec<&str> = names.iter().filter(|n| n.1).map(|n| n.0).collect();
     Ok(format!(
@@ -453,32 +482,38 @@ fn rewards(recipe: &RunPlan) -> Result<String, Failure> {
     reach::rewards(recipe)?;
     let rewards = recipe.worlds().into_iter().filter_map(|w| w.reward);
     let terms = rewards.flat_map(|r| r.terms());
-    let names: Vec<&str> = terms.map(|t| t.name).collect();
-    Ok(format!("ready: {}", names.join(", ")))
+    let named = terms.map(|term| match recipe.compared_pairs(&term) {
+        Some(pairs) => format!("{} (up to {pairs} pairs of a group)", term.name),
+        None => term.name.to_owned(),
+    });
+    Ok(format!("ready: {}", named.collect::<Vec<_>>().join(", ")))
 }
 
 /// An environment without solutions: an empty answer to some tasks must get a score, so that a reward that
 /// can score nothing is refused now.
 async fn scored(envs: &dyn EnvFactory, tasks: &[Task]) -> Result<String, Failure> {
-    let mut missing = Vec::new();
+    let (mut missing, mut tried) = (Vec::new(), 0);
     for task in tasks {
+        let begun = Instant::now();
+        tried += 1;
         let failed = |e| Failure::input(format!("env: task {}: {e}", task.id));
         let outcome = sinew_env::trial(envs, task, "1").await.map_err(failed)?;
         if outcome.unscored {
             let reason = outcome.unscored_reason.unwrap_or_default();
             missing.push(format!("task {}: {reason}", task.id));
+            if begun.elapsed() > PATIENCE {
+                break;
+            }
         }
     }
     match missing.first() {
-        Some(first) if missing.len() == tasks.len() => Err(Failure::input(format!(
-            "reward: none of {} tasks gets a score; the first: {first}",
-            tasks.len()
+        Some(first) if missing.len() == tried => Err(Failure::input(format!(
+            "reward: none of {tried} tasks gets a score; the first: {first}"
         ))),
         Some(first) => Ok(format!(
-            "{}: {} of {} tasks get no score; the first: {first}",
+            "{}: {} of {tried} tasks get no score; the first: {first}",
             envs.name(),
-            missing.len(),
-            tasks.len()
+            missing.len()
         )),
         None => Ok(format!(
             "{}: the answer \"1\" to {} tasks gets a score",

@@ -35,6 +35,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use sinew_project::{Resume, RunDir, RunEnd};
 use sinew_recipe::{Recipe, RunPlan};
 use sinew_wire::Failure;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -213,8 +214,11 @@ pub(crate) struct ShowArgs {
 #[derive(Debug, Args)]
 pub(crate) struct EpisodesArgs {
     /// Folder of the run
-    #[arg(long)]
-    pub(crate) run_dir: PathBuf,
+    #[arg(value_name = "RUN", required_unless_present = "run_dir")]
+    pub(crate) run: Option<PathBuf>,
+    /// Folder of the run
+    #[arg(long, conflicts_with = "run")]
+    pub(crate) run_dir: Option<PathBuf>,
     /// train, eval-before, eval-after, ...
     #[arg(long)]
     pub(crate) purpose: Option<String>,
@@ -227,6 +231,24 @@ pub(crate) struct EpisodesArgs {
     /// How the episode ended
     #[arg(long)]
     pub(crate) end: Option<episodes::End>,
+    /// Task type
+    #[arg(long = "type", value_name = "TYPE")]
+    pub(crate) kind: Option<String>,
+    /// Environment
+    #[arg(long)]
+    pub(crate) env: Option<String>,
+    /// No success although it has a score, or a part of the system failed
+    #[arg(long, conflicts_with = "success")]
+    pub(crate) failed: bool,
+    /// Number of turns: N, or MIN..MAX
+    #[arg(long, value_parser = episodes::range::<u32>)]
+    pub(crate) turns: Option<RangeInclusive<u32>>,
+    /// Number of its last turn, from 1: where it failed, if it did
+    #[arg(long, value_name = "TURN")]
+    pub(crate) at_turn: Option<u32>,
+    /// Policy versions that sampled it: N, or MIN..MAX
+    #[arg(long, value_parser = episodes::range::<u64>)]
+    pub(crate) versions: Option<RangeInclusive<u64>>,
     /// Whether it succeeded
     #[arg(long, value_name = "true|false")]
     pub(crate) success: Option<bool>,
@@ -236,12 +258,18 @@ pub(crate) struct EpisodesArgs {
     /// Maximum total reward
     #[arg(long, value_parser = finite, allow_negative_numbers = true)]
     pub(crate) max_reward: Option<f64>,
-    /// Maximum number of episodes to list, up to 10000
-    #[arg(long, default_value_t = 50, value_parser = page_size)]
-    pub(crate) limit: usize,
+    /// Maximum number of episodes, up to 10000. Left out: 50 are listed, all are exported
+    #[arg(long, value_parser = page_size)]
+    pub(crate) limit: Option<usize>,
     /// Start after this one: the number that the last page ended with (`cursor` in JSON)
     #[arg(long, value_name = "CURSOR")]
     pub(crate) after: Option<u64>,
+    /// Write all that fit to a file that ends in .jsonl, .parquet or .arrow, a row an episode
+    #[arg(long, value_name = "FILE")]
+    pub(crate) export: Option<PathBuf>,
+    /// Export token ids, log-probabilities, masks and versions as well
+    #[arg(long, requires = "export")]
+    pub(crate) tokens: bool,
     /// One JSON object an episode
     #[arg(long)]
     pub(crate) json: bool,
@@ -380,7 +408,12 @@ fn eprint_failure(failure: &Failure) {
 
 fn run_train(args: &RunArgs) -> Result<(), Failure> {
     let done = args.recipe().and_then(|recipe| match recipe {
-        Recipe::Run(recipe) => args.run(&recipe, "train", train::train),
+        Recipe::Run(recipe) => {
+            args.run_dir
+                .as_deref()
+                .map_or(Ok(()), sinew_chain::check_alone)?;
+            args.run(&recipe, "train", train::train)
+        }
         Recipe::Chain(chain) => chain::run(args, &chain),
     });
     args.end(done)
@@ -431,6 +464,7 @@ impl RunArgs {
             stop_on_eof: self.stop_on_eof,
             accept_loss: self.accept_loss,
             serve: self.serve.clone(),
+            tasks: None,
             signals: None,
         };
         execute(&path, recipe, job, &options)
@@ -462,12 +496,13 @@ fn execute(
     job: Job,
     options: &train::TrainOptions,
 ) -> Result<train::Finished, Failure> {
+    let mut options = options.clone();
     if options.resume.is_none() {
-        check::before_training(folder, recipe)?;
+        options.tasks = Some(check::before_training(folder, recipe)?);
     }
     let dir = RunDir::open(folder, recipe, options.resume.as_ref()).map_err(Failure::input)?;
     let dir = dir.accepting_loss(options.accept_loss);
-    let done = job(recipe, &dir, options);
+    let done = job(recipe, &dir, &options);
     let failure = done
         .as_ref()
         .map_or_else(Some, |ended| ended.trouble.as_ref());

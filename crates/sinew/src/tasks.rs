@@ -84,6 +84,10 @@ pub(crate) fn run(args: &TasksArgs) -> Result<(), Failure> {
             ));
         }
         print("\n");
+        tasks
+            .notes
+            .iter()
+            .for_each(|note| print(&format!("note: {note}\n")));
     }
     Ok(())
 }

@@ -11,6 +11,8 @@
 //! | `wall_s` | wall time of the run, in seconds |
 //! | `samples` | episodes trained, dropped for a reason, trained twice, lost |
 //! | `tokens` | what became of each sampled token |
+//! | `waits` | seconds that engine and trainer worked or waited, by cause |
+//! | `staleness` | trained rows, by updates that they were behind the weights |
 //! | `trouble` | reasons for a bad end; empty: there are none |
 
 use crate::signals;
@@ -41,6 +43,8 @@ pub(crate) struct TrainOptions {
     pub(crate) stop_on_eof: bool,
     /// Stored episodes that are gone are no reason to end badly.
     pub(crate) accept_loss: bool,
+    /// Tasks that a check has read already; `None`: they are read here.
+    pub(crate) tasks: Option<sinew_wire::Tasks>,
     /// Where agents outside reach the run.
     pub(crate) serve: sinew_wire::ServeAt,
     /// Signals so far, where the command runs more than this; `None`: they are counted here.
@@ -83,6 +87,8 @@ pub(crate) fn train(
         "wall_s": ended.wall_s,
         "samples": ended.samples,
         "tokens": ended.tokens,
+        "waits": ended.totals.waits,
+        "staleness": ended.totals.staleness,
         "trouble": ended.trouble,
     });
     Ok(finished(last, &ended))
@@ -178,10 +184,12 @@ fn run(
     let (sender, cancel) = watch::channel(false);
     let bench = Bench::of_run(dir.path(), sender.clone());
     stop_on_signal(&runtime, signals, sender, bus.clone(), live);
+    let tasks = options.tasks.clone();
+    let tasks = tasks.map_or_else(|| sinew_wire::tasks(recipe), Ok)?;
     let session = sinew_wire::Session {
         dir,
         resume: options.resume.as_ref(),
-        tasks: sinew_wire::tasks(recipe)?,
+        tasks,
         runtime: runtime.handle().clone(),
         bus: bus.clone(),
         cancel,
@@ -208,7 +216,7 @@ fn run(
     drop(view);
     ended.map_err(|e| match (e.is_interrupt(), bench.spent()) {
         (true, Some(why)) => Failure::spent(why, options.command, dir.path()),
-        (true, None) => Failure::interrupt(options.command, dir.path()),
+        (true, None) => Failure::interrupt(options.command, dir.path(), &options.serve.typed()),
         (false, _) => e.into(),
     })
 }

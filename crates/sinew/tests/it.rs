@@ -7,6 +7,8 @@ mod admission;
 mod agents;
 #[path = "it/algorithms.rs"]
 mod algorithms;
+#[path = "it/calls.rs"]
+mod calls;
 #[path = "it/chains.rs"]
 mod chains;
 #[path = "it/collapse.rs"]
@@ -36,10 +38,14 @@ mod late;
 mod live;
 #[path = "it/mixture.rs"]
 mod mixture;
+#[path = "it/overlap.rs"]
+mod overlap;
 #[path = "it/own_envs.rs"]
 mod own_envs;
 #[path = "it/own_tasks.rs"]
 mod own_tasks;
+#[path = "it/pins.rs"]
+mod pins;
 #[cfg(feature = "pool")]
 #[path = "it/pool.rs"]
 mod pool;

@@ -52,6 +52,19 @@ pub enum Samples {
     Given,
 }
 
+/// How generation overlaps with training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overlap {
+    /// Optimizer updates that a sample may be behind the weights when it is trained.
+    pub max_staleness: u64,
+    /// Optimizer updates of a step.
+    pub updates_per_step: u64,
+    /// Updates take groups in the order of their draws, and new weights wait until all groups that run have
+    /// ended: what is trained is a function of the seed. Otherwise updates take the groups that are complete,
+    /// and weights are replaced between two tokens.
+    pub in_order: bool,
+}
+
 /// What the decisions of a run depend on.
 #[derive(Debug)]
 pub struct CoreConfig {
@@ -78,6 +91,8 @@ pub struct CoreConfig {
     /// Groups wait for rewards from outside; while none has them, so many more rounds of groups are run in
     /// a step. `None`: every reward is there when its episode ends.
     pub late_rounds: Option<u32>,
+    /// Generation and training overlap; `None`: they take turns.
+    pub overlap: Option<Overlap>,
     /// How the tasks of a step are drawn.
     pub tasks: TaskSampling,
     /// Sizes of the taskset's splits.

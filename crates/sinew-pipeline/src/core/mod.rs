@@ -3,218 +3,35 @@
 //! A driver carries the commands out in their order and reports what became of them. What the core
 //! decides is a function of its configuration, of the state that it began with and of the events.
 //!
-//! One step passes through the stages `Rollout` (or `Fetching`, or `Recalling`), `Scoring`, `Training` and
-//! `Publishing`; measurements stand between steps. At any time the core waits for one kind of event. What a
-//! clock decides comes in as `now`, seconds of the run over all sessions.
+//! One step passes through the stages `Rollout` (or `Fetching`, `Recalling` or `Collecting`), `Scoring`,
+//! `Training` and `Publishing`; measurements stand between steps. Where generation overlaps with training,
+//! the episodes of later updates run during all stages: `flow`. What a clock decides comes in as `now`,
+//! seconds of the run over all sessions.
 
 mod config;
+mod flow;
+#[cfg(test)]
+mod flow_tests;
 mod groups;
+mod messages;
 mod roster;
 #[cfg(test)]
 mod tests;
 
 use crate::curriculum::{Curriculum, Request};
-use crate::health::{Alarm, Health};
+use crate::health::Alarm;
 use crate::record::StepRecord;
 use crate::schedule::{Draw, eval_episodes, other_tasks, refill_seed, train_groups, uniform_tasks};
+use flow::Flow;
 use roster::{Follows, Roster};
 use sinew_algo::AdaptiveConfig;
 use sinew_types::{EpisodeId, GroupId, mix_seed};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-pub use config::{CoreConfig, EvalConfig, Goal, Samples, TaskSampling, When};
+pub use config::{CoreConfig, EvalConfig, Goal, Overlap, Samples, TaskSampling, When};
+pub use messages::{Command, CoreState, EvalSet, Event, OpenDraws, RunCounts, Stop, UpdateCommit};
 pub use roster::{Ended, Showed};
-
-/// What a run that goes on begins with.
-#[derive(Clone, Debug, Default)]
-pub struct CoreState {
-    /// Steps that the weights have seen.
-    pub step: u64,
-    /// As the checkpoint has it.
-    pub curriculum: Curriculum,
-    /// The last step after which held-out tasks were measured in between.
-    pub measured_at: u64,
-    /// Counts of what went wrong in the steps before.
-    pub health: Health,
-    /// Later updates that were committed: they are done again from the same episodes. With the
-    /// curriculum after each.
-    pub committed: BTreeMap<u64, Curriculum>,
-    /// The step that was begun and not committed, with the rounds of groups that it began beside its first:
-    /// they are begun again, so that none of their episodes is forgotten.
-    pub begun: (u64, u32),
-}
-
-/// Why a run comes to its end.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stop {
-    /// Its steps are done, or its time is up.
-    Done,
-    /// What its last steps showed.
-    Bad(String),
-    /// It was asked to stop.
-    Interrupted,
-}
-
-/// What happened.
-#[derive(Clone, Debug)]
-pub enum Event {
-    /// The first event of a session.
-    Begin,
-    /// A first measurement was found, so that none has to be made.
-    Reviewed,
-    /// An episode is over and in the store.
-    EpisodeEnded(Ended),
-    /// A group was scored: what its members with a reward showed.
-    GroupScored {
-        group: GroupId,
-        showed: BTreeMap<EpisodeId, Showed>,
-    },
-    /// How many of the step's groups will leave the batch.
-    GroupsCompared {
-        /// Groups without a signal, or with too many failed episodes.
-        spent: usize,
-    },
-    /// Groups that a source gave, and episodes of it that must not be trained.
-    Given {
-        /// In the source's order.
-        groups: Vec<Vec<EpisodeId>>,
-        dropped: BTreeMap<EpisodeId, String>,
-        /// Task and reward of the episodes that are alone in their group.
-        alone: Vec<(String, f64)>,
-    },
-    /// A look at the groups that wait for rewards.
-    Settled {
-        /// Groups that can be trained.
-        groups: Vec<Vec<EpisodeId>>,
-        /// Episodes whose rewards did not come in time.
-        dropped: BTreeMap<EpisodeId, String>,
-        /// Task and reward of the episodes that are alone in their group.
-        alone: Vec<(String, f64)>,
-        /// Groups that go on waiting.
-        waiting: usize,
-        /// More groups may be begun.
-        room: bool,
-    },
-    /// The episodes of a committed update; `None` if the store does not have them all.
-    Recalled(Option<Vec<Vec<EpisodeId>>>),
-    /// Rows were made: from these episodes, and not from those.
-    RowsReady {
-        rows: usize,
-        trained: Vec<EpisodeId>,
-        dropped: BTreeMap<EpisodeId, String>,
-    },
-    /// An update was applied, or there was nothing to apply.
-    UpdateDone(Box<StepRecord>),
-    /// Every later token is drawn by the new weights.
-    WeightsLive,
-    /// A measurement was summed up.
-    EvaluationDone,
-    /// The run was asked to stop. `whole`: the weights are those of a step.
-    Interrupted { whole: bool },
-    /// Time went on.
-    Tick,
-}
-
-/// One update as it is committed, but for what the driver knows.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct UpdateCommit {
-    /// From 1.
-    pub step: u64,
-    /// In the order of the rows.
-    pub trained: Vec<EpisodeId>,
-    /// With the reason of each.
-    pub dropped: BTreeMap<EpisodeId, String>,
-    /// After the update.
-    pub curriculum: Curriculum,
-    /// It takes the place of an earlier commit of the step.
-    pub again: bool,
-}
-
-/// What a driver is to do.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Command {
-    /// Look for the first measurement of a run that goes on.
-    Review(Vec<EvalSet>),
-    /// Run episodes and report each end. Held-out ones at a temperature of their own.
-    Start {
-        /// All at once; the driver decides how many run at a time.
-        draws: Vec<Draw>,
-        /// Set for held-out episodes.
-        temperature: Option<f32>,
-    },
-    /// Score a group whose members have all ended, and report that. Others go on meanwhile.
-    ScoreGroup {
-        /// Last attempts, in their order.
-        members: Vec<Draw>,
-    },
-    /// Ask the source for groups.
-    Fetch { step: u64 },
-    /// Read the episodes of a committed update.
-    Recall { step: u64 },
-    /// Let these groups wait for their rewards, and look which of all that wait can be trained.
-    Settle {
-        step: u64,
-        groups: Vec<Vec<EpisodeId>>,
-        /// Nothing else can be done: give rewards a moment to come.
-        wait: bool,
-    },
-    /// Ask the algorithm which groups will leave the batch.
-    Compare {
-        /// Their episodes have ended.
-        groups: Vec<Vec<EpisodeId>>,
-    },
-    /// Make rows of these groups.
-    Score {
-        step: u64,
-        groups: Vec<Vec<EpisodeId>>,
-        counts: RunCounts,
-    },
-    /// Train on the rows; without any, say so at once.
-    Train {
-        step: u64,
-        /// Episodes that gave no row, by reason.
-        left_out: BTreeMap<String, usize>,
-    },
-    /// Bring the weights to where tokens are sampled.
-    Publish { step: u64 },
-    /// Record an update durably; it counts from then on.
-    Commit(UpdateCommit),
-    /// Save weights, optimizer and the state of the run.
-    Checkpoint { step: u64 },
-    /// Tell what the step did, with what is wrong, if anything is.
-    Record { step: u64, alarm: Option<Alarm> },
-    /// Sum up a measurement of these episodes.
-    Measure {
-        when: When,
-        sets: Vec<Vec<EpisodeId>>,
-    },
-    /// The source has nothing more.
-    SourceDry { step: u64 },
-    /// The last command of a session.
-    Stop(Stop),
-}
-
-/// Episodes of a step in addition to the trained ones.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RunCounts {
-    /// Run again because the system failed them, and how many of these went well.
-    pub retried: usize,
-    /// Part of `retried`.
-    pub recovered: usize,
-    /// Groups that were run in the place of others.
-    pub refilled: usize,
-}
-
-/// Held-out episodes that are measured together.
-#[derive(Clone, Debug, PartialEq)]
-pub struct EvalSet {
-    /// Of its episodes, such as `eval-before`.
-    pub purpose: String,
-    /// 0 is greedy.
-    pub temperature: f32,
-    pub draws: Vec<Draw>,
-}
 
 /// The training episodes of a step.
 #[derive(Debug, Default)]
@@ -273,6 +90,8 @@ enum Stage {
     Rollout(Rollout),
     /// For groups with their rewards.
     Settling(Rollout),
+    /// For enough groups of those that run during training.
+    Collecting,
     /// For a source's groups.
     Fetching,
     /// For the episodes of a committed update.
@@ -281,6 +100,8 @@ enum Stage {
     Scoring(Batch),
     /// For the update.
     Training(Batch),
+    /// For the last episode that the old weights sample.
+    Holding(Batch, Option<Alarm>),
     /// For the weights to be in use.
     Publishing(Batch, Option<Alarm>),
     /// For nothing.
@@ -298,6 +119,8 @@ pub struct PipelineCore {
     held_back: Vec<UpdateCommit>,
     /// More groups may be begun: fewer wait for rewards than may.
     room: bool,
+    /// Groups that run during training, once the first have begun.
+    flow: Option<Flow>,
     stage: Stage,
 }
 
@@ -310,6 +133,7 @@ impl PipelineCore {
             state,
             held_back: Vec::new(),
             room: true,
+            flow: None,
             stage: Stage::New,
         }
     }
@@ -343,6 +167,9 @@ impl PipelineCore {
         if let Event::Interrupted { whole } = event {
             return self.interrupted(whole);
         }
+        if self.is_beside(&event) {
+            return self.overlapping(event);
+        }
         let stage = std::mem::replace(&mut self.stage, Stage::Stopped);
         match (stage, event) {
             (Stage::New, Event::Begin) => self.begin(),
@@ -354,10 +181,8 @@ impl PipelineCore {
                 evaluation.roster.scored(&group, showed);
                 self.set_done(evaluation)
             }
-            (Stage::Rollout(mut rollout), Event::GroupScored { group, showed }) => {
-                let was_complete = rollout.roster.is_complete();
-                rollout.roster.scored(&group, showed);
-                self.went_on(rollout, was_complete)
+            (Stage::Rollout(rollout), Event::GroupScored { group, showed }) => {
+                self.group_scored(rollout, &group, showed)
             }
             (Stage::Measuring(when), Event::EvaluationDone) => self.measured(when, now),
             (Stage::Rollout(rollout), Event::EpisodeEnded(ended)) => {
@@ -399,11 +224,39 @@ impl PipelineCore {
                 },
             ) => self.scored(batch, trained, dropped),
             (Stage::Training(batch), Event::UpdateDone(record)) => self.updated(batch, &record),
-            (Stage::Publishing(batch, alarm), Event::WeightsLive) => self.live(batch, alarm, now),
+            (Stage::Publishing(batch, alarm), Event::WeightsLive { version }) => {
+                self.live(batch, alarm, (version, now))
+            }
             (stage, _) => {
                 self.stage = stage;
                 Vec::new()
             }
+        }
+    }
+
+    /// Whether an event is one of the groups that run during training.
+    fn is_beside(&self, event: &Event) -> bool {
+        let flow = self.flow.as_ref();
+        flow.is_some_and(|flow| match event {
+            Event::EpisodeEnded(ended) => flow.owns(&ended.episode),
+            Event::GroupScored { group, .. } | Event::Weighed { group, .. } => {
+                flow.owns_group(group)
+            }
+            _ => false,
+        })
+    }
+
+    /// Takes such an event in.
+    fn overlapping(&mut self, event: Event) -> Vec<Command> {
+        match event {
+            Event::EpisodeEnded(ended) => self.flow_ended(ended),
+            Event::GroupScored { group, showed } => self.flow_scored(&group, showed),
+            Event::Weighed {
+                group,
+                signal,
+                oldest,
+            } => self.weighed(&group, signal, oldest),
+            _ => Vec::new(),
         }
     }
 
@@ -546,6 +399,9 @@ impl PipelineCore {
 
     /// The end of a run that did what it could: it is kept and measured, unless it has to be done again.
     fn end(&mut self) -> Vec<Command> {
+        if let Some(flow) = &mut self.flow {
+            flow.close();
+        }
         if let Some(why) = self.state.health.bad() {
             return vec![Command::Stop(Stop::Bad(why.to_owned()))];
         }
@@ -560,6 +416,9 @@ impl PipelineCore {
         if self.config.samples == Samples::Given {
             self.stage = Stage::Fetching;
             return vec![Command::Fetch { step }];
+        }
+        if self.config.overlap.is_some() {
+            return self.collect();
         }
         let rollout = Rollout {
             roster: Roster::new(self.config.retries),
@@ -629,6 +488,18 @@ impl PipelineCore {
         commands
     }
 
+    /// Takes the score of a training group in.
+    fn group_scored(
+        &mut self,
+        mut rollout: Rollout,
+        group: &GroupId,
+        showed: BTreeMap<EpisodeId, Showed>,
+    ) -> Vec<Command> {
+        let was_complete = rollout.roster.is_complete();
+        rollout.roster.scored(group, showed);
+        self.went_on(rollout, was_complete)
+    }
+
     /// Compares groups or makes rows if the last thing that a rollout waited for has come.
     fn went_on(&mut self, rollout: Rollout, was_complete: bool) -> Vec<Command> {
         let complete = rollout.roster.is_complete() && !was_complete;
@@ -696,6 +567,10 @@ impl PipelineCore {
             batch.commit.curriculum.reward_alone(task, *reward);
         }
         self.state.curriculum = batch.commit.curriculum.clone();
+        if self.holds() {
+            self.stage = Stage::Holding(batch, alarm);
+            return Vec::new();
+        }
         self.stage = Stage::Publishing(batch, alarm);
         vec![Command::Publish {
             step: self.state.step + 1,
@@ -704,14 +579,23 @@ impl PipelineCore {
 
     /// Ends a step: commit, checkpoint if one is due, record. A commit waits while the run's health is in
     /// doubt, so that steps which have to be done again are never committed.
-    fn live(&mut self, batch: Batch, alarm: Option<Alarm>, now: f64) -> Vec<Command> {
+    fn live(
+        &mut self,
+        batch: Batch,
+        alarm: Option<Alarm>,
+        (version, now): (u64, f64),
+    ) -> Vec<Command> {
+        self.state.version = version;
         self.state.step += 1;
         let step = self.state.step;
         if !batch.recalled {
             self.held_back.push(batch.commit);
         }
         self.state.committed.remove(&step);
-        let mut commands = Vec::new();
+        // Groups that the new weights sample begin first.
+        self.stage = Stage::Collecting;
+        let mut commands = self.admit();
+        self.stage = Stage::Stopped;
         if self.state.health.bad().is_none() {
             // Steps that have to be done again are not committed.
             commands.extend(self.held_back.drain(..).map(Command::Commit));
@@ -744,7 +628,7 @@ impl PipelineCore {
     /// Keeps whole steps; a step between its update and its commit is done again.
     fn interrupted(&mut self, whole: bool) -> Vec<Command> {
         // Between an update and its commit the step is not whole.
-        let in_step = matches!(self.stage, Stage::Publishing(..));
+        let in_step = matches!(self.stage, Stage::Publishing(..) | Stage::Holding(..));
         self.stage = Stage::Stopped;
         let mut commands = match whole && !in_step && self.state.health.bad().is_none() {
             true => self.checkpoint(),

@@ -58,6 +58,7 @@ impl World {
             retries: self.retries,
             refill: self.refill,
             late_rounds: self.late.then_some(3),
+            overlap: None,
             tasks: TaskSampling::Uniform,
             train_tasks: 50,
             held_out_tasks: 5,
@@ -116,7 +117,7 @@ impl Play {
             state: mix_seed(world.seed, salt),
             flying: Vec::new(),
             scoring: Vec::new(),
-            scored: 0,
+            scored: before.map_or(0, |b| b.scored),
             stored: before.map(|b| b.stored.clone()).unwrap_or_default(),
             commits: before.map(|b| b.commits.clone()).unwrap_or_default(),
             orders: before.map(|b| b.orders.clone()).unwrap_or_default(),
@@ -269,6 +270,7 @@ impl Play {
                 spent: (mix_seed(self.world.seed, groups.len() as u64) % (groups.len() as u64 + 1))
                     as usize,
             },
+            Command::Weigh { .. } => unreachable!("nothing overlaps"),
             Command::Score { step, groups, .. } => {
                 assert_eq!(step, self.core.step() + 1);
                 assert!(self.flying.is_empty(), "a group is complete");
@@ -286,7 +288,7 @@ impl Play {
                 self.rows(&groups)
             }
             Command::Train { .. } => Event::UpdateDone(self.record()),
-            Command::Publish { .. } => Event::WeightsLive,
+            Command::Publish { step } => Event::WeightsLive { version: step },
             Command::Measure { when, .. } => {
                 self.measured.push(when);
                 Event::EvaluationDone

@@ -4,9 +4,12 @@ mod groups;
 mod held_out;
 mod late;
 mod measurements;
+mod overlap;
 mod shelf;
 mod sync;
 #[cfg(test)]
 mod tests;
+mod work;
 
 pub use sync::{Ended, Pipeline, run};
+pub use work::SharedLearner;

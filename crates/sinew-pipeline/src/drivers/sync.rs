@@ -1,29 +1,31 @@
-//! Generation and training in turns: one command after the other, in this thread.
+//! The session that carries the core's commands out, one after the other, in this thread.
 //!
-//! Within a rollout the episodes overlap: engine and tools work at the same time. Rollout and training do
-//! not: every token of a step is drawn by one version, and staleness is 0. An error of a port ends the
-//! session; what was committed stays, and the next session goes on from it.
+//! Within a rollout the episodes overlap: engine and tools work at the same time. Rollout and training take
+//! turns, so that every token of a step is drawn by one version and staleness is 0, unless the recipe lets
+//! them overlap: see `overlap`. An error of a port ends the session; what was committed stays, and the next
+//! session goes on from it.
 
 use super::measurements::Measurements;
 use super::shelf;
+use super::work::{Desk, SharedLearner, Task, lock};
 use crate::config::PipelineConfig;
-use crate::core::UpdateCommit;
 use crate::core::{Command, Ended as EndedEpisode, Event, PipelineCore, RunCounts, Showed, Stop};
+use crate::core::{Samples as SampleKind, UpdateCommit};
 use crate::error::PipelineError;
 use crate::event::{Bus, Phase, RolloutProgress, RunEvent};
 use crate::files::RunFiles;
 use crate::health::{self, Alarm};
 use crate::late::{Late, Shelf};
 use crate::ports::{
-    GroupScores, Learner, RolloutReading, Rollouts, SampleSource, StoredEpisode, Wanted,
-    WeightsTransport,
+    GroupScores, RolloutReading, Rollouts, SampleSource, StoredEpisode, Wanted, WeightsTransport,
 };
-use crate::record::{AdmissionRecord, EpisodeStats, StepRecord, TokenSummary, joins};
+use crate::record::{AdmissionRecord, EpisodeStats, StepRecord, TokenSummary, Totals, joins};
 use crate::rows::Rows;
 use crate::schedule::Draw;
 use crate::score_records::completed;
 use crate::state::{Earlier, Made, RunStore, Samples, SavedState};
 use crate::status::SampleStatus;
+use crate::waits::{Trainer, Watch};
 use sinew_algo::Algorithm;
 use sinew_env::waits_for_group;
 use sinew_grammar::Grammars;
@@ -41,7 +43,7 @@ pub struct Pipeline {
     /// What is to be done.
     pub config: PipelineConfig,
     /// Makes rows of groups.
-    pub algorithm: Algorithm,
+    pub algorithm: Arc<Algorithm>,
     /// Runs episodes, also those of measurements.
     pub rollouts: Box<dyn Rollouts>,
     /// Scores groups; `None` where episodes have their whole reward when they end.
@@ -51,7 +53,7 @@ pub struct Pipeline {
     /// Where rewards come from that are not there when an episode ends.
     pub late: Option<Late>,
     /// Holds weights and optimizer.
-    pub learner: Box<dyn Learner>,
+    pub learner: SharedLearner,
     /// To the engine of `rollouts`.
     pub transport: Box<dyn WeightsTransport>,
     /// Episodes and commits.
@@ -86,6 +88,8 @@ pub struct Ended {
     pub samples: Samples,
     pub tokens: TokenSummary,
     pub wall_s: f64,
+    /// What engine and trainer waited for, and how old rows were.
+    pub totals: Totals,
     /// Why it did not do what it was to do, if so.
     pub trouble: Vec<String>,
 }
@@ -94,17 +98,17 @@ pub struct Ended {
 #[derive(Default)]
 pub(super) struct Step {
     /// When its first episodes began.
-    started: Option<Instant>,
+    pub(super) started: Option<Instant>,
     /// Counters at that time.
-    before: RolloutReading,
+    pub(super) before: RolloutReading,
     /// The episodes of its rows.
     groups: Vec<Vec<Trace>>,
-    rows: Option<Rows>,
+    pub(super) rows: Option<Rows>,
     /// Since rows began to be made, and since the weights are in use.
     training: Option<Instant>,
     live: Option<Instant>,
     /// Filled in as the step goes on.
-    record: StepRecord,
+    pub(super) record: StepRecord,
     /// The record of the update that is done again.
     recalled: Option<StepRecord>,
     /// Outcomes of its episodes that follow from later scores, and episodes whose scores did not come.
@@ -128,10 +132,19 @@ pub(crate) struct Driver {
     uncommitted: BTreeMap<u64, Made>,
     /// Groups that wait for rewards, where some come from outside.
     pub(super) shelf: Option<Shelf>,
-    /// Of the phase: episodes that ended, of how many.
-    progress: (usize, usize),
+    /// Of the phase, or of the session where training overlaps: episodes that ended, of how many.
+    pub(super) progress: (usize, usize),
+    /// The learner at work, where it has a thread of its own.
+    pub(super) desk: Desk,
+    /// The version of the weights that are in use.
+    pub(super) live: u64,
+    /// What engine and trainer wait for, and sums over all steps so far.
+    pub(super) watch: Watch,
+    totals: Totals,
     /// Groups that are being scored.
     pub(super) scoring: usize,
+    /// Where training overlaps: when groups were last taken for an update, and the counters then.
+    pub(super) taken: Option<(Instant, RolloutReading)>,
     reminded: Option<Instant>,
 }
 
@@ -143,7 +156,7 @@ pub fn run(pipeline: Pipeline) -> Result<Ended, PipelineError> {
     let mut driver = Driver::begin(pipeline)?;
     match driver.run() {
         Err(PipelineError::Interrupted) => {
-            let whole = driver.p.learner.is_whole();
+            let whole = driver.is_whole();
             for command in driver.on(Event::Interrupted { whole }) {
                 if matches!(command, Command::Checkpoint { .. }) {
                     driver.checkpoint()?;
@@ -167,6 +180,14 @@ impl Driver {
             evals: Arc::clone(&written.evals),
         })?;
         let tasks = p.config.core.tasks_per_step;
+        let live = lock(&p.learner).version().0;
+        state.version = live;
+        if let Some(overlap) = p.config.core.overlap {
+            // In order, the same weights come again.
+            state.draws = p.store.open_draws((!overlap.in_order).then_some(live))?;
+        } else if p.config.core.samples == SampleKind::Run {
+            p.store.check_in_turns()?;
+        }
         let shelf = shelf::restore(p.late.as_ref(), &p.store, tasks, &mut state)?;
         let driver = Self {
             core: PipelineCore::new(Arc::clone(&p.config.core), state),
@@ -179,6 +200,11 @@ impl Driver {
             shelf,
             progress: (0, 0),
             scoring: 0,
+            taken: None,
+            desk: Desk::default(),
+            live,
+            watch: Watch::default(),
+            totals: Totals::of(&written.steps),
             reminded: None,
             earlier,
             p,
@@ -230,11 +256,16 @@ impl Driver {
                 step,
                 groups,
                 counts,
-            } => vec![self.score(step, &groups, counts)?],
-            Command::Train { left_out, .. } => vec![self.train(left_out)?],
+                too_old,
+            } => {
+                self.step.left_out.extend(too_old);
+                self.score(step, &groups, counts)?
+            }
+            Command::Weigh { group, episodes } => vec![self.weigh(group, &episodes)?],
+            Command::Train { left_out, .. } => self.train(left_out)?,
             Command::Publish { step } => {
-                self.publish(step)?;
-                vec![Event::WeightsLive]
+                self.live = self.publish(step)?;
+                vec![Event::WeightsLive { version: self.live }]
             }
             Command::Commit(commit) => {
                 self.commit(commit)?;
@@ -250,6 +281,9 @@ impl Driver {
             }
             Command::Measure { when, sets } => {
                 self.measure(when, sets)?;
+                if self.overlaps() && !self.desk.is_busy() {
+                    self.look(Some(Trainer::WaitsForGroups));
+                }
                 vec![Event::EvaluationDone]
             }
             Command::SourceDry { step } => {
@@ -262,6 +296,9 @@ impl Driver {
 
     /// Waits for episodes, or for groups where no episode runs.
     fn wait(&mut self) -> Result<Vec<Command>, PipelineError> {
+        if self.overlaps() {
+            return self.wait_for_any();
+        }
         let all_ended = self.progress.0 >= self.progress.1;
         let mut commands = self.scored_groups(all_ended)?;
         if all_ended && !commands.is_empty() {
@@ -274,20 +311,22 @@ impl Driver {
     }
 
     /// Waits for episodes.
-    fn wait_episodes(&mut self) -> Result<Vec<Command>, PipelineError> {
+    pub(super) fn wait_episodes(&mut self) -> Result<Vec<Command>, PipelineError> {
         let (bus, progress) = (self.p.bus.clone(), self.progress);
         let wall_s = (self.p.started, self.p.saved.wall_s);
         let reminded = &mut self.reminded;
+        // A group that is scored meanwhile wakes no wait: such a wait ends at its first look.
+        let overlaps = self.p.config.core.overlap.is_some();
+        let waker = (overlaps && self.scoring > 0).then(|| self.p.rollouts.waker());
         let mut failed = Ok(());
         let ended = self.p.rollouts.ended(&mut |seen| {
+            waker.iter().for_each(|wake| wake());
             let told = tell(&bus, seen, progress, wall_s, reminded);
             failed = std::mem::replace(&mut failed, Ok(())).and(told);
         })?;
         failed?;
-        if ended.is_empty() {
-            return Err(PipelineError::system(
-                "the loop waits for an episode, but none runs",
-            ));
+        if ended.is_empty() && !self.overlaps() {
+            return Err(none_runs());
         }
         self.progress.0 += ended.len();
         let mut commands = Vec::new();
@@ -309,6 +348,11 @@ impl Driver {
 
     /// Notes when a step began, once.
     pub(super) fn begin_step(&mut self) {
+        // Where training overlaps, episodes begin before the step that is committed ends: see `record`.
+        let begins = self.step.started.is_none();
+        if !self.desk.is_busy() && (begins || !self.overlaps()) {
+            self.look(Some(Trainer::WaitsForGroups));
+        }
         if self.step.started.is_none() {
             self.step.started = Some(Instant::now());
             self.step.before = self.p.rollouts.reading();
@@ -318,6 +362,7 @@ impl Driver {
     fn start(&mut self, draws: &[Draw], temperature: Option<f32>) -> Result<(), PipelineError> {
         let phase = match (temperature, draws.first()) {
             (Some(_), first) => {
+                self.look(Some(Trainer::Other));
                 Phase::Evaluating(first.map_or_else(String::new, |d| d.purpose.clone()))
             }
             (None, _) => {
@@ -327,8 +372,11 @@ impl Driver {
                 }
             }
         };
-        self.emit(RunEvent::Phase(phase))?;
+        if !self.desk.is_busy() {
+            self.emit(RunEvent::Phase(phase))?;
+        }
         self.progress.1 += draws.len();
+        self.look(None);
         self.p.rollouts.start(draws, temperature)
     }
 
@@ -359,12 +407,14 @@ impl Driver {
             max_path_tokens: self.p.config.max_context_tokens,
             algorithm: &self.p.algorithm,
             store: self.p.store.traces.as_ref(),
-            learner: self.p.learner.as_mut(),
+            learner: &mut *lock(&self.p.learner),
             tick: &mut tick,
         })?;
         told?;
         let alone = given.groups.iter().filter(|g| g.len() == 1).flatten();
         let alone = alone.filter_map(|t| Some((t.task.as_str().to_owned(), t.score()?)));
+        self.step.outcomes.extend(given.outcomes);
+        self.step.left_out.extend(given.left_out);
         Ok(Event::Given {
             alone: alone.collect(),
             groups: self.keep(given.groups),
@@ -420,36 +470,48 @@ impl Driver {
         step: u64,
         ids: &[Vec<EpisodeId>],
         counts: RunCounts,
-    ) -> Result<Event, PipelineError> {
-        let mut groups: Vec<Vec<Trace>> = ids.iter().map(|group| self.take(group)).collect();
-        // What was run again is not needed any more.
-        self.traces.clear();
+    ) -> Result<Vec<Event>, PipelineError> {
+        let groups: Vec<Vec<Trace>> = ids.iter().map(|group| self.take(group)).collect();
+        self.since_last_score();
         self.step.record = self.rollout_record(step, &groups, counts);
-        self.progress = (0, 0);
+        if !self.overlaps() {
+            // What was run again is not needed any more.
+            self.traces.clear();
+            self.progress = (0, 0);
+        }
         self.emit(RunEvent::Phase(Phase::Training { step }))?;
         self.step.training = Some(Instant::now());
-        let rows = crate::score::score(
-            &mut groups,
-            self.core.curriculum(),
-            &self.p.algorithm,
-            self.p.learner.as_mut(),
-            self.p.grammars.as_ref(),
-        )?;
+        let curriculum = self.core.curriculum().clone();
+        self.work(Task::Score { groups, curriculum })
+    }
+
+    /// Fills in what the rows of a step show.
+    pub(super) fn rows_made(
+        &mut self,
+        groups: Vec<Vec<Trace>>,
+        rows: Rows,
+    ) -> Result<Event, PipelineError> {
+        let staleness = self.staleness(&rows, &groups);
         let record = &mut self.step.record;
         record.rows = rows.rows.len();
         record.tokens = rows.tokens;
         record.formats = rows.formats.clone();
         record.samples = SampleStatus::of(&groups, &rows.dropped);
         record.samples.left_out(&self.step.left_out);
-        record.samples.waiting = self.shelf.as_ref().map_or(0, Shelf::waiting);
+        record.samples.waiting = match (&self.shelf, &self.p.source) {
+            (Some(shelf), _) => shelf.waiting(),
+            (None, Some(source)) => source.waiting_groups(),
+            (None, None) => 0,
+        };
         if let Some(earlier) = &self.step.recalled {
             record.samples = earlier.samples.clone();
         }
         record.repair = rows.report.repair.clone();
+        record.staleness = staleness;
         if !record.tokens.holds() {
             return Err(PipelineError::system(format!(
-                "step {step} would train tokens other than once: {:?}",
-                record.tokens
+                "step {} would train tokens other than once: {:?}",
+                record.step, record.tokens
             )));
         }
         let event = Event::RowsReady {
@@ -490,25 +552,37 @@ impl Driver {
     }
 
     /// One update on the step's rows, if there are any.
-    fn train(&mut self, left_out: BTreeMap<String, usize>) -> Result<Event, PipelineError> {
+    fn train(&mut self, left_out: BTreeMap<String, usize>) -> Result<Vec<Event>, PipelineError> {
         let step = &mut self.step;
         step.record.dropped = match &step.recalled {
             Some(recalled) => recalled.dropped.clone(),
             None => left_out,
         };
-        if let Some(rows) = step.rows.as_mut().filter(|r| !r.rows.is_empty()) {
-            let spec = self.p.algorithm.loss().clone();
-            self.p.learner.update(rows, &spec, &mut step.record)?;
-        }
+        let task = Task::Update {
+            rows: step.rows.take().map(Box::new),
+            spec: Box::new(self.p.algorithm.loss().clone()),
+            record: Box::new(step.record.clone()),
+        };
+        self.work(task)
+    }
+
+    /// Fills in what an update took.
+    pub(super) fn updated(&mut self) -> Event {
+        let step = &mut self.step;
         let since = step.training.map_or(0.0, |t| t.elapsed().as_secs_f64());
         step.record.train_s = since;
-        Ok(Event::UpdateDone(Box::new(step.record.clone())))
+        Event::UpdateDone(Box::new(step.record.clone()))
     }
 
     /// Brings the weights to the engine. The step's commit is prepared here and made once the core says so.
-    fn publish(&mut self, step: u64) -> Result<(), PipelineError> {
+    /// Gives their version.
+    fn publish(&mut self, step: u64) -> Result<u64, PipelineError> {
+        self.look(Some(Trainer::Other));
         let publishing = Instant::now();
-        let (version, weights) = (self.p.learner.version(), self.p.learner.weights()?);
+        let (version, weights) = {
+            let learner = lock(&self.p.learner);
+            (learner.version(), learner.weights()?)
+        };
         self.p.transport.publish(version, weights)?;
         let wall_s = self.wall_s();
         let record = &mut self.step.record;
@@ -529,7 +603,7 @@ impl Driver {
             self.samples.trained += batch.episodes.len();
             self.samples.dropped += batch.dropped.len();
         }
-        Ok(())
+        Ok(version.0)
     }
 
     /// Commits an update in one transaction of the store.
@@ -541,7 +615,11 @@ impl Driver {
         self.samples.trained += commit.trained.len();
         self.samples.dropped += commit.dropped.len();
         let evals = std::mem::take(&mut self.measurements.uncommitted);
-        let version = self.p.learner.version();
+        commit
+            .dropped
+            .keys()
+            .for_each(|e| drop(self.traces.remove(e)));
+        let version = lock(&self.p.learner).version();
         self.p.store.commit(commit, made, version, evals)
     }
 
@@ -556,24 +634,29 @@ impl Driver {
             self.samples,
         );
         let state = serde_json::to_value(saved).map_err(PipelineError::system)?;
-        self.p.learner.save(self.core.step(), state)
+        lock(&self.p.learner).save(self.core.step(), state)
     }
 
     /// Ends the step: its record goes over the bus.
     fn record(&mut self, step: u64, alarm: Option<Alarm>) -> Result<(), PipelineError> {
         let done = std::mem::take(&mut self.step);
         let mut record = done.record;
+        record.waits = self.waits();
         record.checkpoint_s = done.live.map_or(0.0, |t| t.elapsed().as_secs_f64());
         if done.recalled.is_some() {
             self.uncommitted.remove(&step);
             self.earlier.committed.remove(&step);
         }
         self.tokens.add(&record);
+        self.totals.add(&record);
         self.emit(RunEvent::Step(Arc::new(record)))?;
-        match alarm {
-            Some(Alarm::Warning(text)) => self.emit(RunEvent::Warning(text)),
-            Some(Alarm::Stop(_)) | None => Ok(()),
+        if let Some(Alarm::Warning(text)) = alarm {
+            self.emit(RunEvent::Warning(text))?;
         }
+        if self.overlaps() {
+            self.begin_step();
+        }
+        Ok(())
     }
 
     /// No group came in time: what was trained is kept, without any step there is no run.
@@ -600,9 +683,13 @@ impl Driver {
     /// What a run that came to its end showed.
     fn end(&mut self) -> Result<Ended, PipelineError> {
         let since = self.p.saved.step;
-        let waiting = self.shelf.iter().flat_map(Shelf::episodes).cloned();
-        let waiting = waiting.collect();
-        let (samples, torn) = self.p.store.samples(self.samples, since, &waiting)?;
+        let rest = self.waits();
+        self.totals.waits.add(&rest);
+        let (waiting, by_draw) = (self.waiting()?, self.overlaps());
+        let (samples, torn) = self
+            .p
+            .store
+            .samples(self.samples, (since, by_draw), &waiting)?;
         self.warn_of_loss(torn, None)?;
         self.emit(RunEvent::Phase(Phase::Done))?;
         let mut trouble: Vec<String> = self.core.verdict().into_iter().collect();
@@ -620,6 +707,7 @@ impl Driver {
             samples,
             tokens: std::mem::take(&mut self.tokens),
             wall_s: self.wall_s(),
+            totals: std::mem::take(&mut self.totals),
             trouble,
         })
     }
@@ -645,7 +733,7 @@ impl Driver {
         }
         let first = first.map_or_else(String::new, |e| format!(", {e} the first of them"));
         self.emit(RunEvent::Warning(format!(
-            "{lost} trained episodes are gone from the store{first}: the weights keep what they taught, but nobody can look at them"
+            "{lost} trained episodes are gone from the store{first}: the weights keep what they taught, but they cannot be shown"
         )))
     }
 
@@ -667,6 +755,11 @@ impl Driver {
         let trace = store.get(episode).map_err(PipelineError::system)?;
         trace.map(|trace| completed(store, trace)).transpose()
     }
+}
+
+/// An error of the loop itself.
+pub(super) fn none_runs() -> PipelineError {
+    PipelineError::system("the loop waits for an episode, but none runs")
 }
 
 /// What an episode with a reward showed.

@@ -32,6 +32,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 mod late;
+mod overlap;
 
 const STEPS: u64 = 3;
 const TASKS: usize = 2;
@@ -52,6 +53,10 @@ impl Rollouts for Instantly {
             let stored = self.store.get(&draw.episode).unwrap();
             let known = stored.is_some();
             let mut trace = stored.unwrap_or_else(|| episode(draw));
+            if !known {
+                let version = self.log.lock().unwrap().published.last().copied();
+                trace.nodes[1].versions[0].version = PolicyVersion(version.unwrap_or(0));
+            }
             if self.grouped && !known {
                 let own = sinew_env::Score {
                     waits_for_group: true,
@@ -75,6 +80,10 @@ impl Rollouts for Instantly {
     ) -> Result<Vec<StoredEpisode>, PipelineError> {
         tick(RolloutProgress::default());
         Ok(std::mem::take(&mut self.ended))
+    }
+
+    fn is_running(&self) -> bool {
+        !self.ended.is_empty()
     }
 
     fn reading(&self) -> RolloutReading {
@@ -219,6 +228,7 @@ impl Learner for Counter {
         _: &LossSpec,
         record: &mut StepRecord,
     ) -> Result<(), PipelineError> {
+        assert_ne!(self.fails_at, u64::MAX, "it panics");
         if self.updates + 1 == self.fails_at {
             return Err(PipelineError::system("learner: out of memory"));
         }
@@ -349,7 +359,7 @@ impl World {
         });
         run(Pipeline {
             config: pipeline_config(Arc::clone(&core), self.run_dir.path()),
-            algorithm: algorithm(),
+            algorithm: Arc::new(algorithm()),
             rollouts: Box::new(Instantly {
                 store: self.store.clone(),
                 ended: Vec::new(),
@@ -367,11 +377,11 @@ impl World {
             source: (self.samples == Samples::Given)
                 .then(|| Box::new(Queued(given.collect())) as Box<dyn SampleSource>),
             late,
-            learner: Box::new(Counter {
+            learner: Arc::new(Mutex::new(Counter {
                 updates,
                 fails_at: faults.learner,
                 log: Arc::clone(&self.log),
-            }),
+            })),
             transport: Box::new(Written {
                 dies_at: faults.transport,
                 log: Arc::clone(&self.log),
@@ -414,6 +424,7 @@ fn config(samples: Samples) -> CoreConfig {
         retries: 0,
         refill: 0,
         late_rounds: None,
+        overlap: None,
         tasks: TaskSampling::Uniform,
         train_tasks: 10,
         held_out_tasks: 2,
@@ -654,4 +665,10 @@ fn episodes_without_the_score_of_their_group_are_left_out() {
         Some("rank: no idea")
     );
     assert_eq!(left.score(), None);
+    let records = store.scores(&trace.episode).unwrap();
+    let mut shown = trace.clone();
+    assert!(crate::settle(&mut shown, &[], None), "it waits");
+    let mut shown = trace;
+    assert!(!crate::settle(&mut shown, &records, None));
+    assert_eq!(shown.outcome, left.outcome);
 }

@@ -224,7 +224,7 @@ async fn an_import_under_way_keeps_nobody_waiting() {
     };
     let (snapshot, ()) = tokio::join!(importing, others);
     assert_eq!(provider.export(&snapshot.unwrap()).await.unwrap(), archive);
-    // One that nobody waits for any more ends.
+    // One whose caller is gone ends.
     let (reader, _writer) = std::io::pipe().unwrap();
     let mut importing = provider.import_file(File::from(OwnedFd::from(reader)), 1 << 20);
     assert!(futures::poll!(&mut importing).is_pending());

@@ -40,6 +40,7 @@ fn config(max_wall_s: Option<f64>) -> CoreConfig {
         retries: 2,
         refill: 1,
         late_rounds: None,
+        overlap: None,
         tasks: TaskSampling::Uniform,
         train_tasks: 500,
         held_out_tasks: 20,
@@ -142,7 +143,7 @@ impl World {
             }
             Command::Publish { .. } => {
                 self.now += PUBLISH_S;
-                Event::WeightsLive
+                Event::WeightsLive { version: 0 }
             }
             Command::Commit(commit) => {
                 self.trained.extend(commit.trained);

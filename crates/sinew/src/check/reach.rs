@@ -21,14 +21,15 @@ pub(super) fn engine(recipe: &RunPlan) -> Result<String, Failure> {
     ))
 }
 
-/// The servers of the recipe's rewards.
+/// The servers of the recipe's rewards, and of those of each environment of a mixture.
 pub(super) fn rewards(recipe: &RunPlan) -> Result<(), Failure> {
     for (name, judge) in &recipe.judges {
         if let Some(url) = &judge.url {
             reach(&format!("judge.{name}.url"), url, "start the server there")?;
         }
     }
-    for server in recipe.reward.iter().flat_map(|r| r.servers()) {
+    let rewards = recipe.worlds().into_iter().filter_map(|w| w.reward);
+    for server in rewards.flat_map(|r| r.servers()) {
         reach("reward", server.url, "start the reward server there")?;
     }
     Ok(())

@@ -127,6 +127,31 @@ fn a_model_imitates_demonstrations_and_stored_episodes() {
     assert_ne!(weights(&second), weights(&learned));
 }
 
+/// A rounded engine samples from another policy. Losses that bound the ratio by themselves train on that, and
+/// no token weighs more than their bound.
+#[test]
+fn losses_with_a_bound_train_with_rounded_weights() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, more) in [
+        ("cispo", ""),
+        ("sapo", ""),
+        ("dr_grpo", "dual_clip = 3.0\n"),
+    ] {
+        let path = root().join(format!("recipes/algorithms/{name}.toml"));
+        let text = std::fs::read_to_string(path).unwrap();
+        let rounded = text.replace("[engine]\n", "[engine]\nweights = \"int8\"\n");
+        let kind = format!("type = \"{name}\"\n");
+        let rounded = rounded.replace(&kind, &format!("{kind}{more}"));
+        let steps = metrics(&run(dir.path(), name, &rounded, 3));
+        let largest = |key: &str| {
+            let values = steps.iter().filter_map(|s| s[key].as_f64());
+            values.fold(0.0, f64::max)
+        };
+        assert!(largest("logprob_gap_max") > 0.0, "{name}: {steps:?}");
+        assert!(largest("rows") > 0.0, "{name}: {steps:?}");
+    }
+}
+
 #[test]
 fn impossible_combinations_are_refused_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();

@@ -207,3 +207,76 @@ fn mixtures_that_cannot_work_are_refused() {
     let errors = failure(&check(&tiny.join("\n")), 1);
     assert!(errors.contains("one tokenizer"), "{errors}");
 }
+
+/// Episodes of a mixture are scored again, each by the reward of its environment.
+#[test]
+fn stored_episodes_are_scored_again_by_their_environment() {
+    let dir = tempfile::tempdir().unwrap();
+    project(dir.path(), "agent_rl", 1);
+    last_line(&train(dir.path(), "run"));
+    let rescore = |more: &[&str]| {
+        let mut command = sinew();
+        let args = ["rescore", "run", "--dry-run", "--json"];
+        command.current_dir(dir.path()).args(args).args(more);
+        let output = command.output().unwrap();
+        let whole = last_line(&output);
+        let rows = String::from_utf8(output.stdout).unwrap();
+        let rows = rows.lines().map(|l| serde_json::from_str(l).unwrap());
+        (whole, rows.collect::<Vec<Value>>())
+    };
+    let (whole, rows) = rescore(&[]);
+    let episodes = whole["episodes"].as_u64().unwrap();
+    assert_eq!(
+        (episodes, &whole["unscored"]),
+        (64, &Value::from(0)),
+        "{whole}"
+    );
+    let row = |name: &str| rows.iter().find(|r| r["component"] == name).unwrap();
+    // Nothing changed since: the same rewards, of the same episodes.
+    for component in rows.iter().filter(|r| r["component"].is_string()) {
+        assert_eq!(component["changed"], 0, "{component}");
+        assert_eq!(
+            component["old_episodes"], component["new_episodes"],
+            "{component}"
+        );
+    }
+    assert_eq!(row("total")["new_episodes"], episodes);
+    let digits = row("repetition")["new_episodes"].as_u64().unwrap();
+    assert!(0 < digits && digits < episodes, "{rows:?}");
+    // In a recipe where one of them has no reward, only its environment could score its episodes.
+    let text = std::fs::read_to_string(dir.path().join("mix.toml")).unwrap();
+    let chat = "type = \"chat\"\nreward = 'regex(\"[a-z]\")'";
+    let other = text.replace(chat, "type = \"http\"\nurl = \"http://127.0.0.1:9\"");
+    assert_ne!(text, other);
+    std::fs::write(dir.path().join("other.toml"), other).unwrap();
+    let (whole, _) = rescore(&["--recipe", "other.toml"]);
+    assert_eq!(
+        (&whole["episodes"], &whole["without_reward"]),
+        (&digits.into(), &(64 - digits).into())
+    );
+    let (whole, _) = rescore(&["--reward", "length(max = 1)"]);
+    assert_eq!(
+        (&whole["episodes"], &whole["without_reward"]),
+        (&64.into(), &0.into())
+    );
+}
+
+#[test]
+fn a_reward_server_of_one_environment_must_take_a_connection() {
+    let dir = tempfile::tempdir().unwrap();
+    project(dir.path(), "grpo", 1);
+    let text = std::fs::read_to_string(dir.path().join("mix.toml")).unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/score", listener.local_addr().unwrap());
+    drop(listener);
+    let served = text.replace("'regex(\"[a-z]\")'", &format!("\"{url}\""));
+    assert_ne!(text, served);
+    std::fs::write(dir.path().join("mix.toml"), served).unwrap();
+    let mut command = sinew();
+    command.current_dir(dir.path()).args(["check", "mix.toml"]);
+    let said = failure(&command.output().unwrap(), 3);
+    assert!(
+        said.contains(&format!("reward = {url:?} is not reachable")),
+        "{said}"
+    );
+}

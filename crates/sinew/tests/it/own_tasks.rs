@@ -122,6 +122,16 @@ fn a_function_in_python_scores_and_a_missing_score_is_never_0() {
     assert!(errors.contains("none"), "{errors}");
 }
 
+/// Training episodes that the listing of a run shows without a score.
+fn listed_unscored(dir: &Path) -> u64 {
+    let mut list = sinew();
+    let of_run = ["episodes", "run", "--purpose", "train", "--limit", "1000"];
+    list.current_dir(dir).args(of_run).arg("--json");
+    let listed = String::from_utf8(list.output().unwrap().stdout).unwrap();
+    let missing = listed.lines().filter(|l| l.contains("\"unscored\":true"));
+    missing.count() as u64
+}
+
 /// A reward of the whole group and a comparison of two, together with a reward of each sample.
 #[test]
 fn groups_are_ranked_and_compared_when_all_members_have_ended() {
@@ -173,6 +183,7 @@ fn groups_are_ranked_and_compared_when_all_members_have_ended() {
         reasons.iter().any(|r| r.contains("no rank for level 1")),
         "{reasons:?}"
     );
+    assert_eq!(listed_unscored(dir.path()), unscored);
     // A held-out task has one episode: there is nothing to compare it with, and it is counted.
     let evals = std::fs::read_to_string(dir.path().join("run/evals.jsonl")).unwrap();
     let eval: Value = serde_json::from_str(evals.lines().next().unwrap()).unwrap();

@@ -237,6 +237,40 @@ fn a_group_that_an_algorithm_cannot_use_does_not_end_its_run() {
     assert_eq!(reasons, serde_json::json!({"unusable": 16}));
 }
 
+/// CISPO bounds the ratio itself: it learns from other weights' samples without a correction.
+#[test]
+fn a_loss_that_bounds_the_ratio_trains_on_a_pool_without_a_correction() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = serve(dir.path());
+    assert_eq!(python(&served, "against_pool.py", &["32"]).trim(), "ok 256");
+    let path = recipe(dir.path(), &served.url);
+    let text = std::fs::read_to_string(&path).unwrap();
+    let bounded = text.replace("type = \"grpo\"", "type = \"cispo\"");
+    let bounded = bounded.replace("correction = {", "# {");
+    std::fs::write(&path, bounded).unwrap();
+    let run = dir.path().join("run");
+    let mut command = sinew();
+    command
+        .arg("train")
+        .arg(&path)
+        .args(["--json", "--run-dir"]);
+    let result = last_line(&command.arg(&run).output().unwrap());
+    let count = |name: &str| result["samples"][name].as_u64().unwrap();
+    assert_eq!(count("trained") + count("dropped"), 256, "{result}");
+    assert!(count("trained") > 0, "{result}");
+    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let steps = metrics
+        .lines()
+        .map(|l| serde_json::from_str::<Value>(l).unwrap());
+    let ratios: Vec<f64> = steps
+        .filter_map(|s| s["metrics"]["ratio_max"].as_f64())
+        .collect();
+    assert!(
+        ratios.iter().any(|r| (r - 1.0).abs() > 0.05),
+        "other weights sampled them: {ratios:?}"
+    );
+}
+
 #[test]
 fn spans_of_the_opentelemetry_sdk_are_held_back_until_someone_says_what_they_are() {
     let dir = tempfile::tempdir().unwrap();

@@ -60,7 +60,9 @@ pub(crate) fn end(run: &Path, last: &Value) -> (Vec<(String, Vec<u8>)>, Value) {
         .collect();
     files.sort();
     let mut measured = last.clone();
-    measured.as_object_mut().unwrap().remove("wall_s");
+    for timed in ["wall_s", "waits"] {
+        measured.as_object_mut().unwrap().remove(timed);
+    }
     (files, measured)
 }
 
@@ -77,7 +79,7 @@ pub(crate) fn same(
 }
 
 /// Kills the run again and again at instants that `seed` draws, until it comes to its end.
-fn killed_often(recipe: &Path, run: &Path, mut seed: u64) -> (Value, u32) {
+pub(crate) fn killed_often(recipe: &Path, run: &Path, mut seed: u64) -> (Value, u32) {
     let mut kills = 0;
     loop {
         let resume: &[&str] = if run.join("recipe.toml").exists() {

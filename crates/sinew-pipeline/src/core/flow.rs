@@ -1,0 +1,399 @@
+//! Generation during training: groups that run, and groups that wait for their update.
+//!
+//! A group has a draw of its own, and a draw is a function of the run's seed: what a clock decides is which
+//! groups an update takes, and the update's commit names them. So an update is repeated to the bit from its
+//! commit, and a draw that no commit names is begun again by the session that goes on.
+//!
+//! One rule bounds how old samples are, in optimizer updates. A group is begun only while the groups that run
+//! or wait fit into the updates that may be `max_staleness` ahead; what an update would take in spite of that
+//! with older tokens, because its episodes took long, is left out with the reason. A group without a signal
+//! is replaced at once, `algorithm.refill` times the groups of a step for each update; further ones take a
+//! place in the update.
+
+use super::config::{CoreConfig, Overlap, TaskSampling};
+use super::messages::{Command, OpenDraws, RunCounts, UpdateCommit};
+use super::roster::{Ended, Follows, Roster, Showed};
+use super::{Batch, PipelineCore, Stage};
+use crate::curriculum::{Curriculum, Request};
+use crate::schedule::{Draw, train_groups, uniform_tasks};
+use crate::status::BEHIND;
+use sinew_types::{EpisodeId, GroupId};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+/// A group whose members have all ended and are scored.
+#[derive(Debug)]
+struct Complete {
+    roster: Roster,
+    /// Its rewards teach something.
+    signal: bool,
+    /// The oldest weights that sampled a token of it; without sampled tokens there are none.
+    oldest: Option<u64>,
+}
+
+/// Tasks of draws, in the order of the draws.
+#[derive(Debug, Default)]
+struct Drawer {
+    /// Of blocks of draws, each with the draws of one step.
+    curriculum: Curriculum,
+    blocks: u64,
+    tasks: BTreeMap<u64, usize>,
+}
+
+impl Drawer {
+    /// The task of a draw; draws are asked for in ascending order.
+    fn task(&mut self, config: &CoreConfig, draw: u64) -> usize {
+        let TaskSampling::Shares { tasks, .. } = &config.tasks else {
+            let one = uniform_tasks(config.train_tasks, config.seed, draw + 1, 1);
+            return one.first().copied().unwrap_or(0);
+        };
+        let count = config.tasks_per_step.max(1);
+        while self.blocks * count as u64 <= draw {
+            let request = Request {
+                seed: config.seed,
+                draw_seed: config.seed,
+                step: self.blocks + 1,
+                count,
+            };
+            let first = self.blocks * count as u64;
+            let drawn = self.curriculum.draw(tasks, None, request);
+            self.tasks.extend((first..).zip(drawn));
+            self.blocks += 1;
+        }
+        self.tasks = self.tasks.split_off(&draw);
+        self.tasks.get(&draw).copied().unwrap_or(0)
+    }
+}
+
+/// Training groups between their first episode and their update.
+#[derive(Debug, Default)]
+pub(super) struct Flow {
+    drawer: Drawer,
+    /// Draws to begin before new ones.
+    again: VecDeque<u64>,
+    next: u64,
+    /// Groups by draw: those that run or are being scored or weighed, and those that wait for their update.
+    open: BTreeMap<u64, Roster>,
+    complete: BTreeMap<u64, Complete>,
+    /// The draws of open groups, by their names and by their episodes.
+    groups: HashMap<GroupId, u64>,
+    episodes: HashMap<EpisodeId, u64>,
+    /// Left out since the last update, with the reason.
+    dropped: BTreeMap<EpisodeId, String>,
+    /// Nothing more is begun: the run ends.
+    closed: bool,
+}
+
+/// What the next update would take.
+#[derive(Debug, Default)]
+struct Choice {
+    draws: Vec<u64>,
+    /// Of them, without a signal and replaced by others.
+    replaced: usize,
+    /// Places of the update that are filled.
+    filled: usize,
+}
+
+impl Flow {
+    pub(super) fn new(draws: OpenDraws) -> Self {
+        Self {
+            again: draws.open.into(),
+            next: draws.next,
+            dropped: draws.dropped,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn owns(&self, episode: &EpisodeId) -> bool {
+        self.episodes.contains_key(episode)
+    }
+
+    pub(super) fn owns_group(&self, group: &GroupId) -> bool {
+        self.groups.contains_key(group)
+    }
+
+    /// Whether no group runs.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    /// Begins nothing more.
+    pub(super) fn close(&mut self) {
+        self.closed = true;
+    }
+
+    /// The episodes of the next group.
+    fn begin(&mut self, config: &CoreConfig) -> Vec<Draw> {
+        let draw = self.again.pop_front().unwrap_or_else(|| {
+            self.next += 1;
+            self.next - 1
+        });
+        let task = self.drawer.task(config, draw);
+        // As step `draw + 1` with one group: the number of the draw is that of the step before.
+        let groups = train_groups(config.seed, draw + 1, (0, &[task]), config.group_size, 1);
+        let draws: Vec<Draw> = groups.into_iter().flatten().collect();
+        let mut roster = Roster::new(config.retries);
+        roster.add(&draws);
+        self.open.insert(draw, roster);
+        for one in &draws {
+            self.groups.insert(one.group.clone(), draw);
+            self.episodes.insert(one.episode.clone(), draw);
+        }
+        draws
+    }
+
+    /// Takes the end of an episode in; gives what follows, and the episodes of a group that is complete by
+    /// it.
+    fn ended(&mut self, ended: Ended) -> (Follows, Option<(GroupId, Vec<EpisodeId>)>) {
+        let Some(draw) = self.episodes.remove(&ended.episode) else {
+            return (Follows::default(), None);
+        };
+        let Some(roster) = self.open.get_mut(&draw) else {
+            return (Follows::default(), None);
+        };
+        let follows = roster.ended(ended);
+        if let Some(again) = &follows.again {
+            self.episodes.insert(again.episode.clone(), draw);
+        }
+        (follows, self.whole(draw))
+    }
+
+    /// Takes the score of a group in; gives its episodes if it is complete by it.
+    fn scored(
+        &mut self,
+        group: &GroupId,
+        showed: BTreeMap<EpisodeId, Showed>,
+    ) -> Option<(GroupId, Vec<EpisodeId>)> {
+        let draw = *self.groups.get(group)?;
+        let roster = self.open.get_mut(&draw)?;
+        if roster.is_complete() {
+            return None;
+        }
+        roster.scored(group, showed);
+        self.whole(draw)
+    }
+
+    fn whole(&self, draw: u64) -> Option<(GroupId, Vec<EpisodeId>)> {
+        let roster = self.open.get(&draw).filter(|r| r.is_complete())?;
+        let (group, _) = self.groups.iter().find(|(_, d)| **d == draw)?;
+        Some((group.clone(), roster.episodes()))
+    }
+
+    /// Notes what a complete group is worth.
+    fn weighed(&mut self, group: &GroupId, signal: bool, oldest: Option<u64>) {
+        let Some(draw) = self.groups.get(group).copied() else {
+            return;
+        };
+        let Some(roster) = self.open.remove(&draw) else {
+            return;
+        };
+        self.groups.remove(group);
+        let complete = Complete {
+            roster,
+            signal,
+            oldest,
+        };
+        self.complete.insert(draw, complete);
+    }
+
+    /// What the next update would take: complete groups by their draws until its places are filled.
+    fn choose(&self, config: &CoreConfig, in_order: bool) -> Choice {
+        let mut choice = Choice::default();
+        let first_open = self.open.keys().next().copied().unwrap_or(u64::MAX);
+        let first_open = self
+            .again
+            .front()
+            .map_or(first_open, |d| first_open.min(*d));
+        let spare = config.refill as usize * config.tasks_per_step;
+        for (draw, group) in &self.complete {
+            if choice.filled >= config.tasks_per_step || (in_order && *draw > first_open) {
+                break;
+            }
+            choice.draws.push(*draw);
+            match group.signal || choice.replaced >= spare {
+                true => choice.filled += 1,
+                false => choice.replaced += 1,
+            }
+        }
+        choice
+    }
+
+    /// Groups that take a place in an update to come.
+    fn places(&self, config: &CoreConfig) -> usize {
+        let spent = self.complete.values().filter(|g| !g.signal).count();
+        let spare = config.refill as usize * config.tasks_per_step;
+        self.open.len() + self.complete.len() - spent.min(spare)
+    }
+
+    /// Leaves groups out that are too old for weights of `version`.
+    fn drop_old(&mut self, version: u64, overlap: &Overlap) {
+        let behind = |g: &Complete| g.oldest.map_or(0, |oldest| version.saturating_sub(oldest));
+        let old = |g: &Complete| behind(g) > overlap.max_staleness;
+        let draws: Vec<u64> = self
+            .complete
+            .iter()
+            .filter_map(|(draw, g)| old(g).then_some(*draw))
+            .collect();
+        for group in draws.iter().filter_map(|draw| self.complete.remove(draw)) {
+            let reason = format!(
+                "{BEHIND}{} updates behind, allowed: {} (train.max_staleness)",
+                behind(&group),
+                overlap.max_staleness
+            );
+            let episodes = group.roster.episodes().into_iter();
+            self.dropped.extend(episodes.map(|e| (e, reason.clone())));
+            self.dropped.extend(group.roster.dropped);
+        }
+    }
+
+    /// Takes the chosen groups out: their episodes in the order of the draws, with those that are left out.
+    fn take(
+        &mut self,
+        choice: Choice,
+    ) -> (Vec<Vec<EpisodeId>>, RunCounts, BTreeMap<EpisodeId, String>) {
+        let mut counts = RunCounts {
+            refilled: choice.replaced,
+            ..RunCounts::default()
+        };
+        let mut dropped = std::mem::take(&mut self.dropped);
+        let mut groups = Vec::with_capacity(choice.draws.len());
+        for group in choice.draws.iter().filter_map(|d| self.complete.remove(d)) {
+            counts.retried += group.roster.retried;
+            counts.recovered += group.roster.recovered;
+            groups.push(group.roster.episodes());
+            dropped.extend(group.roster.dropped);
+        }
+        (groups, counts, dropped)
+    }
+}
+
+impl PipelineCore {
+    /// Waits for the groups of the next update, with as many at work as may be.
+    pub(super) fn collect(&mut self) -> Vec<Command> {
+        if self.flow.is_none() {
+            self.flow = Some(Flow::new(std::mem::take(&mut self.state.draws)));
+        }
+        self.stage = Stage::Collecting;
+        let mut commands = self.admit();
+        commands.extend(self.take_groups());
+        commands
+    }
+
+    /// Begins groups as long as there is room for them.
+    pub(super) fn admit(&mut self) -> Vec<Command> {
+        let (Some(overlap), Some(flow)) = (self.config.overlap, &mut self.flow) else {
+            return Vec::new();
+        };
+        let done = self.state.step;
+        let taken = match self.stage {
+            Stage::Collecting | Stage::Evaluating(_) | Stage::Measuring(_) => done,
+            _ => done + 1,
+        };
+        let ahead = overlap.max_staleness / overlap.updates_per_step.max(1);
+        let updates = (done + ahead + 1 - taken).min(self.config.steps.saturating_sub(taken));
+        let room = (updates as usize).saturating_mul(self.config.tasks_per_step);
+        let mut draws = Vec::new();
+        while !flow.closed && flow.places(&self.config) < room {
+            draws.extend(flow.begin(&self.config));
+        }
+        let start = (!draws.is_empty()).then_some(Command::Start {
+            draws,
+            temperature: None,
+        });
+        start.into_iter().collect()
+    }
+
+    /// Makes rows of the groups of the next update, if it waits for them and they are there.
+    fn take_groups(&mut self) -> Vec<Command> {
+        let (Some(overlap), Some(flow)) = (self.config.overlap, &mut self.flow) else {
+            return Vec::new();
+        };
+        if !matches!(self.stage, Stage::Collecting) {
+            return Vec::new();
+        }
+        flow.drop_old(self.state.version, &overlap);
+        let choice = flow.choose(&self.config, overlap.in_order);
+        if choice.filled < self.config.tasks_per_step {
+            // What was left out made room.
+            return self.admit();
+        }
+        let (groups, counts, dropped) = flow.take(choice);
+        let batch = Batch {
+            dropped,
+            commit: UpdateCommit {
+                curriculum: self.state.curriculum.clone(),
+                ..UpdateCommit::default()
+            },
+            ..Batch::default()
+        };
+        let mut commands = self.score(batch, groups, counts);
+        commands.extend(self.admit());
+        commands
+    }
+
+    /// Takes the end of a training episode in, whatever the update is at.
+    pub(super) fn flow_ended(&mut self, ended: Ended) -> Vec<Command> {
+        let Some(flow) = &mut self.flow else {
+            return Vec::new();
+        };
+        let (follows, whole) = flow.ended(ended);
+        let mut commands = super::follow(follows, None);
+        commands.extend(whole.map(weigh));
+        commands
+    }
+
+    /// Takes the score of a training group in.
+    pub(super) fn flow_scored(
+        &mut self,
+        group: &GroupId,
+        showed: BTreeMap<EpisodeId, Showed>,
+    ) -> Vec<Command> {
+        let whole = self.flow.as_mut().and_then(|f| f.scored(group, showed));
+        whole.map(weigh).into_iter().collect()
+    }
+
+    /// Takes in what a complete group is worth.
+    pub(super) fn weighed(
+        &mut self,
+        group: &GroupId,
+        signal: bool,
+        oldest: Option<u64>,
+    ) -> Vec<Command> {
+        let Some(flow) = &mut self.flow else {
+            return Vec::new();
+        };
+        flow.weighed(group, signal, oldest);
+        let mut commands = self.admit();
+        commands.extend(self.take_groups());
+        commands.extend(self.release());
+        commands
+    }
+
+    /// Whether new weights wait for episodes that run.
+    pub(super) fn holds(&self) -> bool {
+        let in_order = self.config.overlap.is_some_and(|o| o.in_order);
+        in_order && self.flow.as_ref().is_some_and(|f| !f.is_quiet())
+    }
+
+    /// Publishes weights that waited for the last episode.
+    fn release(&mut self) -> Option<Command> {
+        if self.holds() {
+            return None;
+        }
+        match std::mem::replace(&mut self.stage, Stage::Stopped) {
+            Stage::Holding(batch, alarm) => {
+                self.stage = Stage::Publishing(batch, alarm);
+                Some(Command::Publish {
+                    step: self.state.step + 1,
+                })
+            }
+            stage => {
+                self.stage = stage;
+                None
+            }
+        }
+    }
+}
+
+fn weigh((group, episodes): (GroupId, Vec<EpisodeId>)) -> Command {
+    Command::Weigh { group, episodes }
+}

@@ -1,0 +1,418 @@
+//! The promises of generation during training, under events in any order.
+
+use super::*;
+use crate::record::EpisodeStats;
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+#[derive(Clone, Debug)]
+struct World {
+    steps: u64,
+    tasks: usize,
+    size: usize,
+    retries: u32,
+    refill: u32,
+    /// In steps; a step has two updates.
+    ahead: u64,
+    in_order: bool,
+    /// Between checkpoints, and between measurements.
+    every: u64,
+    eval_every: u64,
+    /// Episodes wait for the scores of their groups.
+    grouped: bool,
+    /// Draws what episodes show.
+    seed: u64,
+}
+
+const UPDATES: u64 = 2;
+
+fn world() -> impl Strategy<Value = World> {
+    let counts = (1..7u64, 1..4usize, 1..4usize, 0..3u32, 0..3u32, 1..4u64);
+    let kinds = (any::<bool>(), any::<bool>(), 1..4u64, 0..3u64, any::<u64>());
+    (counts, kinds).prop_map(
+        |(
+            (steps, tasks, size, retries, refill, ahead),
+            (in_order, grouped, every, eval_every, seed),
+        )| World {
+            steps,
+            tasks,
+            size,
+            retries,
+            refill: if in_order { 0 } else { refill },
+            ahead: if in_order { 1 } else { ahead },
+            in_order,
+            every,
+            eval_every,
+            grouped,
+            seed,
+        },
+    )
+}
+
+impl World {
+    fn overlap(&self) -> Overlap {
+        Overlap {
+            max_staleness: self.ahead * UPDATES,
+            updates_per_step: UPDATES,
+            in_order: self.in_order,
+        }
+    }
+
+    fn config(&self) -> Arc<CoreConfig> {
+        Arc::new(CoreConfig {
+            goal: Goal::Train,
+            seed: self.seed,
+            steps: self.steps,
+            max_wall_s: None,
+            checkpoint_every: self.every,
+            samples: Samples::Run,
+            tasks_per_step: self.tasks,
+            group_size: self.size,
+            retries: self.retries,
+            refill: self.refill,
+            late_rounds: None,
+            overlap: Some(self.overlap()),
+            tasks: TaskSampling::Uniform,
+            train_tasks: 50,
+            held_out_tasks: 5,
+            eval: EvalConfig {
+                tasks: 2,
+                episodes_per_task: 1,
+                every: self.eval_every,
+                temperature: 1.0,
+                greedy: false,
+            },
+        })
+    }
+}
+
+/// An episode as the store has it.
+#[derive(Clone, Debug)]
+struct Stored {
+    draw: u64,
+    failed: bool,
+    /// The weights that sampled its first token.
+    version: u64,
+}
+
+/// What lasts from session to session.
+#[derive(Clone, Debug, Default)]
+struct Kept {
+    stored: BTreeMap<EpisodeId, Stored>,
+    commits: BTreeMap<u64, UpdateCommit>,
+    orders: BTreeMap<u64, Vec<Vec<EpisodeId>>>,
+    checkpoint: u64,
+}
+
+impl Kept {
+    fn named(&self) -> BTreeSet<&EpisodeId> {
+        let named = self.commits.values();
+        named
+            .flat_map(|c| c.trained.iter().chain(c.dropped.keys()))
+            .collect()
+    }
+
+    /// Draws below the last one that no commit names.
+    fn open_draws(&self) -> OpenDraws {
+        let named = self.named();
+        let train = |e: &EpisodeId| e.as_str().starts_with('d');
+        let trained = self.stored.iter().filter(|(e, _)| train(e));
+        let next = trained.clone().map(|(_, s)| s.draw + 1).max().unwrap_or(0);
+        let settled = trained.filter(|(e, _)| named.contains(e));
+        let settled: BTreeSet<u64> = settled.map(|(_, s)| s.draw).collect();
+        OpenDraws {
+            dropped: BTreeMap::new(),
+            open: (0..next).filter(|d| !settled.contains(d)).collect(),
+            next,
+        }
+    }
+}
+
+/// A driver that answers in an order of its own: episodes, scores of groups and the trainer at once.
+struct Play {
+    core: PipelineCore,
+    world: World,
+    random: u64,
+    kept: Kept,
+    commands: VecDeque<Command>,
+    /// Episodes at work, with the weights of their first token.
+    flying: Vec<(Draw, u64)>,
+    /// Answers that come later.
+    answers: Vec<Event>,
+    /// The weights that sample.
+    version: u64,
+    began: usize,
+}
+
+impl Play {
+    fn new(world: &World, kept: Kept, salt: u64) -> Self {
+        let later = kept.commits.range(kept.checkpoint + 1..);
+        let state = CoreState {
+            step: kept.checkpoint,
+            version: kept.checkpoint * UPDATES,
+            committed: later.map(|(s, c)| (*s, c.curriculum.clone())).collect(),
+            draws: kept.open_draws(),
+            ..CoreState::default()
+        };
+        Self {
+            version: state.version,
+            core: PipelineCore::new(world.config(), state),
+            world: world.clone(),
+            random: mix_seed(world.seed, salt),
+            kept,
+            commands: VecDeque::new(),
+            flying: Vec::new(),
+            answers: vec![Event::Begin],
+            began: 0,
+        }
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        self.random = mix_seed(self.random, 1);
+        (self.random % n.max(1) as u64) as usize
+    }
+
+    /// One of the things that can happen next; `None`: the run is at its end.
+    fn step(&mut self) -> Option<()> {
+        let more = match self.commands.pop_front() {
+            Some(command) => self.carry_out(command)?,
+            None => {
+                let all = self.flying.len() + self.answers.len();
+                assert!(all > 0, "the run waits for nothing: {:?}", self.core);
+                match self.below(all) {
+                    at if at < self.flying.len() => self.end_one(at),
+                    at => {
+                        let event = self.answers.swap_remove(at - self.flying.len());
+                        self.core.on(event, 0.0)
+                    }
+                }
+            }
+        };
+        self.commands.extend(more);
+        Some(())
+    }
+
+    fn carry_out(&mut self, command: Command) -> Option<Vec<Command>> {
+        let answer = match command {
+            Command::Start { draws, temperature } => {
+                self.began += usize::from(temperature.is_none()) * draws.len();
+                let version = self.version;
+                self.flying.extend(draws.into_iter().map(|d| (d, version)));
+                return Some(Vec::new());
+            }
+            Command::ScoreGroup { members } => Event::GroupScored {
+                group: members[0].group.clone(),
+                showed: BTreeMap::new(),
+            },
+            Command::Weigh { group, episodes } => self.weigh(group, &episodes),
+            Command::Review(_) => Event::Reviewed,
+            Command::Recall { step } => Event::Recalled(self.kept.orders.get(&step).cloned()),
+            Command::Score { step, groups, .. } => self.rows(step, groups),
+            Command::Train { step, .. } => Event::UpdateDone(Box::new(StepRecord {
+                step,
+                rows: 1,
+                trained_tokens: 1,
+                updates_applied: 1,
+                grad_norm: 1.0,
+                rollout: EpisodeStats::default(),
+                ..StepRecord::default()
+            })),
+            Command::Publish { step } => {
+                let train = |(d, _): &&(Draw, u64)| d.purpose == "train";
+                assert!(!self.world.in_order || !self.flying.iter().any(|f| train(&f)));
+                self.version = step * UPDATES;
+                Event::WeightsLive {
+                    version: self.version,
+                }
+            }
+            Command::Measure { .. } => Event::EvaluationDone,
+            Command::Commit(commit) => {
+                let old = self.kept.commits.insert(commit.step, commit);
+                assert!(old.is_none(), "an update is committed once");
+                return Some(Vec::new());
+            }
+            Command::Checkpoint { step } => {
+                assert!(self.kept.commits.contains_key(&step));
+                self.kept.checkpoint = step;
+                return Some(Vec::new());
+            }
+            Command::Record { .. } => return Some(Vec::new()),
+            Command::Stop(stop) => {
+                assert_eq!(stop, Stop::Done);
+                return None;
+            }
+            other => panic!("{other:?}"),
+        };
+        self.answers.push(answer);
+        Some(Vec::new())
+    }
+
+    fn oldest(&self, group: &[EpisodeId]) -> Option<u64> {
+        group.iter().map(|e| self.kept.stored[e].version).min()
+    }
+
+    /// Whether a group teaches something is the seed's.
+    fn signal(&self, group: &GroupId) -> bool {
+        let number = group.as_str()[1..].parse::<u64>().unwrap();
+        !mix_seed(self.world.seed, number).is_multiple_of(3)
+    }
+
+    fn weigh(&self, group: GroupId, episodes: &[EpisodeId]) -> Event {
+        assert_eq!(episodes.len(), self.world.size, "a group is complete");
+        Event::Weighed {
+            signal: self.signal(&group),
+            oldest: self.oldest(episodes),
+            group,
+        }
+    }
+
+    /// No sample is older than it may be, and an update that is done again has the same groups.
+    fn rows(&mut self, step: u64, groups: Vec<Vec<EpisodeId>>) -> Event {
+        assert_eq!(step, self.core.step() + 1);
+        let now = (step - 1) * UPDATES;
+        match self.kept.commits.contains_key(&step) {
+            true => assert_eq!(self.kept.orders[&step], groups),
+            false => {
+                let old = groups.iter().filter_map(|g| self.oldest(g));
+                let behind = old.map(|old| now.saturating_sub(old)).max().unwrap_or(0);
+                assert!(behind <= self.world.ahead * UPDATES, "{behind} behind");
+                let most = self.world.tasks * (1 + self.world.refill as usize);
+                assert!(
+                    (self.world.tasks..=most).contains(&groups.len()),
+                    "{groups:?}"
+                );
+            }
+        }
+        self.kept.orders.insert(step, groups.clone());
+        let (failed, trained): (Vec<_>, Vec<_>) = groups
+            .into_iter()
+            .flatten()
+            .partition(|e| self.kept.stored[e].failed);
+        Event::RowsReady {
+            rows: trained.len(),
+            trained,
+            dropped: failed.into_iter().map(|e| (e, "failed".into())).collect(),
+        }
+    }
+
+    fn end_one(&mut self, at: usize) -> Vec<Command> {
+        let (draw, version) = self.flying.swap_remove(at);
+        let known = self.kept.stored.get(&draw.episode).cloned();
+        let failed = mix_seed(draw.seed, self.world.seed).is_multiple_of(4);
+        let stored = known.is_some();
+        let episode = known.unwrap_or(Stored {
+            draw: draw.draw,
+            failed,
+            version,
+        });
+        let failed = episode.failed;
+        self.kept.stored.insert(draw.episode.clone(), episode);
+        let ended = Ended {
+            episode: draw.episode,
+            failed,
+            stored,
+            outcome: None,
+            waits_for_group: self.world.grouped && !failed,
+        };
+        let commands = self.core.on(Event::EpisodeEnded(ended.clone()), 0.0);
+        // The same end once more changes nothing.
+        assert!(self.core.on(Event::EpisodeEnded(ended), 0.0).is_empty());
+        commands
+    }
+
+    /// Plays until the end, or so many steps.
+    fn play(&mut self, most: usize) -> bool {
+        (0..most).any(|_| self.step().is_none())
+    }
+
+    fn check(&self) {
+        let steps: Vec<u64> = self.kept.commits.keys().copied().collect();
+        assert_eq!(steps, (1..=self.world.steps).collect::<Vec<_>>());
+        let mut seen = BTreeSet::new();
+        for commit in self.kept.commits.values() {
+            for episode in commit.trained.iter().chain(commit.dropped.keys()) {
+                assert!(seen.insert(episode), "{episode} is consumed twice");
+            }
+        }
+        // A group is consumed as a whole; what no commit names waits as a whole.
+        let draw = |e: &EpisodeId| self.kept.stored[e].draw;
+        let settled: BTreeSet<u64> = seen.iter().map(|e| draw(e)).collect();
+        let train = self
+            .kept
+            .stored
+            .iter()
+            .filter(|(e, _)| e.as_str().starts_with('d'));
+        for (episode, stored) in train {
+            assert!(
+                seen.contains(episode) || !settled.contains(&stored.draw),
+                "{episode} is lost"
+            );
+        }
+    }
+}
+
+/// More events than any of these worlds has.
+const ENOUGH: usize = 50_000;
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_run_ends_and_consumes_each_episode_once_and_none_too_old(
+        world in world(),
+        salt in any::<u64>(),
+    ) {
+        let mut play = Play::new(&world, Kept::default(), salt);
+        prop_assert!(play.play(ENOUGH), "it ends");
+        play.check();
+        // Nothing is begun that no update can take.
+        let left_out = play.kept.commits.values().flat_map(|c| c.dropped.values());
+        if !left_out.clone().any(|why| why.starts_with("too old")) {
+            let most = world.steps as usize * world.tasks * (1 + world.refill as usize);
+            let retries = play.kept.stored.keys().filter(|e| e.as_str().contains("-r")).count();
+            prop_assert!(play.began <= most * world.size + retries);
+        }
+    }
+
+    #[test]
+    fn a_run_that_is_killed_goes_on_and_does_its_updates_again(
+        world in world(),
+        kills in prop::collection::vec(1..200usize, 1..5),
+    ) {
+        let (mut kept, mut done) = (Kept::default(), false);
+        for (n, kill) in kills.into_iter().enumerate() {
+            let mut play = Play::new(&world, kept, n as u64);
+            done = play.play(kill);
+            kept = play.kept.clone();
+            if done {
+                play.check();
+                break;
+            }
+        }
+        if !done {
+            let mut play = Play::new(&world, kept, 99);
+            prop_assert!(play.play(ENOUGH));
+            play.check();
+        }
+    }
+
+    #[test]
+    fn one_step_off_trains_the_same_in_any_order(world in world(), salt in any::<u64>()) {
+        let world = World { in_order: true, refill: 0, ahead: 1, ..world };
+        let play = |salt| {
+            let mut play = Play::new(&world, Kept::default(), salt);
+            assert!(play.play(ENOUGH));
+            let versions: Vec<u64> = play.kept.stored.values().map(|s| s.version).collect();
+            let behind = |(step, groups): (&u64, &Vec<Vec<EpisodeId>>)| {
+                let old = groups.iter().filter_map(|g| play.oldest(g)).min();
+                (*step, old.map(|old| (step - 1) * UPDATES - old))
+            };
+            for (step, behind) in play.kept.orders.iter().map(behind) {
+                let expected = if step == 1 { 0 } else { UPDATES };
+                assert_eq!(behind, Some(expected), "step {step}");
+            }
+            (play.kept.orders, play.kept.commits, versions)
+        };
+        prop_assert_eq!(play(1), play(salt));
+    }
+}

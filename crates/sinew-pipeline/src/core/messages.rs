@@ -1,0 +1,231 @@
+//! What goes into the core and comes out of it, as data.
+
+use super::config::When;
+use super::roster::{Ended, Showed};
+use crate::curriculum::Curriculum;
+use crate::health::{Alarm, Health};
+use crate::record::StepRecord;
+use crate::schedule::Draw;
+use sinew_types::{EpisodeId, GroupId};
+use std::collections::BTreeMap;
+
+/// Draws that earlier sessions began and no commit names, and the first draw that none began.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OpenDraws {
+    /// In their order.
+    pub open: Vec<u64>,
+    /// Larger than all of them.
+    pub next: u64,
+    /// Stored episodes of others, which are left out with this reason.
+    pub dropped: BTreeMap<EpisodeId, String>,
+}
+
+/// What a run that goes on begins with.
+#[derive(Clone, Debug, Default)]
+pub struct CoreState {
+    /// Steps that the weights have seen.
+    pub step: u64,
+    /// As the checkpoint has it.
+    pub curriculum: Curriculum,
+    /// The last step after which held-out tasks were measured in between.
+    pub measured_at: u64,
+    /// Counts of what went wrong in the steps before.
+    pub health: Health,
+    /// Later updates that were committed: they are done again from the same episodes. With the
+    /// curriculum after each.
+    pub committed: BTreeMap<u64, Curriculum>,
+    /// The step that was begun and not committed, with the rounds of groups that it began after its first:
+    /// they are begun again, so that none of their episodes is forgotten.
+    pub begun: (u64, u32),
+    /// Of the weights.
+    pub version: u64,
+    /// Where generation overlaps with training: what earlier sessions began.
+    pub draws: OpenDraws,
+}
+
+/// Why a run comes to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// Its steps are done, or its time is up.
+    Done,
+    /// What its last steps showed.
+    Bad(String),
+    /// It was asked to stop.
+    Interrupted,
+}
+
+/// What happened.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// The first event of a session.
+    Begin,
+    /// A first measurement was found, so that none has to be made.
+    Reviewed,
+    /// An episode is over and in the store.
+    EpisodeEnded(Ended),
+    /// A group was scored: what its members with a reward showed.
+    GroupScored {
+        group: GroupId,
+        showed: BTreeMap<EpisodeId, Showed>,
+    },
+    /// How many of the step's groups will leave the batch.
+    GroupsCompared {
+        /// Groups without a signal, or with too many failed episodes.
+        spent: usize,
+    },
+    /// Groups that a source gave, and episodes of it that must not be trained.
+    Given {
+        /// In the source's order.
+        groups: Vec<Vec<EpisodeId>>,
+        dropped: BTreeMap<EpisodeId, String>,
+        /// Task and reward of the episodes that are alone in their group.
+        alone: Vec<(String, f64)>,
+    },
+    /// A look at the groups that wait for rewards.
+    Settled {
+        /// Groups that can be trained.
+        groups: Vec<Vec<EpisodeId>>,
+        /// Episodes whose rewards did not come in time.
+        dropped: BTreeMap<EpisodeId, String>,
+        /// Task and reward of the episodes that are alone in their group.
+        alone: Vec<(String, f64)>,
+        /// Groups that go on waiting.
+        waiting: usize,
+        /// More groups may be begun.
+        room: bool,
+    },
+    /// The episodes of a committed update; `None` if the store does not have them all.
+    Recalled(Option<Vec<Vec<EpisodeId>>>),
+    /// Rows were made: from these episodes, and not from those.
+    RowsReady {
+        rows: usize,
+        trained: Vec<EpisodeId>,
+        dropped: BTreeMap<EpisodeId, String>,
+    },
+    /// An update was applied, or there was nothing to apply.
+    UpdateDone(Box<StepRecord>),
+    /// Every later token is drawn by the new weights, which have this version.
+    WeightsLive { version: u64 },
+    /// What a complete group is worth.
+    Weighed {
+        group: GroupId,
+        /// Its rewards teach something.
+        signal: bool,
+        /// The oldest version that sampled a token of it, if one did.
+        oldest: Option<u64>,
+    },
+    /// A measurement was summed up.
+    EvaluationDone,
+    /// The run was asked to stop. `whole`: the weights are those of a step.
+    Interrupted { whole: bool },
+    /// Time went on.
+    Tick,
+}
+
+/// One update as it is committed, but for what the driver knows.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct UpdateCommit {
+    /// From 1.
+    pub step: u64,
+    /// In the order of the rows.
+    pub trained: Vec<EpisodeId>,
+    /// With the reason of each.
+    pub dropped: BTreeMap<EpisodeId, String>,
+    /// After the update.
+    pub curriculum: Curriculum,
+    /// It takes the place of an earlier commit of the step.
+    pub again: bool,
+}
+
+/// What a driver is to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Command {
+    /// Look for the first measurement of a run that goes on.
+    Review(Vec<EvalSet>),
+    /// Run episodes and report each end. Held-out ones at a temperature of their own.
+    Start {
+        /// All at once; the driver decides how many run at a time.
+        draws: Vec<Draw>,
+        /// Set for held-out episodes.
+        temperature: Option<f32>,
+    },
+    /// Score a group whose members have all ended, and report that. Others go on meanwhile.
+    ScoreGroup {
+        /// Last attempts, in their order.
+        members: Vec<Draw>,
+    },
+    /// Ask the source for groups.
+    Fetch { step: u64 },
+    /// Read the episodes of a committed update.
+    Recall { step: u64 },
+    /// Let these groups wait for their rewards, and look which of all that wait can be trained.
+    Settle {
+        step: u64,
+        groups: Vec<Vec<EpisodeId>>,
+        /// Nothing else can be done: give rewards a moment to come.
+        wait: bool,
+    },
+    /// Ask the algorithm which groups will leave the batch.
+    Compare {
+        /// Their episodes have ended.
+        groups: Vec<Vec<EpisodeId>>,
+    },
+    /// Say whether a group teaches something, and how old it is.
+    Weigh {
+        group: GroupId,
+        /// They have ended.
+        episodes: Vec<EpisodeId>,
+    },
+    /// Make rows of these groups.
+    Score {
+        step: u64,
+        groups: Vec<Vec<EpisodeId>>,
+        counts: RunCounts,
+        /// Left out before, with the reason, because they are too far behind.
+        too_old: BTreeMap<EpisodeId, String>,
+    },
+    /// Train on the rows; without any, say so at once.
+    Train {
+        step: u64,
+        /// Episodes that gave no row, by reason.
+        left_out: BTreeMap<String, usize>,
+    },
+    /// Bring the weights to where tokens are sampled.
+    Publish { step: u64 },
+    /// Record an update durably; it counts from then on.
+    Commit(UpdateCommit),
+    /// Save weights, optimizer and the state of the run.
+    Checkpoint { step: u64 },
+    /// Tell what the step did, with what is wrong, if anything is.
+    Record { step: u64, alarm: Option<Alarm> },
+    /// Sum up a measurement of these episodes.
+    Measure {
+        when: When,
+        sets: Vec<Vec<EpisodeId>>,
+    },
+    /// The source has nothing more.
+    SourceDry { step: u64 },
+    /// The last command of a session.
+    Stop(Stop),
+}
+
+/// Episodes of a step in addition to the trained ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RunCounts {
+    /// Run again because the system failed them, and how many of these went well.
+    pub retried: usize,
+    /// Part of `retried`.
+    pub recovered: usize,
+    /// Groups that were run in the place of others.
+    pub refilled: usize,
+}
+
+/// Held-out episodes that are measured together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EvalSet {
+    /// Of its episodes, such as `eval-before`.
+    pub purpose: String,
+    /// 0 is greedy.
+    pub temperature: f32,
+    pub draws: Vec<Draw>,
+}

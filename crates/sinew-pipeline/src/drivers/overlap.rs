@@ -1,0 +1,178 @@
+//! Generation and training at once: episodes run while the learner works in a thread of its own.
+//!
+//! The same loop as in turns, but that it waits for episodes, scores of groups and the learner together. New
+//! weights, commits and checkpoints are made here, while no update is computed; episodes go on meanwhile.
+
+use super::sync::{Driver, none_runs};
+use super::work::{Task, Tools, Worked, is_whole};
+use crate::core::{Command, Event};
+use crate::error::PipelineError;
+use crate::late::Shelf;
+use crate::rows::Rows;
+use crate::waits::{Trainer, Waits};
+use sinew_types::{EpisodeId, GroupId, Trace};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+/// Between two looks at groups that are being scored while the learner works and no episode runs.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// The oldest weights that sampled a token of these episodes.
+pub(super) fn oldest<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> Option<u64> {
+    let nodes = traces.into_iter().flat_map(|t| &t.nodes);
+    let spans = nodes.flat_map(|n| &n.versions);
+    spans.map(|s| s.version.0).min()
+}
+
+impl Driver {
+    /// Notes what the time since the last look was spent on; from now on the trainer does this.
+    pub(super) fn look(&mut self, trainer: Option<Trainer>) {
+        let now_s = self.p.started.elapsed().as_secs_f64();
+        let busy_s = self.p.rollouts.reading().engine_busy_s;
+        let running = self.progress.0 < self.progress.1;
+        self.watch.look((now_s, busy_s), running);
+        self.watch.trainer = trainer.unwrap_or(self.watch.trainer);
+    }
+
+    /// Ends the intervals of a step, or of the run.
+    pub(super) fn waits(&mut self) -> Waits {
+        self.look(None);
+        self.watch.take()
+    }
+
+    /// Rows by how many updates the oldest token of their episode is behind the weights that are trained.
+    pub(super) fn staleness(&self, rows: &Rows, groups: &[Vec<Trace>]) -> BTreeMap<u64, usize> {
+        let mut behind = HashMap::new();
+        for trace in groups.iter().flatten() {
+            let updates = oldest([trace]).map(|oldest| self.live.saturating_sub(oldest));
+            behind.insert(&trace.episode, updates.unwrap_or(0));
+        }
+        let mut counts = BTreeMap::new();
+        for updates in rows.rows.iter().filter_map(|r| behind.get(&r.episode)) {
+            *counts.entry(*updates).or_default() += 1;
+        }
+        counts
+    }
+
+    /// Whether generation and training overlap.
+    pub(super) fn overlaps(&self) -> bool {
+        self.p.config.core.overlap.is_some()
+    }
+
+    pub(super) fn tools(&self) -> Tools {
+        Tools {
+            learner: self.p.learner.clone(),
+            algorithm: self.p.algorithm.clone(),
+            grammars: self.p.grammars.clone(),
+        }
+    }
+
+    /// Does a task of the learner: in its own thread where training overlaps, so that nothing follows yet.
+    pub(super) fn work(&mut self, task: Task) -> Result<Vec<Event>, PipelineError> {
+        self.look(Some(Trainer::Works));
+        if !self.overlaps() {
+            let worked = self.tools().work(task)?;
+            return Ok(vec![self.worked(worked)?]);
+        }
+        let (tools, waker) = (self.tools(), self.p.rollouts.waker());
+        self.desk.begin(tools, task, waker)?;
+        Ok(Vec::new())
+    }
+
+    fn worked(&mut self, worked: Worked) -> Result<Event, PipelineError> {
+        // New weights may wait for episodes.
+        self.look(Some(match (&worked, self.overlaps()) {
+            (Worked::Updated(..), true) => Trainer::WaitsForGroups,
+            _ => Trainer::Other,
+        }));
+        match worked {
+            Worked::Scored(groups, rows) => self.rows_made(groups, *rows),
+            Worked::Updated(rows, record) => {
+                (self.step.rows, self.step.record) = (rows.map(|r| *r), *record);
+                Ok(self.updated())
+            }
+        }
+    }
+
+    /// Where training overlaps, episodes of a step have run since groups were taken for the step before.
+    pub(super) fn since_last_score(&mut self) {
+        if !self.overlaps() {
+            return;
+        }
+        let now = (Instant::now(), self.p.rollouts.reading());
+        if let Some((taken, before)) = self.taken.replace(now) {
+            (self.step.started, self.step.before) = (Some(taken), before);
+        }
+    }
+
+    /// Says whether a group teaches something, and how old it is; the episodes are kept.
+    pub(super) fn weigh(
+        &mut self,
+        group: GroupId,
+        episodes: &[EpisodeId],
+    ) -> Result<Event, PipelineError> {
+        let groups = vec![self.take(episodes)];
+        let spent = self.p.algorithm.spent(&groups);
+        let spent = spent.map_err(PipelineError::system)?;
+        let event = Event::Weighed {
+            signal: spent.is_empty(),
+            oldest: oldest(&groups[0]),
+            group,
+        };
+        self.keep(groups);
+        Ok(event)
+    }
+
+    /// Waits until something happened, whatever.
+    pub(super) fn wait_for_any(&mut self) -> Result<Vec<Command>, PipelineError> {
+        loop {
+            if let Some(worked) = self.desk.done(Some(Duration::ZERO))? {
+                let event = self.worked(worked)?;
+                return Ok(self.on(event));
+            }
+            let commands = self.scored_groups(false)?;
+            if !commands.is_empty() {
+                return Ok(commands);
+            }
+            if self.progress.0 < self.progress.1 {
+                let before = self.progress.0;
+                let commands = self.wait_episodes()?;
+                self.look(None);
+                if self.progress.0 > before {
+                    return Ok(commands);
+                }
+                // Otherwise the learner was done, or a look at groups is due.
+                let waits = self.desk.is_busy() || self.scoring > 0;
+                if !waits && !self.p.rollouts.is_running() {
+                    return Err(none_runs());
+                }
+                continue;
+            }
+            let worked = match (self.desk.is_busy(), self.scoring > 0) {
+                (false, false) => return Err(none_runs()),
+                (false, true) => return self.scored_groups(true),
+                (true, false) => self.desk.done(None)?,
+                (true, true) => self.desk.done(Some(LOOK_EVERY))?,
+            };
+            if let Some(worked) = worked {
+                let event = self.worked(worked)?;
+                return Ok(self.on(event));
+            }
+        }
+    }
+
+    /// Whether the weights are those of the core's step: no update was begun that is not in use.
+    pub(super) fn is_whole(&self) -> bool {
+        is_whole(&self.p.learner, self.overlaps().then_some(self.live))
+    }
+
+    /// Training episodes that ended and wait for their update; another session goes on with them.
+    pub(super) fn waiting(&self) -> Result<BTreeSet<EpisodeId>, PipelineError> {
+        if self.overlaps() {
+            return self.p.store.open_episodes();
+        }
+        let waiting = self.shelf.iter().flat_map(Shelf::episodes).cloned();
+        let outside = self.p.source.iter().flat_map(|s| s.waiting_episodes());
+        Ok(waiting.chain(outside).collect())
+    }
+}

@@ -1,0 +1,196 @@
+//! The learner at work in a thread of its own, while episodes go on.
+//!
+//! One piece of work at a time: rows of groups, or an update on rows. The learner is locked meanwhile; the
+//! driver asks nothing of it until the work is done, but when the run is to stop: then it waits for the end
+//! of the work, which the learner's own cancellation brings about.
+
+use crate::curriculum::Curriculum;
+use crate::error::PipelineError;
+use crate::ports::{Learner, Waker};
+use crate::record::StepRecord;
+use crate::rows::Rows;
+use sinew_algo::Algorithm;
+use sinew_grammar::Grammars;
+use sinew_types::{LossSpec, Trace};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// A learner that one thread at a time works with.
+pub type SharedLearner = Arc<Mutex<dyn Learner>>;
+
+/// The learner, once no other thread works with it.
+pub(super) fn lock(learner: &SharedLearner) -> MutexGuard<'_, dyn Learner + 'static> {
+    // A panic of the learner's thread ends the run; what it left is not used for more than its version.
+    learner.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether a learner's weights are those of a whole step, and of version `live` if one is given. Waits for
+/// the end of an update at work.
+pub(super) fn is_whole(learner: &SharedLearner, live: Option<u64>) -> bool {
+    let held = lock(learner);
+    // An update that panicked may have left weights between two steps.
+    let own = live.is_none_or(|live| held.version().0 == live);
+    own && !learner.is_poisoned() && held.is_whole()
+}
+
+/// What the learner is to do.
+pub(super) enum Task {
+    /// Rows of the groups of a step.
+    Score {
+        groups: Vec<Vec<Trace>>,
+        curriculum: Curriculum,
+    },
+    /// An update on rows, if there are some, with the record of the step.
+    Update {
+        rows: Option<Box<Rows>>,
+        spec: Box<LossSpec>,
+        record: Box<StepRecord>,
+    },
+}
+
+/// What became of it.
+pub(super) enum Worked {
+    Scored(Vec<Vec<Trace>>, Box<Rows>),
+    Updated(Option<Box<Rows>>, Box<StepRecord>),
+}
+
+/// What the learner works with.
+#[derive(Clone)]
+pub(super) struct Tools {
+    pub(super) learner: SharedLearner,
+    pub(super) algorithm: Arc<Algorithm>,
+    pub(super) grammars: Arc<dyn Grammars>,
+}
+
+impl Tools {
+    /// Does a task in this thread.
+    pub(super) fn work(&self, task: Task) -> Result<Worked, PipelineError> {
+        let mut learner = lock(&self.learner);
+        match task {
+            Task::Score {
+                mut groups,
+                curriculum,
+            } => {
+                let rows = crate::score::score(
+                    &mut groups,
+                    &curriculum,
+                    &self.algorithm,
+                    &mut *learner,
+                    self.grammars.as_ref(),
+                )?;
+                Ok(Worked::Scored(groups, Box::new(rows)))
+            }
+            Task::Update {
+                mut rows,
+                spec,
+                mut record,
+            } => {
+                if let Some(rows) = rows.as_mut().filter(|r| !r.rows.is_empty()) {
+                    learner.update(rows, &spec, &mut record)?;
+                }
+                Ok(Worked::Updated(rows, record))
+            }
+        }
+    }
+}
+
+type Sent = Result<Worked, PipelineError>;
+
+/// Wakes the driver when it goes away: after the result was sent, or after a panic. The channel is closed
+/// before, so that the driver sees either.
+struct Wakes {
+    sender: Option<SyncSender<Sent>>,
+    waker: Waker,
+}
+
+impl Drop for Wakes {
+    fn drop(&mut self) {
+        drop(self.sender.take());
+        (self.waker)();
+    }
+}
+
+/// The learner's thread, if it works.
+#[derive(Default)]
+pub(super) struct Desk(Option<Receiver<Sent>>);
+
+impl Desk {
+    /// Whether a task is being worked on.
+    pub(super) fn is_busy(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Begins a task in a thread of its own; `waker` is called at its end.
+    pub(super) fn begin(
+        &mut self,
+        tools: Tools,
+        task: Task,
+        waker: Waker,
+    ) -> Result<(), PipelineError> {
+        let (sender, receiver) = sync_channel(1);
+        let started = thread::Builder::new()
+            .name("sinew-learner".to_owned())
+            .spawn(move || {
+                let wakes = Wakes {
+                    sender: Some(sender),
+                    waker,
+                };
+                let worked = tools.work(task);
+                // A driver that has gone needs no answer.
+                let _ = wakes.sender.as_ref().map(|s| s.send(worked));
+            });
+        started.map_err(|e| PipelineError::system(format!("learner: its thread: {e}")))?;
+        self.0 = Some(receiver);
+        Ok(())
+    }
+
+    /// The result of the task, if it is done within `wait`; `None` waits as long as it takes.
+    pub(super) fn done(&mut self, wait: Option<Duration>) -> Result<Option<Worked>, PipelineError> {
+        let Some(receiver) = &self.0 else {
+            return Ok(None);
+        };
+        let gone = || PipelineError::system("learner: its thread panicked");
+        let received = match wait {
+            None => receiver.recv().map_err(|_| gone())?,
+            Some(Duration::ZERO) => match receiver.try_recv() {
+                Err(TryRecvError::Empty) => return Ok(None),
+                received => received.map_err(|_| gone())?,
+            },
+            Some(wait) => match receiver.recv_timeout(wait) {
+                Err(RecvTimeoutError::Timeout) => return Ok(None),
+                received => received.map_err(|_| gone())?,
+            },
+        };
+        self.0 = None;
+        received.map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A driver that is woken by a panic must not find "not done yet": nothing would wake it again.
+    #[test]
+    fn the_channel_is_closed_when_the_driver_is_woken() {
+        let (sender, receiver) = sync_channel(1);
+        let (seen, closed) = sync_channel(1);
+        let receiver = Mutex::new(receiver);
+        let wakes = Wakes {
+            sender: Some(sender),
+            waker: Arc::new(move || {
+                let tried = receiver.lock().unwrap().try_recv();
+                seen.send(matches!(tried, Err(TryRecvError::Disconnected)))
+                    .unwrap();
+            }),
+        };
+        let thread = thread::spawn(move || {
+            let _wakes = wakes;
+            panic!("the learner");
+        });
+        thread.join().unwrap_err();
+        assert!(closed.recv().unwrap());
+    }
+}

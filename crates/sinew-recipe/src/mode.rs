@@ -1,0 +1,112 @@
+//! `train.mode`: whether generation and training take turns or overlap, and how old samples may be.
+//!
+//! Staleness is counted in optimizer updates: the version of the weights that are trained less the oldest
+//! version that sampled a token of the episode.
+
+use crate::rule::Rules;
+use crate::section::choice;
+use crate::{RunPlan, StoreKind};
+use sinew_algo::Algorithm;
+
+choice! {
+    /// How generation and training share the time. `sync`: in turns, staleness 0. `one_step_off`: the
+    /// episodes of the next step run while one is trained, and new weights wait for them. `async`: episodes
+    /// run all the time, and new weights are used from the next token on.
+    TrainMode {
+        Sync = "sync",
+        OneStepOff = "one_step_off",
+        Async = "async",
+    }
+}
+
+impl RunPlan {
+    /// Updates that a sample may be behind the weights when it is trained; 0 in mode `sync`.
+    pub fn max_staleness(&self) -> u64 {
+        let step = self.train.minibatches as u64;
+        match self.train.mode {
+            TrainMode::Sync => 0,
+            TrainMode::OneStepOff => step,
+            TrainMode::Async => self.train.max_staleness.unwrap_or(step),
+        }
+    }
+}
+
+pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
+    let t = &plan.train;
+    let (reason, has_effect) = match t.mode {
+        TrainMode::Async => (String::new(), true),
+        TrainMode::OneStepOff => (
+            "has no effect: with mode = \"one_step_off\" every sample is one step old; remove it, or use \
+             mode = \"async\""
+                .into(),
+            false,
+        ),
+        TrainMode::Sync => (
+            "has no effect: with mode = \"sync\" no sample is old; remove it, or use mode = \"async\"".into(),
+            false,
+        ),
+    };
+    rules.unused("train.max_staleness", reason, has_effect);
+    if t.mode == TrainMode::Sync {
+        return;
+    }
+    let step = t.minibatches as u64;
+    rules.custom(
+        "train.max_staleness",
+        plan.max_staleness(),
+        format!(
+            "allowed: {step} to 1000000. A step has {step} updates (train.minibatches), and with fewer nothing \
+             overlaps: that is mode = \"sync\""
+        ),
+        (step..=1_000_000).contains(&plan.max_staleness()),
+    );
+    overlaps(plan, rules);
+}
+
+/// What has no episodes to run during training, or decides by what a whole step showed.
+fn overlaps(plan: &RunPlan, rules: &mut Rules) {
+    let mode = format!("{:?}", plan.train.mode.name());
+    let mut needs = |why: &str, holds: bool| {
+        rules.custom("train.mode", &mode, why.into(), holds);
+    };
+    needs(
+        "needs episodes that the run samples itself: remove [data], or use mode = \"sync\"",
+        plan.data.is_none(),
+    );
+    needs(
+        "needs episodes that the run samples itself, and with harness.type = \"live\" agents open them: use \
+         mode = \"sync\"",
+        plan.harness.live().is_none(),
+    );
+    needs(
+        "cannot be combined with [reward.late], whose groups wait by rules of their own: remove it, or use \
+         mode = \"sync\"",
+        plan.reward.as_ref().and_then(|r| r.late()).is_none(),
+    );
+    needs(
+        "draws tasks before it knows what the last step showed: set tasks.sampling = \"uniform\" or weights, or \
+         use mode = \"sync\"",
+        plan.tasks.adaptive().is_none(),
+    );
+    needs(
+        "cannot be combined with rollout.cross_policy, which mixes policies by steps: remove it, or use mode = \
+         \"sync\"",
+        plan.rollout.cross_policy.is_none(),
+    );
+    needs(
+        "needs store.type = \"disk\": a session that goes on takes up the episodes that were not trained yet",
+        plan.store.kind == StoreKind::Disk,
+    );
+}
+
+/// Rules that ask the algorithm.
+pub(crate) fn of_algorithm(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Rules) {
+    rules.custom(
+        "algorithm.refill",
+        algorithm.refill(),
+        "waits for a whole round of groups before it replaces some, and mode = \"one_step_off\" has no time \
+         between: set algorithm.refill = 0, or use mode = \"async\", which replaces them at once"
+            .into(),
+        plan.train.mode != TrainMode::OneStepOff || algorithm.refill() == 0,
+    );
+}
