@@ -223,6 +223,8 @@ impl EmbeddedLearner {
         if state.commit.config_hash != self.config_hash {
             changed(&state.commit.cursor)?;
         }
+        // A process can have died before it named the checkpoint, and this run may have no step left to save.
+        self.checkpoints.commit(&loaded).map_err(system)?;
         Ok(Some(state.commit.cursor))
     }
 }

@@ -13,6 +13,9 @@
 //!     .tmp-step-00000013/                  an interrupted save, removed by the next one
 //! ```
 //!
+//! A process can die between the two renames. The directory that it leaves is newer than what `LATEST` names:
+//! it is not committed, and the next save of its step takes its name, so that names do not depend on deaths.
+//!
 //! Invariants: whatever operation fails or wherever the process dies, the directory that `LATEST`
 //! named before is untouched and loadable; every file is checked against its BLAKE3 before it is
 //! used; a damaged checkpoint is passed over for the next older good one, and that is reported.
@@ -207,6 +210,7 @@ impl CheckpointStore {
         let target = self.dir.join(&name);
         let written = self
             .write_all(&temporary, parts)
+            .and_then(|()| self.put_aside(&name))
             .and_then(|()| self.rename(&temporary, &target))
             .and_then(|()| self.sync_dir(&self.dir));
         if let Err(error) = written {
@@ -285,10 +289,28 @@ impl CheckpointStore {
             .map_err(|e| CheckpointError::io("remove", path, e))
     }
 
-    /// `step-00000012`, or with a suffix where that exists: a directory once renamed is never
+    /// Takes the name from a directory that was not committed; the next prune removes it.
+    fn put_aside(&self, name: &str) -> Result<(), CheckpointError> {
+        let left = self.dir.join(name);
+        if !left.exists() {
+            return Ok(());
+        }
+        let aside = self.dir.join(format!("{TEMPORARY}aside-{name}"));
+        if aside.exists() {
+            self.remove_dir(&aside)?;
+        }
+        self.rename(&left, &aside)
+    }
+
+    /// `step-00000012`, or with a suffix where that is committed: a directory once committed is never
     /// written again, so a repeated step cannot damage what `LATEST` names.
     fn free_name(&self, step: u64) -> Result<String, CheckpointError> {
-        let taken = self.names()?;
+        let mut taken = self.names()?;
+        // Without a pointer, the newest is what is loaded.
+        let latest = fs::read_to_string(self.dir.join(LATEST)).unwrap_or_default();
+        if let Some(committed) = taken.iter().position(|name| name == latest.trim()) {
+            taken.truncate(committed + 1);
+        }
         let plain = format!("step-{step:08}");
         let free = |name: &String| !taken.contains(name);
         std::iter::once(plain.clone())
@@ -380,6 +402,20 @@ impl CheckpointStore {
 }
 
 impl CheckpointStore {
+    /// Makes `LATEST` name a checkpoint that was loaded and that a run goes on from, if it names another one
+    /// or none.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn commit(&self, loaded: &Loaded) -> Result<(), CheckpointError> {
+        let name = loaded.path.file_name().unwrap_or_default();
+        let name = name.to_string_lossy();
+        match fs::read_to_string(self.dir.join(LATEST)) {
+            Ok(latest) if latest.trim() == name => Ok(()),
+            _ => self.point_latest(&name),
+        }
+    }
+
     /// The checkpoint `name`, whose files all match their checksums.
     ///
     /// # Errors

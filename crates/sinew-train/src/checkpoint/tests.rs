@@ -261,6 +261,72 @@ fn no_failing_operation_costs_the_previous_checkpoint() {
     }
 }
 
+/// The process dies at every operation of a save, and again at every operation of the save that follows:
+/// names are those of a run that was left alone, and a committed checkpoint is always there.
+#[test]
+fn a_save_that_was_cut_short_leaves_its_name_to_the_next_one() {
+    let dies = |dir: &Path, fail_at: usize| {
+        let failing = Failing {
+            operations: Arc::default(),
+            fail_at: fail_at + 1,
+            dead: true,
+            kind: io::ErrorKind::Other,
+        };
+        let store = CheckpointStore::with_storage(dir, 2, Box::new(failing)).unwrap();
+        save(&store, 2).is_err()
+    };
+    // Between the two renames there is a directory that nothing names.
+    let between = |first: &usize| {
+        let dir = tempfile::tempdir().unwrap();
+        let good = CheckpointStore::open(dir.path(), 2).unwrap();
+        save(&good, 1).unwrap();
+        dies(dir.path(), *first);
+        good.names().unwrap().len() == 2 && load_step(&good).unwrap().0 == 1
+    };
+    let first = (0..100).find(between).expect("a death between them");
+    for second in 0.. {
+        let dir = tempfile::tempdir().unwrap();
+        let good = CheckpointStore::open(dir.path(), 2).unwrap();
+        save(&good, 1).unwrap();
+        dies(dir.path(), first);
+        let died = dies(dir.path(), second);
+        let (step, skipped) = load_step(&good).unwrap();
+        assert_eq!(skipped, [], "{second}");
+        if step == 1 {
+            let saved = save(&good, 2).unwrap();
+            assert_eq!(saved, dir.path().join("step-00000002"), "{second}");
+        }
+        assert_eq!(load_step(&good), Some((2, vec![])));
+        save(&good, 3).unwrap();
+        let left = fs::read_dir(dir.path()).unwrap().count();
+        assert_eq!(left, 3, "{second}: two checkpoints and the pointer");
+        if !died {
+            break;
+        }
+    }
+}
+
+#[test]
+fn a_run_that_goes_on_names_what_it_goes_on_from() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path(), 5).unwrap();
+    let first = save(&store, 1).unwrap();
+    save(&store, 2).unwrap();
+    let latest = || fs::read_to_string(dir.path().join(LATEST)).unwrap();
+    fs::remove_file(dir.path().join(LATEST)).unwrap();
+    store.commit(&store.load().unwrap().unwrap()).unwrap();
+    assert_eq!(latest(), "step-00000002\n");
+    // The newest is damaged: what is loaded in its place is named, and the name is free again.
+    fs::write(dir.path().join("step-00000002").join(CHECKSUMS), "{").unwrap();
+    let loaded = store.load().unwrap().unwrap();
+    assert_eq!(loaded.path, first);
+    store.commit(&loaded).unwrap();
+    assert_eq!(latest(), "step-00000001\n");
+    save(&store, 2).unwrap();
+    assert_eq!(load_step(&store), Some((2, vec![])));
+    assert_eq!(store.names().unwrap(), ["step-00000001", "step-00000002"]);
+}
+
 /// Writes go to the kernel's device that is always full.
 #[derive(Debug)]
 struct FullDisk;

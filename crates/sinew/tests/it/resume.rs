@@ -169,6 +169,37 @@ fn killed_at_any_instant_a_run_ends_as_if_it_had_not_been() {
     }
 }
 
+#[test]
+fn killed_before_a_checkpoint_is_named_a_run_ends_with_the_same_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = recipe(dir.path(), 3, &[]);
+    let run = dir.path().join("run");
+    let whole = end(&run, &done(&recipe, &run, &[]));
+    let latest = run.join("checkpoints/LATEST");
+    let names = |run: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(run.join("checkpoints")).unwrap();
+        let mut names: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).collect();
+        names.sort();
+        names
+    };
+    let whole_names = names(&run);
+    for named in [Some("step-00000002\n"), None] {
+        match named {
+            Some(before) => std::fs::write(&latest, before).unwrap(),
+            None => std::fs::remove_file(&latest).unwrap(),
+        }
+        let last = done(&recipe, &run, &["--resume"]);
+        same(
+            "the folder is there, its name is not",
+            &end(&run, &last),
+            &whole,
+        );
+        assert_eq!(names(&run), whole_names);
+        let named = std::fs::read_to_string(&latest).unwrap();
+        assert_eq!(named, "step-00000003\n");
+    }
+}
+
 /// Cuts the newest segment of a run's store.
 fn tear(run: &Path, keep: impl Fn(u64) -> u64) {
     let segments = std::fs::read_dir(run.join("store/segments")).unwrap();
