@@ -1,7 +1,6 @@
 //! The command line: the sub-commands of `sinew` that this program carries out.
 
 use crate::attack::{self, table::Table};
-use crate::bench::{self, BenchCommand};
 use crate::levels::{self, Level};
 use crate::sandbox::{self, Parts, Scale, Subjects, leaks};
 use crate::{LabError, output};
@@ -9,13 +8,13 @@ use clap::{Args, Parser, Subcommand};
 use sinew_sandbox::SandboxProvider;
 use std::sync::Arc;
 
-/// Benches and attacks of Sinew; `sinew bench` and `sinew sandbox attack|bench|leaks` run it.
+/// Attacks on sandboxes and their measures; `sinew sandbox attack|bench|leaks` run it.
 #[derive(Debug, Parser)]
 #[command(name = "sinew", version, arg_required_else_help = true)]
 #[command(
     after_help = "Exit codes: 0 done; 1 the system failed, an attack escaped, or something was left; 2 wrong input"
 )]
-/// The program behind `sinew bench` and `sinew sandbox attack|bench|leaks`.
+/// The program behind `sinew sandbox attack|bench|leaks`.
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -23,12 +22,6 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measure this build against the machine's limits and against other systems
-    #[command(after_help = "Example: sinew bench compute --only floors,decode --json")]
-    Bench {
-        #[command(subcommand)]
-        command: BenchCommand,
-    },
     /// Attack and measure sandboxes
     Sandbox {
         #[command(subcommand)]
@@ -93,7 +86,6 @@ impl Cli {
     /// Wrong input, a system under test that fails, an attack that escaped, something left behind.
     pub fn run(&self) -> Result<(), LabError> {
         match &self.command {
-            Command::Bench { command } => bench::run(command),
             Command::Sandbox { command } => command.run(),
         }
     }

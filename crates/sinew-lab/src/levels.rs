@@ -63,20 +63,6 @@ impl Level {
     }
 }
 
-/// The program `sinew`, which is installed in the same folder, or is on the search path.
-pub(crate) fn sinew() -> Result<PathBuf, LabError> {
-    let program = std::env::current_exe().map_err(LabError::system)?;
-    let own = program.with_file_name("sinew");
-    if own.is_file() {
-        return Ok(own);
-    }
-    let search = std::env::var_os("PATH").unwrap_or_default();
-    let mut found = std::env::split_paths(&search).map(|dir| dir.join("sinew"));
-    found
-        .find(|p| p.is_file())
-        .ok_or_else(|| LabError::input("there is no `sinew` beside this program or on PATH"))
-}
-
 /// The process level without a pool; `warm_python` says whether an interpreter waits in each.
 ///
 /// # Errors

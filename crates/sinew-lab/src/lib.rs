@@ -1,19 +1,16 @@
-//! Benches and attacks: what measures the product and tries to break it, outside of the product.
+//! Attacks on sandboxes and their measures: what tries to break the product, outside of the product.
 //!
-//! [`mod@bench`] compares training, generation and the gateway with the machine's limits and with other
-//! systems. [`attack`] runs hostile programs inside sandboxes of every level and judges them from the
+//! [`attack`] runs hostile programs inside sandboxes of every level and judges them from the
 //! host. [`sandbox`] measures sandboxes, and counts what many of them leave behind. The program
-//! `sinew-lab` is what `sinew bench` and `sinew sandbox attack|bench|leaks` run.
+//! `sinew-lab` is what `sinew sandbox attack|bench|leaks` run.
 //!
 //! Invariants: an attack is `held` only if its effect did not happen, its ending is the precise one, a
 //! sibling is unharmed and nothing is left; a row compares what ran in the same run on the same
 //! machine; a peer that cannot run is a row that says why, and its target is not met.
 
 pub mod attack;
-pub mod bench;
 pub mod cli;
 pub mod levels;
-mod model;
 mod output;
 pub mod sandbox;
 

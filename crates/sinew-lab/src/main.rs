@@ -1,4 +1,4 @@
-//! The program behind `sinew bench` and `sinew sandbox attack|bench|leaks`.
+//! The program behind `sinew sandbox attack|bench|leaks`.
 //!
 //! The same program is the worker of the wasm level: started with that request, it serves programs and never
 //! reads a command line. Otherwise it parses the arguments, logs to standard error at the level that

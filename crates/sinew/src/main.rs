@@ -144,7 +144,7 @@ enum Command {
     /// Try a Python environment before training on it, or serve it over HTTP
     #[command(after_help = "Example: sinew env check my_env.py:MyEnv")]
     Env(env_check::EnvArgs),
-    /// Measure this build against the machine's limits and against other systems (runs sinew-lab)
+    /// Measure this build against the machine's limits and against other systems (runs sinew-bench)
     #[command(
         disable_help_flag = true,
         after_help = "Example: sinew bench compute --only floors,decode --json"
@@ -385,7 +385,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Judge(args) => judge::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Pool(args) => pool::run(&args),
-        Command::Bench(args) => lab::run(&["bench"], &args),
+        Command::Bench(args) => lab::run(lab::BENCH, &[], &args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "sinew", &mut script);

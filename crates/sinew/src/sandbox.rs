@@ -98,9 +98,9 @@ pub(crate) enum SandboxCommand {
 pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
     match command {
         SandboxCommand::Probe { level, json } => probe(level, *json),
-        SandboxCommand::Attack(args) => lab::run(&["sandbox", "attack"], args),
-        SandboxCommand::Bench(args) => lab::run(&["sandbox", "bench"], args),
-        SandboxCommand::Leaks(args) => lab::run(&["sandbox", "leaks"], args),
+        SandboxCommand::Attack(args) => lab::run(lab::LAB, &["sandbox", "attack"], args),
+        SandboxCommand::Bench(args) => lab::run(lab::LAB, &["sandbox", "bench"], args),
+        SandboxCommand::Leaks(args) => lab::run(lab::LAB, &["sandbox", "leaks"], args),
         SandboxCommand::Run {
             code,
             shell,

@@ -48,48 +48,6 @@ fn attacks_are_a_table_with_a_sum_and_one_object_a_case() {
     }
 }
 
-/// A short day: nothing grows, no token is lost, whatever agents do.
-#[test]
-fn a_soak_of_agents_loses_nothing() {
-    let done = lab()
-        .args(["bench", "soak", "--turns", "3000", "--json"])
-        .output()
-        .unwrap();
-    let errors = String::from_utf8_lossy(&done.stderr);
-    assert!(done.status.success(), "{errors}");
-    let text = String::from_utf8(done.stdout).unwrap();
-    let rows: Vec<Value> = text
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
-    let missed: Vec<_> = rows.iter().filter(|r| r["met"] == false).collect();
-    assert!(missed.is_empty(), "{missed:?}\n{errors}");
-    // It has done what it is for.
-    let value = |name: &str| {
-        let row = rows.iter().find(|r| r["name"] == format!("soak.{name}"));
-        row.unwrap_or_else(|| panic!("no {name}"))["value"]
-            .as_f64()
-            .unwrap()
-    };
-    assert_eq!(value("gateways"), 24.0);
-    assert!(value("turns") >= 2500.0);
-    for some in [
-        "join_extend",
-        "join_realign",
-        "join_rollback",
-        "join_fork",
-        "recognized",
-        "retries_coalesced",
-        "clients_gone",
-        "left_to_expire",
-        "stored_tokens",
-    ] {
-        assert!(value(some) >= 5.0, "{some}: {text}");
-    }
-    let limited = rows.iter().filter(|r| r["target"].is_number()).count();
-    assert_eq!(limited, 9, "{text}");
-}
-
 #[test]
 fn wrong_input_is_refused_with_what_is_allowed() {
     for (args, hint) in [
@@ -103,8 +61,6 @@ fn wrong_input_is_refused_with_what_is_allowed() {
             "process level",
         ),
         (&["sandbox", "leaks", "--level", "chroot"], "podman"),
-        (&["bench", "compute", "--only", "speed"], "scaling"),
-        (&["bench", "soak", "--turns", "1"], "--turns"),
     ] {
         let output = lab().args(args).output().unwrap();
         let errors = String::from_utf8(output.stderr).unwrap();

@@ -24,7 +24,8 @@ fn a_server_of_sandboxes_for_other_hosts_needs_chosen_tokens() {
     assert!(crate::failure(&refused, 2).contains("line 1"));
 }
 
-/// `sinew-lab` beside the program carries its sub-commands out, with their arguments as they are.
+/// `sinew-bench` and `sinew-lab` beside the program carry its sub-commands out, with their arguments as they
+/// are.
 #[test]
 fn benches_and_attacks_are_another_program() {
     use std::os::unix::fs::PermissionsExt;
@@ -37,10 +38,12 @@ fn benches_and_attacks_are_another_program() {
         command.output().unwrap()
     };
     let missing = crate::failure(&run(&["bench", "soak"]), 3);
-    assert!(missing.contains("cargo build -p sinew-lab"), "{missing}");
-    let lab = dir.path().join("sinew-lab");
-    std::fs::write(&lab, "#!/bin/sh\necho \"$@\"\nexit 7\n").unwrap();
-    std::fs::set_permissions(&lab, PermissionsExt::from_mode(0o755)).unwrap();
+    assert!(missing.contains("cargo build -p sinew-bench"), "{missing}");
+    for name in ["bench", "lab"] {
+        let program = dir.path().join(format!("sinew-{name}"));
+        std::fs::write(&program, format!("#!/bin/sh\necho {name} \"$@\"\nexit 7\n")).unwrap();
+        std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    }
     for (args, expected) in [
         (
             &["bench", "compute", "--help"][..],
@@ -48,9 +51,9 @@ fn benches_and_attacks_are_another_program() {
         ),
         (
             &["sandbox", "attack", "--level", "crun", "--json"],
-            "sandbox attack --level crun --json\n",
+            "lab sandbox attack --level crun --json\n",
         ),
-        (&["sandbox", "leaks"], "sandbox leaks\n"),
+        (&["sandbox", "leaks"], "lab sandbox leaks\n"),
     ] {
         let output = run(args);
         assert_eq!(String::from_utf8_lossy(&output.stdout), expected);

@@ -6,7 +6,7 @@
 use super::decode::{engine, next};
 use super::row::{Better, Row, Summary};
 use super::{Bench, request, shapes};
-use crate::LabError;
+use crate::BenchError;
 use sinew_infer::SchedulerConfig;
 use sinew_model::{InferModel, Params};
 use sinew_types::{Engine, EngineEvent, TokenId};
@@ -40,10 +40,10 @@ fn first_prompt(episode: usize) -> Vec<TokenId> {
 
 /// Rows of all forward passes. With `apart`, the first token of each request is its own, so that
 /// nothing is ever found in the cache.
-fn computed_rows(bench: &Bench, apart: bool) -> Result<usize, LabError> {
+fn computed_rows(bench: &Bench, apart: bool) -> Result<usize, BenchError> {
     let config = shapes::tiny();
     let params = Params::random(&config, 1);
-    let model = InferModel::new(&bench.dev, &config, &params, 1024).map_err(LabError::system)?;
+    let model = InferModel::new(&bench.dev, &config, &params, 1024).map_err(BenchError::system)?;
     let engine = engine(bench, model, 1 << 17, SchedulerConfig::default())?;
     let (send, events) = sync_channel(EPISODES * (SAMPLED + 2));
     let submit = |episode: usize, turn: usize, prompt: &[TokenId]| {
@@ -58,7 +58,7 @@ fn computed_rows(bench: &Bench, apart: bool) -> Result<usize, LabError> {
             // The receiver outlives the engine's work; at the end nobody listens.
             let _ = send.send((episode, event));
         });
-        engine.submit(request, sink).map_err(LabError::system)
+        engine.submit(request, sink).map_err(BenchError::system)
     };
     let mut episodes: Vec<(usize, Vec<TokenId>)> =
         (0..EPISODES).map(|e| (0, first_prompt(e))).collect();
@@ -71,7 +71,7 @@ fn computed_rows(bench: &Bench, apart: bool) -> Result<usize, LabError> {
         let (turn, tokens) = &mut episodes[e];
         match event {
             EngineEvent::Tokens { tokens: new, .. } => tokens.extend(new.iter().map(|t| t.id)),
-            EngineEvent::Failed { error, .. } => return Err(LabError::system(error)),
+            EngineEvent::Failed { error, .. } => return Err(BenchError::system(error)),
             EngineEvent::Finished { .. } => {
                 left -= 1;
                 *turn += 1;
@@ -97,7 +97,7 @@ fn minimum_rows() -> usize {
 }
 
 /// `prefix cache`: 5-turn episodes, 64 at once.
-pub(super) fn run(bench: &Bench) -> Result<(), LabError> {
+pub(super) fn run(bench: &Bench) -> Result<(), BenchError> {
     let one = |rows: usize| Summary {
         median: rows as f64,
         ..Summary::default()

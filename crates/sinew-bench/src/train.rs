@@ -11,8 +11,8 @@
 use super::machine::{CpuTime, peak_memory, seconds, seconds_now};
 use super::row::{Better, Row, Summary};
 use super::{Bench, shapes};
-use crate::LabError;
-use crate::bench::clock;
+use crate::BenchError;
+use crate::clock;
 use sinew_model::{Keep, ModelConfig, Params};
 use sinew_tensor::{Cpu, KernelSet};
 use sinew_train::{ModelPolicy, Trainer, TrainerConfig};
@@ -79,11 +79,12 @@ pub(super) fn trainer(
     keep: Keep,
     context: usize,
     micro_batch_tokens: usize,
-) -> Result<Trainer<ModelPolicy>, LabError> {
+) -> Result<Trainer<ModelPolicy>, BenchError> {
     let params = Params::random(config, 1);
-    let policy = ModelPolicy::full(params, context, keep, dev.clone()).map_err(LabError::system)?;
+    let policy =
+        ModelPolicy::full(params, context, keep, dev.clone()).map_err(BenchError::system)?;
     let config = TrainerConfig::new(micro_batch_tokens, 1e-5);
-    Trainer::new(policy, config, clock()).map_err(LabError::system)
+    Trainer::new(policy, config, clock()).map_err(BenchError::system)
 }
 
 /// Sequences without anything in common, all of whose tokens are trained; each computes `length` rows.
@@ -108,7 +109,7 @@ pub(super) fn step_seconds(
     rows: &[TrainRow],
     surrogate: Surrogate,
     steps: usize,
-) -> Result<(Vec<f64>, usize), LabError> {
+) -> Result<(Vec<f64>, usize), BenchError> {
     let spec = spec(surrogate);
     let mut outcome = Ok(0);
     let fresh = trainer.version() == PolicyVersion(0);
@@ -123,7 +124,7 @@ pub(super) fn step_seconds(
             outcome = report.map(|r| r.packed_tokens);
         }
     });
-    let packed = outcome.map_err(LabError::system)?;
+    let packed = outcome.map_err(BenchError::system)?;
     Ok((times, packed))
 }
 
@@ -132,7 +133,7 @@ pub(super) fn step_seconds(
 ///
 /// Target: twice the peer's rate. Without AMX, or with other kernels chosen by `SINEW_CPU`, the target is
 /// not met, and the row says why.
-fn tiles(bench: &Bench) -> Result<(), LabError> {
+fn tiles(bench: &Bench) -> Result<(), BenchError> {
     let (name, target) = ("train step 4x256, SmolLM2-135M shape, AMX bf16", 2.0);
     let peer = "PyTorch bf16 compile";
     let chosen = bench.dev.kernels();
@@ -175,7 +176,7 @@ fn tiles(bench: &Bench) -> Result<(), LabError> {
 ///
 /// Target: 1.2 times the peer's rate in f32, with no more memory. Runs first of all parts, as the peak of
 /// memory is that of the whole process.
-pub(super) fn plain(bench: &Bench) -> Result<(), LabError> {
+pub(super) fn plain(bench: &Bench) -> Result<(), BenchError> {
     tiles(bench)?;
     let config = shapes::smollm2();
     let cpu = CpuTime::now();
@@ -224,7 +225,7 @@ pub(super) fn plain(bench: &Bench) -> Result<(), LabError> {
 ///
 /// The rows differ in their first token alone where nothing is shared, so that packing finds no
 /// prefix to share. One measured step each. Target: half the time.
-pub(super) fn grpo(bench: &Bench) -> Result<(), LabError> {
+pub(super) fn grpo(bench: &Bench) -> Result<(), BenchError> {
     /// Tokens of a prompt that a group shares.
     const SHARED: usize = 200;
     /// Tokens of each answer.

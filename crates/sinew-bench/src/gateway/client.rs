@@ -4,7 +4,7 @@
 //! [`MAX_TURNS`] turns it begins anew, so that requests stay of one size over the measurement.
 
 use super::process::Process;
-use crate::LabError;
+use crate::BenchError;
 use bytes::Bytes;
 use futures::future::try_join_all;
 use http_body_util::{BodyExt, Full};
@@ -65,14 +65,14 @@ pub(super) struct Agent {
 /// A connection, and the task that reads it. The task ends with the connection, or when it is aborted.
 pub(super) async fn connect(
     address: SocketAddr,
-) -> Result<(SendRequest<Full<Bytes>>, JoinHandle<()>), LabError> {
+) -> Result<(SendRequest<Full<Bytes>>, JoinHandle<()>), BenchError> {
     let stream = TcpStream::connect(address)
         .await
-        .map_err(LabError::system)?;
-    stream.set_nodelay(true).map_err(LabError::system)?;
+        .map_err(BenchError::system)?;
+    stream.set_nodelay(true).map_err(BenchError::system)?;
     let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
         .await
-        .map_err(LabError::system)?;
+        .map_err(BenchError::system)?;
     let task = tokio::spawn(async move {
         // Its end is seen by the next request.
         let _ = connection.await;
@@ -85,7 +85,7 @@ impl Target {
     ///
     /// # Errors
     /// If the process is another program.
-    pub(super) fn gateway(process: &Process) -> Result<Self, LabError> {
+    pub(super) fn gateway(process: &Process) -> Result<Self, BenchError> {
         let (address, control_token) = process.listens()?;
         Ok(Self {
             address,
@@ -110,12 +110,12 @@ impl Target {
     }
 
     /// A connection to the server; its end is seen by the next request.
-    pub(super) async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, LabError> {
+    pub(super) async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, BenchError> {
         Ok(connect(self.address).await?.0)
     }
 
     /// A rollout with its agent; `index` tells those of a server apart.
-    async fn agent(&self, index: usize) -> Result<Agent, LabError> {
+    async fn agent(&self, index: usize) -> Result<Agent, BenchError> {
         let mut sender = self.connect().await?;
         let none = || "sk-none".to_owned();
         let (path, key) = match &self.rollouts {
@@ -126,7 +126,7 @@ impl Target {
             }
             Rollouts::Opened(control) => {
                 let (told, _) = post(&mut sender, "/rollouts", control, b"{}".as_slice()).await?;
-                let told: Value = serde_json::from_slice(&told).map_err(LabError::system)?;
+                let told: Value = serde_json::from_slice(&told).map_err(BenchError::system)?;
                 let text = |field: &str| told[field].as_str().unwrap_or_default().to_owned();
                 let base = text("base_url");
                 let at = base.find("/r/").unwrap_or(base.len());
@@ -146,7 +146,7 @@ impl Target {
     }
 
     /// So many rollouts.
-    pub(super) async fn open(&self, count: usize) -> Result<Vec<Agent>, LabError> {
+    pub(super) async fn open(&self, count: usize) -> Result<Vec<Agent>, BenchError> {
         let mut agents = Vec::with_capacity(count);
         while agents.len() < count {
             let next = SIDE_BY_SIDE.min(count - agents.len());
@@ -162,7 +162,7 @@ impl Target {
         count: usize,
         turns: Range<u32>,
         process: &Process,
-    ) -> Result<(), LabError> {
+    ) -> Result<(), BenchError> {
         let mut left = count;
         while left > 0 {
             let mut agents = self.open(SIDE_BY_SIDE.min(left)).await?;
@@ -178,7 +178,7 @@ pub(super) async fn grow(
     agents: &mut [Agent],
     turns: Range<u32>,
     process: &Process,
-) -> Result<f64, LabError> {
+) -> Result<f64, BenchError> {
     let before = process.cpu_s();
     for _ in turns {
         let next = agents.iter_mut().map(|agent| {
@@ -192,7 +192,7 @@ pub(super) async fn grow(
 
 impl Agent {
     /// Says something new and takes the answer.
-    pub(super) async fn turn(&mut self, tokens: u32, stream: bool) -> Result<(), LabError> {
+    pub(super) async fn turn(&mut self, tokens: u32, stream: bool) -> Result<(), BenchError> {
         if self
             .max_turns
             .is_some_and(|max| self.messages.len() >= 2 * max)
@@ -209,13 +209,16 @@ impl Agent {
         let (told, status) = post(&mut self.sender, &self.path, &self.key, body).await?;
         if status != 200 {
             let text = String::from_utf8_lossy(&told);
-            return Err(LabError::system(format!("{}: {status}: {text}", self.path)));
+            return Err(BenchError::system(format!(
+                "{}: {status}: {text}",
+                self.path
+            )));
         }
         if stream {
             self.messages.clear();
             return Ok(());
         }
-        let told: Value = serde_json::from_slice(&told).map_err(LabError::system)?;
+        let told: Value = serde_json::from_slice(&told).map_err(BenchError::system)?;
         let content = told["choices"][0]["message"]["content"].clone();
         self.messages
             .push(json!({"role": "assistant", "content": content}));
@@ -241,7 +244,7 @@ pub(super) async fn post(
     path: &str,
     key: &str,
     body: impl Into<Bytes>,
-) -> Result<(Bytes, u16), LabError> {
+) -> Result<(Bytes, u16), BenchError> {
     let request = Request::builder()
         .method(Method::POST)
         .uri(path)
@@ -249,17 +252,17 @@ pub(super) async fn post(
         .header("content-type", "application/json")
         .header("authorization", format!("Bearer {key}"))
         .body(Full::new(body.into()))
-        .map_err(LabError::system)?;
-    sender.ready().await.map_err(LabError::system)?;
+        .map_err(BenchError::system)?;
+    sender.ready().await.map_err(BenchError::system)?;
     let response = sender
         .send_request(request)
         .await
-        .map_err(LabError::system)?;
+        .map_err(BenchError::system)?;
     let status = response.status().as_u16();
     let body = response
         .into_body()
         .collect()
         .await
-        .map_err(LabError::system)?;
+        .map_err(BenchError::system)?;
     Ok((body.to_bytes(), status))
 }

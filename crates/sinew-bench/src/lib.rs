@@ -1,4 +1,4 @@
-//! `sinew bench`: how fast, and how far from the machine's limits and from other systems.
+//! The program behind `sinew bench`: how fast, and how far from the machine's limits and from other systems.
 //!
 //! Invariants: a row compares what ran in the same run on the same machine; a peer that cannot run is a row
 //! that says why, and its target is not met.
@@ -17,17 +17,19 @@ mod env;
 mod formats;
 mod gateway;
 mod machine;
+mod model;
+mod output;
 mod peers;
 mod prefix;
-pub(crate) mod real;
+mod programs;
+mod real;
 mod row;
 mod scaling;
 mod shapes;
 mod train;
 mod whole;
 
-use crate::{LabError, model};
-use clap::{Args, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use peers::Peers;
 use row::Printer;
 use sinew_tensor::Cpu;
@@ -35,6 +37,64 @@ use sinew_types::{Clock, GenerateRequest, RequestId, SamplingParams, TokenId};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Why a bench failed.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// An argument or a file that the user can put right. Exit code 2.
+    #[error("{0}")]
+    Input(String),
+    /// Anything else. Exit code 1.
+    #[error("{0}")]
+    System(String),
+}
+
+impl BenchError {
+    /// An error of what the user asked for.
+    pub(crate) fn input(text: impl std::fmt::Display) -> Self {
+        Self::Input(text.to_string())
+    }
+
+    /// An error of anything else.
+    pub(crate) fn system(text: impl std::fmt::Display) -> Self {
+        Self::System(text.to_string())
+    }
+
+    /// Exit code of the process.
+    pub fn code(&self) -> u8 {
+        match self {
+            Self::System(_) => 1,
+            Self::Input(_) => 2,
+        }
+    }
+}
+
+/// Measure this build against the machine's limits and against other systems.
+#[derive(Debug, Parser)]
+#[command(name = "sinew bench", version, arg_required_else_help = true)]
+#[command(
+    after_help = "Example: sinew bench compute --only floors,decode --json\n\
+Exit codes: 0 done; 1 the system failed; 2 wrong input"
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: BenchCommand,
+}
+
+impl Cli {
+    /// Runs the bench, which prints its rows as they come.
+    ///
+    /// # Errors
+    /// Wrong arguments, and a system under test that fails.
+    pub fn run(&self) -> Result<(), BenchError> {
+        match &self.command {
+            BenchCommand::Compute(args) => compute(args),
+            BenchCommand::Gateway(args) => gateway::run(args),
+            BenchCommand::Env(args) => env::run(args),
+            BenchCommand::Soak(args) => gateway::soak::run(args),
+        }
+    }
+}
 
 /// A request of `max_tokens` tokens, drawn by `seed`.
 fn request(
@@ -62,11 +122,11 @@ fn request(
 fn selected<'a>(
     only: &'a [String],
     parts: &[&str],
-) -> Result<impl Fn(&str) -> bool + 'a, LabError> {
+) -> Result<impl Fn(&str) -> bool + 'a, BenchError> {
     match only.iter().find(|p| !parts.contains(&p.as_str())) {
         Some(unknown) => {
             let parts = parts.join(", ");
-            Err(LabError::input(format!(
+            Err(BenchError::input(format!(
                 "--only {unknown}: allowed: {parts}"
             )))
         }
@@ -82,7 +142,7 @@ fn clock() -> Clock {
 
 /// The benches.
 #[derive(Debug, Subcommand)]
-pub enum BenchCommand {
+enum BenchCommand {
     /// Measure training and generation against this machine's limits and other systems
     #[command(
         after_help = "Example: sinew bench compute --json --peer-python .cache/peers/bin/python\n\
@@ -109,7 +169,7 @@ without one its rows say so."
 
 /// What `sinew bench compute` is told.
 #[derive(Debug, Args)]
-pub struct ComputeArgs {
+struct ComputeArgs {
     /// One JSON object a row
     #[arg(long)]
     json: bool,
@@ -170,21 +230,8 @@ const PARTS: [&str; 10] = [
     "scaling",
 ];
 
-/// Runs a bench, which prints its rows as they come.
-///
-/// # Errors
-/// Wrong arguments, and a system under test that fails.
-pub fn run(command: &BenchCommand) -> Result<(), LabError> {
-    match command {
-        BenchCommand::Compute(args) => compute(args),
-        BenchCommand::Gateway(args) => gateway::run(args),
-        BenchCommand::Env(args) => env::run(args),
-        BenchCommand::Soak(args) => gateway::soak::run(args),
-    }
-}
-
 /// Runs the parts that are asked for, in an order that keeps memory measurements clean.
-fn compute(args: &ComputeArgs) -> Result<(), LabError> {
+fn compute(args: &ComputeArgs) -> Result<(), BenchError> {
     let wanted = selected(&args.only, &PARTS)?;
     let dev = model::device()?;
     tracing::info!(kernels = %machine::describe(&dev), "bench");
@@ -235,7 +282,7 @@ fn speaking(
     args: &ComputeArgs,
     bench: &Bench,
     wanted: &dyn Fn(&str) -> bool,
-) -> Result<(), LabError> {
+) -> Result<(), BenchError> {
     if ["speculation", "rounding", "formats"]
         .iter()
         .any(|p| wanted(p))

@@ -18,7 +18,7 @@
 //! finished.
 
 use super::super::client::connect;
-use crate::LabError;
+use crate::BenchError;
 use bytes::Bytes;
 use futures::future::join_all;
 use http_body_util::{BodyExt, Full};
@@ -128,7 +128,7 @@ impl Agents {
         &self,
         left: Vec<Left>,
         agents: usize,
-    ) -> Result<(Tally, Vec<Left>), LabError> {
+    ) -> Result<(Tally, Vec<Left>), BenchError> {
         let left = Mutex::new(left);
         let kept = Mutex::new(Vec::new());
         let budget = AtomicU64::new(self.turns);
@@ -150,7 +150,7 @@ impl Agents {
         left: &Mutex<Vec<Left>>,
         kept: &Mutex<Vec<Left>>,
         budget: &AtomicU64,
-    ) -> Result<Tally, LabError> {
+    ) -> Result<Tally, BenchError> {
         let lock = |list: &Mutex<Vec<Left>>| {
             let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
             list.pop()
@@ -203,15 +203,18 @@ impl Drop for Agent {
 
 impl Agent {
     /// Connects, and opens a rollout unless one was left.
-    async fn start(agents: &Agents, left: Option<Left>) -> Result<Self, LabError> {
+    async fn start(agents: &Agents, left: Option<Left>) -> Result<Self, BenchError> {
         let (mut sender, connection) = connect(agents.address).await?;
         let rollout = match left {
             Some(left) => left,
             None => {
                 let open = request("/rollouts", &agents.control, "{}".into(), false)?;
-                let answer = sender.send_request(open).await.map_err(LabError::system)?;
+                let answer = sender
+                    .send_request(open)
+                    .await
+                    .map_err(BenchError::system)?;
                 let (told, _) = whole(answer).await?;
-                let told: Value = serde_json::from_slice(&told).map_err(LabError::system)?;
+                let told: Value = serde_json::from_slice(&told).map_err(BenchError::system)?;
                 let text = |field: &str| told[field].as_str().unwrap_or_default().to_owned();
                 let base = text("base_url");
                 let path = &base[base.find("/r/").unwrap_or(base.len())..];
@@ -254,15 +257,15 @@ impl Agent {
     }
 
     /// Sends a call; `again` marks a repeated one.
-    async fn send(&mut self, body: String, again: bool) -> Result<Response<Incoming>, LabError> {
+    async fn send(&mut self, body: String, again: bool) -> Result<Response<Incoming>, BenchError> {
         let request = request(&self.rollout.path, &self.rollout.key, body, again)?;
-        self.sender.ready().await.map_err(LabError::system)?;
+        self.sender.ready().await.map_err(BenchError::system)?;
         let sent = self.sender.send_request(request).await;
-        sent.map_err(LabError::system)
+        sent.map_err(BenchError::system)
     }
 
     /// One turn, of whatever kind. Whether there may be another.
-    async fn act(&mut self, random: &mut Random, tally: &mut Tally) -> Result<bool, LabError> {
+    async fn act(&mut self, random: &mut Random, tally: &mut Tally) -> Result<bool, BenchError> {
         let kind = random.below(100);
         let messages = &mut self.rollout.messages;
         let turns = messages.len() / 2;
@@ -313,13 +316,13 @@ impl Agent {
         &mut self,
         more: &[(&str, Value)],
         tally: &mut Tally,
-    ) -> Result<Option<String>, LabError> {
+    ) -> Result<Option<String>, BenchError> {
         let answer = self.send(self.body(more), false).await?;
         content(answer, tally).await
     }
 
     /// A call answered by events. `None`: the agent hung up.
-    async fn streamed(&mut self, tally: &mut Tally) -> Result<Option<String>, LabError> {
+    async fn streamed(&mut self, tally: &mut Tally) -> Result<Option<String>, BenchError> {
         let body = self.body(&[("stream", json!(true))]);
         let answer = self.send(body, false).await?;
         let status = answer.status().as_u16();
@@ -340,7 +343,7 @@ impl Agent {
     }
 
     /// A call whose answer is lost on the way, and asked for again.
-    async fn twice(&mut self, tally: &mut Tally) -> Result<Option<String>, LabError> {
+    async fn twice(&mut self, tally: &mut Tally) -> Result<Option<String>, BenchError> {
         let body = self.body(&[]);
         let answer = self.send(body.clone(), false).await?;
         let Some(first) = content(answer, tally).await? else {
@@ -355,7 +358,7 @@ impl Agent {
     }
 
     /// Goes away in the middle of an answer.
-    async fn hang_up(&mut self) -> Result<(), LabError> {
+    async fn hang_up(&mut self) -> Result<(), BenchError> {
         let body = self.body(&[("stream", json!(true)), ("max_tokens", json!(LONG))]);
         let answer = self.send(body, false).await?;
         // The first part, whatever it is.
@@ -366,13 +369,13 @@ impl Agent {
     }
 
     /// Scores and finishes the rollout.
-    async fn finish(&mut self, agents: &Agents, tally: &mut Tally) -> Result<(), LabError> {
+    async fn finish(&mut self, agents: &Agents, tally: &mut Tally) -> Result<(), BenchError> {
         let path = format!("/rollouts/{}/finish", self.rollout.id);
         let body = json!({"reward": {"reward": 1.0, "success": true}}).to_string();
         let request = request(&path, &agents.control, body, false)?;
-        self.sender.ready().await.map_err(LabError::system)?;
+        self.sender.ready().await.map_err(BenchError::system)?;
         let answer = self.sender.send_request(request).await;
-        let (told, status) = whole(answer.map_err(LabError::system)?).await?;
+        let (told, status) = whole(answer.map_err(BenchError::system)?).await?;
         // It may have expired before its agent came back.
         if status != 200 && status != 404 {
             let told = String::from_utf8_lossy(&told);
@@ -388,7 +391,7 @@ fn request(
     key: &str,
     body: String,
     again: bool,
-) -> Result<Request<Full<Bytes>>, LabError> {
+) -> Result<Request<Full<Bytes>>, BenchError> {
     let mut request = Request::post(path)
         .header("host", "127.0.0.1")
         .header("content-type", "application/json")
@@ -398,25 +401,25 @@ fn request(
     }
     request
         .body(Full::new(body.into()))
-        .map_err(LabError::system)
+        .map_err(BenchError::system)
 }
 
 /// The whole body of an answer, and its status.
-async fn whole(answer: Response<Incoming>) -> Result<(Bytes, u16), LabError> {
+async fn whole(answer: Response<Incoming>) -> Result<(Bytes, u16), BenchError> {
     let status = answer.status().as_u16();
     let body = answer.into_body().collect().await;
-    Ok((body.map_err(LabError::system)?.to_bytes(), status))
+    Ok((body.map_err(BenchError::system)?.to_bytes(), status))
 }
 
 /// What the last choice says; `None` if the call came to nothing, as some must.
 async fn content(
     answer: Response<Incoming>,
     tally: &mut Tally,
-) -> Result<Option<String>, LabError> {
+) -> Result<Option<String>, BenchError> {
     let (told, status) = whole(answer).await?;
     match status {
         200 => {
-            let told: Value = serde_json::from_slice(&told).map_err(LabError::system)?;
+            let told: Value = serde_json::from_slice(&told).map_err(BenchError::system)?;
             let choices = told["choices"].as_array().and_then(|c| c.last());
             let said = choices.and_then(|c| c["message"]["content"].as_str());
             Ok(said.map(str::to_owned))

@@ -1,7 +1,7 @@
 //! What Python workers cost: a step, a session, a score.
 
 use super::row::{Better, Printer, Row, Summary};
-use crate::LabError;
+use crate::BenchError;
 use clap::Args;
 use futures::StreamExt;
 use serde_json::{Value, json};
@@ -36,7 +36,7 @@ const SCORE_MS: f64 = 0.5;
 
 /// Arguments of `sinew bench env`.
 #[derive(Debug, Args)]
-pub struct EnvArgs {
+pub(crate) struct EnvArgs {
     /// One JSON object a row
     #[arg(long)]
     json: bool,
@@ -49,14 +49,14 @@ pub struct EnvArgs {
 const PARTS: [&str; 3] = ["step", "memory", "scores"];
 
 /// `sinew bench env`.
-pub(super) fn run(args: &EnvArgs) -> Result<(), LabError> {
+pub(super) fn run(args: &EnvArgs) -> Result<(), BenchError> {
     let wanted = super::selected(&args.only, &PARTS)?;
     let module = Module::write()?;
-    let runtime = tokio::runtime::Runtime::new().map_err(LabError::system)?;
+    let runtime = tokio::runtime::Runtime::new().map_err(BenchError::system)?;
     let printer = Printer::new(args.json);
     if wanted("step") || wanted("memory") {
         let workers = module.workers("Counter", TargetKind::Env)?;
-        let factory = PythonEnvFactory::new(workers, 0, "Counter").map_err(LabError::system)?;
+        let factory = PythonEnvFactory::new(workers, 0, "Counter").map_err(BenchError::system)?;
         if wanted("step") {
             printer.row(&runtime.block_on(step(&factory))?);
         }
@@ -67,7 +67,7 @@ pub(super) fn run(args: &EnvArgs) -> Result<(), LabError> {
     if wanted("scores") {
         for function in ["exact", "exact_async"] {
             let workers = module.workers(function, TargetKind::Reward)?;
-            let reward = PythonReward::new(workers, 0, function).map_err(LabError::system)?;
+            let reward = PythonReward::new(workers, 0, function).map_err(BenchError::system)?;
             printer.row(&runtime.block_on(scores(&reward))?);
         }
     }
@@ -78,28 +78,28 @@ pub(super) fn run(args: &EnvArgs) -> Result<(), LabError> {
 struct Module(tempfile::TempDir);
 
 impl Module {
-    fn write() -> Result<Self, LabError> {
+    fn write() -> Result<Self, BenchError> {
         use std::os::unix::fs::PermissionsExt;
-        let dir = tempfile::tempdir().map_err(LabError::system)?;
-        std::fs::write(dir.path().join("bench_env.py"), MODULE).map_err(LabError::system)?;
+        let dir = tempfile::tempdir().map_err(BenchError::system)?;
+        std::fs::write(dir.path().join("bench_env.py"), MODULE).map_err(BenchError::system)?;
         // Sandboxes have users of their own, who must be able to read it.
         let readable = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(dir.path(), readable).map_err(LabError::system)?;
+        std::fs::set_permissions(dir.path(), readable).map_err(BenchError::system)?;
         Ok(Self(dir))
     }
 
-    fn workers(&self, name: &str, kind: TargetKind) -> Result<PythonWorkers, LabError> {
+    fn workers(&self, name: &str, kind: TargetKind) -> Result<PythonWorkers, BenchError> {
         let text = format!("bench_env.py:{name}");
-        let target = Target::parse(&text, kind, self.0.path()).map_err(LabError::system)?;
+        let target = Target::parse(&text, kind, self.0.path()).map_err(BenchError::system)?;
         let search = std::env::var("PATH").unwrap_or_default();
-        let code = PythonCode::find(&[target], "python3", &search).map_err(LabError::system)?;
+        let code = PythonCode::find(&[target], "python3", &search).map_err(BenchError::system)?;
         let provider = code
             .process_provider(WORKERS + 1)
-            .map_err(LabError::system)?;
+            .map_err(BenchError::system)?;
         let mut config = WorkersConfig::new(provider);
         config.workers = WORKERS;
         config.sessions_per_worker = SESSIONS;
-        PythonWorkers::start(config, code).map_err(LabError::system)
+        PythonWorkers::start(config, code).map_err(BenchError::system)
     }
 }
 
@@ -116,14 +116,14 @@ fn task() -> Task {
 }
 
 /// An environment that was reset.
-async fn open(factory: &PythonEnvFactory) -> Result<Box<dyn Env>, LabError> {
-    let mut env = factory.create(&task()).map_err(LabError::system)?;
-    env.reset().await.map_err(LabError::system)?;
+async fn open(factory: &PythonEnvFactory) -> Result<Box<dyn Env>, BenchError> {
+    let mut env = factory.create(&task()).map_err(BenchError::system)?;
+    env.reset().await.map_err(BenchError::system)?;
     Ok(env)
 }
 
 /// The result of one tool call.
-async fn call(env: &mut dyn Env, tool: &str, arguments: Value) -> Result<Value, LabError> {
+async fn call(env: &mut dyn Env, tool: &str, arguments: Value) -> Result<Value, BenchError> {
     let action = Action {
         tool_calls: vec![ToolCall {
             id: "call-0".into(),
@@ -132,13 +132,13 @@ async fn call(env: &mut dyn Env, tool: &str, arguments: Value) -> Result<Value, 
         }],
         ..Action::say("")
     };
-    let step = env.step(action).await.map_err(LabError::system)?;
+    let step = env.step(action).await.map_err(BenchError::system)?;
     let content = step.observation.map(|o| o.content).unwrap_or_default();
-    serde_json::from_str(&content.text()).map_err(LabError::system)
+    serde_json::from_str(&content.text()).map_err(BenchError::system)
 }
 
 /// Time that a worker adds to a step, beyond the call of the method within Python.
-async fn step(factory: &PythonEnvFactory) -> Result<Row, LabError> {
+async fn step(factory: &PythonEnvFactory) -> Result<Row, BenchError> {
     let mut env = open(factory).await?;
     let mut times = Vec::with_capacity(STEPS);
     for i in 0..WARM + STEPS {
@@ -149,7 +149,7 @@ async fn step(factory: &PythonEnvFactory) -> Result<Row, LabError> {
         }
     }
     let direct = call(env.as_mut(), "direct", json!({"calls": 100_000})).await?;
-    env.close().await.map_err(LabError::system)?;
+    env.close().await.map_err(BenchError::system)?;
     let direct_ms = direct.as_f64().unwrap_or_default() * 1e3;
     let added = times.into_iter().map(|t| t - direct_ms).collect();
     let summary = Summary::of(added, Better::Less).unwrap_or_default();
@@ -157,8 +157,8 @@ async fn step(factory: &PythonEnvFactory) -> Result<Row, LabError> {
 }
 
 /// Resident memory of all workers with many open sessions.
-async fn memory(factory: &PythonEnvFactory) -> Result<Row, LabError> {
-    let opened: Vec<Result<Box<dyn Env>, LabError>> =
+async fn memory(factory: &PythonEnvFactory) -> Result<Row, BenchError> {
+    let opened: Vec<Result<Box<dyn Env>, BenchError>> =
         futures::stream::iter((0..SESSIONS).map(|_| open(factory)))
             .buffer_unordered(AT_ONCE)
             .collect()
@@ -172,7 +172,7 @@ async fn memory(factory: &PythonEnvFactory) -> Result<Row, LabError> {
         }
     }
     for env in &mut sessions {
-        env.close().await.map_err(LabError::system)?;
+        env.close().await.map_err(BenchError::system)?;
     }
     let gib = processes.values().sum::<f64>() / f64::from(1 << 30);
     let summary = Summary::of(vec![gib], Better::Less).unwrap_or_default();
@@ -181,7 +181,7 @@ async fn memory(factory: &PythonEnvFactory) -> Result<Row, LabError> {
 }
 
 /// Time of one score when many are asked for.
-async fn scores(reward: &PythonReward) -> Result<Row, LabError> {
+async fn scores(reward: &PythonReward) -> Result<Row, BenchError> {
     let sample = RewardSample {
         task: task(),
         messages: Vec::new(),
@@ -197,7 +197,7 @@ async fn scores(reward: &PythonReward) -> Result<Row, LabError> {
             .collect()
             .await;
         if let Some(Err(unscored)) = all.iter().find(|s| s.is_err()) {
-            return Err(LabError::system(unscored));
+            return Err(BenchError::system(unscored));
         }
         // The first batch starts the workers.
         if batch > 0 {

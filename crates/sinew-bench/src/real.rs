@@ -6,7 +6,7 @@
 use super::decode::{engine, next};
 use super::row::{Better, Row, Summary};
 use super::{Bench, request};
-use crate::LabError;
+use crate::BenchError;
 use sinew_grammar::Grammars;
 use sinew_infer::{EmbeddedEngine, SchedulerConfig};
 use sinew_model::{InferModel, Params, Precision};
@@ -66,11 +66,11 @@ impl Real {
         bench: &Bench,
         precision: Precision,
         speculative_tokens: usize,
-    ) -> Result<EmbeddedEngine, LabError> {
+    ) -> Result<EmbeddedEngine, BenchError> {
         let config = self.params.config();
         let model =
             InferModel::with_precision(&bench.dev, config, &self.params, CONTEXT, precision)
-                .map_err(LabError::system)?;
+                .map_err(BenchError::system)?;
         let scheduler = SchedulerConfig {
             speculative_tokens,
             ..SchedulerConfig::default()
@@ -85,7 +85,7 @@ impl Real {
         tasks: usize,
         group: usize,
         seed: u64,
-    ) -> Result<Vec<Said>, LabError> {
+    ) -> Result<Vec<Said>, BenchError> {
         let count = tasks * group;
         let (send, events) = sync_channel(count * (MAX_TOKENS as usize + 2));
         let mut said = Vec::with_capacity(count);
@@ -104,7 +104,7 @@ impl Real {
                 // The receiver stays until the last event.
                 let _ = send.send((id, event));
             });
-            engine.submit(request, sink).map_err(LabError::system)?;
+            engine.submit(request, sink).map_err(BenchError::system)?;
         }
         let mut left = count;
         while left > 0 {
@@ -115,7 +115,7 @@ impl Real {
                     said[id].logprobs.extend(tokens.iter().map(|t| t.logprob));
                 }
                 EngineEvent::Finished { .. } => left -= 1,
-                EngineEvent::Failed { error, .. } => return Err(LabError::system(error)),
+                EngineEvent::Failed { error, .. } => return Err(BenchError::system(error)),
             }
         }
         Ok(said)
@@ -127,7 +127,7 @@ impl Real {
         engine: &EmbeddedEngine,
         tasks: usize,
         group: usize,
-    ) -> Result<(Vec<f64>, Vec<Vec<TokenId>>), LabError> {
+    ) -> Result<(Vec<f64>, Vec<Vec<TokenId>>), BenchError> {
         // The prompts are in the cache and the first guesses can be made.
         self.sample(engine, tasks, group, 0)?;
         let (mut times, mut all) = (Vec::new(), Vec::new());
@@ -142,7 +142,7 @@ impl Real {
 }
 
 /// Guessing against none, with few and with many answers at once. The tokens have to be the same.
-pub(super) fn speculation(bench: &Bench, real: &Real) -> Result<(), LabError> {
+pub(super) fn speculation(bench: &Bench, real: &Real) -> Result<(), BenchError> {
     for (tasks, group) in [(1, 1), (1, 8), (8, 8)] {
         let plain = real.engine(bench, Precision::F32, 0)?;
         let (times, expected) = real.rounds(&plain, tasks, group)?;
@@ -152,7 +152,7 @@ pub(super) fn speculation(bench: &Bench, real: &Real) -> Result<(), LabError> {
             let engine = real.engine(bench, Precision::F32, rows)?;
             let (times, found) = real.rounds(&engine, tasks, group)?;
             if found != expected {
-                return Err(LabError::system(format!(
+                return Err(BenchError::system(format!(
                     "guessing with {rows} rows changed what was sampled"
                 )));
             }
@@ -167,7 +167,7 @@ pub(super) fn speculation(bench: &Bench, real: &Real) -> Result<(), LabError> {
 }
 
 /// Difference between the engine's log-probabilities of what it sampled and the trainer's.
-pub(super) fn rounding(bench: &Bench, real: &Real) -> Result<(), LabError> {
+pub(super) fn rounding(bench: &Bench, real: &Real) -> Result<(), BenchError> {
     let mut mean_of_f32 = 0.0;
     for precision in Precision::ALL {
         let name = precision.name();
@@ -205,11 +205,11 @@ pub(super) fn rounding(bench: &Bench, real: &Real) -> Result<(), LabError> {
 }
 
 /// Trainer's log-probability minus the engine's, for each sampled token.
-fn gaps(bench: &Bench, real: &Real, said: &[Said]) -> Result<Vec<f64>, LabError> {
+fn gaps(bench: &Bench, real: &Real, said: &[Said]) -> Result<Vec<f64>, BenchError> {
     let rows: Vec<TrainRow> = said.iter().map(|s| row(real, s)).collect();
     let policy = ModelPolicy::frozen(real.params.clone(), CONTEXT, bench.dev.clone());
-    let mut policy = policy.map_err(LabError::system)?;
-    let scored = score_rows(&mut policy, &rows, 4096).map_err(LabError::system)?;
+    let mut policy = policy.map_err(BenchError::system)?;
+    let scored = score_rows(&mut policy, &rows, 4096).map_err(BenchError::system)?;
     Ok(rows
         .iter()
         .zip(&scored)

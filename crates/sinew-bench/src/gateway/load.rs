@@ -6,8 +6,8 @@
 use super::client::{Agent, Target};
 use super::process::Process;
 use super::{PASS, TOKENS};
-use crate::LabError;
-use crate::bench::{clock, request};
+use crate::BenchError;
+use crate::{clock, request};
 use sinew_infer::{FakeConfig, FakeEngine};
 use sinew_types::{Engine, EngineEvent, RequestId};
 use std::sync::Arc;
@@ -61,7 +61,7 @@ pub(super) async fn drive(
     target: &Target,
     load: &Load,
     process: &Process,
-) -> Result<Measured, LabError> {
+) -> Result<Measured, BenchError> {
     let agents = target.open(load.rollouts).await?;
     let start = Instant::now();
     let cpu = process.cpu_s();
@@ -78,7 +78,7 @@ pub(super) async fn drive(
     }
     let mut latencies = Vec::new();
     for task in tasks {
-        latencies.extend(task.await.map_err(LabError::system)??);
+        latencies.extend(task.await.map_err(BenchError::system)??);
     }
     Ok(Measured::of(latencies, process.cpu_s() - cpu))
 }
@@ -96,11 +96,11 @@ async fn agent_loop(
     offset: Duration,
     start: Instant,
     room: Arc<Semaphore>,
-) -> Result<Vec<f64>, LabError> {
+) -> Result<Vec<f64>, BenchError> {
     let mut latencies = Vec::new();
     sleep(offset).await;
     while start.elapsed() < load.measured {
-        let permit = room.acquire().await.map_err(LabError::system)?;
+        let permit = room.acquire().await.map_err(BenchError::system)?;
         if start.elapsed() >= load.measured {
             break;
         }
@@ -114,14 +114,14 @@ async fn agent_loop(
 }
 
 /// The same load on the same engine without a gateway: what a request takes anyway.
-pub(super) async fn engine_only(load: &Load) -> Result<Measured, LabError> {
+pub(super) async fn engine_only(load: &Load) -> Result<Measured, BenchError> {
     let config = FakeConfig {
         max_running: 8192,
         max_waiting: 8192,
         latency: PASS,
         ..FakeConfig::default()
     };
-    let engine = FakeEngine::threaded(config, clock()).map_err(LabError::system)?;
+    let engine = FakeEngine::threaded(config, clock()).map_err(BenchError::system)?;
     let engine: Arc<dyn Engine> = Arc::new(engine);
     let start = Instant::now();
     let mut tasks = Vec::with_capacity(load.rollouts);
@@ -138,31 +138,31 @@ pub(super) async fn engine_only(load: &Load) -> Result<Measured, LabError> {
                 id += 1;
                 sleep(load.think).await;
             }
-            Ok::<_, LabError>(latencies)
+            Ok::<_, BenchError>(latencies)
         }));
     }
     let mut latencies = Vec::new();
     for task in tasks {
-        latencies.extend(task.await.map_err(LabError::system)??);
+        latencies.extend(task.await.map_err(BenchError::system)??);
     }
     Ok(Measured::of(latencies, 0.0))
 }
 
 /// One generation on the engine itself, to see what the gateway adds.
-async fn generate(engine: &dyn Engine, id: RequestId) -> Result<(), LabError> {
+async fn generate(engine: &dyn Engine, id: RequestId) -> Result<(), BenchError> {
     let (sender, mut events) = mpsc::channel(TOKENS as usize + 2);
     let request = request(id.0, vec![1; 256], 0, TOKENS);
     let sink = Box::new(move |event| {
         // The queue has room for every event.
         let _ = sender.try_send(event);
     });
-    engine.submit(request, sink).map_err(LabError::system)?;
+    engine.submit(request, sink).map_err(BenchError::system)?;
     while let Some(event) = events.recv().await {
         match event {
             EngineEvent::Tokens { .. } => {}
             EngineEvent::Finished { .. } => return Ok(()),
-            EngineEvent::Failed { error, .. } => return Err(LabError::system(error)),
+            EngineEvent::Failed { error, .. } => return Err(BenchError::system(error)),
         }
     }
-    Err(LabError::system("the engine dropped a request"))
+    Err(BenchError::system("the engine dropped a request"))
 }

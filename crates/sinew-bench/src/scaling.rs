@@ -5,7 +5,7 @@ use super::machine::{CpuTime, Floors};
 use super::row::{Better, Row, Summary};
 use super::train::{sequences, step_seconds, trainer};
 use super::{Bench, shapes};
-use crate::LabError;
+use crate::BenchError;
 use serde::Deserialize;
 use sinew_model::{Keep, ModelConfig, ParamLayout};
 use sinew_plot::{Curve, plot};
@@ -41,7 +41,7 @@ fn cell(
     name: &str,
     config: &ModelConfig,
     length: usize,
-) -> Result<Option<Row>, LabError> {
+) -> Result<Option<Row>, BenchError> {
     let rows = STEP_TOKENS.div_ceil(length);
     let tokens = rows * length;
     let weights = ParamLayout::new(config).weights();
@@ -117,16 +117,18 @@ pub(super) fn run(
     floors: Floors,
     wanted: &[String],
     to: &Plot<'_>,
-) -> Result<(), LabError> {
+) -> Result<(), BenchError> {
     let known = sizes();
     if let Some(bad) = wanted.iter().find(|name| !known.contains(name)) {
         let known = known.join(", ");
-        return Err(LabError::input(format!("--sizes {bad}: allowed: {known}")));
+        return Err(BenchError::input(format!(
+            "--sizes {bad}: allowed: {known}"
+        )));
     }
     let mut shares = match to.earlier {
         Some(path) => {
             let text = std::fs::read_to_string(path);
-            read_shares(&text.map_err(|e| LabError::input(format!("{}: {e}", path.display())))?)?
+            read_shares(&text.map_err(|e| BenchError::input(format!("{}: {e}", path.display())))?)?
         }
         None => Vec::new(),
     };
@@ -146,18 +148,18 @@ pub(super) fn run(
     if let Some(out) = to.out {
         let title = "Training speed as a share of the arithmetic floor";
         let svg = plot(title, "log2(context)", "share of floor", &curves(&shares));
-        let svg = svg.map_err(LabError::system)?;
+        let svg = svg.map_err(BenchError::system)?;
         std::fs::write(out, svg)
-            .map_err(|e| LabError::system(format!("{}: {e}", out.display())))?;
+            .map_err(|e| BenchError::system(format!("{}: {e}", out.display())))?;
     }
     Ok(())
 }
 
 /// Rows from the lines of `--json`.
-fn read_shares(text: &str) -> Result<Vec<Share>, LabError> {
+fn read_shares(text: &str) -> Result<Vec<Share>, BenchError> {
     let lines = text.lines().filter(|line| line.starts_with('{'));
     let rows: Result<Vec<Share>, _> = lines.map(serde_json::from_str).collect();
-    rows.map_err(|e| LabError::input(format!("--earlier: {e}: give the --json output")))
+    rows.map_err(|e| BenchError::input(format!("--earlier: {e}: give the --json output")))
 }
 
 /// A curve for each size with a measured cell; of several rows of a cell the last one counts.

@@ -1,6 +1,6 @@
 //! Server processes under measurement: start, CPU time, memory, end.
 
-use crate::LabError;
+use crate::BenchError;
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -41,8 +41,8 @@ pub(super) struct Process {
 
 impl Process {
     /// Our gateway with a fake engine that gives a token each `pass`.
-    pub(super) async fn serve(pass: Duration) -> Result<Self, LabError> {
-        let program = crate::levels::sinew()?;
+    pub(super) async fn serve(pass: Duration) -> Result<Self, BenchError> {
+        let program = crate::programs::sinew()?;
         let pass_ms = (pass.as_secs_f64() * 1e3).to_string();
         let mut child = Command::new(program)
             .args(["serve", "--engine", "fake", "--listen", "127.0.0.1:0"])
@@ -52,18 +52,18 @@ impl Process {
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
-            .map_err(LabError::system)?;
+            .map_err(BenchError::system)?;
         let out = child.stdout.take();
-        let out = out.ok_or_else(|| LabError::system("sinew serve: no output"))?;
+        let out = out.ok_or_else(|| BenchError::system("sinew serve: no output"))?;
         let mut lines = BufReader::new(out).lines();
         let line = tokio::time::timeout(START_LIMIT, lines.next_line())
             .await
-            .map_err(|_| LabError::system("sinew serve: does not listen"))?
-            .map_err(LabError::system)?
-            .ok_or_else(|| LabError::system("sinew serve: ended at once"))?;
-        let told: Value = serde_json::from_str(&line).map_err(LabError::system)?;
+            .map_err(|_| BenchError::system("sinew serve: does not listen"))?
+            .map_err(BenchError::system)?
+            .ok_or_else(|| BenchError::system("sinew serve: ended at once"))?;
+        let told: Value = serde_json::from_str(&line).map_err(BenchError::system)?;
         let text = |field: &str| told[field].as_str().unwrap_or_default().to_owned();
-        let address = text("listening").parse().map_err(LabError::system)?;
+        let address = text("listening").parse().map_err(BenchError::system)?;
         Ok(Self {
             child,
             listens: Some((address, text("control_token"))),
@@ -83,9 +83,9 @@ impl Process {
     ///
     /// # Errors
     /// If the process is another program.
-    pub(super) fn listens(&self) -> Result<(SocketAddr, &str), LabError> {
+    pub(super) fn listens(&self) -> Result<(SocketAddr, &str), BenchError> {
         let listens = self.listens.as_ref().map(|(a, token)| (*a, token.as_str()));
-        listens.ok_or_else(|| LabError::system("not a gateway"))
+        listens.ok_or_else(|| BenchError::system("not a gateway"))
     }
 
     /// What it prints, if that is piped; given once.
@@ -104,15 +104,15 @@ impl Process {
     }
 
     /// Resident memory.
-    pub(super) fn resident_bytes(&self) -> Result<f64, LabError> {
+    pub(super) fn resident_bytes(&self) -> Result<f64, BenchError> {
         let id = self.child.id();
-        let id = id.ok_or_else(|| LabError::system("the server has ended"))?;
+        let id = id.ok_or_else(|| BenchError::system("the server has ended"))?;
         let path = format!("/proc/{id}/status");
-        let status = std::fs::read_to_string(&path).map_err(LabError::system)?;
+        let status = std::fs::read_to_string(&path).map_err(BenchError::system)?;
         let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
         let kib = line.and_then(|l| l.trim().strip_suffix(" kB")?.parse::<f64>().ok());
         kib.map(|k| k * 1024.0)
-            .ok_or_else(|| LabError::system(format!("{path}: no VmRSS")))
+            .ok_or_else(|| BenchError::system(format!("{path}: no VmRSS")))
     }
 }
 

@@ -13,9 +13,9 @@ mod agent;
 mod proof;
 
 use super::process::raise_files;
-use crate::LabError;
-use crate::bench::clock;
-use crate::bench::row::{Printer, Row, Summary};
+use crate::BenchError;
+use crate::clock;
+use crate::row::{Printer, Row, Summary};
 use agent::{Agents, Left, Tally};
 use clap::Args;
 use proof::Proven;
@@ -57,7 +57,7 @@ const SLACK_TASKS: f64 = 8.0;
 
 /// What `sinew bench soak` is told.
 #[derive(Debug, Args)]
-pub struct SoakArgs {
+pub(crate) struct SoakArgs {
     /// One JSON object a row
     #[arg(long)]
     json: bool,
@@ -117,16 +117,16 @@ struct Day {
 }
 
 /// `sinew bench soak`.
-pub(crate) fn run(args: &SoakArgs) -> Result<(), LabError> {
+pub(crate) fn run(args: &SoakArgs) -> Result<(), BenchError> {
     if !(HOURS..=100 * DAY).contains(&args.turns) {
         let most = 100 * DAY;
-        return Err(LabError::input(format!(
+        return Err(BenchError::input(format!(
             "--turns {}: allowed: {HOURS} to {most}",
             args.turns
         )));
     }
     raise_files();
-    let runtime = tokio::runtime::Runtime::new().map_err(LabError::system)?;
+    let runtime = tokio::runtime::Runtime::new().map_err(BenchError::system)?;
     let world = World::new(args.turns)?;
     let start = Instant::now();
     let day = runtime.block_on(world.day(args))?;
@@ -137,7 +137,7 @@ pub(crate) fn run(args: &SoakArgs) -> Result<(), LabError> {
 
 impl Serving {
     /// Stops it, and waits until nothing of it writes to the journal any more.
-    async fn end(self) -> Result<GatewayStats, LabError> {
+    async fn end(self) -> Result<GatewayStats, BenchError> {
         self.server.stop().await;
         // Nobody sweeps from here on.
         let stats = self.gateway.stats();
@@ -145,7 +145,9 @@ impl Serving {
         let start = Instant::now();
         while Arc::strong_count(&self.journal) > 1 {
             if start.elapsed() > QUIET_LIMIT {
-                return Err(LabError::system("something holds on to a stopped gateway"));
+                return Err(BenchError::system(
+                    "something holds on to a stopped gateway",
+                ));
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -154,8 +156,8 @@ impl Serving {
 }
 
 impl World {
-    fn new(turns: u64) -> Result<Self, LabError> {
-        let renderer = Arc::new(sinew_render::byte_renderer().map_err(LabError::system)?);
+    fn new(turns: u64) -> Result<Self, BenchError> {
+        let renderer = Arc::new(sinew_render::byte_renderer().map_err(BenchError::system)?);
         let ids = 0..renderer.vocab_size() as TokenId;
         let bytes = ids.map(|id| renderer.token_bytes(id).unwrap_or_default());
         let stop = renderer.stop_ids().first().copied();
@@ -177,20 +179,20 @@ impl World {
             clock(),
         );
         Ok(Self {
-            engine: Arc::new(engine.map_err(LabError::system)?),
+            engine: Arc::new(engine.map_err(BenchError::system)?),
             renderer,
             store: Arc::default(),
-            folder: tempfile::tempdir().map_err(LabError::system)?,
+            folder: tempfile::tempdir().map_err(BenchError::system)?,
         })
     }
 
     /// A gateway that goes on where the last one ended.
-    async fn serve(&self) -> Result<Serving, LabError> {
+    async fn serve(&self) -> Result<Serving, BenchError> {
         let options = JournalOptions {
             file_bytes: 1 << 20,
             ..JournalOptions::default()
         };
-        let journal = Journal::open(self.folder.path(), options).map_err(LabError::system)?;
+        let journal = Journal::open(self.folder.path(), options).map_err(BenchError::system)?;
         let journal = Arc::new(journal);
         let config = GatewayConfig {
             session: SessionLimits {
@@ -215,20 +217,20 @@ impl World {
             hooks: None,
         };
         let gateway = Gateway::new(config, parts);
-        gateway.recover().map_err(LabError::system)?;
-        let control = Secret::random_hex(24).map_err(LabError::system)?;
-        let address = "127.0.0.1:0".parse().map_err(LabError::system)?;
+        gateway.recover().map_err(BenchError::system)?;
+        let control = Secret::random_hex(24).map_err(BenchError::system)?;
+        let address = "127.0.0.1:0".parse().map_err(BenchError::system)?;
         let server = Server::start(gateway.clone(), address, &control, None).await;
         Ok(Serving {
             gateway,
-            server: server.map_err(LabError::system)?,
+            server: server.map_err(BenchError::system)?,
             control,
             journal,
         })
     }
 
     /// Gateways one after the other until all turns are done.
-    async fn day(&self, args: &SoakArgs) -> Result<Day, LabError> {
+    async fn day(&self, args: &SoakArgs) -> Result<Day, BenchError> {
         let mut day = Day::default();
         let mut left: Vec<Left> = Vec::new();
         let mut open_tokens = 0;
@@ -319,7 +321,7 @@ fn growth(levels: &[Level], of: fn(&Level) -> f64) -> f64 {
 }
 
 /// Until no call runs, and with `all` until every rollout that was left has expired.
-async fn quiet(gateway: &Gateway, all: bool) -> Result<(), LabError> {
+async fn quiet(gateway: &Gateway, all: bool) -> Result<(), BenchError> {
     let start = Instant::now();
     loop {
         let stats = gateway.stats();
@@ -328,21 +330,21 @@ async fn quiet(gateway: &Gateway, all: bool) -> Result<(), LabError> {
         }
         if start.elapsed() > QUIET_LIMIT {
             let why = format!("after {QUIET_LIMIT:?} without a call: {stats:?}");
-            return Err(LabError::system(why));
+            return Err(BenchError::system(why));
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
 /// Measures now.
-fn level(journal: &Path) -> Result<Level, LabError> {
-    let status = std::fs::read_to_string("/proc/self/status").map_err(LabError::system)?;
+fn level(journal: &Path) -> Result<Level, BenchError> {
+    let status = std::fs::read_to_string("/proc/self/status").map_err(BenchError::system)?;
     let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
     let kib = line.and_then(|l| l.trim().strip_suffix(" kB")?.parse::<f64>().ok());
-    let kib = kib.ok_or_else(|| LabError::system("/proc/self/status: no VmRSS"))?;
+    let kib = kib.ok_or_else(|| BenchError::system("/proc/self/status: no VmRSS"))?;
     let entries = |path: &Path| {
-        let found = std::fs::read_dir(path).map_err(LabError::system)?;
-        Ok::<_, LabError>(found.count() as f64)
+        let found = std::fs::read_dir(path).map_err(BenchError::system)?;
+        Ok::<_, BenchError>(found.count() as f64)
     };
     let tasks = tokio::runtime::Handle::current().metrics();
     Ok(Level {

@@ -22,7 +22,7 @@ mod process;
 pub(super) mod soak;
 
 use super::row::{Better, Printer, Row, Summary};
-use crate::LabError;
+use crate::BenchError;
 use clap::Args;
 use client::{Target, grow};
 use load::{Load, drive, engine_only};
@@ -60,7 +60,7 @@ const IDLE_TURNS: u32 = 4;
 
 /// What `sinew bench gateway` is told.
 #[derive(Debug, Args)]
-pub struct GatewayArgs {
+pub(crate) struct GatewayArgs {
     /// One JSON object a row
     #[arg(long)]
     json: bool,
@@ -85,16 +85,16 @@ pub struct GatewayArgs {
 const PARTS: [&str; 4] = ["load", "stream", "idle", "history"];
 
 /// `sinew bench gateway`.
-pub(super) fn run(args: &GatewayArgs) -> Result<(), LabError> {
+pub(super) fn run(args: &GatewayArgs) -> Result<(), BenchError> {
     let wanted = super::selected(&args.only, &PARTS)?;
     if !(args.seconds.is_finite() && (0.5..=120.0).contains(&args.seconds)) {
-        return Err(LabError::input(format!(
+        return Err(BenchError::input(format!(
             "--seconds {}: allowed: 0.5 to 120",
             args.seconds
         )));
     }
     raise_files();
-    let runtime = tokio::runtime::Runtime::new().map_err(LabError::system)?;
+    let runtime = tokio::runtime::Runtime::new().map_err(BenchError::system)?;
     let printer = Printer::new(args.json);
     runtime.block_on(async {
         if wanted("load") {
@@ -157,7 +157,7 @@ impl Rival {
 }
 
 /// CPU and latency of requests at several numbers of rollouts.
-async fn loads(args: &GatewayArgs, printer: Printer) -> Result<(), LabError> {
+async fn loads(args: &GatewayArgs, printer: Printer) -> Result<(), BenchError> {
     let rivals = [
         Rival {
             name: "LiteLLM proxy",
@@ -210,7 +210,7 @@ fn single(value: f64) -> Summary {
 }
 
 /// CPU of a streamed token: long answers against short ones.
-async fn stream(args: &GatewayArgs, printer: Printer) -> Result<(), LabError> {
+async fn stream(args: &GatewayArgs, printer: Printer) -> Result<(), BenchError> {
     let process = Process::serve(PASS).await?;
     let mut per_request = Vec::new();
     let lengths = [TOKENS, 8 * TOKENS];
@@ -237,7 +237,7 @@ async fn stream(args: &GatewayArgs, printer: Printer) -> Result<(), LabError> {
 }
 
 /// Memory of rollouts that had a few turns and wait.
-async fn idle(printer: Printer) -> Result<(), LabError> {
+async fn idle(printer: Printer) -> Result<(), BenchError> {
     let process = Process::serve(Duration::ZERO).await?;
     let target = Target::gateway(&process)?;
     // The allocator's own warm-up is not the rollouts'.
@@ -255,7 +255,7 @@ async fn idle(printer: Printer) -> Result<(), LabError> {
 type Grown = [(Vec<f64>, f64); HISTORIES.len()];
 
 /// Lets conversations of a fresh server grow.
-async fn grown() -> Result<Grown, LabError> {
+async fn grown() -> Result<Grown, BenchError> {
     let process = Process::serve(Duration::ZERO).await?;
     let target = Target::gateway(&process)?;
     // The server's own warm-up is no turn's.
@@ -279,7 +279,7 @@ async fn grown() -> Result<Grown, LabError> {
 
 /// CPU of a turn after histories of several lengths: in all, and above what its body and its
 /// prompt cost any server. One more server each time, so that no start is lucky.
-async fn history(printer: Printer) -> Result<(), LabError> {
+async fn history(printer: Printer) -> Result<(), BenchError> {
     let mut all: Vec<(Vec<f64>, Vec<f64>)> = vec![Default::default(); HISTORIES.len()];
     for _ in 0..SERVERS {
         for ((cpu, floor), (cpus, floors)) in grown().await?.into_iter().zip(&mut all) {

@@ -4,7 +4,7 @@ use super::decode::{engine, next};
 use super::machine::CpuTime;
 use super::row::{Better, Row, Summary};
 use super::{Bench, shapes, train};
-use crate::{LabError, levels};
+use crate::{BenchError, programs};
 use sinew_infer::{EmbeddedEngine, SchedulerConfig};
 use sinew_model::{InferModel, Keep, ModelConfig, Params, Precision};
 use sinew_sandbox::{Ending, ExecRequest, Program, SandboxError, SandboxProvider, SandboxSpec};
@@ -114,7 +114,7 @@ struct Sampling<'a> {
 
 impl Sampling<'_> {
     /// Asks for the next turn of episode `id`.
-    fn ask(&self, id: usize, request: u64, episode: &Episode) -> Result<(), LabError> {
+    fn ask(&self, id: usize, request: u64, episode: &Episode) -> Result<(), BenchError> {
         let prompt = episode.tokens.clone();
         let request = super::request(request, prompt, request, TURN as u32);
         let send = self.send.clone();
@@ -122,7 +122,9 @@ impl Sampling<'_> {
             // There is room for all events of a step.
             let _ = send.try_send((id, Event::Engine(event)));
         });
-        self.engine.submit(request, sink).map_err(LabError::system)
+        self.engine
+            .submit(request, sink)
+            .map_err(BenchError::system)
     }
 
     /// Calls the tool for episode `id`, beside everything else.
@@ -135,7 +137,7 @@ impl Sampling<'_> {
     }
 
     /// Samples a group for each task, all at once; rows for the trainer.
-    fn step(&self, config: &ModelConfig, round: usize) -> Result<Vec<TrainRow>, LabError> {
+    fn step(&self, config: &ModelConfig, round: usize) -> Result<Vec<TrainRow>, BenchError> {
         let count = TASKS * SAMPLES;
         let mut episodes: Vec<Episode> = (0..count).map(|_| Episode::default()).collect();
         let request = |id: usize, turn| (2 * (round * count + id) + turn) as u64;
@@ -155,10 +157,10 @@ impl Sampling<'_> {
                 Event::Engine(EngineEvent::Finished { .. }) if episode.answered => open -= 1,
                 Event::Engine(EngineEvent::Finished { .. }) => self.call(id),
                 Event::Engine(EngineEvent::Failed { error, .. }) => {
-                    return Err(LabError::system(error));
+                    return Err(BenchError::system(error));
                 }
                 Event::Answer(answer) => {
-                    episode.given(answer.map_err(LabError::system)?);
+                    episode.given(answer.map_err(BenchError::system)?);
                     episode.answered = true;
                     self.ask(id, request(id, 1), episode)?;
                 }
@@ -172,11 +174,11 @@ impl Sampling<'_> {
 }
 
 /// Seconds of whole steps that sample with weights of `precision`; rounded ones need the correction.
-fn step_seconds(bench: &Bench, precision: Precision) -> Result<Vec<f64>, LabError> {
+fn step_seconds(bench: &Bench, precision: Precision) -> Result<Vec<f64>, BenchError> {
     let config = shapes::smollm2();
     let params = Params::random(&config, 1);
     let model = InferModel::with_precision(&bench.dev, &config, &params, CONTEXT, precision)
-        .map_err(LabError::system)?;
+        .map_err(BenchError::system)?;
     let count = TASKS * SAMPLES;
     let engine = engine(
         bench,
@@ -200,13 +202,13 @@ fn step_seconds(bench: &Bench, precision: Precision) -> Result<Vec<f64>, LabErro
             dual: None,
         })
     };
-    let runtime = Runtime::new().map_err(LabError::system)?;
+    let runtime = Runtime::new().map_err(BenchError::system)?;
     let (send, events) = sync_channel(count * (2 * (TURN + 2) + 1));
     let sampling = Sampling {
         engine: &engine,
         sandboxes: {
             let _inside = runtime.enter();
-            levels::process(true)?
+            programs::sandboxes()?
         },
         runtime: &runtime,
         send,
@@ -217,12 +219,12 @@ fn step_seconds(bench: &Bench, precision: Precision) -> Result<Vec<f64>, LabErro
         let start = Instant::now();
         let rows = sampling.step(&config, round)?;
         let sampled = start.elapsed().as_secs_f64();
-        let report = trainer.step(&rows, &spec).map_err(LabError::system)?;
+        let report = trainer.step(&rows, &spec).map_err(BenchError::system)?;
         let weights = trainer.policy().shared_params();
         let version = PolicyVersion(round as u64 + 1);
         engine
             .load_weights(version, weights)
-            .map_err(LabError::system)?;
+            .map_err(BenchError::system)?;
         let all = start.elapsed().as_secs_f64();
         tracing::info!(
             sampled,
@@ -239,7 +241,7 @@ fn step_seconds(bench: &Bench, precision: Precision) -> Result<Vec<f64>, LabErro
 }
 
 /// Our row of whole steps.
-fn ours(bench: &Bench, precision: Precision) -> Result<Row, LabError> {
+fn ours(bench: &Bench, precision: Precision) -> Result<Row, BenchError> {
     let cpu = CpuTime::now();
     let times = step_seconds(bench, precision)?;
     let others = CpuTime::others_since(cpu);
@@ -259,7 +261,7 @@ fn ours(bench: &Bench, precision: Precision) -> Result<Row, LabError> {
 /// and the correction that they need, is not the same algorithm.
 ///
 /// The ratio is TRL's seconds over ours. Target of the first row: 8.
-pub(super) fn run(bench: &Bench) -> Result<(), LabError> {
+pub(super) fn run(bench: &Bench) -> Result<(), BenchError> {
     let rows = [
         (ours(bench, Precision::F32)?, Some(8.0)),
         (ours(bench, Precision::Bf16)?, None),

@@ -7,7 +7,7 @@
 use super::machine::{CpuTime, limits};
 use super::row::{Better, Row, Summary};
 use super::{Bench, clock, request, shapes};
-use crate::LabError;
+use crate::BenchError;
 use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig};
 use sinew_model::{InferModel, ModelConfig, Params, Precision};
 use sinew_types::{Engine, EngineEvent};
@@ -31,25 +31,26 @@ pub(super) fn engine(
     model: InferModel,
     tokens: usize,
     scheduler: SchedulerConfig,
-) -> Result<EmbeddedEngine, LabError> {
-    let forward = ModelForward::new(bench.dev.clone(), model, tokens).map_err(LabError::system)?;
+) -> Result<EmbeddedEngine, BenchError> {
+    let forward =
+        ModelForward::new(bench.dev.clone(), model, tokens).map_err(BenchError::system)?;
     let config = EngineConfig {
         scheduler,
         ..EngineConfig::default()
     };
-    EmbeddedEngine::new(forward, config, None, clock()).map_err(LabError::system)
+    EmbeddedEngine::new(forward, config, None, clock()).map_err(BenchError::system)
 }
 
 /// The next event, or why there is none.
-pub(super) fn next<T>(events: &Receiver<T>) -> Result<T, LabError> {
+pub(super) fn next<T>(events: &Receiver<T>) -> Result<T, BenchError> {
     events.recv_timeout(PATIENCE).map_err(|e| match e {
-        RecvTimeoutError::Timeout => LabError::system("engine: no token for two minutes"),
-        RecvTimeoutError::Disconnected => LabError::system("engine: ended without a last event"),
+        RecvTimeoutError::Timeout => BenchError::system("engine: no token for two minutes"),
+        RecvTimeoutError::Disconnected => BenchError::system("engine: ended without a last event"),
     })
 }
 
 /// Seconds of passes in which `rows` sequences generate.
-fn pass_seconds(bench: &Bench, model: InferModel, rows: usize) -> Result<Vec<f64>, LabError> {
+fn pass_seconds(bench: &Bench, model: InferModel, rows: usize) -> Result<Vec<f64>, BenchError> {
     let scheduler = SchedulerConfig {
         max_num_seqs: rows,
         ..SchedulerConfig::default()
@@ -71,14 +72,14 @@ fn pass_seconds(bench: &Bench, model: InferModel, rows: usize) -> Result<Vec<f64
             // Nobody listens any more once enough was measured.
             let _ = send.try_send((Instant::now(), failed));
         });
-        engine.submit(request, sink).map_err(LabError::system)?;
+        engine.submit(request, sink).map_err(BenchError::system)?;
     }
     engine.pause(false);
     let mut marks = Vec::new();
     for count in 1..=rows * (WARM + MEASURED) {
         let (at, failed) = next(&events)?;
         if let Some(error) = failed {
-            return Err(LabError::system(error));
+            return Err(BenchError::system(error));
         }
         if count % rows == 0 && count / rows >= WARM {
             marks.push(at);
@@ -116,12 +117,12 @@ impl Measured {
         params: &Params,
         rows: usize,
         stored: Precision,
-    ) -> Result<Self, LabError> {
+    ) -> Result<Self, BenchError> {
         let cpu = CpuTime::now();
         let config = params.config();
         let context = PROMPT + SAMPLED + 16;
         let model = InferModel::with_precision(&bench.dev, config, params, context, stored)
-            .map_err(LabError::system)?;
+            .map_err(BenchError::system)?;
         let bytes = model.matrix_bytes() as f64;
         let floor = Floor::measure(bench, bytes, weights(config), rows);
         let times = pass_seconds(bench, model, rows)?;
@@ -190,9 +191,9 @@ impl Floor {
 }
 
 /// `decode, batch N` against the floors and the peers.
-pub(super) fn run(bench: &Bench, batches: &[usize]) -> Result<(), LabError> {
+pub(super) fn run(bench: &Bench, batches: &[usize]) -> Result<(), BenchError> {
     if let Some(bad) = batches.iter().find(|n| !(1..=1024).contains(*n)) {
-        return Err(LabError::input(format!(
+        return Err(BenchError::input(format!(
             "--batches {bad}: allowed: 1 to 1024"
         )));
     }

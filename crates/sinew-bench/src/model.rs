@@ -1,7 +1,7 @@
 //! The model and the device that the benches compute with.
 
-use crate::LabError;
-use crate::bench::real::Real;
+use crate::BenchError;
+use crate::real::Real;
 use sinew_env::math::{MathTaskConfig, Mixed, PromptConfig};
 use sinew_env::{Split, Taskset};
 use sinew_model::{ModelFiles, ResolveEnv, load_gguf_metadata, load_model, resolve_model};
@@ -16,10 +16,10 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// If a variable has another value; the message says what is allowed.
-pub(crate) fn device() -> Result<Cpu, LabError> {
+pub(crate) fn device() -> Result<Cpu, BenchError> {
     let kernels = match std::env::var("SINEW_CPU") {
         Ok(name) => {
-            KernelSet::parse(&name).map_err(|e| LabError::input(format!("SINEW_CPU: {e}")))?
+            KernelSet::parse(&name).map_err(|e| BenchError::input(format!("SINEW_CPU: {e}")))?
         }
         Err(_) => KernelSet::detect(),
     };
@@ -29,7 +29,7 @@ pub(crate) fn device() -> Result<Cpu, LabError> {
             .ok()
             .filter(|n| (1..=1024).contains(n))
             .ok_or_else(|| {
-                LabError::input(format!("SINEW_THREADS = {text:?}: allowed: 1 to 1024"))
+                BenchError::input(format!("SINEW_THREADS = {text:?}: allowed: 1 to 1024"))
             })?,
         Err(_) => std::thread::available_parallelism().map_or(1, usize::from),
     };

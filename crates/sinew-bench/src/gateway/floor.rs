@@ -6,8 +6,8 @@
 
 use super::client::{Target, post};
 use super::{GROWING, TOKENS};
-use crate::LabError;
-use crate::bench::request;
+use crate::BenchError;
+use crate::request;
 use bytes::Bytes;
 use futures::future::try_join_all;
 use http_body_util::{BodyExt, Full};
@@ -41,22 +41,22 @@ fn thread_cpu_s() -> f64 {
 
 /// Microseconds of CPU for a body, received and checked as JSON. Each of the bodies has a
 /// connection of its own and they are sent side by side, as the conversations' are.
-pub(super) async fn body_us(bodies: Vec<String>) -> Result<f64, LabError> {
+pub(super) async fn body_us(bodies: Vec<String>) -> Result<f64, BenchError> {
     let count = bodies.len();
     let (ready, address) = mpsc::sync_channel(1);
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let server = std::thread::spawn(move || -> Result<f64, LabError> {
+    let server = std::thread::spawn(move || -> Result<f64, BenchError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .map_err(LabError::system)?;
+            .map_err(BenchError::system)?;
         runtime.block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").await;
-            let listener = listener.map_err(LabError::system)?;
+            let listener = listener.map_err(BenchError::system)?;
             // The other side waits for it.
-            let _ = ready.send(listener.local_addr().map_err(LabError::system)?);
+            let _ = ready.send(listener.local_addr().map_err(BenchError::system)?);
             for _ in 0..count {
-                let (stream, _) = listener.accept().await.map_err(LabError::system)?;
+                let (stream, _) = listener.accept().await.map_err(BenchError::system)?;
                 let connection = hyper::server::conn::http1::Builder::new()
                     .serve_connection(TokioIo::new(stream), service_fn(check));
                 tokio::spawn(connection);
@@ -67,7 +67,7 @@ pub(super) async fn body_us(bodies: Vec<String>) -> Result<f64, LabError> {
             Ok(thread_cpu_s() - before)
         })
     });
-    let address: SocketAddr = address.recv_timeout(LIMIT).map_err(LabError::system)?;
+    let address: SocketAddr = address.recv_timeout(LIMIT).map_err(BenchError::system)?;
     let target = Target::plain(address);
     let mut clients = Vec::with_capacity(count);
     for body in bodies {
@@ -80,14 +80,14 @@ pub(super) async fn body_us(bodies: Vec<String>) -> Result<f64, LabError> {
             .map(|(sender, body)| post(sender, "/v1/chat/completions", "none", body.clone()));
         let told = try_join_all(sent).await?;
         if told.iter().any(|(_, status)| *status != 200) {
-            return Err(LabError::system("a measured body is not JSON"));
+            return Err(BenchError::system("a measured body is not JSON"));
         }
     }
     // It may have seen the connection end.
     let _ = stop.send(());
     let used = server
         .join()
-        .map_err(|_| LabError::system("a thread panicked"))?;
+        .map_err(|_| BenchError::system("a thread panicked"))?;
     Ok(used? / f64::from(rounds) / count.max(1) as f64 * 1e6)
 }
 
@@ -103,7 +103,7 @@ async fn check(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infa
 }
 
 /// Microseconds of CPU for handing the fake engine a prompt of so many tokens, and for its answer.
-pub(super) fn engine_us(prompt_tokens: usize) -> Result<f64, LabError> {
+pub(super) fn engine_us(prompt_tokens: usize) -> Result<f64, BenchError> {
     let engine = FakeEngine::stepped(FakeConfig {
         model: FakeModel {
             vocab: 512,
@@ -113,7 +113,7 @@ pub(super) fn engine_us(prompt_tokens: usize) -> Result<f64, LabError> {
         context: prompt_tokens + TOKENS as usize + 1,
         ..FakeConfig::default()
     });
-    let engine = engine.map_err(LabError::system)?;
+    let engine = engine.map_err(BenchError::system)?;
     // Each conversation has a prompt of its own, as on a server: none is in a near cache.
     let prompt = || Arc::new(vec![1; prompt_tokens.max(1)]);
     let prompts: Vec<_> = std::iter::repeat_with(prompt).take(GROWING).collect();
@@ -122,7 +122,7 @@ pub(super) fn engine_us(prompt_tokens: usize) -> Result<f64, LabError> {
         let prompt = Arc::clone(&prompts[id as usize % GROWING]);
         let request = request(id, prompt, 0, TOKENS);
         let sink = Box::new(|_: EngineEvent| {});
-        engine.submit(request, sink).map_err(LabError::system)?;
+        engine.submit(request, sink).map_err(BenchError::system)?;
         while engine.step() {}
     }
     Ok((thread_cpu_s() - before) / f64::from(COUNT) * 1e6)

@@ -7,8 +7,8 @@ use super::decode::next;
 use super::real::Real;
 use super::row::{Better, Row, Summary};
 use super::{Bench, machine::CpuTime};
-use crate::LabError;
-use crate::bench::{clock, request};
+use crate::BenchError;
+use crate::{clock, request};
 use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig};
 use sinew_model::InferModel;
 use sinew_types::{Engine, EngineEvent, Format, Grammar};
@@ -46,7 +46,7 @@ fn run(
     real: &Real,
     format: Option<&Arc<Format>>,
     seed: u64,
-) -> Result<(f64, usize), LabError> {
+) -> Result<(f64, usize), BenchError> {
     let (send, events) = sync_channel(BATCH * (TOKENS as usize + 2));
     engine.pause(true);
     for id in 0..BATCH {
@@ -56,7 +56,7 @@ fn run(
         let send = send.clone();
         // The receiver stays until the last event.
         let sink = Box::new(move |event| drop(send.send(event)));
-        engine.submit(request, sink).map_err(LabError::system)?;
+        engine.submit(request, sink).map_err(BenchError::system)?;
     }
     let start = Instant::now();
     engine.pause(false);
@@ -69,12 +69,12 @@ fn run(
                 forced += choices.filter(|c| c.allowed == 1).count();
             }
             EngineEvent::Finished { .. } => left -= 1,
-            EngineEvent::Failed { error, .. } => return Err(LabError::system(error)),
+            EngineEvent::Failed { error, .. } => return Err(BenchError::system(error)),
         }
     }
     if count != BATCH * TOKENS as usize {
         let why = format!("{count} tokens, expected {}", BATCH * TOKENS as usize);
-        return Err(LabError::system(why));
+        return Err(BenchError::system(why));
     }
     Ok((start.elapsed().as_secs_f64(), forced))
 }
@@ -83,13 +83,13 @@ fn run(
 ///
 /// Target: at most 1.10 times the time of free decoding. Compiling the format and reading the prompts is
 /// done before and not counted.
-pub(super) fn formats(bench: &Bench, real: &Real) -> Result<(), LabError> {
+pub(super) fn formats(bench: &Bench, real: &Real) -> Result<(), BenchError> {
     let config = real.params.config();
     let model = InferModel::new(&bench.dev, config, &real.params, CONTEXT);
-    let model = model.map_err(LabError::system)?;
+    let model = model.map_err(BenchError::system)?;
     let forward = ModelForward::new(bench.dev.clone(), model, 2 * BATCH * CONTEXT);
     let engine = EmbeddedEngine::with_formats(
-        forward.map_err(LabError::system)?,
+        forward.map_err(BenchError::system)?,
         EngineConfig {
             scheduler: SchedulerConfig {
                 max_num_seqs: BATCH,
@@ -101,7 +101,7 @@ pub(super) fn formats(bench: &Bench, real: &Real) -> Result<(), LabError> {
         Some(Arc::clone(&real.grammars)),
         clock(),
     );
-    let engine = engine.map_err(LabError::system)?;
+    let engine = engine.map_err(BenchError::system)?;
     for (name, schema) in FORMATS {
         let schema = schema.to_owned();
         let format = Arc::new(Format::new(Grammar::JsonSchema { schema }));
