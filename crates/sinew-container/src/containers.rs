@@ -10,10 +10,10 @@ use crate::observed::Observed;
 use crate::reaper::Reaper;
 use crate::root;
 use crate::spec::{Body, Common, INODES, SHARED_UID, StartSpec, next_uid, unavailable};
-use crate::state::{Folder, io, orphans, run_tag};
+use crate::state::{Folder, io, orphans};
 use sinew_guest::{AGENT, Guest, Setup};
 use sinew_image::UnpackLimits;
-use sinew_jail::cgroup::Group;
+use sinew_jail::cgroup::{Group, run_tag};
 use sinew_sandbox::{Ending, ExecRequest, Network, Program, Protection, SandboxError, SandboxSpec};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -78,7 +78,7 @@ impl Containers {
     /// Removes leftovers, chooses an engine, prepares the image and starts a probe container. If the probe
     /// fails with a user of its own, it is repeated with the shared user.
     pub(crate) async fn new(config: ContainerConfig) -> Made<Self> {
-        let tag = run_tag(std::process::id()).unwrap_or_default();
+        let tag = run_tag(std::process::id());
         let number = PROVIDERS.fetch_add(1, Ordering::Relaxed);
         let dead = orphans(&config.state);
         let folder = Arc::new(Folder::new(config.state.join(format!("{tag}.{number}")))?);

@@ -1,22 +1,14 @@
 //! Files of a run on the host, and how the next run finds them when this one was killed.
 
+use sinew_jail::cgroup::is_orphan;
 use sinew_sandbox::SandboxError;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Tag of a process: its number and start time, so that a number that is used again is another tag. `None` if
-/// there is no such process.
-pub(crate) fn run_tag(pid: u32) -> Option<String> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Field 22, counted after the name in parentheses.
-    let started = stat.rsplit(')').next()?.split_whitespace().nth(19)?;
-    Some(format!("{pid}-{started}"))
-}
-
-/// True if the process of a tag still runs.
+/// True if the process of a tag still runs; names that are no tags are of none.
 pub(crate) fn alive(tag: &str) -> bool {
-    let pid = tag.split('-').next().and_then(|p| p.parse().ok());
-    pid.and_then(run_tag).as_deref() == Some(tag)
+    let numbers = tag.split('-').filter(|part| part.parse::<u64>().is_ok());
+    numbers.count() == 2 && !is_orphan(tag)
 }
 
 /// Error of a file or a request.
@@ -69,10 +61,11 @@ pub(crate) fn orphans(base: &Path) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sinew_jail::cgroup::run_tag;
 
     #[test]
     fn a_tag_names_one_process() {
-        let own = run_tag(std::process::id()).unwrap();
+        let own = run_tag(std::process::id());
         assert!(alive(&own));
         assert!(!alive(&format!("{}-1", std::process::id())));
         assert!(!alive("x") && !alive(""));
@@ -81,7 +74,7 @@ mod tests {
     #[test]
     fn only_folders_of_the_dead_are_orphans() {
         let dir = tempfile::tempdir().unwrap();
-        let own = run_tag(std::process::id()).unwrap();
+        let own = run_tag(std::process::id());
         for name in [format!("{own}.0"), "1-1.0".into()] {
             fs::create_dir(dir.path().join(name)).unwrap();
         }

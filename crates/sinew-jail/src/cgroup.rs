@@ -275,6 +275,9 @@ fn usable(mount: &Path, prefix: &str) -> Option<Mount> {
     })
 }
 
+/// Ticks a second of all times in `/proc`: a part of the kernel's interface on x86 and ARM.
+const USER_HZ: i64 = 100;
+
 /// Tag of everything that a run makes on the host: process id and start time, so that a reused
 /// process id is a different run.
 #[must_use]
@@ -282,11 +285,25 @@ pub fn run_tag(pid: u32) -> String {
     format!("{pid}-{}", started(pid).unwrap_or(0))
 }
 
-/// Clock ticks between the boot and the start of a process (`/proc/PID/stat`, field 22).
+/// Clock ticks between the boot and the start of a process (`/proc/PID/stat`, field 22), the same number in
+/// every time namespace: the kernel adds the offset of the reader's (`time_namespaces(7)`).
 fn started(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let offsets = fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
+    start_ticks(&stat, &offsets)
+}
+
+/// The start of a process from its `stat`, without the offset of the boot time that a time namespace has.
+fn start_ticks(stat: &str, offsets: &str) -> Option<u64> {
     let after = stat.rsplit(')').next()?;
-    after.split_whitespace().nth(19)?.parse().ok()
+    let seen: i64 = after.split_whitespace().nth(19)?.parse().ok()?;
+    let boot = offsets.lines().find_map(|l| l.strip_prefix("boottime"));
+    let offset = boot.and_then(|rest| {
+        let mut numbers = rest.split_whitespace().map(str::parse::<i64>);
+        let (seconds, nanoseconds) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+        Some(seconds * USER_HZ + nanoseconds * USER_HZ / 1_000_000_000)
+    });
+    u64::try_from(seen - offset.unwrap_or(0)).ok()
 }
 
 /// Whether the process of this tag, and whatever follows it, is gone. Other names are not tags.
@@ -660,6 +677,12 @@ mod tests {
         let (pid, start) = (std::process::id(), started(std::process::id()).unwrap_or(0));
         assert!(is_orphan(&format!("{pid}-{}", start + 1)));
         assert!(is_orphan("4194304-1") && is_orphan("4194304-1-0-c7"));
+        // A reader in another time namespace sees another start, and counts the same.
+        let (stat, elsewhere) = ("7 (a) b) S 1 7 7 0 -1 4 9 0 0 0 0 0 0 0 20 0 1 0", "103295 1 2");
+        let offsets = "monotonic 5 0\nboottime      1000 500000000\n";
+        let there = start_ticks(&format!("{stat} {elsewhere}"), offsets);
+        assert_eq!(there, start_ticks(&format!("{stat} 3245"), ""));
+        assert_eq!(there, Some(3245));
         // Names that are no tags are left alone.
         assert!(!is_orphan("else") && !is_orphan("vm-4194304-1") && !is_orphan("x-345"));
     }
