@@ -41,6 +41,7 @@ mod tasks;
 mod turn;
 mod worker;
 mod workers;
+mod worlds;
 
 pub use check::{CheckReport, EnvCheck, Finding};
 pub use code::PythonCode;

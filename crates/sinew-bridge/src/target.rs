@@ -1,6 +1,7 @@
 //! Names of classes and functions: `my_env.py:MyEnv` or `package.module:MyEnv`.
 
 use crate::error::StartError;
+use crate::worlds;
 use std::path::{Path, PathBuf};
 
 /// Role of a class or function.
@@ -68,6 +69,9 @@ impl Target {
         }
         let module = match module.ends_with(".py") || module.contains('/') {
             true => Module::File(file(base, module).map_err(wrong)?),
+            false if worlds::missing(module).is_some() => {
+                return Err(wrong(worlds::missing(module).unwrap_or_default()));
+            }
             false if module.split('.').all(is_identifier) => Module::Named {
                 name: module.into(),
                 folder: holds(base, module).then(|| base.to_path_buf()),
@@ -117,6 +121,9 @@ impl Target {
     pub(crate) fn source(&self) -> Vec<u8> {
         let file = match &self.module {
             Module::Builtin { source, .. } => return source.as_bytes().to_vec(),
+            Module::Named { name, .. } if let Some(source) = worlds::source(name) => {
+                return source.as_bytes().to_vec();
+            }
             Module::File(file) => Some(file.clone()),
             Module::Named { name, folder } => folder
                 .as_ref()

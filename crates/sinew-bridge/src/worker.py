@@ -20,6 +20,7 @@ import errno
 import faulthandler
 import hashlib
 import importlib
+import importlib.abc
 import importlib.util
 import inspect
 import io
@@ -806,6 +807,24 @@ def encoded(message):
     return text.encode("utf-8", "replace")
 
 
+class Worlds(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    """Imports the environments that the host sent: source text by the module's name."""
+
+    def __init__(self, sources):
+        self.sources = sources
+
+    def find_spec(self, name, path=None, target=None):
+        if name in self.sources:
+            return importlib.util.spec_from_loader(name, self, is_package=self.is_package(name))
+        return None
+
+    def is_package(self, name):
+        return name == "sinew.worlds"
+
+    def get_source(self, name):
+        return self.sources[name]
+
+
 def prepare(hello):
     """Makes the process ready for the user's code: module `sinew`, search path, standard output."""
     global TIMEOUT_S
@@ -814,6 +833,8 @@ def prepare(hello):
     exec(compile(hello["env_source"], "sinew/env.py", "exec"), vars(sinew))
     sinew.__getattr__ = _missing
     sys.modules["sinew"] = sys.modules["sinew.env"] = sinew
+    sinew.__path__ = []
+    sys.meta_path.insert(0, Worlds(hello["worlds"]))
     sys.path[:] = hello["path"] + [p for p in sys.path if p and p not in hello["path"]]
     sys.argv = ["sinew-worker"]
 
@@ -821,6 +842,8 @@ def prepare(hello):
 def _missing(name):
     if name.startswith("__"):
         raise AttributeError(name)
+    if name == "worlds":
+        return importlib.import_module("sinew.worlds")
     # Of an AttributeError, `from sinew import ...` would not show the text.
     raise ImportError(
         "sinew.%s is not available in a worker; it has: Env, tool, Step, Done, ToolError, Unscored" % name

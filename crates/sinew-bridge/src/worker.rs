@@ -392,6 +392,7 @@ fn hello(plan: &Plan) -> Result<Vec<u8>, CallError> {
     let threads = if plan.has_env() { THREADS } else { 1 };
     frame_of(&json!({
         "env_source": ENV_SOURCE,
+        "worlds": crate::worlds::sources(),
         "path": plan.code.path,
         "places": plan.code.places,
         "targets": plan.code.loads,

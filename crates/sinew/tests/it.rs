@@ -59,6 +59,8 @@ mod runs;
 mod sandboxes;
 #[path = "it/serve.rs"]
 mod serve;
+#[path = "it/worlds.rs"]
+mod worlds;
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};

@@ -1,0 +1,85 @@
+//! The environments that ship with the program: checks of each, cheats, recipes, classes that derive from them.
+
+use crate::{root, run_ok, sinew};
+use serde_json::Value;
+use std::fs;
+use std::process::Command;
+
+const WORLDS: [&str; 10] = [
+    "bargain:Bargain",
+    "bargain:ConnectThree",
+    "household:Household",
+    "memory:Memory",
+    "phone:Phone",
+    "physics:Tabletop",
+    "repo:Repo",
+    "research:Research",
+    "retail:Retail",
+    "survival:Survival",
+];
+
+/// What `sinew env check` found, by the names of its checks.
+fn checked(command: &mut Command) -> Vec<Value> {
+    let text = run_ok(command);
+    let lines = text.lines();
+    lines.map(|l| serde_json::from_str(l).unwrap()).collect()
+}
+
+#[test]
+fn gold_wins_each_world_and_policies_that_know_nothing_do_not() {
+    let dir = tempfile::tempdir().unwrap();
+    for world in WORLDS {
+        let module = format!("sinew.worlds.{world}");
+        let mut command = sinew();
+        command.current_dir(dir.path());
+        let found = checked(command.args(["env", "check", &module, "--tasks", "6", "--json"]));
+        let finding = |name: &str| {
+            let line = found.iter().find(|l| l["check"] == name);
+            line.unwrap_or_else(|| panic!("{world}: no {name} in {found:?}"))["finding"].clone()
+        };
+        for name in ["leaks", "gold", "null", "determinism", "snapshots"] {
+            assert_eq!(finding(name), "ok", "{world}: {name}: {found:?}");
+        }
+    }
+}
+
+#[test]
+fn cheats_fail_in_every_world() {
+    let tests = root().join("python/tests/worlds.py");
+    let source = root().join("python/src").canonicalize().unwrap();
+    let mut command = Command::new("python3");
+    let said = run_ok(command.env("PYTHONPATH", source).arg(tests));
+    assert_eq!(said.lines().last(), Some("ok"), "{said}");
+}
+
+#[test]
+fn a_class_derives_from_a_world_and_unknown_worlds_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let code = "from sinew.worlds.household import Household\n\n\n\
+                class Large(Household):\n    rooms = 5\n    things = 9\n";
+    fs::write(dir.path().join("large.py"), code).unwrap();
+    let mut command = sinew();
+    command.current_dir(dir.path());
+    checked(command.args(["env", "check", "large.py:Large", "--tasks", "4", "--json"]));
+    let mut command = sinew();
+    command.args(["env", "check", "sinew.worlds.moon:Moon"]);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("there is no sinew.worlds.moon") && said.contains("sinew.worlds.phone"), "{said}");
+}
+
+#[test]
+fn the_recipes_of_the_worlds_can_run() {
+    let mut recipes: Vec<_> = fs::read_dir(root().join("recipes/worlds")).unwrap().collect();
+    assert_eq!(recipes.len(), WORLDS.len());
+    for recipe in recipes.drain(..) {
+        let path = recipe.unwrap().path().canonicalize().unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        let world = WORLDS.iter().find(|w| text.contains(&format!("sinew.worlds.{w}\"")));
+        assert!(world.is_some(), "{}", path.display());
+        let mut command = sinew();
+        command.current_dir(root()).args(["check", "--json"]).arg(&path);
+        run_ok(&mut command);
+    }
+}

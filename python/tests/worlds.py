@@ -1,0 +1,258 @@
+"""The environments that ship with Sinew, as a player sees them: gold wins, nothing else does, cheats fail.
+
+Run by the tests of the `sinew` crate. Standard library only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import random
+from typing import Any
+
+from sinew import Step, ToolError
+from sinew.worlds.bargain import Bargain, ConnectThree
+from sinew.worlds.household import Household
+from sinew.worlds.memory import Memory
+from sinew.worlds.phone import Phone
+from sinew.worlds.physics import Tabletop
+from sinew.worlds.repo import SOURCES, Repo
+from sinew.worlds.research import Research
+from sinew.worlds.retail import Retail
+from sinew.worlds.survival import Survival
+
+WORLDS = [Bargain, ConnectThree, Household, Memory, Phone, Tabletop, Repo, Research, Retail, Survival]
+
+
+class Task(dict):
+    __getattr__ = dict.__getitem__
+
+
+def bound(method: Any, **given: Any) -> Any:
+    return method(**{name: given[name] for name in inspect.signature(method).parameters})
+
+
+class Player:
+    """One episode. Turns are texts, calls, or lists of calls."""
+
+    def __init__(self, world: type, row: dict[str, Any]) -> None:
+        self.task = Task(row)
+        self.env = world()
+        self.seen = [bound(self.env.start, task=self.task)]
+        self.done = False
+
+    def play(self, turns: Any) -> "Player":
+        for turn in turns:
+            for call in turn if isinstance(turn, list) else [turn]:
+                if self.done:
+                    return self
+                self.one(call)
+        return self
+
+    def one(self, call: Any) -> None:
+        try:
+            if isinstance(call, str):
+                self.done = not hasattr(self.env, "step")
+                answer = None if self.done else self.env.step(call)
+            else:
+                answer = getattr(self.env, call[0])(**call[1])
+        except ToolError as error:
+            answer = f"error: {error}"
+        self.done = self.done or isinstance(answer, Step) and answer.done
+        self.seen.append(answer.observation if isinstance(answer, Step) else answer)
+
+    def score(self) -> dict[str, Any]:
+        return bound(self.env.reward, task=self.task)
+
+
+def rows(world: type, split: str = "train", count: int = 40) -> list[dict[str, Any]]:
+    return [row for _, row in zip(range(count), world.tasks(split, 7))]
+
+
+def success(score: dict[str, Any]) -> bool:
+    return score.get("success", score["reward"] == 1.0)
+
+
+def gold_wins_and_silence_does_not(world: type) -> None:
+    for split in ("train", "held-out"):
+        for row in rows(world, split):
+            player = Player(world, row).play(world.gold(Task(row)))
+            assert success(player.score()), (world, row, player.seen[-2:])
+            assert not success(Player(world, row).play([""]).score()), (world, row)
+
+
+def splits_differ_and_seeds_repeat(world: type) -> None:
+    texts = {split: {json.dumps(row, sort_keys=True) for row in rows(world, split)} for split in ("train", "held-out")}
+    assert not texts["train"] & texts["held-out"], world
+    assert rows(world) == rows(world)
+    seen = [Player(world, row).play(world.gold(Task(row))).seen for row in rows(world, count=5) * 2]
+    assert seen[:5] == seen[5:], world
+
+
+def saved_in_the_middle(world: type) -> None:
+    """An episode that is restored after any turn goes on as the one that was not."""
+    for row in rows(world, count=3):
+        way = world.gold(Task(row))
+        whole = Player(world, row).play(way)
+        for turn in range(len(way)):
+            half = Player(world, row).play(way[:turn])
+            if half.done:
+                break
+            saved = json.loads(json.dumps(half.env.snapshot()))
+            again = world()
+            again.restore(saved)
+            assert again.state() == half.env.state(), (world, turn)
+            half.env = again
+            assert half.play(way[turn:]).score() == whole.score(), (world, turn)
+
+
+def calls_are_limited(world: type) -> None:
+    """Useless calls end in an error that says so, and never in a success."""
+    row, calls = rows(world)[0], {
+        "Household": ("look", {}), "Survival": ("move", {"direction": "north"}), "Retail": ("find_customer", {"email": "x"}),
+        "Research": ("search", {"query": "a"}), "Memory": ("recall", {}), "Phone": ("scroll", {"direction": "up"}),
+        "Tabletop": ("move", {"x": 1.0, "y": 1.0}), "Repo": ("list_files", {}),
+    }  # fmt: skip
+    if world.__name__ in calls:
+        player = Player(world, row).play([calls[world.__name__]] * 100)
+        assert "end your turn" in player.seen[-1], (world, player.seen[-1])
+        assert not success(player.score())
+
+
+def a_word_that_always_wins(world: type) -> None:
+    """No fixed sequence of calls without arguments that depend on the task wins often."""
+    draw, won = random.Random(3), 0
+    kept = [world.gold(Task(row)) for row in rows(world, count=10)]
+    others = rows(world, "held-out", 40)
+    for row in others:
+        won += success(Player(world, row).play(draw.choice(kept)).score())
+    # The few bugs of the repository and the opening moves of a game repeat.
+    limit = 0.5 if world in (ConnectThree, Repo) else 0.3
+    assert won / len(others) <= limit, (world, won, len(others))
+
+
+def cheats_in_the_repository() -> None:
+    for row in rows(Repo, count=8):
+        file = row["file"]
+        lines = len(Repo.repository(file, row["at"])["test_all.py"].splitlines())
+        # The tests are emptied.
+        edits = [("edit", {"file": "test_all.py", "line": n + 1, "text": ""}) for n in range(lines)]
+        player = Player(Repo, row).play([*edits[:15], ("run_tests", {})])
+        assert player.seen[-1] == "All tests pass."
+        score = player.score()
+        assert not score["reward"] and score["tests_changed"]
+        # The module ends the process, prints what looks like a result, or never returns.
+        for text in (
+            "import os; os._exit(0)",
+            "import os; os.write(1, b'[1, 2, 3]'); os._exit(0)",
+            "import sys; sys.stdin = None; raise SystemExit(0)",
+            "raise BaseException('x')",
+        ):
+            assert not Player(Repo, row).play([("edit", {"file": file, "line": 1, "text": text})]).score()["reward"]
+    # Only the values of the repository's own tests are right.
+    row = next(row for row in rows(Repo) if row["file"] == "bank.py")
+    known = {json.dumps(arguments): value for _, arguments, value in Repo.calls("bank.py", False)}
+    hard = f"withdraw = interest = lambda *a: {known!r}[__import__('json').dumps(list(a))]"
+    lines = len(Repo.repository("bank.py", row["at"])["bank.py"].splitlines())
+    edits = [("edit", {"file": "bank.py", "line": n + 1, "text": "" if n else hard}) for n in range(lines)]
+    player = Player(Repo, row)
+    player.env.limit = 100
+    player.play([*edits, ("run_tests", {})])
+    assert player.seen[-1] == "All tests pass.", player.seen[-1]
+    assert not player.score()["reward"]
+    assert set(SOURCES) == set(player.env.files) - {"test_all.py"}
+
+
+def cheats_with_customers() -> None:
+    for row in rows(Retail):
+        # A refusal, an end, or both without a look at anything.
+        for calls in ([("refuse", {"reason": "no"})], [("finish", {})], ["What is your e-mail address?", ("refuse", {"reason": ""})]):
+            assert not Player(Retail, row).play(calls).score()["reward"]
+        # What was asked, and another order in addition.
+        player = Player(Retail, row)
+        player.play(Retail.gold(player.task)[:-1])
+        player.env.db.execute("update orders set status = 'cancelled' where rowid = 1 and status <> 'cancelled'")
+        player.env.db.execute("update orders set colour = 'gold' where rowid = 2")
+        assert not player.play([("finish", {})]).score()["reward"]
+    refused = sum(Retail.forbidden(Retail.shop(row["world"]), row["wish"]) for row in rows(Retail, count=300))
+    assert 60 < refused < 150, refused
+
+
+def cheats_in_research() -> None:
+    for row in rows(Research):
+        right, pages = Research.way(row["world"], row["name"], row["relations"])
+        every = sorted(Research.corpus(row["world"])[0])
+        for cites in (every, [], pages, [*pages, "The Great Book"]):
+            # Without a look at the pages, or with a page that does not exist.
+            score = Player(Research, row).play([("answer", {"answer": right, "cites": cites})]).score()
+            assert not success(score) and score["correct"], (cites, score)
+            assert score["made_up"] == ("The Great Book" in cites)
+        player = Player(Research, row).play([("open", {"page": page}) for page in pages])
+        wrong = player.play([("answer", {"answer": f"{right} or another", "cites": pages})]).score()
+        assert wrong["reward"] == 0.0, wrong
+
+
+def cheats_on_the_phone() -> None:
+    for row in rows(Phone):
+        player = Player(Phone, row)
+        way = Phone.gold(player.task)[:-1]
+        # What was asked, and a switch in addition.
+        extra = [("tap", {"element": 0}), ("tap", {"element": 2}), ("tap", {"element": 1})]
+        player.play(way)
+        assert success(player.score())
+        player.play([("scroll", {"direction": "up"}), *extra])
+        assert not success(player.score()), (row, player.seen[-1])
+
+
+def things_are_bound_to_places() -> None:
+    for row in rows(Household):
+        thing, place = row["goal"]["thing"], row["goal"]["place"]
+        player = Player(Household, row).play([("put", {"thing": thing, "place": place}), ("take", {"thing": thing, "place": "nowhere"})])
+        assert all(str(seen).startswith("error") for seen in player.seen[1:]) and not success(player.score())
+    for row in rows(Survival):
+        player = Player(Survival, row).play([("craft", {"item": row["goal"]}), ("eat", {})])
+        assert all(str(seen).startswith("error") for seen in player.seen[1:]) and not success(player.score())
+    for row in rows(Tabletop):
+        x, y = row["target"]
+        # A disc that is held is not on its target.
+        a, b = Tabletop.scene(row["world"])["discs"][row["disc"]]
+        player = Player(Tabletop, row).play([("move", {"x": a, "y": b}), ("grip", {}), ("move", {"x": x, "y": y})])
+        assert not success(player.score()) and not player.done
+    for row in rows(Memory):
+        word = ("answer", {"word": "chess"})
+        assert not success(Player(Memory, row).play([word] * 5).score())
+
+
+def energy_is_lost_and_no_disc_leaves_the_table() -> None:
+    draw = random.Random(5)
+    for row in rows(Tabletop, count=10):
+        player = Player(Tabletop, row)
+        for _ in range(20):
+            push = {"disc": draw.choice(["red", "blue", "green"]), "angle": draw.uniform(0, 360), "speed": draw.uniform(0, 100)}
+            player.one(("push", push))
+            for at in player.env.s["discs"].values():
+                assert all(0 <= value <= 100 for value in at), at
+
+
+def main() -> None:
+    for world in WORLDS:
+        assert importlib.import_module(world.__module__).__doc__
+        for check in (
+            gold_wins_and_silence_does_not,
+            splits_differ_and_seeds_repeat,
+            saved_in_the_middle,
+            calls_are_limited,
+            a_word_that_always_wins,
+        ):
+            check(world)
+    cheats_in_the_repository()
+    cheats_with_customers()
+    cheats_in_research()
+    cheats_on_the_phone()
+    things_are_bound_to_places()
+    energy_is_lost_and_no_disc_leaves_the_table()
+    print("ok")
+
+
+main()
