@@ -182,13 +182,7 @@ async fn memory(factory: &PythonEnvFactory) -> Result<Row, BenchError> {
 
 /// Time of one score when many are asked for.
 async fn scores(reward: &PythonReward) -> Result<Row, BenchError> {
-    let sample = RewardSample {
-        task: task(),
-        messages: Vec::new(),
-        output: " 42".into(),
-        calls: Vec::new(),
-        metrics: BTreeMap::new(),
-    };
+    let sample = RewardSample::new(task(), " 42");
     let mut times = Vec::new();
     for batch in 0..=BATCHES {
         let started = Instant::now();

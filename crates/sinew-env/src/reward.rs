@@ -57,6 +57,19 @@ pub struct RewardSample {
     pub metrics: BTreeMap<String, f64>,
 }
 
+impl RewardSample {
+    /// An answer to a task, without messages, calls and measurements.
+    pub fn new(task: Task, output: impl Into<String>) -> Self {
+        Self {
+            task,
+            messages: Vec::new(),
+            output: output.into(),
+            calls: Vec::new(),
+            metrics: BTreeMap::new(),
+        }
+    }
+}
+
 /// Value of a reward for one sample.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Score {

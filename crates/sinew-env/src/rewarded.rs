@@ -70,13 +70,7 @@ impl EnvFactory for Rewarded {
         Ok(Box::new(RewardedEnv {
             inner: self.inner.create(task)?,
             reward: Arc::clone(&self.reward),
-            sample: RewardSample {
-                task: task.clone(),
-                messages: Vec::new(),
-                output: String::new(),
-                calls: Vec::new(),
-                metrics: BTreeMap::new(),
-            },
+            sample: RewardSample::new(task.clone(), ""),
             played: Vec::new(),
         }))
     }
@@ -202,11 +196,9 @@ pub async fn trial(envs: &dyn EnvFactory, task: &Task, said: &str) -> Result<Out
     };
     messages.push(Action::say(said).message());
     let sample = RewardSample {
-        task: task.clone(),
         messages,
-        output: said.to_owned(),
-        calls: Vec::new(),
         metrics: outcome.metrics.clone(),
+        ..RewardSample::new(task.clone(), said)
     };
     let mut scores = group.score_group(&[sample.clone(), sample]).await;
     let missing = || Err(Unscored::new("the group got no scores"));

@@ -83,19 +83,17 @@ fn labelled(
         Mode::Scale { low, high } => format!("a grade is no whole number from {low} to {high}"),
         _ => "a grade is neither true nor false".to_owned(),
     })?;
+    let task = Task {
+        id: TaskId::new(format!("label/{}", at + 1)),
+        kind: "label".into(),
+        preamble: Vec::new(),
+        prompt: prompt.unwrap_or_default(),
+        data: Value::Object(row),
+        seed: 0,
+    };
     let sample = RewardSample {
-        task: Task {
-            id: TaskId::new(format!("label/{}", at + 1)),
-            kind: "label".into(),
-            preamble: Vec::new(),
-            prompt: prompt.unwrap_or_default(),
-            data: Value::Object(row),
-            seed: 0,
-        },
         messages,
-        output,
-        calls: Vec::new(),
-        metrics: BTreeMap::new(),
+        ..RewardSample::new(task, output)
     };
     Ok(Labelled { sample, grades })
 }

@@ -18,7 +18,6 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use sinew_env::{RewardSample, Score, Unscored};
 use sinew_types::{Message, Role, Task};
-use std::collections::BTreeMap;
 
 /// Requests at once in the check of that name.
 const AT_ONCE: usize = 16;
@@ -126,11 +125,8 @@ pub fn samples_of(tasks: &[Task]) -> Vec<RewardSample> {
         messages.push(Message::new(Role::User, task.prompt.clone()));
         messages.push(Message::new(Role::Assistant, output.to_owned()));
         RewardSample {
-            task: task.clone(),
             messages,
-            output: output.to_owned(),
-            calls: Vec::new(),
-            metrics: BTreeMap::new(),
+            ..RewardSample::new(task.clone(), output)
         }
     };
     tasks.iter().zip(said).map(sample).collect()

@@ -414,22 +414,6 @@ impl RunStore {
         })
     }
 
-    /// Refuses a run that trained ahead of its steps to go on in turns, which would train episodes twice.
-    ///
-    /// # Errors
-    /// For such a run, and what the store refuses.
-    pub(crate) fn check_in_turns(&self) -> Result<(), PipelineError> {
-        let (named, steps) = self.settled()?;
-        let last = named.iter().filter_map(draw_of).max();
-        match last.is_some_and(|last| last >= steps * self.draws_per_step) {
-            true => Err(PipelineError::input(
-                "train.mode: the run trained ahead of its steps with mode = \"async\" and cannot go on with \
-                 mode = \"sync\": set the mode back, or begin a new run from its weights (model = \"run:DIR\")",
-            )),
-            false => Ok(()),
-        }
-    }
-
     /// Stored training episodes of these draws.
     ///
     /// # Errors

@@ -38,7 +38,7 @@ impl RunPlan {
     /// A file beside a `began.toml` is the recipe of a run folder: old names are read as the new
     /// ones there, and keys without effect are ignored, so that the run of an earlier version can go on.
     /// So is `held_out = 0.05`, which earlier versions wrote where none was typed.
-    /// In the folder of a stage, `stage:NAME` is the folder of that name beside it.
+    /// In the folder of a stage, `stage:NAME` is the folder of stage NAME in the same chain.
     ///
     /// # Errors
     /// The first problem, with its line, what is allowed and the nearest valid spelling.

@@ -34,7 +34,7 @@ fn slots(plan: &mut RunPlan) -> Vec<Slot<'_>> {
 }
 
 impl RunPlan {
-    /// The plan of a stage of the chain in `chain`, as it is saved: folders beside its own are `stage:NAME`,
+    /// The plan of a stage of the chain in `chain`, as it is saved: folders of other stages are `stage:NAME`,
     /// whatever the chain's folder is called.
     #[must_use]
     pub fn portable(&self, chain: &Path) -> Self {
@@ -43,8 +43,8 @@ impl RunPlan {
             let Some(folder) = value.strip_prefix(prefix).map(Path::new) else {
                 continue;
             };
-            let beside = folder.parent() == Some(chain);
-            if let (true, Some(name)) = (beside, folder.file_name()) {
+            let is_stage = folder.parent() == Some(chain);
+            if let (true, Some(name)) = (is_stage, folder.file_name()) {
                 *value = format!("{STAGE}{}", name.to_string_lossy());
             }
         }

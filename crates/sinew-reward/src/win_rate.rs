@@ -130,23 +130,17 @@ mod tests {
     use futures::executor::block_on;
     use proptest::prelude::*;
     use sinew_types::{Task, TaskId};
-    use std::collections::BTreeMap;
 
     fn sample(output: &str) -> RewardSample {
-        RewardSample {
-            task: Task {
-                id: TaskId::new("t"),
-                kind: "k".into(),
-                preamble: Vec::new(),
-                prompt: String::new(),
-                data: serde_json::Value::Null,
-                seed: 0,
-            },
-            messages: Vec::new(),
-            output: output.into(),
-            calls: Vec::new(),
-            metrics: BTreeMap::new(),
-        }
+        let task = Task {
+            id: TaskId::new("t"),
+            kind: "k".into(),
+            preamble: Vec::new(),
+            prompt: String::new(),
+            data: serde_json::Value::Null,
+            seed: 0,
+        };
+        RewardSample::new(task, output)
     }
 
     /// Prefers the longer output, with a lean towards the first place. Of `?` it knows nothing.

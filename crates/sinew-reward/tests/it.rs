@@ -13,24 +13,18 @@ use serde_json::{Value, json};
 use sinew_env::{GroupReward, Reward, RewardSample, Score, Unscored, with_group};
 use sinew_reward::{Argument, GroupSum, RewardSpec, RewardSum, Term, named};
 use sinew_types::{Outcome, Task, TaskId};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 fn sample(output: &str, data: Value) -> RewardSample {
-    RewardSample {
-        task: Task {
-            id: TaskId::new("own/train/0"),
-            kind: "own".into(),
-            preamble: Vec::new(),
-            prompt: "q".into(),
-            data,
-            seed: 0,
-        },
-        messages: Vec::new(),
-        output: output.into(),
-        calls: Vec::new(),
-        metrics: BTreeMap::new(),
-    }
+    let task = Task {
+        id: TaskId::new("own/train/0"),
+        kind: "own".into(),
+        preamble: Vec::new(),
+        prompt: "q".into(),
+        data,
+        seed: 0,
+    };
+    RewardSample::new(task, output)
 }
 
 fn score(reward: &str, output: &str, data: Value) -> Result<Score, Unscored> {

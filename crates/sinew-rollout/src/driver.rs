@@ -305,10 +305,8 @@ fn engine_failed(message: String) -> EpisodeEvent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admission::{Admission, AdmissionConfig};
+    use crate::admission::AdmissionConfig;
     use crate::episode::EpisodeLimits;
-    use crate::gauges::Gauges;
-    use crate::harness::BuiltInLoop;
     use sinew_env::{Action, EnvFactory, Observation, ResetResult, StepResult};
     use sinew_render::TinyRenderer;
     use sinew_types::{
@@ -316,7 +314,6 @@ mod tests {
         Message, Outcome, PolicyVersion, Role, Task, TaskId, TensorSource,
     };
     use std::sync::Mutex;
-    use std::sync::atomic::AtomicU64;
 
     /// Takes requests and never answers.
     #[derive(Default)]
@@ -402,16 +399,9 @@ mod tests {
 
     async fn end_of(at_reset: bool, at_score: bool) -> EpisodeEnd {
         let engine: Arc<dyn Engine> = Arc::new(Silent::default());
-        let parts = EpisodeParts {
-            admission: Admission::new(AdmissionConfig::new(1, 8), Arc::clone(&engine)),
-            engine,
-            renderer: Arc::new(TinyRenderer::new("l")),
-            envs: Arc::new(Stuck { at_reset, at_score }),
-            harness: Arc::new(BuiltInLoop),
-            gauges: Arc::new(Gauges::default()),
-            requests: Arc::new(AtomicU64::new(1)),
-            run: Arc::default(),
-        };
+        let envs = Arc::new(Stuck { at_reset, at_score });
+        let renderer = Arc::new(TinyRenderer::new("l"));
+        let parts = EpisodeParts::new(engine, renderer, envs, AdmissionConfig::new(1, 8));
         let short = Duration::from_millis(20);
         let options = EpisodeOptions {
             limits: EpisodeLimits {

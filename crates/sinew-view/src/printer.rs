@@ -148,7 +148,7 @@ pub(crate) fn by_env(stats: &EpisodeStats) -> String {
 /// A step on one line; of a step without rows, why there are none.
 ///
 /// Success is in percent, `tokens/episode` counts sampled tokens, and times are in seconds. Without rows the
-/// reason is the one for which most episodes were dropped.
+/// reason is the one with the maximum of dropped episodes.
 fn step_line(r: &StepRecord, steps: u64) -> String {
     if r.rows == 0 {
         let most = r.dropped.iter().max_by_key(|(_, episodes)| **episodes);

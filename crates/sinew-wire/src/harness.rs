@@ -17,16 +17,14 @@ use sinew_recipe::{
     CommandSection, HarnessLevel, HarnessSection, Level, RunPlan, SandboxPlan, ScoredBy,
     ServiceSection,
 };
-use sinew_render::Renderer;
 use sinew_rollout::{
-    Admission, AgentReport, BuiltInLoop, EpisodeOptions, EpisodeParts, EpisodeSpec, Harness,
-    ModelAccess, ModelServer, ProgramCommand, ProgramConfig, ProgramError, ProgramHarness,
-    Programs, ServiceConfig, ServiceHarness,
+    AgentReport, BuiltInLoop, EpisodeOptions, EpisodeParts, EpisodeSpec, Harness, ModelAccess,
+    ModelServer, ProgramCommand, ProgramConfig, ProgramError, ProgramHarness, Programs,
+    ServiceConfig, ServiceHarness,
 };
 use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
-use sinew_types::{Engine, EpisodeEnd, EpisodeId, Trace};
+use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::any::Any;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -41,16 +39,6 @@ impl From<ProgramError> for Failure {
     }
 }
 
-/// The parts of a run that a gateway for programs shares with it, so that its calls and those of the run
-/// wait in one queue.
-pub(crate) struct Shared<'a> {
-    pub engine: &'a Arc<dyn Engine>,
-    pub renderer: &'a Arc<dyn Renderer>,
-    pub admission: &'a Arc<Admission>,
-    /// Source of request ids.
-    pub requests: &'a Arc<AtomicU64>,
-}
-
 /// The harness of a recipe. For a program, a gateway on a free port of the loopback interface and the
 /// sandboxes' spawner are started now and end with the harness.
 ///
@@ -58,7 +46,7 @@ pub(crate) struct Shared<'a> {
 /// If the program or a folder of it is missing, or its sandboxes cannot be started here.
 pub(crate) fn build(
     recipe: &RunPlan,
-    shared: &Shared<'_>,
+    parts: &EpisodeParts,
     session: &Session<'_>,
 ) -> Result<Arc<dyn Harness>, Failure> {
     let sandbox = &recipe.sandbox;
@@ -66,7 +54,7 @@ pub(crate) fn build(
     let trusted = !recipe.harness.is_graded();
     let section = match (&recipe.harness, served) {
         (HarnessSection::Service(section), Some(at)) => {
-            let gateway = gateway(shared);
+            let gateway = gateway(parts);
             let server = session.serve.start(session, gateway.clone(), at)?;
             let model = GatewayModel::new(gateway, trusted, Box::new(server));
             let harness = ServiceHarness::new(service(section), Arc::new(model));
@@ -82,7 +70,7 @@ pub(crate) fn build(
     let provider = provider(&section, &config.command, sandbox)?;
     // The control API is not used: rollouts are opened from here. Its token is thrown away.
     let token = Secret::random_hex(24).map_err(Failure::system)?;
-    let (gateway, any) = (gateway(shared), ([127, 0, 0, 1], 0).into());
+    let (gateway, any) = (gateway(parts), ([127, 0, 0, 1], 0).into());
     let server = Server::start(gateway.clone(), any, &token, None);
     let server = session.runtime.block_on(server).map_err(Failure::system)?;
     let programs = Programs::new(config, provider, server.address())?;
@@ -205,21 +193,21 @@ fn provider(
 }
 
 /// A gateway that shares engine, admission and request ids with the run.
-fn gateway(shared: &Shared<'_>) -> Gateway {
+fn gateway(parts: &EpisodeParts) -> Gateway {
     let config = GatewayConfig {
-        format: shared.renderer.turn_format(),
+        format: parts.renderer.turn_format(),
         ..GatewayConfig::default()
     };
-    let parts = GatewayParts {
-        engine: Arc::clone(shared.engine),
-        renderer: Arc::clone(shared.renderer),
+    let shared = GatewayParts {
+        engine: Arc::clone(&parts.engine),
+        renderer: Arc::clone(&parts.renderer),
         // The run commits traces to its own store, with their outcome.
         store: None,
-        requests: Arc::clone(shared.requests),
-        capacity: Some(Arc::new(TurnCapacity(Arc::clone(shared.admission)))),
+        requests: Arc::clone(&parts.requests),
+        capacity: Some(Arc::new(TurnCapacity(Arc::clone(&parts.admission)))),
         hooks: None,
     };
-    Gateway::new(config, parts)
+    Gateway::new(config, shared)
 }
 
 /// A gateway as the model server of programs and services.

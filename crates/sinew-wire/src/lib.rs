@@ -77,11 +77,10 @@ use sinew_pipeline::{
 use sinew_project::{Resume, RunDir};
 use sinew_recipe::{EngineType, RunPlan};
 use sinew_render::Renderer;
-use sinew_rollout::{Admission, EpisodeParts, Gauges, RunInfo};
+use sinew_rollout::{EpisodeParts, RunInfo};
 use sinew_store::TraceStore;
 use sinew_tensor::Cpu;
 use sinew_types::{Clock, Component, Engine, Provenance};
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use tokio::runtime::Handle;
@@ -164,25 +163,10 @@ fn episode_parts(
     bounds.max_running = bounds
         .max_running
         .min(envs.capabilities().places.unwrap_or(usize::MAX));
-    let admission = Admission::new(bounds, Arc::clone(engine));
-    let requests = Arc::new(AtomicU64::new(1));
-    let shared = harness::Shared {
-        engine,
-        renderer,
-        admission: &admission,
-        requests: &requests,
-    };
-    let harness = harness::build(recipe, &shared, session)?;
-    Ok(EpisodeParts {
-        run: Arc::new(run),
-        engine: Arc::clone(engine),
-        renderer: Arc::clone(renderer),
-        envs,
-        harness,
-        admission,
-        gauges: Arc::new(Gauges::default()),
-        requests,
-    })
+    let mut parts = EpisodeParts::new(Arc::clone(engine), Arc::clone(renderer), envs, bounds);
+    parts.run = Arc::new(run);
+    parts.harness = harness::build(recipe, &parts, session)?;
+    Ok(parts)
 }
 
 /// The training loop of a recipe with all its parts, and the renderer of its model. With

@@ -75,8 +75,7 @@ mod tests {
     };
     use sinew_recipe::RunPlan;
     use sinew_reward::WinRate;
-    use sinew_types::{Message, Role, Task, TaskId};
-    use std::collections::BTreeMap;
+    use sinew_types::{Message, Role};
     use std::path::Path;
     use std::sync::Arc;
 
@@ -119,23 +118,15 @@ mod tests {
     }
 
     fn sample(output: &str) -> RewardSample {
-        RewardSample {
-            task: Task {
-                id: TaskId::new("t"),
-                kind: "k".into(),
-                preamble: Vec::new(),
-                prompt: "Say.".into(),
-                data: json!({}),
-                seed: 0,
-            },
-            messages: vec![
-                Message::new(Role::User, "Say.".to_owned()),
-                Message::new(Role::Assistant, output.to_owned()),
-            ],
-            output: output.to_owned(),
-            calls: Vec::new(),
-            metrics: BTreeMap::new(),
-        }
+        let task = serde_json::json!({
+            "id": "t", "kind": "k", "prompt": "Say.", "data": {}, "seed": 0,
+        });
+        let mut sample = RewardSample::new(serde_json::from_value(task).unwrap(), output);
+        sample.messages = vec![
+            Message::new(Role::User, "Say.".to_owned()),
+            Message::new(Role::Assistant, output.to_owned()),
+        ];
+        sample
     }
 
     /// Win rates of a group, and how many calls they took.
@@ -165,7 +156,7 @@ mod tests {
             ring,
             (vec![Some(1.0), Some(0.25), Some(0.75), Some(0.0)], 8)
         );
-        // Equal answers are a tie that nobody is asked about.
+        // Equal answers are a tie, without a call of the judge.
         assert_eq!(rates(&["aa", "aa"], 64), (vec![Some(0.5); 2], 0));
         // Without a verdict a pair does not count, and a member without a pair has no rate.
         let missing = rates(&["aa", "?", "b"], 64);

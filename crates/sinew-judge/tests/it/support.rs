@@ -9,7 +9,6 @@ use sinew_judge::{
     View,
 };
 use sinew_types::{Message, Role, Task, TaskId};
-use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
@@ -17,22 +16,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// An answer to `prompt`.
 pub(crate) fn sample(output: &str) -> RewardSample {
+    let task = Task {
+        id: TaskId::new("t"),
+        kind: "k".into(),
+        preamble: Vec::new(),
+        prompt: "Say it.".into(),
+        data: json!({"answer": "it"}),
+        seed: 0,
+    };
     RewardSample {
-        task: Task {
-            id: TaskId::new("t"),
-            kind: "k".into(),
-            preamble: Vec::new(),
-            prompt: "Say it.".into(),
-            data: json!({"answer": "it"}),
-            seed: 0,
-        },
         messages: vec![
             Message::new(Role::User, "Say it.".to_owned()),
             Message::new(Role::Assistant, output.to_owned()),
         ],
-        output: output.to_owned(),
-        calls: Vec::new(),
-        metrics: BTreeMap::new(),
+        ..RewardSample::new(task, output)
     }
 }
 

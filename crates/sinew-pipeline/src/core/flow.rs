@@ -174,8 +174,7 @@ impl Flow {
 
     fn whole(&self, draw: u64) -> Option<(GroupId, Vec<EpisodeId>)> {
         let roster = self.open.get(&draw).filter(|r| r.is_complete())?;
-        let (group, _) = self.groups.iter().find(|(_, d)| **d == draw)?;
-        Some((group.clone(), roster.episodes()))
+        Some((roster.first_group()?.clone(), roster.episodes()))
     }
 
     /// Notes what a complete group is worth.

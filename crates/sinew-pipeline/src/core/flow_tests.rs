@@ -1,7 +1,7 @@
 //! The promises of generation during training, under events in any order.
 
+use super::tests::record_of;
 use super::*;
-use crate::record::EpisodeStats;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -59,29 +59,17 @@ impl World {
     }
 
     fn config(&self) -> Arc<CoreConfig> {
+        let plain = CoreConfig::plain(self.steps, self.tasks, self.size, self.seed);
         Arc::new(CoreConfig {
-            goal: Goal::Train,
-            seed: self.seed,
-            steps: self.steps,
-            max_wall_s: None,
             checkpoint_every: self.every,
-            samples: Samples::Run,
-            tasks_per_step: self.tasks,
-            group_size: self.size,
             retries: self.retries,
             refill: self.refill,
-            late_rounds: None,
             overlap: Some(self.overlap()),
-            tasks: TaskSampling::Uniform,
-            train_tasks: 50,
-            held_out_tasks: 5,
             eval: EvalConfig {
-                tasks: 2,
-                episodes_per_task: 1,
                 every: self.eval_every,
-                temperature: 1.0,
-                greedy: false,
+                ..plain.eval
             },
+            ..plain
         })
     }
 }
@@ -208,15 +196,7 @@ impl Play {
             Command::Review(_) => Event::Reviewed,
             Command::Recall { step } => Event::Recalled(self.kept.orders.get(&step).cloned()),
             Command::Score { step, groups, .. } => self.rows(step, groups),
-            Command::Train { step, .. } => Event::UpdateDone(Box::new(StepRecord {
-                step,
-                rows: 1,
-                trained_tokens: 1,
-                updates_applied: 1,
-                grad_norm: 1.0,
-                rollout: EpisodeStats::default(),
-                ..StepRecord::default()
-            })),
+            Command::Train { step, .. } => Event::UpdateDone(record_of(step)),
             Command::Publish { step } => {
                 let train = |(d, _): &&(Draw, u64)| d.purpose == "train";
                 assert!(!self.world.in_order || !self.flying.iter().any(|f| train(&f)));

@@ -154,6 +154,11 @@ impl Roster {
         }
     }
 
+    /// The group of the first draw: the only one where each group has a roster of its own.
+    pub(crate) fn first_group(&self) -> Option<&GroupId> {
+        self.slots.first().map(|slot| &slot.first.group)
+    }
+
     /// Whether all have ended, and all groups that have to be scored are.
     pub(crate) fn is_complete(&self) -> bool {
         self.open.is_empty() && self.scoring.is_empty()

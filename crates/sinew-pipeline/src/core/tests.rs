@@ -42,35 +42,69 @@ fn world() -> impl Strategy<Value = World> {
 
 impl World {
     fn config(&self) -> Arc<CoreConfig> {
+        let plain = CoreConfig::plain(self.steps, self.tasks, self.size, self.seed);
+        let eval = plain.eval;
         Arc::new(CoreConfig {
-            goal: Goal::Train,
-            seed: self.seed,
-            steps: self.steps,
-            max_wall_s: None,
             checkpoint_every: self.every,
             samples: if self.given {
                 Samples::Given
             } else {
                 Samples::Run
             },
-            tasks_per_step: self.tasks,
-            group_size: self.size,
             retries: self.retries,
             refill: self.refill,
             late_rounds: self.late.then_some(3),
+            eval: EvalConfig {
+                every: self.eval_every,
+                greedy: true,
+                ..eval
+            },
+            ..plain
+        })
+    }
+}
+
+impl CoreConfig {
+    /// The run of a world with few settings.
+    pub(super) fn plain(steps: u64, tasks_per_step: usize, group_size: usize, seed: u64) -> Self {
+        Self {
+            goal: Goal::Train,
+            seed,
+            steps,
+            max_wall_s: None,
+            checkpoint_every: 1,
+            samples: Samples::Run,
+            tasks_per_step,
+            group_size,
+            retries: 0,
+            refill: 0,
+            late_rounds: None,
             overlap: None,
             tasks: TaskSampling::Uniform,
             train_tasks: 50,
             held_out_tasks: 5,
             eval: EvalConfig {
-                tasks: 3,
+                tasks: 2,
                 episodes_per_task: 1,
-                every: self.eval_every,
+                every: 0,
                 temperature: 1.0,
-                greedy: true,
+                greedy: false,
             },
-        })
+        }
     }
+}
+
+/// What a step shows that trained one row.
+pub(super) fn record_of(step: u64) -> Box<StepRecord> {
+    Box::new(StepRecord {
+        step,
+        rows: 1,
+        trained_tokens: 1,
+        updates_applied: 1,
+        grad_norm: 1.0,
+        rollout: EpisodeStats::default(),
+        ..StepRecord::default()
+    })
 }
 
 /// A driver that answers in an order of its own, and a store that outlives it.
@@ -222,19 +256,6 @@ impl Play {
         }
     }
 
-    fn record(&self) -> Box<StepRecord> {
-        let mut record = StepRecord {
-            rows: 1,
-            trained_tokens: 1,
-            updates_applied: 1,
-            grad_norm: 1.0,
-            rollout: EpisodeStats::default(),
-            ..StepRecord::default()
-        };
-        record.step = self.core.step() + 1;
-        Box::new(record)
-    }
-
     fn given(&mut self, step: u64) -> Event {
         let mut groups = Vec::new();
         for g in 0..self.world.tasks {
@@ -287,7 +308,7 @@ impl Play {
                 self.orders.insert(step, groups.clone());
                 self.rows(&groups)
             }
-            Command::Train { .. } => Event::UpdateDone(self.record()),
+            Command::Train { .. } => Event::UpdateDone(record_of(self.core.step() + 1)),
             Command::Publish { step } => Event::WeightsLive { version: step },
             Command::Measure { when, .. } => {
                 self.measured.push(when);

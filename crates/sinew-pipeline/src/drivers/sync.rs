@@ -9,8 +9,8 @@ use super::measurements::Measurements;
 use super::shelf;
 use super::work::{Desk, SharedLearner, Task, lock};
 use crate::config::PipelineConfig;
+use crate::core::UpdateCommit;
 use crate::core::{Command, Ended as EndedEpisode, Event, PipelineCore, RunCounts, Showed, Stop};
-use crate::core::{Samples as SampleKind, UpdateCommit};
 use crate::error::PipelineError;
 use crate::event::{Bus, Phase, RolloutProgress, RunEvent};
 use crate::files::RunFiles;
@@ -185,8 +185,6 @@ impl Driver {
         if let Some(overlap) = p.config.core.overlap {
             // In order, the same weights come again.
             state.draws = p.store.open_draws((!overlap.in_order).then_some(live))?;
-        } else if p.config.core.samples == SampleKind::Run {
-            p.store.check_in_turns()?;
         }
         let shelf = shelf::restore(p.late.as_ref(), &p.store, tasks, &mut state)?;
         let driver = Self {

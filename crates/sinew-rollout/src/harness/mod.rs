@@ -24,12 +24,16 @@ pub use programs::{ProgramConfig, Programs};
 pub use service::{ServiceConfig, ServiceHarness};
 
 use crate::action;
+use crate::admission::{Admission, AdmissionConfig};
 use crate::driver::run_episode;
 use crate::episode::EpisodeSpec;
 use crate::parts::{EpisodeOptions, EpisodeParts, Harness};
 use futures::future::BoxFuture;
 use sinew_env::{Env, EnvError, EnvFactory};
-use sinew_types::{Message, Outcome, Task, Trace};
+use sinew_render::Renderer;
+use sinew_types::{Engine, Message, Outcome, Task, Trace};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// The loop of this crate: the environment's own turns, see [`run_episode`].
@@ -48,6 +52,28 @@ impl Harness for BuiltInLoop {
         spec: &'a EpisodeSpec,
     ) -> BoxFuture<'a, Trace> {
         Box::pin(run_episode(parts, options, spec))
+    }
+}
+
+impl EpisodeParts {
+    /// Parts of a run that begins: the built-in loop, with admission within `bounds` and a source of request
+    /// ids of its own.
+    pub fn new(
+        engine: Arc<dyn Engine>,
+        renderer: Arc<dyn Renderer>,
+        envs: Arc<dyn EnvFactory>,
+        bounds: AdmissionConfig,
+    ) -> Self {
+        Self {
+            admission: Admission::new(bounds, Arc::clone(&engine)),
+            engine,
+            renderer,
+            envs,
+            harness: Arc::new(BuiltInLoop),
+            gauges: Arc::default(),
+            requests: Arc::new(AtomicU64::new(1)),
+            run: Arc::default(),
+        }
     }
 }
 

@@ -7,8 +7,7 @@ use sinew_render::{
     ChatConfig, ChatRenderer, GgufVocab, ParsedCall, Renderer, Tokenizer, write_calls,
 };
 use sinew_rollout::{
-    Admission, AdmissionConfig, BuiltInLoop, EpisodeLimits, EpisodeOptions, EpisodeParts,
-    EpisodeSpec, Gauges, run_episode,
+    AdmissionConfig, EpisodeLimits, EpisodeOptions, EpisodeParts, EpisodeSpec, run_episode,
 };
 use sinew_types::{
     Clock, Engine, EpisodeEnd, EpisodeId, GroupId, Role, SamplingParams, TokenId, TokenKind, Trace,
@@ -16,7 +15,7 @@ use sinew_types::{
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 const SHOP: &str = r#"
@@ -138,16 +137,8 @@ async fn play(folder: &Path, renderer: &Arc<dyn Renderer>, engine: Arc<dyn Engin
     let tasks = sinew_wire::tasks(&plan).unwrap();
     let world = sinew_wire::world(&plan, &tasks).unwrap();
     let task = world.taskset.get(sinew_env::Split::Train, 0).unwrap();
-    let parts = EpisodeParts {
-        admission: Admission::new(AdmissionConfig::new(1, 8), Arc::clone(&engine)),
-        engine,
-        renderer: Arc::clone(renderer),
-        envs: world.envs,
-        harness: Arc::new(BuiltInLoop),
-        gauges: Arc::new(Gauges::default()),
-        requests: Arc::new(AtomicU64::new(1)),
-        run: Arc::default(),
-    };
+    let bounds = AdmissionConfig::new(1, 8);
+    let parts = EpisodeParts::new(engine, Arc::clone(renderer), world.envs, bounds);
     let minute = Duration::from_secs(60);
     let options = EpisodeOptions {
         limits: EpisodeLimits {
