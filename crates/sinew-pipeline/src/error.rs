@@ -15,11 +15,11 @@ pub enum PipelineError {
 }
 
 impl PipelineError {
-    pub(crate) fn input(text: impl std::fmt::Display) -> Self {
+    pub fn input(text: impl std::fmt::Display) -> Self {
         Self::Input(text.to_string())
     }
 
-    pub(crate) fn system(text: impl std::fmt::Display) -> Self {
+    pub fn system(text: impl std::fmt::Display) -> Self {
         Self::System(text.to_string())
     }
 

@@ -6,6 +6,7 @@
 
 use crate::error::PipelineError;
 use crate::record::{EvalRecord, StepRecord};
+use serde::Serialize;
 use sinew_rollout::{AdmissionReading, GaugesReading, LiveEpisode};
 use sinew_types::Trace;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,6 +33,8 @@ pub enum Phase {
     Saving,
     /// With the purpose of the episodes.
     Evaluating(String),
+    /// Episodes are run for their own sake: nothing is trained.
+    Collecting,
     /// It was asked to stop and finishes what it is at.
     Stopping,
     Done,
@@ -47,6 +50,7 @@ impl Phase {
             Self::Waiting { groups, .. } => format!("waiting for the rewards of {groups} groups"),
             Self::Saving => "saving a checkpoint".into(),
             Self::Evaluating(purpose) => format!("evaluating ({purpose})"),
+            Self::Collecting => "collecting".into(),
             Self::Stopping => "stopping".into(),
             Self::Done => "done".into(),
         }
@@ -83,6 +87,25 @@ pub struct TrainProgress {
     pub wall_s: f64,
 }
 
+/// Episodes that a collection has, of all sessions where nothing else is said.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct CollectProgress {
+    /// That ended, of how many.
+    pub episodes: u64,
+    pub of: u64,
+    /// With a reward; without one; failed by the system, in the last attempt.
+    pub scored: u64,
+    pub unscored: u64,
+    pub failed: u64,
+    /// Mean over those with a reward.
+    pub reward: Option<f64>,
+    pub success: Option<f64>,
+    /// In this session.
+    pub episodes_per_s: f64,
+    /// Seconds until the last one ends, if it goes on like this.
+    pub left_s: Option<f64>,
+}
+
 /// One thing that happened in a run.
 #[derive(Clone, Debug)]
 pub enum RunEvent {
@@ -104,6 +127,8 @@ pub enum RunEvent {
     Phase(Phase),
     /// About four times a second while episodes run.
     Rollout(Box<RolloutProgress>),
+    /// Every few seconds while a collection runs, and at its end.
+    Collected(CollectProgress),
     /// After each micro-batch.
     Train(TrainProgress),
     /// Episodes that have been in one phase for long.

@@ -11,12 +11,10 @@
 //! | [`GoldRuns::play`] | one task in its environment, as a trace |
 //! | [`GoldSource`] | the tasks of a step, many at once, scored by the policy and stored |
 
-use crate::core::TaskSampling;
-use crate::curriculum::{Curriculum, Request};
+use crate::draws::TaskDraws;
 use crate::error::PipelineError;
 use crate::pool_source::stored_step;
 use crate::ports::{Given, SampleSource, Wanted};
-use crate::schedule::uniform_tasks;
 use sinew_algo::Columns;
 use sinew_env::{Action, CallNotation, EnvError, EnvFactory, Split, Taskset};
 use sinew_render::Renderer;
@@ -272,44 +270,15 @@ fn turn(action: &Action, calls: &CallNotation) -> Message {
 pub struct GoldSource {
     /// Shared with the tasks that play.
     pub runs: Arc<GoldRuns>,
-    /// How training tasks are drawn.
-    pub tasks: TaskSampling,
+    /// Its training tasks.
+    pub tasks: TaskDraws,
     /// Where they are played.
     pub runtime: Handle,
     /// Turns true when the run is asked to stop.
     pub cancel: watch::Receiver<bool>,
-    /// The last step whose tasks were drawn by weight, and what was drawn until then. At first the default.
-    pub drawn: (u64, Curriculum),
 }
 
 impl GoldSource {
-    /// Indices of the tasks of a step. Draws by weight follow from those of the steps before: a session that
-    /// goes on makes these again.
-    fn indices(&mut self, seed: u64, step: u64, count: usize) -> Vec<usize> {
-        let (tasks, adaptive) = match &self.tasks {
-            TaskSampling::Shares { tasks, adaptive } => (tasks, adaptive.as_ref()),
-            TaskSampling::Uniform => {
-                let tasks = self.runs.taskset.len(Split::Train);
-                return uniform_tasks(tasks, seed, step, count);
-            }
-        };
-        if self.drawn.0 >= step {
-            self.drawn = <(u64, Curriculum)>::default();
-        }
-        let mut drawn = Vec::new();
-        for step in self.drawn.0 + 1..=step {
-            let request = Request {
-                seed,
-                draw_seed: seed,
-                step,
-                count,
-            };
-            drawn = self.drawn.1.draw(tasks, adaptive, request);
-        }
-        self.drawn.0 = step;
-        drawn
-    }
-
     /// Plays the draws of a step that are not stored yet, in the order of their draws.
     fn play(
         &mut self,
@@ -317,7 +286,7 @@ impl GoldSource {
         known: &BTreeSet<u64>,
     ) -> Result<Vec<Trace>, PipelineError> {
         let (seed, first) = (wanted.seed, (wanted.step - 1) * wanted.groups as u64);
-        let indices = self.indices(seed, wanted.step, wanted.groups);
+        let indices = self.tasks.indices(seed, wanted.step, wanted.groups);
         let room = Arc::new(Semaphore::new(self.runs.max_in_flight.max(1)));
         let mut cancel = self.cancel.clone();
         let play = async {
@@ -382,6 +351,7 @@ impl SampleSource for GoldSource {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::TaskSampling;
     use crate::curriculum::{ByType, EnvironmentShare, TaskShares};
     use sinew_env::{Env, MixtureFactory, MixtureTasks, tiny};
     use sinew_render::TinyRenderer;
@@ -467,15 +437,15 @@ mod tests {
         let tasks = TaskShares::of(taskset.as_ref(), &shares).unwrap();
         let mut runs = runs(tiny::TinyFactory, 64);
         Arc::get_mut(&mut runs).unwrap().taskset = taskset;
+        let shares = TaskSampling::Shares {
+            tasks,
+            adaptive: None,
+        };
         GoldSource {
+            tasks: TaskDraws::new(shares, runs.taskset.len(Split::Train)),
             runs,
-            tasks: TaskSampling::Shares {
-                tasks,
-                adaptive: None,
-            },
             runtime: tokio::runtime::Runtime::new().unwrap().handle().clone(),
             cancel: watch::channel(false).1,
-            drawn: <_>::default(),
         }
     }
 
@@ -483,13 +453,13 @@ mod tests {
     fn environments_are_drawn_by_their_weights_also_after_a_restart() {
         let mut one = source();
         let first = one.runs.taskset.members()[0].1.clone();
-        let steps: Vec<Vec<usize>> = (1..=6).map(|step| one.indices(7, step, 8)).collect();
+        let steps: Vec<Vec<usize>> = (1..=6).map(|step| one.tasks.indices(7, step, 8)).collect();
         let often = steps.iter().flatten().filter(|i| first.contains(i));
         assert_eq!(often.count(), 36, "{steps:?}");
         for (n, step) in steps.iter().enumerate() {
-            assert_eq!(source().indices(7, n as u64 + 1, 8), *step);
+            assert_eq!(source().tasks.indices(7, n as u64 + 1, 8), *step);
         }
-        assert_eq!(one.indices(7, 2, 8), steps[1]);
+        assert_eq!(one.tasks.indices(7, 2, 8), steps[1]);
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod core;
 mod cross;
 mod curriculum;
 mod dataset;
+mod draws;
 mod drivers;
 mod error;
 mod event;
@@ -44,16 +45,17 @@ mod waits;
 
 pub use config::PipelineConfig;
 pub use core::{
-    Command, CoreConfig, CoreState, Ended as EndedEpisode, EvalConfig, EvalSet, Event, Goal,
-    OpenDraws, Overlap, PipelineCore, RunCounts, Samples as SampleKind, Showed, Stop, TaskSampling,
-    UpdateCommit, When,
+    Command, CoreConfig, CoreState, Ended as EndedEpisode, EvalConfig, EvalSet, Event, Follows,
+    Goal, OpenDraws, Overlap, PipelineCore, Roster, RunCounts, Samples as SampleKind, Showed, Stop,
+    TaskSampling, UpdateCommit, When, showed,
 };
 pub use cross::{CrossPolicy, CrossPolicyConfig};
 pub use curriculum::{ByType, Curriculum, EnvironmentShare, TaskShares};
 pub use dataset::{Dataset, DatasetConfig, DatasetSource};
+pub use draws::TaskDraws;
 pub use drivers::{Ended, Pipeline, SharedLearner, run};
 pub use error::PipelineError;
-pub use event::{Bus, Phase, Recorder, RolloutProgress, RunEvent, TrainProgress};
+pub use event::{Bus, CollectProgress, Phase, Recorder, RolloutProgress, RunEvent, TrainProgress};
 pub use formats::{FormatCounts, grammars};
 pub use gold::{GoldRuns, GoldSource, unused as unused_gold};
 pub use groups::{GroupParts, GroupRewards};

@@ -30,5 +30,5 @@ pub use printer::{Out, Printer};
 pub use report::{ReportFile, RunFacts};
 pub use run::{RunSummary, WINDOW, lines, smoothed};
 pub use status::{Status, duration};
-pub use summary::{Summary, measured};
+pub use summary::{Summary, collected, measured};
 pub use visible::visible;

@@ -15,6 +15,7 @@
 //! `at most` the number of episodes that may hold it at a time.
 
 use crate::log;
+use crate::printer::collected_line;
 use crate::status::{Status, duration, told};
 use crate::visible::visible;
 use ratatui::layout::{Constraint, Layout};
@@ -23,7 +24,7 @@ use ratatui::symbols::Marker;
 use ratatui::widgets::{Axis, Block, Chart, Dataset, Gauge, GraphType, Paragraph};
 use ratatui::{Terminal, TerminalOptions, Viewport};
 use sinew_pipeline::{
-    Bus, DIVERGENCE_ALARM, LONGEST, RunEvent, StepRecord, TokenSummary, divergence,
+    Bus, CollectProgress, DIVERGENCE_ALARM, LONGEST, RunEvent, StepRecord, TokenSummary, divergence,
 };
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
@@ -203,10 +204,12 @@ fn draw(frame: &mut Frame<'_>, status: &Status) {
     let title = Line::from(vec![
         Span::from("sinew ").bold().fg(Color::Cyan),
         Span::from(status.title.clone()).bold(),
+        Span::from(match status.steps {
+            0 => String::new(),
+            steps => format!("   step {}/{steps}", status.step),
+        }),
         Span::from(format!(
-            "   step {}/{}   {}   {}{}",
-            status.step,
-            status.steps,
+            "   {}   {}{}",
             status.phase,
             duration(status.wall_s),
             status
@@ -238,9 +241,20 @@ fn draw(frame: &mut Frame<'_>, status: &Status) {
     };
     let [curve, longest] =
         Layout::vertical([Constraint::Min(6), Constraint::Length(rows)]).areas(left);
-    draw_curve(frame, curve, status);
+    match &status.collected {
+        Some(progress) => draw_collected(frame, curve, progress),
+        None => draw_curve(frame, curve, status),
+    }
     draw_longest(frame, longest, status);
     draw_numbers(frame, right, status);
+}
+
+/// How far a collection is, which has no steps.
+fn draw_collected(frame: &mut Frame<'_>, area: Rect, progress: &CollectProgress) {
+    let text = collected_line(progress);
+    let lines: Vec<Line<'_>> = text.split("; ").map(|l| Line::from(l.to_owned())).collect();
+    let block = Block::bordered().title(" collected ");
+    frame.render_widget(Paragraph::new(lines).block(block), area);
 }
 
 /// Reward and success of training episodes by step. Steps of which no episode has a reward are left out.

@@ -1,8 +1,8 @@
 //! A run in lines: for people who have no live view, and for scripts.
 //!
 //! With [`Out::Json`] each line of standard output is one object with one key that names it (`run`,
-//! `step`, `measured`, `longest`, `warning`), so that a script can take lines apart without knowing
-//! all kinds. The last line, with the evaluation, is the command's own.
+//! `step`, `collected`, `measured`, `longest`, `warning`), so that a script can take lines apart without
+//! knowing all kinds. The last line, with the evaluation, is the command's own.
 //!
 //! A recorder is called on the thread of the run and misses nothing. A closed pipe on standard output ends
 //! quietly: the run does not depend on a reader.
@@ -19,8 +19,8 @@ use crate::status::{duration, told};
 use crate::visible::visible;
 use serde_json::{Value, json};
 use sinew_pipeline::{
-    DIVERGENCE_ALARM, EpisodeStats, EvalRecord, PipelineError, Recorder, RunEvent, StepRecord,
-    divergence,
+    CollectProgress, DIVERGENCE_ALARM, EpisodeStats, EvalRecord, PipelineError, Recorder, RunEvent,
+    StepRecord, divergence,
 };
 use sinew_rollout::LiveEpisode;
 use std::io::Write;
@@ -112,6 +112,10 @@ impl Recorder for Printer {
                 self.line(&measured_line(record));
                 self.json(&json!({ "measured": record }));
             }
+            RunEvent::Collected(progress) => {
+                self.line(&collected_line(progress));
+                self.json(&json!({ "collected": progress }));
+            }
             RunEvent::SourceDry { step, why } => {
                 self.line(&format!("ended after step {step}: {why}"))
             }
@@ -119,6 +123,24 @@ impl Recorder for Printer {
         }
         Ok(())
     }
+}
+
+/// How far a collection is: episodes that ended, those of them without a reward, means, speed, time left.
+pub(crate) fn collected_line(p: &CollectProgress) -> String {
+    let mut line = format!("{} of {} episodes, {} scored", p.episodes, p.of, p.scored);
+    for (count, what) in [(p.unscored, "unscored"), (p.failed, "failed")] {
+        if count > 0 {
+            line += &format!(", {count} {what}");
+        }
+    }
+    if let (Some(reward), Some(success)) = (p.reward, p.success) {
+        line += &format!("; reward {reward:.3}, success {:.1} %", 100.0 * success);
+    }
+    line += &format!("; {:.1} episodes/s", p.episodes_per_s);
+    if let Some(left) = p.left_s.filter(|_| p.episodes < p.of) {
+        line += &format!(", {} left", duration(left));
+    }
+    line
 }
 
 /// A held-out measurement: success, and greedy success if it was measured.

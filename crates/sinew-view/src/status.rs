@@ -3,7 +3,7 @@
 //! [`Status::apply`] is a pure function of the state and an event, so that any view can be tested without a
 //! terminal. Events may be missing: nothing here counts on having seen them all.
 
-use sinew_pipeline::{Phase, RunEvent, StepRecord};
+use sinew_pipeline::{CollectProgress, Phase, RunEvent, StepRecord};
 use sinew_rollout::{AdmissionReading, GaugesReading, LiveEpisode};
 
 /// What a view shows.
@@ -26,6 +26,8 @@ pub struct Status {
     pub update: (u32, u32),
     /// The last warning of a run that is in trouble.
     pub alarm: Option<String>,
+    /// Of a collection.
+    pub collected: Option<CollectProgress>,
     /// Episodes by what they do.
     pub gauges: GaugesReading,
     /// Held KV capacity and waiting turns.
@@ -72,6 +74,7 @@ impl Status {
                 self.update = (0, 0);
                 self.wall_s = seen.wall_s;
             }
+            RunEvent::Collected(progress) => self.collected = Some(progress.clone()),
             RunEvent::Train(seen) => {
                 self.wall_s = seen.wall_s;
                 (self.done, self.total) = (seen.micro_batch, seen.micro_batches);

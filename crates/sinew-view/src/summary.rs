@@ -3,9 +3,10 @@
 //! Percentages of time are of the wall time of all sessions. Counts of episodes and tokens are those of the
 //! records, so that the end of a resumed run covers the whole run.
 
+use crate::printer::collected_line;
 use crate::report::{comparison, time_split};
 use crate::status::duration;
-use sinew_pipeline::{Ended, EpisodeStats, StepRecord};
+use sinew_pipeline::{CollectProgress, Ended, EpisodeStats, StepRecord};
 use std::fmt::Write;
 use std::path::Path;
 
@@ -105,6 +106,17 @@ pub fn measured(
     }
     let _ = writeln!(out, "  sinew episodes --run-dir {dir}");
     out
+}
+
+/// What a collection came to, and what can be done with it.
+pub fn collected(progress: &CollectProgress, run_dir: &Path, wall_s: f64) -> String {
+    let dir = run_dir.display();
+    format!(
+        "\n{} in {}\n\nnext\n  sinew episodes {dir} --min-reward 1\n  sinew episodes {dir} --export {dir}/episodes.jsonl\n  \
+         to imitate the successes, in a recipe with algorithm.type = \"sft\": data = {{ type = \"episodes\", path = \"{dir}\" }}\n",
+        collected_line(progress),
+        duration(wall_s)
+    )
 }
 
 /// Seconds by what they were spent on; the parts add up to the wall time.

@@ -17,6 +17,7 @@
 //! | `source` | `data` | training data that exists already |
 //! | `judge` | `judge` | models that grade, for `reward` |
 //! | `store` | `store` | traces |
+//! | `collect` | all but those of training | collections |
 //! | `plan` | all | options of the loop and its parts |
 //!
 //! A function takes the tables that it uses where they are one or two, and the whole plan otherwise.
@@ -29,6 +30,7 @@
 //! - A failure says by whose mistake: the recipe's, the machine's or that of something outside.
 
 mod admission;
+mod collect;
 mod device;
 mod engine;
 mod env;
@@ -49,6 +51,7 @@ mod source;
 mod store;
 mod token;
 
+pub use collect::{Gathering, check_collect, collection};
 pub use device::{device, kernels, precision};
 pub use env::{OwnReward, Tasks, World, own_rewards, tasks, world};
 pub use harness::{asks_model, check as check_harness};
@@ -67,7 +70,7 @@ pub use failure::Failure;
 pub use token::read_token;
 
 use pins::Pins;
-use sinew_env::EnvFactory;
+use sinew_env::{EnvFactory, Taskset};
 use sinew_judge::Bench;
 use sinew_model::ModelConfig;
 use sinew_pipeline::{
@@ -220,7 +223,8 @@ pub fn pipeline(
         cross,
     };
     let traces = Arc::clone(&store.traces);
-    let groups = groups(&session, &parts, &renderer, &traces);
+    let world = (&parts.episode.envs, &parts.taskset);
+    let groups = groups(&session, world, &renderer, &traces);
     let rollouts = EngineRollouts::new(session.runtime, parts, traces, session.cancel);
     session
         .bus
@@ -256,14 +260,14 @@ fn late(recipe: &RunPlan, session: &Session<'_>) -> Option<Late> {
 /// What scores groups, for environments with a reward of groups.
 fn groups(
     session: &Session<'_>,
-    parts: &RolloutParts,
+    (envs, taskset): (&Arc<dyn EnvFactory>, &Arc<dyn Taskset>),
     renderer: &Arc<dyn Renderer>,
     store: &Arc<dyn TraceStore>,
 ) -> GroupRewards {
     let parts = GroupParts {
-        envs: Arc::clone(&parts.episode.envs),
+        envs: Arc::clone(envs),
         renderer: Arc::clone(renderer),
-        taskset: Arc::clone(&parts.taskset),
+        taskset: Arc::clone(taskset),
         store: Arc::clone(store),
     };
     GroupRewards::new(session.runtime.clone(), parts, session.cancel.clone())

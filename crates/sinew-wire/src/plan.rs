@@ -9,8 +9,8 @@ use sinew_env::{Split, Taskset};
 use sinew_model::{LoraConfig, Projection};
 use sinew_pipeline::{
     After, ByType, CoreConfig, Dataset, DatasetConfig, EnvironmentShare, EvalConfig, Goal,
-    LateConfig, LearnerConfig, Overlap, PipelineConfig, PolicyConfig, SampleKind, TaskSampling,
-    TaskShares,
+    LateConfig, LearnerConfig, Overlap, PipelineConfig, PolicyConfig, SampleKind, TaskDraws,
+    TaskSampling, TaskShares,
 };
 use sinew_project::RunDir;
 use sinew_recipe::{
@@ -213,6 +213,12 @@ pub fn sampling(recipe: &RunPlan, taskset: &dyn Taskset) -> Result<TaskSampling,
         tasks: tasks.map_err(|e| Failure::input(format!("tasks: {e}")))?,
         adaptive,
     })
+}
+
+/// The draws of a run that does not learn from what it draws.
+pub(crate) fn draws(recipe: &RunPlan, taskset: &dyn Taskset) -> Result<TaskDraws, Failure> {
+    let tasks = sampling(recipe, taskset)?;
+    Ok(TaskDraws::new(tasks, taskset.len(Split::Train)))
 }
 
 /// Options of the pure core of the loop: everything that its decisions depend on, but for events.

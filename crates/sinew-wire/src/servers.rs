@@ -5,8 +5,8 @@
 
 use crate::failure::Failure;
 use sinew_engines::{
-    ConnectOptions, EngineKind, FolderDtype, FormatMode, LogprobMode, RemoteConfig, RemoteEngine,
-    ServerConfig, TextCodec, VllmApi, VllmOptions, WeightsFolder, connect, split_url,
+    Backend, ConnectOptions, EngineKind, FolderDtype, FormatMode, LogprobMode, RemoteConfig,
+    RemoteEngine, ServerConfig, TextCodec, VllmApi, VllmOptions, WeightsFolder, connect, split_url,
 };
 use sinew_recipe::{Api, EnginePlan, EngineType, Formats, Logprobs};
 use sinew_render::Renderer;
@@ -108,13 +108,50 @@ pub(crate) fn training_engine(
     weights: Arc<dyn TensorSource>,
 ) -> Result<Arc<dyn Engine>, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
+    let backends = connected(section, renderer)?;
+    let formats = section.formats.map(format_mode);
+    let folder = section.weights_dir.as_ref();
+    let folder =
+        folder.map(|dir| WeightsFolder::new(dir, base, FolderDtype::F32).untied(section.untied));
+    let engine = RemoteEngine::new(backends, folder, config(version, formats));
+    let engine = engine.map_err(|e| failed(&e))?;
+    engine
+        .load_weights(version, weights)
+        .map_err(|e| failed(&e))?;
+    Ok(Arc::new(engine))
+}
+
+/// The engine of a recipe that samples with the weights that its servers have already.
+///
+/// # Errors
+/// If a server does not answer within two minutes.
+pub(crate) fn sampling_engine(
+    section: &EnginePlan,
+    renderer: &dyn Renderer,
+) -> Result<Arc<dyn Engine>, Failure> {
+    let failed = |e: &dyn std::fmt::Display| Failure::outside(format!("engine: {e}"));
+    let backends = connected(section, renderer)?;
+    let formats = section.formats.map(format_mode);
+    let mut config = config(PolicyVersion::default(), formats);
+    // Whoever trains the servers' model may publish weights meanwhile: each token has its version.
+    config.router.follow = true;
+    let engine = RemoteEngine::new(backends, None, config).map_err(|e| failed(&e))?;
+    engine.wait_ready(READY_WITHIN).map_err(|e| failed(&e))?;
+    Ok(Arc::new(engine))
+}
+
+/// The servers of a recipe.
+fn connected(
+    section: &EnginePlan,
+    renderer: &dyn Renderer,
+) -> Result<Vec<Arc<dyn Backend>>, Failure> {
+    let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
     let kind = match section.kind {
         EngineType::Vllm => EngineKind::Vllm,
         EngineType::Sglang => EngineKind::Sglang,
         EngineType::Embedded => return Err(failed(&"type embedded is no server")),
     };
     let logprobs = section.logprobs.map(logprob_mode);
-    let formats = section.formats.map(format_mode);
     let mut backends = Vec::new();
     for url in section.urls() {
         let server = ServerConfig {
@@ -134,15 +171,7 @@ pub(crate) fn training_engine(
         .logprobs(logprobs);
         backends.push(connect(server, &options).map_err(|e| failed(&e))?);
     }
-    let folder = section.weights_dir.as_ref();
-    let folder =
-        folder.map(|dir| WeightsFolder::new(dir, base, FolderDtype::F32).untied(section.untied));
-    let engine = RemoteEngine::new(backends, folder, config(version, formats));
-    let engine = engine.map_err(|e| failed(&e))?;
-    engine
-        .load_weights(version, weights)
-        .map_err(|e| failed(&e))?;
-    Ok(Arc::new(engine))
+    Ok(backends)
 }
 
 /// The endpoint of `engine.api`.

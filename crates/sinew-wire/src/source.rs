@@ -34,7 +34,7 @@ pub(crate) struct Gold<'a> {
 
 impl Gold<'_> {
     /// Gold runs within the limits of a recipe's episodes.
-    fn runs(self, recipe: &RunPlan) -> Arc<GoldRuns> {
+    pub(crate) fn runs(self, recipe: &RunPlan) -> Arc<GoldRuns> {
         let r = &recipe.rollout;
         Arc::new(GoldRuns {
             taskset: Arc::clone(self.taskset),
@@ -67,11 +67,10 @@ pub(crate) fn source(
     }
     if let Some(DataSection::Gold {}) = recipe.data {
         return Ok(Some(Box::new(GoldSource {
-            tasks: plan::sampling(recipe, gold.taskset.as_ref())?,
+            tasks: plan::draws(recipe, gold.taskset.as_ref())?,
             runs: gold.runs(recipe),
             runtime: session.runtime.clone(),
             cancel: session.cancel.clone(),
-            drawn: <_>::default(),
         })));
     }
     let pool = pool(recipe, dir.path(), session.cancel.clone())?;

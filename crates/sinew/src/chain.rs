@@ -110,11 +110,12 @@ impl Stages for Trainer<'_> {
             // Counted with the signals.
             stop_on_eof: false,
             serve: self.args.serve.clone(),
+            typed: self.args.serve.typed(),
             tasks: None,
             accept_loss: self.args.accept_loss,
             signals: Some(self.signals.clone()),
         };
-        let ended = crate::execute(folder, plan, train::train, &options);
+        let ended = crate::execute(folder, plan, check::before_training, train::train, &options);
         let stage = folder.file_name().unwrap_or_default().to_string_lossy();
         let ended = ended.map_err(|e| e.in_stage(&stage))?;
         let bad = ended.trouble.map(|e| e.in_stage(&stage));

@@ -227,6 +227,25 @@ pub(crate) fn before_training(
         scoring_model(recipe, key, &source)?;
     }
     data(recipe)?;
+    let tasks = before_episodes(recipe)?;
+    memory::memory(recipe)?;
+    disk::disk(recipe, &run_dir.join("checkpoints"))?;
+    Ok(tasks)
+}
+
+/// The checks that `sinew collect` makes before it creates anything: those of `sinew train`, less those of
+/// what is trained.
+pub(crate) fn before_sampling(_: &Path, recipe: &RunPlan) -> Result<sinew_wire::Tasks, Failure> {
+    template(recipe)?;
+    model(recipe)?;
+    if let Some(DataSection::Gold {}) = recipe.data {
+        data(recipe)?;
+    }
+    before_episodes(recipe)
+}
+
+/// What episodes need: a sandbox, an agent, tasks that fit.
+fn before_episodes(recipe: &RunPlan) -> Result<sinew_wire::Tasks, Failure> {
     if recipe.env.needs().sandbox {
         sandbox(recipe)?;
     }
@@ -238,8 +257,6 @@ pub(crate) fn before_training(
     if recipe.harness.is_built_in() {
         prompts::prompts(recipe, &sinew_wire::world(recipe, &tasks)?)?;
     }
-    memory::memory(recipe)?;
-    disk::disk(recipe, &run_dir.join("checkpoints"))?;
     Ok(tasks)
 }
 

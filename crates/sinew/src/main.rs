@@ -10,6 +10,7 @@
 
 mod chain;
 mod check;
+mod collect;
 mod curves;
 mod env_check;
 mod episodes;
@@ -64,6 +65,11 @@ enum Command {
         after_help = "Example: sinew eval recipes/quickstart.toml --model model --run-dir runs/trained-eval"
     )]
     Eval(eval::EvalArgs),
+    /// Run a recipe's training tasks and keep the episodes, without training: to look at, export or imitate
+    #[command(
+        after_help = "Example: sinew collect recipes/tiny.toml --episodes 1000 --run-dir runs/teacher"
+    )]
+    Collect(collect::CollectArgs),
     /// Refuse now what would fail later: recipe, model, template, sandbox, disk
     #[command(after_help = "Example: sinew check recipes/quickstart.toml")]
     Check(CheckArgs),
@@ -350,6 +356,7 @@ impl Command {
         match self {
             Self::Train(args) => Some(args.recipe.clone()),
             Self::Eval(args) => Some(args.run.recipe.clone()),
+            Self::Collect(args) => Some(args.run.recipe.clone()),
             Self::Check(args) => Some(args.recipe.clone()),
             Self::Tasks(args) => Some(args.recipe.clone()),
             _ => None,
@@ -362,6 +369,7 @@ fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Train(args) => run_train(&args),
         Command::Eval(args) => eval::run(&args),
+        Command::Collect(args) => collect::run(&args),
         Command::Check(args) => check::check(&args.recipe, args.json),
         Command::Init(args) => init::run(&args),
         Command::Tasks(args) => tasks::run(&args),
@@ -419,8 +427,8 @@ fn run_train(args: &RunArgs) -> Result<(), Failure> {
     args.end(done)
 }
 
-/// The work of a command in the folder of a run.
-type Job = fn(&RunPlan, &RunDir, &train::TrainOptions) -> Result<train::Finished, Failure>;
+/// The checks before a command begins; they give the tasks that they read.
+type Checks = fn(&Path, &RunPlan) -> Result<sinew_wire::Tasks, Failure>;
 
 impl RunArgs {
     /// The recipe, with the seed of `--seed` if that was given.
@@ -443,8 +451,21 @@ impl RunArgs {
         &self,
         recipe: &RunPlan,
         command: &'static str,
-        job: Job,
+        job: impl FnOnce(&RunPlan, &RunDir, &train::TrainOptions) -> Result<train::Finished, Failure>,
     ) -> Result<train::Finished, Failure> {
+        let (path, options) = self.options(recipe, command)?;
+        execute(&path, recipe, check::before_training, job, &options)
+    }
+
+    /// The folder of the command, and how it was called.
+    ///
+    /// # Errors
+    /// If the recipe's harness does not fit the options.
+    pub(crate) fn options(
+        &self,
+        recipe: &RunPlan,
+        command: &'static str,
+    ) -> Result<(PathBuf, train::TrainOptions), Failure> {
         self.serve.address(&recipe.harness)?;
         let default = || PathBuf::from("runs").join(&recipe.name);
         let path = self.run_dir.clone().unwrap_or_else(default);
@@ -464,10 +485,11 @@ impl RunArgs {
             stop_on_eof: self.stop_on_eof,
             accept_loss: self.accept_loss,
             serve: self.serve.clone(),
+            typed: self.serve.typed(),
             tasks: None,
             signals: None,
         };
-        execute(&path, recipe, job, &options)
+        Ok((path, options))
     }
 
     /// The end of the command. With `--json` its last line is the result, or an `error` where there is none.
@@ -493,12 +515,13 @@ impl RunArgs {
 fn execute(
     folder: &Path,
     recipe: &RunPlan,
-    job: Job,
+    checks: Checks,
+    job: impl FnOnce(&RunPlan, &RunDir, &train::TrainOptions) -> Result<train::Finished, Failure>,
     options: &train::TrainOptions,
 ) -> Result<train::Finished, Failure> {
     let mut options = options.clone();
     if options.resume.is_none() {
-        options.tasks = Some(check::before_training(folder, recipe)?);
+        options.tasks = Some(checks(folder, recipe)?);
     }
     let dir = RunDir::open(folder, recipe, options.resume.as_ref()).map_err(Failure::input)?;
     let dir = dir.accepting_loss(options.accept_loss);

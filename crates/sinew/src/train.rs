@@ -1,4 +1,5 @@
 //! `sinew train` and `sinew eval`: the training loop with its readers, and what it shows at its end.
+//! `sinew collect` works in a session of the same kind.
 //!
 //! The loop itself is in `sinew-pipeline`. Here it gets its parts from [`sinew_wire::pipeline`], its readers
 //! (live view or lines, report), and the signals that stop it.
@@ -18,7 +19,7 @@
 use crate::signals;
 use serde_json::{Map, Value};
 use sinew_judge::Bench;
-use sinew_pipeline::{Bus, Ended, EpisodeStats, Goal, Phase, RunEvent, StepRecord};
+use sinew_pipeline::{Bus, Ended, EpisodeStats, Goal, Phase, PipelineError, RunEvent, StepRecord};
 use sinew_project::{Resume, RunDir};
 use sinew_recipe::RunPlan;
 use sinew_view::{LiveView, Out, Printer, ReportFile, Status, Summary, say};
@@ -33,7 +34,7 @@ const INTERRUPTED: i32 = 130;
 /// How the command was called.
 #[derive(Clone, Debug)]
 pub(crate) struct TrainOptions {
-    /// `train` or `eval`.
+    /// `train`, `eval` or `collect`.
     pub(crate) command: &'static str,
     /// Go on with the run in the folder; `None`: it is new.
     pub(crate) resume: Option<Resume>,
@@ -47,6 +48,8 @@ pub(crate) struct TrainOptions {
     pub(crate) tasks: Option<sinew_wire::Tasks>,
     /// Where agents outside reach the run.
     pub(crate) serve: sinew_wire::ServeAt,
+    /// What has to be typed again to go on, each after a space.
+    pub(crate) typed: String,
     /// Signals so far, where the command runs more than this; `None`: they are counted here.
     pub(crate) signals: Option<watch::Receiver<u32>>,
 }
@@ -148,14 +151,47 @@ fn stop_on_signal(
     });
 }
 
-/// Builds the loop of a recipe with its readers, and runs it. Signals are caught before the model is loaded,
-/// which may take minutes.
+/// Builds the loop of a recipe with its readers, and runs it.
 fn run(
     recipe: &RunPlan,
     dir: &RunDir,
     options: &TrainOptions,
     goal: Goal,
 ) -> Result<Ended, Failure> {
+    in_session(recipe, dir, options, recipe.train.steps, |session| {
+        let config = sinew_wire::Invocation {
+            goal,
+            command: options.command,
+            accept_loss: options.accept_loss,
+        };
+        let bus = session.bus.clone();
+        let (pipeline, renderer) = sinew_wire::pipeline(recipe, config, session)?;
+        dir.write_recipe(recipe).map_err(Failure::input)?;
+        if goal == Goal::Train {
+            let facts = sinew_wire::facts(recipe)?;
+            bus.record(Box::new(ReportFile::new(
+                dir.report_path(),
+                facts,
+                renderer,
+            )));
+        }
+        Ok(sinew_pipeline::run(pipeline))
+    })
+}
+
+/// Does `work` in a session of a recipe: with its readers, and the signals that stop it. They are caught
+/// before the model is loaded, which may take minutes. Views show so many steps, or none. `work` fails if it
+/// does not begin, and gives what it came to otherwise.
+///
+/// # Errors
+/// Why the work did not begin, or how it ended.
+pub(crate) fn in_session<T>(
+    recipe: &RunPlan,
+    dir: &RunDir,
+    options: &TrainOptions,
+    steps: u64,
+    work: impl FnOnce(sinew_wire::Session<'_>) -> Result<Result<T, PipelineError>, Failure>,
+) -> Result<T, Failure> {
     let runtime = Runtime::new().map_err(|e| Failure::system(format!("async runtime: {e}")))?;
     let signals = match &options.signals {
         Some(signals) => signals.clone(),
@@ -168,7 +204,6 @@ fn run(
         (false, true) => Out::Json,
         (false, false) => Out::Lines,
     };
-    let steps = recipe.train.steps;
     let printer = Printer { out, steps };
     printer.begin(&recipe.name, dir.path());
     bus.record(Box::new(printer));
@@ -197,26 +232,11 @@ fn run(
         started,
         serve: options.serve.clone(),
     };
-    let config = sinew_wire::Invocation {
-        goal,
-        command: options.command,
-        accept_loss: options.accept_loss,
-    };
-    let (pipeline, renderer) = sinew_wire::pipeline(recipe, config, session)?;
-    dir.write_recipe(recipe).map_err(Failure::input)?;
-    if goal == Goal::Train {
-        let facts = sinew_wire::facts(recipe)?;
-        bus.record(Box::new(ReportFile::new(
-            dir.report_path(),
-            facts,
-            renderer,
-        )));
-    }
-    let ended = sinew_pipeline::run(pipeline);
+    let ended = work(session)?;
     drop(view);
     ended.map_err(|e| match (e.is_interrupt(), bench.spent()) {
         (true, Some(why)) => Failure::spent(why, options.command, dir.path()),
-        (true, None) => Failure::interrupt(options.command, dir.path(), &options.serve.typed()),
+        (true, None) => Failure::interrupt(options.command, dir.path(), &options.typed),
         (false, _) => e.into(),
     })
 }

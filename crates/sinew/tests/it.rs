@@ -13,6 +13,8 @@ mod calls;
 mod chains;
 #[path = "it/collapse.rs"]
 mod collapse;
+#[path = "it/collect.rs"]
+mod collect;
 // The pages show every part.
 #[cfg(feature = "full")]
 #[path = "it/docs.rs"]

@@ -23,7 +23,6 @@ use crate::health::Alarm;
 use crate::record::StepRecord;
 use crate::schedule::{Draw, eval_episodes, other_tasks, refill_seed, train_groups, uniform_tasks};
 use flow::Flow;
-use roster::{Follows, Roster};
 use sinew_algo::AdaptiveConfig;
 use sinew_types::{EpisodeId, GroupId, mix_seed};
 use std::collections::{BTreeMap, VecDeque};
@@ -31,7 +30,7 @@ use std::sync::Arc;
 
 pub use config::{CoreConfig, EvalConfig, Goal, Overlap, Samples, TaskSampling, When};
 pub use messages::{Command, CoreState, EvalSet, Event, OpenDraws, RunCounts, Stop, UpdateCommit};
-pub use roster::{Ended, Showed};
+pub use roster::{Ended, Follows, Roster, Showed, showed};
 
 /// The training episodes of a step.
 #[derive(Debug, Default)]

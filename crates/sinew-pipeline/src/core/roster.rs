@@ -1,7 +1,8 @@
 //! Episodes that are run together, each with its attempts.
 
 use crate::schedule::Draw;
-use sinew_types::{EpisodeId, GroupId};
+use sinew_env::waits_for_group;
+use sinew_types::{EpisodeEnd, EpisodeId, GroupId, Trace};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// An episode that was run to its end and stored.
@@ -22,13 +23,36 @@ pub struct Ended {
 /// What an episode with a reward showed: type of its task, success and total reward.
 pub type Showed = (String, bool, f64);
 
+/// What a trace shows; `None` without a reward.
+pub fn showed(trace: &Trace) -> Option<Showed> {
+    let failed = matches!(trace.end, EpisodeEnd::Failed { .. });
+    (!failed && trace.score().is_some()).then(|| {
+        let kind = trace.task_kind.clone();
+        (kind, trace.outcome.success, trace.total_reward())
+    })
+}
+
+impl Ended {
+    /// The end of a trace; `stored` by an earlier session.
+    pub fn of(trace: &Trace, stored: bool) -> Self {
+        let failed = matches!(trace.end, EpisodeEnd::Failed { .. });
+        Self {
+            episode: trace.episode.clone(),
+            failed,
+            stored,
+            waits_for_group: !failed && waits_for_group(&trace.outcome),
+            outcome: showed(trace),
+        }
+    }
+}
+
 /// What follows from the end of an episode.
 #[derive(Debug, Default)]
-pub(crate) struct Follows {
+pub struct Follows {
     /// To be run in its place.
-    pub(crate) again: Option<Draw>,
+    pub again: Option<Draw>,
     /// A group whose members have all ended and some of which wait for its score: their last attempts.
-    pub(crate) group: Option<Vec<Draw>>,
+    pub group: Option<Vec<Draw>>,
 }
 
 /// Why an episode that was run again is left out.
@@ -49,7 +73,7 @@ struct Slot {
 
 /// Episodes by their place, in the order of their draws.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Roster {
+pub struct Roster {
     slots: Vec<Slot>,
     /// Episodes that have not ended, with their slots.
     open: HashMap<EpisodeId, usize>,
@@ -64,7 +88,8 @@ pub(crate) struct Roster {
 }
 
 impl Roster {
-    pub(crate) fn new(retries: u32) -> Self {
+    /// Without episodes; what the system fails is run again as often as `retries` says.
+    pub fn new(retries: u32) -> Self {
         Self {
             retries,
             ..Self::default()
@@ -72,7 +97,7 @@ impl Roster {
     }
 
     /// Adds episodes that are about to start.
-    pub(crate) fn add(&mut self, draws: &[Draw]) {
+    pub fn add(&mut self, draws: &[Draw]) {
         for draw in draws {
             self.open.insert(draw.episode.clone(), self.slots.len());
             self.slots.push(Slot {
@@ -87,7 +112,7 @@ impl Roster {
     /// Takes an end in; gives what follows. What the system failed is run again as often as `retries`
     /// says, and once more where an earlier session stored the failure, because its cause may be gone. An
     /// episode that is not awaited changes nothing.
-    pub(crate) fn ended(&mut self, ended: Ended) -> Follows {
+    pub fn ended(&mut self, ended: Ended) -> Follows {
         let Some(at) = self.open.remove(&ended.episode) else {
             return Follows::default();
         };
@@ -141,7 +166,7 @@ impl Roster {
     }
 
     /// Takes the score of a group in. A group that is not awaited changes nothing.
-    pub(crate) fn scored(&mut self, group: &GroupId, mut showed: BTreeMap<EpisodeId, Showed>) {
+    pub fn scored(&mut self, group: &GroupId, mut showed: BTreeMap<EpisodeId, Showed>) {
         if !self.scoring.remove(group) {
             return;
         }
@@ -160,8 +185,13 @@ impl Roster {
     }
 
     /// Whether all have ended, and all groups that have to be scored are.
-    pub(crate) fn is_complete(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.open.is_empty() && self.scoring.is_empty()
+    }
+
+    /// The ends of those that have ended, of the last attempts.
+    pub fn ends(&self) -> impl Iterator<Item = &Ended> {
+        self.slots.iter().filter_map(|s| s.ended.as_ref())
     }
 
     /// The last attempts, in the order of the draws.
@@ -181,8 +211,7 @@ impl Roster {
 
     /// What episodes with a reward showed, in the order of the draws.
     pub(crate) fn outcomes(&self) -> impl Iterator<Item = (&str, bool, f64)> {
-        let ended = self.slots.iter().filter_map(|s| s.ended.as_ref());
-        let outcomes = ended.filter_map(|e| e.outcome.as_ref());
+        let outcomes = self.ends().filter_map(|e| e.outcome.as_ref());
         outcomes.map(|(kind, success, reward)| (kind.as_str(), *success, *reward))
     }
 }

@@ -1,11 +1,10 @@
 //! Groups that are scored as a whole, while other episodes run.
 
-use super::sync::{Driver, showed};
-use crate::core::{Command, Event};
+use super::sync::Driver;
+use crate::core::{Command, Event, showed};
 use crate::error::PipelineError;
 use crate::ports::ScoredGroup;
 use crate::schedule::Draw;
-use sinew_types::{EpisodeEnd, Trace};
 use std::collections::BTreeMap;
 
 impl Driver {
@@ -43,9 +42,9 @@ impl Driver {
                 }
             }
             let members = self.traces.values().filter(|t| t.group == group);
-            let failed = |t: &&Trace| matches!(t.end, EpisodeEnd::Failed { .. });
-            let members = members.filter(|t| !failed(t) && t.score().is_some());
-            let showed = members.map(|t| (t.episode.clone(), showed(t))).collect();
+            let showed = members
+                .filter_map(|t| Some((t.episode.clone(), showed(t)?)))
+                .collect();
             commands.extend(self.on(Event::GroupScored { group, showed }));
         }
         Ok(commands)

@@ -9,8 +9,9 @@ use super::measurements::Measurements;
 use super::shelf;
 use super::work::{Desk, SharedLearner, Task, lock};
 use crate::config::PipelineConfig;
-use crate::core::UpdateCommit;
-use crate::core::{Command, Ended as EndedEpisode, Event, PipelineCore, RunCounts, Showed, Stop};
+use crate::core::{
+    Command, Ended as EndedEpisode, Event, PipelineCore, RunCounts, Stop, UpdateCommit,
+};
 use crate::error::PipelineError;
 use crate::event::{Bus, Phase, RolloutProgress, RunEvent};
 use crate::files::RunFiles;
@@ -27,9 +28,8 @@ use crate::state::{Earlier, Made, RunStore, Samples, SavedState};
 use crate::status::SampleStatus;
 use crate::waits::{Trainer, Watch};
 use sinew_algo::Algorithm;
-use sinew_env::waits_for_group;
 use sinew_grammar::Grammars;
-use sinew_types::{EpisodeEnd, EpisodeId, Outcome, Trace};
+use sinew_types::{EpisodeId, Outcome, Trace};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
@@ -329,15 +329,7 @@ impl Driver {
         self.progress.0 += ended.len();
         let mut commands = Vec::new();
         for StoredEpisode { trace, known } in ended {
-            let failed = matches!(trace.end, EpisodeEnd::Failed { .. });
-            let scored = !failed && !trace.outcome.unscored;
-            let ended = EndedEpisode {
-                episode: trace.episode.clone(),
-                failed,
-                stored: known,
-                waits_for_group: !failed && waits_for_group(&trace.outcome),
-                outcome: scored.then(|| showed(&trace)),
-            };
+            let ended = EndedEpisode::of(&trace, known);
             self.traces.insert(trace.episode.clone(), trace);
             commands.extend(self.on(Event::EpisodeEnded(ended)));
         }
@@ -758,12 +750,6 @@ impl Driver {
 /// An error of the loop itself.
 pub(super) fn none_runs() -> PipelineError {
     PipelineError::system("the loop waits for an episode, but none runs")
-}
-
-/// What an episode with a reward showed.
-pub(super) fn showed(trace: &Trace) -> Showed {
-    let kind = trace.task_kind.clone();
-    (kind, trace.outcome.success, trace.total_reward())
 }
 
 /// Reports what goes on while episodes run, and now and then those that stay in one phase.

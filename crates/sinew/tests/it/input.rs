@@ -14,7 +14,7 @@ fn tiny(dir: &Path, typed: &str, replaced: &str) -> String {
 }
 
 /// What a command that refuses its input says.
-fn refused(command: &mut Command) -> String {
+pub(crate) fn refused(command: &mut Command) -> String {
     refused_with(command, 2)
 }
 

@@ -1,0 +1,26 @@
+//! Episodes for their own sake: a teacher's runs, solutions of the environment, data to train on later.
+//!
+//! [`Collector`] decides, from events alone, which episodes run; [`collect()`] carries that out with the
+//! ports of the training loop. There are no steps: a group begins as soon as there is room for it, whatever
+//! the others do.
+//!
+//! | file | what |
+//! |---|---|
+//! | `core` | the pure part: draws out, ends and scores of groups in |
+//! | `driver` | the session: known episodes, ports, progress |
+//! | `gold` | the environment's gold policy behind the port of rollouts |
+//!
+//! # Invariants
+//!
+//! - Which episodes there are is a function of the recipe, its seed and their number: a session that goes on
+//!   runs those that the store lacks, and no other. More of them begin with the same ones.
+//! - An episode counts once it is durable.
+//! - As many groups are held in memory as fit into the room, whatever the number of episodes.
+
+mod core;
+mod driver;
+mod gold;
+
+pub use core::{CollectConfig, Collector, Known};
+pub use driver::{Collected, Collection, collect};
+pub use gold::GoldRollouts;

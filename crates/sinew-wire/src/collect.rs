@@ -1,0 +1,204 @@
+//! A collection: the parts of the training loop without its trainer.
+
+use crate::env::{self, World};
+use crate::failure::Failure;
+use crate::model::{check_context, loaded_params, model_config, renderer};
+use crate::pins::Pins;
+use crate::servers::{sampling_engine, serve_engine};
+use crate::{
+    Session, describe, device, engine, episode_parts, groups, plan, run_info, source, store,
+};
+use sinew_collect::{CollectConfig, Collection, GoldRollouts};
+use sinew_pipeline::{EngineRollouts, RolloutParts, Rollouts, RunEvent};
+use sinew_recipe::{DataSection, EngineType, RunPlan, StoreKind};
+use sinew_render::Renderer;
+use sinew_tensor::Cpu;
+use sinew_types::{Engine, PolicyVersion};
+use std::sync::Arc;
+
+/// Episodes that have begun for each that may be in flight, so that one waits where another ends.
+const ROOM: usize = 2;
+
+/// What the command line says of a collection.
+#[derive(Clone, Debug)]
+pub struct Gathering {
+    /// Number of episodes, those of earlier sessions included.
+    pub episodes: u64,
+    /// Addresses of servers in place of the engine of the recipe.
+    pub engine: Option<String>,
+}
+
+/// Refuses what runs no episodes of its own, or keeps none.
+///
+/// # Errors
+/// For a live harness, for data that exists already, and for a store in memory.
+pub fn check_collect(recipe: &RunPlan, how: &Gathering) -> Result<(), Failure> {
+    if recipe.harness.live().is_some() {
+        return Err(Failure::input(
+            "harness.type = \"live\": agents bring their own tasks, so there are none to run\n  hint: \
+             harness.type = \"service\" asks a service for each task of the recipe",
+        ));
+    }
+    let name = match &recipe.data {
+        None => None,
+        Some(DataSection::Gold {}) if how.engine.is_some() => {
+            return Err(Failure::input(
+                "--engine: data.type = \"gold\" plays the environment's solutions, which no engine samples\n  hint: \
+                 leave out one of them",
+            ));
+        }
+        Some(DataSection::Gold {}) => None,
+        Some(DataSection::Demonstrations { .. }) => Some("demonstrations"),
+        Some(DataSection::Pairs { .. }) => Some("pairs"),
+        Some(DataSection::Episodes { .. }) => Some("episodes"),
+        Some(DataSection::Pool { .. }) => Some("pool"),
+    };
+    if let Some(name) = name {
+        return Err(Failure::input(format!(
+            "data.type = \"{name}\": this data is there already, and nothing is run\n  hint: remove [data] to run \
+             episodes, or set data.type = \"gold\" for the solutions of the environment"
+        )));
+    }
+    if recipe.store.kind == StoreKind::Memory {
+        return Err(Failure::input(
+            "store.type = \"memory\": episodes would be gone with the process\n  hint: remove the key",
+        ));
+    }
+    Ok(())
+}
+
+/// A collection of a recipe with all its parts. No trainer is made, and weights are loaded only for an engine
+/// of this process: servers sample with those that they have.
+///
+/// # Errors
+/// What the recipe is refused for, or what cannot be reached.
+pub fn collection(
+    recipe: &RunPlan,
+    how: &Gathering,
+    session: Session<'_>,
+) -> Result<Collection, Failure> {
+    let device = device()?;
+    let mut pins = Pins::weights(recipe, &session)?;
+    let renderer = renderer(&recipe.model, &recipe.env)?;
+    let world = env::world_with(recipe, &session.tasks, &session.bench)?;
+    pins.inputs(recipe, world.envs.as_ref(), &session)?;
+    let store = store::open_store(&recipe.store, session.dir)?.traces;
+    let model = model_config(&pins.plan)?;
+    check_context(recipe.rollout.max_context_tokens, &model)?;
+    let draws = plan::draws(recipe, world.taskset.as_ref())?;
+    let pinned = pins.plan.clone();
+    pins.keep(&session, 0)?;
+    let groups = groups(&session, (&world.envs, &world.taskset), &renderer, &store);
+    let made = Made {
+        recipe,
+        session: &session,
+        device: &device,
+        renderer,
+        world,
+    };
+    let (rollouts, group_size, retries): (Box<dyn Rollouts>, _, _) = match recipe.data {
+        Some(_) => {
+            let runs = made.gold().runs(recipe);
+            let at = (session.runtime.clone(), session.cancel.clone());
+            let played = GoldRollouts::new(runs, Arc::clone(&store), recipe.seed, at);
+            (Box::new(played), 1, 0)
+        }
+        None => {
+            let algorithm = recipe.algorithm();
+            let algorithm = algorithm.map_err(|e| Failure::input(format!("algorithm: {e}")))?;
+            let engine = made.engine(&pinned, how)?;
+            let parts = made.rollout_parts(&engine, how)?;
+            let (store, cancel) = (Arc::clone(&store), session.cancel.clone());
+            let sampled = EngineRollouts::new(session.runtime.clone(), parts, store, cancel);
+            let size = recipe.rollout.group_size;
+            (Box::new(sampled), size, algorithm.repair().retries())
+        }
+    };
+    let described = describe(&model, &device);
+    session.bus.emit(RunEvent::Described(described))?;
+    Ok(Collection {
+        config: CollectConfig {
+            seed: recipe.seed,
+            episodes: how.episodes,
+            group_size,
+            retries,
+            room: recipe.rollout.max_in_flight.saturating_mul(ROOM),
+        },
+        draws,
+        rollouts,
+        groups: Box::new(groups),
+        store,
+        bus: session.bus,
+        started: session.started,
+    })
+}
+
+/// What is made of a recipe before its engine.
+struct Made<'a> {
+    recipe: &'a RunPlan,
+    session: &'a Session<'a>,
+    device: &'a Cpu,
+    renderer: Arc<dyn Renderer>,
+    world: World,
+}
+
+impl Made<'_> {
+    fn gold(&self) -> source::Gold<'_> {
+        let World { taskset, envs } = &self.world;
+        let shown = (envs.as_ref(), self.renderer.as_ref());
+        source::Gold {
+            taskset,
+            envs,
+            renderer: &self.renderer,
+            run: run_info(self.recipe, self.session.dir, shown, self.device),
+        }
+    }
+
+    /// What samples: the servers of the command line, those of the recipe, or an engine of this process with
+    /// the weights of `pinned`.
+    fn engine(&self, pinned: &RunPlan, how: &Gathering) -> Result<Arc<dyn Engine>, Failure> {
+        let (section, rollout) = (&self.recipe.engine, &self.recipe.rollout);
+        if let Some(urls) = &how.engine {
+            let context = rollout.max_context_tokens as usize;
+            return serve_engine(urls, None, None, &self.renderer, context);
+        }
+        let renderer = self.renderer.as_ref();
+        if section.kind != EngineType::Embedded {
+            return sampling_engine(section, renderer);
+        }
+        let params = loaded_params(pinned, renderer)?;
+        let format = rollout.format.as_ref();
+        let grammars = engine::grammars(format, &self.renderer, params.config().vocab)?;
+        let version = PolicyVersion::default();
+        let embedded = engine::embedded(
+            section,
+            rollout,
+            self.device,
+            &params,
+            renderer,
+            &grammars,
+            version,
+        )?;
+        Ok(Arc::new(embedded))
+    }
+
+    fn rollout_parts(
+        &self,
+        engine: &Arc<dyn Engine>,
+        how: &Gathering,
+    ) -> Result<RolloutParts, Failure> {
+        let mut run = self.gold().run;
+        if how.engine.is_some() {
+            run.provenance.kernels = None;
+        }
+        let envs = Arc::clone(&self.world.envs);
+        let with = (engine, &self.renderer);
+        Ok(RolloutParts {
+            episode: episode_parts(self.recipe, self.session, run, with, envs)?,
+            taskset: Arc::clone(&self.world.taskset),
+            options: plan::episode_options(&self.recipe.rollout),
+            max_in_flight: self.recipe.rollout.max_in_flight,
+            cross: None,
+        })
+    }
+}

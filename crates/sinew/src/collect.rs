@@ -1,0 +1,103 @@
+//! `sinew collect`: episodes of a recipe for their own sake, without training.
+//!
+//! The last line with `--json`:
+//!
+//! | field | content |
+//! |---|---|
+//! | `collected` | episodes that ended, of how many; scored, unscored and failed ones; means of reward and success |
+//! | `now` | episodes that ended in this session |
+//! | `stored` | what the store has, attempts that failed included |
+//! | `wall_s` | wall time of this session, in seconds |
+
+use crate::{RunArgs, check, output, train};
+use clap::Args;
+use sinew_collect::Collected;
+use sinew_project::RunDir;
+use sinew_recipe::{Recipe, RunPlan};
+use sinew_view::collected;
+use sinew_wire::{Failure, Gathering};
+
+/// Arguments of `sinew collect`.
+#[derive(Debug, Args)]
+pub(crate) struct CollectArgs {
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+    /// Number of episodes, those of earlier sessions included; with --resume it may be raised
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    episodes: u64,
+    /// Sample with these servers and their weights: URL[,URL...]; each may begin with vllm+, sglang+ or
+    /// openai+
+    #[arg(long, value_name = "URL")]
+    engine: Option<String>,
+}
+
+/// `sinew collect RECIPE`. Its folder has the name of the recipe with `-collect` behind it.
+///
+/// # Errors
+/// What the recipe is refused for, or the collection failed with.
+pub(crate) fn run(args: &CollectArgs) -> Result<(), Failure> {
+    args.run.end(gathered(args))
+}
+
+fn gathered(args: &CollectArgs) -> Result<train::Finished, Failure> {
+    let mut recipe = match args.run.recipe()? {
+        Recipe::Run(recipe) => *recipe,
+        Recipe::Chain(_) => {
+            return Err(Failure::input(
+                "the recipe is a chain: its stages make the weights that sample\n  hint: give the recipe of one run, with \
+                 model = \"run:DIR\" and the chain's folder for its last weights",
+            ));
+        }
+    };
+    let how = Gathering {
+        episodes: args.episodes,
+        engine: args.engine.clone(),
+    };
+    sinew_wire::check_collect(&recipe, &how)?;
+    // A folder of `train` is not taken for one of these, nor the other way round.
+    if !recipe.name.ends_with("-collect") {
+        recipe.name += "-collect";
+    }
+    let (path, mut options) = args.run.options(&recipe, "collect")?;
+    options.typed += &format!(" --episodes {}", args.episodes);
+    if let Some(engine) = &args.engine {
+        options.typed += &format!(" --engine {engine}");
+    }
+    let job = |recipe: &RunPlan, dir: &RunDir, options: &train::TrainOptions| {
+        gather(recipe, dir, options, &how)
+    };
+    crate::execute(&path, &recipe, check::before_sampling, job, &options)
+}
+
+/// Runs the collection and shows what came of it.
+fn gather(
+    recipe: &RunPlan,
+    dir: &RunDir,
+    options: &train::TrainOptions,
+    how: &Gathering,
+) -> Result<train::Finished, Failure> {
+    let Collected {
+        progress,
+        now,
+        store,
+        wall_s,
+    } = train::in_session(recipe, dir, options, 0, |session| {
+        let collection = sinew_wire::collection(recipe, how, session)?;
+        dir.write_recipe(recipe).map_err(Failure::input)?;
+        Ok(sinew_collect::collect(collection))
+    })?;
+    if !options.json {
+        output::print(&collected(&progress, dir.path(), wall_s));
+    }
+    let trouble = (progress.failed == progress.episodes).then(|| {
+        Failure::system(format!(
+            "all {} episodes failed\n  hint: `sinew episodes {} --failed` lists them, `sinew show` says why",
+            progress.episodes,
+            dir.path().display()
+        ))
+    });
+    let last = serde_json::json!({
+        "collected": progress, "now": now, "stored": store, "wall_s": wall_s,
+    });
+    Ok(train::Finished { last, trouble })
+}

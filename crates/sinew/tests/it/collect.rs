@@ -1,0 +1,158 @@
+//! Episodes that are collected: counted, killed and gone on with, and trained on.
+
+use crate::input::refused;
+use crate::resume::recipe;
+use crate::{last_line, sinew};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+fn collect(recipe: &Path, run: &Path, episodes: u32, more: &[&str]) -> Command {
+    let mut command = sinew();
+    command.arg("collect").arg(recipe).arg("--json").args(more);
+    command.args(["--episodes", &episodes.to_string(), "--run-dir"]);
+    command.arg(run);
+    command
+}
+
+/// Ids and rewards of the stored episodes.
+fn stored(run: &Path) -> Vec<(String, f64)> {
+    let listed = sinew()
+        .args(["episodes", "--json", "--limit", "10000"])
+        .arg(run)
+        .output()
+        .unwrap();
+    assert!(listed.status.success(), "{listed:?}");
+    let text = String::from_utf8(listed.stdout).unwrap();
+    let row = |line: &str| {
+        let row: Value = serde_json::from_str(line).unwrap();
+        let id = row["episode"].as_str().unwrap().to_owned();
+        (id, row["reward"].as_f64().unwrap())
+    };
+    text.lines().map(row).collect()
+}
+
+/// Kills a collection as soon as it says that some episodes are stored.
+fn killed(recipe: &Path, run: &Path, episodes: u32, more: &[&str]) {
+    let mut child = collect(recipe, run, episodes, more)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let first = lines.find(|line| line.as_ref().unwrap().starts_with("{\"collected\""));
+    assert!(first.is_some(), "it says how far it is");
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_killed_collection_goes_on_without_loss_or_doubles_and_is_trained_on() {
+    let dir = tempfile::tempdir().unwrap();
+    // Few at a time, so that a kill comes in the middle.
+    let teacher = recipe(dir.path(), 1, &[("rollout.max_in_flight", "16")]);
+    let run = dir.path().join("collected");
+    let episodes = 602;
+    killed(&teacher, &run, episodes, &[]);
+    let first = stored(&run);
+    assert!(!first.is_empty());
+    killed(&teacher, &run, episodes, &["--resume"]);
+    let rest = collect(&teacher, &run, episodes, &["--resume"]).output();
+    let last = last_line(&rest.unwrap());
+    let collected = &last["collected"];
+    assert_eq!(collected["episodes"], 602, "{last}");
+    let sum = ["scored", "unscored", "failed"].map(|k| collected[k].as_u64().unwrap());
+    assert_eq!(sum.iter().sum::<u64>(), 602, "{last}");
+    let now = last["now"].as_u64().unwrap();
+    assert!(now + first.len() as u64 <= 602, "{last}");
+    let all = stored(&run);
+    let ids: BTreeSet<&String> = all.iter().map(|(id, _)| id).collect();
+    assert_eq!((all.len(), ids.len()), (602, 602));
+    assert_eq!(&all[..first.len()], &first[..]);
+    // The same as in one piece, but for the order.
+    let whole = dir.path().join("whole");
+    last_line(&collect(&teacher, &whole, episodes, &[]).output().unwrap());
+    let by_id = |all: Vec<(String, f64)>| all.into_iter().collect::<BTreeMap<_, _>>();
+    assert_eq!(by_id(stored(&whole)), by_id(all));
+    // More of them begin with these.
+    let more = collect(&teacher, &run, 640, &["--resume"]).output();
+    let more = last_line(&more.unwrap());
+    assert_eq!(
+        (&more["collected"]["episodes"], &more["now"]),
+        (&640.into(), &38.into())
+    );
+    trained_on(dir.path(), &run);
+}
+
+/// Imitates the successes: the student is better than at first.
+fn trained_on(dir: &Path, collected: &Path) {
+    let folder = dir.join("student");
+    std::fs::create_dir(&folder).unwrap();
+    let path = format!("{:?}", collected.display().to_string());
+    let student = recipe(
+        &folder,
+        25,
+        &[
+            ("algorithm.type", "\"sft\""),
+            ("data.type", "\"episodes\""),
+            ("data.path", &path),
+            ("rollout.group_size", "1"),
+            ("rollout.tasks_per_step", "16"),
+        ],
+    );
+    let mut train = crate::resume::train(&student, &folder.join("run"), &[]);
+    let last = last_line(&train.output().unwrap());
+    let success = |when: &str| last["eval"][when]["success"].as_f64().unwrap();
+    assert!(success("after") > success("before") + 0.15, "{last}");
+}
+
+#[test]
+fn solutions_of_the_environment_are_collected_without_an_engine() {
+    let dir = tempfile::tempdir().unwrap();
+    let gold = recipe(
+        dir.path(),
+        1,
+        &[
+            ("algorithm.type", "\"sft\""),
+            ("data.type", "\"gold\""),
+            ("rollout.group_size", "1"),
+        ],
+    );
+    let run = dir.path().join("gold");
+    let last = last_line(&collect(&gold, &run, 30, &[]).output().unwrap());
+    assert_eq!(last["collected"]["scored"], 30);
+    assert_eq!(last["collected"]["success"], 1.0);
+    assert_eq!(stored(&run).len(), 30);
+}
+
+#[test]
+fn what_runs_no_episodes_is_refused_with_a_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    let chain = sinew()
+        .args(["collect", "recipes/chain.toml", "--episodes", "4"])
+        .output()
+        .unwrap();
+    assert_eq!(chain.status.code(), Some(2));
+    let told = String::from_utf8(chain.stderr).unwrap();
+    assert!(told.contains("chain") && told.contains("run:DIR"), "{told}");
+    let cases: [(&[(&str, &str)], &str); 2] = [
+        (&[("store.type", "\"memory\"")], "gone with the process"),
+        (
+            &[
+                ("algorithm.type", "\"sft\""),
+                ("data.type", "\"episodes\""),
+                ("data.path", "\"x\""),
+            ],
+            "there already",
+        ),
+    ];
+    for (more, why) in cases {
+        let refused_recipe = recipe(dir.path(), 1, more);
+        let told = refused(&mut collect(&refused_recipe, &run, 4, &[]));
+        assert!(told.contains(why), "{told}");
+        assert!(!run.exists());
+    }
+}
