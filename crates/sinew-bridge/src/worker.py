@@ -807,7 +807,7 @@ def encoded(message):
     return text.encode("utf-8", "replace")
 
 
-class Worlds(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+class Worlds(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
     """Imports the environments that the host sent: source text by the module's name."""
 
     def __init__(self, sources):
@@ -823,6 +823,9 @@ class Worlds(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
     def get_source(self, name):
         return self.sources[name]
+
+    def get_filename(self, name):
+        return name.replace(".", "/") + ("/__init__.py" if self.is_package(name) else ".py")
 
 
 def prepare(hello):

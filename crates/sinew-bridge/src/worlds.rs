@@ -13,11 +13,7 @@ macro_rules! world {
     ($name:literal) => {
         (
             concat!("sinew.worlds.", $name),
-            include_str!(concat!(
-                "../../../python/src/sinew/worlds/",
-                $name,
-                ".py"
-            )),
+            include_str!(concat!("../../../python/src/sinew/worlds/", $name, ".py")),
         )
     };
 }

@@ -678,7 +678,10 @@ mod tests {
         assert!(is_orphan(&format!("{pid}-{}", start + 1)));
         assert!(is_orphan("4194304-1") && is_orphan("4194304-1-0-c7"));
         // A reader in another time namespace sees another start, and counts the same.
-        let (stat, elsewhere) = ("7 (a) b) S 1 7 7 0 -1 4 9 0 0 0 0 0 0 0 20 0 1 0", "103295 1 2");
+        let (stat, elsewhere) = (
+            "7 (a) b) S 1 7 7 0 -1 4 9 0 0 0 0 0 0 0 20 0 1 0",
+            "103295 1 2",
+        );
         let offsets = "monotonic 5 0\nboottime      1000 500000000\n";
         let there = start_ticks(&format!("{stat} {elsewhere}"), offsets);
         assert_eq!(there, start_ticks(&format!("{stat} 3245"), ""));
