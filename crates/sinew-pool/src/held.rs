@@ -3,9 +3,11 @@
 use crate::hex::hex;
 use crate::reason::Reason;
 use crate::schema::Pushed;
+use crate::shelf;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use sinew_store::{QueueRow, StoreError};
+use sinew_store::StoreError;
+use sinew_store::queue::NewRow;
 
 /// A row of the quarantine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -23,7 +25,7 @@ pub(crate) fn held_row(
     item: Pushed,
     reason: &Reason,
     now_s: f64,
-) -> Result<(String, QueueRow), StoreError> {
+) -> Result<(String, NewRow), StoreError> {
     let text = serde_json::to_vec(&item).unwrap_or_default();
     let id = format!("q-{}", hex(&Sha256::digest(&text)[..12]));
     let held = Held {
@@ -31,6 +33,6 @@ pub(crate) fn held_row(
         reason: reason.clone(),
         at_unix_s: now_s,
     };
-    let row = QueueRow::of(id.clone(), &held)?;
+    let row = shelf::row(id.clone(), &held)?;
     Ok((id, row))
 }

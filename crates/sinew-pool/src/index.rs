@@ -103,6 +103,18 @@ impl Index {
         }
     }
 
+    /// Ids that are not known, and the keys of the others.
+    pub(crate) fn keys(&self, ids: &[String]) -> (Vec<String>, Vec<String>) {
+        let (mut unknown, mut keys) = (Vec::new(), Vec::new());
+        for id in ids {
+            match self.ids.get(id) {
+                Some(hash) => keys.push(key(hash, id)),
+                None => unknown.push(id.clone()),
+            }
+        }
+        (unknown, keys)
+    }
+
     /// Forgets a group; its ids stay known.
     pub(crate) fn remove(&mut self, seq: u64) -> Option<(GroupKey, Group)> {
         let removed = self.groups.remove(&seq)?;

@@ -36,6 +36,7 @@ mod pool;
 mod quarantine;
 mod reason;
 pub mod schema;
+mod shelf;
 mod span;
 mod spot_check;
 mod text;

@@ -23,15 +23,17 @@ use crate::held::{Held, held_row};
 use crate::index::{self, Group, Index, Row};
 use crate::reason::Reason;
 use crate::schema::{Kind, Pushed};
+use crate::shelf::{self, Shelf, TRAINER, is_full, reward_field};
 use crate::span::Span;
 use crate::spot_check;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sinew_render::Renderer;
-use sinew_store::{
-    DiskQueue, DiskStore, LeaseId, QueueError, QueueLimits, QueueRow, RowState, StoreError,
-    StoreOptions,
+use sinew_store::queue::{
+    Ask, Done, LeaseId, MemoryQueue, NewRow, Queue, QueueError, QueueLimits, RowState, Take, field,
+    fields, unpack,
 };
+use sinew_store::{DiskStore, StoreError, StoreOptions};
 use sinew_types::Engine;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
@@ -133,9 +135,9 @@ pub struct Pool {
     renderer: Arc<dyn Renderer>,
     pub(crate) tokenizer: String,
     scorer: Option<Scorer>,
-    pub(crate) rows: DiskQueue,
-    pub(crate) quarantine: DiskQueue,
-    spans: DiskQueue,
+    pub(crate) rows: Shelf,
+    pub(crate) quarantine: Shelf,
+    spans: Shelf,
     index: Mutex<Index>,
     /// Keeps the folder's lock; none in memory.
     _store: Option<DiskStore>,
@@ -194,13 +196,16 @@ impl Pool {
             max_bytes: config.max_bytes,
             max_attempts: config.max_attempts,
         };
-        let queue = |name: &str, rows| match &store {
-            Some(store) => store.queue(name, limits(rows)),
-            None => DiskQueue::in_memory(limits(rows)),
+        let queue = |name: &str, rows| -> Result<Shelf, StoreError> {
+            let queue: Arc<dyn Queue> = match &store {
+                Some(store) => Arc::new(store.queue(name, limits(rows))?),
+                None => Arc::new(MemoryQueue::in_memory(limits(rows))),
+            };
+            Ok(Shelf(queue))
         };
         let pool = Self {
             tokenizer: tokenizer_hash(renderer.as_ref()),
-            rows: queue("pool", config.max_rows)?,
+            rows: queue("pool", config.max_rows)?.for_trainers()?,
             quarantine: queue("quarantine", config.max_quarantine)?,
             spans: queue("spans", config.max_quarantine)?,
             index: Mutex::default(),
@@ -232,15 +237,25 @@ impl Pool {
     /// Builds the index from the stored rows.
     fn reindex(&self) -> Result<(), PoolError> {
         let mut fresh = Index::default();
-        for (key, state) in self.rows.rows()? {
-            let (hash, id) = index::parts(&key);
+        for view in self.rows.rows()? {
+            let (hash, id) = index::parts(&view.key);
             fresh.ids.insert(id.to_owned(), hash.to_owned());
-            if state == RowState::Acked {
+            if view.done {
                 continue;
             }
-            if let Some(entry) = self.rows.read::<Entry>(&key)? {
-                fresh.add(&entry, size_of(&entry));
+            let Some(entry) = self.rows.read::<Entry>(&view.key)? else {
+                continue;
+            };
+            if !view.fields.iter().any(|f| f == fields::REWARD) {
+                // Rows of earlier formats have their reward in the trace alone.
+                let reward = vec![reward_field(entry.trace.outcome.reward)];
+                let fill = Done {
+                    key: view.key,
+                    fields: reward,
+                };
+                self.rows.0.fill(&[fill])?;
             }
+            fresh.add(&entry, size_of(&entry));
         }
         *self.guard()? = fresh;
         Ok(())
@@ -315,7 +330,7 @@ impl Pool {
                 Ok((entry, true)) => {
                     let id = entry.trace.episode.0.clone();
                     new.insert(id.clone(), entry.hash.clone());
-                    rows.push(QueueRow::of(index::key(&entry.hash, &id), &entry)?);
+                    rows.push(queue_row(index::key(&entry.hash, &id), &entry)?);
                     entries.push(entry);
                     Answer::Admitted { id }
                 }
@@ -331,10 +346,10 @@ impl Pool {
                 }
             });
         }
-        self.quarantine.put(&held)?;
-        self.rows.put(&rows)?;
+        self.quarantine.0.put(&held)?;
+        self.rows.0.put(&rows)?;
         for (entry, row) in entries.iter().zip(&rows) {
-            index.add(entry, row.payload.len() as u64);
+            index.add(entry, row.bytes());
         }
         Ok(answers)
     }
@@ -360,9 +375,9 @@ impl Pool {
                 roots.insert(span.trace_id.clone());
             }
             let key = format!("{}/{}", span.trace_id, span.span_id);
-            rows.push(QueueRow::of(key, &(now_s, span))?);
+            rows.push(shelf::row(key, &(now_s, span))?);
         }
-        self.spans.put(&rows)?;
+        self.spans.0.put(&rows)?;
         let mut answers = Vec::new();
         for keys in self.spans_of(&roots)?.into_values() {
             answers.extend(self.finish_trace(&keys, now_s, None)?);
@@ -379,10 +394,10 @@ impl Pool {
         if traces.is_empty() {
             return Ok(keys);
         }
-        for (key, _) in self.spans.rows()? {
-            let trace = key.split('/').next().unwrap_or_default();
+        for row in self.spans.rows()? {
+            let trace = row.key.split('/').next().unwrap_or_default();
             if traces.contains(trace) {
-                keys.entry(trace.to_owned()).or_default().push(key);
+                keys.entry(trace.to_owned()).or_default().push(row.key);
             }
         }
         Ok(keys)
@@ -411,7 +426,7 @@ impl Pool {
         };
         let answer = self.admit(vec![(item, result)], now_s)?.pop();
         // The trajectory is durable; a crash before this would only find it again as a duplicate.
-        self.spans.remove(keys)?;
+        self.spans.0.remove(keys)?;
         Ok(answer)
     }
 
@@ -472,9 +487,17 @@ impl Pool {
         }
         let (ttl, now) = (millis(asked.ttl_s), millis(now_s));
         let mut groups: BTreeMap<String, Vec<Entry>> = BTreeMap::new();
-        for delivery in self.rows.lease_keys(&asked.consumer, &keys, ttl, now)? {
-            loan.lease = Some(delivery.row.lease.0);
-            let entry: Entry = delivery.decode()?;
+        let ask = Ask {
+            consumer: TRAINER.into(),
+            holder: asked.consumer.clone(),
+            ttl_ms: ttl,
+            take: Take::Keys(keys),
+        };
+        let given = self.rows.0.lease(&ask, now)?;
+        loan.lease = given.lease.map(|l| l.0);
+        for row in given.rows {
+            let trace = field(&row.fields, fields::TRACE).cloned();
+            let entry: Entry = unpack(&row.key, &trace.unwrap_or_default())?;
             let group = groups.entry(entry.trace.group.0.clone()).or_default();
             group.push(entry);
         }
@@ -535,21 +558,20 @@ impl Pool {
         for Row { key, .. } in &group.rows {
             let idle = matches!(
                 self.rows.state(key)?,
-                Some(RowState::Ready | RowState::Dead)
+                Some(RowState::Ready | RowState::Dead { .. })
             );
             if idle && let Some(entry) = self.rows.read::<Entry>(key)? {
                 held.push(held_row(self.unchecked(&entry)?, reason, now_s)?.1);
                 keys.push(key.clone());
             }
         }
-        match self.quarantine.put(&held) {
-            Err(StoreError::Queue(QueueError::Full { .. })) => {
-                tracing::warn!(%reason, "quarantine is full: release or delete some of its rows");
-                return Ok(false);
-            }
-            put => put?,
-        };
-        self.rows.remove(&keys)?;
+        let put = self.quarantine.0.put(&held);
+        if is_full(&put) {
+            tracing::warn!(%reason, "quarantine is full: release or delete some of its rows");
+            return Ok(false);
+        }
+        put?;
+        self.rows.0.remove(&keys)?;
         for key in &keys {
             index.ids.remove(index::parts(key).1);
             index.drop_row(key);
@@ -562,59 +584,48 @@ impl Pool {
     /// consumer was given the row.
     ///
     /// # Errors
-    /// If the store fails; rows before the failing one are acknowledged.
+    /// If the store fails; nothing is acknowledged then.
     pub fn ack(&self, lease: u64, ids: &[String]) -> Result<Vec<String>, PoolError> {
         let mut index = self.guard()?;
-        let mut lost = Vec::new();
-        for id in ids {
-            let key = index.ids.get(id).map(|hash| index::key(hash, id));
-            let acked = key
-                .as_ref()
-                .map(|k| self.rows.ack(LeaseId(lease), std::slice::from_ref(k)));
-            match acked {
-                Some(Ok(_)) => index.drop_row(&key.unwrap_or_default()),
-                None | Some(Err(StoreError::Queue(_))) => lost.push(id.clone()),
-                Some(Err(e)) => return Err(e.into()),
-            }
+        let (mut lost, keys) = index.keys(ids);
+        let done: Vec<Done> = keys.iter().map(Done::of).collect();
+        let settled = self.rows.0.ack(TRAINER, LeaseId(lease), &done)?;
+        let ids_of = settled.lost.iter();
+        lost.extend(ids_of.map(|key| index::parts(key).1.to_owned()));
+        for key in keys.iter().filter(|key| !settled.lost.contains(key)) {
+            index.drop_row(key);
         }
-        Ok(lost)
+        let lost: BTreeSet<String> = lost.into_iter().collect();
+        Ok(ids
+            .iter()
+            .filter(|id| lost.contains(*id))
+            .cloned()
+            .collect())
     }
 
     /// Returns rows unused, and how many; rows that the lease does not hold any more are left
     /// alone.
     pub fn release(&self, lease: u64, ids: &[String]) -> Result<usize, PoolError> {
-        let index = self.guard()?;
-        let mut released = 0;
-        for id in ids {
-            let Some(hash) = index.ids.get(id) else {
-                continue;
-            };
-            let key = index::key(hash, id);
-            match self.rows.release(LeaseId(lease), &[key]) {
-                Ok(n) => released += n,
-                Err(StoreError::Queue(_)) => {}
-                Err(e) => return Err(e.into()),
-            }
-        }
-        Ok(released)
+        let (_, keys) = self.guard()?.keys(ids);
+        let settled = self.rows.0.release(TRAINER, LeaseId(lease), &keys)?;
+        Ok(settled.changed)
     }
 
     /// Ends everything whose time is over: leases, groups that stay incomplete, traces without a
     /// root, rows without an acknowledgement. Forgets the oldest trained ids beyond
     /// [`PoolConfig::remember`]. Called before every lease.
     pub fn sweep(&self, now_s: f64) -> Result<(), PoolError> {
-        self.rows.expire(millis(now_s))?;
+        let forgotten = self.rows.0.sweep(self.config.remember, millis(now_s))?;
         let mut overdue = BTreeSet::new();
-        for (key, _) in self.spans.rows()? {
-            let since = self.spans.read::<(f64, Span)>(&key)?.map(|(at, _)| at);
+        for row in self.spans.rows()? {
+            let since = self.spans.read::<(f64, Span)>(&row.key)?.map(|(at, _)| at);
             if since.is_some_and(|at| now_s - at > self.config.span_ttl_s) {
-                overdue.extend(key.split('/').next().map(str::to_owned));
+                overdue.extend(row.key.split('/').next().map(str::to_owned));
             }
         }
         for (trace, keys) in self.spans_of(&overdue)? {
             let detail = "the root span did not come in time".to_owned();
-            let finished = self.finish_trace(&keys, now_s, Some(Reason::Spans { detail }));
-            match finished {
+            match self.finish_trace(&keys, now_s, Some(Reason::Spans { detail })) {
                 Err(PoolError::Store(StoreError::Queue(QueueError::Full { .. }))) => {
                     tracing::warn!(trace, "quarantine is full: its spans wait");
                 }
@@ -624,10 +635,10 @@ impl Pool {
         let mut index = self.guard()?;
         let mut retired = Vec::new();
         for (seq, ((_, name), group)) in &index.groups {
-            let dead = group.rows.iter().map(|r| self.rows.state(&r.key));
-            let dead = dead
-                .collect::<Result<Vec<_>, _>>()?
-                .contains(&Some(RowState::Dead));
+            let mut dead = false;
+            for row in &group.rows {
+                dead |= matches!(self.rows.state(&row.key)?, Some(RowState::Dead { .. }));
+            }
             if dead {
                 let attempts = self.config.max_attempts;
                 retired.push((*seq, Reason::Undeliverable { attempts }));
@@ -643,7 +654,6 @@ impl Pool {
         for (seq, reason) in retired {
             self.retire(&mut index, seq, &reason, now_s)?;
         }
-        let forgotten = self.rows.forget_acked(self.config.remember)?;
         drop(index);
         if forgotten > 0 {
             self.reindex()?;
@@ -655,11 +665,13 @@ impl Pool {
     /// quarantine, and the tokenizer's hash. Reads the whole quarantine.
     pub fn status(&self) -> Result<Value, PoolError> {
         let mut reasons: BTreeMap<String, u64> = BTreeMap::new();
-        for (key, _) in self.quarantine.rows()? {
-            if let Some(held) = self.quarantine.read::<Held>(&key)? {
+        for row in self.quarantine.rows()? {
+            if let Some(held) = self.quarantine.read::<Held>(&row.key)? {
                 *reasons.entry(held.reason.code()).or_default() += 1;
             }
         }
+        let stats = self.rows.0.stats()?;
+        let rows = stats.of(TRAINER);
         let index = self.guard()?;
         let mut kinds: BTreeMap<String, Value> = BTreeMap::new();
         let (mut whole, mut waiting) = (0, 0);
@@ -681,11 +693,14 @@ impl Pool {
             "tokenizer": self.tokenizer,
             "vocabulary": self.renderer.vocab_size(),
             "model": self.config.model,
-            "trajectories": self.rows.stats()?,
+            "trajectories": {
+                "ready": rows.ready, "leased": rows.leased, "acked": rows.acked, "dead": rows.dead,
+                "bytes": stats.bytes,
+            },
             "groups": {"whole": whole, "incomplete": waiting},
             "task_kinds": kinds,
-            "spans": self.spans.stats()?.ready,
-            "quarantine": {"rows": self.quarantine.stats()?.ready, "reasons": reasons},
+            "spans": self.spans.len()?,
+            "quarantine": {"rows": self.quarantine.len()?, "reasons": reasons},
         }))
     }
 }
@@ -709,6 +724,22 @@ fn check_lease(asked: &LeaseRequest) -> Result<(), PoolError> {
         return wrong("consumer", asked.consumer.clone(), "1 to 256 bytes");
     }
     Ok(())
+}
+
+/// A row of the queue, with its group and its reward.
+fn queue_row(key: String, entry: &Entry) -> Result<NewRow, StoreError> {
+    let mut row = shelf::row(key, entry)?;
+    row.fields.push(reward_field(entry.trace.outcome.reward));
+    row.group = format!("{:?}/{}", entry.kind, entry.trace.group);
+    row.group_size = entry.group_size;
+    row.tokens = entry
+        .trace
+        .nodes
+        .iter()
+        .map(|n| n.tokens.len() as u64)
+        .sum();
+    row.version = entry.trace.oldest_version().unwrap_or_default().0;
+    Ok(row)
 }
 
 /// Approximate size of a row that was read, in bytes: 8 for each token.

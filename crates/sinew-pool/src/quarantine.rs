@@ -11,8 +11,10 @@ use crate::index;
 use crate::pool::{Answer, Pool, PoolError};
 use crate::reason::Reason;
 use crate::schema::{Kind, Pushed};
+use crate::shelf::{TRAINER, is_full};
 use serde_json::{Value, json};
-use sinew_store::{LeaseId, QueueError, StoreError};
+use sinew_store::StoreError;
+use sinew_store::queue::{LeaseId, Put};
 
 /// Maximum length of a trainer's reason, in characters; a longer one is cut.
 const MAX_DETAIL_CHARS: usize = 1000;
@@ -56,22 +58,23 @@ impl Pool {
             let Some(entry) = self.rows.read::<Entry>(&key)? else {
                 continue;
             };
-            if !self.rows.holds(LeaseId(lease), &key)? {
-                continue;
-            }
             let detail = detail.chars().take(MAX_DETAIL_CHARS).collect();
             let reason = Reason::Unusable { detail };
-            let row = held_row(self.unchecked(&entry)?, &reason, now_s)?.1;
-            match self.quarantine.put(&[row]) {
-                Err(StoreError::Queue(QueueError::Full { .. })) => {
-                    tracing::warn!(%reason, "quarantine is full: release or delete some of its rows");
-                    break;
-                }
-                put => put?,
-            };
+            let (held, row) = held_row(self.unchecked(&entry)?, &reason, now_s)?;
+            let put = self.quarantine.0.put(&[row]);
+            if is_full(&put) {
+                tracing::warn!(%reason, "quarantine is full: release or delete some of its rows");
+                break;
+            }
+            let new = put?.contains(&Put::New);
             let keys = [key];
-            self.rows.release(LeaseId(lease), &keys)?;
-            self.rows.remove(&keys)?;
+            if self.rows.0.release(TRAINER, LeaseId(lease), &keys)?.changed == 0 {
+                if new {
+                    self.quarantine.0.remove(&[held])?;
+                }
+                continue;
+            }
+            self.rows.0.remove(&keys)?;
             index.ids.remove(id);
             index.drop_row(&keys[0]);
             rejected += 1;
@@ -90,13 +93,13 @@ impl Pool {
             None => 0,
             Some(after) => rows
                 .iter()
-                .position(|(k, _)| k == after)
+                .position(|r| r.key == after)
                 .map_or(0, |i| i + 1),
         };
         let mut out = Vec::new();
-        for (key, _) in rows.into_iter().skip(from).take(limit) {
-            if let Some(held) = self.quarantine.read(&key)? {
-                out.push((key, held));
+        for row in rows.into_iter().skip(from).take(limit) {
+            if let Some(held) = self.quarantine.read(&row.key)? {
+                out.push((row.key, held));
             }
         }
         Ok(out)
@@ -135,7 +138,7 @@ impl Pool {
                 let answer = self.admit(vec![(held.item, Ok(entry))], now_s)?.pop();
                 let answer = answer.ok_or_else(unknown)?;
                 if !matches!(answer, Answer::Quarantined { .. }) {
-                    self.quarantine.remove(&[id.to_owned()])?;
+                    self.quarantine.0.remove(&[id.to_owned()])?;
                 }
                 Ok(answer)
             }
@@ -144,7 +147,7 @@ impl Pool {
 
     /// Deletes a row of the quarantine.
     pub fn discard(&self, id: &str) -> Result<(), PoolError> {
-        match self.quarantine.remove(&[id.to_owned()]) {
+        match self.quarantine.0.remove(&[id.to_owned()]) {
             Ok(_) => Ok(()),
             Err(StoreError::Queue(_)) => Err(PoolError::Unknown { id: id.to_owned() }),
             Err(e) => Err(e.into()),

@@ -1,8 +1,11 @@
 //! [`DiskStore`]: segment files and their index.
 //!
-//! Writes go to the newest segment first and to the index afterwards, in one transaction. A crash between the
-//! two leaves a frame that the index does not know; the next opening indexes it. A failed transaction takes
-//! the frame back. Every call holds `writer` while it appends, so that frames are in the order of commits.
+//! Writes go to the newest segment first and to the index afterwards, in one transaction. A crash
+//! between the
+//! two leaves a frame that the index does not know; the next opening indexes it. A failed transaction
+//! takes
+//! the frame back. Every call holds `writer` while it appends, so that frames are in the order of
+//! commits.
 
 use crate::codec::{self, Mark};
 use crate::damage::Recovery;
@@ -11,7 +14,9 @@ use crate::facets;
 use crate::gc;
 use crate::index::{self, Table};
 use crate::ledger;
+use crate::legacy;
 use crate::listing;
+use crate::queue::{DiskQueue, QueueLimits};
 use crate::reader;
 use crate::recover;
 use crate::remake;
@@ -27,7 +32,7 @@ use sinew_types::{EpisodeId, Trace};
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 /// Most bytes of one commit: opening a store reads each unindexed one whole.
 const MAX_FRAME: u64 = 1 << 30;
@@ -74,8 +79,8 @@ pub struct DiskStore {
     pub(crate) options: StoreOptions,
     /// Taken before `connection` wherever both are.
     pub(crate) writer: Mutex<Writer>,
-    /// The index; queues of the store share it.
-    pub(crate) connection: Arc<Mutex<Connection>>,
+    /// The index.
+    pub(crate) connection: Mutex<Connection>,
     /// What opening found and repaired.
     recovery: Recovery,
     /// Held as long as the store is open.
@@ -87,7 +92,7 @@ impl DiskStore {
     /// what it left unindexed, and makes a damaged index anew; see [`DiskStore::recovery`].
     ///
     /// # Errors
-    /// [`StoreError::Damaged`] and [`StoreError::LostQueues`] if something that was committed cannot be
+    /// [`StoreError::Damaged`] and [`StoreError::LostQueue`] if something that was committed cannot be
     /// read and the options do not accept that; nothing is changed then.
     pub fn open(directory: &Path, options: StoreOptions) -> Result<Self, StoreError> {
         std::fs::create_dir_all(directory).map_err(|e| StoreError::io(directory, e))?;
@@ -97,6 +102,7 @@ impl DiskStore {
         let mut opened = recover::run(&segments, &mut connection, options.accept_loss)?;
         opened.recovery.index_remade = index_remade;
         facets::fill(&segments, &mut connection)?;
+        legacy::move_out(&mut connection, directory)?;
         let (segment, length) = opened.end;
         let writer = Writer::new(segments.clone(), segment, length, options.segment_bytes);
         let store = Self {
@@ -104,7 +110,7 @@ impl DiskStore {
             segments,
             options,
             writer: Mutex::new(writer),
-            connection: Arc::new(Mutex::new(connection)),
+            connection: Mutex::new(connection),
             recovery: opened.recovery,
             _lock: lock,
         };
@@ -166,6 +172,17 @@ impl DiskStore {
         let mut frame = Frame::default();
         frame.push(RecordKind::Mark, &encoded);
         Ok(frame)
+    }
+
+    /// Opens the queue `name` in this store, or makes one, in a file of its own. Leases of before are
+    /// still valid
+    /// until they run out. A queue is opened once at a time.
+    ///
+    /// # Errors
+    /// [`StoreError::LostQueue`] if its file is damaged and the options do not accept that.
+    pub fn queue(&self, name: &str, limits: QueueLimits) -> Result<DiskQueue, StoreError> {
+        let path = legacy::file(&self.directory, name)?;
+        DiskQueue::open(&path, limits, self.options.accept_loss)
     }
 
     /// What opening found and repaired.
@@ -240,7 +257,8 @@ impl DiskStore {
     }
 }
 
-/// Takes the lock of a store, for as long as the file is open. The lock of a killed process is free at once.
+/// Takes the lock of a store, for as long as the file is open. The lock of a killed process is free at
+/// once.
 fn lock(directory: &Path) -> Result<File, StoreError> {
     let path = directory.join("lock");
     let file = File::create(&path).map_err(|e| StoreError::io(&path, e))?;

@@ -1,7 +1,7 @@
 //! Why a store could not do what it was asked.
 //!
 //! Two families matter to callers: refusals, after which the same store goes on (full, conflict, unknown
-//! episode), and damage, after which a person decides (`Corrupt`, `Damaged`, `LostQueues`).
+//! episode), and damage, after which a person decides (`Corrupt`, `Damaged`, `LostQueue`).
 
 use crate::damage::Loss;
 use crate::schema;
@@ -105,12 +105,18 @@ pub enum StoreError {
     /// The index is readable and wrong. It is no loss: the segments are the truth.
     DamagedIndex { path: PathBuf, reason: String },
     #[error(
-        "{path} is damaged: {reason}; the rows of the store's queues lie nowhere else; put the file back \
+        "{path} is damaged: {reason}; the rows of a queue lie nowhere else; put the file back \
          from a copy, or go on without them with --accept-loss"
     )]
-    /// The index is damaged and held queue rows, which lie nowhere else.
-    LostQueues { path: PathBuf, reason: String },
-    /// A refusal of the transfer queue.
+    /// A file with rows of queues is damaged.
+    LostQueue { path: PathBuf, reason: String },
+    #[error("row {key} of a queue cannot be read: {reason}")]
+    /// A field holds something else than its reader expects.
+    Row { key: String, reason: String },
+    #[error("the queue at {url}: {reason}")]
+    /// A queue in another process does not answer, or not as one.
+    Remote { url: String, reason: String },
+    /// A refusal of a queue.
     #[error("queue: {0}")]
     Queue(#[from] crate::queue::QueueError),
     /// A panic left a lock; the state behind it is not trusted.

@@ -1,6 +1,6 @@
-//! The SQLite index: where each episode lies, which batch trained it, and the queues' rows.
+//! The SQLite index: where each episode lies, and which batch trained it.
 //!
-//! Everything in it but the queues can be made again from the segments. Each row has a checksum in its last
+//! Everything in it can be made again from the segments. Each row has a checksum in its last
 //! column ([`crate::sums`]): SQLite notices a damaged page, and the checksum a damaged value. Numbers of the
 //! store are unsigned, SQLite's are signed: [`signed`] refuses what does not fit.
 
@@ -8,7 +8,7 @@ use crate::codec::Mark;
 use crate::error::StoreError;
 use crate::facets::{self, Facets};
 use crate::ledger;
-use crate::schema::{BEFORE_FACETS, BEFORE_LEDGER, FACETS, FORMAT, LEDGER, SCHEMA};
+use crate::schema::{BEFORE_FACETS, BEFORE_LEDGER, FACETS, FORMAT, LEDGER, SCHEMA, WITH_QUEUES};
 use crate::segment::Location;
 use crate::signed::signed;
 use crate::store::{Cursor, EndKind, EpisodeSummary, GcPolicy, StoreStats, TrainedBatch};
@@ -25,9 +25,8 @@ use std::time::Duration;
 const BUSY: Duration = Duration::from_secs(10);
 
 /// Opens the index, or makes one, and checks it. Commits are written to the log but synced lazily:
-/// what the log may lose is found again in the segments. Queue operations ask for more, see
-/// [`durably`]. With whether it was made.
-pub(crate) fn open(path: &Path) -> Result<(Connection, bool), StoreError> {
+/// what the log may lose is found again in the segments.
+pub(crate) fn open(path: &Path) -> Result<Connection, StoreError> {
     let bad = bad_index(path);
     let connection = Connection::open(path).map_err(&bad)?;
     connection.busy_timeout(BUSY)?;
@@ -35,7 +34,7 @@ pub(crate) fn open(path: &Path) -> Result<(Connection, bool), StoreError> {
     journal.map_err(&bad)?;
     let made = is_empty(&connection).map_err(&bad)?;
     let format = if made { 0 } else { check(&connection, path)? };
-    Ok((prepare(connection, format)?, made))
+    prepare(connection, format)
 }
 
 /// The format of an index. Refuses one that cannot be read, and one that is damaged.
@@ -113,7 +112,7 @@ pub(crate) fn open_read_only(path: &Path) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
-/// Whether an index, damaged or not, is known to hold rows of queues.
+/// Whether an index of an earlier format, damaged or not, is known to hold rows of queues.
 pub(crate) fn holds_queue_rows(path: &Path) -> bool {
     let held = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY).and_then(|c| {
         c.query_row("SELECT COUNT(*) FROM queue_rows", [], |r| {
@@ -168,6 +167,7 @@ fn format_of(connection: &Connection, path: &Path) -> Result<i64, StoreError> {
 }
 
 /// An index that dies with the process.
+#[cfg(test)]
 pub(crate) fn in_memory() -> Result<Connection, StoreError> {
     prepare(Connection::open_in_memory()?, 0)
 }
@@ -187,26 +187,12 @@ fn prepare(mut connection: Connection, format: i64) -> Result<Connection, StoreE
         if format <= BEFORE_FACETS {
             tx.execute_batch(FACETS)?;
         }
-        tx.pragma_update(None, "user_version", FORMAT)?;
+        // Queues of earlier formats are moved by the caller that knows where to.
+        let now = if format == 0 { FORMAT } else { WITH_QUEUES };
+        tx.pragma_update(None, "user_version", now)?;
         tx.commit()?;
     }
     Ok(connection)
-}
-
-/// Runs `work` in one transaction that is on the medium when this returns.
-pub(crate) fn durably<T>(
-    connection: &mut Connection,
-    work: impl FnOnce(&Transaction<'_>) -> Result<T, StoreError>,
-) -> Result<T, StoreError> {
-    connection.pragma_update(None, "synchronous", "FULL")?;
-    let result = (|| {
-        let tx = connection.transaction()?;
-        let value = work(&tx)?;
-        tx.commit()?;
-        Ok(value)
-    })();
-    connection.pragma_update(None, "synchronous", "NORMAL")?;
-    result
 }
 
 /// A column of a count; a negative value, which none of ours is, reads as 0.
@@ -673,19 +659,19 @@ mod tests {
     fn an_index_is_read_without_files_beside_it() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("50% of #1?.sqlite");
-        let (connection, _) = open(&path).unwrap();
+        let connection = open(&path).unwrap();
         connection
-            .execute("INSERT INTO queues VALUES ('q', 7, 0)", [])
+            .execute("INSERT INTO segments VALUES (3, 7, 0, 0)", [])
             .unwrap();
         assert!(has_log(&path));
         drop(connection);
         assert!(!has_log(&path));
         let reader = open_immutable(&path).unwrap();
-        let lease: i64 = reader
-            .query_row("SELECT next_lease FROM queues", [], |r| r.get(0))
+        let indexed: i64 = reader
+            .query_row("SELECT indexed FROM segments", [], |r| r.get(0))
             .unwrap();
-        assert_eq!(lease, 7);
-        assert!(reader.execute("DELETE FROM queues", []).is_err());
+        assert_eq!(indexed, 7);
+        assert!(reader.execute("DELETE FROM segments", []).is_err());
         let files = std::fs::read_dir(directory.path()).unwrap().count();
         assert_eq!(files, 1);
     }

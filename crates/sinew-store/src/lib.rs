@@ -1,22 +1,23 @@
-//! Durable traces and the transfer queue.
+//! Durable traces, and the queue between what produces episodes and what consumes them.
 //!
 //! [`TraceStore`] keeps finished episodes, the scores that come after them, and which of them were trained.
 //! [`MemoryStore`] is
 //! the model that the others are tested against; [`DiskStore`] appends to segment files and
-//! indexes them in SQLite; [`StoreReader`] looks into it while it is written. [`TransferQueue`] hands
-//! rows to consumers with leases and acknowledgements; [`DiskQueue`] keeps it in the store's index file.
+//! indexes them in SQLite; [`StoreReader`] looks into it while it is written. [`queue::Queue`] hands rows
+//! to named consumers with leases and acknowledgements: in memory, in an SQLite file, or in another process.
 //!
 //! Invariants:
 //! - What `commit` acknowledged survives a crash at any instant; a batch is visible whole or
 //!   not at all.
 //! - An episode is committed once and trained in one batch, however often either is tried.
 //! - The segment files are the truth about traces, scores and marks: a damaged index is made anew from them.
-//!   Rows of queues lie in the index alone.
+//!   Rows of queues lie in files of their own.
 //! - Nothing that can be read is cut off or forgotten; what cannot be read is given up only if the
 //!   caller accepts the loss.
 //! - What is read was checked against its checksum.
 //! - Every file, batch, page and queue has a limit; time is an argument.
 
+mod aside;
 mod codec;
 #[cfg(feature = "columns")]
 mod columns;
@@ -30,10 +31,10 @@ mod gc;
 mod import;
 mod index;
 mod ledger;
+mod legacy;
 mod listing;
 mod memory;
-mod queue;
-mod queue_disk;
+pub mod queue;
 mod reader;
 mod recover;
 mod remake;
@@ -54,10 +55,6 @@ pub use import::{
     BadRow, IMPORT_SOURCE, ImportReport, Inbox, ScoreTarget, import_file, import_scores,
 };
 pub use memory::MemoryStore;
-pub use queue::{
-    LeaseId, Leased, Put, QueueError, QueueLimits, QueueRow, QueueStats, RowState, TransferQueue,
-};
-pub use queue_disk::{Delivery, DiskQueue};
 pub use reader::StoreReader;
 pub use score::{
     MAX_SCORE_BATCH, MAX_SCORE_NAME, MAX_SCORE_REASON, MAX_SCORES, Score, ScoreRecord,

@@ -4,7 +4,7 @@
 pub(crate) const FILE_NAME: &str = "index.sqlite";
 
 /// `PRAGMA user_version`.
-pub(crate) const FORMAT: i64 = 4;
+pub(crate) const FORMAT: i64 = 5;
 
 /// The first format. Earlier ones are opened as they are, and what they lack is added: of this one [`LEDGER`]
 /// and [`FACETS`].
@@ -12,6 +12,9 @@ pub(crate) const BEFORE_LEDGER: i64 = 2;
 
 /// The last format without [`FACETS`].
 pub(crate) const BEFORE_FACETS: i64 = 3;
+
+/// The last format with [`QUEUES`]. Opening a store for writing moves their rows into files of their own.
+pub(crate) const WITH_QUEUES: i64 = 4;
 
 /// What format 4 added to [`SCHEMA`] and [`LEDGER`]: what else episodes are found by.
 pub(crate) const FACETS: &str = "
@@ -81,6 +84,10 @@ CREATE TABLE batches (
     segment INTEGER NOT NULL, offset INTEGER NOT NULL, bytes INTEGER NOT NULL,
     sum INTEGER NOT NULL DEFAULT 0
 );
+";
+
+/// Tables of formats up to [`WITH_QUEUES`].
+pub(crate) const QUEUES: &str = "
 CREATE TABLE queue_rows (
     queue TEXT NOT NULL, seq INTEGER NOT NULL, key TEXT NOT NULL,
     bytes INTEGER NOT NULL, state INTEGER NOT NULL, until_ms INTEGER NOT NULL,

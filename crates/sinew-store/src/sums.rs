@@ -2,12 +2,12 @@
 //! of a value is.
 
 use crate::error::StoreError;
-use crate::schema::{BEFORE_FACETS, BEFORE_LEDGER, FACETS, LEDGER, SCHEMA};
+use crate::schema::{BEFORE_FACETS, BEFORE_LEDGER, FACETS, LEDGER, QUEUES, SCHEMA, WITH_QUEUES};
 use rusqlite::types::{ToSql, ValueRef};
 use rusqlite::{Connection, Row};
 use std::path::Path;
 
-const TABLES: [&str; 5] = ["segments", "episodes", "batches", "queue_rows", "queues"];
+const TABLES: [&str; 3] = ["segments", "episodes", "batches"];
 /// Those of [`LEDGER`].
 const LEDGER_TABLES: [&str; 2] = ["scores", "externals"];
 
@@ -80,10 +80,16 @@ pub(crate) fn check(connection: &Connection, path: &Path, format: i64) -> Result
     } else {
         &[]
     };
+    let queues: &[&str] = if format <= WITH_QUEUES {
+        fresh.execute_batch(QUEUES)?;
+        &["queue_rows", "queues"]
+    } else {
+        &[]
+    };
     if schema(connection)? != schema(&fresh)? {
         return Err(damaged("its tables have other columns".into()));
     }
-    for table in TABLES.iter().chain(ledger).chain(facets) {
+    for table in TABLES.iter().chain(ledger).chain(facets).chain(queues) {
         let mut query = connection.prepare(&format!("SELECT * FROM {table}"))?;
         let columns = query.column_count();
         let mut rows = query.query([])?;

@@ -1,7 +1,10 @@
 //! A process that is killed at any instant loses nothing that it acknowledged.
 
 use crate::support::{id, trace};
-use sinew_store::{DiskStore, QueueLimits, QueueRow, StoreOptions, TraceStore, TrainedBatch};
+use sinew_store::queue::{
+    Ask, Consumer, Done, Field, Leased, NewRow, Queue, QueueLimits, Sample, Take, fields,
+};
+use sinew_store::{DiskStore, StoreOptions, TraceStore, TrainedBatch};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -15,6 +18,15 @@ fn options() -> StoreOptions {
     }
 }
 
+fn trainer() -> Consumer {
+    Consumer {
+        name: "trainer".into(),
+        needs: vec![fields::TRACE.into()],
+        writes: Vec::new(),
+        last: true,
+    }
+}
+
 /// The victim: commits without end and says what was acknowledged. Does nothing unless it is
 /// started by the test below.
 #[test]
@@ -24,6 +36,7 @@ fn victim() {
     };
     let store = DiskStore::open(Path::new(&directory), options()).unwrap();
     let queue = store.queue("q", QueueLimits::default()).unwrap();
+    queue.join(&trainer()).unwrap();
     let mut out = std::io::stdout();
     let mut say = |text: String| {
         writeln!(out, "ack {text}").unwrap();
@@ -34,20 +47,24 @@ fn victim() {
         let batch: Vec<_> = (n..n + 4).map(|n| trace(n, 100)).collect();
         store.commit_batch(&batch).unwrap();
         say(format!("commit {n}"));
-        let rows: Vec<_> = (n..n + 4)
-            .map(|n| QueueRow::of(format!("e{n}"), &n).unwrap())
-            .collect();
-        queue.put(&rows).unwrap();
+        let row = |n: u64| {
+            let value = Field::new(fields::TRACE, n.to_le_bytes().to_vec());
+            NewRow::new(format!("e{n}"), value)
+        };
+        queue.put(&(n..n + 4).map(row).collect::<Vec<_>>()).unwrap();
         say(format!("put {n}"));
-        let leased = queue.lease("victim", 3, u64::MAX, 1, n).unwrap();
-        let rows: Vec<_> = leased
-            .iter()
-            .map(|d| (d.row.lease, d.row.key.clone()))
-            .collect();
+        let ask = Ask {
+            consumer: "trainer".into(),
+            holder: "victim".into(),
+            ttl_ms: 1,
+            take: Take::Sample(Sample::rows(3)),
+        };
+        let loan = queue.lease(&ask, n).unwrap();
         // A row that comes again after its update was committed is acknowledged alone.
         let batches = store.trained_batches().unwrap();
         let trained = |n: &u64| batches.iter().any(|b| b.episodes.contains(&id(*n)));
-        let numbers = leased.iter().map(|d| d.decode::<u64>().unwrap());
+        let number = |r: &Leased| u64::from_le_bytes(r.fields[0].value[..].try_into().unwrap());
+        let numbers = loan.rows.iter().map(number);
         let fresh: Vec<u64> = numbers.filter(|n| !trained(n)).collect();
         if let Some(&first) = fresh.first() {
             let ids: Vec<_> = fresh.iter().map(|n| id(*n)).collect();
@@ -56,8 +73,9 @@ fn victim() {
             store.commit_update(&update, false).unwrap();
             say(format!("step {batch}"));
         }
-        for (lease, key) in rows {
-            queue.ack(lease, &[key]).unwrap();
+        let rows: Vec<Done> = loan.rows.iter().map(|r| Done::of(&r.key)).collect();
+        if let Some(lease) = loan.lease {
+            queue.ack("trainer", lease, &rows).unwrap();
         }
     }
 }
@@ -129,9 +147,11 @@ fn check(directory: &Path, committed: &[u64], put: &[u64], steps: &[String]) {
         "a batch is there whole or not at all"
     );
     let queue = store.queue("q", QueueLimits::default()).unwrap();
+    queue.join(&trainer()).unwrap();
     for &n in put {
         for n in n..n + 4 {
-            assert!(queue.state(&format!("e{n}")).unwrap().is_some(), "{n}");
+            let state = queue.state("trainer", &format!("e{n}")).unwrap();
+            assert!(state.is_some(), "{n}");
         }
     }
     let batches = store.trained_batches().unwrap();
@@ -141,5 +161,5 @@ fn check(directory: &Path, committed: &[u64], put: &[u64], steps: &[String]) {
     let trained: u64 = batches.iter().map(|b| b.episodes.len() as u64).sum();
     assert_eq!(trained, stats.trained, "none is trained twice");
     // A row is acked once its episode was trained.
-    assert!(queue.stats().unwrap().acked as u64 <= trained);
+    assert!(queue.stats().unwrap().done as u64 <= trained);
 }

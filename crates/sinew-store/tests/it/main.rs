@@ -1,4 +1,4 @@
-//! One conformance suite over every store; what only the disk can do; the queue.
+//! One conformance suite over every store; what only the disk can do.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod conformance;
@@ -8,7 +8,6 @@ mod disk;
 mod export;
 mod import;
 mod model;
-mod queue;
 mod reader;
 mod scores;
 mod support;

@@ -361,6 +361,14 @@ fn make_older(directory: &Path) {
         "DROP TABLE scores; DROP TABLE externals; DROP TABLE facets; DROP INDEX episodes_kind;
                  DROP INDEX episodes_turns; PRAGMA user_version = 2;";
     index.execute_batch(older).unwrap();
+    let file = directory.join("format-4.sqlite");
+    std::fs::write(&file, include_bytes!("../queue/format-4.sqlite")).unwrap();
+    let then = rusqlite::Connection::open(&file).unwrap();
+    for table in ["queue_rows", "queues"] {
+        let made = "SELECT sql FROM sqlite_schema WHERE name = ?1";
+        let made: String = then.query_row(made, [table], |r| r.get(0)).unwrap();
+        index.execute_batch(&made).unwrap();
+    }
     for file in std::fs::read_dir(directory.join("segments")).unwrap() {
         let path = file.unwrap().path();
         let mut bytes = std::fs::read(&path).unwrap();
@@ -373,13 +381,8 @@ fn make_older(directory: &Path) {
 fn a_store_from_before_there_were_scores_is_read_and_goes_on() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(directory.path());
-    let queue = store
-        .queue("q", sinew_store::QueueLimits::default())
-        .unwrap();
-    let row = sinew_store::QueueRow::of("k", &"kept").unwrap();
-    queue.put(&[row]).unwrap();
     store.commit(&trace(0, 30)).unwrap();
-    drop((queue, store));
+    drop(store);
     make_older(directory.path());
     let reader = StoreReader::open(directory.path()).unwrap();
     assert_eq!(reader.get(&id(0)).unwrap(), Some(trace(0, 30)));
@@ -401,13 +404,9 @@ fn a_store_from_before_there_were_scores_is_read_and_goes_on() {
     drop(reader);
     let store = open(directory.path());
     assert_eq!(store.recovery(), &sinew_store::Recovery::default());
-    let queue = store
-        .queue("q", sinew_store::QueueLimits::default())
-        .unwrap();
-    assert_eq!(queue.read::<String>("k").unwrap().unwrap(), "kept");
     assert_eq!(store.get(&id(0)).unwrap(), Some(trace(0, 30)));
     store.put_scores(&[score(0, "a", 1, 1.0)]).unwrap();
-    drop((queue, store));
+    drop(store);
     // What a program of before cannot read is not in a file that it would read.
     let first = std::fs::read(directory.path().join("segments/00000000.seg")).unwrap();
     let second = std::fs::read(directory.path().join("segments/00000001.seg")).unwrap();

@@ -1,0 +1,45 @@
+//! Damaged SQLite files are put aside, so that a person can look at them.
+
+use crate::error::StoreError;
+use std::path::{Path, PathBuf};
+
+/// The files that SQLite keeps beside a file, and the file. In this order they are moved: a log
+/// without its file is nothing, but one beside a new file would be played into that.
+fn files(path: &Path) -> [PathBuf; 3] {
+    ["-wal", "-shm", ""].map(|suffix| with_suffix(path, suffix))
+}
+
+/// The path with something after its file name, as SQLite names its own files.
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    PathBuf::from(name)
+}
+
+/// Removes a file and those beside it; one that is not there is no error.
+pub(crate) fn remove(path: &Path) -> Result<(), StoreError> {
+    for file in files(path) {
+        match std::fs::remove_file(&file) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(StoreError::io(&file, e));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Renames a damaged file to `FILE.damaged`, in the place of one that was put aside before.
+pub(crate) fn put_aside(path: &Path) -> Result<(), StoreError> {
+    let aside = with_suffix(path, ".damaged");
+    remove(&aside)?;
+    for (from, to) in files(path).iter().zip(files(&aside)) {
+        match std::fs::rename(from, &to) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(StoreError::io(from, e));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}

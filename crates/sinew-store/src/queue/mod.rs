@@ -1,0 +1,196 @@
+//! The queue between everything that produces episodes and everything that consumes them.
+//!
+//! A row has a key, a group and named fields. A consumer states the fields that it needs and those
+//! that it
+//! writes; a row is *ready* for it when the needed ones are there, then *leased* to a holder until a
+//! time,
+//! then *acked*. A lease that runs out makes its rows ready again; a row that was leased too often
+//! without an
+//! ack is *dead* for that consumer, with the reason. A row is *done* when every consumer with the mark
+//! [`Consumer::last`] acked it: its fields go, its key stays known for duplicates.
+//!
+//! | part | purpose |
+//! |---|---|
+//! | [`Queue`] | what every queue does |
+//! | `words` | rows, consumers, leases as plain data |
+//! | `core`, `plan`, `sample` | the states of all rows, pure: operations are planned, made durable, applied |
+//! | `local` | [`MemoryQueue`] and [`DiskQueue`]: the core behind a lock, with values in a map or in SQLite |
+//! | `disk` | the SQLite file |
+//!
+//! Expired leases are taken back by every lease, so that no timer is needed.
+
+mod core;
+mod disk;
+mod local;
+mod payload;
+mod plan;
+mod sample;
+mod words;
+
+pub(crate) use disk::seed;
+pub use disk::{DiskQueue, Table};
+pub use local::{Local, MemoryQueue, Values};
+pub use payload::{pack, unpack};
+pub use words::{
+    Ask, Consumer, ConsumerStats, Done, Field, LeaseId, Leased, Loan, MAX_CALL_ROWS, MAX_CONSUMERS,
+    MAX_FIELDS, MAX_KEY, MAX_NAME, MAX_REASON, NewRow, Order, Put, QueueError, QueueLimits,
+    QueueStats, RowState, RowView, Sample, Settled, Take, field, fields,
+};
+
+use crate::error::StoreError;
+use std::fmt::Debug;
+use std::time::{Duration, Instant};
+
+/// A queue. Calls block on locks, disk or network and can be made from any thread, but not from async
+/// tasks.
+///
+/// `now_ms` is the caller's clock; a queue in another process uses the clock of that process in its
+/// place, as
+/// leases of several machines cannot follow several clocks. What a call changed is durable, as far as
+/// the queue
+/// is, when it returns.
+pub trait Queue: Send + Sync + Debug {
+    /// Adds rows, all or none; an answer for each. Putting a row again changes nothing.
+    ///
+    /// # Errors
+    /// [`QueueError::Full`] if they do not fit now, [`QueueError::TooLarge`] if they never will.
+    fn put(&self, rows: &[NewRow]) -> Result<Vec<Put>, StoreError>;
+
+    /// Adds fields to rows that lack them, all or none; how many fields were new. A field that a row
+    /// has stays
+    /// as it is, and so does a row that is done.
+    ///
+    /// # Errors
+    /// [`QueueError::UnknownRow`].
+    fn fill(&self, rows: &[Done]) -> Result<usize, StoreError>;
+
+    /// Makes a consumer known; its cursor begins at the oldest row. Joining again changes nothing.
+    ///
+    /// # Errors
+    /// If it is known with other fields, or another consumer writes one of its fields.
+    fn join(&self, consumer: &Consumer) -> Result<(), StoreError>;
+
+    /// Gives ready rows to a holder for a time. What ended before is taken back first.
+    ///
+    /// # Errors
+    /// [`QueueError::NotReady`] for rows that were named; a sample is empty instead.
+    fn lease(&self, ask: &Ask, now_ms: u64) -> Result<Loan, StoreError>;
+
+    /// The holder is done with rows. A lease that ran out counts as long as no other holder was given
+    /// the row.
+    ///
+    /// # Errors
+    /// [`QueueError::WrongFields`]; nothing is acked then.
+    fn ack(&self, consumer: &str, lease: LeaseId, rows: &[Done]) -> Result<Settled, StoreError>;
+
+    /// Gives rows back unused; the delivery does not count as an attempt.
+    ///
+    /// # Errors
+    /// If the queue cannot be reached or written; so with all further calls.
+    fn release(
+        &self,
+        consumer: &str,
+        lease: LeaseId,
+        keys: &[String],
+    ) -> Result<Settled, StoreError>;
+
+    /// Gives rows back that the holder could not work on, with the reason. The delivery counts.
+    ///
+    /// # Errors
+    /// As above.
+    fn fail(
+        &self,
+        consumer: &str,
+        lease: LeaseId,
+        keys: &[String],
+        reason: &str,
+    ) -> Result<Settled, StoreError>;
+
+    /// Extends a lease to `now_ms + ttl_ms`.
+    ///
+    /// # Errors
+    /// As above.
+    fn renew(
+        &self,
+        consumer: &str,
+        lease: LeaseId,
+        keys: &[String],
+        ttl_ms: u64,
+        now_ms: u64,
+    ) -> Result<Settled, StoreError>;
+
+    /// Makes dead rows of a consumer ready again, as if never delivered; how many.
+    ///
+    /// # Errors
+    /// As above.
+    fn revive(&self, consumer: &str, keys: &[String]) -> Result<usize, StoreError>;
+
+    /// Forgets rows that nobody holds and that are not done, all or none: their keys would be new again.
+    ///
+    /// # Errors
+    /// [`QueueError::UnknownRow`], [`QueueError::NotReady`].
+    fn remove(&self, keys: &[String]) -> Result<usize, StoreError>;
+
+    /// Takes back what leases that ended hold, and forgets the oldest rows that are done beyond
+    /// `keep`, a group at
+    /// a time. How many rows were forgotten: their keys would be new again.
+    ///
+    /// # Errors
+    /// As above.
+    fn sweep(&self, keep: usize, now_ms: u64) -> Result<usize, StoreError>;
+
+    /// The value of a field; `None` if the row is not known, is done, or has no such field.
+    ///
+    /// # Errors
+    /// As above.
+    fn read(&self, key: &str, field: &str) -> Result<Option<bytes::Bytes>, StoreError>;
+
+    /// Where a row stands with a consumer; `None` if the key is not known. A row that is done is
+    /// acked, or
+    /// waits for ever.
+    ///
+    /// # Errors
+    /// As above.
+    fn state(&self, consumer: &str, key: &str) -> Result<Option<RowState>, StoreError>;
+
+    /// Rows in the order of their puts, from the one after `after`, up to `limit`.
+    ///
+    /// # Errors
+    /// As above.
+    fn rows(&self, after: Option<u64>, limit: usize) -> Result<Vec<RowView>, StoreError>;
+
+    /// How many rows stand where.
+    ///
+    /// # Errors
+    /// As above.
+    fn stats(&self) -> Result<QueueStats, StoreError>;
+
+    /// Waits until the queue changes after `seen`, an earlier answer of this call (0: answer at once),
+    /// or until
+    /// the time is over; the number of its last change.
+    ///
+    /// # Errors
+    /// As above.
+    fn wait(&self, seen: u64, at_most: Duration) -> Result<u64, StoreError>;
+}
+
+/// Puts rows as soon as they fit: the back-pressure of producers that can wait.
+///
+/// # Errors
+/// [`QueueError::Full`] if they do not fit in the given time.
+pub fn put_within(
+    queue: &dyn Queue,
+    rows: &[NewRow],
+    at_most: Duration,
+) -> Result<Vec<Put>, StoreError> {
+    let end = Instant::now() + at_most;
+    loop {
+        let seen = queue.wait(0, Duration::ZERO)?;
+        match queue.put(rows) {
+            Err(StoreError::Queue(QueueError::Full { .. })) if Instant::now() < end => {
+                queue.wait(seen, end.saturating_duration_since(Instant::now()))?;
+            }
+            done => return done,
+        }
+    }
+}
