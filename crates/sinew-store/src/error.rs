@@ -37,6 +37,12 @@ pub enum StoreError {
     /// The medium refuses; nothing of the call counts.
     #[error("no space left on the device of {path}; free some and try again")]
     DiskFull { path: PathBuf },
+    /// The process may have no more memory, or no more of its address space.
+    #[error(
+        "no memory for {path}: the process or its control group is at its limit; raise it, or run fewer \
+         episodes at once"
+    )]
+    NoMemory { path: PathBuf },
     /// An update was recorded under this name with other contents. Recording the same again is no error.
     #[error("batch {batch} was marked before with other contents (step {step})")]
     BatchConflict { batch: String, step: u64 },
@@ -137,12 +143,18 @@ impl StoreError {
 
 impl From<rusqlite::Error> for StoreError {
     fn from(error: rusqlite::Error) -> Self {
-        if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) {
-            return Self::DiskFull {
-                path: PathBuf::from(schema::FILE_NAME),
-            };
+        use rusqlite::ErrorCode::{DiskFull, OutOfMemory};
+        use rusqlite::ffi;
+        let path = PathBuf::from(schema::FILE_NAME);
+        let cause = error.sqlite_error();
+        // "disk I/O error" is what SQLite says of these: the log's index is a file that is mapped.
+        match cause.map(|e| (e.code, e.extended_code)) {
+            Some((DiskFull, _) | (_, ffi::SQLITE_IOERR_SHMSIZE)) => Self::DiskFull { path },
+            Some((OutOfMemory, _) | (_, ffi::SQLITE_IOERR_NOMEM | ffi::SQLITE_IOERR_SHMMAP)) => {
+                Self::NoMemory { path }
+            }
+            _ => Self::Index(error),
         }
-        Self::Index(error)
     }
 }
 
@@ -153,4 +165,26 @@ impl From<rusqlite::Error> for StoreError {
 /// [`StoreError::Poisoned`].
 pub(crate) fn guard<T>(mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>, StoreError> {
     mutex.lock().map_err(|_| StoreError::Poisoned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rusqlite::ffi;
+
+    #[test]
+    fn what_the_system_lacks_is_said_by_its_name() {
+        for (code, said) in [
+            (ffi::SQLITE_FULL, "no space left"),
+            (ffi::SQLITE_IOERR_SHMSIZE, "no space left"),
+            (ffi::SQLITE_NOMEM, "no memory"),
+            (ffi::SQLITE_IOERR_NOMEM, "no memory"),
+            (ffi::SQLITE_IOERR_SHMMAP, "no memory"),
+            (ffi::SQLITE_IOERR_READ, "index: "),
+        ] {
+            let error = rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
+            let told = StoreError::from(error).to_string();
+            assert!(told.starts_with(said), "{code}: {told}");
+        }
+    }
 }
