@@ -250,8 +250,10 @@ fn ask(python: &Path) -> Result<Interpreter, StartError> {
     let output = output_within(command, ASK_WITHIN).map_err(failed)?;
     if !output.status.success() {
         let error = String::from_utf8_lossy(&output.stderr);
+        let last = error.lines().last().map(str::to_owned);
+        // A process that was killed said nothing.
         return Err(failed(
-            error.lines().last().unwrap_or("it failed").to_owned(),
+            last.unwrap_or_else(|| format!("it ended: {}", output.status)),
         ));
     }
     let asked: Interpreter = serde_json::from_slice(&output.stdout)
@@ -319,6 +321,17 @@ fn text(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_interpreter_that_is_killed_is_reported_with_its_signal() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let python = dir.path().join("python");
+        std::fs::write(&python, "#!/bin/sh\nkill -9 $$\n").unwrap();
+        std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let told = ask(&python).err().unwrap().to_string();
+        assert!(told.contains("it ended: signal: 9"), "{told}");
+    }
 
     #[test]
     fn an_interpreter_that_hangs_or_talks_without_end_is_given_up() {
