@@ -22,6 +22,8 @@ mod docs;
 #[cfg(feature = "egress")]
 #[path = "it/egress.rs"]
 mod egress;
+#[path = "it/faults.rs"]
+mod faults;
 #[path = "it/first.rs"]
 mod first;
 #[path = "it/formats.rs"]
