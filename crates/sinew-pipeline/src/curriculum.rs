@@ -5,7 +5,7 @@
 //! before one is drawn again. Shares of environments and weights of types are fixed; adaptive sampling moves
 //! the shares of types within their environment.
 
-use crate::schedule::{permuted, shuffled};
+use crate::schedule::{permuted, shuffled, uniform_tasks};
 use serde::{Deserialize, Serialize};
 use sinew_algo::{AdaptiveConfig, EarlierRewards, Estimates, unit};
 use sinew_env::{Split, Taskset, TasksetError};
@@ -231,6 +231,16 @@ pub struct Curriculum {
     /// Rewards of episodes that had no group, by task; of all of them under the empty name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     alone: BTreeMap<String, EarlierRewards>,
+    /// Tasks whose groups were stopped and that are to be run again; less than those of two steps.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    put_off: Vec<usize>,
+    /// Tasks drawn with [`Curriculum::draw_uniform`].
+    #[serde(skip_serializing_if = "is_zero")]
+    drawn_uniform: u64,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 /// Which draws of a run are asked for.
@@ -272,6 +282,26 @@ impl Curriculum {
             part.tasks.get(permuted(order, len as usize, at as usize))
         };
         (0..count).filter_map(one).collect()
+    }
+
+    /// The next tasks, each once an epoch, in an order of the seed's: for steps that draw now more and now
+    /// none.
+    pub(crate) fn draw_uniform(&mut self, len: usize, seed: u64, count: usize) -> Vec<usize> {
+        let first = self.drawn_uniform;
+        self.drawn_uniform += count as u64;
+        let next = first..self.drawn_uniform;
+        next.flat_map(|n| uniform_tasks(len, seed, n + 1, 1))
+            .collect()
+    }
+
+    /// Keeps tasks to run them later.
+    pub(crate) fn put_off(&mut self, tasks: Vec<usize>) {
+        self.put_off.extend(tasks);
+    }
+
+    /// The first `count` tasks that were put off, once there are so many.
+    pub(crate) fn take_put_off(&mut self, count: usize) -> Option<Vec<usize>> {
+        (self.put_off.len() >= count).then(|| self.put_off.drain(..count).collect())
     }
 
     /// Takes in what became of a step: type of task, success and reward of the episodes that have one.

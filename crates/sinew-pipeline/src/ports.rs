@@ -133,12 +133,18 @@ pub type Waker = Arc<dyn Fn() + Send + Sync>;
 
 /// Runs episodes.
 pub trait Rollouts {
-    /// Begins episodes; those that the store has are not run. Held-out ones have a temperature of
-    /// their own.
+    /// Begins episodes; those that the store has are not run, and are given before others. Held-out ones
+    /// have a temperature of their own.
     ///
     /// # Errors
     /// If the store or the taskset refuses one.
     fn start(&mut self, draws: &[Draw], temperature: Option<f32>) -> Result<(), PipelineError>;
+
+    /// Stops episodes that were begun: they are given no more, and none is stored from now on. By default
+    /// nothing: they end as others do, and the loop does not need them.
+    fn stop(&mut self, episodes: &[EpisodeId]) {
+        let _ = episodes;
+    }
 
     /// Waits until some have ended and are stored, and calls `tick` now and then meanwhile. Gives none if
     /// none runs, or when a [`Waker`] was called.

@@ -9,6 +9,7 @@ use crate::score_records::completed;
 use sinew_env::Taskset;
 use sinew_rollout::{BatchError, EpisodeOptions, EpisodeParts, Runner};
 use sinew_store::TraceStore;
+use sinew_types::EpisodeId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
@@ -127,6 +128,10 @@ impl Rollouts for EngineRollouts {
         let _runtime = self.runtime.enter();
         let started = self.runner.start(specs, &Arc::new(options));
         started.map_err(PipelineError::system)
+    }
+
+    fn stop(&mut self, episodes: &[EpisodeId]) {
+        self.runner.stop(episodes);
     }
 
     fn ended(

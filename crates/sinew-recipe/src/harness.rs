@@ -406,6 +406,7 @@ fn live(plan: &RunPlan, l: &LiveSection, rules: &mut Rules) {
     for key in [
         "rollout.max_in_flight",
         "rollout.max_starting",
+        "rollout.order",
         "rollout.admission",
         "rollout.episode_timeout_s",
         "rollout.score_timeout_s",

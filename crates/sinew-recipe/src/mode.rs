@@ -109,4 +109,12 @@ pub(crate) fn of_algorithm(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Ru
             .into(),
         plan.train.mode != TrainMode::OneStepOff || algorithm.refill() == 0,
     );
+    rules.custom(
+        "rollout.over_sample",
+        plan.rollout.over_sample,
+        "replaces groups that take long and algorithm.refill those without a signal, each with draws of its \
+         own: set one of them to 0"
+            .into(),
+        plan.rollout.over_sample == 0 || algorithm.refill() == 0,
+    );
 }

@@ -1,30 +1,50 @@
 //! `[rollout]`: how episodes are run.
 
 use crate::rule::Rules;
-use crate::section::section;
-use crate::{EngineType, RunPlan, TIME, is_time};
+use crate::section::{choice, section};
+use crate::{EngineType, RunPlan, TIME, TrainMode, is_time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sinew_algo::GroupRepair;
 use sinew_types::Format;
+
+choice! {
+    /// Which of the episodes that wait begins next.
+    Order {
+        /// The one that was drawn first.
+        Drawn = "drawn",
+        /// The one that is expected to take longest, by those of its task and type that ended or run.
+        LongestFirst = "longest_first",
+    }
+}
 
 section! {
     /// How episodes are run.
     RolloutKeys => RolloutPlan, "rollout" {
         /// Tasks in one step.
         tasks_per_step: usize = 8, in 1 to 65_536;
+        /// Tasks that a step begins in addition: once `tasks_per_step` groups are complete, the others are
+        /// stopped. Their tasks are put off until they fill a step of their own, which waits for all.
+        over_sample: usize = 0, in 0 to 65_536;
         /// Episodes of one task.
         group_size: usize = 8, in 1 to 4096;
         /// Maximum number of episodes in flight; fewer while the engine has no capacity for more.
         max_in_flight: usize = 128, in 1 to 65_536;
         /// Maximum number of them whose world is not up yet, at most `max_in_flight`; left out: 64.
         max_starting: usize;
+        /// Which of the episodes that wait begins next, and whose requests the engine prefers. It changes
+        /// how long a step takes, never what is sampled.
+        order: Order = Order::Drawn;
         /// How many episodes generate at the same time.
         admission: AdmissionSection = AdmissionSection::default();
         /// Maximum number of turns of an episode.
         max_turns: u32 = 3, in 1 to 1000;
         /// Maximum number of tokens that one turn samples; at most `max_context_tokens`.
         max_turn_tokens: u32 = 96;
+        /// Tokens after which a turn gives its place in the engine back and asks for another one, below
+        /// `max_turn_tokens`; left out: when it is over. Of turns that wait, those of episodes that are
+        /// expected to go on for longer come first, so it needs `order = "longest_first"`.
+        chunk_tokens: u32;
         /// Maximum number of tokens of an episode, prompts and observations included.
         max_context_tokens: u32 = 1024;
         /// Sampling temperature, above 0. Training takes log-probs at it.
@@ -146,6 +166,62 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         rules.one_or_more("rollout.cross_policy.every", cross.every);
     }
     turns(plan, rules);
+    chunks(plan, rules);
+    over_sample(plan, rules);
+}
+
+/// Turns in pieces.
+fn chunks(plan: &RunPlan, rules: &mut Rules) {
+    let r = &plan.rollout;
+    let Some(chunk) = r.chunk_tokens else { return };
+    let mut needs = |why: String, holds: bool| {
+        rules.custom("rollout.chunk_tokens", chunk, why, holds);
+    };
+    needs(
+        format!(
+            "allowed: 1 to {}: below rollout.max_turn_tokens",
+            r.max_turn_tokens.saturating_sub(1)
+        ),
+        (1..r.max_turn_tokens).contains(&chunk),
+    );
+    needs(
+        "has no effect without order = \"longest_first\": a turn would wait behind itself".into(),
+        r.order == Order::LongestFirst,
+    );
+    needs(
+        "cannot be combined with rollout.format: a piece would begin the format anew; remove one of them".into(),
+        r.format.is_none(),
+    );
+    needs(
+        "needs the built-in loop: the turns of programs are whole requests; remove it".into(),
+        plan.harness.is_built_in(),
+    );
+}
+
+/// Where more groups than a step trains cannot be begun and stopped.
+fn over_sample(plan: &RunPlan, rules: &mut Rules) {
+    let more = plan.rollout.over_sample;
+    let mut needs = |why: &str, holds: bool| {
+        rules.custom("rollout.over_sample", more, why.into(), more == 0 || holds);
+    };
+    needs(
+        "needs train.mode = \"sync\": in the other modes episodes that take long run on while others are \
+         trained; remove it",
+        plan.train.mode == TrainMode::Sync,
+    );
+    needs(
+        "has no effect with [data]: nothing is run to train on; remove it",
+        plan.data.is_none(),
+    );
+    needs(
+        "needs the built-in loop: rollouts of programs, services and live agents are not stopped from here; \
+         remove it",
+        plan.harness.is_built_in(),
+    );
+    needs(
+        "cannot be combined with [reward.late], whose groups wait by rules of their own: remove one of them",
+        plan.reward.as_ref().and_then(|r| r.late()).is_none(),
+    );
 }
 
 /// Keys of the built-in loop.

@@ -7,11 +7,11 @@ use crate::admission::READ_EVERY;
 use crate::episode::{EpisodeEvent, EpisodeSpec};
 use crate::parts::{EpisodeOptions, EpisodeParts};
 use sinew_store::{StoreError, TraceStore};
-use sinew_types::{FailureKind, Timing, Trace};
-use std::collections::{HashMap, VecDeque};
+use sinew_types::{EpisodeId, FailureKind, Timing, Trace};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use tokio::sync::{Notify, watch};
-use tokio::task::{Id, JoinSet};
+use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
 /// Why a batch of episodes stopped.
 #[derive(Debug, thiserror::Error)]
@@ -45,8 +45,8 @@ pub struct Runner {
     max_in_flight: usize,
     waiting: VecDeque<Job>,
     running: JoinSet<Trace>,
-    /// The job of each task, for the trace of one that panicked.
-    owners: HashMap<Id, Job>,
+    /// The job of each task, for the trace of one that panicked. One that was stopped has none.
+    owners: HashMap<Id, (Job, AbortHandle)>,
     /// Episodes that the store held already and that are not reported yet.
     known: Vec<Finished>,
     /// Ends a wait.
@@ -96,6 +96,22 @@ impl Runner {
         Ok(())
     }
 
+    /// Stops episodes: those that wait do not begin, those that run are cut off. None of them is reported
+    /// or stored from now on.
+    pub fn stop(&mut self, episodes: &[EpisodeId]) {
+        let gone: HashSet<&EpisodeId> = episodes.iter().collect();
+        self.waiting
+            .retain(|(spec, _)| !gone.contains(&spec.episode));
+        self.known.retain(|f| !gone.contains(&f.trace.episode));
+        self.owners.retain(|_, (job, handle)| {
+            let stops = gone.contains(&job.0.episode);
+            if stops {
+                handle.abort();
+            }
+            !stops
+        });
+    }
+
     /// Whether an episode runs, waits to begin, or is to be reported.
     pub fn is_running(&self) -> bool {
         !(self.running.is_empty() && self.waiting.is_empty() && self.known.is_empty())
@@ -115,14 +131,22 @@ impl Runner {
             return Ok(std::mem::take(&mut self.known));
         }
         let mut looks = tokio::time::interval(READ_EVERY);
+        let begun = self.parts.admission.begun();
         let first = loop {
             self.fill();
             if self.running.is_empty() {
                 return Ok(Vec::new());
             }
             tokio::select! {
-                finished = self.running.join_next_with_id() => break finished,
+                finished = self.running.join_next_with_id() => {
+                    // What was stopped is no end of a wait.
+                    let trace = finished.and_then(|f| self.trace_of(f));
+                    if trace.is_some() {
+                        break trace;
+                    }
+                }
                 _ = looks.tick() => self.parts.admission.look(),
+                () = begun.notified(), if self.parts.outlook.is_some() => {}
                 () = self.wake.notified() => return Ok(Vec::new()),
                 _ = cancel.wait_for(|&stop| stop) => {
                     self.running.shutdown().await;
@@ -131,21 +155,9 @@ impl Runner {
             }
         };
         // Episodes that finished meanwhile share one synchronization of the disk.
-        let mut finished: Vec<_> = first.into_iter().collect();
+        let mut traces: Vec<Trace> = first.into_iter().collect();
         while let Some(another) = self.running.try_join_next_with_id() {
-            finished.push(another);
-        }
-        let mut traces = Vec::with_capacity(finished.len());
-        for result in finished {
-            let (id, result) = match result {
-                Ok((id, trace)) => (id, Ok(trace)),
-                Err(e) => (e.id(), Err(e.to_string())),
-            };
-            if let Some((spec, options)) = self.owners.remove(&id) {
-                let trace = result.unwrap_or_else(|e| panicked(&self.parts, &spec, &options, e));
-                self.parts.gauges.finish(&trace);
-                traces.push(trace);
-            }
+            traces.extend(self.trace_of(another));
         }
         // The others go on while the disk is waited for.
         self.fill();
@@ -157,22 +169,55 @@ impl Runner {
         Ok(traces.into_iter().map(new).collect())
     }
 
-    /// Begins what waits, up to `max_in_flight`.
+    /// What became of a task; `None` of one that was stopped.
+    fn trace_of(&mut self, result: Result<(Id, Trace), JoinError>) -> Option<Trace> {
+        let (id, result) = match result {
+            Ok((id, trace)) => (id, Ok(trace)),
+            Err(e) => (e.id(), Err(e.to_string())),
+        };
+        let ((spec, options), _) = self.owners.remove(&id)?;
+        let trace = result.unwrap_or_else(|e| panicked(&self.parts, &spec, &options, e));
+        self.parts.gauges.finish(&trace);
+        Some(trace)
+    }
+
+    /// Begins what waits, up to `max_in_flight`. Where the longest begin first, one at most waits for
+    /// admission: the others are chosen when there is room.
     fn fill(&mut self) {
         while self.running.len() < self.max_in_flight
-            && let Some((spec, options)) = self.waiting.pop_front()
+            && let Some((spec, options)) = self.next()
         {
             let (parts, job) = (self.parts.clone(), (spec.clone(), Arc::clone(&options)));
+            let begun = self.parts.outlook.as_ref().map(|o| o.begin(&spec));
+            let asked = parts.admission.ask(&spec.episode);
             let handle = self.running.spawn(async move {
-                let place = parts.admission.begin(&spec.episode).await;
+                let place = asked.granted().await;
                 let _in_flight = parts.gauges.begin(&spec.episode);
                 let mut trace = parts.harness.run(&parts, &options, &spec).await;
                 trace.timing.queue_s = place.waited.as_secs_f64();
                 trace.bound_rewards();
+                begun.into_iter().for_each(|b| b.ended(&trace));
                 trace
             });
-            self.owners.insert(handle.id(), job);
+            self.owners.insert(handle.id(), (job, handle));
         }
+    }
+
+    /// The job to begin next.
+    fn next(&mut self) -> Option<Job> {
+        let Some(outlook) = &self.parts.outlook else {
+            return self.waiting.pop_front();
+        };
+        if self.parts.admission.is_full() {
+            return None;
+        }
+        // Episodes of one group follow each other and have one rank.
+        let group = |at: usize| self.waiting.get(at).map(|(spec, _)| &spec.group);
+        let firsts = self.waiting.iter().enumerate();
+        let firsts =
+            firsts.filter(|&(at, (spec, _))| at == 0 || group(at - 1) != Some(&spec.group));
+        let first = outlook.first(firsts.map(|(at, (spec, _))| (at, spec)))?;
+        self.waiting.remove(first)
     }
 }
 
@@ -206,3 +251,6 @@ async fn commit(store: &Arc<dyn TraceStore>, traces: Vec<Trace>) -> Result<Vec<T
         })
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,12 +9,13 @@ use crate::gauges::Phase;
 use crate::parts::{EpisodeOptions, EpisodeParts};
 use sinew_env::{CallNotation, Env, EnvError, EnvFuture};
 use sinew_types::{
-    EngineEvent, FailureKind, FinishReason, GenerateRequest, RequestId, SamplingParams, Timing,
-    ToolSpec, Trace, mix_seed,
+    Engine, EngineEvent, EpisodeId, FailureKind, FinishReason, GenerateRequest, RequestId,
+    SamplingParams, Timing, ToolSpec, Trace, mix_seed,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
@@ -36,6 +37,43 @@ struct Running<'a> {
     last_finish: FinishReason,
     /// Times so far, for the trace.
     timing: Timing,
+}
+
+/// A request of an episode; it is aborted if it is dropped before its end.
+struct Followed<'a> {
+    engine: &'a dyn Engine,
+    id: RequestId,
+    over: bool,
+}
+
+impl Drop for Followed<'_> {
+    fn drop(&mut self) {
+        if !self.over {
+            self.engine.abort(self.id);
+        }
+    }
+}
+
+/// The environment of an episode; it is closed behind an episode that is stopped.
+struct World<'a> {
+    env: Option<Box<dyn Env>>,
+    episode: &'a EpisodeId,
+}
+
+impl Drop for World<'_> {
+    fn drop(&mut self) {
+        // Without a runtime the process ends.
+        if let (Some(env), Ok(runtime)) = (self.env.take(), Handle::try_current()) {
+            drop(runtime.spawn(close(env, self.episode.clone())));
+        }
+    }
+}
+
+async fn close(mut env: Box<dyn Env>, episode: EpisodeId) {
+    let closed = tokio::time::timeout(CLOSE_TIMEOUT, env.close()).await;
+    if !matches!(closed, Ok(Ok(()))) {
+        tracing::warn!(%episode, ?closed, "environment did not close");
+    }
 }
 
 /// Runs one episode to its end. Never fails: what goes wrong is in the trace.
@@ -65,11 +103,16 @@ pub async fn run_episode(
         },
     };
     match parts.envs.create(&spec.task) {
-        Ok(mut env) => {
-            running.drive(&mut machine, env.as_mut()).await;
-            let closed = tokio::time::timeout(CLOSE_TIMEOUT, env.close()).await;
-            if !matches!(closed, Ok(Ok(()))) {
-                tracing::warn!(episode = %spec.episode, ?closed, "environment did not close");
+        Ok(env) => {
+            let mut world = World {
+                env: Some(env),
+                episode: &spec.episode,
+            };
+            if let Some(env) = &mut world.env {
+                running.drive(&mut machine, env.as_mut()).await;
+            }
+            if let Some(env) = world.env.take() {
+                close(env, spec.episode.clone()).await;
             }
         }
         Err(e) => {
@@ -155,10 +198,40 @@ impl Running<'_> {
         }
     }
 
-    /// Samples one turn. Its seed is a function of the episode's seed and the number of the turn.
+    /// Samples one turn, in pieces where the options say so: after each, the episode gives its place back and
+    /// asks for the next one, so that others which are expected to go on for longer come first.
     async fn generate(&mut self, machine: &mut EpisodeMachine, max_tokens: u32) -> EpisodeCommand {
+        loop {
+            let sampled = machine.turn_tokens().len() as u32;
+            let left = max_tokens.saturating_sub(sampled);
+            let piece = self.options.chunk_tokens.map_or(left, |c| c.min(left));
+            let finished = self.piece(machine, piece).await;
+            let goes_on = piece < left && machine.turn_tokens().len() as u32 > sampled;
+            match finished {
+                Ok(FinishReason::Length) if goes_on => {}
+                Ok(reason) => {
+                    self.last_finish = reason.clone();
+                    return machine.on_event(EpisodeEvent::TurnFinished(reason));
+                }
+                Err(event) => return machine.on_event(event),
+            }
+        }
+    }
+
+    /// Samples up to `max_tokens` of a turn; gives the reason of the end. The seed is a function of the
+    /// episode's seed and the number of the turn, and the embedded engine draws by place: a turn in pieces is
+    /// the same turn.
+    async fn piece(
+        &mut self,
+        machine: &mut EpisodeMachine,
+        max_tokens: u32,
+    ) -> Result<FinishReason, EpisodeEvent> {
+        let prompt = match machine.turn_tokens() {
+            [] => machine.shared_context(),
+            tokens => Arc::new([machine.context(), tokens].concat()),
+        };
         let admission = Arc::clone(&self.parts.admission);
-        let place = admission.turn(&self.spec.episode, machine.context()).await;
+        let place = admission.turn(&self.spec.episode, &prompt).await;
         // Other episodes held the KV capacity: that time is not the episode's own.
         self.deadline += place.as_ref().map_or(Duration::ZERO, |p| p.waited);
         let started = Instant::now();
@@ -167,7 +240,7 @@ impl Running<'_> {
         let id = RequestId(self.parts.requests.fetch_add(1, Ordering::Relaxed));
         let request = GenerateRequest {
             id,
-            prompt: machine.shared_context(),
+            prompt,
             sampling: SamplingParams {
                 max_tokens,
                 stop_ids: self.parts.renderer.stop_ids().to_vec(),
@@ -175,7 +248,10 @@ impl Running<'_> {
                 ..self.options.sampling.clone()
             },
             // Later turns first: they free their KV capacity sooner.
-            priority: machine.turns() as i32,
+            priority: match &self.parts.outlook {
+                Some(outlook) => outlook.priority(self.spec, machine.turns()),
+                None => machine.turns() as i32,
+            },
         };
         // Each event carries at least one token or is the last one, so that the engine's
         // thread never finds the queue full.
@@ -183,41 +259,44 @@ impl Running<'_> {
         let sink = Box::new(move |event| {
             let _ = sender.try_send(event);
         });
-        let command = match self.parts.engine.submit(request, sink) {
-            Err(e) => machine.on_event(engine_failed(e.to_string())),
+        let finished = match self.parts.engine.submit(request, sink) {
+            Err(e) => Err(engine_failed(e.to_string())),
             Ok(()) => self.follow(machine, id, &mut events).await,
         };
         self.timing.generate_s += started.elapsed().as_secs_f64();
-        command
+        finished
     }
 
-    /// Feeds a request's events to the machine until its last one, or until the deadline, at which the
-    /// request is aborted.
+    /// Feeds a request's tokens to the machine until its end, or until the deadline. A request that is
+    /// followed no more is aborted.
     async fn follow(
         &mut self,
         machine: &mut EpisodeMachine,
         id: RequestId,
         events: &mut mpsc::Receiver<EngineEvent>,
-    ) -> EpisodeCommand {
+    ) -> Result<FinishReason, EpisodeEvent> {
+        let mut request = Followed {
+            engine: self.parts.engine.as_ref(),
+            id,
+            over: false,
+        };
         loop {
             match timeout_at(self.deadline, events.recv()).await {
-                Err(_) => {
-                    self.parts.engine.abort(id);
-                    return machine.on_event(EpisodeEvent::Deadline);
-                }
+                Err(_) => return Err(EpisodeEvent::Deadline),
                 Ok(None) => {
                     let message = "the engine dropped the request without a last event";
-                    return machine.on_event(engine_failed(message.into()));
+                    return Err(engine_failed(message.into()));
                 }
                 Ok(Some(EngineEvent::Tokens { tokens, .. })) => {
                     machine.on_event(EpisodeEvent::Tokens(tokens));
                 }
                 Ok(Some(EngineEvent::Finished { reason, .. })) => {
-                    self.last_finish = reason.clone();
-                    return machine.on_event(EpisodeEvent::TurnFinished(reason));
+                    request.over = true;
+                    return Ok(reason);
                 }
                 Ok(Some(EngineEvent::Failed { error, .. })) => {
-                    return machine.on_event(engine_failed(error.to_string()));
+                    request.over = true;
+                    return Err(engine_failed(error.to_string()));
                 }
             }
         }
@@ -310,8 +389,8 @@ mod tests {
     use sinew_env::{Action, EnvFactory, Observation, ResetResult, StepResult};
     use sinew_render::TinyRenderer;
     use sinew_types::{
-        Engine, EngineError, EngineStatus, EpisodeEnd, EpisodeId, EventSink, GroupId, Limit,
-        Message, Outcome, PolicyVersion, Role, Task, TaskId, TensorSource,
+        EngineError, EngineStatus, EpisodeEnd, EventSink, GroupId, Limit, Message, Outcome,
+        PolicyVersion, Role, Task, TaskId, TensorSource,
     };
     use std::sync::Mutex;
 
@@ -410,6 +489,7 @@ mod tests {
                 max_context_tokens: 64,
             },
             sampling: SamplingParams::default(),
+            chunk_tokens: None,
             boot_timeout: short,
             timeout: short,
             score_timeout: short,

@@ -6,6 +6,7 @@
 //! | [`run_episode`] | carries its commands out: engine, environment, renderer, clock |
 //! | [`Runner`] | runs hundreds of episodes side by side, so that the engine works while tools run |
 //! | [`AdmissionCore`] | decides, as pure, which episodes start and which generate next: as many as fit into the engine's KV cache |
+//! | [`OutlookCore`] | how long episodes are expected to take, as pure: who begins first, where the longest are to |
 //! | [`Harness`] | port of what drives the turns: the built-in loop, or an agent program ([`ProgramHarness`]), a service ([`ServiceHarness`]) |
 //! | [`Gauges`] | counters and live episodes, for views |
 //!
@@ -24,6 +25,7 @@ mod driver;
 mod episode;
 mod gauges;
 mod harness;
+mod outlook;
 mod parts;
 mod rescore;
 mod sample;
@@ -43,6 +45,7 @@ pub use harness::{
     AgentReport, BuiltInLoop, ModelAccess, ModelServer, ProgramCommand, ProgramConfig,
     ProgramError, ProgramHarness, Programs, ServiceConfig, ServiceHarness, grade_answer,
 };
+pub use outlook::{Outlook, OutlookCore, Rank, Took};
 pub use parts::{EpisodeOptions, EpisodeParts, Harness};
 pub use rescore::{Changes, ComponentChange, Rescored, TOTAL, rescore, tasks_of};
 pub use sample::reward_sample;

@@ -3,6 +3,7 @@
 use crate::admission::Admission;
 use crate::episode::{EpisodeLimits, EpisodeMachine, EpisodeSpec, RunInfo};
 use crate::gauges::Gauges;
+use crate::outlook::Outlook;
 use futures::future::BoxFuture;
 use sinew_env::EnvFactory;
 use sinew_render::Renderer;
@@ -41,6 +42,8 @@ pub struct EpisodeParts {
     pub gauges: Arc<Gauges>,
     /// Decides which episodes begin and generate.
     pub admission: Arc<Admission>,
+    /// Where the episodes that are expected to take longest begin first; `None`: in the order of their draws.
+    pub outlook: Option<Arc<Outlook>>,
     /// Source of request ids, shared by all users of the engine.
     pub requests: Arc<AtomicU64>,
     /// Written into each trace.
@@ -63,6 +66,8 @@ pub struct EpisodeOptions {
     pub limits: EpisodeLimits,
     /// `max_tokens`, `stop_ids` and `seed` are set for each turn.
     pub sampling: SamplingParams,
+    /// Tokens after which a turn asks for its place anew; `None`: only when it is over.
+    pub chunk_tokens: Option<u32>,
     /// Wall time until an episode's world is up.
     pub boot_timeout: Duration,
     /// Wall time of its turns, from then on.

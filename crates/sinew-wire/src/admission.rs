@@ -89,6 +89,26 @@ mod tests {
                 ["rollout.admission.growth", "fixed constants"],
             ),
             (
+                "chunk_tokens = 8",
+                ["rollout.chunk_tokens = 8", "order = \"longest_first\""],
+            ),
+            (
+                "order = \"longest_first\"\nchunk_tokens = 96",
+                ["rollout.chunk_tokens = 96", "1 to 95"],
+            ),
+            (
+                "order = \"longest_first\"\nchunk_tokens = 8\nformat = { grammar = { type = \"regex\", pattern = \"a+\" } }",
+                ["rollout.chunk_tokens = 8", "rollout.format"],
+            ),
+            (
+                "over_sample = 2\n[train]\nmode = \"async\"",
+                ["rollout.over_sample = 2", "train.mode = \"sync\""],
+            ),
+            (
+                "over_sample = 2\n[harness]\ntype = \"command\"\ncommand = [\"true\"]",
+                ["rollout.over_sample = 2", "built-in loop"],
+            ),
+            (
                 "admission = { adaptiv = true }",
                 ["unknown field", "`adaptive`"],
             ),

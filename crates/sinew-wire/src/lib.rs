@@ -78,7 +78,7 @@ use sinew_pipeline::{
     RunEvent,
 };
 use sinew_project::{Resume, RunDir};
-use sinew_recipe::{EngineType, RunPlan};
+use sinew_recipe::{EngineType, Order, RunPlan};
 use sinew_render::Renderer;
 use sinew_rollout::{EpisodeParts, RunInfo};
 use sinew_store::TraceStore;
@@ -168,6 +168,8 @@ fn episode_parts(
         .min(envs.capabilities().places.unwrap_or(usize::MAX));
     let mut parts = EpisodeParts::new(Arc::clone(engine), Arc::clone(renderer), envs, bounds);
     parts.run = Arc::new(run);
+    let longest_first = recipe.rollout.order == Order::LongestFirst;
+    parts.outlook = longest_first.then(Arc::default);
     parts.harness = harness::build(recipe, &parts, session)?;
     Ok(parts)
 }

@@ -179,6 +179,7 @@ pub(crate) fn episode_options(r: &RolloutPlan) -> EpisodeOptions {
             format: r.format.clone().map(Arc::new),
             ..SamplingParams::default()
         },
+        chunk_tokens: r.chunk_tokens,
         boot_timeout: r
             .boot_timeout_s
             .map_or(BOOT_TIMEOUT, Duration::from_secs_f64),
@@ -240,6 +241,7 @@ fn core(
             false => SampleKind::Run,
         },
         tasks_per_step: r.tasks_per_step,
+        over_sample: r.over_sample,
         group_size: r.group_size,
         retries: algorithm.repair().retries(),
         refill: algorithm.refill(),

@@ -63,6 +63,8 @@ mod runs;
 mod sandboxes;
 #[path = "it/serve.rs"]
 mod serve;
+#[path = "it/tail.rs"]
+mod tail;
 #[path = "it/worlds.rs"]
 mod worlds;
 

@@ -82,6 +82,8 @@ pub struct CoreConfig {
     pub samples: Samples,
     /// Groups of a step.
     pub tasks_per_step: usize,
+    /// Groups that a step begins in addition, and of which it stops as many once enough are complete.
+    pub over_sample: usize,
     /// Episodes of a group.
     pub group_size: usize,
     /// How often an episode that the system failed is run again.
@@ -110,7 +112,7 @@ impl CoreConfig {
             Samples::Run => self.late_rounds.unwrap_or(self.refill),
             Samples::Given => 0,
         };
-        draws_per_step(self.tasks_per_step, refill)
+        draws_per_step(self.tasks_per_step + self.over_sample, refill)
     }
 }
 

@@ -149,6 +149,8 @@ pub enum Command {
         /// Set for held-out episodes.
         temperature: Option<f32>,
     },
+    /// Stop these episodes: nothing more is heard of them.
+    Abandon { episodes: Vec<EpisodeId> },
     /// Score a group whose members have all ended, and report that. Others go on meanwhile.
     ScoreGroup {
         /// Last attempts, in their order.

@@ -14,6 +14,9 @@ mod flow;
 mod flow_tests;
 mod groups;
 mod messages;
+mod over_sample;
+#[cfg(test)]
+mod over_sample_tests;
 mod roster;
 #[cfg(test)]
 mod tests;
@@ -426,6 +429,9 @@ impl PipelineCore {
         if !self.room {
             return self.settle(rollout, false);
         }
+        if self.config.over_sample > 0 {
+            return self.start_more(rollout);
+        }
         let mut commands = self.start(rollout, self.config.tasks_per_step);
         commands.extend(self.begin_again(step));
         commands
@@ -500,7 +506,13 @@ impl PipelineCore {
     }
 
     /// Compares groups or makes rows if the last thing that a rollout waited for has come.
-    fn went_on(&mut self, rollout: Rollout, was_complete: bool) -> Vec<Command> {
+    fn went_on(&mut self, mut rollout: Rollout, was_complete: bool) -> Vec<Command> {
+        let mut commands: Vec<Command> = self.stop_rest(&mut rollout).into_iter().collect();
+        commands.extend(self.go_on(rollout, was_complete));
+        commands
+    }
+
+    fn go_on(&mut self, rollout: Rollout, was_complete: bool) -> Vec<Command> {
         let complete = rollout.roster.is_complete() && !was_complete;
         if complete && self.config.late_rounds.is_some() {
             return self.settle(rollout, false);

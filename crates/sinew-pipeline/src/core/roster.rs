@@ -55,6 +55,15 @@ pub struct Follows {
     pub group: Option<Vec<Draw>>,
 }
 
+/// Groups that were not kept.
+#[derive(Debug, Default)]
+pub(crate) struct Stopped {
+    /// Their episodes that have not ended.
+    pub(crate) open: Vec<EpisodeId>,
+    /// The task of each.
+    pub(crate) tasks: Vec<usize>,
+}
+
 /// Why an episode that was run again is left out.
 pub(crate) const RUN_AGAIN: &str = "failed, run again";
 
@@ -81,6 +90,8 @@ pub struct Roster {
     scoring: BTreeSet<GroupId>,
     /// How often an episode is run again.
     retries: u32,
+    /// The last end was found in the store: more of them, and of their further attempts, may follow.
+    pub(crate) recovers: bool,
     pub(crate) dropped: BTreeMap<EpisodeId, String>,
     /// Episodes that were run again, and those of them that went well.
     pub(crate) retried: usize,
@@ -131,6 +142,7 @@ impl Roster {
 
     /// Fills a slot, or gives its next attempt.
     fn taken(&mut self, at: usize, ended: Ended) -> Option<Draw> {
+        self.recovers = ended.stored;
         let slot = &mut self.slots[at];
         if slot.attempt > 0 {
             self.retried += 1;
@@ -182,6 +194,44 @@ impl Roster {
     /// The group of the first draw: the only one where each group has a roster of its own.
     pub(crate) fn first_group(&self) -> Option<&GroupId> {
         self.slots.first().map(|slot| &slot.first.group)
+    }
+
+    /// Groups whose members have all ended and are scored, and that the system did not fail as a whole, in
+    /// the order of the draws.
+    pub(crate) fn complete_groups(&self) -> Vec<GroupId> {
+        let mut groups: BTreeMap<&GroupId, (bool, bool)> = BTreeMap::new();
+        for slot in &self.slots {
+            let (complete, sampled) = groups.entry(&slot.first.group).or_insert((true, false));
+            *complete &= slot.ended.is_some();
+            *sampled |= slot.ended.as_ref().is_some_and(|e| !e.failed);
+        }
+        let whole = groups
+            .into_iter()
+            .filter(|(_, (complete, sampled))| *complete && *sampled);
+        let scored = whole.filter(|(group, _)| !self.scoring.contains(*group));
+        scored.map(|(group, _)| group.clone()).collect()
+    }
+
+    /// Keeps these groups alone, which are complete; the episodes of all others are left out.
+    pub(crate) fn keep(&mut self, groups: &[GroupId], reason: &str) -> Stopped {
+        let mut stopped = Stopped::default();
+        let (kept, others) = std::mem::take(&mut self.slots)
+            .into_iter()
+            .partition(|slot| groups.contains(&slot.first.group));
+        self.slots = kept;
+        let others: Vec<Slot> = others;
+        for (n, slot) in others.iter().enumerate() {
+            if n == 0 || others[n - 1].first.group != slot.first.group {
+                stopped.tasks.push(slot.first.task);
+            }
+            if slot.ended.is_none() {
+                stopped.open.push(slot.last.clone());
+            }
+            self.dropped.insert(slot.last.clone(), reason.to_owned());
+        }
+        self.open.clear();
+        self.scoring.clear();
+        stopped
     }
 
     /// Whether all have ended, and all groups that have to be scored are.

@@ -9,6 +9,8 @@ use std::collections::BTreeSet;
 struct World {
     steps: u64,
     tasks: usize,
+    /// Groups of a step that are begun in addition.
+    more: usize,
     size: usize,
     retries: u32,
     refill: u32,
@@ -28,6 +30,10 @@ fn world() -> impl Strategy<Value = World> {
         |((steps, tasks, size, retries, refill), every, eval_every, (given, late), seed)| World {
             steps,
             tasks,
+            more: match given || late || refill > 0 {
+                true => 0,
+                false => (seed % 3) as usize,
+            },
             size,
             retries,
             refill,
@@ -51,6 +57,7 @@ impl World {
             } else {
                 Samples::Run
             },
+            over_sample: self.more,
             retries: self.retries,
             refill: self.refill,
             late_rounds: self.late.then_some(3),
@@ -75,6 +82,7 @@ impl CoreConfig {
             checkpoint_every: 1,
             samples: Samples::Run,
             tasks_per_step,
+            over_sample: 0,
             group_size,
             retries: 0,
             refill: 0,
@@ -141,6 +149,8 @@ impl Play {
         let mut state = CoreState::default();
         if let Some(before) = before {
             state.step = before.checkpoint;
+            let kept = before.commits.get(&before.checkpoint);
+            state.curriculum = kept.map(|c| c.curriculum.clone()).unwrap_or_default();
             let later = before.commits.range(before.checkpoint + 1..);
             state.committed = later.map(|(s, c)| (*s, c.curriculum.clone())).collect();
             state.begun = before.begun();
@@ -278,6 +288,7 @@ impl Play {
                 self.flying.extend(draws);
                 return Some(Vec::new());
             }
+            Command::Abandon { episodes } => return Some(self.abandon(&episodes)),
             Command::ScoreGroup { members } => {
                 self.score_group(members);
                 return Some(Vec::new());
@@ -295,6 +306,8 @@ impl Play {
             Command::Score { step, groups, .. } => {
                 assert_eq!(step, self.core.step() + 1);
                 assert!(self.flying.is_empty(), "a group is complete");
+                // Groups that are not needed are not awaited.
+                self.scoring.retain(|_| self.world.more == 0);
                 assert!(self.scoring.is_empty(), "and scored");
                 let whole = groups.iter().all(|g| g.len() == self.world.size);
                 assert!(whole, "{groups:?}");
@@ -340,6 +353,11 @@ impl Play {
         Some(self.on(event))
     }
 
+    fn abandon(&mut self, episodes: &[EpisodeId]) -> Vec<Command> {
+        self.flying.retain(|d| !episodes.contains(&d.episode));
+        Vec::new()
+    }
+
     /// Whether episodes of this run wait for the scores of their groups.
     fn grouped(&self) -> bool {
         self.world.seed.is_multiple_of(2)
@@ -378,7 +396,15 @@ impl Play {
     fn end_one(&mut self) -> Vec<Command> {
         let all = self.flying.len() + self.scoring.len();
         assert!(all > 0, "the run waits for nothing");
-        let at = self.draw(all as u64) as usize;
+        let mut at = self.draw(all as u64) as usize;
+        if self.world.more > 0 {
+            // What is stored is given first.
+            let stored = self
+                .flying
+                .iter()
+                .position(|d| self.stored.contains_key(&d.episode));
+            at = stored.unwrap_or(at);
+        }
         if at >= self.flying.len() {
             return self.score_one();
         }
@@ -491,7 +517,7 @@ proptest! {
     #[test]
     fn the_order_of_ends_decides_nothing(world in world(), salt in any::<u64>()) {
         // Which episodes fail is the world's here, not the order's.
-        let world = World { refill: 0, given: false, late: false, ..world };
+        let world = World { refill: 0, more: 0, given: false, late: false, ..world };
         let play = |salt: u64| {
             let mut play = Play::new(&world, None, salt);
             let draws = (1..=world.steps).flat_map(|step| {
@@ -516,6 +542,7 @@ fn an_interrupted_run_keeps_whole_steps_alone() {
     let world = World {
         steps: 3,
         tasks: 2,
+        more: 0,
         size: 2,
         retries: 0,
         refill: 0,
@@ -552,6 +579,7 @@ fn time_that_is_up_ends_a_run_between_two_steps() {
     let world = World {
         steps: 1000,
         tasks: 1,
+        more: 0,
         size: 1,
         retries: 0,
         refill: 0,

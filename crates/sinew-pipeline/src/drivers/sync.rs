@@ -245,6 +245,10 @@ impl Driver {
                 self.start(&draws, temperature)?;
                 Vec::new()
             }
+            Command::Abandon { episodes } => {
+                self.p.rollouts.stop(&episodes);
+                Vec::new()
+            }
             Command::ScoreGroup { members } => self.score_group(members)?,
             Command::Fetch { step } => vec![self.fetch(step)?],
             Command::Settle { step, groups, wait } => vec![self.settle(step, &groups, wait)?],

@@ -74,6 +74,10 @@ impl Rollouts for Instantly {
         Ok(())
     }
 
+    fn stop(&mut self, episodes: &[EpisodeId]) {
+        self.ended.retain(|e| !episodes.contains(&e.trace.episode));
+    }
+
     fn ended(
         &mut self,
         tick: &mut dyn FnMut(RolloutProgress),
@@ -420,6 +424,7 @@ fn config(samples: Samples) -> CoreConfig {
         checkpoint_every: 100,
         samples,
         tasks_per_step: TASKS,
+        over_sample: 0,
         group_size: GROUP,
         retries: 0,
         refill: 0,

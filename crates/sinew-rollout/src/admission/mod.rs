@@ -15,7 +15,7 @@ use sinew_types::{Engine, EpisodeId, TokenId};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 /// Interval at which the engine's status is read while episodes run.
@@ -26,6 +26,8 @@ pub struct Admission {
     engine: Arc<dyn Engine>,
     origin: Instant,
     state: Mutex<State>,
+    /// Called when episodes began.
+    begun: Arc<Notify>,
 }
 
 struct State {
@@ -69,6 +71,26 @@ impl Drop for Place {
     }
 }
 
+/// An episode that waits for its place.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    place: Place,
+    granted: oneshot::Receiver<()>,
+    now_s: f64,
+}
+
+impl Asked {
+    /// Waits for it.
+    pub(crate) async fn granted(self) -> Place {
+        let mut place = self.place;
+        // An error cannot be: the sender is dropped by nobody but this place.
+        let _ = self.granted.await;
+        let waited = place.admission.now_s() - self.now_s;
+        place.waited = Duration::from_secs_f64(waited.max(0.0));
+        place
+    }
+}
+
 /// A turn that generates, until dropped.
 #[derive(Debug)]
 pub struct TurnPlace {
@@ -101,6 +123,7 @@ impl Admission {
                 waiting: HashMap::new(),
                 read_at: None,
             }),
+            begun: Arc::default(),
         })
     }
 
@@ -111,26 +134,39 @@ impl Admission {
 
     /// Waits until `episode` may begin.
     pub async fn begin(self: &Arc<Self>, episode: &EpisodeId) -> Place {
+        self.ask(episode).granted().await
+    }
+
+    /// Puts `episode` behind those that wait to begin.
+    pub(crate) fn ask(self: &Arc<Self>, episode: &EpisodeId) -> Asked {
         let now_s = self.now_s();
-        let (mut place, granted) = {
-            let mut state = self.lock();
-            let (key, ticket) = state.core.ask();
-            state.keys.insert(episode.clone(), key);
-            let granted = state.wait(ticket);
-            self.settle(&mut state, now_s);
-            let place = Place {
-                admission: Arc::clone(self),
-                episode: episode.clone(),
-                key,
-                ticket,
-                waited: Duration::ZERO,
-            };
-            (place, granted)
+        let mut state = self.lock();
+        let (key, ticket) = state.core.ask();
+        state.keys.insert(episode.clone(), key);
+        let granted = state.wait(ticket);
+        self.settle(&mut state, now_s);
+        let place = Place {
+            admission: Arc::clone(self),
+            episode: episode.clone(),
+            key,
+            ticket,
+            waited: Duration::ZERO,
         };
-        // An error cannot be: the sender is dropped by nobody but this place.
-        let _ = granted.await;
-        place.waited = Duration::from_secs_f64((self.now_s() - now_s).max(0.0));
-        place
+        Asked {
+            place,
+            granted,
+            now_s,
+        }
+    }
+
+    /// Whether an episode waits to begin: another one would not yet.
+    pub(crate) fn is_full(&self) -> bool {
+        self.reading().new > 0
+    }
+
+    /// Wakes after episodes began that had to wait.
+    pub(crate) fn begun(&self) -> Arc<Notify> {
+        Arc::clone(&self.begun)
     }
 
     /// Waits until `episode` may generate after `context`; one that did not begin here may at
@@ -173,11 +209,15 @@ impl Admission {
             state.read_at = Some(Instant::now());
             state.core.read(&self.engine.status(), now_s);
         }
+        let waited = state.core.reading().new;
         for ticket in state.core.decide(now_s) {
             if let Some(waiting) = state.waiting.remove(&ticket) {
                 // Fails if the turn that waited is gone; dropping its place gives the capacity back.
                 let _ = waiting.send(());
             }
+        }
+        if state.core.reading().new < waited {
+            self.begun.notify_one();
         }
     }
 

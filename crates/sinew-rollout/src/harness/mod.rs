@@ -71,6 +71,7 @@ impl EpisodeParts {
             envs,
             harness: Arc::new(BuiltInLoop),
             gauges: Arc::default(),
+            outlook: None,
             requests: Arc::new(AtomicU64::new(1)),
             run: Arc::default(),
         }

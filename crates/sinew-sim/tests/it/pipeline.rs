@@ -36,6 +36,7 @@ fn config(max_wall_s: Option<f64>) -> CoreConfig {
         checkpoint_every: 10,
         samples: SampleKind::Run,
         tasks_per_step: 8,
+        over_sample: 0,
         group_size: 8,
         retries: 2,
         refill: 1,

@@ -147,6 +147,7 @@ async fn play(folder: &Path, renderer: &Arc<dyn Renderer>, engine: Arc<dyn Engin
             max_context_tokens: 16_000,
         },
         sampling: SamplingParams::default(),
+        chunk_tokens: None,
         boot_timeout: minute,
         timeout: minute,
         score_timeout: minute,

@@ -9,7 +9,7 @@ const CORRECTION: (&str, &str) = (
     "{ type = \"truncate\", low = 0.0, high = 2.0 }",
 );
 
-fn count(last: &Value, name: &str) -> u64 {
+pub(crate) fn count(last: &Value, name: &str) -> u64 {
     last["samples"][name].as_u64().unwrap()
 }
 
@@ -21,7 +21,7 @@ fn staleness(last: &Value) -> Vec<(u64, u64)> {
     by.iter().map(number).collect()
 }
 
-fn copy(from: &Path, to: &Path) {
+pub(crate) fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
         let path = entry.unwrap().path();

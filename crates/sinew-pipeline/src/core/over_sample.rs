@@ -1,0 +1,78 @@
+//! More groups than a step trains: once enough of them are complete, the rest is stopped.
+//!
+//! What is stopped takes long, so that training on the others alone would favour tasks with short episodes.
+//! The tasks of stopped groups are therefore put off, not given up: as soon as they fill a step, the next one
+//! runs them and waits for all (tail batching; Gao et al. 2025, "RollPacker"). Every group that is trained is
+//! sampled whole by the weights of its step.
+//!
+//! Which groups a step takes depends on the order in which they end, which the step's commit keeps: from it
+//! a step is repeated to the bit.
+
+use super::messages::Command;
+use super::{PipelineCore, Rollout, Stage, TaskSampling};
+use crate::curriculum::Request;
+use crate::schedule::{Draw, train_groups};
+
+/// Why an episode of a group that was not needed is left out.
+pub(crate) const STOPPED: &str = "stopped: enough groups";
+
+impl PipelineCore {
+    /// Starts the groups of a step: more than it trains, or those that earlier steps put off.
+    pub(super) fn start_more(&mut self, mut rollout: Rollout) -> Vec<Command> {
+        let (config, step) = (&self.config, self.state.step + 1);
+        let count = config.tasks_per_step + config.over_sample;
+        let mut next = self.state.curriculum.clone();
+        let put_off = next.take_put_off(config.tasks_per_step);
+        let mut tasks = match (put_off, &config.tasks) {
+            (Some(tasks), _) => tasks,
+            (None, TaskSampling::Uniform) => {
+                next.draw_uniform(config.train_tasks, config.seed, count)
+            }
+            (None, TaskSampling::Shares { tasks, adaptive }) => {
+                let request = Request {
+                    seed: config.seed,
+                    draw_seed: config.seed,
+                    step,
+                    count,
+                };
+                next.draw(tasks, adaptive.as_ref(), request)
+            }
+        };
+        let started = tasks.len();
+        // Seeds are counted by the places of a step, filled or not.
+        tasks.resize(count, 0);
+        let per_step = config.draws_per_step();
+        let groups = train_groups(config.seed, step, (0, &tasks), config.group_size, per_step);
+        let draws: Vec<Draw> = groups.into_iter().take(started).flatten().collect();
+        rollout.used.extend(&tasks[..started]);
+        rollout.curriculum = Some(next);
+        rollout.roster.add(&draws);
+        self.stage = Stage::Rollout(rollout);
+        vec![Command::Start {
+            draws,
+            temperature: None,
+        }]
+    }
+
+    /// Leaves out what is not needed, once enough groups are complete: more are never trained. What of it
+    /// still runs is to be stopped.
+    pub(super) fn stop_rest(&self, rollout: &mut Rollout) -> Option<Command> {
+        let (enough, roster) = (self.config.tasks_per_step, &rollout.roster);
+        // What an earlier session stored is taken in whole, so that each of its attempts is named.
+        if self.config.over_sample == 0 || (roster.recovers && !roster.is_complete()) {
+            return None;
+        }
+        let mut complete = roster.complete_groups();
+        if complete.len() < enough {
+            return None;
+        }
+        complete.truncate(enough);
+        let stopped = rollout.roster.keep(&complete, STOPPED);
+        if let Some(next) = &mut rollout.curriculum {
+            next.put_off(stopped.tasks);
+        }
+        (!stopped.open.is_empty()).then_some(Command::Abandon {
+            episodes: stopped.open,
+        })
+    }
+}

@@ -1,0 +1,348 @@
+//! How long episodes are expected to take: learned from episodes of the same task, and of its type.
+//!
+//! A step ends with its last episode, so that one which takes long should not begin last (longest processing
+//! time first; Graham 1969, "Bounds on multiprocessing timing anomalies"). What is known of a task are its
+//! episodes that ended, in this group or in earlier steps, and those that run: they take at least as long as
+//! they have. Of a task without either, one episode goes before all others, so that its siblings follow by
+//! what it shows.
+//!
+//! The order decides when an episode begins, and which request the engine prefers, never what is sampled.
+
+use crate::episode::EpisodeSpec;
+use sinew_types::{EpisodeEnd, EpisodeId, TaskId, Trace};
+use std::cmp::Ordering;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::time::Instant;
+
+/// Share of the newest episode in a mean: of a policy that changes, old lengths are of less use.
+const NEWEST: f64 = 0.3;
+/// Number of past episodes that a mean counts as, at most.
+const WEIGHT: u32 = 4;
+/// Expected length of an episode that still runs, in times of what it has taken: where lengths have a long
+/// tail, what took long goes on for long (Pareto's law with exponent 3).
+const SURVIVED: f64 = 1.5;
+/// Tasks and types that are remembered; those that came first are forgotten first.
+const REMEMBERED: usize = 1 << 16;
+/// Steps of a request's priority: tenths of a second, up to 28 hours, above the number of the turn.
+const PRIORITY: (f64, f64, i32) = (10.0, 1e6, 1 << 10);
+
+/// A moving mean.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mean {
+    value: f64,
+    seen: u32,
+}
+
+impl Mean {
+    fn add(&mut self, value: f64) {
+        self.seen = self.seen.saturating_add(1);
+        let share = NEWEST.max(1.0 / f64::from(self.seen));
+        self.value += share * (value - self.value);
+    }
+
+    fn known(self) -> Option<f64> {
+        (self.seen > 0).then_some(self.value)
+    }
+}
+
+/// What is known of the episodes of one task.
+#[derive(Debug, Default)]
+struct Siblings {
+    ended: Mean,
+    /// When those that run began.
+    running: HashMap<EpisodeId, f64>,
+}
+
+/// Place of an episode that waits: those that are to begin first are the smallest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rank {
+    /// Something is known of its task.
+    known: bool,
+    expected_s: f64,
+}
+
+impl Eq for Rank {}
+
+impl Ord for Rank {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let longest = other.expected_s.total_cmp(&self.expected_s);
+        self.known.cmp(&other.known).then(longest)
+    }
+}
+
+impl PartialOrd for Rank {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// What the end of an episode says of others.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Took {
+    /// How long they take.
+    Seconds(f64),
+    /// It was stopped: they take longer than it has.
+    Longer,
+    /// Nothing: the system failed it.
+    Failed,
+}
+
+/// The estimates, without a clock.
+#[derive(Debug, Default)]
+pub struct OutlookCore {
+    tasks: HashMap<TaskId, Siblings>,
+    kinds: HashMap<String, Mean>,
+    all: Mean,
+    /// In which tasks and types were first seen.
+    order: VecDeque<TaskId>,
+}
+
+impl OutlookCore {
+    /// An episode began.
+    pub fn began(&mut self, spec: &EpisodeSpec, now_s: f64) {
+        let id = &spec.task.id;
+        if !self.tasks.contains_key(id) {
+            self.order.push_back(id.clone());
+            self.tasks.insert(id.clone(), Siblings::default());
+            self.forget();
+        }
+        if let Some(task) = self.tasks.get_mut(id) {
+            task.running.insert(spec.episode.clone(), now_s);
+        }
+    }
+
+    /// An episode that began is over.
+    pub fn ended(&mut self, spec: &EpisodeSpec, took: Took, now_s: f64) {
+        let Some(task) = self.tasks.get_mut(&spec.task.id) else {
+            return;
+        };
+        let began = task.running.remove(&spec.episode);
+        let seconds = match (took, began) {
+            (Took::Seconds(seconds), _) => seconds,
+            // It would have taken longer: of use only where less was expected.
+            (Took::Longer, Some(began)) if now_s - began > task.ended.value => now_s - began,
+            (Took::Longer | Took::Failed, _) => return,
+        };
+        task.ended.add(seconds);
+        self.all.add(seconds);
+        let kind = &spec.task.kind;
+        if self.kinds.len() < REMEMBERED || self.kinds.contains_key(kind) {
+            self.kinds.entry(kind.clone()).or_default().add(seconds);
+        }
+    }
+
+    /// Seconds that an episode of the task is expected to take, and whether something is known of the task
+    /// itself.
+    pub fn rank(&self, spec: &EpisodeSpec, now_s: f64) -> Rank {
+        let kind = self.kinds.get(&spec.task.kind).and_then(|k| k.known());
+        let usual = kind.or(self.all.known()).unwrap_or(0.0);
+        let Some(task) = self.tasks.get(&spec.task.id) else {
+            return Rank {
+                known: false,
+                expected_s: usual,
+            };
+        };
+        let mean = task.ended.known().unwrap_or(usual);
+        let weight = f64::from(task.ended.seen.clamp(1, WEIGHT));
+        let running = task.running.values();
+        let running = running.map(|began| (SURVIVED * (now_s - began)).max(mean));
+        let sum = mean * weight + running.sum::<f64>();
+        Rank {
+            known: task.ended.seen > 0 || !task.running.is_empty(),
+            expected_s: sum / (weight + task.running.len() as f64),
+        }
+    }
+
+    /// Seconds that an episode which runs is expected to go on for.
+    pub fn remaining(&self, spec: &EpisodeSpec, now_s: f64) -> f64 {
+        let task = self.tasks.get(&spec.task.id);
+        let began = task.and_then(|t| t.running.get(&spec.episode));
+        let elapsed = began.map_or(0.0, |began| now_s - began);
+        (self.rank(spec, now_s).expected_s - elapsed).max(0.0)
+    }
+
+    /// Forgets the tasks that came first, but for those with episodes that run.
+    fn forget(&mut self) {
+        for _ in 0..self.order.len() {
+            if self.tasks.len() <= REMEMBERED {
+                return;
+            }
+            let Some(oldest) = self.order.pop_front() else {
+                return;
+            };
+            match self
+                .tasks
+                .get(&oldest)
+                .is_some_and(|t| t.running.is_empty())
+            {
+                true => drop(self.tasks.remove(&oldest)),
+                false => self.order.push_back(oldest),
+            }
+        }
+    }
+}
+
+/// The estimates of a run, shared by its episodes.
+#[derive(Debug)]
+pub struct Outlook {
+    origin: Instant,
+    core: Mutex<OutlookCore>,
+}
+
+impl Default for Outlook {
+    fn default() -> Self {
+        Self {
+            origin: Instant::now(),
+            core: Mutex::default(),
+        }
+    }
+}
+
+impl Outlook {
+    /// An episode began; it is over when the guard is dropped.
+    pub(crate) fn begin(self: &Arc<Self>, spec: &EpisodeSpec) -> Begun {
+        let now_s = self.now_s();
+        self.lock().began(spec, now_s);
+        Begun {
+            outlook: Arc::clone(self),
+            spec: spec.clone(),
+            took: Took::Longer,
+        }
+    }
+
+    /// Of these episodes that wait, by their number the one that is to begin first.
+    pub(crate) fn first<'a>(
+        &self,
+        waiting: impl Iterator<Item = (usize, &'a EpisodeSpec)>,
+    ) -> Option<usize> {
+        let (now_s, core) = (self.now_s(), self.lock());
+        let first = waiting.min_by_key(|(_, spec)| core.rank(spec, now_s));
+        first.map(|(at, _)| at)
+    }
+
+    /// Priority of a turn's request: of an episode that will go on for longer it is larger, and of two
+    /// equal ones that of the later turn, which frees its KV capacity sooner.
+    pub(crate) fn priority(&self, spec: &EpisodeSpec, turn: u32) -> i32 {
+        let (per_second, most, turns) = PRIORITY;
+        let remaining = self.lock().remaining(spec, self.now_s());
+        let steps = (remaining * per_second).min(most) as i32;
+        steps * turns + (turn as i32).clamp(0, turns - 1)
+    }
+
+    fn now_s(&self) -> f64 {
+        self.origin.elapsed().as_secs_f64()
+    }
+
+    /// No invariant spans a panic while the lock is held, so a poisoned lock is usable.
+    fn lock(&self) -> MutexGuard<'_, OutlookCore> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An episode that runs, until dropped.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    outlook: Arc<Outlook>,
+    spec: EpisodeSpec,
+    took: Took,
+}
+
+impl Begun {
+    /// It came to its end. One that is dropped before was stopped.
+    pub(crate) fn ended(mut self, trace: &Trace) {
+        self.took = match trace.end {
+            EpisodeEnd::Failed { .. } => Took::Failed,
+            _ => Took::Seconds(trace.timing.total_s),
+        };
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        let now_s = self.outlook.now_s();
+        self.outlook.lock().ended(&self.spec, self.took, now_s);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sinew_types::{GroupId, Task};
+
+    fn spec(task: &str, episode: usize) -> EpisodeSpec {
+        EpisodeSpec {
+            episode: EpisodeId::new(format!("{task}-{episode}")),
+            group: GroupId::new(task),
+            task: Task {
+                id: TaskId::new(task),
+                kind: "k".into(),
+                preamble: Vec::new(),
+                prompt: String::new(),
+                data: serde_json::Value::Null,
+                seed: 0,
+            },
+            draw: 0,
+            purpose: "train".into(),
+            seed: 0,
+        }
+    }
+
+    /// One of each task first, then the siblings of those that take long, ended or not.
+    #[test]
+    fn siblings_follow_by_what_the_first_one_shows() {
+        let mut core = OutlookCore::default();
+        for (task, seconds) in [("short", Some(1.0)), ("long", Some(9.0)), ("runs", None)] {
+            core.began(&spec(task, 0), 0.0);
+            if let Some(seconds) = seconds {
+                core.ended(&spec(task, 0), Took::Seconds(seconds), 0.0);
+            }
+        }
+        let order = |now: f64| {
+            let mut tasks = ["short", "long", "runs", "new"];
+            tasks.sort_by_key(|task| core.rank(&spec(task, 1), now));
+            tasks
+        };
+        assert_eq!(order(2.0), ["new", "long", "runs", "short"]);
+        assert_eq!(order(30.0), ["new", "runs", "long", "short"]);
+    }
+
+    #[test]
+    fn a_failure_says_nothing_and_a_policy_that_changes_is_followed() {
+        let mut core = OutlookCore::default();
+        let one = spec("t", 0);
+        for seconds in [Some(10.0), None, Some(1.0), Some(1.0), Some(1.0), Some(1.0)] {
+            core.began(&one, 0.0);
+            core.ended(&one, seconds.map_or(Took::Failed, Took::Seconds), 99.0);
+        }
+        let expected = core.rank(&one, 0.0).expected_s;
+        // One that was stopped sooner than is usual says nothing, one that was stopped later does.
+        core.began(&one, 0.0);
+        core.ended(&one, Took::Longer, 0.5);
+        assert_eq!(core.rank(&one, 0.0).expected_s, expected);
+        let mut stopped = OutlookCore::default();
+        stopped.began(&one, 0.0);
+        stopped.ended(&one, Took::Longer, 7.0);
+        assert_eq!(stopped.rank(&one, 0.0).expected_s, 7.0);
+        assert!((1.0..4.0).contains(&expected), "{expected}");
+        assert_eq!(core.rank(&spec("other", 0), 0.0).expected_s, expected);
+        core.began(&one, 5.0);
+        assert!(core.remaining(&one, 5.5) < core.remaining(&one, 5.0));
+        assert_eq!(core.remaining(&one, 500.0), 0.0);
+    }
+
+    #[test]
+    fn tasks_that_run_are_not_forgotten() {
+        let mut core = OutlookCore::default();
+        core.began(&spec("runs", 0), 0.0);
+        for n in 0..REMEMBERED + 10 {
+            let one = spec(&format!("t{n}"), 0);
+            core.began(&one, 0.0);
+            core.ended(&one, Took::Seconds(1.0), 0.0);
+        }
+        assert_eq!(core.tasks.len(), REMEMBERED);
+        assert_eq!(core.order.len(), REMEMBERED);
+        assert!(core.rank(&spec("runs", 1), 50.0).expected_s > 20.0);
+        assert!(!core.rank(&spec("t0", 1), 0.0).known);
+    }
+}
