@@ -20,6 +20,7 @@ mod machine;
 mod model;
 mod output;
 mod peers;
+mod pipeline;
 mod prefix;
 mod programs;
 mod real;
@@ -91,6 +92,7 @@ impl Cli {
             BenchCommand::Compute(args) => compute(args),
             BenchCommand::Gateway(args) => gateway::run(args),
             BenchCommand::Env(args) => env::run(args),
+            BenchCommand::Pipeline(args) => pipeline::run(args),
             BenchCommand::Soak(args) => gateway::soak::run(args),
         }
     }
@@ -148,7 +150,6 @@ enum BenchCommand {
         after_help = "Example: sinew bench compute --json --peer-python .cache/peers/bin/python\n\
 Peers need a Python environment with benches/peers/requirements.txt; without one their rows say so."
     )]
-    /// Training and inference on the CPU.
     Compute(ComputeArgs),
     /// Measure what the gateway costs, beside the proxies of LiteLLM and Agent Lightning
     #[command(
@@ -157,11 +158,16 @@ Peers need a Python environment with benches/peers/requirements.txt; without one
 The peers need Python environments with benches/peers/litellm.txt and benches/peers/agent_lightning.txt; \
 without one its rows say so."
     )]
-    /// Latency, CPU time and memory of the gateway.
     Gateway(gateway::GatewayArgs),
     /// Measure what Python environments and rewards cost in their workers
     #[command(after_help = "Example: sinew bench env --json")]
     Env(env::EnvArgs),
+    /// Measure how much engine, tools and trainer wait for each other, and what the store costs
+    #[command(
+        after_help = "Example: sinew bench pipeline --json --plot timeline.svg\n\
+The part store writes about 1.5 GB into the temporary folder, and removes them."
+    )]
+    Pipeline(pipeline::PipelineArgs),
     /// Run a day of agents against the gateway, compressed: nothing may grow, no token be lost
     #[command(after_help = "Example: sinew bench soak --turns 20000 --json")]
     Soak(gateway::soak::SoakArgs),

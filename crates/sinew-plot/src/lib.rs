@@ -1,8 +1,12 @@
-//! Line plots as SVG, for reports and benches.
+//! Line plots and timelines as SVG, for reports and benches.
 //!
 //! Invariants: every set of points can be drawn, also an empty one. The legend is in the corner
 //! with the fewest points. The same input gives the same text, so plots in documents change only
 //! with their data.
+
+mod lanes;
+
+pub use lanes::{Lane, Span, timeline};
 
 use plotters::prelude::{
     ChartBuilder, Circle, Color, IntoDrawingArea, LineSeries, PathElement, RGBColor, SVGBackend,

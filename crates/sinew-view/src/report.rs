@@ -16,9 +16,9 @@
 use crate::status::duration;
 use sinew_pipeline::{
     EpisodeStats, EvalRecord, PipelineError, Recorder, RunEvent, SampleStatus, StepRecord,
-    TokenSummary, Totals,
+    TokenSummary, Totals, Waits,
 };
-use sinew_plot::{Curve, plot_with_points};
+use sinew_plot::{Curve, Lane, Span, plot_with_points, timeline};
 use sinew_render::Renderer;
 use sinew_types::{EpisodeEnd, TokenKind, Trace};
 use std::collections::{BTreeMap, BTreeSet};
@@ -384,9 +384,41 @@ impl Report<'_> {
             self.curve("engine busy", |r| Some(r.engine_busy_s)),
         ];
         plots.push(by("Seconds a step", "s", &seconds)?);
+        plots.extend(self.who_works()?);
         let gap = self.trained("gap", |r| Some(r.logprob_gap_max));
         plots.push(by("Engine and trainer log-probs", "largest gap", &[gap])?);
         Ok(plots)
+    }
+
+    /// What engine and trainer did over the time of the run, a step at a time; `None` of steps that do not say.
+    ///
+    /// # Errors
+    /// What the plotter refuses.
+    fn who_works(&self) -> Result<Option<String>, String> {
+        let length = |r: &StepRecord| r.waits.rows()[..4].iter().map(|(_, s)| s).sum::<f64>();
+        if self.steps.iter().map(length).sum::<f64>() <= 0.0 {
+            return Ok(None);
+        }
+        let lane = |name: &str, of: fn(&Waits) -> f64| Lane {
+            name: name.to_owned(),
+            spans: self
+                .steps
+                .iter()
+                .map(|r| Span {
+                    from: r.wall_s - length(r),
+                    to: r.wall_s,
+                    share: of(&r.waits) / length(r),
+                })
+                .collect(),
+        };
+        let lanes = [
+            lane("engine: computes", |w| w.engine_busy_s),
+            lane("engine: for tools", |w| w.engine_tools_s),
+            lane("engine: for trainer", |w| w.engine_trainer_s),
+            lane("trainer: computes", |w| w.trainer_busy_s),
+            lane("trainer: for groups", |w| w.trainer_groups_s),
+        ];
+        timeline("Who works, who waits", "seconds of the run", &lanes).map(Some)
     }
 
     /// Success of training episodes in each environment of a mixture; steps without scored ones are left out.
@@ -640,6 +672,13 @@ mod tests {
             metrics: serde_json::json!({ "entropy": 1.0, "kl_behaviour_k3": 0.01 }),
             rollout_s: 3.0,
             train_s: 1.0,
+            wall_s: 4.0 * step as f64,
+            waits: Waits {
+                engine_busy_s: 1.0,
+                engine_tools_s: 3.0,
+                trainer_groups_s: 4.0,
+                ..Waits::default()
+            },
             ..StepRecord::default()
         };
         let eval = |when: &str, step| EvalRecord {
@@ -666,6 +705,7 @@ mod tests {
     #[test]
     fn a_report_says_what_ran_what_was_left_out_and_where_time_went() {
         let page = page(0.5, Some(&stats(0.75, 0.5)));
+        assert!(page.contains("trainer: for groups"), "{page}");
         for needle in [
             "seed 17",
             "grpo",

@@ -57,10 +57,85 @@ fn wrong_input_is_refused_with_what_is_allowed() {
     for (args, hint) in [
         (&["compute", "--only", "speed"][..], "scaling"),
         (&["soak", "--turns", "1"], "--turns"),
+        (&["pipeline", "--only", "speed"], "interleave"),
+        (&["pipeline", "--longest-ms", "1"], "--shortest-ms"),
+        (
+            &["pipeline", "--only", "store", "--plot", "x.svg"],
+            "overlap",
+        ),
     ] {
         let output = bench().args(args).output().unwrap();
         let errors = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{args:?}: {errors}");
         assert!(errors.contains(hint), "{args:?}: {errors}");
     }
+}
+
+/// Every part of the bench of the training loop, small: how fast it is, is not asked here.
+#[test]
+fn the_pipeline_is_measured_beside_ideal_schedules() {
+    let dir = tempfile::tempdir().unwrap();
+    let plot = dir.path().join("timeline.svg");
+    let small = "pipeline --rounds 1 --episodes 16 --sandboxes 8 --turns 2 --slots 16 --pass-ms 1 \
+        --shortest-ms 1 --longest-ms 20 --steps 2 --rows 2000 --plot";
+    let done = bench()
+        .args(small.split_whitespace())
+        .arg(&plot)
+        .arg("--json")
+        .env("TMPDIR", dir.path())
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{errors}");
+    let text = String::from_utf8(done.stdout).unwrap();
+    let rows: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let of = |part: &str| {
+        let name = |r: &&Value| r["name"].as_str().unwrap().starts_with(part);
+        rows.iter().filter(name).collect::<Vec<_>>()
+    };
+    for (part, count, targets) in [
+        ("interleave: ", 3, 2),
+        ("sandboxes", 3, 2),
+        ("overlap: ", 9, 1),
+        ("durable: ", 4, 2),
+        ("store: ", 3, 2),
+    ] {
+        let rows = of(part);
+        // A host that cannot isolate processes has one row that says so.
+        if part == "sandboxes" && rows[0]["why"].is_string() {
+            continue;
+        }
+        assert_eq!(rows.len(), count, "{part}: {text}");
+        for row in &rows {
+            assert!(row["value"].as_f64().unwrap().is_finite(), "{row}");
+            assert!(
+                row["spread"].is_number() && row["unit"].is_string(),
+                "{row}"
+            );
+            assert_eq!(row["target"].is_number(), row["met"].is_boolean(), "{row}");
+        }
+        let with = rows.iter().filter(|r| r["target"].is_number()).count();
+        assert_eq!(with, targets, "{part}: {text}");
+    }
+    // No schedule uses more places than the ideal one, and both modes train the same number of episodes.
+    for row in of("interleave: places") {
+        assert!(row["ratio"].as_f64().unwrap() <= 1.0, "{row}");
+    }
+    let trained = of("overlap: trained");
+    let episodes = |r: &Value| r["value"].as_f64().unwrap();
+    assert!(trained.iter().all(|r| episodes(r) <= 64.0), "{trained:?}");
+    let svg = std::fs::read_to_string(&plot).unwrap();
+    for lane in ["sync: engine", "sync: tools", "async: trainer"] {
+        assert!(svg.contains(lane), "{lane}");
+    }
+    let left = std::fs::read_dir(dir.path())
+        .unwrap()
+        .map(|e| e.unwrap().file_name());
+    let left: Vec<_> = left
+        .filter(|n| n.to_string_lossy().starts_with("sinew-bench-"))
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
 }

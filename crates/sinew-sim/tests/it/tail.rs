@@ -132,7 +132,7 @@ impl World {
             let ranks = self.waiting.iter().enumerate();
             let first = match self.how.longest_first {
                 true => ranks.min_by_key(|(_, s)| self.outlook.rank(s, self.now)),
-                false => ranks.min_by_key(|(at, _)| *at).map(|(at, s)| (at, s)),
+                false => ranks.min_by_key(|(at, _)| *at),
             };
             let at = first.map_or(0, |(at, _)| at);
             let spec = self.waiting.remove(at).unwrap();

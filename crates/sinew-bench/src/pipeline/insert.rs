@@ -1,0 +1,175 @@
+//! Inserts into a store that is large already, and what it takes on disk.
+
+use crate::BenchError;
+use crate::machine::CpuTime;
+use crate::row::{Better, Printer, Row, Summary};
+use sinew_rollout::{EpisodeSpec, RunInfo};
+use sinew_store::{DiskStore, StoreOptions, TraceStore};
+use sinew_types::{
+    EpisodeId, FinishReason, GroupId, NO_PARENT, Node, Outcome, PolicyVersion, SamplingParams,
+    Task, TaskId, TokenKind, Trace, VersionSpan, mix_hash,
+};
+use std::path::Path;
+use std::time::Instant;
+
+/// Episodes that end together and share one synchronization of the disk.
+const BATCH: usize = 256;
+/// Turns of an episode, tokens of a turn, of the prompt and of what a tool answers.
+const TURNS: u32 = 4;
+const TURN: usize = 48;
+const PROMPT: usize = 64;
+const ANSWER: usize = 24;
+/// Size of a vocabulary, which bounds ids.
+const VOCAB: u64 = 49_152;
+/// Rates are measured over so many equal parts.
+const PARTS: usize = 20;
+
+/// An episode without two equal tokens in a row: nothing of it is easier to compress than a real one.
+fn episode(number: usize) -> Trace {
+    let random = |place: u64| mix_hash(number as u64, place);
+    let group = number / 8;
+    let spec = EpisodeSpec {
+        episode: EpisodeId::new(format!("d{group:08}-e{}", number % 8)),
+        group: GroupId::new(format!("d{group:08}")),
+        task: Task {
+            id: TaskId::new(format!("bench/train/{}", group % 5000)),
+            kind: ["code", "math", "search"][group % 3].into(),
+            preamble: Vec::new(),
+            prompt: String::new(),
+            data: serde_json::Value::Null,
+            seed: group as u64,
+        },
+        draw: group as u64,
+        purpose: "train".into(),
+        seed: random(0),
+    };
+    let mut trace = spec.empty_trace(&RunInfo::default(), &SamplingParams::default());
+    let ids = |from: u64, count: usize| {
+        let one = |n: u64| (random(from + n) % VOCAB) as u32;
+        (0..count as u64).map(one).collect::<Vec<u32>>()
+    };
+    let prompt = Node::given(NO_PARENT, 0, TokenKind::Prompt, ids(1, PROMPT), Vec::new());
+    trace.nodes.push(prompt);
+    for turn in 1..=TURNS {
+        let from = u64::from(turn) * 1000;
+        let parent = trace.nodes.len() as u32 - 1;
+        let kind = TokenKind::Sampled;
+        let mut said = Node::given(parent, turn, kind, ids(from, TURN), Vec::new());
+        let logprob = |n: u64| -((random(from + 500 + n) % 100_000) as f32) / 20_000.0;
+        said.logprobs = (0..TURN as u64).map(logprob).collect();
+        said.finish = Some(FinishReason::Length);
+        said.versions = vec![VersionSpan {
+            start: 0,
+            len: TURN as u32,
+            version: PolicyVersion(group as u64 / 64),
+        }];
+        trace.nodes.push(said);
+        if turn < TURNS {
+            let answer = ids(from + 900, ANSWER);
+            let kind = TokenKind::Observation;
+            let node = Node::given(parent + 1, turn, kind, answer, Vec::new());
+            trace.nodes.push(node);
+        }
+    }
+    trace.outcome = Outcome {
+        reward: (random(7) % 2) as f64,
+        success: random(7) % 2 == 1,
+        ..Outcome::default()
+    };
+    trace
+}
+
+/// Bytes of what cannot be left out: ids and log-probabilities at four bytes each.
+fn payload(trace: &Trace) -> usize {
+    let numbers = trace
+        .nodes
+        .iter()
+        .map(|n| n.tokens.len() + n.logprobs.len());
+    4 * numbers.sum::<usize>()
+}
+
+/// Bytes of all files below a folder.
+fn on_disk(folder: &Path) -> std::io::Result<u64> {
+    let mut bytes = 0;
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        bytes += match entry.file_type()?.is_dir() {
+            true => on_disk(&entry.path())?,
+            false => entry.metadata()?.len(),
+        };
+    }
+    Ok(bytes)
+}
+
+/// Inserts so many rows, and prints the rate of the last twentieth and the size.
+pub(super) fn run(rows: usize, printer: Printer) -> Result<(), BenchError> {
+    let folder = super::folder()?;
+    let path = folder.path().join("store");
+    let cpu = CpuTime::now();
+    let store = DiskStore::open(&path, StoreOptions::default()).map_err(BenchError::system)?;
+    let (mut rates, mut bytes) = (Vec::new(), 0);
+    let part = rows.div_ceil(PARTS);
+    let mut next = 0;
+    while next < rows {
+        let end = (next + part).min(rows);
+        let (mut inserting, count) = (0.0, end - next);
+        while next < end {
+            let traces: Vec<Trace> = (next..(next + BATCH).min(end)).map(episode).collect();
+            next += traces.len();
+            bytes += traces.iter().map(payload).sum::<usize>();
+            let start = Instant::now();
+            store.commit_batch(&traces).map_err(BenchError::system)?;
+            inserting += start.elapsed().as_secs_f64();
+        }
+        rates.push(count as f64 / inserting);
+    }
+    drop(store);
+    let others = CpuTime::others_since(cpu);
+    let last = rates.last().copied().unwrap_or_default();
+    let all = Summary::of(rates, Better::More).unwrap_or_default();
+    let name = format!("store: inserts at {rows} rows, {BATCH} a commit");
+    let mut row = Row::new(
+        name,
+        "rows/s",
+        Summary {
+            median: last,
+            ..all
+        },
+    );
+    row.target = Some(10_000.0);
+    row.met = Some(last >= 10_000.0);
+    printer.row(&row.others(others));
+    let row = Row::new(
+        format!("store: inserts, median over {rows} rows"),
+        "rows/s",
+        all,
+    );
+    printer.row(&row.others(others));
+    let disk = on_disk(&path).map_err(BenchError::system)? as f64;
+    let size = Summary {
+        median: disk / bytes as f64,
+        ..Summary::default()
+    };
+    let each = bytes / rows.max(1);
+    let row = Row::new(
+        format!("store: disk per payload ({each} bytes a row)"),
+        "ratio",
+        size,
+    );
+    printer.row(&row.at_most(1.1));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn episodes_are_valid_and_differ() {
+        let (a, b) = (episode(7), episode(8));
+        a.validate().unwrap();
+        assert_ne!((&a.episode, &a.nodes), (&b.episode, &b.nodes));
+        // 64 + 4 x 48 + 3 x 24 ids, 4 x 48 log-probabilities.
+        assert_eq!(payload(&a), 4 * (328 + 192));
+    }
+}

@@ -1,0 +1,388 @@
+//! One run of the training loop: real rollouts, admission, core, driver, trainer and store; only the engine can
+//! be a fake one, whose passes take a given time.
+
+use super::ideal;
+use super::timeline::{Timeline, Trains};
+use super::world::{ALPHABET, TASKS, Tasks, World};
+use crate::{BenchError, clock, model};
+use sinew_algo::{Algorithm, AlgorithmConfig, RunFacts};
+use sinew_grammar::Grammars;
+use sinew_infer::{
+    EmbeddedEngine, EngineConfig, FakeConfig, FakeEngine, FakeModel, ModelForward, SchedulerConfig,
+};
+use sinew_model::{Family, InferModel, ModelConfig, Params, Precision, RopeScaling};
+use sinew_pipeline::{
+    Bus, CoreConfig, EmbeddedLearner, EngineRollouts, EvalConfig, Goal, LearnerConfig, Overlap,
+    Pipeline, PipelineConfig, PipelineError, PolicyConfig, Recorder, ReferenceWeights,
+    RolloutParts, RunEvent, RunStore, SampleKind, SavedState, ScoringModels, StepRecord,
+    TaskSampling,
+};
+use sinew_render::{Renderer, TinyRenderer};
+use sinew_rollout::{
+    Admission, AdmissionConfig, BuiltInLoop, EpisodeLimits, EpisodeOptions, EpisodeParts, Gauges,
+    RunInfo,
+};
+use sinew_store::{DiskStore, MemoryStore, StoreOptions, TraceStore};
+use sinew_tensor::Cpu;
+use sinew_train::TrainerConfig;
+use sinew_types::{Engine, SamplingParams};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+
+/// Bound of a store in memory.
+const MEMORY_STORE_BYTES: u64 = 4 << 30;
+/// Longest time of an episode, far above any call.
+const PATIENCE: Duration = Duration::from_secs(3600);
+/// Tokens of a prompt or an observation with its role and its end, at most.
+const GIVEN_TOKENS: usize = 8;
+
+/// Which engine samples.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Sampler {
+    /// Without a model; every pass takes its time. All members of a group get the same reward, so that
+    /// nothing is trained.
+    Fake(ideal::Engine),
+    /// With the weights that are trained, turns of so many tokens.
+    Real { turn_tokens: usize },
+}
+
+/// What runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) sampler: Sampler,
+    pub(super) steps: usize,
+    pub(super) groups: ideal::Groups,
+    /// Optimizer steps that a sample may be behind; `None`: generation and training take turns.
+    pub(super) staleness: Option<usize>,
+    /// Episodes are kept on disk.
+    pub(super) durable: bool,
+}
+
+/// What a run showed.
+pub(super) struct Ran {
+    /// From the start of the first step to the end of the last one; without loading and measurements.
+    pub(super) wall_s: f64,
+    pub(super) steps: Vec<StepRecord>,
+    /// Held-out reward of the last weights.
+    pub(super) reward: f64,
+    pub(super) trained: usize,
+    pub(super) timeline: Timeline,
+}
+
+/// Steps as they come.
+struct Steps(Arc<Mutex<Vec<StepRecord>>>);
+
+impl Recorder for Steps {
+    fn record(&mut self, event: &RunEvent) -> Result<(), PipelineError> {
+        if let RunEvent::Step(record) = event {
+            let mut steps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            steps.push(record.as_ref().clone());
+        }
+        Ok(())
+    }
+}
+
+impl Shape {
+    fn episodes(&self) -> usize {
+        self.groups.of_step * self.groups.size
+    }
+
+    fn turn_tokens(&self) -> usize {
+        match self.sampler {
+            Sampler::Fake(engine) => engine.turn_tokens,
+            Sampler::Real { turn_tokens } => turn_tokens,
+        }
+    }
+
+    /// Tokens of an episode, at most.
+    fn context(&self, turns: usize) -> usize {
+        (turns + 1) * (self.turn_tokens() + GIVEN_TOKENS)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.episodes() * (self.staleness.unwrap_or(0) + 1)
+    }
+
+    fn core(&self) -> CoreConfig {
+        CoreConfig {
+            goal: Goal::Train,
+            seed: 0,
+            steps: self.steps as u64,
+            max_wall_s: None,
+            checkpoint_every: self.steps as u64,
+            samples: SampleKind::Run,
+            tasks_per_step: self.groups.of_step,
+            over_sample: 0,
+            group_size: self.groups.size,
+            retries: 0,
+            refill: 0,
+            late_rounds: None,
+            overlap: self.staleness.map(|updates| Overlap {
+                max_staleness: updates as u64,
+                updates_per_step: 1,
+                in_order: false,
+            }),
+            tasks: TaskSampling::Uniform,
+            train_tasks: TASKS,
+            held_out_tasks: 8,
+            eval: EvalConfig {
+                tasks: 8,
+                episodes_per_task: 4,
+                every: 0,
+                temperature: 1.0,
+                greedy: false,
+            },
+        }
+    }
+
+    fn algorithm(&self) -> Result<Algorithm, BenchError> {
+        let facts = RunFacts {
+            group_size: self.groups.size,
+            reference: false,
+            teacher: false,
+            critic: false,
+            max_staleness: self.staleness.unwrap_or(0) as u64,
+            updates_per_batch: 1,
+        };
+        let config: AlgorithmConfig = serde_json::from_value(serde_json::json!({
+            "type": "grpo",
+            "correction": { "type": "truncate", "low": 0.0, "high": 2.0 },
+        }))
+        .map_err(BenchError::system)?;
+        config.resolve(&facts).map_err(BenchError::system)
+    }
+
+    /// The engine, with weights that it can be given others for.
+    fn engine(
+        &self,
+        device: &Cpu,
+        params: &Params,
+        context: usize,
+    ) -> Result<Arc<dyn Engine>, BenchError> {
+        let Sampler::Fake(shape) = self.sampler else {
+            let model = InferModel::with_precision(
+                device,
+                params.config(),
+                params,
+                context,
+                Precision::F32,
+            )
+            .map_err(BenchError::system)?;
+            let tokens = self.in_flight() * context;
+            let forward =
+                ModelForward::new(device.clone(), model, tokens).map_err(BenchError::system)?;
+            let config = EngineConfig {
+                scheduler: SchedulerConfig {
+                    max_num_seqs: self.in_flight(),
+                    max_batched_tokens: self.in_flight().max(512),
+                    ..SchedulerConfig::default()
+                },
+                ..EngineConfig::default()
+            };
+            let engine = EmbeddedEngine::new(forward, config, None, clock());
+            return Ok(Arc::new(engine.map_err(BenchError::system)?));
+        };
+        let vocab = params.config().vocab;
+        let word = vocab as u32 - 1;
+        let config = FakeConfig {
+            model: FakeModel {
+                vocab,
+                seed: 0,
+                end: None,
+            },
+            // Room for all: the cache is not what this engine is short of.
+            context: context * self.in_flight().div_ceil(shape.slots).max(1) * 2,
+            max_running: shape.slots,
+            script: Some(Arc::new(move |_| Some(vec![word; shape.turn_tokens]))),
+            latency: Duration::from_secs_f64(shape.pass_s),
+            ..FakeConfig::default()
+        };
+        let engine = FakeEngine::threaded(config, clock()).map_err(BenchError::system)?;
+        Ok(Arc::new(engine))
+    }
+
+    /// Runs it to its end in `folder`.
+    pub(super) fn run(&self, world: &World, folder: &Path) -> Result<Ran, BenchError> {
+        let device = model::device()?;
+        let own = Cpu::new(device.kernels(), device.threads());
+        let renderer = TinyRenderer::new(ALPHABET);
+        let context = self.context(world.calls.turns);
+        let params = Params::random(&shape_of_model(&renderer, context)?, 1);
+        let engine = self.engine(&own, &params, context)?;
+        let learner = learner(&device, params, context, folder)?;
+        let store = store(self.durable, folder)?;
+        let runtime = Runtime::new().map_err(BenchError::system)?;
+        // It is never asked to stop: it stands here until the run is over.
+        let (_stop, cancel) = watch::channel(false);
+        let parts = self.parts(world, &engine, &renderer);
+        let trains = Arc::default();
+        let looking = Timeline::start(&engine, &parts.gauges, &trains);
+        let rollouts = EngineRollouts::new(
+            runtime.handle().clone(),
+            RolloutParts {
+                options: self.options(context),
+                taskset: Arc::new(Tasks),
+                max_in_flight: self.in_flight(),
+                cross: None,
+                episode: parts,
+            },
+            Arc::clone(&store),
+            cancel,
+        );
+        let steps = Arc::new(Mutex::new(Vec::new()));
+        let bus = Bus::default();
+        bus.record(Box::new(Steps(Arc::clone(&steps))));
+        bus.record(Box::new(Trains(trains)));
+        let core = Arc::new(self.core());
+        let ended = sinew_pipeline::run(Pipeline {
+            config: config(&core, context, folder),
+            algorithm: Arc::new(self.algorithm()?),
+            rollouts: Box::new(rollouts),
+            groups: None,
+            source: None,
+            late: None,
+            learner: Arc::new(Mutex::new(learner)),
+            transport: Box::new(engine),
+            store: RunStore {
+                traces: store,
+                torn: BTreeSet::new(),
+                forgets: false,
+                draws_per_step: core.draws_per_step(),
+            },
+            grammars: grammars(&renderer)?,
+            bus,
+            saved: SavedState::default(),
+            started: Instant::now(),
+        })
+        .map_err(BenchError::system)?;
+        let steps = std::mem::take(&mut *steps.lock().unwrap_or_else(PoisonError::into_inner));
+        let (Some(first), Some(last)) = (steps.first(), steps.last()) else {
+            return Err(BenchError::system("the run had no step"));
+        };
+        let begun = first.wall_s - first.rollout_s - first.train_s - first.publish_s;
+        Ok(Ran {
+            wall_s: last.wall_s - begun,
+            reward: ended.after.reward,
+            trained: ended.samples.trained,
+            timeline: looking.end(begun, last.wall_s),
+            steps,
+        })
+    }
+
+    fn parts(
+        &self,
+        world: &World,
+        engine: &Arc<dyn Engine>,
+        renderer: &TinyRenderer,
+    ) -> EpisodeParts {
+        let bounds = AdmissionConfig::new(self.in_flight(), self.turn_tokens());
+        EpisodeParts {
+            engine: Arc::clone(engine),
+            renderer: Arc::new(renderer.clone()),
+            envs: Arc::new(world.clone()),
+            harness: Arc::new(BuiltInLoop),
+            outlook: None,
+            gauges: Arc::new(Gauges::default()),
+            admission: Admission::new(bounds, Arc::clone(engine)),
+            requests: Arc::default(),
+            run: Arc::new(RunInfo::default()),
+        }
+    }
+
+    fn options(&self, context: usize) -> EpisodeOptions {
+        EpisodeOptions {
+            limits: EpisodeLimits {
+                max_turns: u32::MAX,
+                max_turn_tokens: self.turn_tokens() as u32,
+                max_context_tokens: context as u32,
+            },
+            sampling: SamplingParams::default(),
+            chunk_tokens: None,
+            boot_timeout: PATIENCE,
+            timeout: PATIENCE,
+            score_timeout: PATIENCE,
+        }
+    }
+}
+
+fn config(core: &Arc<CoreConfig>, context: usize, folder: &Path) -> PipelineConfig {
+    PipelineConfig {
+        core: Arc::clone(core),
+        max_context_tokens: context,
+        run_dir: folder.to_owned(),
+        command: "bench",
+        recipe: String::new(),
+        accept_loss: false,
+    }
+}
+
+/// A model that learns in seconds and hardly computes: tools are what takes time.
+fn shape_of_model(renderer: &TinyRenderer, context: usize) -> Result<ModelConfig, BenchError> {
+    ModelConfig {
+        family: Family::Llama,
+        vocab: renderer.vocab_size(),
+        d_model: 64,
+        layers: 2,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 16,
+        d_ff: 128,
+        rope_theta: 10_000.0,
+        rope_scaling: RopeScaling::None,
+        rms_eps: 1e-5,
+        tied_embeddings: true,
+        qkv_bias: false,
+        qk_norm: false,
+        max_context: context,
+        bos_id: None,
+        eos_ids: renderer.stop_ids().to_vec(),
+    }
+    .checked()
+    .map_err(BenchError::system)
+}
+
+fn learner(
+    device: &Cpu,
+    params: Params,
+    context: usize,
+    folder: &Path,
+) -> Result<EmbeddedLearner, BenchError> {
+    const MICRO_BATCH: usize = 4096;
+    let scorers = ScoringModels::new(ReferenceWeights::None, None, device, context, MICRO_BATCH);
+    let config = LearnerConfig {
+        policy: PolicyConfig {
+            seed: 0,
+            max_context_tokens: context,
+            lora: None,
+            critic: None,
+            trainer: TrainerConfig::new(MICRO_BATCH, 3e-3),
+        },
+        micro_batch_tokens: MICRO_BATCH,
+        data_parallel: 1,
+        worker: String::new(),
+        run_dir: folder.to_owned(),
+        keep_checkpoints: 1,
+        config_hash: String::new(),
+    };
+    let scorers = scorers.map_err(BenchError::system)?;
+    EmbeddedLearner::new(config, device, params, scorers, Vec::new(), clock())
+        .map_err(BenchError::system)
+}
+
+fn store(durable: bool, folder: &Path) -> Result<Arc<dyn TraceStore>, BenchError> {
+    if !durable {
+        return Ok(Arc::new(MemoryStore::new(MEMORY_STORE_BYTES)));
+    }
+    let store = DiskStore::open(&folder.join("store"), StoreOptions::default());
+    Ok(Arc::new(store.map_err(BenchError::system)?))
+}
+
+fn grammars(renderer: &TinyRenderer) -> Result<Arc<dyn Grammars>, BenchError> {
+    let renderer: Arc<dyn Renderer> = Arc::new(renderer.clone());
+    let columns = renderer.vocab_size();
+    sinew_pipeline::grammars(&renderer, columns).map_err(BenchError::system)
+}

@@ -1,0 +1,173 @@
+//! What engine, tools and trainer do over time, looked at many times a second.
+
+use sinew_pipeline::{Phase, PipelineError, Recorder, RunEvent};
+use sinew_plot::{Lane, Span, timeline};
+use sinew_rollout::Gauges;
+use sinew_types::Engine;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Between two looks.
+const EVERY: Duration = Duration::from_millis(20);
+/// Looks that are kept: most of an hour.
+const MAX_LOOKS: usize = 150_000;
+
+/// Says whether the trainer works: from the start of an update to the end of its step.
+pub(super) struct Trains(pub(super) Arc<AtomicBool>);
+
+impl Recorder for Trains {
+    fn record(&mut self, event: &RunEvent) -> Result<(), PipelineError> {
+        match event {
+            RunEvent::Phase(Phase::Training { .. }) => self.0.store(true, Ordering::Relaxed),
+            RunEvent::Step(_) => self.0.store(false, Ordering::Relaxed),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// A look: seconds since the start, share of the time since the last look in which the engine computed,
+/// episodes in tools, whether the trainer works.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    at_s: f64,
+    engine: f64,
+    tools: usize,
+    trainer: bool,
+}
+
+/// Looks at a run until it is over.
+pub(super) struct Looking {
+    over: Arc<AtomicBool>,
+    looks: Arc<Mutex<Vec<Look>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What was seen.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Timeline {
+    looks: Vec<Look>,
+    begun_s: f64,
+    ended_s: f64,
+}
+
+impl Timeline {
+    /// Looks from now on.
+    pub(super) fn start(
+        engine: &Arc<dyn Engine>,
+        gauges: &Arc<Gauges>,
+        trainer: &Arc<AtomicBool>,
+    ) -> Looking {
+        let (engine, gauges) = (Arc::clone(engine), Arc::clone(gauges));
+        let trainer = Arc::clone(trainer);
+        let over = Arc::<AtomicBool>::default();
+        let looks = Arc::<Mutex<Vec<Look>>>::default();
+        let (ends, seen) = (Arc::clone(&over), Arc::clone(&looks));
+        let thread = std::thread::spawn(move || {
+            let start = Instant::now();
+            let mut before = (0.0, engine.status().busy_s);
+            while !ends.load(Ordering::Relaxed) {
+                std::thread::sleep(EVERY);
+                let now = (start.elapsed().as_secs_f64(), engine.status().busy_s);
+                let share = (now.1 - before.1) / (now.0 - before.0).max(1e-9);
+                before = now;
+                let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                if seen.len() < MAX_LOOKS {
+                    seen.push(Look {
+                        at_s: now.0,
+                        engine: share.clamp(0.0, 1.0),
+                        tools: gauges.read().in_tool,
+                        trainer: trainer.load(Ordering::Relaxed),
+                    });
+                }
+            }
+        });
+        Looking {
+            over,
+            looks,
+            thread: Some(thread),
+        }
+    }
+
+    /// Engine, tools and trainer as lanes from the first step on. Tools are full where `most` episodes are in
+    /// them.
+    fn lanes(&self, mode: &str, most: usize) -> [Lane; 3] {
+        let lane = |name: &str, share: &dyn Fn(&Look) -> f64| {
+            let mut spans = Vec::new();
+            let mut from = self.begun_s;
+            for look in &self.looks {
+                if look.at_s > from && from < self.ended_s {
+                    let to = look.at_s.min(self.ended_s);
+                    let share = share(look);
+                    spans.push(Span {
+                        from: from - self.begun_s,
+                        to: to - self.begun_s,
+                        share,
+                    });
+                    from = to;
+                }
+            }
+            Lane {
+                name: format!("{mode}: {name}"),
+                spans,
+            }
+        };
+        [
+            lane("engine", &|l| l.engine),
+            lane("tools", &|l| l.tools as f64 / most.max(1) as f64),
+            lane("trainer", &|l| f64::from(u8::from(l.trainer))),
+        ]
+    }
+
+    fn most_tools(&self) -> usize {
+        self.looks.iter().map(|l| l.tools).max().unwrap_or_default()
+    }
+
+    /// Share of the time of the steps in which the trainer worked.
+    pub(super) fn trainer_share(&self) -> f64 {
+        let steps = self.looks.iter();
+        let steps: Vec<_> = steps
+            .filter(|l| (self.begun_s..=self.ended_s).contains(&l.at_s))
+            .collect();
+        let busy = steps.iter().filter(|l| l.trainer).count();
+        busy as f64 / steps.len().max(1) as f64
+    }
+}
+
+impl Looking {
+    /// Ends it. The steps were between two times.
+    pub(super) fn end(mut self, begun_s: f64, ended_s: f64) -> Timeline {
+        self.over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It cannot panic; without its looks the plot is empty.
+            let _ = thread.join();
+        }
+        let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
+        Timeline {
+            looks: std::mem::take(&mut looks),
+            begun_s,
+            ended_s,
+        }
+    }
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Runs in several modes, one below the other.
+///
+/// # Errors
+/// If it cannot be drawn.
+pub(super) fn draw(runs: &[(&str, &Timeline)]) -> Result<String, String> {
+    let most = runs.iter().map(|(_, t)| t.most_tools()).max();
+    let lanes: Vec<Lane> = runs
+        .iter()
+        .flat_map(|(mode, t)| t.lanes(mode, most.unwrap_or_default()))
+        .collect();
+    timeline("Who works, over time", "seconds", &lanes)
+}
