@@ -41,7 +41,6 @@ mod score_records;
 mod scoring_models;
 mod state;
 mod status;
-mod waits;
 
 pub use config::PipelineConfig;
 pub use core::{
@@ -80,6 +79,6 @@ pub use rollouts::{EngineRollouts, LONGEST, RolloutParts};
 pub use schedule::Draw;
 pub use score_records::completed;
 pub use scoring_models::{ReferenceWeights, ScoringModels};
+pub use sinew_rollout::Waits;
 pub use state::{RunStore, Samples, SavedState};
 pub use status::{Counted, SampleStatus};
-pub use waits::Waits;

@@ -2,11 +2,11 @@
 
 use crate::formats::FormatCounts;
 use crate::status::SampleStatus;
-use crate::waits::Waits;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sinew_algo::{PreferenceReport, RepairReport, TokenCounts};
 use sinew_rollout::AdmissionReading;
+use sinew_rollout::Waits;
 use sinew_types::{EpisodeEnd, TokenKind, Trace};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

@@ -29,6 +29,7 @@ mod outlook;
 mod parts;
 mod rescore;
 mod sample;
+mod waits;
 
 pub use action::of_tokens as action_of_tokens;
 pub use admission::{
@@ -49,3 +50,4 @@ pub use outlook::{Outlook, OutlookCore, Rank, Took};
 pub use parts::{EpisodeOptions, EpisodeParts, Harness};
 pub use rescore::{Changes, ComponentChange, Rescored, TOTAL, rescore, tasks_of};
 pub use sample::reward_sample;
+pub use waits::{Trainer, Waits, Watch};

@@ -9,7 +9,7 @@ use crate::core::{Command, Event};
 use crate::error::PipelineError;
 use crate::late::Shelf;
 use crate::rows::Rows;
-use crate::waits::{Trainer, Waits};
+use sinew_rollout::{Trainer, Waits};
 use sinew_types::{EpisodeId, GroupId, Trace};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};

@@ -3,7 +3,6 @@
 use super::super::work::{SharedLearner, is_whole};
 use super::*;
 use crate::core::Overlap;
-use sinew_store::TrainedBatch;
 
 fn core(in_order: bool) -> CoreConfig {
     CoreConfig {
@@ -99,25 +98,6 @@ fn faults_lose_no_episode_and_train_none_twice() {
             assert_eq!(distinct.len(), run.len(), "no episode is run twice");
         }
     }
-}
-
-/// In turns, the draws of the next step would be trained again.
-#[test]
-fn a_run_that_trained_ahead_does_not_go_on_in_turns() {
-    let world = World::new(Samples::Run);
-    let draw = &crate::schedule::train_groups(7, 8, (0, &[0]), 1, 1)[0][0];
-    assert_eq!(draw.draw, 7);
-    world.store.commit(&episode(draw)).unwrap();
-    let batch = TrainedBatch {
-        batch: "s00001".into(),
-        step: 1,
-        episodes: vec![draw.episode.clone()],
-        dropped: std::collections::BTreeMap::new(),
-        detail: Value::Null,
-    };
-    world.store.commit_update(&batch, false).unwrap();
-    let refused = world.session(Faults::default()).unwrap_err();
-    assert!(refused.to_string().contains("train.mode"), "{refused}");
 }
 
 /// A learner whose thread panics ends the run with a message, not with a wait for ever.

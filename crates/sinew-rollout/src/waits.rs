@@ -55,29 +55,32 @@ impl Waits {
 
 /// What the trainer does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Trainer {
+pub enum Trainer {
+    /// It scores or updates.
     Works,
+    /// No group is there that it could train.
     WaitsForGroups,
+    /// Measurements, publication, commits and checkpoints.
     #[default]
     Other,
 }
 
 /// Sums waits up. Pure: it is given the times.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Watch {
+pub struct Watch {
     sums: Waits,
     /// Of the last look.
     now_s: f64,
     busy_s: f64,
     /// Since the last look: what the trainer does, and whether episodes run.
-    pub(crate) trainer: Trainer,
+    pub trainer: Trainer,
     running: bool,
 }
 
 impl Watch {
     /// Ends an interval at `now_s` seconds, with `busy_s` of the engine's counter; from now on episodes run
     /// or not.
-    pub(crate) fn look(&mut self, (now_s, busy_s): (f64, f64), running: bool) {
+    pub fn look(&mut self, (now_s, busy_s): (f64, f64), running: bool) {
         let passed = (now_s - self.now_s).max(0.0);
         let busy = (busy_s - self.busy_s).clamp(0.0, passed);
         self.sums.engine_busy_s += busy;
@@ -96,7 +99,7 @@ impl Watch {
     }
 
     /// The sums since the last call.
-    pub(crate) fn take(&mut self) -> Waits {
+    pub fn take(&mut self) -> Waits {
         std::mem::take(&mut self.sums)
     }
 }
