@@ -1,5 +1,6 @@
 //! The words of the queue as plain data: rows, consumers, leases, refusals.
 
+pub use crate::error::QueueError;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -390,58 +391,4 @@ impl QueueStats {
         let found = self.consumers.iter().find(|c| c.name == consumer);
         found.cloned().unwrap_or_default()
     }
-}
-
-/// Why a queue refuses. After any of them it is as before.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-pub enum QueueError {
-    #[error(
-        "the queue is full: {rows} rows of {max_rows}, {bytes} bytes of {max_bytes}; \
-         wait until rows are acked"
-    )]
-    /// Rows that are not done would exceed a limit; none of the call was put.
-    Full {
-        rows: usize,
-        max_rows: usize,
-        bytes: u64,
-        max_bytes: u64,
-    },
-    /// One call alone exceeds the limits.
-    #[error(
-        "{rows} rows of {bytes} bytes cannot be put at once, the queue holds {max_rows} rows and \
-         {max_bytes} bytes; put fewer, or raise its limits"
-    )]
-    TooLarge {
-        rows: usize,
-        max_rows: usize,
-        bytes: u64,
-        max_bytes: u64,
-    },
-    /// No row has this key, or it was forgotten.
-    #[error("row {key} is not in the queue")]
-    UnknownRow { key: String },
-    /// A consumer chose a row that it cannot have.
-    #[error("row {key} is not ready: it lacks a field, or is leased, acked or dead")]
-    NotReady { key: String },
-    /// A consumer that did not join.
-    #[error("no consumer {name:?} has joined; join with what it needs and writes")]
-    UnknownConsumer { name: String },
-    /// A consumer of this name joined with other fields, or writes what another writes.
-    #[error("consumer {name:?} cannot join: {reason}")]
-    Refused { name: String, reason: String },
-    /// An ack without what its consumer writes, or with more.
-    #[error("row {key}: consumer {consumer:?} writes the fields {writes:?}, this ack has {has:?}")]
-    WrongFields {
-        key: String,
-        consumer: String,
-        writes: Vec<String>,
-        has: Vec<String>,
-    },
-    /// A value outside its range.
-    #[error("{field} is {value}, allowed: {allowed}")]
-    Argument {
-        field: String,
-        value: String,
-        allowed: String,
-    },
 }

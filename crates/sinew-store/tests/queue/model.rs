@@ -189,10 +189,10 @@ impl World {
     /// Works off what is left: every row that was put is acked by both, once.
     fn finish(&mut self) -> Result<(), TestCaseError> {
         let all: Vec<String> = self.put.iter().cloned().collect();
-        for c in 0..2 {
+        for (c, name) in NAMES.iter().enumerate() {
             self.now += 1_000;
             self.subject.queue.sweep(usize::MAX, self.now).unwrap();
-            self.subject.queue.revive(NAMES[c], &all).unwrap();
+            self.subject.queue.revive(name, &all).unwrap();
             self.held.clear();
             self.lease(c, 0, Sample::rows(100), 10)?;
             let held = self.held.remove(&(c, 0)).unwrap_or_default();
