@@ -31,6 +31,7 @@ pub(crate) struct Peers {
 pub(crate) struct PeerResult {
     /// Name and version of the system.
     pub(crate) version: String,
+    /// What the peer took.
     pub(crate) summary: Summary,
     /// Largest resident memory.
     pub(crate) peak_bytes: Option<f64>,
@@ -39,8 +40,11 @@ pub(crate) struct PeerResult {
 /// As the script prints it.
 #[derive(Deserialize)]
 struct Line {
+    /// Version of the peer's package.
     version: String,
+    /// One value for each repetition.
     values: Vec<f64>,
+    /// The peer's largest resident memory, where it was measured.
     peak_bytes: Option<f64>,
 }
 

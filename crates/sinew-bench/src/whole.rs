@@ -106,6 +106,7 @@ struct Sampling<'a> {
     engine: &'a EmbeddedEngine,
     /// Run the tool.
     sandboxes: Arc<dyn SandboxProvider>,
+    /// On which engines and servers run.
     runtime: &'a Runtime,
     /// For sinks and tool calls; holds all events of a step.
     send: SyncSender<(usize, Event)>,

@@ -33,8 +33,8 @@ const COLUMNS: usize = 400;
 const LANE: u32 = 40;
 const AROUND: u32 = 90;
 
-/// Draws lanes as SVG, 760 pixels wide; `x` is the label of the axis that they share, with its unit. It begins
-/// at 0. The names' first word, up to a colon, gives the color.
+/// Draws lanes as SVG, 760 pixels wide; `x` is the label of the axis that they share, with its unit. It
+/// begins at 0. The names' first word, up to a colon, gives the color.
 ///
 /// # Errors
 /// Returns a message with the title if it cannot be drawn.

@@ -2,9 +2,10 @@
 //!
 //! Self-describing, so that fields can be added; floats survive bit for bit, NaN included.
 //!
-//! Two layouts share it: records of segment files, whose header has codec and length, and packed fields of
-//! queue rows, which begin with the same five bytes. Fields of structures may be added with a default; one that
-//! is renamed or removed needs a new record kind, as stores of earlier versions are read as they are.
+//! Two layouts share it: records of segment files, whose header has codec and length, and packed fields
+//! of queue rows, which begin with the same five bytes. Fields of structures may be added with a
+//! default; one that is renamed or removed needs a new record kind, as stores of earlier versions are
+//! read as they are.
 
 use crate::store::TrainedBatch;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};

@@ -390,7 +390,8 @@ impl Report<'_> {
         Ok(plots)
     }
 
-    /// What engine and trainer did over the time of the run, a step at a time; `None` of steps that do not say.
+    /// What engine and trainer did over the time of the run, a step at a time; `None` of steps that do not
+    /// say.
     ///
     /// # Errors
     /// What the plotter refuses.

@@ -1,4 +1,14 @@
 //! Schedules without any overhead, with all draws known: what the real ones are compared with.
+//!
+//! Two bounds are computed. For one engine with `slots` places and passes of a given time, a
+//! list schedule that gives the places to the episodes with the longest rest first. For
+//! training, the waits of calls alone, as if engine and trainer took no time: in turns a step
+//! lasts as long as its longest episode; at once, a step ends with the group that completes it,
+//! and as many groups begin.
+//!
+//! The schedules know all draws in advance, which no scheduler does. A ratio of 1 cannot be
+//! reached by them where the rest of an episode is not known; a ratio below 0.9 shows overhead
+//! or a bad order.
 
 use super::world::Calls;
 use std::cmp::Reverse;
@@ -7,15 +17,21 @@ use std::collections::BinaryHeap;
 /// An engine that gives up to `slots` requests a token in each pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Engine {
+    /// Requests that get a token in a pass.
     pub(super) slots: usize,
+    /// Seconds of a pass, however many requests it serves.
     pub(super) pass_s: f64,
+    /// Tokens of a turn, one a pass.
     pub(super) turn_tokens: usize,
 }
 
 /// An episode in a schedule: the calls that are still to come, the last first.
 struct Rest {
+    /// Seconds of its calls, the last one first.
     calls: Vec<f64>,
+    /// Tokens that its turn still lacks.
     tokens: usize,
+    /// Seconds of calls that are before it, a lower bound of what it still takes.
     left_s: f64,
 }
 
@@ -26,12 +42,14 @@ struct At(f64);
 impl Eq for At {}
 
 impl PartialOrd for At {
+    /// As [`Ord`].
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
 impl Ord for At {
+    /// By what is left, so that the longest goes first.
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.0.total_cmp(&other.0)
     }
@@ -45,7 +63,7 @@ impl Engine {
     }
 
     /// Seconds until all episodes are over, which begin together. In each pass those go on that have the
-    /// longest time before them, waiting included, which nobody knows in reality.
+    /// longest time before them, waiting included, which is not known in reality.
     pub(super) fn schedule_s(&self, episodes: &[Vec<f64>]) -> f64 {
         let mut rest: Vec<Rest> = episodes
             .iter()
@@ -96,6 +114,7 @@ impl Engine {
 pub(super) struct Groups {
     /// Groups of a step, and episodes of a group.
     pub(super) of_step: usize,
+    /// Episodes of a group.
     pub(super) size: usize,
 }
 

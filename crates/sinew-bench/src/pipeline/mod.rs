@@ -1,4 +1,5 @@
-//! `sinew bench pipeline`: how much of the time engine, tools and trainer work, compared with the ideal.
+//! `sinew bench pipeline`: how much of the time engine, tools and trainer work, compared with
+//! the ideal.
 //!
 //! | part | measures |
 //! |---|---|
@@ -8,7 +9,8 @@
 //! | `durable` | the same run with its episodes on disk and in memory |
 //! | `store` | inserts a second into a large store, and its size on disk |
 //!
-//! All but `store` run the training loop itself. Ideal schedules are computed from the same draws.
+//! All but `store` run the training loop itself. Ideal schedules are computed from the same
+//! draws.
 
 mod ideal;
 mod insert;
@@ -61,7 +63,8 @@ pub(crate) struct PipelineArgs {
     #[arg(long, default_value_t = 3.0, value_parser = positive)]
     pass_ms: f64,
     /// Requests that get a token in a pass; a row each
-    #[arg(long, value_delimiter = ',', default_values_t = [512, 32], value_parser = clap::value_parser!(u64).range(1..=8192))]
+    #[arg(long, value_delimiter = ',', default_values_t = [512, 32],
+        value_parser = clap::value_parser!(u64).range(1..=8192))]
     slots: Vec<u64>,
     /// Milliseconds of the shortest call
     #[arg(long, default_value_t = 50.0, value_parser = positive)]
@@ -130,7 +133,9 @@ pub(crate) fn run(args: &PipelineArgs) -> Result<(), BenchError> {
 
 /// What the parts have in common.
 struct Bench<'a> {
+    /// What to measure.
     args: &'a PipelineArgs,
+    /// Where rows go.
     printer: Printer,
 }
 
@@ -148,6 +153,7 @@ fn in_folder(shape: &Shape, world: &World) -> Result<Ran, BenchError> {
 }
 
 impl Bench<'_> {
+    /// Calls of `turns` turns with the times of the arguments.
     fn calls(&self, turns: usize) -> Calls {
         Calls {
             turns,
@@ -177,6 +183,7 @@ impl Bench<'_> {
         (shape, engine)
     }
 
+    /// Use of a fake engine, once for each number of places.
     fn interleave(&self) -> Result<(), BenchError> {
         for slots in &self.args.slots {
             self.rollouts("interleave", self.args.episodes, *slots, &Tool::Sleep)?;
@@ -184,6 +191,7 @@ impl Bench<'_> {
         Ok(())
     }
 
+    /// The same with a process in a sandbox for each call.
     fn sandboxes(&self) -> Result<(), BenchError> {
         let runtime = tokio::runtime::Runtime::new().map_err(BenchError::system)?;
         let provider = {
@@ -327,6 +335,7 @@ impl Bench<'_> {
         }
     }
 
+    /// Draws both runs on one axis, the medians of their wall times.
     fn plot(&self, sync: &[Ran], ahead: &[Ran]) -> Result<(), BenchError> {
         let (Some(path), Some(sync), Some(ahead)) = (&self.args.plot, sync.last(), ahead.last())
         else {

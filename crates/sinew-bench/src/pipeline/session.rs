@@ -1,5 +1,18 @@
-//! One run of the training loop: real rollouts, admission, core, driver, trainer and store; only the engine can
-//! be a fake one, whose passes take a given time.
+//! One run of the training loop: real rollouts, admission, core, driver, trainer and store;
+//! only the engine can be a fake one, whose passes take a given time.
+//!
+//! What is real: episodes are driven by the rollout's machine under the admission's bounds,
+//! groups are scored by the algorithm, the driver of the mode carries the core's commands out,
+//! and every episode is committed to a store before it counts. With a model, its weights are
+//! trained and published to the engine that samples.
+//!
+//! What is not: the vocabulary has eight letters, the model is tiny, and calls only wait. A run
+//! therefore shows what the loop costs and how well it overlaps, and nothing of the speed of a
+//! model.
+//!
+//! Limits: an episode has at most an hour, and a store in memory 4 GiB. A run that fails ends
+//! the bench with the error of its driver. Nothing is left in the folder that the caller does
+//! not own.
 
 use super::ideal;
 use super::timeline::{Timeline, Trains};
@@ -53,8 +66,11 @@ pub(super) enum Sampler {
 /// What runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
+    /// What generates tokens: a fake engine, or a real model that is trained.
     pub(super) sampler: Sampler,
+    /// Optimizer steps.
     pub(super) steps: usize,
+    /// Groups of a step and their size.
     pub(super) groups: ideal::Groups,
     /// Optimizer steps that a sample may be behind; `None`: generation and training take turns.
     pub(super) staleness: Option<usize>,
@@ -66,10 +82,13 @@ pub(super) struct Shape {
 pub(super) struct Ran {
     /// From the start of the first step to the end of the last one; without loading and measurements.
     pub(super) wall_s: f64,
+    /// The records of all steps, in their order.
     pub(super) steps: Vec<StepRecord>,
     /// Held-out reward of the last weights.
     pub(super) reward: f64,
+    /// Episodes whose tokens were trained; the others had a group without a signal.
     pub(super) trained: usize,
+    /// What engine, tools and trainer did at each look.
     pub(super) timeline: Timeline,
 }
 
@@ -77,6 +96,7 @@ pub(super) struct Ran {
 struct Steps(Arc<Mutex<Vec<StepRecord>>>);
 
 impl Recorder for Steps {
+    /// Keeps the record of a step; all other events pass.
     fn record(&mut self, event: &RunEvent) -> Result<(), PipelineError> {
         if let RunEvent::Step(record) = event {
             let mut steps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -87,10 +107,12 @@ impl Recorder for Steps {
 }
 
 impl Shape {
+    /// Episodes of one step.
     fn episodes(&self) -> usize {
         self.groups.of_step * self.groups.size
     }
 
+    /// Tokens that a turn may have.
     fn turn_tokens(&self) -> usize {
         match self.sampler {
             Sampler::Fake(engine) => engine.turn_tokens,
@@ -103,10 +125,12 @@ impl Shape {
         (turns + 1) * (self.turn_tokens() + GIVEN_TOKENS)
     }
 
+    /// Episodes that may run at once: those of a step, and of each step that may be ahead.
     fn in_flight(&self) -> usize {
         self.episodes() * (self.staleness.unwrap_or(0) + 1)
     }
 
+    /// The core's configuration: no retries, no refill, no measurement but the last.
     fn core(&self) -> CoreConfig {
         CoreConfig {
             goal: Goal::Train,
@@ -139,6 +163,7 @@ impl Shape {
         }
     }
 
+    /// GRPO, with the correction of the ratio that older samples need.
     fn algorithm(&self) -> Result<Algorithm, BenchError> {
         let facts = RunFacts {
             group_size: self.groups.size,
@@ -273,6 +298,7 @@ impl Shape {
         })
     }
 
+    /// What the episodes share: engine, world, gauges and admission.
     fn parts(
         &self,
         world: &World,
@@ -293,6 +319,7 @@ impl Shape {
         }
     }
 
+    /// Limits of an episode. None of them is reached: the world ends its episodes.
     fn options(&self, context: usize) -> EpisodeOptions {
         EpisodeOptions {
             limits: EpisodeLimits {
@@ -309,6 +336,7 @@ impl Shape {
     }
 }
 
+/// The driver's configuration, with `folder` as the folder of the run.
 fn config(core: &Arc<CoreConfig>, context: usize, folder: &Path) -> PipelineConfig {
     PipelineConfig {
         core: Arc::clone(core),
@@ -345,12 +373,14 @@ fn shape_of_model(renderer: &TinyRenderer, context: usize) -> Result<ModelConfig
     .map_err(BenchError::system)
 }
 
+/// A learner that trains all weights, with its checkpoints in `folder`.
 fn learner(
     device: &Cpu,
     params: Params,
     context: usize,
     folder: &Path,
 ) -> Result<EmbeddedLearner, BenchError> {
+    /// Tokens of a pass of the learner.
     const MICRO_BATCH: usize = 4096;
     let scorers = ScoringModels::new(ReferenceWeights::None, None, device, context, MICRO_BATCH);
     let config = LearnerConfig {
@@ -373,6 +403,7 @@ fn learner(
         .map_err(BenchError::system)
 }
 
+/// The store: on disk below `folder`, or in memory with a bound.
 fn store(durable: bool, folder: &Path) -> Result<Arc<dyn TraceStore>, BenchError> {
     if !durable {
         return Ok(Arc::new(MemoryStore::new(MEMORY_STORE_BYTES)));
@@ -381,6 +412,7 @@ fn store(durable: bool, folder: &Path) -> Result<Arc<dyn TraceStore>, BenchError
     Ok(Arc::new(store.map_err(BenchError::system)?))
 }
 
+/// Grammars over the vocabulary of the renderer, which the engine is built with.
 fn grammars(renderer: &TinyRenderer) -> Result<Arc<dyn Grammars>, BenchError> {
     let renderer: Arc<dyn Renderer> = Arc::new(renderer.clone());
     let columns = renderer.vocab_size();

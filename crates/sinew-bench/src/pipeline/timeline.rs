@@ -1,4 +1,8 @@
 //! What engine, tools and trainer do over time, looked at many times a second.
+//!
+//! A thread looks at the gauges of the rollouts every 20 ms, and at what the trainer last
+//! reported. It computes nothing and writes nothing while the run works; the looks are drawn
+//! afterwards. It ends with the value that started it, also after an error.
 
 use sinew_pipeline::{Phase, PipelineError, Recorder, RunEvent};
 use sinew_plot::{Lane, Span, timeline};
@@ -18,6 +22,7 @@ const MAX_LOOKS: usize = 150_000;
 pub(super) struct Trains(pub(super) Arc<AtomicBool>);
 
 impl Recorder for Trains {
+    /// Notes what the trainer does from now on.
     fn record(&mut self, event: &RunEvent) -> Result<(), PipelineError> {
         match event {
             RunEvent::Phase(Phase::Training { .. }) => self.0.store(true, Ordering::Relaxed),
@@ -32,15 +37,21 @@ impl Recorder for Trains {
 /// episodes in tools, whether the trainer works.
 #[derive(Clone, Copy, Debug)]
 struct Look {
+    /// Seconds since the start.
     at_s: f64,
+    /// Share of the time since the last look in which the engine computed.
     engine: f64,
+    /// Episodes that were in their tools.
     tools: usize,
+    /// Whether the trainer computed.
     trainer: bool,
 }
 
 /// Looks at a run until it is over.
 pub(super) struct Looking {
+    /// Ends the thread.
     over: Arc<AtomicBool>,
+    /// What it saw so far, bounded.
     looks: Arc<Mutex<Vec<Look>>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -48,8 +59,11 @@ pub(super) struct Looking {
 /// What was seen.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Timeline {
+    /// In the order of their times.
     looks: Vec<Look>,
+    /// When the first step began.
     begun_s: f64,
+    /// When the last step ended.
     ended_s: f64,
 }
 
@@ -121,6 +135,7 @@ impl Timeline {
         ]
     }
 
+    /// The maximum of episodes in tools at once: the height of their lane.
     fn most_tools(&self) -> usize {
         self.looks.iter().map(|l| l.tools).max().unwrap_or_default()
     }
@@ -154,6 +169,7 @@ impl Looking {
 }
 
 impl Drop for Looking {
+    /// Ends the thread and waits for it.
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
     }

@@ -1,5 +1,17 @@
-//! Episodes whose tools take long: how long each call takes is a function of seed, task and member of the
-//! group, so that the ideal schedule can be computed from the same draws.
+//! Episodes whose tools take long: how long each call takes is a function of seed, task and
+//! member of the group, so that the ideal schedule can be computed from the same draws.
+//!
+//! Times are drawn from a Pareto distribution of index 1 that begins at the shortest call and
+//! is cut at the longest, so that few calls take much of the time. No clock and no state of the
+//! process goes into a draw: two runs of one seed wait for the same calls, whichever of them
+//! come first.
+//!
+//! A call waits in this process, or runs `sleep` in a sandbox of its episode at the process
+//! level. Each episode has its sandbox from its start to its end, as episodes of a real run
+//! have.
+//!
+//! The reward is the share of turns that begin with a letter of the first half of the alphabet:
+//! a tiny model learns it in ten steps, so that modes can be compared at equal results.
 
 use futures::future::BoxFuture;
 use sinew_env::{
@@ -25,9 +37,13 @@ const CALL_LIMIT: Duration = Duration::from_secs(60);
 /// longest time (a Pareto distribution with index 1, cut).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Calls {
+    /// Turns of an episode, each with one call.
     pub(super) turns: usize,
+    /// Seconds of the shortest call.
     pub(super) shortest_s: f64,
+    /// Seconds of the longest call.
     pub(super) longest_s: f64,
+    /// Equal seeds give equal calls.
     pub(super) seed: u64,
 }
 
@@ -64,12 +80,16 @@ struct Made {
 /// Makes the environments.
 #[derive(Clone)]
 pub(super) struct World {
+    /// How long calls take.
     pub(super) calls: Calls,
+    /// What a call does.
     pub(super) tool: Tool,
+    /// Members that each task has had, over all clones.
     made: Arc<Mutex<Made>>,
 }
 
 impl World {
+    /// A world whose members of a group are counted from 0.
     pub(super) fn new(calls: Calls, tool: Tool) -> Self {
         Self {
             calls,
@@ -101,10 +121,12 @@ impl World {
 pub(super) struct Tasks;
 
 impl Taskset for Tasks {
+    /// The name in ids of tasks.
     fn name(&self) -> &'static str {
         "calls"
     }
 
+    /// Tasks of a split: more to train on than a run draws, and a few that are held out.
     fn len(&self, split: Split) -> usize {
         match split {
             Split::Train => TASKS,
@@ -112,6 +134,7 @@ impl Taskset for Tasks {
         }
     }
 
+    /// The task of an index, which its calls depend on. All prompts are equal.
     fn get(&self, split: Split, index: usize) -> Result<Task, TasksetError> {
         let waits = split == Split::Train;
         Ok(Task {
@@ -126,10 +149,12 @@ impl Taskset for Tasks {
 }
 
 impl EnvFactory for World {
+    /// The name in traces.
     fn name(&self) -> &'static str {
         "calls"
     }
 
+    /// The next member of the task's group.
     fn create(&self, task: &Task) -> Result<Box<dyn Env>, EnvError> {
         let waits = task.data["waits"] == true;
         let index = task.data["index"].as_u64().unwrap_or_default() as usize;
@@ -146,6 +171,7 @@ impl EnvFactory for World {
         }))
     }
 
+    /// Many at once; nothing that an algorithm could read beyond rewards.
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             concurrent: true,
@@ -154,6 +180,7 @@ impl EnvFactory for World {
         }
     }
 
+    /// There is no gold policy.
     fn gold(&self, _: &Task, _: usize) -> Result<Option<Action>, EnvError> {
         Ok(None)
     }
@@ -161,19 +188,25 @@ impl EnvFactory for World {
 
 /// One episode's world.
 struct Episode {
+    /// Seconds of the calls that are left.
     delays: Vec<f64>,
+    /// What a call does.
     tool: Tool,
+    /// Its sandbox, from the reset on, where calls run in one.
     sandbox: Option<Box<dyn Sandbox>>,
+    /// Turns that ended.
     turn: usize,
     /// Turns that said what is rewarded.
     good: usize,
 }
 
+/// An error of the sandbox, as one of the environment.
 fn failed(e: impl std::fmt::Display) -> EnvError {
     EnvError::Sandbox(e.to_string())
 }
 
 impl Episode {
+    /// Waits for `seconds`, here or in a program in the sandbox.
     async fn call(&mut self, seconds: f64) -> Result<(), EnvError> {
         let Some(sandbox) = &mut self.sandbox else {
             if seconds > 0.0 {
@@ -193,6 +226,7 @@ impl Episode {
         }
     }
 
+    /// The share of turns that said what is rewarded; all of them are a success.
     fn outcome(&self) -> Outcome {
         let share = self.good as f64 / self.delays.len() as f64;
         Outcome {
@@ -204,6 +238,7 @@ impl Episode {
 }
 
 impl Env for Episode {
+    /// Draws the calls, and makes the sandbox where there is one.
     fn reset(&mut self) -> EnvFuture<'_, ResetResult> {
         Box::pin(async move {
             if let Tool::Sandbox(provider) = &self.tool {
@@ -219,6 +254,7 @@ impl Env for Episode {
         })
     }
 
+    /// One call for each turn; the last one ends the episode.
     fn step(&mut self, action: Action) -> EnvFuture<'_, StepResult> {
         Box::pin(async move {
             self.call(self.delays[self.turn]).await?;
@@ -239,15 +275,18 @@ impl Env for Episode {
         })
     }
 
+    /// The observation as one message of the user.
     fn format_observation(&self, observation: &Observation) -> Vec<Message> {
         vec![Message::new(Role::User, observation.content.clone())]
     }
 
+    /// The reward so far.
     fn score(&mut self) -> EnvFuture<'_, Outcome> {
         let outcome = self.outcome();
         Box::pin(async move { Ok(outcome) })
     }
 
+    /// Gives the sandbox back.
     fn close(&mut self) -> BoxFuture<'_, Result<(), EnvError>> {
         Box::pin(async move {
             match self.sandbox.take() {

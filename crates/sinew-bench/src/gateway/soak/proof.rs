@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) struct Proven {
     /// Of all committed traces.
     sampled_tokens: AtomicU64,
+    /// Requests of all committed traces, shared with the load.
     requests: Arc<AtomicU64>,
 }
 
@@ -38,6 +39,7 @@ fn refused<T>() -> Result<T, StoreError> {
 }
 
 impl TraceStore for Proven {
+    /// Counts the traces that are valid; an invalid one is an error of the gateway.
     fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<Committed>, StoreError> {
         for trace in traces {
             trace.validate()?;
@@ -47,22 +49,27 @@ impl TraceStore for Proven {
         Ok(vec![Committed::New; traces.len()])
     }
 
+    /// Nothing is kept.
     fn get(&self, _: &EpisodeId) -> Result<Option<Trace>, StoreError> {
         Ok(None)
     }
 
+    /// Refused: there is nothing to list.
     fn list(&self, _: &Filter) -> Result<Page, StoreError> {
         refused()
     }
 
+    /// Refused: nothing is trained here.
     fn commit_update(&self, _: &TrainedBatch, _: bool) -> Result<Committed, StoreError> {
         refused()
     }
 
+    /// Refused: nothing was trained.
     fn trained_batches(&self) -> Result<Vec<TrainedBatch>, StoreError> {
         refused()
     }
 
+    /// Refused: the counts have methods of their own.
     fn stats(&self) -> Result<StoreStats, StoreError> {
         refused()
     }
@@ -74,18 +81,22 @@ impl TraceStore for Proven {
         refused()
     }
 
+    /// Refused: no score is kept.
     fn scores(&self, _: &EpisodeId) -> Result<Vec<ScoreRecord>, StoreError> {
         refused()
     }
 
+    /// Refused: no score is kept, on no page.
     fn scores_after(&self, _: Cursor, _: usize) -> Result<ScorePage, StoreError> {
         refused()
     }
 
+    /// Refused: no name is kept.
     fn named(&self, _: &str, _: usize) -> Result<Vec<EpisodeId>, StoreError> {
         refused()
     }
 
+    /// Refused: there is nothing to remove.
     fn gc(&self, _: GcPolicy) -> Result<GcReport, StoreError> {
         refused()
     }
