@@ -64,7 +64,7 @@ fn the_table_of_environments_is_what_they_give() {
     }
 }
 
-/// Every pair of an environment and an algorithm runs, or is refused with key, value, reason and way out.
+/// Every pair of an environment and an algorithm runs, or is refused with key, value, reason and what to do.
 #[test]
 fn what_no_episode_has_is_refused_with_the_way_out() {
     for (name, more) in ENVIRONMENTS {

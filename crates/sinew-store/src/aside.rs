@@ -3,8 +3,8 @@
 use crate::error::StoreError;
 use std::path::{Path, PathBuf};
 
-/// The files that SQLite keeps beside a file, and the file. In this order they are moved: a log
-/// without its file is nothing, but one beside a new file would be played into that.
+/// The files that SQLite keeps for a file, and the file. In this order they are moved: a log
+/// without its file is nothing, but one next to a new file would be played into that.
 fn files(path: &Path) -> [PathBuf; 3] {
     ["-wal", "-shm", ""].map(|suffix| with_suffix(path, suffix))
 }
@@ -16,7 +16,7 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Removes a file and those beside it; one that is not there is no error.
+/// Removes a file and those kept for it; one that is not there is no error.
 pub(crate) fn remove(path: &Path) -> Result<(), StoreError> {
     for file in files(path) {
         match std::fs::remove_file(&file) {

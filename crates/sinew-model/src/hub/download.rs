@@ -267,7 +267,7 @@ impl<'a> Hub<'a> {
         self.check(url, response)
     }
 
-    /// Refuses an answer that is no success, with the way out where there is one.
+    /// Refuses an answer that is no success, with what to do where something helps.
     fn check(&self, url: &str, response: Response) -> Result<Response, Failure> {
         let status = response.status().as_u16();
         let hint = match status {

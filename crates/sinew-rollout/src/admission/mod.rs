@@ -83,7 +83,7 @@ impl Asked {
     /// Waits for it.
     pub(crate) async fn granted(self) -> Place {
         let mut place = self.place;
-        // An error cannot be: the sender is dropped by nobody but this place.
+        // An error cannot be: this place alone drops the sender.
         let _ = self.granted.await;
         let waited = place.admission.now_s() - self.now_s;
         place.waited = Duration::from_secs_f64(waited.max(0.0));

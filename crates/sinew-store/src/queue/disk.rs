@@ -146,7 +146,7 @@ fn open(path: &Path, core: &mut QueueCore) -> Result<Table, StoreError> {
     };
     let opened = (|| {
         let connection = Connection::open(path)?;
-        // No second process, and no shared memory beside the file.
+        // No second process, and no shared memory next to the file.
         connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
         connection.pragma_update(None, "journal_mode", "WAL")?;
         connection.pragma_update(None, "synchronous", "FULL")?;

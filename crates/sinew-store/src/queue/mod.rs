@@ -125,7 +125,7 @@ pub trait Queue: Send + Sync + Debug {
     /// As above.
     fn revive(&self, consumer: &str, keys: &[String]) -> Result<usize, StoreError>;
 
-    /// Forgets rows that nobody holds and that are not done, all or none: their keys would be new again.
+    /// Forgets rows that no consumer holds and that are not done, all or none: their keys would be new again.
     ///
     /// # Errors
     /// [`QueueError::UnknownRow`], [`QueueError::NotReady`].

@@ -1,4 +1,4 @@
-//! Random uses of a queue beside a small model of what may happen.
+//! Random uses of a queue compared with a small model of what may happen.
 
 use super::{LIMITS, Subject, consumer};
 use proptest::prelude::*;

@@ -54,7 +54,7 @@ fn a_run_stands_on_the_checkpoint_that_it_began_with() {
         model(&run).unwrap() == model(&whole).unwrap(),
         "other weights below"
     );
-    // A checkpoint that was removed, or changed, is named, with the way out.
+    // A checkpoint that was removed, or changed, is named, with what to do.
     let kept = base.join("checkpoints/step-00000004");
     let (recipe, away) = (on_top(dir.path(), &base, 6), at("away"));
     let refused = || failure(&train(&recipe, &run, &["--resume"]).output().unwrap(), 2);

@@ -24,7 +24,7 @@ fn a_server_of_sandboxes_for_other_hosts_needs_chosen_tokens() {
     assert!(crate::failure(&refused, 2).contains("line 1"));
 }
 
-/// `sinew-bench` and `sinew-lab` beside the program carry its sub-commands out, with their arguments as they
+/// `sinew-bench` and `sinew-lab` next to the program carry its sub-commands out, with their arguments as they
 /// are.
 #[test]
 fn benches_and_attacks_are_another_program() {
