@@ -17,6 +17,7 @@ pub mod registry;
 mod reward;
 mod rewarded;
 mod rng;
+mod said;
 mod taskset;
 pub mod tiny;
 
@@ -31,4 +32,5 @@ pub use reward::{
     with_group,
 };
 pub use rewarded::{Rewarded, trial};
+pub use said::Said;
 pub use taskset::{NoTasks, Split, Taskset, TasksetError};

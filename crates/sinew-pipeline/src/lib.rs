@@ -33,6 +33,7 @@ mod pool_client;
 mod pool_source;
 mod ports;
 mod record;
+mod repeat;
 mod rollouts;
 mod rows;
 mod schedule;
@@ -75,6 +76,7 @@ pub use record::{
     AdmissionRecord, DIVERGENCE_ALARM, EpisodeStats, EvalRecord, StepRecord, TokenSummary, Totals,
     divergence,
 };
+pub use repeat::{StepChange, StopAfter, step_changes};
 pub use rollouts::{EngineRollouts, LONGEST, RolloutParts};
 pub use schedule::Draw;
 pub use score_records::completed;

@@ -8,12 +8,14 @@
 //! - A file of the user is never overwritten.
 //! - A reader of a run's folder sees the old or the new content of a file, never a part.
 
+mod copy;
 mod init;
 mod pinned;
 mod place;
 mod propose;
 mod run_dir;
 
+pub use copy::{checkpoint_of, copy_before};
 pub use init::{InitError, Start, init, init_from};
 pub use pinned::{Pinned, PinnedWeights};
 pub use place::wrong_folder;

@@ -7,6 +7,7 @@
 //! | [`Runner`] | runs hundreds of episodes side by side, so that the engine works while tools run |
 //! | [`AdmissionCore`] | decides, as pure, which episodes start and which generate next: as many as fit into the engine's KV cache |
 //! | [`OutlookCore`] | how long episodes are expected to take, as pure: who begins first, where the longest are to |
+//! | [`Playback`] | an engine that says again what an episode sampled: [`replay()`] compares a world of now with the recorded one, [`fork()`] goes on from a turn |
 //! | [`Harness`] | port of what drives the turns: the built-in loop, or an agent program ([`ProgramHarness`]), a service ([`ServiceHarness`]) |
 //! | [`Gauges`] | counters and live episodes, for views |
 //!
@@ -27,6 +28,8 @@ mod gauges;
 mod harness;
 mod outlook;
 mod parts;
+mod playback;
+mod replay;
 mod rescore;
 mod sample;
 mod waits;
@@ -48,6 +51,8 @@ pub use harness::{
 };
 pub use outlook::{Outlook, OutlookCore, Rank, Took};
 pub use parts::{EpisodeOptions, EpisodeParts, Harness};
+pub use playback::{ContextChange, Playback, PlaybackError};
+pub use replay::{Change, Drift, Forked, Replayed, changes, drift, fork, replay, spec_of};
 pub use rescore::{Changes, ComponentChange, Rescored, TOTAL, rescore, tasks_of};
 pub use sample::reward_sample;
 pub use waits::{Trainer, Waits, Watch};

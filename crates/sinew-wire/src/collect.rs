@@ -133,6 +133,31 @@ pub fn collection(
     })
 }
 
+/// What samples with the weights of a plan's model, which `version` names: the servers of the plan, or an
+/// engine of this process.
+///
+/// # Errors
+/// If the weights cannot be read, do not fit, or a server does not answer.
+pub(crate) fn sampler(
+    plan: &RunPlan,
+    renderer: &Arc<dyn Renderer>,
+    device: &Cpu,
+    version: PolicyVersion,
+) -> Result<Arc<dyn Engine>, Failure> {
+    let (section, rollout) = (&plan.engine, &plan.rollout);
+    if section.kind != EngineType::Embedded {
+        return sampling_engine(section, renderer.as_ref());
+    }
+    let params = loaded_params(plan, renderer.as_ref())?;
+    let format = rollout.format.as_ref();
+    let grammars = engine::grammars(format, renderer, params.config().vocab)?;
+    let renderer = renderer.as_ref();
+    let embedded = engine::embedded(
+        section, rollout, device, &params, renderer, &grammars, version,
+    )?;
+    Ok(Arc::new(embedded))
+}
+
 /// What is made of a recipe before its engine.
 struct Made<'a> {
     recipe: &'a RunPlan,
@@ -150,36 +175,22 @@ impl Made<'_> {
             taskset,
             envs,
             renderer: &self.renderer,
-            run: run_info(self.recipe, self.session.dir, shown, self.device),
+            run: run_info(self.recipe, self.session.dir.path(), shown, self.device),
         }
     }
 
-    /// What samples: the servers of the command line, those of the recipe, or an engine of this process with
-    /// the weights of `pinned`.
+    /// What samples: the servers of the command line, or what [`sampler`] makes of `pinned`.
     fn engine(&self, pinned: &RunPlan, how: &Gathering) -> Result<Arc<dyn Engine>, Failure> {
-        let (section, rollout) = (&self.recipe.engine, &self.recipe.rollout);
         if let Some(urls) = &how.engine {
-            let context = rollout.max_context_tokens as usize;
+            let context = self.recipe.rollout.max_context_tokens as usize;
             return serve_engine(urls, None, None, &self.renderer, context);
         }
-        let renderer = self.renderer.as_ref();
-        if section.kind != EngineType::Embedded {
-            return sampling_engine(section, renderer);
-        }
-        let params = loaded_params(pinned, renderer)?;
-        let format = rollout.format.as_ref();
-        let grammars = engine::grammars(format, &self.renderer, params.config().vocab)?;
-        let version = PolicyVersion::default();
-        let embedded = engine::embedded(
-            section,
-            rollout,
+        sampler(
+            pinned,
+            &self.renderer,
             self.device,
-            &params,
-            renderer,
-            &grammars,
-            version,
-        )?;
-        Ok(Arc::new(embedded))
+            PolicyVersion::default(),
+        )
     }
 
     fn rollout_parts(

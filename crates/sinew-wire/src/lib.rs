@@ -18,6 +18,7 @@
 //! | `judge` | `judge` | models that grade, for `reward` |
 //! | `store` | `store` | traces |
 //! | `collect` | all but those of training | collections |
+//! | `replay`, `repeat` | all | episodes that are run again, steps that are done again |
 //! | `plan` | all | options of the loop and its parts |
 //!
 //! A function takes the tables that it uses where they are one or two, and the whole plan otherwise.
@@ -43,6 +44,8 @@ mod model;
 mod pins;
 mod plan;
 mod python;
+mod repeat;
+mod replay;
 mod reward;
 mod run_model;
 mod scoring;
@@ -60,6 +63,8 @@ pub use learner::train_worker;
 pub use live::ServeAt;
 pub use model::{chat_renderer, check_context, loaded_params, model_config, renderer, resolve_env};
 pub use plan::{Invocation, dataset, facts, late_config, lora_config, sampling};
+pub use repeat::{Repeated, repeat_steps};
+pub use replay::Replayer;
 pub use run_model::{RunModel, origin, run_model, typed_source};
 pub use scoring::{check as check_scoring, named as scoring_sources};
 pub use servers::serve_engine;
@@ -84,6 +89,7 @@ use sinew_rollout::{EpisodeParts, RunInfo};
 use sinew_store::TraceStore;
 use sinew_tensor::Cpu;
 use sinew_types::{Clock, Component, Engine, Provenance};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use tokio::runtime::Handle;
@@ -99,11 +105,11 @@ pub fn clock() -> Clock {
 /// chat template, tools, and the kernels and sandbox level where those matter.
 fn run_info(
     recipe: &RunPlan,
-    dir: &RunDir,
+    dir: &Path,
     (envs, renderer): (&dyn EnvFactory, &dyn Renderer),
     device: &Cpu,
 ) -> RunInfo {
-    let name = dir.path().file_name().unwrap_or_default();
+    let name = dir.file_name().unwrap_or_default();
     let embedded = recipe.engine.kind == EngineType::Embedded;
     let sandboxed = recipe.env.needs().sandbox;
     RunInfo {
@@ -203,7 +209,8 @@ pub fn pipeline(
     let parts = (&device, params, &algorithm, files);
     let (learner, saved) = learner::begin(recipe, pins, parts, &session)?;
     let grammars = engine::grammars(recipe.rollout.format.as_ref(), &renderer, model.vocab)?;
-    let run = run_info(recipe, dir, (envs.as_ref(), renderer.as_ref()), &device);
+    let shown = (envs.as_ref(), renderer.as_ref());
+    let run = run_info(recipe, dir.path(), shown, &device);
     let gold = source::Gold {
         taskset: &taskset,
         envs: &envs,

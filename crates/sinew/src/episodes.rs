@@ -56,6 +56,25 @@ fn open_store(run_dir: &Path) -> Result<StoreReader, Failure> {
     StoreReader::open(&path).map_err(Failure::system)
 }
 
+/// An episode of a run's store, as it was stored.
+///
+/// # Errors
+/// If there is no store, or the episode is not in it.
+pub(crate) fn stored_episode(run_dir: &Path, id: &str) -> Result<Trace, Failure> {
+    one(&open_store(run_dir)?, run_dir, id)
+}
+
+fn one(store: &StoreReader, run_dir: &Path, id: &str) -> Result<Trace, Failure> {
+    let found = store.get(&EpisodeId::new(id)).map_err(Failure::system)?;
+    found.ok_or_else(|| {
+        Failure::input(format!(
+            "episode {id} is not in {}\n  hint: `sinew episodes --run-dir {}` lists what is there",
+            run_dir.display(),
+            run_dir.display()
+        ))
+    })
+}
+
 /// `sinew show`: an episode as text, tokens or JSON; without `--run-dir`, the counts of a run.
 ///
 /// Tokens are decoded with the tokenizer of the run's recipe, which must be reachable.
@@ -73,14 +92,7 @@ pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
         return Ok(());
     };
     let store = open_store(run_dir)?;
-    let id = EpisodeId::new(args.what.clone());
-    let Some(mut trace) = store.get(&id).map_err(Failure::system)? else {
-        return Err(Failure::input(format!(
-            "episode {id} is not in {}\n  hint: `sinew episodes --run-dir {}` lists what is there",
-            run_dir.display(),
-            run_dir.display()
-        )));
-    };
+    let mut trace = one(&store, run_dir, &args.what)?;
     let recipe = sinew_project::recipe(run_dir)?;
     Outcomes::of(run_dir, &store)?.settle(&mut trace)?;
     let renderer = sinew_wire::renderer(&recipe.model, &recipe.env)?;

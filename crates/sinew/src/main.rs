@@ -22,6 +22,7 @@ mod judge;
 mod lab;
 mod output;
 mod pool;
+mod replay;
 mod rescore;
 mod reward;
 mod runs;
@@ -93,6 +94,16 @@ enum Command {
         after_help = "Examples: sinew show eval-after-40-0000 --run-dir runs/quickstart --tokens\n          sinew show runs/quickstart"
     )]
     Show(ShowArgs),
+    /// Run a stored episode again, or do a training step again, and name the first difference
+    #[command(
+        after_help = "Examples: sinew replay d00000042-e3 --run-dir runs/quickstart\n          sinew replay --step 12 --run-dir runs/quickstart"
+    )]
+    Replay(replay::ReplayArgs),
+    /// Go on from the middle of a stored episode, with the newest weights of its run
+    #[command(
+        after_help = "Example: sinew fork d00000042-e3 --run-dir runs/quickstart --at-turn 2 --say 'Use the tool.'"
+    )]
+    Fork(replay::ForkArgs),
     /// List runs: how far they are, and what they gained
     #[command(after_help = "Example: sinew runs runs")]
     Runs(runs::RunsArgs),
@@ -381,6 +392,8 @@ fn run(command: Command) -> Result<(), Failure> {
             Ok(())
         }
         Command::Show(args) => episodes::show(&args),
+        Command::Replay(args) => replay::run(&args),
+        Command::Fork(args) => replay::fork(&args),
         Command::Runs(args) => runs::run(&args),
         Command::Episodes(args) => episodes::list(&args),
         Command::Plot { runs, out } => curves::run(&runs, &out),

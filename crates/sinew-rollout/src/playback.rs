@@ -1,0 +1,242 @@
+//! An engine that says again what a stored episode sampled, so that the built-in loop runs the episode anew:
+//! with the same actions, in a world of now.
+//!
+//! Past the recording there is either nothing more to say, or another engine goes on ([`Playback::then`]):
+//! an episode that is forked in its middle.
+
+use sinew_types::{
+    Engine, EngineError, EngineEvent, EngineStatus, EventSink, FinishReason, GenerateRequest,
+    NodeId, PolicyVersion, RequestId, SampledToken, TensorSource, TokenId, TokenKind, Trace,
+};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A turn of the recording.
+#[derive(Clone, Debug, PartialEq)]
+struct Turn {
+    /// Tokens that the model saw before it.
+    context: Vec<TokenId>,
+    tokens: Vec<SampledToken>,
+    finish: FinishReason,
+}
+
+/// The first place where the context of a turn is not the recorded one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContextChange {
+    /// Number of the turn, from 1.
+    pub turn: u32,
+    /// Number of tokens at the beginning that are equal.
+    pub equal: usize,
+}
+
+/// Why an episode cannot be played back.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlaybackError {
+    /// Several paths: which one a world went is not known.
+    #[error(
+        "episode {episode} has {leaves} branches: only an episode of one path can be run again"
+    )]
+    Branches {
+        /// Its id.
+        episode: String,
+        /// Number of its paths.
+        leaves: usize,
+    },
+    /// A fork behind the last turn.
+    #[error("turn {turn}: the episode has {turns} turns; allowed: 1 to {}", turns + 1)]
+    NoTurn {
+        /// Where it was to go on.
+        turn: u32,
+        /// Number of its turns.
+        turns: usize,
+    },
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Turns that were asked for so far.
+    asked: usize,
+    change: Option<ContextChange>,
+}
+
+/// What goes on after the recording.
+struct Live {
+    engine: Arc<dyn Engine>,
+    /// Number of recorded turns that are said before it.
+    after: usize,
+}
+
+/// The recorded turns of one episode as an engine. It serves one episode, once.
+pub struct Playback {
+    turns: Vec<Turn>,
+    live: Option<Live>,
+    state: Mutex<State>,
+}
+
+impl std::fmt::Debug for Playback {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Playback")
+            .field("turns", &self.turns.len())
+            .field("live", &self.live.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Playback {
+    /// The recording of an episode.
+    ///
+    /// # Errors
+    /// [`PlaybackError::Branches`].
+    pub fn new(trace: &Trace) -> Result<Self, PlaybackError> {
+        let leaves = trace.leaves();
+        if leaves.len() > 1 {
+            return Err(PlaybackError::Branches {
+                episode: trace.episode.to_string(),
+                leaves: leaves.len(),
+            });
+        }
+        let path = leaves.first().map_or(Vec::new(), |leaf| trace.path(*leaf));
+        let (mut context, mut turns) = (Vec::new(), Vec::new());
+        for id in path {
+            let node = &trace.nodes[id as usize];
+            if node.kind == TokenKind::Sampled {
+                turns.push(Turn {
+                    context: context.clone(),
+                    tokens: sampled(trace, id),
+                    finish: node.finish.clone().unwrap_or(FinishReason::Aborted),
+                });
+            }
+            context.extend_from_slice(&node.tokens);
+        }
+        Ok(Self {
+            turns,
+            live: None,
+            state: Mutex::default(),
+        })
+    }
+
+    /// The recording up to turn `turn`, counted from 1, which is the first that `engine` samples.
+    ///
+    /// # Errors
+    /// [`PlaybackError::NoTurn`].
+    pub fn then(self, turn: u32, engine: Arc<dyn Engine>) -> Result<Self, PlaybackError> {
+        let turns = self.turns.len();
+        let after = (turn as usize).checked_sub(1).filter(|n| *n <= turns);
+        let after = after.ok_or(PlaybackError::NoTurn { turn, turns })?;
+        Ok(Self {
+            live: Some(Live { engine, after }),
+            ..self
+        })
+    }
+
+    /// Number of recorded turns.
+    pub fn turns(&self) -> usize {
+        self.turns.len()
+    }
+
+    /// The first turn whose context was another than the recorded one. Where another engine goes on, the
+    /// episode ended there.
+    pub fn change(&self) -> Option<ContextChange> {
+        self.lock().change
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        // Every change of the state is one assignment.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The turn that comes next, and whether its context is the recorded one.
+    fn next(&self, prompt: &[TokenId]) -> (usize, bool) {
+        let mut state = self.lock();
+        let at = state.asked;
+        state.asked += 1;
+        // What another engine goes on from may hold more than the recording.
+        let recorded = self.live.as_ref().map_or(usize::MAX, |l| l.after);
+        let turn = self.turns.get(at).filter(|_| at < recorded);
+        let Some(turn) = turn.filter(|t| t.context != prompt) else {
+            return (at, true);
+        };
+        let pairs = turn.context.iter().zip(prompt);
+        let equal = pairs.take_while(|(a, b)| a == b).count();
+        let turn = at as u32 + 1;
+        state.change.get_or_insert(ContextChange { turn, equal });
+        (at, false)
+    }
+}
+
+/// The tokens of a node with the weights that sampled each.
+fn sampled(trace: &Trace, id: NodeId) -> Vec<SampledToken> {
+    let node = &trace.nodes[id as usize];
+    let spans = node.versions.iter();
+    let versions = spans.flat_map(|s| std::iter::repeat_n(s.version, s.len as usize));
+    let tokens = node.tokens.iter().zip(&node.logprobs).zip(versions);
+    let token = |((id, logprob), version): ((&TokenId, &f32), PolicyVersion)| SampledToken {
+        id: *id,
+        logprob: *logprob,
+        version,
+        top: Vec::new(),
+        choice: None,
+    };
+    tokens.map(token).collect()
+}
+
+impl Engine for Playback {
+    fn submit(&self, request: GenerateRequest, mut sink: EventSink) -> Result<(), EngineError> {
+        let (at, same) = self.next(&request.prompt);
+        if let Some(live) = &self.live {
+            if at >= live.after {
+                return live.engine.submit(request, sink);
+            }
+            if !same {
+                return Err(EngineError::Failed(format!(
+                    "the world is another than the recorded one before turn {}",
+                    at + 1
+                )));
+            }
+        }
+        let turn = self.turns.get(at).ok_or_else(|| {
+            EngineError::Stopped(format!("the recording has {} turns", self.turns.len()))
+        })?;
+        let id = request.id;
+        drop(request);
+        if !turn.tokens.is_empty() {
+            sink(EngineEvent::Tokens {
+                request: id,
+                tokens: turn.tokens.clone(),
+            });
+        }
+        sink(EngineEvent::Finished {
+            request: id,
+            reason: turn.finish.clone(),
+            cached_prompt_tokens: 0,
+        });
+        Ok(())
+    }
+
+    fn abort(&self, request: RequestId) {
+        if let Some(live) = &self.live {
+            live.engine.abort(request);
+        }
+    }
+
+    fn pause(&self, paused: bool) {
+        if let Some(live) = &self.live {
+            live.engine.pause(paused);
+        }
+    }
+
+    fn load_weights(
+        &self,
+        version: PolicyVersion,
+        weights: Arc<dyn TensorSource>,
+    ) -> Result<(), EngineError> {
+        match &self.live {
+            Some(live) => live.engine.load_weights(version, weights),
+            None => Err(EngineError::Weights("a recording has no weights".into())),
+        }
+    }
+
+    fn status(&self) -> EngineStatus {
+        let live = self.live.as_ref();
+        live.map_or_else(EngineStatus::default, |l| l.engine.status())
+    }
+}
