@@ -75,7 +75,7 @@ pub use record::{
     AdmissionRecord, DIVERGENCE_ALARM, EpisodeStats, EvalRecord, StepRecord, TokenSummary, Totals,
     divergence,
 };
-pub use rollouts::{EngineRollouts, LONGEST, RolloutParts};
+pub use rollouts::{BOARD, EngineRollouts, LONGEST, RolloutParts};
 pub use schedule::Draw;
 pub use score_records::completed;
 pub use scoring_models::{ReferenceWeights, ScoringModels};
