@@ -119,7 +119,7 @@ async function show(again = false) {
   }
 }
 
-/** Changes come at most every so often; a page that nobody looks at waits. */
+/** Changes come at most every so often; a hidden page waits. */
 function follow() {
   let due = null, last = 0;
   const wanted = (what, run) => {

@@ -1,4 +1,4 @@
-// Who works and who waits: engine and trainer a step at a time, samples of the rollouts, phases of episodes.
+// What works and what waits: engine and trainer a step at a time, samples of the rollouts, phases of episodes.
 import { chart } from "./chart.js";
 import { card, duration, empty, get, h, link, num, patch, percent, s, seg, segment } from "./dom.js";
 

@@ -1,4 +1,4 @@
-//! Who may look: a random token, first in the URL, then in a cookie; or `Authorization: Bearer` for scripts.
+//! Access: a random token, first in the URL, then in a cookie; or `Authorization: Bearer` for scripts.
 //!
 //! The token keeps other users of the machine and pages of other sites out. The cookie's name has the port,
 //! so that several dashboards of one machine do not take each other's place.

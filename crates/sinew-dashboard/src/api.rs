@@ -1,5 +1,5 @@
 //! What the pages ask for, below `/api`: JSON, read only. Work on files is done on threads for it, a few at a
-//! time, so that a slow disk holds up nobody's connection.
+//! time, so that a slow disk holds no connection up.
 
 use crate::episode;
 use crate::error::ViewError;
@@ -66,7 +66,7 @@ pub(crate) async fn curves(State(shared): State<Shared>, Path(run): Path<String>
     .await
 }
 
-/// `GET /api/runs/RUN/timeline`: who worked and who waited, step by step, and samples of the rollouts.
+/// `GET /api/runs/RUN/timeline`: what worked and what waited, step by step, and samples of the rollouts.
 pub(crate) async fn timeline(State(shared): State<Shared>, Path(run): Path<String>) -> Answer {
     let runs = Arc::clone(&shared.runs);
     answer(&shared, move || {

@@ -1,7 +1,7 @@
 //! Changes of runs as server-sent events.
 //!
 //! One task looks at the folders twice a second and says what changed; pages then ask for it. A page that is
-//! slow loses changes and is told to look anew: nothing is kept for it.
+//! slow loses changes and gets a word to look anew: nothing is kept for it.
 
 use crate::runs::{Runs, Stamp};
 use crate::server::Shared;
@@ -23,7 +23,7 @@ const QUEUE: usize = 64;
 /// Pages that listen at a time.
 const LISTENERS: usize = 64;
 
-/// Who listens to changes.
+/// The listeners to changes.
 #[derive(Clone, Debug)]
 pub(crate) struct Changes {
     /// Every page has its own place in the queue.

@@ -32,7 +32,7 @@ pub(crate) struct Shared {
     pub(crate) runs: Arc<Runs>,
     /// Places for work on files.
     pub(crate) places: Arc<Semaphore>,
-    /// Who listens to changes.
+    /// The listeners to changes.
     pub(crate) changes: Changes,
     /// Opens it.
     token: Token,
@@ -140,7 +140,7 @@ async fn page(request: Request) -> Response {
         .unwrap_or_else(|| ViewError::missing(format!("nothing is at {path}")).into_response())
 }
 
-/// Lets in who has the token, and sets the headers of every answer.
+/// Lets in requests with the token, and sets the headers of every answer.
 async fn guard(State(shared): State<Shared>, request: Request, next: Next) -> Response {
     let mut response = admitted(shared, request, next).await;
     let headers = response.headers_mut();

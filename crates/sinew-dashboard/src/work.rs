@@ -1,4 +1,4 @@
-//! Who worked and who waited, and what went wrong, from the records of steps. Pure, but for the file of
+//! What worked and what waited, and what went wrong, from the records of steps. Pure, but for the file of
 //! samples.
 
 use serde_json::{Value, json};

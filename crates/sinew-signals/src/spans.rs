@@ -2,7 +2,7 @@
 //! the tools. Pure: it is given the phases and the time.
 //!
 //! An episode is a trace. It is complete when it is not among the live ones any more. A turn begins with a
-//! generation and ends before the next one; starts and scores stand beside the turns.
+//! generation and ends before the next one; starts and scores stand next to the turns.
 
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value};

@@ -112,7 +112,7 @@ impl Stages for Trainer<'_> {
             serve: self.args.serve.clone(),
             typed: self.args.serve.typed(),
             view: self.args.view,
-            signals_to: self.args.signals.clone(),
+            signals_to: self.args.signals()?,
             tasks: None,
             accept_loss: self.args.accept_loss,
             signals: Some(self.signals.clone()),

@@ -477,6 +477,16 @@ impl RunArgs {
         execute(&path, recipe, check::before_training, job, &options)
     }
 
+    /// What `--signals` names, if it was given.
+    ///
+    /// # Errors
+    /// If the file is refused.
+    pub(crate) fn signals(&self) -> Result<Option<sinew_signals::SignalsConfig>, Failure> {
+        let file = self.signals.as_deref();
+        let config = file.map(sinew_signals::SignalsConfig::load).transpose();
+        config.map_err(Failure::input)
+    }
+
     /// The folder of the command, and how it was called.
     ///
     /// # Errors
@@ -507,7 +517,7 @@ impl RunArgs {
             serve: self.serve.clone(),
             typed: self.serve.typed(),
             view: self.view,
-            signals_to: self.signals.clone(),
+            signals_to: self.signals()?,
             tasks: None,
             signals: None,
         };

@@ -49,8 +49,8 @@ pub(crate) struct TrainOptions {
     pub(crate) tasks: Option<sinew_wire::Tasks>,
     /// Where the dashboard of the run listens, if it has one.
     pub(crate) view: Option<std::net::SocketAddr>,
-    /// File of [`SignalsConfig`].
-    pub(crate) signals_to: Option<std::path::PathBuf>,
+    /// Which systems hear of the run.
+    pub(crate) signals_to: Option<SignalsConfig>,
     /// Where agents outside reach the run.
     pub(crate) serve: sinew_wire::ServeAt,
     /// What has to be typed again to go on, each after a space.
@@ -223,12 +223,12 @@ pub(crate) fn in_session<T>(
     });
     let _live_file = LiveFile::start(dir.path(), steps, &bus);
     if let Some(listen) = options.view {
-        crate::view::beside(&runtime, listen, dir.path(), options.json)?;
+        crate::view::of_run(&runtime, listen, dir.path(), options.json)?;
     }
     let _signals = options
         .signals_to
         .as_ref()
-        .map(|file| start_signals(file, recipe, dir, &bus, &runtime))
+        .map(|config| start_signals(config, recipe, dir, &bus, &runtime))
         .transpose()?;
     let (sender, cancel) = watch::channel(false);
     let bench = Bench::of_run(dir.path(), sender.clone());
@@ -258,16 +258,15 @@ pub(crate) fn in_session<T>(
 /// Tells other systems of the run for as long as the value lives.
 ///
 /// # Errors
-/// If the file is refused, or an address or a folder that it names cannot be used.
+/// If an address or a folder that the file names cannot be used.
 fn start_signals(
-    file: &std::path::Path,
+    config: &SignalsConfig,
     recipe: &RunPlan,
     dir: &RunDir,
     bus: &Bus,
     runtime: &Runtime,
 ) -> Result<Signals, Failure> {
-    let config = SignalsConfig::load(file).map_err(Failure::input)?;
-    let signals = Signals::start(&config, &recipe.name, dir.path(), bus, runtime.handle());
+    let signals = Signals::start(config, &recipe.name, dir.path(), bus, runtime.handle());
     let signals = signals.map_err(Failure::input)?;
     if let Some(address) = signals.address() {
         say(&format!("metrics: http://{address}/metrics"));

@@ -77,9 +77,7 @@ pub(crate) fn run(args: &ViewArgs) -> Result<(), Failure> {
 /// If the address cannot be taken; an address that other machines reach is named.
 async fn bind(listen: SocketAddr, folders: Vec<PathBuf>) -> Result<Dashboard, Failure> {
     if !listen.ip().is_loopback() {
-        say(
-            "the dashboard speaks plain HTTP: who can listen to the network between can read the token",
-        );
+        say("the dashboard speaks plain HTTP: a listener on the network can read the token");
     }
     let bound = Dashboard::bind(listen, folders, ports()).await;
     bound.map_err(|e| Failure::input(format!("--listen {listen}: {e}")))
@@ -89,7 +87,7 @@ async fn bind(listen: SocketAddr, folders: Vec<PathBuf>) -> Result<Dashboard, Fa
 ///
 /// # Errors
 /// If the address cannot be taken.
-pub(crate) fn beside(
+pub(crate) fn of_run(
     runtime: &tokio::runtime::Runtime,
     listen: SocketAddr,
     folder: &Path,
