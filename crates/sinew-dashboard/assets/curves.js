@@ -26,7 +26,18 @@ export async function curvesPage({ run, runs, params, signal }) {
       xName: by === "time" ? "at" : "step", xFormat: by === "time" ? duration : num,
     }));
   }
+  out.append(recipe());
   return out;
+
+  /** The recipe as it ran, asked for when it is opened. */
+  function recipe() {
+    const text = h("pre", {}, "…");
+    const load = async (e) => {
+      if (!e.target.open || text.dataset.there) return;
+      try { text.textContent = (await get(`runs/${seg(run)}/recipe`)).recipe; text.dataset.there = "yes"; } catch (error) { text.textContent = error.message; }
+    };
+    return h("details", { class: "card fold", ontoggle: load }, h("summary", {}, "Recipe as it ran"), h("div", {}, text));
+  }
 
   function curvesOf(id) {
     const curves = [];
