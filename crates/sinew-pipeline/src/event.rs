@@ -7,7 +7,7 @@
 use crate::error::PipelineError;
 use crate::record::{EvalRecord, StepRecord};
 use serde::Serialize;
-use sinew_rollout::{AdmissionReading, GaugesReading, LiveEpisode};
+use sinew_rollout::{AdmissionReading, GaugesReading, LiveEpisode, PhaseSpan};
 use sinew_types::Trace;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -64,8 +64,10 @@ pub struct RolloutProgress {
     pub gauges: GaugesReading,
     /// Held KV capacity, waiting turns, the limit.
     pub admission: AdmissionReading,
-    /// Live episodes, longest in their phase first.
+    /// Live episodes, longest in their phase first: up to [`BOARD`](crate::BOARD) of them.
     pub longest: Vec<LiveEpisode>,
+    /// Phases of episodes that ended since the last look.
+    pub spans: Vec<PhaseSpan>,
     /// Tokens a second that the engine samples now.
     pub tokens_per_s: f64,
     /// Episodes of this phase that have ended, of how many.

@@ -77,7 +77,7 @@ pub use record::{
     divergence,
 };
 pub use repeat::{StepChange, StopAfter, step_changes};
-pub use rollouts::{EngineRollouts, LONGEST, RolloutParts};
+pub use rollouts::{BOARD, EngineRollouts, LONGEST, RolloutParts};
 pub use schedule::Draw;
 pub use score_records::completed;
 pub use scoring_models::{ReferenceWeights, ScoringModels};

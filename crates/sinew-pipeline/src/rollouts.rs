@@ -18,8 +18,11 @@ use tokio::sync::watch;
 /// Between two looks at what goes on.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// Live episodes that are shown one by one.
+/// Live episodes that a terminal shows one by one.
 pub const LONGEST: usize = 3;
+
+/// Live episodes that an event carries, for readers with more room than a terminal.
+pub const BOARD: usize = 512;
 
 /// Tokens a second between two looks.
 #[derive(Debug)]
@@ -150,7 +153,8 @@ impl Rollouts for EngineRollouts {
                     _ = looks.tick() => tick(RolloutProgress {
                         gauges: parts.gauges.read(),
                         admission: parts.admission.reading(),
-                        longest: parts.gauges.longest(LONGEST),
+                        longest: parts.gauges.longest(BOARD),
+                        spans: parts.gauges.take_spans(),
                         tokens_per_s: rate.next(parts.engine.status().sampled_tokens),
                         ..RolloutProgress::default()
                     }),

@@ -4,9 +4,10 @@
 //! longer than it takes to copy the list of live ones.
 
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 use tokio::time::Instant;
 
 /// Phase of an episode.
@@ -39,6 +40,22 @@ impl Phase {
     }
 }
 
+/// Phases that have ended and that no reader took yet; above it the oldest are lost.
+const MAX_SPANS: usize = 4096;
+
+/// A phase of an episode that has ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PhaseSpan {
+    /// Its id.
+    pub episode: EpisodeId,
+    /// What it was in.
+    pub phase: Phase,
+    /// Seconds since 1970 at the end.
+    pub ended_unix_s: f64,
+    /// How long it lasted.
+    pub seconds: f64,
+}
+
 /// Counters that the driver moves and a view reads. All relaxed: they are for people.
 #[derive(Debug, Default)]
 pub struct Gauges {
@@ -53,6 +70,8 @@ pub struct Gauges {
     tool_calls_us: AtomicU64,
     /// Episodes in flight.
     live: Mutex<HashMap<EpisodeId, Live>>,
+    /// Phases that ended since the last reading of them.
+    spans: Mutex<VecDeque<PhaseSpan>>,
 }
 
 /// A live episode, without its name.
@@ -82,11 +101,13 @@ pub struct PhaseGuard<'a> {
     gauges: &'a Gauges,
     episode: &'a EpisodeId,
     phase: Phase,
+    since: Instant,
 }
 
 impl Drop for PhaseGuard<'_> {
     fn drop(&mut self) {
         self.gauges.in_phase[self.phase as usize].fetch_sub(1, Ordering::Relaxed);
+        self.gauges.ended(self);
         self.gauges.set(self.episode, Phase::Wait, None);
     }
 }
@@ -138,7 +159,30 @@ impl Gauges {
             gauges: self,
             episode,
             phase,
+            since: Instant::now(),
         }
+    }
+
+    /// Keeps a phase that ends now for readers that draw or export it.
+    fn ended(&self, guard: &PhaseGuard<'_>) {
+        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let span = PhaseSpan {
+            episode: guard.episode.clone(),
+            phase: guard.phase,
+            ended_unix_s: since_1970.map_or(0.0, |d| d.as_secs_f64()),
+            seconds: guard.since.elapsed().as_secs_f64(),
+        };
+        let mut spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
+        if spans.len() == MAX_SPANS {
+            spans.pop_front();
+        }
+        spans.push_back(span);
+    }
+
+    /// Phases that ended since the last call, at most a few thousand, in the order of their ends.
+    pub fn take_spans(&self) -> Vec<PhaseSpan> {
+        let mut spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
+        spans.drain(..).collect()
     }
 
     /// Counts an episode as in flight until the guard is dropped.
@@ -264,5 +308,24 @@ mod tests {
         drop(guards);
         assert_eq!(told(9), []);
         assert_eq!(gauges.read().in_flight, 0);
+        let spans = gauges.take_spans();
+        let phases: Vec<Phase> = spans.iter().map(|s| s.phase).collect();
+        assert_eq!(phases, [Phase::Tool, Phase::Generate]);
+        assert!(
+            spans
+                .iter()
+                .all(|s| s.seconds >= 0.0 && s.ended_unix_s > 0.0)
+        );
+        assert_eq!(gauges.take_spans(), []);
+    }
+
+    #[test]
+    fn spans_that_are_not_taken_are_bounded() {
+        let gauges = Gauges::default();
+        let id = EpisodeId::new("a");
+        for _ in 0..MAX_SPANS + 10 {
+            drop(gauges.enter(&id, Phase::Tool, None));
+        }
+        assert_eq!(gauges.take_spans().len(), MAX_SPANS);
     }
 }

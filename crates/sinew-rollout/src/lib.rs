@@ -44,7 +44,7 @@ pub use driver::run_episode;
 pub use episode::{
     EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec, RunInfo,
 };
-pub use gauges::{FlightGuard, Gauges, GaugesReading, LiveEpisode, Phase, PhaseGuard};
+pub use gauges::{FlightGuard, Gauges, GaugesReading, LiveEpisode, Phase, PhaseGuard, PhaseSpan};
 pub use harness::{
     AgentReport, BuiltInLoop, ModelAccess, ModelServer, ProgramCommand, ProgramConfig,
     ProgramError, ProgramHarness, Programs, ServiceConfig, ServiceHarness, grade_answer,

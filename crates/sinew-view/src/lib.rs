@@ -9,12 +9,14 @@
 //! | output | read from | lossy |
 //! |---|---|---|
 //! | [`LiveView`] | the bus, by a bounded queue | yes |
+//! | [`LiveFile`] | the bus, by a bounded queue | yes |
 //! | [`Printer`], [`ReportFile`] | the bus, as recorders | no |
 //! | [`RunSummary`] | files of the run's folder | no |
 //! | [`text`], [`json`] | a trace of the store | no |
 
 mod episode;
 mod live;
+mod live_file;
 mod log;
 mod printer;
 mod report;
@@ -25,6 +27,9 @@ mod visible;
 
 pub use episode::{ShowOptions, json, text};
 pub use live::LiveView;
+pub use live_file::{
+    LIVE_FILE, LiveFile, LiveRow, LiveState, Sample, SpanRow, TIMELINE_FILE, timeline,
+};
 pub use log::{say, writer};
 pub use printer::{Out, Printer};
 pub use report::{ReportFile, RunFacts};

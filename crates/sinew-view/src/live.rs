@@ -309,7 +309,8 @@ fn draw_curve(frame: &mut Frame<'_>, area: Rect, status: &Status) {
 
 /// The episodes to look at when nothing goes on.
 fn draw_longest(frame: &mut Frame<'_>, area: Rect, status: &Status) {
-    let lines: Vec<Line<'_>> = status.longest.iter().map(|l| told(l).into()).collect();
+    let longest = status.longest.iter().take(LONGEST);
+    let lines: Vec<Line<'_>> = longest.map(|l| told(l).into()).collect();
     let block = Block::bordered().title(" longest in one phase ");
     frame.render_widget(Paragraph::new(lines).block(block), area);
 }

@@ -111,6 +111,8 @@ impl Stages for Trainer<'_> {
             stop_on_eof: false,
             serve: self.args.serve.clone(),
             typed: self.args.serve.typed(),
+            view: self.args.view,
+            signals_to: self.args.signals()?,
             tasks: None,
             accept_loss: self.args.accept_loss,
             signals: Some(self.signals.clone()),

@@ -7,18 +7,15 @@ use crate::output;
 use crate::{EpisodesArgs, ShowArgs};
 use clap::ValueEnum;
 use serde_json::json;
-use sinew_pipeline::{LateConfig, settle};
+use sinew_dashboard::{ListError, Outcomes, WAITS};
 use sinew_project::{RunDirError, store_path};
 use sinew_store::{Cursor, EndKind, EpisodeSummary, ExportFormat, Filter, StoreReader, export};
-use sinew_types::{EpisodeId, Trace};
+use sinew_types::EpisodeId;
 use sinew_view::{ShowOptions, visible};
 use sinew_wire::Failure;
-use std::cell::OnceCell;
-use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 /// How an episode ended, as a value of `--end`. Truncated is not failed: a limit ended it, and it counts.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -75,6 +72,19 @@ fn one(store: &StoreReader, run_dir: &Path, id: &str) -> Result<Trace, Failure> 
     })
 }
 
+/// The outcomes that count of a run's episodes. A store without a recipe has no rewards from outside.
+///
+/// # Errors
+/// If the recipe cannot be read.
+fn outcomes<'a>(run_dir: &Path, store: &'a StoreReader) -> Result<Outcomes<'a>, Failure> {
+    let late = match sinew_project::recipe(run_dir) {
+        Ok(recipe) => sinew_wire::late_config(&recipe),
+        Err(RunDirError::NoRun { .. }) => None,
+        Err(e) => return Err(e.into()),
+    };
+    Ok(Outcomes::new(store, late))
+}
+
 /// `sinew show`: an episode as text, tokens or JSON; without `--run-dir`, the counts of a run.
 ///
 /// Tokens are decoded with the tokenizer of the run's recipe, which must be reachable.
@@ -94,7 +104,8 @@ pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
     let store = open_store(run_dir)?;
     let mut trace = one(&store, run_dir, &args.what)?;
     let recipe = sinew_project::recipe(run_dir)?;
-    Outcomes::of(run_dir, &store)?.settle(&mut trace)?;
+    let outcomes = outcomes(run_dir, &store)?;
+    outcomes.settle(&mut trace).map_err(Failure::system)?;
     let renderer = sinew_wire::renderer(&recipe.model, &recipe.env)?;
     if args.json {
         let text = sinew_view::json(&trace, renderer.as_ref()).map_err(Failure::system)?;
@@ -123,8 +134,11 @@ pub(crate) fn list(args: &EpisodesArgs) -> Result<(), Failure> {
     if let Some(file) = &args.export {
         return write(args, &store, &filter, file);
     }
-    let outcomes = Outcomes::of(run_dir, &store)?;
-    let (rows, next) = outcomes.page(&filter)?;
+    let page = outcomes(run_dir, &store)?.page(&filter);
+    let (rows, next) = page.map_err(|e| match e {
+        ListError::Filter(e) => Failure::input(e),
+        ListError::Store(e) => Failure::system(e),
+    })?;
     for (e, waits) in &rows {
         match args.json {
             true => {
@@ -192,132 +206,6 @@ fn filter(args: &EpisodesArgs, limit: usize) -> Result<Filter, Failure> {
     })
 }
 
-/// An episode of a listing with the outcome that counts, and whether it waits for its reward.
-type Row = (EpisodeSummary, bool);
-
-/// The outcomes that count of a run's stored episodes, with the scores of groups and from outside.
-struct Outcomes<'a> {
-    store: &'a StoreReader,
-    /// How rewards from outside count, if the recipe waits for some.
-    late: Option<LateConfig>,
-    /// Episodes that updates left out, with the reason; read when the first is asked for.
-    left_out: OnceCell<BTreeMap<EpisodeId, String>>,
-}
-
-impl<'a> Outcomes<'a> {
-    /// Those of a run. A store without a recipe has no rewards from outside.
-    ///
-    /// # Errors
-    /// If the recipe cannot be read.
-    fn of(run_dir: &Path, store: &'a StoreReader) -> Result<Self, Failure> {
-        let late = match sinew_project::recipe(run_dir) {
-            Ok(recipe) => sinew_wire::late_config(&recipe),
-            Err(RunDirError::NoRun { .. }) => None,
-            Err(e) => return Err(e.into()),
-        };
-        Ok(Self {
-            store,
-            late,
-            left_out: OnceCell::new(),
-        })
-    }
-
-    /// Gives a trace its outcome that counts, and returns whether it waits for its reward.
-    ///
-    /// # Errors
-    /// If the store cannot be read.
-    fn settle(&self, trace: &mut Trace) -> Result<bool, Failure> {
-        let records = self.store.scores(&trace.episode);
-        let records = records.map_err(Failure::system)?;
-        if !settle(trace, &records, self.late.as_ref()) {
-            return Ok(false);
-        }
-        let reason = self.left_out()?.get(&trace.episode);
-        let waits = reason.is_none();
-        let reason = reason.map_or(WAITS, String::as_str);
-        trace.outcome.unscored_reason = Some(reason.to_owned());
-        Ok(waits)
-    }
-
-    /// A row of a listing. The trace is read where its outcome that counts may differ from that of the index.
-    ///
-    /// # Errors
-    /// If the store cannot be read.
-    fn listed(&self, e: &EpisodeSummary) -> Result<Row, Failure> {
-        let mut e = e.clone();
-        if !e.unscored && self.late.is_none() {
-            return Ok((e, false));
-        }
-        let Some(mut trace) = self.store.get(&e.episode).map_err(Failure::system)? else {
-            return Ok((e, false));
-        };
-        let waits = self.settle(&mut trace)?;
-        e.unscored = trace.outcome.unscored;
-        e.reward = trace.total_reward();
-        e.success = trace.outcome.success && !e.unscored;
-        Ok((e, waits))
-    }
-
-    /// A page of a listing by the outcomes that count, and the cursor of its last row if more follow.
-    /// Conditions on the outcome are met here: the index has the outcomes of traces alone.
-    ///
-    /// # Errors
-    /// If the store cannot be read or refuses the filter.
-    fn page(&self, filter: &Filter) -> Result<(Vec<Row>, Option<Cursor>), Failure> {
-        let mut wider = Filter {
-            success: None,
-            failed: false,
-            reward: None,
-            ..filter.clone()
-        };
-        let all = wider == *filter;
-        let mut rows: Vec<Row> = Vec::new();
-        loop {
-            let page = self.store.list(&wider).map_err(Failure::input)?;
-            for e in &page.episodes {
-                let (e, waits) = self.listed(e)?;
-                if !fits(&e, filter) {
-                    continue;
-                }
-                if rows.len() == filter.limit {
-                    let last = rows.last().map(|(e, _)| e.cursor);
-                    return Ok((rows, last));
-                }
-                rows.push((e, waits));
-            }
-            match page.next {
-                Some(next) if !all => wider.after = Some(next),
-                next => return Ok((rows, next)),
-            }
-        }
-    }
-
-    /// # Errors
-    /// If the store cannot be read.
-    fn left_out(&self) -> Result<&BTreeMap<EpisodeId, String>, Failure> {
-        if let Some(known) = self.left_out.get() {
-            return Ok(known);
-        }
-        let batches = self.store.trained_batches().map_err(Failure::system)?;
-        let all = batches.into_iter().flat_map(|b| b.dropped).collect();
-        Ok(self.left_out.get_or_init(|| all))
-    }
-}
-
-/// Whether an episode meets the conditions of a filter on its outcome. One without a score is no success, no
-/// failure and within no range.
-fn fits(e: &EpisodeSummary, filter: &Filter) -> bool {
-    let success = |wanted: bool| !e.unscored && e.success == wanted;
-    let failed = success(false) || e.end == EndKind::Failed;
-    let range = filter.reward.as_ref();
-    filter.success.is_none_or(success)
-        && (failed || !filter.failed)
-        && range.is_none_or(|range| !e.unscored && range.contains(&e.reward))
-}
-
-/// Of an episode whose reward has not come yet.
-const WAITS: &str = "waits for its reward";
-
 /// An episode as a line for people.
 fn line(e: &EpisodeSummary, waits: bool) -> String {
     format!(
@@ -372,25 +260,6 @@ fn write(
         false => output::print(&format!("{count} episodes in {}\n", file.display())),
     }
     Ok(())
-}
-
-/// A number, or a range such as `2..5`, both ends included.
-///
-/// # Errors
-/// If the text is neither, or the range is empty.
-pub(crate) fn range<T: FromStr + Copy + PartialOrd>(
-    text: &str,
-) -> Result<RangeInclusive<T>, String> {
-    let number = |text: &str| {
-        let number = text.parse::<T>();
-        number.map_err(|_| "allowed: a number such as 3, or a range such as 2..5".to_owned())
-    };
-    let (first, last) = text.split_once("..").unwrap_or((text, text));
-    let (first, last) = (number(first)?, number(last)?);
-    match first <= last {
-        true => Ok(first..=last),
-        false => Err("the first number is above the last".to_owned()),
-    }
 }
 
 /// The range of rewards of `--min-reward` and `--max-reward`, both included; `None` without either.

@@ -32,6 +32,7 @@ mod serve_sandbox;
 mod signals;
 mod tasks;
 mod train;
+mod view;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use sinew_project::{Resume, RunDir, RunEnd};
@@ -122,6 +123,11 @@ enum Command {
         #[arg(long)]
         out: PathBuf,
     },
+    /// Serve the dashboard: runs compared, live curves, timeline, episodes down to the token
+    #[command(
+        after_help = "Examples: sinew view\n          sinew view runs/seed-0 runs/seed-1 --listen 127.0.0.1:8787"
+    )]
+    View(view::ViewArgs),
     /// Write a run's weights as one model folder, adapters merged
     #[command(after_help = "Example: sinew export runs/lora model --dtype bf16")]
     Export(export::ExportArgs),
@@ -196,6 +202,19 @@ pub(crate) struct RunArgs {
     /// Another seed than the recipe's
     #[arg(long)]
     seed: Option<u64>,
+    /// Serve the dashboard of the run while it works, at this address: see `sinew view`
+    #[arg(
+        long,
+        value_name = "ADDR",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "127.0.0.1:0"
+    )]
+    view: Option<std::net::SocketAddr>,
+    /// TOML file that says which systems hear of the run (Prometheus, TensorBoard, OpenTelemetry) and when a
+    /// person is called: see docs/signals.md
+    #[arg(long, value_name = "FILE")]
+    signals: Option<PathBuf>,
     #[command(flatten)]
     serve: sinew_wire::ServeAt,
 }
@@ -258,13 +277,13 @@ pub(crate) struct EpisodesArgs {
     #[arg(long, conflicts_with = "success")]
     pub(crate) failed: bool,
     /// Number of turns: N, or MIN..MAX
-    #[arg(long, value_parser = episodes::range::<u32>)]
+    #[arg(long, value_parser = sinew_dashboard::range::<u32>)]
     pub(crate) turns: Option<RangeInclusive<u32>>,
     /// Number of its last turn, from 1: where it failed, if it did
     #[arg(long, value_name = "TURN")]
     pub(crate) at_turn: Option<u32>,
     /// Policy versions that sampled it: N, or MIN..MAX
-    #[arg(long, value_parser = episodes::range::<u64>)]
+    #[arg(long, value_parser = sinew_dashboard::range::<u64>)]
     pub(crate) versions: Option<RangeInclusive<u64>>,
     /// Whether it succeeded
     #[arg(long, value_name = "true|false")]
@@ -397,6 +416,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Runs(args) => runs::run(&args),
         Command::Episodes(args) => episodes::list(&args),
         Command::Plot { runs, out } => curves::run(&runs, &out),
+        Command::View(args) => view::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Gc(args) => gc::run(&args),
         Command::Rescore(args) => rescore::run(&args),
@@ -470,6 +490,16 @@ impl RunArgs {
         execute(&path, recipe, check::before_training, job, &options)
     }
 
+    /// What `--signals` names, if it was given.
+    ///
+    /// # Errors
+    /// If the file is refused.
+    pub(crate) fn signals(&self) -> Result<Option<sinew_signals::SignalsConfig>, Failure> {
+        let file = self.signals.as_deref();
+        let config = file.map(sinew_signals::SignalsConfig::load).transpose();
+        config.map_err(Failure::input)
+    }
+
     /// The folder of the command, and how it was called.
     ///
     /// # Errors
@@ -499,6 +529,8 @@ impl RunArgs {
             accept_loss: self.accept_loss,
             serve: self.serve.clone(),
             typed: self.serve.typed(),
+            view: self.view,
+            signals_to: self.signals()?,
             tasks: None,
             signals: None,
         };

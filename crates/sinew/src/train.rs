@@ -22,7 +22,8 @@ use sinew_judge::Bench;
 use sinew_pipeline::{Bus, Ended, EpisodeStats, Goal, Phase, PipelineError, RunEvent, StepRecord};
 use sinew_project::{Resume, RunDir};
 use sinew_recipe::RunPlan;
-use sinew_view::{LiveView, Out, Printer, ReportFile, Status, Summary, say};
+use sinew_signals::{Signals, SignalsConfig};
+use sinew_view::{LiveFile, LiveView, Out, Printer, ReportFile, Status, Summary, say};
 use sinew_wire::Failure;
 use std::time::Instant;
 use tokio::runtime::Runtime;
@@ -46,6 +47,10 @@ pub(crate) struct TrainOptions {
     pub(crate) accept_loss: bool,
     /// Tasks that a check has read already; `None`: they are read here.
     pub(crate) tasks: Option<sinew_wire::Tasks>,
+    /// Where the dashboard of the run listens, if it has one.
+    pub(crate) view: Option<std::net::SocketAddr>,
+    /// Which systems hear of the run.
+    pub(crate) signals_to: Option<SignalsConfig>,
     /// Where agents outside reach the run.
     pub(crate) serve: sinew_wire::ServeAt,
     /// What has to be typed again to go on, each after a space.
@@ -216,6 +221,15 @@ pub(crate) fn in_session<T>(
         };
         LiveView::start(status, &bus)
     });
+    let _live_file = LiveFile::start(dir.path(), steps, &bus);
+    if let Some(listen) = options.view {
+        crate::view::of_run(&runtime, listen, dir.path(), options.json)?;
+    }
+    let _signals = options
+        .signals_to
+        .as_ref()
+        .map(|config| start_signals(config, recipe, dir, &bus, &runtime))
+        .transpose()?;
     let (sender, cancel) = watch::channel(false);
     let bench = Bench::of_run(dir.path(), sender.clone());
     stop_on_signal(&runtime, signals, sender, bus.clone(), live);
@@ -239,6 +253,25 @@ pub(crate) fn in_session<T>(
         (true, None) => Failure::interrupt(options.command, dir.path(), &options.typed),
         (false, _) => e.into(),
     })
+}
+
+/// Tells other systems of the run for as long as the value lives.
+///
+/// # Errors
+/// If an address or a folder that the file names cannot be used.
+fn start_signals(
+    config: &SignalsConfig,
+    recipe: &RunPlan,
+    dir: &RunDir,
+    bus: &Bus,
+    runtime: &Runtime,
+) -> Result<Signals, Failure> {
+    let signals = Signals::start(config, &recipe.name, dir.path(), bus, runtime.handle());
+    let signals = signals.map_err(Failure::input)?;
+    if let Some(address) = signals.address() {
+        say(&format!("metrics: http://{address}/metrics"));
+    }
+    Ok(signals)
 }
 
 /// The averages of a measurement; `None` without held-out tasks: nothing measured is not 0.

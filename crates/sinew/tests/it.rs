@@ -67,6 +67,8 @@ mod sandboxes;
 mod serve;
 #[path = "it/tail.rs"]
 mod tail;
+#[path = "it/view.rs"]
+mod view;
 #[path = "it/worlds.rs"]
 mod worlds;
 

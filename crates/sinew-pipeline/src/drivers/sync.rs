@@ -21,6 +21,7 @@ use crate::ports::{
     GroupScores, RolloutReading, Rollouts, SampleSource, StoredEpisode, Wanted, WeightsTransport,
 };
 use crate::record::{AdmissionRecord, EpisodeStats, StepRecord, TokenSummary, Totals, joins};
+use crate::rollouts::LONGEST;
 use crate::rows::Rows;
 use crate::schedule::Draw;
 use crate::score_records::completed;
@@ -770,7 +771,7 @@ fn tell(
     let long = first.is_some_and(|l| l.phase_s >= LONG.as_secs_f64());
     let longest = (long && reminded.is_none_or(|at| at.elapsed() >= LONG)).then(|| {
         *reminded = Some(Instant::now());
-        seen.longest.clone()
+        seen.longest.iter().take(LONGEST).cloned().collect()
     });
     bus.emit(RunEvent::Rollout(Box::new(seen)))?;
     longest.map_or(Ok(()), |longest| bus.emit(RunEvent::Longest(longest)))

@@ -1,0 +1,48 @@
+//! Why a request has no answer.
+
+use axum::Json;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+
+/// Why a request has no answer; a text for people, and a status.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ViewError {
+    /// What was asked for is not there.
+    #[error("{0}")]
+    Missing(String),
+    /// The request is wrong.
+    #[error("{0}")]
+    Request(String),
+    /// A file cannot be read.
+    #[error("{0}")]
+    System(String),
+}
+
+impl ViewError {
+    /// What was asked for is not there.
+    pub(crate) fn missing(text: impl std::fmt::Display) -> Self {
+        Self::Missing(text.to_string())
+    }
+
+    /// The request is wrong; the text names the parameter.
+    pub(crate) fn request(text: impl std::fmt::Display) -> Self {
+        Self::Request(text.to_string())
+    }
+
+    /// A file cannot be read.
+    pub(crate) fn system(text: impl std::fmt::Display) -> Self {
+        Self::System(text.to_string())
+    }
+}
+
+impl IntoResponse for ViewError {
+    fn into_response(self) -> Response {
+        let status = match self {
+            Self::Missing(_) => StatusCode::NOT_FOUND,
+            Self::Request(_) => StatusCode::BAD_REQUEST,
+            Self::System(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        (status, Json(json!({ "error": self.to_string() }))).into_response()
+    }
+}

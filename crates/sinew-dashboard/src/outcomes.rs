@@ -1,0 +1,160 @@
+//! Listings of episodes with the outcomes that count: those of the traces, and scores that came later.
+//!
+//! The command line and the dashboard list episodes through here, so that a filter means the same in both.
+
+use sinew_pipeline::{LateConfig, settle};
+use sinew_store::{Cursor, EndKind, EpisodeSummary, Filter, StoreError, StoreReader};
+use sinew_types::{EpisodeId, Trace};
+use std::cell::OnceCell;
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+/// Of an episode whose reward has not come yet.
+pub const WAITS: &str = "waits for its reward";
+
+/// Rows that a query reads at least, where conditions are met here.
+const SCANNED: usize = 1000;
+
+/// An episode of a listing with the outcome that counts, and whether it waits for its reward.
+pub type Row = (EpisodeSummary, bool);
+
+/// Why there is no listing.
+#[derive(Debug, thiserror::Error)]
+pub enum ListError {
+    /// A filter that the store refuses.
+    #[error("{0}")]
+    Filter(StoreError),
+    /// The store cannot be read.
+    #[error("{0}")]
+    Store(StoreError),
+}
+
+/// The outcomes that count of a run's stored episodes, with the scores of groups and from outside.
+#[derive(Debug)]
+pub struct Outcomes<'a> {
+    store: &'a StoreReader,
+    /// How rewards from outside count, if the recipe waits for some.
+    late: Option<LateConfig>,
+    /// Episodes that updates left out, with the reason; read when the first is asked for.
+    left_out: OnceCell<BTreeMap<EpisodeId, String>>,
+}
+
+impl<'a> Outcomes<'a> {
+    /// Those of a store; `late` is of the run's recipe.
+    pub fn new(store: &'a StoreReader, late: Option<LateConfig>) -> Self {
+        Self {
+            store,
+            late,
+            left_out: OnceCell::new(),
+        }
+    }
+
+    /// Gives a trace its outcome that counts, and returns whether it waits for its reward.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub fn settle(&self, trace: &mut Trace) -> Result<bool, ListError> {
+        let records = self.store.scores(&trace.episode);
+        let records = records.map_err(ListError::Store)?;
+        if !settle(trace, &records, self.late.as_ref()) {
+            return Ok(false);
+        }
+        let reason = self.left_out()?.get(&trace.episode);
+        let waits = reason.is_none();
+        let reason = reason.map_or(WAITS, String::as_str);
+        trace.outcome.unscored_reason = Some(reason.to_owned());
+        Ok(waits)
+    }
+
+    /// A row of a listing. The trace is read where its outcome that counts may differ from that of the index.
+    fn listed(&self, e: &EpisodeSummary) -> Result<Row, ListError> {
+        let mut e = e.clone();
+        if !e.unscored && self.late.is_none() {
+            return Ok((e, false));
+        }
+        let Some(mut trace) = self.store.get(&e.episode).map_err(ListError::Store)? else {
+            return Ok((e, false));
+        };
+        let waits = self.settle(&mut trace)?;
+        e.unscored = trace.outcome.unscored;
+        e.reward = trace.total_reward();
+        e.success = trace.outcome.success && !e.unscored;
+        Ok((e, waits))
+    }
+
+    /// A page of a listing by the outcomes that count, and the cursor of its last row if more follow.
+    /// Conditions on the outcome are met here: the index has the outcomes of traces alone.
+    ///
+    /// # Errors
+    /// If the store cannot be read or refuses the filter.
+    pub fn page(&self, filter: &Filter) -> Result<(Vec<Row>, Option<Cursor>), ListError> {
+        let mut wider = Filter {
+            success: None,
+            failed: false,
+            reward: None,
+            ..filter.clone()
+        };
+        let all = wider == *filter;
+        if !all {
+            // Few may fit: fewer queries read more rows each.
+            wider.limit = wider.limit.max(SCANNED);
+        }
+        let mut rows: Vec<Row> = Vec::new();
+        loop {
+            let page = self.store.list(&wider).map_err(ListError::Filter)?;
+            for e in &page.episodes {
+                let (e, waits) = self.listed(e)?;
+                if !fits(&e, filter) {
+                    continue;
+                }
+                if rows.len() == filter.limit {
+                    let last = rows.last().map(|(e, _)| e.cursor);
+                    return Ok((rows, last));
+                }
+                rows.push((e, waits));
+            }
+            match page.next {
+                Some(next) if !all => wider.after = Some(next),
+                next => return Ok((rows, next)),
+            }
+        }
+    }
+
+    fn left_out(&self) -> Result<&BTreeMap<EpisodeId, String>, ListError> {
+        if let Some(known) = self.left_out.get() {
+            return Ok(known);
+        }
+        let batches = self.store.trained_batches().map_err(ListError::Store)?;
+        let all = batches.into_iter().flat_map(|b| b.dropped).collect();
+        Ok(self.left_out.get_or_init(|| all))
+    }
+}
+
+/// Whether an episode meets the conditions of a filter on its outcome. One without a score is no success, no
+/// failure and within no range.
+fn fits(e: &EpisodeSummary, filter: &Filter) -> bool {
+    let success = |wanted: bool| !e.unscored && e.success == wanted;
+    let failed = success(false) || e.end == EndKind::Failed;
+    let range = filter.reward.as_ref();
+    filter.success.is_none_or(success)
+        && (failed || !filter.failed)
+        && range.is_none_or(|range| !e.unscored && range.contains(&e.reward))
+}
+
+/// A number, or a range such as `2..5`, both ends included.
+///
+/// # Errors
+/// If the text is neither, or the range is empty.
+pub fn range<T: FromStr + Copy + PartialOrd>(text: &str) -> Result<RangeInclusive<T>, String> {
+    let number = |text: &str| {
+        let number = text.parse::<T>();
+        number.map_err(|_| "allowed: a number such as 3, or a range such as 2..5".to_owned())
+    };
+    let (first, last) = text.split_once("..").unwrap_or((text, text));
+    let (first, last) = (number(first)?, number(last)?);
+    match first <= last {
+        true => Ok(first..=last),
+        false => Err("the first number is above the last".to_owned()),
+    }
+}

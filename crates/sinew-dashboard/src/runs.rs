@@ -1,0 +1,469 @@
+//! The runs that a dashboard shows: which folders, and what was read of them.
+//!
+//! Files of records are read on from where the last reading ended, as a run appends whole lines. A resumed
+//! run may write a file anew: then it is read from its start.
+
+use crate::error::ViewError;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sinew_pipeline::{EvalRecord, StepRecord};
+use sinew_project::{end_of, holds_run, in_use, store_path};
+use sinew_recipe::RunPlan;
+use sinew_render::Renderer;
+use sinew_store::StoreReader;
+use std::collections::BTreeMap;
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Runs that are shown at most.
+pub(crate) const MAX_RUNS: usize = 500;
+
+/// Makes the tokenizer of a run's recipe; an error is shown in place of the text of tokens.
+pub type OpenRenderer = dyn Fn(&RunPlan) -> Result<Arc<dyn Renderer>, String> + Send + Sync;
+/// How rewards from outside count in a run.
+pub type LateOf = dyn Fn(&RunPlan) -> Option<sinew_pipeline::LateConfig> + Send + Sync;
+
+/// What the wiring of the program gives.
+#[derive(Clone)]
+pub struct Ports {
+    /// Tokenizers.
+    pub renderer: Arc<OpenRenderer>,
+    /// Rewards from outside.
+    pub late: Arc<LateOf>,
+}
+
+impl std::fmt::Debug for Ports {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ports").finish_non_exhaustive()
+    }
+}
+
+/// Folders of runs, or folders that hold such folders.
+#[derive(Debug)]
+pub(crate) struct Runs {
+    /// As they were named.
+    roots: Vec<PathBuf>,
+    /// For every run.
+    ports: Ports,
+    /// Runs that were found, by name. A name stays with its folder as long as the server runs.
+    open: Mutex<BTreeMap<String, Arc<Run>>>,
+}
+
+impl Runs {
+    /// Nothing is read yet.
+    pub(crate) fn new(roots: Vec<PathBuf>, ports: Ports) -> Self {
+        Self {
+            roots,
+            ports,
+            open: Mutex::default(),
+        }
+    }
+
+    /// All runs by name, in order. Runs that began since the last call are there, too.
+    pub(crate) fn all(&self) -> Vec<Arc<Run>> {
+        let mut open = lock(&self.open);
+        for path in self.folders() {
+            if open.len() == MAX_RUNS || open.values().any(|run| run.path == path) {
+                continue;
+            }
+            let name = free_name(&path, &open);
+            let run = Run::new(name.clone(), path, self.ports.clone());
+            open.insert(name, Arc::new(run));
+        }
+        open.retain(|_, run| holds_run(&run.path));
+        open.values().cloned().collect()
+    }
+
+    /// A run by its name. One that began a moment ago is found, too.
+    ///
+    /// # Errors
+    /// If there is no such run.
+    pub(crate) fn get(&self, name: &str) -> Result<Arc<Run>, ViewError> {
+        let found = lock(&self.open).get(name).cloned();
+        let found = found.or_else(|| self.all().into_iter().find(|run| run.name == name));
+        found.ok_or_else(|| {
+            ViewError::missing(format!("no run {name:?} is here; /api/runs lists them"))
+        })
+    }
+
+    /// Folders of runs below the roots, in order.
+    fn folders(&self) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        for root in &self.roots {
+            collect(root, 2, &mut found);
+        }
+        found
+    }
+}
+
+/// Adds the runs in a folder and below it, to this depth.
+fn collect(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
+    if holds_run(folder) {
+        found.push(folder.to_owned());
+        return;
+    }
+    let entries = folder.read_dir().into_iter().flatten().flatten();
+    let mut below: Vec<PathBuf> = entries.map(|e| e.path()).filter(|p| p.is_dir()).collect();
+    below.sort();
+    for path in below.into_iter().take(MAX_RUNS).filter(|_| depth > 0) {
+        collect(&path, depth - 1, found);
+    }
+}
+
+/// Name of the folder; with its parent's or a number where another run has that name.
+fn free_name(path: &Path, taken: &BTreeMap<String, Arc<Run>>) -> String {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let name = |p: &Path| p.file_name().map(|n| n.to_string_lossy().into_owned());
+    let own = name(&path).unwrap_or_else(|| "run".into());
+    let longer = path
+        .parent()
+        .and_then(name)
+        .map(|parent| format!("{parent}-{own}"));
+    let numbered = (2..).map(|n| format!("{own}-{n}"));
+    let mut names = [Some(own.clone()), longer]
+        .into_iter()
+        .flatten()
+        .chain(numbered);
+    names.find(|n| !taken.contains_key(n)).unwrap_or(own)
+}
+
+/// A lock whose holder panicked is taken all the same: what it guards is read anew.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A run and what was read of it.
+pub(crate) struct Run {
+    /// In links.
+    pub(crate) name: String,
+    /// Its folder.
+    pub(crate) path: PathBuf,
+    ports: Ports,
+    /// What was read of its files.
+    records: Mutex<Records>,
+    /// Opened when it is first asked for.
+    store: Mutex<Option<Arc<StoreReader>>>,
+    /// Made when the first episode is shown.
+    renderer: Mutex<Option<Arc<dyn Renderer>>>,
+}
+
+impl std::fmt::Debug for Run {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Run")
+            .field("path", &self.path)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Records read so far.
+#[derive(Debug, Default)]
+struct Records {
+    steps: Lines<StepRecord>,
+    evals: Lines<EvalRecord>,
+}
+
+/// Lines of a file and how far it was read.
+#[derive(Debug)]
+struct Lines<T> {
+    /// In the order of the file.
+    rows: Arc<Vec<T>>,
+    /// Bytes that were read, up to the end of a line.
+    offset: u64,
+    /// Of the file that was read: another one is read from its start.
+    inode: u64,
+}
+
+impl<T> Default for Lines<T> {
+    fn default() -> Self {
+        Self {
+            rows: Arc::default(),
+            offset: 0,
+            inode: 0,
+        }
+    }
+}
+
+impl<T: DeserializeOwned + Clone> Lines<T> {
+    /// Reads on. A line that is no record is left out: a newer version may write more than this one knows.
+    fn read(&mut self, path: &Path) -> Arc<Vec<T>> {
+        let Ok(mut file) = std::fs::File::open(path) else {
+            *self = Self::default();
+            return Arc::clone(&self.rows);
+        };
+        let meta = file
+            .metadata()
+            .map(|m| (m.ino(), m.len()))
+            .unwrap_or_default();
+        if meta.0 != self.inode || meta.1 < self.offset {
+            *self = Self::default();
+            self.inode = meta.0;
+        }
+        let mut text = Vec::new();
+        let read = file
+            .seek(SeekFrom::Start(self.offset))
+            .and_then(|_| file.read_to_end(&mut text));
+        let whole = text.iter().rposition(|b| *b == b'\n').map_or(0, |i| i + 1);
+        if read.is_ok() && whole > 0 {
+            self.offset += whole as u64;
+            let rows = Arc::make_mut(&mut self.rows);
+            let lines = text[..whole].split(|b| *b == b'\n');
+            rows.extend(lines.filter_map(|l| serde_json::from_slice(l).ok()));
+        }
+        Arc::clone(&self.rows)
+    }
+}
+
+/// A run in the list of runs.
+#[derive(Debug, Serialize)]
+pub(crate) struct RunRow {
+    /// Its name in links.
+    run: String,
+    /// Its folder.
+    path: String,
+    /// Of the recipe.
+    title: String,
+    /// `running`, `ended`, `interrupted`, `failed` or `killed`.
+    state: String,
+    /// Why it failed, if it said so.
+    why: Option<String>,
+    /// As the recipe names them; empty if it cannot be read.
+    model: String,
+    algorithm: String,
+    env: String,
+    mode: String,
+    seed: u64,
+    /// The last recorded step, of how many.
+    steps: u64,
+    of_steps: u64,
+    /// Over all sessions.
+    wall_s: f64,
+    /// Training episodes, and those that the system failed.
+    episodes: usize,
+    failed: usize,
+    /// Held-out success, first and last measurement.
+    before: Option<f64>,
+    after: Option<f64>,
+    /// Mean reward and success of the last steps' training episodes.
+    reward: Option<f64>,
+    success: Option<f64>,
+    /// Of the last step that trained.
+    entropy: Option<f64>,
+    /// Success of the training episodes, thinned to a few dozen points.
+    spark: Vec<f64>,
+    /// It keeps its episodes.
+    stored: bool,
+}
+
+impl Run {
+    /// Nothing is opened yet.
+    fn new(name: String, path: PathBuf, ports: Ports) -> Self {
+        Self {
+            name,
+            path,
+            ports,
+            records: Mutex::default(),
+            store: Mutex::default(),
+            renderer: Mutex::default(),
+        }
+    }
+
+    /// Records of all steps.
+    pub(crate) fn steps(&self) -> Arc<Vec<StepRecord>> {
+        lock(&self.records)
+            .steps
+            .read(&self.path.join("metrics.jsonl"))
+    }
+
+    /// Held-out measurements.
+    pub(crate) fn evals(&self) -> Arc<Vec<EvalRecord>> {
+        lock(&self.records)
+            .evals
+            .read(&self.path.join("evals.jsonl"))
+    }
+
+    /// The recipe as it ran.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub(crate) fn recipe(&self) -> Result<RunPlan, ViewError> {
+        sinew_project::recipe(&self.path).map_err(ViewError::system)
+    }
+
+    /// How rewards from outside count.
+    pub(crate) fn late(&self) -> Option<sinew_pipeline::LateConfig> {
+        self.recipe()
+            .ok()
+            .and_then(|recipe| (self.ports.late)(&recipe))
+    }
+
+    /// The store, opened once.
+    ///
+    /// # Errors
+    /// If the run keeps nothing, or it cannot be read.
+    pub(crate) fn store(&self) -> Result<Arc<StoreReader>, ViewError> {
+        let mut open = lock(&self.store);
+        if let Some(store) = open.as_ref() {
+            return Ok(Arc::clone(store));
+        }
+        let path = store_path(&self.path);
+        if !path.exists() {
+            return Err(ViewError::missing(format!(
+                "{} keeps no episodes (store.type = \"memory\", or it has not begun)",
+                self.path.display()
+            )));
+        }
+        let store = Arc::new(StoreReader::open(&path).map_err(ViewError::system)?);
+        *open = Some(Arc::clone(&store));
+        Ok(store)
+    }
+
+    /// The tokenizer, made once. An error says why there is none.
+    pub(crate) fn renderer(&self) -> Result<Arc<dyn Renderer>, String> {
+        let mut open = lock(&self.renderer);
+        if let Some(renderer) = open.as_ref() {
+            return Ok(Arc::clone(renderer));
+        }
+        let recipe = self.recipe().map_err(|e| e.to_string())?;
+        let renderer = (self.ports.renderer)(&recipe)?;
+        *open = Some(Arc::clone(&renderer));
+        Ok(renderer)
+    }
+
+    /// As it stands now: the state, and why it ended.
+    pub(crate) fn state(&self) -> (String, Option<String>) {
+        match end_of(&self.path) {
+            _ if in_use(&self.path) => ("running".to_owned(), None),
+            Some(end) => end,
+            None => ("killed".to_owned(), None),
+        }
+    }
+
+    /// Its row in the list.
+    pub(crate) fn row(&self) -> RunRow {
+        let (steps, evals, recipe) = (self.steps(), self.evals(), self.recipe().ok());
+        let (state, why) = self.state();
+        let r = recipe.as_ref();
+        let scored = |s: &&StepRecord| s.rollout.episodes > s.rollout.failed + s.rollout.unscored;
+        let recent: Vec<&StepRecord> = steps.iter().rev().take(5).filter(scored).collect();
+        let mean = |of: fn(&StepRecord) -> f64| {
+            let sum: f64 = recent.iter().map(|r| of(r)).sum();
+            (!recent.is_empty()).then(|| sum / recent.len() as f64)
+        };
+        let stride = steps.len().div_ceil(40).max(1);
+        let spark = steps
+            .chunks(stride)
+            .map(|part| part.iter().map(|r| r.rollout.success).sum::<f64>() / part.len() as f64);
+        let measured = |e: Option<&EvalRecord>| e.map(|e| e.stats.success);
+        let last_eval = evals.last().map_or(0.0, |e| e.wall_s);
+        RunRow {
+            run: self.name.clone(),
+            path: self.path.display().to_string(),
+            title: r.map_or_else(|| self.name.clone(), |r| r.name.clone()),
+            state,
+            why,
+            model: r.map(RunPlan::model_source).unwrap_or_default(),
+            algorithm: r
+                .map(|r| r.algorithm.kind.name().to_owned())
+                .unwrap_or_default(),
+            env: env_names(&steps, &evals),
+            mode: r
+                .map(|r| r.train.mode.name().to_owned())
+                .unwrap_or_default(),
+            seed: r.map_or(0, |r| r.seed),
+            steps: steps.last().map_or(0, |s| s.step),
+            of_steps: r.map_or(0, |r| r.train.steps),
+            wall_s: steps.last().map_or(0.0, |s| s.wall_s).max(last_eval),
+            episodes: steps.iter().map(|s| s.rollout.episodes).sum(),
+            failed: steps.iter().map(|s| s.rollout.failed).sum(),
+            before: measured(evals.first()),
+            after: measured(evals.last().filter(|_| evals.len() > 1)),
+            reward: mean(|r| r.rollout.reward),
+            success: mean(|r| r.rollout.success),
+            entropy: steps.iter().rev().find_map(StepRecord::entropy),
+            spark: spark.collect(),
+            stored: store_path(&self.path).is_dir(),
+        }
+    }
+
+    /// Says whether a file of the run changed: lengths and times of those that a page shows.
+    pub(crate) fn stamp(&self) -> Stamp {
+        let of = |file: &str| {
+            let meta = std::fs::metadata(self.path.join(file));
+            meta.map(|m| (m.len(), m.mtime(), m.mtime_nsec()))
+                .unwrap_or_default()
+        };
+        Stamp {
+            steps: (of("metrics.jsonl"), of("evals.jsonl")),
+            live: of(sinew_view::LIVE_FILE),
+            episodes: (of("store/index.sqlite"), of("store/index.sqlite-wal")),
+            ended: of("end.json"),
+        }
+    }
+}
+
+/// Length, seconds and nanoseconds of the last change of a file.
+type FileStamp = (u64, i64, i64);
+
+/// What a look at a run's folder saw.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    /// Records of steps, and of measurements.
+    pub(crate) steps: (FileStamp, FileStamp),
+    /// The live state.
+    pub(crate) live: FileStamp,
+    /// The index of the store, and its log.
+    pub(crate) episodes: (FileStamp, FileStamp),
+    /// How the process ended.
+    pub(crate) ended: FileStamp,
+}
+
+/// Environments of a mixture, or types of tasks of one environment.
+fn env_names(steps: &[StepRecord], evals: &[EvalRecord]) -> String {
+    let stats = steps.last().map(|s| &s.rollout);
+    let Some(stats) = stats.or_else(|| evals.last().map(|e| &e.stats)) else {
+        return String::new();
+    };
+    let names: Vec<&str> = match stats.by_env.is_empty() {
+        true => stats.success_by_kind.keys().map(String::as_str).collect(),
+        false => stats.by_env.keys().map(String::as_str).collect(),
+    };
+    names.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_read_on_and_read_anew_after_a_rewrite() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.jsonl");
+        let mut lines = Lines::<u64>::default();
+        assert!(lines.read(&path).is_empty());
+        std::fs::write(&path, "1\n2\n3").unwrap();
+        assert_eq!(*lines.read(&path), [1, 2]);
+        std::fs::write(&path, "1\n2\n34\nno\n5\n").unwrap();
+        assert_eq!(*lines.read(&path), [1, 2, 34, 5]);
+        std::fs::write(&path, "9\n").unwrap();
+        assert_eq!(*lines.read(&path), [9]);
+    }
+
+    #[test]
+    fn equal_names_of_folders_stay_apart() {
+        let ports = Ports {
+            renderer: Arc::new(|_| Err("none".into())),
+            late: Arc::new(|_| None),
+        };
+        let dir = tempfile::tempdir().unwrap();
+        for folder in ["a/run", "b/run", "c"] {
+            std::fs::create_dir_all(dir.path().join(folder)).unwrap();
+            std::fs::write(dir.path().join(folder).join("recipe.toml"), "").unwrap();
+        }
+        let runs = Runs::new(vec![dir.path().to_owned()], ports);
+        let names: Vec<String> = runs.all().iter().map(|r| r.name.clone()).collect();
+        assert_eq!(names, ["b-run", "c", "run"]);
+        assert!(runs.get("nope").is_err());
+    }
+}

@@ -1,0 +1,183 @@
+//! The server: loopback and a token by default, read only, every queue bounded.
+
+use crate::access::Token;
+use crate::api;
+use crate::assets;
+use crate::error::ViewError;
+use crate::events::{self, Changes};
+use crate::runs::{Ports, Runs};
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+/// Requests that read files at a time.
+const READERS: usize = 8;
+
+/// Nothing but this server's own files; text of episodes can bring data images along, and nothing else.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
+     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// What handlers share.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared {
+    /// What is shown.
+    pub(crate) runs: Arc<Runs>,
+    /// Places for work on files.
+    pub(crate) places: Arc<Semaphore>,
+    /// The listeners to changes.
+    pub(crate) changes: Changes,
+    /// Opens it.
+    token: Token,
+    /// In the name of the cookie.
+    port: u16,
+}
+
+/// A dashboard that listens.
+#[derive(Debug)]
+pub struct Dashboard {
+    shared: Shared,
+    listener: TcpListener,
+    address: SocketAddr,
+}
+
+impl Dashboard {
+    /// Listens on `address`, port 0 takes a free one. `folders` are runs, or hold runs.
+    ///
+    /// # Errors
+    /// If the address cannot be taken, or the system has no random bytes.
+    pub async fn bind(
+        address: SocketAddr,
+        folders: Vec<PathBuf>,
+        ports: Ports,
+    ) -> std::io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
+        let address = listener.local_addr()?;
+        let token = Token::random().map_err(std::io::Error::other)?;
+        let shared = Shared {
+            runs: Arc::new(Runs::new(folders, ports)),
+            places: Arc::new(Semaphore::new(READERS)),
+            changes: Changes::default(),
+            token,
+            port: address.port(),
+        };
+        Ok(Self {
+            shared,
+            listener,
+            address,
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The link that opens it, with the token.
+    pub fn url(&self) -> String {
+        format!(
+            "http://{}/?token={}",
+            self.address,
+            self.shared.token.as_str()
+        )
+    }
+
+    /// The token, for `Authorization: Bearer`.
+    pub fn token(&self) -> &str {
+        self.shared.token.as_str()
+    }
+
+    /// Runs that are there now.
+    pub fn runs(&self) -> usize {
+        self.shared.runs.all().len()
+    }
+
+    /// Serves until the future is dropped.
+    ///
+    /// # Errors
+    /// Of the listener.
+    pub async fn serve(self) -> std::io::Result<()> {
+        let watch = events::watch(Arc::clone(&self.shared.runs), self.shared.changes.clone());
+        let serve = axum::serve(self.listener, router(self.shared));
+        tokio::select! {
+            ended = serve.into_future() => ended,
+            () = watch => Ok(()),
+        }
+    }
+}
+
+/// All routes behind the token.
+pub(crate) fn router(shared: Shared) -> Router {
+    let api = Router::new()
+        .route("/runs", get(api::runs))
+        .route("/runs/{run}/curves", get(api::curves))
+        .route("/runs/{run}/timeline", get(api::timeline))
+        .route("/runs/{run}/live", get(api::live))
+        .route("/runs/{run}/recipe", get(api::recipe))
+        .route("/runs/{run}/episodes", get(api::episodes))
+        .route("/runs/{run}/episodes/{episode}", get(api::one_episode))
+        .route("/runs/{run}/errors", get(api::errors))
+        .route("/scaling", get(api::scaling))
+        .route("/events", get(events::stream));
+    Router::new()
+        .nest("/api", api)
+        .fallback(page)
+        .layer(from_fn_with_state(shared.clone(), guard))
+        .with_state(shared)
+}
+
+/// A file of the pages.
+async fn page(request: Request) -> Response {
+    let path = request.uri().path();
+    assets::file(path)
+        .unwrap_or_else(|| ViewError::missing(format!("nothing is at {path}")).into_response())
+}
+
+/// Lets in requests with the token, and sets the headers of every answer.
+async fn guard(State(shared): State<Shared>, request: Request, next: Next) -> Response {
+    let mut response = admitted(shared, request, next).await;
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    headers
+        .entry(header::CACHE_CONTROL)
+        .or_insert(HeaderValue::from_static("no-store"));
+    response
+}
+
+/// The answer to a request: a refusal, the cookie, or what was asked for. The token leaves the address with
+/// the first answer, so that it is in no link that is copied from there.
+async fn admitted(shared: Shared, request: Request, next: Next) -> Response {
+    if request.method() != Method::GET && request.method() != Method::HEAD {
+        let why = "the dashboard only reads: use GET";
+        return (StatusCode::METHOD_NOT_ALLOWED, why).into_response();
+    }
+    if shared.token.is_in_query(request.uri()) {
+        let to = request.uri().path().to_owned();
+        let answer = (
+            StatusCode::SEE_OTHER,
+            [
+                (header::SET_COOKIE, shared.token.cookie(shared.port)),
+                (header::LOCATION, to),
+            ],
+        );
+        return answer.into_response();
+    }
+    if !shared.token.is_in_headers(request.headers(), shared.port) {
+        let why = "this dashboard needs its token: open the link that `sinew view` printed\n";
+        return (StatusCode::UNAUTHORIZED, why).into_response();
+    }
+    next.run(request).await
+}

@@ -1,0 +1,36 @@
+//! What a run says to other systems: Prometheus, TensorBoard, OpenTelemetry traces, alerts.
+//!
+//! [`Signals::start`] watches the bus of a run through a bounded queue. A thread turns events into numbers,
+//! spans and alerts; what goes over the network leaves through a second bounded queue.
+//!
+//! Invariants:
+//! - The run is never delayed and never fails by what is here: what does not fit into a queue is lost and
+//!   counted, what cannot be sent is retried a few times, then lost and counted.
+//! - Rules of alerts, the text of Prometheus, event files and spans are made by pure parts, with time as an
+//!   argument; sockets, files and clocks are in one module.
+//! - An alert is sent once, not again while its condition lasts, and at most so often an hour.
+//!
+//! | key | goes to |
+//! |---|---|
+//! | `[prometheus]` | `/metrics` on an address, and a text file for the node exporter |
+//! | `[tensorboard]` | event files |
+//! | `[otlp]` | spans of episodes, turns and tools, by OTLP over HTTP |
+//! | `[alerts]` | webhooks: plain JSON, Slack, Apprise |
+
+mod alerts;
+mod config;
+mod crc;
+mod message;
+mod numbers;
+mod prometheus;
+mod run;
+mod send;
+mod spans;
+mod tfevents;
+
+pub use alerts::{Alert, Alerts, Look, Rule};
+pub use config::{
+    AlertsConfig, Format, OtlpConfig, PrometheusConfig, SignalsConfig, SignalsError,
+    TensorboardConfig,
+};
+pub use run::Signals;

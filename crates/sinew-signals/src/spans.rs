@@ -1,0 +1,290 @@
+//! Phases of episodes as spans of OpenTelemetry: an episode, its turns, and in each turn the generation and
+//! the tools. Pure: it is given the phases and the time.
+//!
+//! An episode is a trace. It is complete when it is not among the live ones any more. A turn begins with a
+//! generation and ends before the next one; starts and scores stand next to the turns.
+
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value};
+use opentelemetry_proto::tonic::resource::v1::Resource;
+use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
+use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span};
+use sinew_rollout::{LiveEpisode, Phase, PhaseSpan};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Episodes whose phases are kept at a time, and phases of one episode; what is above is lost.
+const MAX_OPEN: usize = 20_000;
+const MAX_PHASES: usize = 2000;
+/// Seconds after the last phase of an episode of which it is not known whether it lives.
+const QUIET_S: f64 = 120.0;
+
+/// Collects phases until their episodes are complete.
+#[derive(Debug, Default)]
+pub(crate) struct Collector {
+    /// Phases of episodes that are not complete, by id.
+    open: BTreeMap<String, Vec<PhaseSpan>>,
+    /// Phases that did not fit.
+    pub(crate) lost: u64,
+}
+
+impl Collector {
+    /// Takes phases that ended.
+    pub(crate) fn add(&mut self, spans: &[PhaseSpan]) {
+        for span in spans {
+            let id = span.episode.as_str();
+            if !self.open.contains_key(id) && self.open.len() >= MAX_OPEN {
+                self.lost += 1;
+                continue;
+            }
+            let phases = self.open.entry(id.to_owned()).or_default();
+            match phases.len() < MAX_PHASES {
+                true => phases.push(span.clone()),
+                false => self.lost += 1,
+            }
+        }
+    }
+
+    /// Episodes that are complete: not among the live ones, of which `all` says whether the list has every
+    /// one; where it has not, those that were quiet for long.
+    pub(crate) fn complete(
+        &mut self,
+        live: &[LiveEpisode],
+        all: bool,
+        now_unix_s: f64,
+    ) -> Vec<Vec<PhaseSpan>> {
+        let live: BTreeSet<&str> = live.iter().map(|l| l.episode.as_str()).collect();
+        let done = |id: &String, phases: &Vec<PhaseSpan>| {
+            let last = phases.last().map_or(0.0, |p| p.ended_unix_s);
+            !live.contains(id.as_str()) && (all || now_unix_s - last > QUIET_S)
+        };
+        let ended: Vec<String> = self
+            .open
+            .iter()
+            .filter(|(id, phases)| done(id, phases))
+            .map(|(id, _)| id.clone())
+            .collect();
+        ended.iter().filter_map(|id| self.open.remove(id)).collect()
+    }
+
+    /// All that is left, at the end of a run.
+    pub(crate) fn rest(&mut self) -> Vec<Vec<PhaseSpan>> {
+        std::mem::take(&mut self.open).into_values().collect()
+    }
+}
+
+/// The request of OTLP with the traces of episodes.
+pub(crate) fn request(
+    service: &str,
+    run: &str,
+    episodes: &[Vec<PhaseSpan>],
+) -> ExportTraceServiceRequest {
+    let scope = InstrumentationScope {
+        name: "sinew".into(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        ..InstrumentationScope::default()
+    };
+    let resource = Resource {
+        attributes: vec![text("service.name", service), text("sinew.run", run)],
+        ..Resource::default()
+    };
+    ExportTraceServiceRequest {
+        resource_spans: vec![ResourceSpans {
+            resource: Some(resource),
+            scope_spans: vec![ScopeSpans {
+                scope: Some(scope),
+                spans: episodes.iter().flat_map(|e| episode(run, e)).collect(),
+                ..ScopeSpans::default()
+            }],
+            ..ResourceSpans::default()
+        }],
+    }
+}
+
+/// The spans of an episode, its own first.
+fn episode(run: &str, phases: &[PhaseSpan]) -> Vec<Span> {
+    let Some(first) = phases.first() else {
+        return Vec::new();
+    };
+    let begin = |p: &PhaseSpan| p.ended_unix_s - p.seconds;
+    let mut phases: Vec<&PhaseSpan> = phases.iter().collect();
+    phases.sort_by(|a, b| begin(a).total_cmp(&begin(b)));
+    let mut maker = Maker::new(run, first.episode.as_str());
+    let from = begin(phases[0]);
+    let to = phases.iter().map(|p| p.ended_unix_s).fold(from, f64::max);
+    let root = maker.span("episode", &[], from, to);
+    let mut spans = vec![root];
+    let root_id = spans[0].span_id.clone();
+    let (mut turn, mut number) = (None::<usize>, 0);
+    for phase in phases {
+        if phase.phase == Phase::Generate {
+            number += 1;
+            let mut span = maker.span("turn", &root_id, begin(phase), phase.ended_unix_s);
+            span.attributes.push(int("sinew.turn", number));
+            turn = Some(spans.len());
+            spans.push(span);
+        }
+        let inside = matches!(phase.phase, Phase::Generate | Phase::Tool);
+        let parent = turn.filter(|_| inside);
+        let parent_id = parent.map_or(&root_id, |t| &spans[t].span_id).clone();
+        let mut span = maker.span(
+            name(phase.phase),
+            &parent_id,
+            begin(phase),
+            phase.ended_unix_s,
+        );
+        if let Some(operation) = operation(phase.phase) {
+            span.attributes
+                .push(text("gen_ai.operation.name", operation));
+        }
+        if let Some(t) = parent {
+            let end = span.end_time_unix_nano;
+            spans[t].end_time_unix_nano = spans[t].end_time_unix_nano.max(end);
+        }
+        spans.push(span);
+    }
+    spans[0].attributes.push(int("sinew.turns", number));
+    spans
+}
+
+/// The name of a phase's span.
+fn name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Boot => "start",
+        Phase::Generate => "generate",
+        Phase::Tool => "tool",
+        Phase::Score => "score",
+        Phase::Wait => "wait",
+    }
+}
+
+/// As the conventions for generative models name it.
+fn operation(phase: Phase) -> Option<&'static str> {
+    match phase {
+        Phase::Generate => Some("chat"),
+        Phase::Tool => Some("execute_tool"),
+        Phase::Boot | Phase::Score | Phase::Wait => None,
+    }
+}
+
+/// Makes spans of one trace with ids that follow from run and episode, so that a trace that is sent twice is
+/// the same trace.
+struct Maker {
+    trace: Vec<u8>,
+    episode: String,
+    made: u64,
+}
+
+impl Maker {
+    /// The ids of one episode.
+    fn new(run: &str, episode: &str) -> Self {
+        let hash = blake3::hash(format!("{run}\n{episode}").as_bytes());
+        Self {
+            trace: hash.as_bytes()[..16].to_vec(),
+            episode: episode.to_owned(),
+            made: 0,
+        }
+    }
+
+    /// The next span.
+    fn span(&mut self, name: &str, parent: &[u8], from_s: f64, to_s: f64) -> Span {
+        self.made += 1;
+        let mut seed = self.trace.clone();
+        seed.extend_from_slice(&self.made.to_le_bytes());
+        let nanos = |s: f64| (s.max(0.0) * 1e9) as u64;
+        Span {
+            trace_id: self.trace.clone(),
+            span_id: blake3::hash(&seed).as_bytes()[..8].to_vec(),
+            parent_span_id: parent.to_vec(),
+            name: name.to_owned(),
+            kind: SpanKind::Internal as i32,
+            start_time_unix_nano: nanos(from_s),
+            end_time_unix_nano: nanos(to_s),
+            attributes: vec![text("sinew.episode", &self.episode)],
+            ..Span::default()
+        }
+    }
+}
+
+fn text(key: &str, value: &str) -> KeyValue {
+    attribute(key, any_value::Value::StringValue(value.to_owned()))
+}
+
+fn int(key: &str, value: i64) -> KeyValue {
+    attribute(key, any_value::Value::IntValue(value))
+}
+
+fn attribute(key: &str, value: any_value::Value) -> KeyValue {
+    KeyValue {
+        key: key.to_owned(),
+        value: Some(AnyValue { value: Some(value) }),
+        ..KeyValue::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sinew_types::EpisodeId;
+
+    fn phase(episode: &str, phase: Phase, ended: f64, seconds: f64) -> PhaseSpan {
+        PhaseSpan {
+            episode: EpisodeId::new(episode),
+            phase,
+            ended_unix_s: ended,
+            seconds,
+        }
+    }
+
+    #[test]
+    fn a_turn_holds_its_generation_and_its_tools() {
+        let phases = [
+            phase("e", Phase::Boot, 11.0, 1.0),
+            phase("e", Phase::Generate, 13.0, 2.0),
+            phase("e", Phase::Tool, 14.0, 1.0),
+            phase("e", Phase::Generate, 16.0, 2.0),
+            phase("e", Phase::Score, 17.0, 1.0),
+        ];
+        let spans = episode("run", &phases);
+        let names: Vec<&str> = spans.iter().map(|s| s.name.as_str()).collect();
+        assert_eq!(
+            names,
+            [
+                "episode", "start", "turn", "generate", "tool", "turn", "generate", "score"
+            ]
+        );
+        let parent = |child: usize| {
+            let id = &spans[child].parent_span_id;
+            spans.iter().position(|s| &s.span_id == id)
+        };
+        assert_eq!(parent(0), None);
+        assert_eq!(
+            [parent(1), parent(2), parent(3), parent(4)],
+            [Some(0), Some(0), Some(2), Some(2)]
+        );
+        assert_eq!([parent(6), parent(7)], [Some(5), Some(0)]);
+        assert_eq!(spans[2].end_time_unix_nano, spans[4].end_time_unix_nano);
+        assert_eq!(spans[0].start_time_unix_nano, 10_000_000_000);
+        let again = episode("run", &phases);
+        assert_eq!(spans, again);
+    }
+
+    #[test]
+    fn an_episode_is_complete_when_it_is_not_live_any_more() {
+        let mut collector = Collector::default();
+        collector.add(&[
+            phase("a", Phase::Tool, 1.0, 1.0),
+            phase("b", Phase::Tool, 1.0, 1.0),
+        ]);
+        let live = [LiveEpisode {
+            episode: EpisodeId::new("a"),
+            phase: Phase::Generate,
+            phase_s: 1.0,
+            left_s: None,
+        }];
+        assert!(collector.complete(&live, false, 2.0).is_empty());
+        assert_eq!(collector.complete(&live, true, 2.0).len(), 1);
+        assert!(collector.complete(&[], false, 2.0).is_empty());
+        assert_eq!(collector.complete(&[], false, 1000.0).len(), 1);
+        assert!(collector.rest().is_empty());
+    }
+}

@@ -1,0 +1,308 @@
+//! Signals of a run as the other systems get them: event files and traces by the readers of their projects.
+
+use sinew_pipeline::{Bus, EpisodeStats, EvalRecord, RolloutProgress, RunEvent, StepRecord};
+use sinew_rollout::{LiveEpisode, Phase, PhaseSpan};
+use sinew_signals::{Signals, SignalsConfig};
+use sinew_types::EpisodeId;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+
+/// The interpreter with the readers.
+fn python() -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let python = root.join(".cache/venv-signals/bin/python3");
+    assert!(
+        python.exists(),
+        "scripts/setup.sh installs {}",
+        python.display()
+    );
+    python
+}
+
+/// What a Python program prints.
+fn run(program: &str, arguments: &[&Path]) -> String {
+    let ran = Command::new(python())
+        .arg("-c")
+        .arg(program)
+        .args(arguments)
+        .output()
+        .unwrap();
+    assert!(
+        ran.status.success(),
+        "{}",
+        String::from_utf8_lossy(&ran.stderr)
+    );
+    String::from_utf8(ran.stdout).unwrap()
+}
+
+/// A server that keeps what is posted: path and body. It answers the first request with `first`.
+fn receiver(first: &'static str) -> (SocketAddr, Receiver<(String, Vec<u8>)>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (sender, posts) = sync_channel(100);
+    std::thread::spawn(move || {
+        let mut status = first;
+        for stream in listener.incoming() {
+            let mut reader = BufReader::new(stream.unwrap());
+            let (mut head, mut length) = (String::new(), 0);
+            loop {
+                let mut line = String::new();
+                if reader.read_line(&mut line).unwrap_or(0) <= 2 {
+                    break;
+                }
+                if let Some(n) = line.to_lowercase().strip_prefix("content-length:") {
+                    length = n.trim().parse().unwrap();
+                }
+                head += &line;
+            }
+            let mut body = vec![0; length];
+            reader.read_exact(&mut body).unwrap();
+            let answer =
+                format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+            let _ = reader.into_inner().write_all(answer.as_bytes());
+            if status.starts_with("200") {
+                sender.send((head, body)).unwrap();
+            }
+            status = "200 OK";
+        }
+    });
+    (address, posts)
+}
+
+fn step(step: u64, reward: f64, entropy: f64) -> StepRecord {
+    let mut r = StepRecord {
+        step,
+        rows: 8,
+        updates_applied: 1,
+        grad_norm: 0.5,
+        metrics: serde_json::json!({ "entropy": entropy }),
+        ..StepRecord::default()
+    };
+    r.rollout.episodes = 8;
+    r.rollout.reward = reward;
+    r.rollout.success = reward;
+    r
+}
+
+fn emit(bus: &Bus, event: RunEvent) {
+    bus.emit(event).unwrap();
+}
+
+fn start(config: &str, folder: &Path, bus: &Bus, runtime: &tokio::runtime::Runtime) -> Signals {
+    let config = SignalsConfig::parse("s.toml".as_ref(), config).unwrap();
+    Signals::start(&config, "demo", folder, bus, runtime.handle()).unwrap()
+}
+
+#[test]
+fn tensorboard_reads_every_step_and_measurement() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let bus = Bus::default();
+    let signals = start("[tensorboard]", dir.path(), &bus, &runtime);
+    for n in 1..=50 {
+        emit(
+            &bus,
+            RunEvent::Step(Arc::new(step(n, n as f64 / 64.0, 0.5))),
+        );
+    }
+    let record = EvalRecord {
+        when: "after".into(),
+        step: 50,
+        wall_s: 1.0,
+        stats: EpisodeStats {
+            episodes: 4,
+            success: 0.75,
+            ..EpisodeStats::default()
+        },
+    };
+    emit(
+        &bus,
+        RunEvent::Measured {
+            record,
+            episodes: Arc::default(),
+            again: false,
+        },
+    );
+    drop(signals);
+    let program = "
+import sys
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+a = EventAccumulator(sys.argv[1], size_guidance={'scalars': 0}).Reload()
+r = a.Scalars('rollout/reward')
+print(len(r), r[0].step, r[-1].step, all(abs(e.value - e.step / 64) < 1e-6 for e in r), all(e.wall_time > 1e9 for e in r))
+print(a.Scalars('held_out/success')[0].value, a.Scalars('policy/entropy')[3].value, 'rollout/missing' in a.Tags()['scalars'])
+";
+    let read = run(program, &[&dir.path().join("tensorboard")]);
+    assert_eq!(read, "50 1 50 True True\n0.75 0.5 False\n");
+}
+
+/// Phases of an episode with two turns.
+fn phases(episode: &str) -> Vec<PhaseSpan> {
+    let phases = [
+        (Phase::Boot, 1.0),
+        (Phase::Generate, 2.0),
+        (Phase::Tool, 0.5),
+        (Phase::Generate, 1.0),
+        (Phase::Score, 0.25),
+    ];
+    let mut at = 1.7e9;
+    let made = phases.map(|(phase, seconds)| {
+        at += seconds;
+        PhaseSpan {
+            episode: EpisodeId::new(episode),
+            phase,
+            ended_unix_s: at,
+            seconds,
+        }
+    });
+    made.to_vec()
+}
+
+#[test]
+fn the_python_package_of_opentelemetry_reads_the_traces() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let (address, posts) = receiver("503 Later");
+    let bus = Bus::default();
+    let config =
+        format!("[otlp]\nurl = \"http://{address}/v1/traces\"\nheaders = {{ x-key = \"k\" }}");
+    let signals = start(&config, dir.path(), &bus, &runtime);
+    let mut progress = RolloutProgress {
+        spans: phases("e1").into_iter().chain(phases("e2")).collect(),
+        ..RolloutProgress::default()
+    };
+    // The second one still runs.
+    progress.gauges.in_flight = 1;
+    progress.longest = vec![LiveEpisode {
+        episode: EpisodeId::new("e2"),
+        phase: Phase::Tool,
+        phase_s: 1.0,
+        left_s: None,
+    }];
+    emit(&bus, RunEvent::Rollout(Box::new(progress)));
+    let (head, body) = posts.recv().unwrap();
+    assert!(
+        head.starts_with("POST /v1/traces ") && head.contains("x-key: k"),
+        "{head}"
+    );
+    assert!(head.contains("application/x-protobuf"), "{head}");
+    let file = dir.path().join("request");
+    std::fs::write(&file, body).unwrap();
+    let program = "
+import sys
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+r = ExportTraceServiceRequest.FromString(open(sys.argv[1], 'rb').read())
+[rs] = r.resource_spans
+print({a.key: a.value.string_value for a in rs.resource.attributes}['service.name'])
+spans = rs.scope_spans[0].spans
+by = {s.span_id: s for s in spans}
+for s in spans:
+    parent = by[s.parent_span_id].name if s.parent_span_id else '-'
+    print(s.name, parent, (s.end_time_unix_nano - s.start_time_unix_nano) // 10**6, len(s.trace_id), len(s.span_id))
+print({a.value.string_value for s in spans for a in s.attributes if a.key == 'sinew.episode'})
+";
+    let read = run(program, &[&file]);
+    assert_eq!(
+        read,
+        "sinew\nepisode - 4750 16 8\nstart episode 1000 16 8\nturn episode 2500 16 8\ngenerate turn 2000 16 8\n\
+         tool turn 500 16 8\nturn episode 1000 16 8\ngenerate turn 1000 16 8\nscore episode 250 16 8\n{'e1'}\n"
+    );
+    // What is left goes out at the end.
+    drop(signals);
+    let (_, rest) = posts.recv().unwrap();
+    assert!(rest.windows(2).any(|w| w == b"e2"));
+}
+
+#[test]
+fn prometheus_gets_the_newest_values_and_a_person_is_called_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let (address, posts) = receiver("200 OK");
+    let bus = Bus::default();
+    let textfile = dir.path().join("sinew.prom");
+    let config = format!(
+        "[prometheus]\nlisten = \"127.0.0.1:0\"\ntextfile = {textfile:?}\n[alerts]\nwebhook = \"http://{address}/hook\"\n\
+         disk_free_below_gb = 0.0\nmemory_above = 0.0"
+    );
+    let signals = start(&config, dir.path(), &bus, &runtime);
+    for n in 1..=6 {
+        emit(&bus, RunEvent::Step(Arc::new(step(n, 0.5, 0.001))));
+    }
+    let (head, body) = posts.recv().unwrap();
+    assert!(head.starts_with("POST /hook "), "{head}");
+    let alert: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!(
+        (&alert["rule"], &alert["run"]),
+        (&"collapse".into(), &"demo".into())
+    );
+    // The alert of step 3 came after the numbers of the steps before it.
+    let mut stream = TcpStream::connect(signals.address().unwrap()).unwrap();
+    write!(
+        stream,
+        "GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    )
+    .unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    assert!(
+        text.contains("sinew_rollout_reward{run=\"demo\"} 0.5"),
+        "{text}"
+    );
+    drop(signals);
+    let text = std::fs::read_to_string(&textfile).unwrap();
+    for line in [
+        "sinew_steps_total{run=\"demo\"} 6",
+        "sinew_alerts_total{run=\"demo\"} 1",
+        "sinew_step{run=\"demo\"} 6",
+    ] {
+        assert!(text.contains(line), "{line} not in\n{text}");
+    }
+    assert!(posts.try_recv().is_err());
+}
+
+#[test]
+fn a_server_that_never_answers_holds_no_event_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    // It takes connections and says nothing.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let bus = Bus::default();
+    let config = format!(
+        "[otlp]\nurl = \"http://{}/v1/traces\"",
+        silent.local_addr().unwrap()
+    );
+    let signals = start(&config, dir.path(), &bus, &runtime);
+    // More than both queues hold. If one of them were waited for, this would not end.
+    for n in 0..20_000 {
+        let spans = phases(&format!("e{n}"));
+        emit(
+            &bus,
+            RunEvent::Rollout(Box::new(RolloutProgress {
+                spans,
+                ..RolloutProgress::default()
+            })),
+        );
+    }
+    std::mem::forget(signals);
+}
+
+#[test]
+fn an_address_in_use_is_named() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let config = format!("[prometheus]\nlisten = \"{}\"", taken.local_addr().unwrap());
+    let config = SignalsConfig::parse("s.toml".as_ref(), &config).unwrap();
+    let error = Signals::start(
+        &config,
+        "r",
+        Path::new("."),
+        &Bus::default(),
+        runtime.handle(),
+    )
+    .unwrap_err();
+    assert!(error.to_string().contains("prometheus.listen"), "{error}");
+}

@@ -1,0 +1,107 @@
+//! `sinew view`, and `--view` of commands that run a recipe: the dashboard over folders of runs.
+
+use crate::output;
+use crate::signals::StopSignals;
+use clap::Args;
+use serde_json::json;
+use sinew_dashboard::{Dashboard, Ports};
+use sinew_recipe::RunPlan;
+use sinew_view::say;
+use sinew_wire::Failure;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Arguments of `sinew view`.
+#[derive(Debug, Args)]
+pub(crate) struct ViewArgs {
+    /// Folders of runs, or folders that hold them; default: runs
+    runs: Vec<PathBuf>,
+    /// Address to listen on; port 0 takes a free one
+    #[arg(long, default_value = "127.0.0.1:0")]
+    listen: SocketAddr,
+    /// One JSON object on standard output: `url` with the token, `listen`, `token`, `runs`
+    #[arg(long)]
+    json: bool,
+}
+
+/// What the dashboard needs of the wiring.
+fn ports() -> Ports {
+    Ports {
+        renderer: Arc::new(|recipe: &RunPlan| {
+            let renderer = sinew_wire::renderer(&recipe.model, &recipe.env);
+            renderer.map_err(|e| e.text().to_owned())
+        }),
+        late: Arc::new(sinew_wire::late_config),
+    }
+}
+
+/// Serves until Ctrl-C, TERM or HUP.
+///
+/// # Errors
+/// If a folder is not there, or the address cannot be taken.
+pub(crate) fn run(args: &ViewArgs) -> Result<(), Failure> {
+    let folders = match args.runs.is_empty() {
+        true => vec![PathBuf::from("runs")],
+        false => args.runs.clone(),
+    };
+    for folder in folders.iter().filter(|f| !f.is_dir()) {
+        return Err(Failure::input(format!(
+            "{} is no folder\n  hint: give folders of runs; `sinew train RECIPE` makes one in runs/NAME",
+            folder.display()
+        )));
+    }
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
+    runtime.block_on(async {
+        let mut signals = StopSignals::new()?;
+        let dashboard = bind(args.listen, folders).await?;
+        let runs = dashboard.runs();
+        match args.json {
+            true => output::print_json(&json!({
+                "url": dashboard.url(), "listen": dashboard.address().to_string(),
+                "token": dashboard.token(), "runs": runs,
+            })),
+            false => {
+                let what = if runs == 1 { "run" } else { "runs" };
+                output::print(&format!("{runs} {what}: {}\n", dashboard.url()));
+            }
+        }
+        tokio::select! {
+            ended = dashboard.serve() => ended.map_err(Failure::system),
+            () = signals.next() => Ok(()),
+        }
+    })
+}
+
+/// # Errors
+/// If the address cannot be taken; an address that other machines reach is named.
+async fn bind(listen: SocketAddr, folders: Vec<PathBuf>) -> Result<Dashboard, Failure> {
+    if !listen.ip().is_loopback() {
+        say("the dashboard speaks plain HTTP: a listener on the network can read the token");
+    }
+    let bound = Dashboard::bind(listen, folders, ports()).await;
+    bound.map_err(|e| Failure::input(format!("--listen {listen}: {e}")))
+}
+
+/// Serves the dashboard of one run for as long as the runtime lives, and says where.
+///
+/// # Errors
+/// If the address cannot be taken.
+pub(crate) fn of_run(
+    runtime: &tokio::runtime::Runtime,
+    listen: SocketAddr,
+    folder: &Path,
+    json: bool,
+) -> Result<(), Failure> {
+    let dashboard = runtime.block_on(bind(listen, vec![folder.to_owned()]))?;
+    match json {
+        true => output::print_json(&json!({ "view": dashboard.url() })),
+        false => say(&format!("dashboard: {}", dashboard.url())),
+    }
+    runtime.spawn(async move {
+        if let Err(e) = dashboard.serve().await {
+            say(&format!("the dashboard ended: {e}"));
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,108 @@
+//! The dashboard and the signals of a real run.
+
+use crate::{failure, sinew, train};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Command, Stdio};
+
+/// What an address with the token of a link answers.
+fn get(url: &str, path: &str) -> Value {
+    let (address, token) = url
+        .strip_prefix("http://")
+        .unwrap()
+        .split_once("/?token=")
+        .unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer {token}\r\n\r\n"
+    )
+    .unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200"), "{path}: {text}");
+    serde_json::from_str(body).unwrap()
+}
+
+#[test]
+fn a_run_is_seen_while_it_works_and_afterwards_and_its_signals_arrive() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("seen");
+    let signals = dir.path().join("signals.toml");
+    let textfile = dir.path().join("sinew.prom");
+    let text = format!("[tensorboard]\n[prometheus]\ntextfile = {textfile:?}\n");
+    std::fs::write(&signals, text).unwrap();
+    let options = ["--view", "--signals", signals.to_str().unwrap()];
+    let mut child = train(&run, &options)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let url = lines.find_map(|line| {
+        let line: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        Some(line["view"].as_str()?.to_owned())
+    });
+    // It is there from the beginning, before the model is loaded.
+    let runs = get(&url.unwrap(), "/api/runs");
+    assert_eq!(
+        (&runs["runs"][0]["run"], &runs["runs"][0]["state"]),
+        (&"seen".into(), &"running".into())
+    );
+    assert!(lines.last().unwrap().unwrap().contains("\"eval\""));
+    assert!(child.wait().unwrap().success());
+
+    let mut command = sinew();
+    let mut viewing = command
+        .args(["view", "--json"])
+        .arg(&run)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(viewing.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    let line: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(line["runs"], 1);
+    let url = line["url"].as_str().unwrap();
+    let curves = get(url, "/api/runs/seen/curves");
+    assert_eq!(curves["step"].as_array().unwrap().len(), 60);
+    let live = get(url, "/api/runs/seen/live");
+    assert_eq!(
+        (&live["state"], &live["live"]["phase"]),
+        (&"ended".into(), &"done".into())
+    );
+    let page = get(url, "/api/runs/seen/episodes?purpose=train&limit=3");
+    let id = page["episodes"][2]["episode"].as_str().unwrap();
+    let episode = get(url, &format!("/api/runs/seen/episodes/{id}"));
+    assert!(
+        episode["no_text"].is_null() && episode["nodes"][1]["logprobs"][0].is_f64(),
+        "{episode}"
+    );
+    let stopped = Command::new("kill").arg(viewing.id().to_string()).status();
+    assert!(stopped.unwrap().success() && viewing.wait().unwrap().success());
+
+    let metrics = std::fs::read_to_string(&textfile).unwrap();
+    assert!(
+        metrics.contains("sinew_steps_total{run=\"tiny\"} 60"),
+        "{metrics}"
+    );
+    assert!(run.join("timeline.jsonl").exists());
+    assert_eq!(run.join("tensorboard").read_dir().unwrap().count(), 1);
+}
+
+#[test]
+fn what_cannot_be_shown_or_sent_is_refused_before_the_run_begins() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = sinew().args(["view", "no-such-folder"]).output().unwrap();
+    assert!(failure(&missing, 2).contains("no-such-folder is no folder"));
+    let signals = dir.path().join("signals.toml");
+    std::fs::write(&signals, "[alerts]\nwebhok = \"http://x\"\n").unwrap();
+    let run = dir.path().join("run");
+    let refused = train(&run, &["--signals", signals.to_str().unwrap()])
+        .output()
+        .unwrap();
+    assert!(failure(&refused, 2).contains("webhok"));
+}
