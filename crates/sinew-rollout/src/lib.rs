@@ -53,6 +53,6 @@ pub use outlook::{Outlook, OutlookCore, Rank, Took};
 pub use parts::{EpisodeOptions, EpisodeParts, Harness};
 pub use playback::{ContextChange, Playback, PlaybackError};
 pub use replay::{Change, Drift, Forked, Replayed, changes, drift, fork, replay, spec_of};
-pub use rescore::{Changes, ComponentChange, Rescored, TOTAL, rescore, tasks_of};
+pub use rescore::{Changes, ComponentChange, Rescored, TOTAL, outcomes, rescore, tasks_of};
 pub use sample::reward_sample;
 pub use waits::{Trainer, Waits, Watch};
