@@ -1,4 +1,10 @@
 //! Any environment with one more message: what a person says in the middle of an episode that is forked.
+//!
+//! The message follows what the world says before one turn of the model: the first messages for turn 1, else
+//! the observation of the turn before. Turns are counted from 1. The world itself does not hear it: state,
+//! rewards and the end are those of the environment.
+//!
+//! A turn that never comes leaves the episode as it is.
 
 use crate::port::{
     Action, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation, ResetResult,
@@ -12,9 +18,11 @@ use std::sync::Arc;
 
 /// Environments that add a message of the user before one turn of the model.
 pub struct Said {
+    /// What makes the environments.
     inner: Arc<dyn EnvFactory>,
     /// Number of the turn that sees it first, from 1.
     turn: u32,
+    /// What is said.
     text: String,
 }
 
@@ -77,11 +85,15 @@ impl EnvFactory for Said {
     }
 }
 
+/// The environment of one episode, with the message.
 struct SaidEnv {
+    /// The world.
     inner: Box<dyn Env>,
     /// Number of the turn that comes next.
     next: u32,
+    /// As [`Said::new`] has it.
     turn: u32,
+    /// Of the user.
     message: Message,
 }
 

@@ -1,9 +1,8 @@
 //! What episodes are run with, and the port of what drives their turns.
 
-use crate::admission::{Admission, AdmissionConfig};
+use crate::admission::Admission;
 use crate::episode::{EpisodeLimits, EpisodeMachine, EpisodeSpec, RunInfo};
 use crate::gauges::Gauges;
-use crate::harness::BuiltInLoop;
 use crate::outlook::Outlook;
 use futures::future::BoxFuture;
 use sinew_env::EnvFactory;
@@ -49,20 +48,6 @@ pub struct EpisodeParts {
     pub requests: Arc<AtomicU64>,
     /// Written into each trace.
     pub run: Arc<RunInfo>,
-}
-
-impl EpisodeParts {
-    /// The same parts with another engine, which no admission stands before but its own: episodes that are
-    /// run one by one, again or further.
-    pub(crate) fn with_engine(&self, engine: Arc<dyn Engine>) -> Self {
-        Self {
-            admission: Admission::new(AdmissionConfig::new(1, 1), Arc::clone(&engine)),
-            engine,
-            harness: Arc::new(BuiltInLoop),
-            outlook: None,
-            ..self.clone()
-        }
-    }
 }
 
 impl std::fmt::Debug for EpisodeParts {

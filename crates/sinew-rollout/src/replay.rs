@@ -3,8 +3,10 @@
 //! What is compared is what the world answered: messages and their tokens, rewards of turns, hashes of
 //! states, the outcome and the end. Sampled tokens are the recorded ones by construction.
 
+use crate::admission::{Admission, AdmissionConfig};
 use crate::driver::run_episode;
 use crate::episode::EpisodeSpec;
+use crate::harness::BuiltInLoop;
 use crate::parts::{EpisodeOptions, EpisodeParts};
 use crate::playback::{ContextChange, Playback, PlaybackError};
 use serde::Serialize;
@@ -51,6 +53,18 @@ pub struct Replayed {
     pub open_end: Option<&'static str>,
 }
 
+/// The same parts with another engine, which no admission stands before but its own: episodes that are run
+/// one by one.
+fn alone(parts: &EpisodeParts, engine: Arc<dyn Engine>) -> EpisodeParts {
+    EpisodeParts {
+        admission: Admission::new(AdmissionConfig::new(1, 1), Arc::clone(&engine)),
+        engine,
+        harness: Arc::new(BuiltInLoop),
+        outlook: None,
+        ..parts.clone()
+    }
+}
+
 /// The episode of a trace, to be run again under an id.
 pub fn spec_of(trace: &Trace, task: Task, episode: EpisodeId, purpose: &str) -> EpisodeSpec {
     EpisodeSpec {
@@ -74,7 +88,7 @@ pub async fn replay(
     task: Task,
 ) -> Result<Replayed, PlaybackError> {
     let playback = Arc::new(Playback::new(recorded)?);
-    let parts = parts.with_engine(playback.clone());
+    let parts = alone(parts, playback.clone());
     // A turn is said as a whole.
     let options = EpisodeOptions {
         chunk_tokens: None,
@@ -118,7 +132,7 @@ pub async fn fork(
     engine: Arc<dyn Engine>,
 ) -> Result<Forked, PlaybackError> {
     let playback = Arc::new(Playback::new(recorded)?.then(turn, engine)?);
-    let parts = parts.with_engine(playback.clone());
+    let parts = alone(parts, playback.clone());
     let options = EpisodeOptions {
         chunk_tokens: None,
         ..options.clone()
