@@ -8,9 +8,8 @@ use sinew_algo::Algorithm;
 use sinew_env::{Split, Taskset};
 use sinew_model::{LoraConfig, Projection};
 use sinew_pipeline::{
-    After, ByType, CoreConfig, Dataset, DatasetConfig, EnvironmentShare, EvalConfig, Goal,
-    LateConfig, LearnerConfig, Overlap, PipelineConfig, PolicyConfig, SampleKind, TaskDraws,
-    TaskSampling, TaskShares,
+    After, ByType, CoreConfig, EnvironmentShare, EvalConfig, Goal, LateConfig, LearnerConfig,
+    Overlap, PipelineConfig, PolicyConfig, SampleKind, TaskDraws, TaskSampling, TaskShares,
 };
 use sinew_project::RunDir;
 use sinew_recipe::{
@@ -18,6 +17,7 @@ use sinew_recipe::{
 };
 use sinew_render::Renderer;
 use sinew_rollout::{EpisodeLimits, EpisodeOptions};
+use sinew_sources::{Dataset, DatasetConfig};
 use sinew_store::{ScoreRule, ScoreTerm};
 use sinew_train::TrainerConfig;
 use sinew_train::optim::{AdamWConfig, Decay, Schedule};

@@ -5,13 +5,13 @@
 //! of sampled episodes. The log-probabilities of the given tokens are the policy's own, scored
 //! when their step is trained.
 
-use crate::error::PipelineError;
-use crate::formats;
-use crate::ports::{Given, SampleSource, Wanted};
-use crate::rows::by_group;
-use crate::schedule::shuffled;
 use serde::Deserialize;
 use sinew_grammar::Grammars;
+use sinew_pipeline::PipelineError;
+use sinew_pipeline::by_group;
+use sinew_pipeline::masks;
+use sinew_pipeline::shuffled;
+use sinew_pipeline::{Given, SampleSource, Wanted};
 use sinew_render::Renderer;
 use sinew_store::{Filter, StoreReader};
 use sinew_types::{
@@ -31,14 +31,18 @@ const MAX_ROWS: usize = 1_000_000;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Demonstration {
+    /// The conversation, in the form of the chat API: turns of the model are imitated.
     messages: Vec<Message>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Pair {
+    /// What both answers follow.
     prompt: Vec<Message>,
+    /// The answer that is preferred.
     chosen: Answer,
+    /// The answer that is not.
     rejected: Answer,
 }
 
@@ -73,9 +77,11 @@ pub enum DatasetConfig {
 /// Groups of given episodes: one of each demonstration, two of each pair.
 #[derive(Debug)]
 pub struct Dataset {
+    /// Rendered rows: a group a row, with both answers of a pair, or the group of a stored run.
     groups: Vec<Vec<Trace>>,
 }
 
+/// A row that is refused: file and line, counted from 1, and the reason.
 fn refused(path: &str, line: usize, reason: impl std::fmt::Display) -> PipelineError {
     PipelineError::input(format!("data.path = {path:?} line {line}: {reason}"))
 }
@@ -156,14 +162,16 @@ impl Dataset {
 /// A data set as a source, with what makes the masks of its tokens again.
 #[derive(Debug)]
 pub struct DatasetSource {
+    /// All rows, rendered when they were read.
     pub data: Dataset,
+    /// Make the masks of episodes that were sampled under an output format again.
     pub grammars: Arc<dyn Grammars>,
 }
 
 impl SampleSource for DatasetSource {
     fn groups(&mut self, wanted: Wanted<'_>) -> Result<Given, PipelineError> {
         let mut groups = self.data.batch(wanted.seed, wanted.step, wanted.groups);
-        let known = formats::masks(self.grammars.as_ref(), &mut groups);
+        let known = masks(self.grammars.as_ref(), &mut groups);
         wanted
             .learner
             .score_data(wanted.algorithm, &mut groups, &known)?;
@@ -200,6 +208,7 @@ fn rows<T: for<'de> Deserialize<'de>>(
     Ok(groups)
 }
 
+/// The trace with a reward and the type of its task.
 fn scored(mut trace: Trace, kind: &str, reward: f64) -> Trace {
     trace.task_kind = kind.into();
     trace.outcome = Outcome {

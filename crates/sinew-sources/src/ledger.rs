@@ -1,7 +1,7 @@
 //! Rows that a step was given from outside, written down before they are stored and acknowledged.
 
-use crate::error::PipelineError;
 use serde::{Deserialize, Serialize};
+use sinew_pipeline::PipelineError;
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -22,6 +22,7 @@ impl Ledger {
         Self(path)
     }
 
+    /// The error of the file as one of the run, with its path.
     fn failed(&self, error: &std::io::Error) -> PipelineError {
         PipelineError::system(format!("{}: {error}", self.0.display()))
     }
