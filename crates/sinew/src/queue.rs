@@ -198,10 +198,10 @@ struct RemoveArgs {
 
 #[derive(Debug, Args)]
 struct ScoreArgs {
-    /// Recipe (TOML) with the tasks of the episodes and the [reward]
+    /// Recipe (TOML) with the tasks of the episodes and the `[reward]`
     recipe: PathBuf,
     /// Address of `sinew queue serve`, or the folder of its store while nothing else uses it; left out:
-    /// that of the recipe's [data]
+    /// that of the recipe's `[data]`
     #[arg(long, value_name = "URL|DIR")]
     queue: Option<String>,
     /// File with the token of the server
