@@ -19,9 +19,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// The oldest weights that sampled a token of these episodes.
 pub(super) fn oldest<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> Option<u64> {
-    let nodes = traces.into_iter().flat_map(|t| &t.nodes);
-    let spans = nodes.flat_map(|n| &n.versions);
-    spans.map(|s| s.version.0).min()
+    let versions = traces.into_iter().filter_map(Trace::oldest_version);
+    versions.map(|v| v.0).min()
 }
 
 impl Driver {
