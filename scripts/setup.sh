@@ -64,6 +64,8 @@ install $venv examples/requirements.txt
 install .cache/venv-litellm examples/requirements-litellm.txt
 # Tasks of reasoning-gym: large, and only one example needs it.
 install .cache/venv-reasoning examples/requirements-reasoning.txt
+# Packages of other projects whose environments and clients are bridged.
+scripts/bridges.sh small
 if ! cmp -s examples/ai_sdk/package-lock.json examples/ai_sdk/node_modules/installed.json; then
     echo "setup: installing the packages of examples/ai_sdk"
     PATH="$PWD/.cache/venv-litellm/bin:$PATH" npm ci --prefix examples/ai_sdk --ignore-scripts --no-audit --no-fund --loglevel=error

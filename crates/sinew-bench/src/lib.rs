@@ -18,6 +18,7 @@ mod formats;
 mod gateway;
 mod machine;
 mod model;
+mod native;
 mod output;
 mod peers;
 mod pipeline;

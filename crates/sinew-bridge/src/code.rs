@@ -11,6 +11,7 @@
 use crate::error::StartError;
 use crate::target::{Module, Target, TargetKind};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -62,6 +63,8 @@ pub(crate) struct Load {
     /// Text of the module, if it is part of this program.
     source: Option<&'static str>,
     name: String,
+    /// Attributes of a class to set.
+    options: Map<String, Value>,
 }
 
 /// Answer of an interpreter to [`ASK`].
@@ -112,6 +115,9 @@ impl PythonCode {
         for target in targets {
             hash.update(target.as_str().as_bytes());
             hash.update(&target.source());
+            if !target.options.is_empty() {
+                hash.update(json!(target.options).to_string().as_bytes());
+            }
         }
         Self {
             python: String::new(),
@@ -181,6 +187,7 @@ impl PythonCode {
                 module,
                 source,
                 name: target.name.clone(),
+                options: target.options.clone(),
             });
         }
         Ok(())

@@ -8,6 +8,7 @@ use crate::tasks::PythonTasks;
 use crate::workers::{PythonWorkers, WorkersConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use sinew_env::{
     EnvConfig, EnvError, EnvFactory, EnvKind, KeyError, Needs, Sandboxes, Taskset, TasksetError,
 };
@@ -54,6 +55,10 @@ pub struct Python {
     /// Python interpreter, whose packages the class can import: a path, or a name in `PATH`.
     #[serde(default = "default_python")]
     pub python: String,
+    /// Attributes of the class to set before it is used, such as `{ rooms = 5 }`. Each must exist, with a
+    /// value of the same type.
+    #[serde(default)]
+    pub options: Map<String, Value>,
 }
 
 fn default_workers() -> usize {
@@ -101,6 +106,7 @@ impl Python {
             timeout_s: default_timeout(),
             startup_timeout_s: default_startup(),
             python: default_python(),
+            options: Map::new(),
         }
     }
 
@@ -119,6 +125,7 @@ impl Python {
             });
         }
         let target = Target::parse(&self.module, TargetKind::Env, Path::new("."))?;
+        let target = target.with_options(self.options.clone());
         let search = std::env::var("PATH").unwrap_or_default();
         let code = PythonCode::find(&[target], &self.python, &search)?;
         // All may be replaced at the same moment, and a dead one leaves after its successor has come.

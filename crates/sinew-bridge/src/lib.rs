@@ -1,5 +1,6 @@
-//! Environments, rewards and tasks of users: in sandboxed Python processes, behind HTTP (`http/`), and
-//! tools of MCP servers (`mcp/`).
+//! Environments, rewards and tasks of users: in sandboxed Python processes, behind HTTP (`http/`), tools of
+//! MCP servers (`mcp/`), and servers of other projects (`openenv/`, `peers/`). `out/` serves any environment
+//! to their clients.
 //!
 //! ```text
 //! PythonEnvFactory, PythonReward, PythonRows   what rollouts, scoring and tasks use
@@ -32,10 +33,14 @@ mod frame;
 mod http;
 mod kind;
 mod mcp;
+mod openenv;
+mod out;
+mod peers;
 mod plan;
 mod reward;
 mod rows;
 mod runtime;
+mod seeds;
 mod target;
 mod tasks;
 mod turn;
@@ -56,6 +61,9 @@ pub use kind::{KIND, Python};
 #[cfg(feature = "mcp")]
 pub use mcp::McpEnvFactory;
 pub use mcp::{MCP_KIND, Mcp, McpServer};
+pub use openenv::{OPENENV_KIND, OpenEnv, OpenEnvFactory};
+pub use out::{McpLines, McpServing, Offer, Worlds, serve_mcp, serve_openenv};
+pub use peers::{AGENTGYM_KIND, AgentGym, AgentGymFactory, NEMO_KIND, NemoFactory, NemoGym};
 pub use reward::PythonReward;
 pub use rows::{PythonRows, RowLimits};
 pub use target::{Target, TargetKind};

@@ -1,19 +1,17 @@
 //! `sinew env`: a Python environment, tried before it is trained on or served over HTTP; servers, tried.
 
+use crate::env_serve;
 use crate::output;
-use crate::signals::StopSignals;
 use clap::{Args, Subcommand};
 use serde_json::json;
 use sinew_bridge::{
-    CaseOutcome, CheckReport, ConformanceOptions, EnvServer, Finding, Python, PythonEnvFactory,
-    PythonTasks, PythonWorkers, ServeOptions, conformance, serve_env,
+    CaseOutcome, CheckReport, ConformanceOptions, Finding, Python, PythonEnvFactory, PythonTasks,
+    PythonWorkers, conformance,
 };
 use sinew_env::{EnvConfig, Split, Taskset};
 use sinew_types::{Task, TaskId};
 use sinew_wire::Failure;
-use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
 
 #[derive(Debug, Args)]
 pub(crate) struct EnvArgs {
@@ -26,39 +24,16 @@ enum EnvCommand {
     /// Try a Python environment: schema of its tools, gold, null and random policies, leaks, speed
     #[command(after_help = "Example: sinew env check my_env.py:MyEnv")]
     Check(CheckArgs),
-    /// Serve a Python environment over HTTP, for recipes with env.type = "http"
-    #[command(after_help = "Example: sinew env serve my_env.py:MyEnv --listen 127.0.0.1:9100")]
-    Serve(ServeArgs),
+    /// Serve an environment: over HTTP for recipes with env.type = "http", or as OpenEnv and MCP
+    #[command(
+        after_help = "Examples:\n  sinew env serve my_env.py:MyEnv --listen 127.0.0.1:9100\n  \
+                      sinew env serve tiny --protocol openenv\n  \
+                      sinew env serve recipes/worlds/phone.toml --protocol mcp"
+    )]
+    Serve(env_serve::ServeArgs),
     /// Try whether a server keeps the protocol of environments
     #[command(after_help = "Example: sinew env test http://127.0.0.1:9100")]
     Test(TestArgs),
-}
-
-#[derive(Debug, Args)]
-struct ServeArgs {
-    /// The class: FILE.py:CLASS or MODULE:CLASS
-    module: String,
-    /// Address to listen on
-    #[arg(long, default_value = "127.0.0.1:9100")]
-    listen: String,
-    /// Variable with the key that clients must send; left out: no key
-    #[arg(long, value_name = "NAME")]
-    key_env: Option<String>,
-    /// Worker processes
-    #[arg(long, default_value_t = 4)]
-    workers: usize,
-    /// Episodes at once
-    #[arg(long, default_value_t = 256)]
-    max_episodes: usize,
-    /// Seconds after which an episode without a request is freed
-    #[arg(long, default_value_t = 60.0)]
-    lease_s: f64,
-    /// Deadline of one call, in seconds
-    #[arg(long, default_value_t = 30.0)]
-    timeout_s: f64,
-    /// Python interpreter: a path, or a name in PATH
-    #[arg(long, default_value = "python3")]
-    python: String,
 }
 
 #[derive(Debug, Args)]
@@ -92,12 +67,15 @@ struct CheckArgs {
     /// Seed of the tasks
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Deadline of one call, in seconds
+    /// Deadline of one call, in seconds; where it is longer than a minute, of the imports as well
     #[arg(long, default_value_t = 30.0)]
     timeout_s: f64,
     /// Python interpreter: a path, or a name in PATH
     #[arg(long, default_value = "python3")]
     python: String,
+    /// Attributes of the class to set, as JSON
+    #[arg(long, value_name = "JSON", default_value = "{}")]
+    options: String,
     /// One JSON object
     #[arg(long)]
     json: bool,
@@ -115,7 +93,7 @@ pub(crate) fn run(args: &EnvArgs) -> Result<(), Failure> {
         .map_err(Failure::system)?;
     match &args.command {
         EnvCommand::Check(args) => check(args, &runtime),
-        EnvCommand::Serve(args) => serve(args, &runtime),
+        EnvCommand::Serve(args) => env_serve::serve(args, &runtime),
         EnvCommand::Test(args) => runtime.block_on(test(args)),
     }
 }
@@ -138,7 +116,9 @@ fn check(args: &CheckArgs, runtime: &tokio::runtime::Runtime) -> Result<(), Fail
     let keys = Python {
         workers: 1,
         timeout_s: args.timeout_s,
+        startup_timeout_s: args.timeout_s.max(60.0),
         python: args.python.clone(),
+        options: options(&args.options)?,
         ..Python::new(&args.module)
     };
     let (factory, tasks) = start(&keys, (args.tasks, args.seed))?;
@@ -151,8 +131,20 @@ fn check(args: &CheckArgs, runtime: &tokio::runtime::Runtime) -> Result<(), Fail
     }
 }
 
+/// Attributes of a class, of the argument `--options`.
+///
+/// # Errors
+/// If it is no JSON object.
+pub(crate) fn options(text: &str) -> Result<serde_json::Map<String, serde_json::Value>, Failure> {
+    serde_json::from_str(text).map_err(|e| {
+        Failure::input(format!(
+            "--options {text}: {e}; expected an object, such as {{\"rooms\": 5}}"
+        ))
+    })
+}
+
 /// The value of a variable that an argument names.
-fn key(name: Option<&String>) -> Result<Option<String>, Failure> {
+pub(crate) fn key(name: Option<&String>) -> Result<Option<String>, Failure> {
     let read = |name: &String| {
         std::env::var(name).map_err(|_| Failure::input(format!("--key-env {name}: it is not set")))
     };
@@ -163,46 +155,13 @@ fn key(name: Option<&String>) -> Result<Option<String>, Failure> {
 ///
 /// # Errors
 /// If it is not 0.01 to 86400, or not a number.
-fn seconds(name: &str, value: f64) -> Result<Duration, Failure> {
+pub(crate) fn seconds(name: &str, value: f64) -> Result<Duration, Failure> {
     match (0.01..=86_400.0).contains(&value) {
         true => Ok(Duration::from_secs_f64(value)),
         false => Err(Failure::input(format!(
             "{name} {value}: allowed: 0.01 to 86400"
         ))),
     }
-}
-
-/// `sinew env serve`: serves the class until a signal. The address is printed once the socket listens,
-/// so that port 0 can be used.
-fn serve(args: &ServeArgs, runtime: &tokio::runtime::Runtime) -> Result<(), Failure> {
-    let keys = Python {
-        workers: args.workers,
-        sessions_per_worker: args.max_episodes.div_ceil(args.workers.max(1)),
-        timeout_s: args.timeout_s,
-        python: args.python.clone(),
-        ..Python::new(&args.module)
-    };
-    let (factory, tasks) = start(&keys, (1, 0))?;
-    let options = ServeOptions {
-        tools: factory.specs().to_vec(),
-        max_episodes: args.max_episodes,
-        lease: seconds("--lease-s", args.lease_s)?,
-        key: key(args.key_env.as_ref())?,
-        example: tasks.into_iter().next(),
-    };
-    let server = EnvServer::new(Arc::new(factory), options).map_err(Failure::input)?;
-    runtime.block_on(async {
-        let mut signals = StopSignals::new()?;
-        let listener = TcpListener::bind(&args.listen).await;
-        let listener =
-            listener.map_err(|e| Failure::input(format!("--listen {}: {e}", args.listen)))?;
-        let address = listener.local_addr().map_err(Failure::system)?;
-        output::print(&format!("{} listens on http://{address}\n", args.module));
-        let stopped = async move { signals.next().await };
-        serve_env(listener, server, stopped)
-            .await
-            .map_err(Failure::system)
-    })
 }
 
 /// `sinew env test`: plays the cases of the protocol against a server; one line a case.

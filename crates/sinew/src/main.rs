@@ -13,6 +13,7 @@ mod check;
 mod collect;
 mod curves;
 mod env_check;
+mod env_serve;
 mod episodes;
 mod eval;
 mod export;

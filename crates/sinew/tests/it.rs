@@ -8,6 +8,7 @@ mod agents;
 #[path = "it/algorithms.rs"]
 mod algorithms;
 #[path = "it/calls.rs"]
+mod bridges;
 mod calls;
 #[path = "it/chains.rs"]
 mod chains;

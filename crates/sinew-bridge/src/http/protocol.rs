@@ -44,6 +44,9 @@ pub(crate) struct Described {
     /// A task to try the server with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) example: Option<Task>,
+    /// Number of tasks by split, of a server that has some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tasks: Option<BTreeMap<String, usize>>,
 }
 
 /// A tool of a server.
