@@ -78,11 +78,11 @@ impl Board {
 /// The family of a name and its further labels: `rollout/env/shop/success` is `rollout_env_success` with
 /// `env="shop"`, `rollout/reward/format` is `rollout_reward_part` with `part="format"`.
 fn family(name: &str) -> (String, String) {
-    if let Some((prefix, rest)) = name.split_once("/env/") {
-        if let Some((env, what)) = rest.rsplit_once('/') {
-            let family = format!("{}_env_{}", plain(prefix), plain(what));
-            return (family, format!(",env=\"{}\"", escaped(env)));
-        }
+    if let Some((prefix, rest)) = name.split_once("/env/")
+        && let Some((env, what)) = rest.rsplit_once('/')
+    {
+        let family = format!("{}_env_{}", plain(prefix), plain(what));
+        return (family, format!(",env=\"{}\"", escaped(env)));
     }
     if let Some((prefix, part)) = name.split_once("/reward/") {
         let label = format!(",part=\"{}\"", escaped(part));

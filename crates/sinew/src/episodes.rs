@@ -10,7 +10,7 @@ use serde_json::json;
 use sinew_dashboard::{ListError, Outcomes, WAITS};
 use sinew_project::{RunDirError, store_path};
 use sinew_store::{Cursor, EndKind, EpisodeSummary, ExportFormat, Filter, StoreReader, export};
-use sinew_types::EpisodeId;
+use sinew_types::{EpisodeId, Trace};
 use sinew_view::{ShowOptions, visible};
 use sinew_wire::Failure;
 use std::io::IsTerminal;
