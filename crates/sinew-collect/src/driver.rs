@@ -83,10 +83,11 @@ pub fn collect(collection: Collection) -> Result<Collected, PipelineError> {
     })
 }
 
-/// What earlier sessions stored, from the index alone.
+/// What earlier sessions stored, from the index alone: also what `sinew gc` removed since.
 fn known(store: &dyn TraceStore) -> Result<HashMap<EpisodeId, Known>, PipelineError> {
     let mut known = HashMap::new();
     let mut filter = Filter {
+        removed: true,
         limit: MAX_PAGE,
         ..Filter::default()
     };

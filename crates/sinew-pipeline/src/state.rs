@@ -138,7 +138,7 @@ struct Unsettled {
 }
 
 /// The draw that an episode's id names.
-fn draw_of(episode: &EpisodeId) -> Option<u64> {
+pub(crate) fn draw_of(episode: &EpisodeId) -> Option<u64> {
     let (draw, _) = episode.as_str().strip_prefix('d')?.split_once('-')?;
     draw.parse().ok()
 }
@@ -392,8 +392,7 @@ impl RunStore {
             let known = versions.fold(restored, u64::max);
             for episode in &unsettled.episodes {
                 let trace = self.traces.get(episode).map_err(PipelineError::system)?;
-                let nodes = trace.iter().flat_map(|t| &t.nodes);
-                let newest = nodes.flat_map(|n| &n.versions).map(|s| s.version.0).max();
+                let newest = trace.and_then(|t| t.newest_version()).map(|v| v.0);
                 if let (Some(newest), Some(draw)) = (newest, draw_of(episode))
                     && newest > known
                 {

@@ -72,6 +72,9 @@ pub enum RunDirError {
     Metrics(String),
 }
 
+/// What the names of recipes of collections end with.
+pub const COLLECTION: &str = "-collect";
+
 /// How a process ended that held a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunEnd<'a> {
@@ -346,6 +349,11 @@ pub fn recipe(run_dir: &Path) -> Result<RunPlan, RunDirError> {
 pub fn summary(run_dir: &Path) -> Result<RunSummary, RunDirError> {
     let recipe = recipe(run_dir)?;
     RunSummary::read(run_dir, recipe.name, recipe.train.steps).map_err(RunDirError::Metrics)
+}
+
+/// Whether a folder is of `sinew collect`, which trains nothing.
+pub fn is_collection(run_dir: &Path, recipe: &RunPlan) -> bool {
+    recipe.name.ends_with(COLLECTION) && !run_dir.join("checkpoints").exists()
 }
 
 /// Where a run folder keeps its episodes.

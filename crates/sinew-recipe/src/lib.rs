@@ -65,7 +65,7 @@ pub use chain::{ChainPlan, Recipe, StagePlan};
 pub use changes::{Change, changes};
 pub use data::DataSection;
 pub use engine::{
-    Api, EnginePlan, EngineType, Formats, Logprobs, VLLM_LOWEST_TEMPERATURE, WeightFormat,
+    Api, EnginePlan, EngineType, Formats, Logprobs, Transfer, VLLM_LOWEST_TEMPERATURE, WeightFormat,
 };
 pub use env::{EnvMember, EnvSection, World};
 pub use error::RecipeError;

@@ -34,6 +34,7 @@ mod collect;
 mod device;
 mod engine;
 mod env;
+mod expire;
 mod failure;
 mod harness;
 mod judge;
@@ -42,6 +43,7 @@ mod live;
 mod model;
 mod pins;
 mod plan;
+mod publish;
 mod python;
 mod reward;
 mod run_model;
@@ -54,6 +56,7 @@ mod token;
 pub use collect::{Gathering, check_collect, collection};
 pub use device::{device, kernels, precision};
 pub use env::{OwnReward, Tasks, World, own_rewards, tasks, world};
+pub use expire::{Expiry, Removed, expire, versions};
 pub use harness::{asks_model, check as check_harness};
 pub use judge::{judge, server_config};
 pub use learner::train_worker;
@@ -215,6 +218,7 @@ pub fn pipeline(
     let own = engine::threads(recipe, &device);
     let (engine, cross) = engine::engines(recipe, &own, renderer.as_ref(), &grammars, &learner)?;
     let episode = episode_parts(recipe, &session, run, (&engine, &renderer), envs)?;
+    let transport = publish::transport(recipe, engine, &learner, &session)?;
     let options = plan::episode_options(&recipe.rollout);
     let live = live::source(recipe, &session, (&episode, &options), &store, &mut late)?;
     let parts = RolloutParts {
@@ -239,7 +243,7 @@ pub fn pipeline(
         source: live.or(source),
         late,
         learner: Arc::new(Mutex::new(learner)),
-        transport: Box::new(engine),
+        transport,
         store,
         grammars,
         bus: session.bus,

@@ -114,8 +114,8 @@ enum Command {
     /// Write a run's weights as one model folder, adapters merged
     #[command(after_help = "Example: sinew export runs/lora model --dtype bf16")]
     Export(export::ExportArgs),
-    /// Free the space of trained episodes that no resume will ask for
-    #[command(after_help = "Example: sinew gc runs/quickstart")]
+    /// Free the space of episodes that are of no use: trained ones, or old ones, that no resume will ask for
+    #[command(after_help = "Example: sinew gc runs/quickstart --older-than 7d --dry-run")]
     Gc(gc::GcArgs),
     /// Compare judges with labels, and try reward servers
     #[command(after_help = "Example: sinew judge calibrate recipe.toml --labels labels.jsonl")]
@@ -243,6 +243,12 @@ pub(crate) struct EpisodesArgs {
     /// Environment
     #[arg(long)]
     pub(crate) env: Option<String>,
+    /// Of environments that have another version in this recipe now
+    #[arg(long, value_name = "RECIPE")]
+    pub(crate) env_changed: Option<PathBuf>,
+    /// Of those that fit and say the same (task, tokens, messages), the first one alone
+    #[arg(long)]
+    pub(crate) unique: bool,
     /// No success although it has a score, or a part of the system failed
     #[arg(long, conflicts_with = "success")]
     pub(crate) failed: bool,

@@ -26,6 +26,8 @@ mod egress;
 mod faults;
 #[path = "it/first.rs"]
 mod first;
+#[path = "it/follow.rs"]
+mod follow;
 #[path = "it/formats.rs"]
 mod formats;
 #[path = "it/gate.rs"]

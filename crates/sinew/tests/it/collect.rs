@@ -156,3 +156,127 @@ fn what_runs_no_episodes_is_refused_with_a_reason() {
         assert!(!run.exists());
     }
 }
+
+/// The number of removed episodes, and of those that are still needed.
+fn gc(run: &Path, more: &[&str]) -> (u64, u64) {
+    let mut command = sinew();
+    command.arg("gc").arg(run).arg("--json").args(more);
+    let removed = last_line(&command.output().unwrap());
+    let count = |key: &str| removed[key].as_u64().unwrap();
+    (count("episodes"), count("needed"))
+}
+
+#[test]
+fn old_episodes_of_a_collection_go_and_it_goes_on_without_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let teacher = recipe(dir.path(), 1, &[]);
+    let run = dir.path().join("collected");
+    // Groups of eight: the last one is not whole, and more episodes go on with it.
+    last_line(&collect(&teacher, &run, 36, &[]).output().unwrap());
+    let told = refused(sinew().arg("gc").arg(&run));
+    assert!(told.contains("--older-than 7d"), "{told}");
+    let told = refused(sinew().arg("gc").arg(&run).args(["--older-than", "7"]));
+    assert!(told.contains("36h or 7d"), "{told}");
+    assert_eq!(gc(&run, &["--older-than", "7d"]), (0, 0));
+    let dry = ["--older-than", "0s", "--dry-run"];
+    assert_eq!(gc(&run, &dry), (32, 4));
+    assert_eq!(stored(&run).len(), 36);
+    // The environment is what it was.
+    let same = teacher.to_str().unwrap();
+    assert_eq!(gc(&run, &["--env-changed", same]), (0, 0));
+    let none = sinew()
+        .args(["episodes", "--json", "--env-changed", same])
+        .arg(&run)
+        .output();
+    assert!(crate::failure(&none.unwrap(), 2).contains("no episode"));
+    assert_eq!(gc(&run, &["--below-version", "1"]), (32, 4));
+    assert_eq!(stored(&run).len(), 4);
+    let more = last_line(&collect(&teacher, &run, 48, &["--resume"]).output().unwrap());
+    assert_eq!(
+        (&more["collected"]["episodes"], &more["now"]),
+        (&48.into(), &12.into())
+    );
+    assert_eq!(more["stored"]["collected"], 32, "{more}");
+    let whole = dir.path().join("whole");
+    let whole = last_line(&collect(&teacher, &whole, 48, &[]).output().unwrap());
+    for key in ["episodes", "scored", "reward", "success"] {
+        let (a, b) = (&more["collected"][key], &whole["collected"][key]);
+        match (a.as_f64(), b.as_f64()) {
+            (Some(a), Some(b)) => assert!((a - b).abs() < 1e-9, "{key}: {more} {whole}"),
+            _ => panic!("{key}: {more} {whole}"),
+        }
+    }
+    let runs = sinew()
+        .arg("runs")
+        .arg(dir.path())
+        .arg("--json")
+        .output()
+        .unwrap();
+    let text = String::from_utf8(runs.stdout).unwrap();
+    let line = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+    let listed = text
+        .lines()
+        .map(line)
+        .find(|l| l["run_dir"] == run.to_str().unwrap());
+    let listed = listed.unwrap();
+    assert_eq!(listed["state"], "ended", "{listed}");
+    assert_eq!(listed["collection"]["stored"]["episodes"], 16, "{listed}");
+}
+
+#[test]
+fn equal_episodes_are_listed_and_exported_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let gold = recipe(
+        dir.path(),
+        1,
+        &[
+            ("algorithm.type", "\"sft\""),
+            ("data.type", "\"gold\""),
+            ("rollout.group_size", "1"),
+        ],
+    );
+    // Solutions of a tiny world repeat themselves.
+    let run = dir.path().join("gold");
+    last_line(&collect(&gold, &run, 300, &[]).output().unwrap());
+    let rows = |more: &[&str]| {
+        let mut list = sinew();
+        list.args(["episodes", "--json", "--limit", "10000"])
+            .args(more)
+            .arg(&run);
+        let listed = list.output().unwrap();
+        assert!(listed.status.success(), "{listed:?}");
+        String::from_utf8(listed.stdout).unwrap().lines().count()
+    };
+    let unique = rows(&["--unique"]);
+    assert!(unique < rows(&[]) && unique > 1, "{unique}");
+    let file = dir.path().join("unique.jsonl");
+    let exported = sinew()
+        .args(["episodes", "--json", "--unique", "--export"])
+        .arg(&file)
+        .arg(&run)
+        .output();
+    assert_eq!(last_line(&exported.unwrap())["episodes"], unique);
+}
+
+#[test]
+fn a_stopped_collection_says_that_it_makes_no_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let teacher = recipe(dir.path(), 1, &[("rollout.max_in_flight", "16")]);
+    let run = dir.path().join("stopped");
+    let mut child = collect(&teacher, &run, 100_000, &["--stop-on-eof"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let first = lines.find(|line| line.as_ref().unwrap().starts_with("{\"collected\""));
+    assert!(first.is_some(), "it says how far it is");
+    drop(child.stdin.take());
+    lines.for_each(drop);
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut said).unwrap();
+    child.wait().unwrap();
+    assert!(said.contains("run again with --resume"), "{said}");
+    assert!(!said.contains("checkpoint"), "{said}");
+}
