@@ -38,14 +38,14 @@ fn listed(store: &dyn TraceStore, filter: &Filter) -> Vec<String> {
 fn of_equal_contents_the_first_that_fits_is_listed() {
     on_each(|store| {
         for (n, content) in [
-            (0, 1),
-            (1, 2),
-            (2, 1),
-            (3, 1),
-            (4, 3),
-            (5, 2),
-            (6, 4),
-            (7, 1),
+            (0, 2),
+            (1, 4),
+            (2, 2),
+            (3, 2),
+            (4, 6),
+            (5, 4),
+            (6, 8),
+            (7, 2),
         ] {
             store.commit(&saying(n, content)).unwrap();
         }
