@@ -100,10 +100,10 @@ fn tasks_of_data_sets_are_solved_by_their_own_answers() {
 fn larger_packages_keep_the_checks_where_they_are_installed() {
     for (set, module, options, names) in [
         ("tau2", "tau2:Tau2", json!({}), &["gold", "determinism"][..]),
-        ("tau2", "tau2:Tau2", json!({"domain": "airline"}), &["gold"]),
-        ("textworld", "textworld:TextWorld", json!({}), &["gold", "null", "determinism"]),
-        ("textarena", "arena:Arena", json!({}), &["determinism"]),
-        ("mujoco", "gym:Gym", json!({"id": "InvertedPendulum-v5"}), &["determinism"]),
+        ("tau2", "tau2:Tau2", json!({"domain": "airline"}), &["gold"][..]),
+        ("textworld", "textworld:TextWorld", json!({}), &["gold", "null", "determinism"][..]),
+        ("textarena", "arena:Arena", json!({}), &["determinism"][..]),
+        ("mujoco", "gym:Gym", json!({"id": "InvertedPendulum-v5"}), &["determinism"][..]),
     ] {
         let Some(python) = interpreter(set) else {
             continue;
@@ -266,7 +266,7 @@ fn script(set: &str, name: &str, arguments: &[&str]) {
 fn worlds_and_built_in_environments_are_played_by_the_client_of_openenv() {
     for (target, more) in [
         ("sinew.worlds.household:Household", &["--workers", "1", "--max-episodes", "2"][..]),
-        ("tiny", &["--max-episodes", "2"]),
+        ("tiny", &["--max-episodes", "2"][..]),
     ] {
         let served = Served::start(target, "openenv", &root(), more);
         script("openenv", "bridge_openenv.py", &[&served.url, target]);
