@@ -72,7 +72,7 @@ async def main():
     url = f"http://127.0.0.1:{server.server_port}/v1"
     trace = await rollout("sinew.worlds.household:Household", url)
     assert not trace.errors, trace.errors
-    assert trace.rewards["score"].score == 0.0, trace.rewards
+    assert trace.rewards["environment"].score == 0.0, trace.rewards
     roles = [node.message.role for node in trace.nodes]
     assert "tool" in roles, roles
     server.shutdown()

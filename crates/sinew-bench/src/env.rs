@@ -1,7 +1,5 @@
-//! What Python workers cost: a step, a session, a score; and steps of a native environment.
+//! What Python workers cost: a step, a session, a score.
 
-use super::native;
-use super::peers::Peers;
 use super::row::{Better, Printer, Row, Summary};
 use crate::BenchError;
 use clap::Args;
@@ -13,8 +11,7 @@ use sinew_bridge::{
 use sinew_env::{Action, Env, EnvFactory, Reward, RewardSample};
 use sinew_types::{Task, TaskId, ToolCall};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The measured module.
 const MODULE: &str = include_str!("env.py");
@@ -43,19 +40,13 @@ pub(crate) struct EnvArgs {
     /// One JSON object a row
     #[arg(long)]
     json: bool,
-    /// Only these parts: native, step, memory, scores
+    /// Only these parts: step, memory, scores
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// Interpreter with Gymnasium, which native steps are compared with (scripts/bridges.sh games)
-    #[arg(long, default_value = ".cache/venv-games/bin/python3")]
-    peer_python: PathBuf,
-    /// Folder of the peers' programs
-    #[arg(long, default_value = "benches/peers")]
-    peers: PathBuf,
 }
 
 /// Names that `--only` takes.
-const PARTS: [&str; 4] = ["native", "step", "memory", "scores"];
+const PARTS: [&str; 3] = ["step", "memory", "scores"];
 
 /// `sinew bench env`.
 pub(super) fn run(args: &EnvArgs) -> Result<(), BenchError> {
@@ -63,17 +54,6 @@ pub(super) fn run(args: &EnvArgs) -> Result<(), BenchError> {
     let module = Module::write()?;
     let runtime = tokio::runtime::Runtime::new().map_err(BenchError::system)?;
     let printer = Printer::new(args.json);
-    if wanted("native") {
-        let peers = Peers {
-            python: Some(args.peer_python.clone()),
-            scripts: args.peers.clone(),
-            limit: Duration::from_secs(300),
-            threads: 1,
-        };
-        for at_once in [1, 64, 1024] {
-            printer.row(&runtime.block_on(native::steps(at_once, &peers))?);
-        }
-    }
     if wanted("step") || wanted("memory") {
         let workers = module.workers("Counter", TargetKind::Env)?;
         let factory = PythonEnvFactory::new(workers, 0, "Counter").map_err(BenchError::system)?;

@@ -18,7 +18,6 @@ mod formats;
 mod gateway;
 mod machine;
 mod model;
-mod native;
 mod output;
 mod peers;
 mod pipeline;

