@@ -26,7 +26,6 @@
 
 mod check;
 mod code;
-mod counts;
 mod env;
 mod error;
 mod frame;
@@ -43,10 +42,11 @@ mod runtime;
 mod seeds;
 mod target;
 mod tasks;
-mod turn;
 mod worker;
 mod workers;
 mod worlds;
+
+use sinew_env::{counts, turn};
 
 pub use check::{CheckReport, EnvCheck, Finding};
 pub use code::PythonCode;
