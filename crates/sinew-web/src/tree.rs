@@ -374,7 +374,6 @@ impl Tree {
         let root = nodes.first().ok_or("the accessibility tree is empty")?;
         let mut walk = Walk {
             nodes: nodes.iter().map(|n| (n.node_id.as_str(), n)).collect(),
-            /// Where nodes are.
             layout: Layout::read(snapshot),
             height,
             items: Vec::new(),

@@ -105,7 +105,6 @@ impl EnvFactory for SearchFactory {
             key: self.key(task)?,
             preamble: task.preamble.clone(),
             question: task.prompt.clone(),
-            /// Pages that were opened.
             opened: BTreeSet::new(),
             answer: None,
         };

@@ -195,7 +195,6 @@ impl Page {
         let page = Self {
             context,
             session: text(&attached, "sessionId")?,
-            /// What its events said.
             progress: watch::Sender::new(Progress::default()),
             requests: Some(requests),
             limit,

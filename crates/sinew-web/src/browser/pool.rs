@@ -106,7 +106,6 @@ impl Pool {
             config,
             state: Mutex::new(State {
                 slots,
-                /// Browsers that answer.
                 running: BTreeMap::new(),
             }),
             changed: Notify::new(),

@@ -105,14 +105,10 @@ impl Client {
     pub(super) fn start(input: ChildStdin, output: ChildStdout) -> Arc<Self> {
         let (out, queue) = mpsc::channel(QUEUE);
         let client = Arc::new(Self {
-            /// Number of the next call.
             next: AtomicU64::new(1),
-            /// Calls without an answer, by number.
             waiting: Mutex::default(),
-            /// By session.
             listeners: Mutex::default(),
             out,
-            /// Whether the browser has ended.
             gone: watch::Sender::new(false),
         });
         tokio::spawn(write(input, queue));

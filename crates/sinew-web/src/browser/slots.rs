@@ -74,7 +74,6 @@ impl Slots {
         Self {
             limits,
             next: 0,
-            /// Those that start or run.
             browsers: BTreeMap::new(),
         }
     }
