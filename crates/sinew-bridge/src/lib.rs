@@ -25,7 +25,6 @@
 
 mod check;
 mod code;
-mod counts;
 mod env;
 mod error;
 mod frame;
@@ -38,10 +37,11 @@ mod rows;
 mod runtime;
 mod target;
 mod tasks;
-mod turn;
 mod worker;
 mod workers;
 mod worlds;
+
+use sinew_env::{counts, turn};
 
 pub use check::{CheckReport, EnvCheck, Finding};
 pub use code::PythonCode;
