@@ -24,6 +24,8 @@ if [ "${1:-}" != demo ]; then
     need busybox busybox-static
     need setpriv util-linux
     need qemu-system-x86_64 qemu-system-x86
+    need chromium chromium
+    need coqc coq
 fi
 if [ -n "$missing" ]; then
     if ! command -v apt-get >/dev/null 2>&1; then
@@ -95,6 +97,13 @@ if ! cmp -s python/requirements-types.txt .cache/tools/types.txt; then
     echo "setup: installing mypy and pyright into .cache/tools"
     .cache/uv/bin/uv pip install --quiet --python .cache/tools/bin/python3 --requirement python/requirements-types.txt
     cp python/requirements-types.txt .cache/tools/types.txt
+fi
+
+# Pages of MiniWoB++ for the environment `web`: plain files in a wheel.
+if ! [ -f .cache/miniwob/miniwob/html/core/core.js ]; then
+    echo "setup: installing the pages of MiniWoB++ into .cache/miniwob"
+    python3 -m pip download --quiet --no-deps --dest .cache/wheels miniwob==1.1.0
+    python3 -m zipfile -e .cache/wheels/miniwob-1.1.0-py3-none-any.whl .cache/miniwob
 fi
 
 # The interpreters of the wasm level, compiled for this machine.

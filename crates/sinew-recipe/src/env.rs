@@ -169,7 +169,8 @@ impl RunPlan {
 /// All environments that a recipe can name: those of `sinew-env`, then those of crates above it.
 fn kinds() -> impl Iterator<Item = &'static EnvKind> {
     use sinew_bridge::{HTTP_KIND, KIND, MCP_KIND};
-    ENVIRONMENTS.iter().chain([&KIND, &HTTP_KIND, &MCP_KIND])
+    let above = [&KIND, &HTTP_KIND, &MCP_KIND, &sinew_web::KIND];
+    ENVIRONMENTS.iter().chain(above)
 }
 
 /// `chat`, which needs nothing but tasks and rewards.
