@@ -9,8 +9,10 @@ use sinew_bridge::{
     PythonTasks, PythonWorkers, ServeOptions, conformance, serve_env,
 };
 use sinew_env::{EnvConfig, Split, Taskset};
+use sinew_recipe::{Recipe, RunPlan};
 use sinew_types::{Task, TaskId};
 use sinew_wire::Failure;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -23,8 +25,10 @@ pub(crate) struct EnvArgs {
 
 #[derive(Debug, Subcommand)]
 enum EnvCommand {
-    /// Try a Python environment: schema of its tools, gold, null and random policies, leaks, speed
-    #[command(after_help = "Example: sinew env check my_env.py:MyEnv")]
+    /// Try a Python environment, or that of a recipe: tools, gold, null and random policies, leaks, speed
+    #[command(
+        after_help = "Examples: sinew env check my_env.py:MyEnv\n          sinew env check recipes/environments/search.toml"
+    )]
     Check(CheckArgs),
     /// Serve a Python environment over HTTP, for recipes with env.type = "http"
     #[command(after_help = "Example: sinew env serve my_env.py:MyEnv --listen 127.0.0.1:9100")]
@@ -84,7 +88,7 @@ struct TestArgs {
 
 #[derive(Debug, Args)]
 struct CheckArgs {
-    /// The class: FILE.py:CLASS or MODULE:CLASS
+    /// The class, FILE.py:CLASS or MODULE:CLASS; or a recipe, FILE.toml
     module: String,
     /// Tasks of each policy
     #[arg(long, default_value_t = 8, value_parser = super::at_least_one)]
@@ -92,6 +96,9 @@ struct CheckArgs {
     /// Seed of the tasks
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Episodes at once while the speed is measured
+    #[arg(long, default_value_t = 1, value_parser = super::at_least_one)]
+    sessions: usize,
     /// Deadline of one call, in seconds
     #[arg(long, default_value_t = 30.0)]
     timeout_s: f64,
@@ -133,17 +140,58 @@ fn start(
     Ok((factory, tasks))
 }
 
+/// Checks the environment of a recipe as a run would make it; of a chain, that of its first stage.
+fn check_recipe(
+    args: &CheckArgs,
+    runtime: &tokio::runtime::Runtime,
+) -> Result<CheckReport, Failure> {
+    let recipe = Recipe::load(Path::new(&args.module)).map_err(Failure::input)?;
+    let plan = match &recipe {
+        Recipe::Run(plan) => plan.as_ref(),
+        Recipe::Chain(chain) => match chain.stages.first() {
+            Some(stage) => &stage.plan,
+            None => return Err(Failure::input("the recipe has no stage")),
+        },
+    };
+    let plan = RunPlan {
+        seed: args.seed,
+        ..plan.clone()
+    };
+    let tasks = sinew_wire::tasks(&plan)?;
+    let sinew_wire::World { taskset, envs } = sinew_wire::world(&plan, &tasks)?;
+    let some = (0..args.tasks.min(taskset.len(Split::Train)))
+        .map(|i| taskset.get(Split::Train, i).map_err(Failure::system))
+        .collect::<Result<Vec<_>, _>>()?;
+    let place = args.module.clone();
+    Ok(runtime.block_on(CheckReport::any(
+        envs.as_ref(),
+        &some,
+        (place, args.sessions),
+    )))
+}
+
 /// `sinew env check`: plays some tasks with one worker, and prints what was found.
 fn check(args: &CheckArgs, runtime: &tokio::runtime::Runtime) -> Result<(), Failure> {
+    if args.module.ends_with(".toml") {
+        return finish(args, &check_recipe(args, runtime)?);
+    }
     let keys = Python {
         workers: 1,
+        sessions_per_worker: args
+            .sessions
+            .max(Python::new(&args.module).sessions_per_worker),
         timeout_s: args.timeout_s,
         python: args.python.clone(),
         ..Python::new(&args.module)
     };
     let (factory, tasks) = start(&keys, (args.tasks, args.seed))?;
-    let report = runtime.block_on(CheckReport::of(&factory, &tasks));
-    print(args, &report);
+    let report = runtime.block_on(CheckReport::at_once(&factory, &tasks, args.sessions));
+    finish(args, &report)
+}
+
+/// Prints a report. Status 1 if training would fail.
+fn finish(args: &CheckArgs, report: &CheckReport) -> Result<(), Failure> {
+    print(args, report);
     match report.passed() {
         true => Ok(()),
         // The report names what failed.

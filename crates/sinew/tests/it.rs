@@ -42,6 +42,10 @@ mod late;
 mod live;
 #[path = "it/mixture.rs"]
 mod mixture;
+// The recipes need a browser.
+#[cfg(feature = "web")]
+#[path = "it/native.rs"]
+mod native;
 #[path = "it/overlap.rs"]
 mod overlap;
 #[path = "it/own_envs.rs"]
