@@ -7,6 +7,7 @@
 //! | [`Runner`] | runs hundreds of episodes side by side, so that the engine works while tools run |
 //! | [`AdmissionCore`] | decides, as pure, which episodes start and which generate next: as many as fit into the engine's KV cache |
 //! | [`OutlookCore`] | how long episodes are expected to take, as pure: who begins first, where the longest are to |
+//! | [`InFlight`] | how far episodes have come: what a session that goes on takes up |
 //! | [`Harness`] | port of what drives the turns: the built-in loop, or an agent program ([`ProgramHarness`]), a service ([`ServiceHarness`]) |
 //! | [`Gauges`] | counters and live episodes, for views |
 //!
@@ -25,6 +26,9 @@ mod driver;
 mod episode;
 mod gauges;
 mod harness;
+mod in_flight;
+#[cfg(test)]
+mod in_flight_tests;
 mod outlook;
 mod parts;
 mod rescore;
@@ -39,15 +43,16 @@ pub use admission::{
 pub use batch::{BatchError, Finished, Runner};
 pub use driver::run_episode;
 pub use episode::{
-    EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec, RunInfo,
+    EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec, REWARD, RunInfo,
 };
 pub use gauges::{FlightGuard, Gauges, GaugesReading, LiveEpisode, Phase, PhaseGuard};
 pub use harness::{
     AgentReport, BuiltInLoop, ModelAccess, ModelServer, ProgramCommand, ProgramConfig,
     ProgramError, ProgramHarness, Programs, ServiceConfig, ServiceHarness, grade_answer,
 };
+pub use in_flight::{InFlight, Resumed, SavedEpisode};
 pub use outlook::{Outlook, OutlookCore, Rank, Took};
 pub use parts::{EpisodeOptions, EpisodeParts, Harness};
-pub use rescore::{Changes, ComponentChange, Rescored, TOTAL, rescore, tasks_of};
+pub use rescore::{Changes, ComponentChange, Rescored, TOTAL, outcomes_of, rescore, tasks_of};
 pub use sample::reward_sample;
 pub use waits::{Trainer, Waits, Watch};
