@@ -184,7 +184,7 @@ impl Session {
             failed = std::mem::replace(&mut failed, Ok(())).and(told);
         })?;
         failed?;
-        for StoredEpisode { trace, known } in ended {
+        for StoredEpisode { trace, known, .. } in ended {
             let follows = self.collector.ended(EndedEpisode::of(&trace, known));
             if let Some(again) = &follows.again {
                 self.rollouts.start(std::slice::from_ref(again), None)?;

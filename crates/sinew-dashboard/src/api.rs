@@ -139,7 +139,10 @@ impl EpisodeQuery {
         let reward = (least.is_some() || most.is_some())
             .then(|| least.unwrap_or(f64::NEG_INFINITY)..=most.unwrap_or(f64::INFINITY));
         // A range with NaN is empty, too.
-        if reward.as_ref().is_some_and(std::ops::RangeInclusive::is_empty) {
+        if reward
+            .as_ref()
+            .is_some_and(std::ops::RangeInclusive::is_empty)
+        {
             let why = "the least reward is above the most, or no number";
             return Err(bad("min_reward")(why.to_owned()));
         }

@@ -37,6 +37,6 @@ pub use reward::{
     with_group,
 };
 pub use rewarded::{Rewarded, trial};
-pub use said::Said;
 pub use rng::{Rng, hash64};
+pub use said::Said;
 pub use taskset::{NoTasks, Split, Taskset, TasksetError};

@@ -9,7 +9,7 @@
 //! measure all members alike.
 
 use crate::port::{Action, Capabilities, Env, EnvError, EnvFactory};
-use crate::reward::GroupReward;
+use crate::reward::{GroupReward, Reward};
 use crate::taskset::{Split, Taskset, TasksetError};
 use sinew_types::{Component, Task, TaskId};
 use std::collections::BTreeMap;
@@ -243,6 +243,11 @@ impl EnvFactory for MixtureFactory {
     fn group_reward(&self, task: &Task) -> Option<Arc<dyn GroupReward>> {
         let (envs, task) = self.member(task).ok()?;
         envs.group_reward(&task)
+    }
+
+    fn reward(&self, task: &Task) -> Option<Arc<dyn Reward>> {
+        let (envs, task) = self.member(task).ok()?;
+        envs.reward(&task)
     }
 
     fn gold(&self, task: &Task, turn: usize) -> Result<Option<Action>, EnvError> {

@@ -86,6 +86,10 @@ impl EnvFactory for Rewarded {
     fn group_reward(&self, _: &Task) -> Option<Arc<dyn GroupReward>> {
         self.group.clone()
     }
+
+    fn reward(&self, _: &Task) -> Option<Arc<dyn Reward>> {
+        Some(Arc::clone(&self.reward))
+    }
 }
 
 /// One episode, with what was said so far.

@@ -5,7 +5,7 @@
 //! out, or decided its draw. Held-out episodes are never: later measurements compare with them.
 
 use crate::error::PipelineError;
-use crate::state::draw_of;
+use crate::schedule::draw_of;
 use sinew_store::{EpisodeSummary, TraceStore};
 use sinew_types::EpisodeId;
 use std::collections::HashSet;

@@ -22,6 +22,7 @@ mod formats;
 mod gold;
 mod groups;
 mod health;
+mod in_flight;
 mod intake;
 mod keep;
 mod late;
@@ -48,9 +49,9 @@ mod status;
 
 pub use config::PipelineConfig;
 pub use core::{
-    Command, CoreConfig, CoreState, Ended as EndedEpisode, EvalConfig, EvalSet, Event, Follows,
-    Goal, OpenDraws, Overlap, PipelineCore, Roster, RunCounts, Samples as SampleKind, Showed, Stop,
-    TaskSampling, UpdateCommit, When, showed,
+    Command, CoreConfig, CoreState, Decide, Ended as EndedEpisode, EvalConfig, EvalSet, Event,
+    Follows, Goal, OpenDraws, Overlap, PipelineCore, Roster, RunCounts, Samples as SampleKind,
+    Showed, Stop, TaskSampling, UpdateCommit, When, showed,
 };
 pub use cross::{CrossPolicy, CrossPolicyConfig};
 pub use curriculum::{ByType, Curriculum, EnvironmentShare, TaskShares};
@@ -63,6 +64,7 @@ pub use formats::{FormatCounts, grammars};
 pub use gold::{GoldRuns, GoldSource, unused as unused_gold};
 pub use groups::{GroupParts, GroupRewards};
 pub use health::{Alarm, Health};
+pub use in_flight::FILE as IN_FLIGHT;
 pub use intake::{FinishedRollout, Intake, IntakeBatch, IntakeConfig, MAX_WAITING};
 pub use keep::Decided;
 pub use late::{After, InboxScores, Late, LateConfig, LateScores, Look, Settled, Shelf, settle};
@@ -73,8 +75,8 @@ pub use parallel::{COMMAND as WORKER_COMMAND, WorkerGroup, work};
 pub use pool_client::PoolClient;
 pub use pool_source::{PoolSource, PoolSourceConfig};
 pub use ports::{
-    Given, GroupScores, Learner, RolloutReading, Rollouts, SampleSource, ScoredGroup,
-    StoredEpisode, Waker, Wanted, WeightsTransport,
+    Earlier as InFlightOf, Given, GroupScores, Learner, RolloutReading, Rollouts, SampleSource,
+    ScoredGroup, StoredEpisode, Waker, Wanted, WeightsTransport,
 };
 pub use queue_source::{QueueSource, QueueSourceConfig};
 pub use record::{
@@ -82,7 +84,7 @@ pub use record::{
     divergence,
 };
 pub use repeat::{StepChange, StopAfter, step_changes};
-pub use rollouts::{BOARD, EngineRollouts, LONGEST, RolloutParts};
+pub use rollouts::{BOARD, ChangedParts, EngineRollouts, LONGEST, RolloutParts};
 pub use schedule::Draw;
 pub use score_records::completed;
 pub use scoring_models::{ReferenceWeights, ScoringModels};

@@ -3,11 +3,13 @@
 use crate::sample::reward_sample;
 use futures::StreamExt;
 use serde::Serialize;
-use sinew_env::{Reward, RewardSample, Split, Taskset, TasksetError};
+use sinew_env::{Reward, RewardSample, Split, Taskset, TasksetError, Unscored};
 use sinew_render::Renderer;
 use sinew_store::{Score, ScoreRecord};
 use sinew_types::{EpisodeEnd, EpisodeId, Outcome, Task, TaskId, Trace};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Samples that are scored at the same time.
 const AT_ONCE: usize = 16;
@@ -44,6 +46,36 @@ fn sample_of(trace: &Trace, task: Task, renderer: &dyn Renderer) -> RewardSample
         .metrics
         .retain(|name, _| !name.starts_with("reward/"));
     sample
+}
+
+/// The outcomes of stored episodes by rewards of now, in their order. The environment's own measurements
+/// stay; what gets no score within `limit` is unscored.
+pub async fn outcomes_of(
+    episodes: Vec<(&Trace, Task, Arc<dyn Reward>)>,
+    renderer: &dyn Renderer,
+    limit: Duration,
+) -> Vec<Outcome> {
+    let one = |(trace, task, reward): (&Trace, Task, Arc<dyn Reward>)| {
+        let sample = sample_of(trace, task, renderer);
+        let answer = trace.outcome.answer.clone();
+        async move {
+            let mut outcome = match tokio::time::timeout(limit, reward.score(&sample)).await {
+                Ok(Ok(score)) => score.into_outcome(),
+                Ok(Err(unscored)) => unscored.into_outcome(),
+                Err(_) => {
+                    let why = "the reward gave no score in time when it scored anew";
+                    Unscored::new(why).into_outcome()
+                }
+            };
+            for (name, value) in sample.metrics {
+                outcome.metrics.entry(name).or_insert(value);
+            }
+            outcome.answer = answer;
+            outcome
+        }
+    };
+    let all = futures::stream::iter(episodes).map(one);
+    all.buffered(AT_ONCE).collect().await
 }
 
 /// The scores of one episode, before and now.

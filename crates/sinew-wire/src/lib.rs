@@ -97,6 +97,7 @@ use sinew_rollout::{EpisodeParts, RunInfo};
 use sinew_store::TraceStore;
 use sinew_tensor::Cpu;
 use sinew_types::{Clock, Component, Engine, Provenance};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -115,7 +116,7 @@ fn run_info(
     recipe: &RunPlan,
     dir: &Path,
     (envs, renderer): (&dyn EnvFactory, &dyn Renderer),
-    device: &Cpu,
+    (device, rewards): (&Cpu, BTreeMap<String, String>),
 ) -> RunInfo {
     let name = dir.file_name().unwrap_or_default();
     let embedded = recipe.engine.kind == EngineType::Embedded;
@@ -128,7 +129,7 @@ fn run_info(
                 version: envs.version().to_owned(),
             }),
             chat_template: renderer.template_hash(),
-            tools: envs.tools(),
+            tools: envs.tools().into_iter().chain(rewards).collect(),
             kernels: embedded.then(|| kernels(device)),
             sandbox: sandboxed.then(|| recipe.sandbox.level.name().into()),
             ..Provenance::default()
@@ -204,13 +205,12 @@ pub fn pipeline(
     let renderer = renderer(&recipe.model, &recipe.env)?;
     let World { taskset, envs } = env::world_with(recipe, &session.tasks, &session.bench)?;
     pins.inputs(recipe, envs.as_ref(), &session)?;
+    let rewards = pins.rewards(recipe);
     let mut store = store::open_store(&recipe.store, dir)?;
     let params = loaded_params(&pins.plan, renderer.as_ref())?;
     let model = params.config().clone();
     check_context(recipe.rollout.max_context_tokens, &model)?;
-    let algorithm = recipe
-        .algorithm()
-        .map_err(|e| Failure::input(format!("algorithm: {e}")))?;
+    let algorithm = plan::algorithm(recipe)?;
     let files = renderer.files().map_err(Failure::system)?;
     let config = plan::pipeline(recipe, how, dir, taskset.as_ref(), &algorithm)?;
     store.draws_per_step = config.core.draws_per_step();
@@ -218,7 +218,7 @@ pub fn pipeline(
     let (learner, saved) = learner::begin(recipe, pins, parts, &session)?;
     let grammars = engine::grammars(recipe.rollout.format.as_ref(), &renderer, model.vocab)?;
     let shown = (envs.as_ref(), renderer.as_ref());
-    let run = run_info(recipe, dir.path(), shown, &device);
+    let run = run_info(recipe, dir.path(), shown, (&device, rewards));
     let gold = source::Gold {
         taskset: &taskset,
         envs: &envs,
@@ -239,14 +239,15 @@ pub fn pipeline(
         options,
         max_in_flight: recipe.rollout.max_in_flight,
         cross,
+        in_flight: plan::in_flight(recipe, dir.path()),
+        changed: plan::changed(recipe.rollout.changed),
     };
     let traces = Arc::clone(&store.traces);
     let world = (&parts.episode.envs, &parts.taskset);
     let groups = groups(&session, world, &renderer, &traces);
     let rollouts = EngineRollouts::new(session.runtime, parts, traces, session.cancel);
-    session
-        .bus
-        .emit(RunEvent::Described(describe(&model, &device)))?;
+    let described = RunEvent::Described(describe(&model, &device));
+    session.bus.emit(described)?;
     let pipeline = Pipeline {
         config,
         algorithm: Arc::new(algorithm),

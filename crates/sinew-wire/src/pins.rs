@@ -18,6 +18,7 @@ use sinew_env::EnvFactory;
 use sinew_pipeline::RunEvent;
 use sinew_project::{Pinned, PinnedWeights};
 use sinew_recipe::{ModelSection, RUN, RubricSource, RunPlan};
+use sinew_rollout::REWARD;
 use sinew_train::checkpoint::weights_hash;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -193,6 +194,30 @@ impl Pins {
             .check_inputs(&old.inputs, &self.new.inputs, resume)?;
         self.changes.extend(changes);
         Ok(())
+    }
+
+    /// Versions of the rewards: of what the recipe says of them, and of the files that it names.
+    pub(crate) fn rewards(&self, recipe: &RunPlan) -> BTreeMap<String, String> {
+        let files = self.new.inputs.iter().filter_map(|(name, version)| {
+            let name = match name.starts_with(REWARD) {
+                true => name.clone(),
+                false => format!("{REWARD}{}", name.strip_suffix(".rubric")?),
+            };
+            Some((name, version.get(..16).unwrap_or(version).to_owned()))
+        });
+        let mut versions: BTreeMap<String, String> = files.collect();
+        for world in recipe.worlds() {
+            if let Some(text) = world.reward.and_then(|r| serde_json::to_vec(r).ok()) {
+                let hash = blake3::hash(&text).to_hex();
+                let own = world.env.name.as_str();
+                let name = format!(
+                    "{REWARD}section{}{own}",
+                    if own.is_empty() { "" } else { "." }
+                );
+                versions.insert(name, hash[..16].to_owned());
+            }
+        }
+        versions
     }
 
     /// Keeps what the session stands on in its folder, and reports what changed. `step` is the last one that

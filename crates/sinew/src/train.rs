@@ -97,6 +97,8 @@ pub(crate) fn train(
         "tokens": ended.tokens,
         "waits": ended.totals.waits,
         "staleness": ended.totals.staleness,
+        "not_begun": ended.totals.not_begun,
+        "resumed": ended.totals.resumed,
         "trouble": ended.trouble,
     });
     Ok(finished(last, &ended))
