@@ -29,6 +29,7 @@ mod sandbox;
 mod serve;
 mod serve_sandbox;
 mod signals;
+mod sim;
 mod tasks;
 mod train;
 
@@ -144,6 +145,10 @@ enum Command {
     /// Add scores that come after their episodes: a person's verdict, a ticket that was reopened
     #[command(after_help = "Example: sinew reward import verdicts.jsonl --run runs/support")]
     Reward(reward::RewardArgs),
+    /// Simulate a run on machines that are not there: utilization, tail, staleness, cost, what to buy next
+    #[command(after_help = "Examples: sinew sim recipes/sim/search-agents.toml --svg plan.svg\n          \
+sinew sim large --json\n          sinew sim --search 1000")]
+    Sim(sim::SimArgs),
     /// Run code in a sandbox, or say what this host enforces
     #[command(after_help = "Example: sinew sandbox run --code 'print(6 * 7)'")]
     Sandbox(SandboxArgs),
@@ -393,6 +398,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Judge(args) => judge::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Pool(args) => pool::run(&args),
+        Command::Sim(args) => sim::run(&args),
         Command::Bench(args) => lab::run(lab::BENCH, &[], &args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
