@@ -32,6 +32,7 @@ mod sandbox;
 mod serve;
 mod serve_sandbox;
 mod signals;
+mod sim;
 mod tasks;
 mod train;
 mod view;
@@ -168,6 +169,10 @@ enum Command {
     /// Add scores that come after their episodes: a person's verdict, a ticket that was reopened
     #[command(after_help = "Example: sinew reward import verdicts.jsonl --run runs/support")]
     Reward(reward::RewardArgs),
+    /// Simulate a run on machines that are not there: utilization, tail, staleness, cost, what to buy next
+    #[command(after_help = "Examples: sinew sim recipes/sim/search-agents.toml --svg plan.svg\n          \
+sinew sim large --json\n          sinew sim --search 1000")]
+    Sim(sim::SimArgs),
     /// Run code in a sandbox, or say what this host enforces
     #[command(after_help = "Example: sinew sandbox run --code 'print(6 * 7)'")]
     Sandbox(SandboxArgs),
@@ -440,6 +445,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Serve(args) => serve::run(&args),
         Command::Pool(args) => pool::run(&args),
         Command::Queue(args) => queue::run(&args),
+        Command::Sim(args) => sim::run(&args),
         Command::Bench(args) => lab::run(lab::BENCH, &[], &args),
         Command::Completions { shell } => {
             let mut script = Vec::new();

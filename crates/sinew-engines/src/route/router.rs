@@ -90,6 +90,11 @@ impl Router {
         self.version
     }
 
+    /// The request that an attempt is for; `None` once the attempt is over.
+    pub fn request_of(&self, attempt: AttemptId) -> Option<RequestId> {
+        self.attempts.get(&attempt).copied()
+    }
+
     /// Counters since the start.
     pub fn counters(&self) -> &Counters {
         &self.counters

@@ -116,6 +116,8 @@ pub struct Roster {
     open: HashMap<EpisodeId, usize>,
     /// Groups whose score is awaited.
     scoring: BTreeSet<GroupId>,
+    /// Ends that wait for the score of their group: without any, no group has to be looked at.
+    waits: usize,
     /// How often an episode is run again.
     retries: u32,
     /// The last end was found in the store: more of them, and of their further attempts, may follow.
@@ -269,12 +271,17 @@ impl Roster {
             self.open.insert(next.episode.clone(), at);
             return Some(next);
         }
+        self.waits += usize::from(ended.waits_for_group);
         slot.ended = Some(ended);
         None
     }
 
     /// The last attempts of a group whose score is needed now.
     fn due_score(&mut self, group: &GroupId) -> Option<Vec<Draw>> {
+        // Steps have thousands of episodes, and most have their whole reward when they end.
+        if self.waits == 0 {
+            return None;
+        }
         let members = || self.slots.iter().filter(|s| s.first.group == *group);
         let all = members().all(|s| s.ended.is_some());
         let mut ended = members().filter_map(|s| s.ended.as_ref());
@@ -300,6 +307,7 @@ impl Roster {
                 continue;
             };
             ended.outcome = showed.remove(&ended.episode);
+            self.waits -= usize::from(ended.waits_for_group);
             ended.waits_for_group = false;
         }
     }
@@ -332,6 +340,8 @@ impl Roster {
             .into_iter()
             .partition(|slot| groups.contains(&slot.first.group));
         self.slots = kept;
+        let ends = self.slots.iter().filter_map(|s| s.ended.as_ref());
+        self.waits = ends.filter(|e| e.waits_for_group).count();
         let others: Vec<Slot> = others;
         for (n, slot) in others.iter().enumerate() {
             if n == 0 || others[n - 1].first.group != slot.first.group {
