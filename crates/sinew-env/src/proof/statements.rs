@@ -110,7 +110,7 @@ impl Growing<'_> {
 
     /// Some proposition.
     fn atom(&mut self) -> &'static str {
-        *self.rng.pick::<&str>(&ATOMS)
+        self.rng.pick::<&str>(&ATOMS)
     }
 
     /// A formula that follows from `known`, and its proof.
@@ -221,7 +221,7 @@ impl Term {
     /// A term whose left side is `depth` deep.
     fn draw(rng: &mut Rng, depth: usize) -> Self {
         if depth == 0 {
-            return Self::Var(*rng.pick::<&str>(&["a", "b", "c", "d"]));
+            return Self::Var(rng.pick::<&str>(&["a", "b", "c", "d"]));
         }
         let (left, right) = (
             Self::draw(rng, depth - 1),

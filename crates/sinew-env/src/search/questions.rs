@@ -97,7 +97,7 @@ impl World {
         let companies = (0..THINGS).map(|_| Company {
             name: name(&mut rng),
             founder: rng.below(THINGS),
-            trade: *rng.pick::<&str>(&TRADES),
+            trade: rng.pick::<&str>(&TRADES),
         });
         Self {
             companies: companies.collect(),
@@ -258,7 +258,7 @@ impl Taskset for Questions {
         let mut rng = Rng::labelled(self.seed, &label);
         let world = World::new(self.corpus);
         // The company of a question is its first page: one of five is held out.
-        let held_out = |page: &str| hash64(page.as_bytes()) % 5 == 0;
+        let held_out = |page: &str| hash64(page.as_bytes()).is_multiple_of(5);
         let drawn = std::iter::repeat_with(|| world.question(hops, &mut rng)).take(2000);
         let mut fitting =
             drawn.filter(|(_, _, pages)| held_out(&pages[0]) == (split == Split::HeldOut));

@@ -300,6 +300,7 @@ impl World {
             stored: before,
             outcome: (!record.failed).then_some(outcome),
             waits_for_group: false,
+            changed: None,
         }));
     }
 

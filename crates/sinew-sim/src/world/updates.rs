@@ -58,6 +58,7 @@ pub(super) fn config(plan: &Plan) -> CoreConfig {
         samples: SampleKind::Run,
         tasks_per_step: r.groups_per_update,
         over_sample: r.over_sample,
+        stop_decided: None,
         group_size: r.group_size,
         retries: r.retries,
         refill: r.refill,

@@ -77,7 +77,7 @@ pub(super) fn products(seed: u64) -> Vec<Product> {
             name,
             category,
             kind,
-            color: *rng.pick::<&str>(&COLORS),
+            color: rng.pick::<&str>(&COLORS),
             cents,
             stars: rng.range(20, 50) as u32,
             sizes: category == "Clothes",

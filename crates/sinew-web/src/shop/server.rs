@@ -267,7 +267,7 @@ impl Site for Shop {
             ("POST", "/cart") => self.add(request),
             ("POST", "/checkout") => self.order(request),
             ("POST", path) => match path.strip_prefix("/cart/") {
-                Some(at) => self.change(&at.to_owned(), request),
+                Some(at) => self.change(at, request),
                 None => self.missing(),
             },
             _ => Response::html(405, "<p>Not allowed.</p>".into()),
