@@ -36,7 +36,7 @@ def rows(split, seed):
     sets = [problems(family, SIZES[split], start) for family in FAMILIES]
     for same_place in zip(*sets):
         for family, entry in zip(FAMILIES, same_place):
-            yield {"prompt": entry["question"], "family": family, "entry": entry}
+            yield {"prompt": entry["question"], "family": family, "answer": entry["answer"], "entry": entry}
 
 
 def digits(split, seed):

@@ -81,7 +81,7 @@ pub fn collection(
     let mut pins = Pins::weights(recipe, &session)?;
     let renderer = renderer(&recipe.model, &recipe.env)?;
     let world = env::world_with(recipe, &session.tasks, &session.bench)?;
-    pins.inputs(recipe, world.envs.as_ref(), &session)?;
+    pins.inputs(recipe, world.envs.as_ref(), &session, None)?;
     let store = store::open_store(&recipe.store, session.dir)?.traces;
     let model = model_config(&pins.plan)?;
     check_context(recipe.rollout.max_context_tokens, &model)?;

@@ -9,10 +9,10 @@ use sinew_env::{Split, Taskset};
 use sinew_model::{LoraConfig, Projection};
 use sinew_pipeline::{
     After, ByType, CoreConfig, Dataset, DatasetConfig, EnvironmentShare, EvalConfig, Goal,
-    LateConfig, LearnerConfig, Overlap, PipelineConfig, PolicyConfig, SampleKind, TaskDraws,
-    TaskSampling, TaskShares,
+    LateConfig, LearnerConfig, Overlap, PipelineConfig, PolicyConfig, SampleKind, StoredEpisodes,
+    TaskDraws, TaskSampling, TaskShares,
 };
-use sinew_project::RunDir;
+use sinew_project::{RunDir, RunDirError};
 use sinew_recipe::{
     DataSection, LateAfter, LoraSection, LrSchedule, RolloutPlan, RunPlan, TrainMode, TrainPlan,
 };
@@ -23,6 +23,7 @@ use sinew_train::TrainerConfig;
 use sinew_train::optim::{AdamWConfig, Decay, Schedule};
 use sinew_types::SamplingParams;
 use sinew_view::RunFacts;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -145,10 +146,20 @@ pub fn dataset(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Option<Datas
             DatasetConfig::Demonstrations { path: path.clone() }
         }
         Some(DataSection::Pairs { path }) => DatasetConfig::Pairs { path: path.clone() },
-        Some(DataSection::Episodes { path, purpose }) => DatasetConfig::Episodes {
+        Some(DataSection::Episodes {
+            path,
+            purpose,
+            scores,
+        }) => DatasetConfig::Episodes(StoredEpisodes {
             path: path.clone(),
             purpose: purpose.clone(),
-        },
+            scores: scores.clone(),
+            late: match sinew_project::recipe(Path::new(path)) {
+                Ok(run) => late_config(&run),
+                Err(RunDirError::NoRun { .. }) => None,
+                Err(e) => return Err(e.into()),
+            },
+        }),
     };
     let context = recipe.rollout.max_context_tokens as usize;
     Ok(Some(Dataset::load(&config, renderer, context)?))

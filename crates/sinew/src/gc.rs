@@ -27,9 +27,21 @@ pub(crate) struct GcArgs {
 /// those that nothing trained on, stay: a resumed run compares with the former.
 ///
 /// # Errors
-/// If a process holds the store, or the run has no checkpoint.
+/// If a process holds the store, or the run has no checkpoint, as those that do not train.
 pub(crate) fn run(args: &GcArgs) -> Result<(), Failure> {
-    sinew_project::recipe(&args.run_dir)?;
+    let recipe = sinew_project::recipe(&args.run_dir)?;
+    let does_not_train = [("-collect", "collection"), ("-eval", "measurement")];
+    let kind = does_not_train
+        .iter()
+        .find(|(end, _)| recipe.name.ends_with(end));
+    let checkpoints = args.run_dir.join("checkpoints");
+    if let (Some((_, kind)), false) = (kind, checkpoints.exists()) {
+        return Err(Failure::input(format!(
+            "{run} is a {kind}: nothing was trained on its episodes, which are what it is for, so none can go\n  hint: \
+             `sinew episodes {run} --export FILE` keeps some of them elsewhere; delete the folder to be rid of all",
+            run = args.run_dir.display()
+        )));
+    }
     let store = sinew_project::store_path(&args.run_dir);
     if !store.exists() {
         return Err(Failure::input(format!(
@@ -37,7 +49,7 @@ pub(crate) fn run(args: &GcArgs) -> Result<(), Failure> {
             args.run_dir.display()
         )));
     }
-    let step = oldest_step(&args.run_dir.join("checkpoints"))?;
+    let step = oldest_step(&checkpoints)?;
     let store = sinew_wire::disk_store(&store, args.accept_loss).map_err(|e| match e {
         e @ StoreError::Locked { .. } => Failure::input(e),
         e => Failure::system(e),

@@ -525,6 +525,14 @@ fn execute(
     }
     let dir = RunDir::open(folder, recipe, options.resume.as_ref()).map_err(Failure::input)?;
     let dir = dir.accepting_loss(options.accept_loss);
+    let kept = match folder
+        .parent()
+        .filter(|above| sinew_chain::holds_chain(above))
+    {
+        Some(chain) => chain::how_to_go_on(chain, &options.typed),
+        None => Failure::how_to_go_on(options.command, dir.path(), &options.typed),
+    };
+    dir.note_end(RunEnd::Killed(&format!("killed; {kept}")));
     let done = job(recipe, &dir, &options);
     let failure = done
         .as_ref()

@@ -130,7 +130,7 @@ fn stop_on_signal(
     mut signals: watch::Receiver<u32>,
     sender: watch::Sender<bool>,
     bus: Bus,
-    live: bool,
+    (trains, live): (bool, bool),
 ) {
     runtime.spawn(async move {
         // Nobody asks any more once the counting ends.
@@ -138,7 +138,13 @@ fn stop_on_signal(
             return;
         }
         let _ = sender.send(true);
-        say("stopping: the work at hand ends, then a checkpoint is made; Ctrl-C once more ends at once");
+        say(&format!(
+            "stopping: the work at hand ends{}; Ctrl-C once more ends at once",
+            match trains {
+                true => ", then a checkpoint is made",
+                false => " and is kept",
+            }
+        ));
         // What cannot be recorded ends the run by itself.
         let _ = bus.emit(RunEvent::Phase(Phase::Stopping));
         if signals.wait_for(|n| *n > 1).await.is_err() {
@@ -218,7 +224,8 @@ pub(crate) fn in_session<T>(
     });
     let (sender, cancel) = watch::channel(false);
     let bench = Bench::of_run(dir.path(), sender.clone());
-    stop_on_signal(&runtime, signals, sender, bus.clone(), live);
+    let trains = options.command == "train";
+    stop_on_signal(&runtime, signals, sender, bus.clone(), (trains, live));
     let tasks = options.tasks.clone();
     let tasks = tasks.map_or_else(|| sinew_wire::tasks(recipe), Ok)?;
     let session = sinew_wire::Session {

@@ -44,6 +44,8 @@ mod live;
 mod mixture;
 #[path = "it/overlap.rs"]
 mod overlap;
+#[path = "it/own_data.rs"]
+mod own_data;
 #[path = "it/own_envs.rs"]
 mod own_envs;
 #[path = "it/own_tasks.rs"]
