@@ -55,7 +55,7 @@ pub use core::{
 };
 pub use cross::{CrossPolicy, CrossPolicyConfig};
 pub use curriculum::{ByType, Curriculum, EnvironmentShare, TaskShares};
-pub use dataset::{Dataset, DatasetConfig, DatasetSource};
+pub use dataset::{Dataset, DatasetConfig, DatasetSource, StoredEpisodes};
 pub use draws::TaskDraws;
 pub use drivers::{Ended, Pipeline, SharedLearner, run};
 pub use error::PipelineError;

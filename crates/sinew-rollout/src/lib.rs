@@ -59,7 +59,7 @@ pub use parts::{EpisodeOptions, EpisodeParts, Harness};
 pub use playback::{ContextChange, Playback, PlaybackError};
 pub use replay::{Change, Drift, Forked, Replayed, changes, drift, fork, replay, spec_of};
 pub use rescore::{
-    Changes, ComponentChange, Rescored, TOTAL, outcomes, outcomes_of, rescore, tasks_of,
+    Changes, ComponentChange, Rescored, TOTAL, outcomes, outcomes_of, rescore, rescored, tasks_of,
 };
 pub use sample::reward_sample;
 pub use waits::{Trainer, Waits, Watch};

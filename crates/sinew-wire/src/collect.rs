@@ -91,7 +91,7 @@ pub fn collection(
         false => env::world_with(recipe, &session.tasks, &session.bench)?,
         true => env::world_unscored(recipe, &session.tasks)?,
     };
-    pins.inputs(recipe, world.envs.as_ref(), &session)?;
+    pins.inputs(recipe, world.envs.as_ref(), &session, None)?;
     let store = store::open_store(&recipe.store, session.dir)?.traces;
     let model = model_config(&pins.plan)?;
     check_context(recipe.rollout.max_context_tokens, &model)?;

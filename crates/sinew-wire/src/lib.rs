@@ -87,8 +87,8 @@ use sinew_env::{EnvFactory, Taskset};
 use sinew_judge::Bench;
 use sinew_model::ModelConfig;
 use sinew_pipeline::{
-    Bus, EngineRollouts, GroupParts, GroupRewards, InboxScores, Late, Pipeline, RolloutParts,
-    RunEvent,
+    Bus, Dataset, EngineRollouts, GroupParts, GroupRewards, InboxScores, Late, Pipeline,
+    RolloutParts, RunEvent,
 };
 use sinew_project::{Resume, RunDir};
 use sinew_recipe::{EngineType, Order, RunPlan};
@@ -204,7 +204,13 @@ pub fn pipeline(
     let mut pins = Pins::weights(recipe, &session)?;
     let renderer = renderer(&recipe.model, &recipe.env)?;
     let World { taskset, envs } = env::world_with(recipe, &session.tasks, &session.bench)?;
-    pins.inputs(recipe, envs.as_ref(), &session)?;
+    let data = plan::dataset(recipe, renderer.as_ref())?;
+    pins.inputs(
+        recipe,
+        envs.as_ref(),
+        &session,
+        data.as_ref().map(Dataset::digest),
+    )?;
     let rewards = pins.rewards(recipe);
     let mut store = store::open_store(&recipe.store, dir)?;
     let params = loaded_params(&pins.plan, renderer.as_ref())?;
@@ -225,7 +231,7 @@ pub fn pipeline(
         renderer: &renderer,
         run: run.clone(),
     };
-    let source = source::source(recipe, dir, gold, &grammars, &session)?;
+    let source = source::source(recipe, data, gold, &grammars, &session)?;
     let mut late = late(recipe, &session);
     let own = engine::threads(recipe, &device);
     let (engine, cross) = engine::engines(recipe, &own, renderer.as_ref(), &grammars, &learner)?;

@@ -10,9 +10,9 @@ use sinew_model::{LoraConfig, Projection};
 use sinew_pipeline::{
     After, ByType, ChangedParts, CoreConfig, Dataset, DatasetConfig, EnvironmentShare, EvalConfig,
     Goal, IN_FLIGHT, LateConfig, LearnerConfig, Overlap, PipelineConfig, PolicyConfig, SampleKind,
-    TaskDraws, TaskSampling, TaskShares,
+    StoredEpisodes, TaskDraws, TaskSampling, TaskShares,
 };
-use sinew_project::RunDir;
+use sinew_project::{RunDir, RunDirError};
 use sinew_recipe::{
     Changed, DataSection, LateAfter, LoraSection, LrSchedule, ResumeEpisodes, RolloutPlan, RunPlan,
     StoreKind, TrainMode, TrainPlan,
@@ -150,10 +150,20 @@ pub fn dataset(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Option<Datas
             DatasetConfig::Demonstrations { path: path.clone() }
         }
         Some(DataSection::Pairs { path }) => DatasetConfig::Pairs { path: path.clone() },
-        Some(DataSection::Episodes { path, purpose }) => DatasetConfig::Episodes {
+        Some(DataSection::Episodes {
+            path,
+            purpose,
+            scores,
+        }) => DatasetConfig::Episodes(StoredEpisodes {
             path: path.clone(),
             purpose: purpose.clone(),
-        },
+            scores: scores.clone(),
+            late: match sinew_project::recipe(Path::new(path)) {
+                Ok(run) => late_config(&run),
+                Err(RunDirError::NoRun { .. }) => None,
+                Err(e) => return Err(e.into()),
+            },
+        }),
     };
     let context = recipe.rollout.max_context_tokens as usize;
     Ok(Some(Dataset::load(&config, renderer, context)?))

@@ -62,7 +62,7 @@ pub(crate) fn ago(seconds: f64) -> f64 {
 /// episodes stay: a resumed run compares with them.
 ///
 /// # Errors
-/// If a process holds the store, or the run has no checkpoint.
+/// If a process holds the store, or the run has no checkpoint, as those that do not train.
 pub(crate) fn run(args: &GcArgs) -> Result<(), Failure> {
     let expiry = Expiry {
         ended_before: args.older_than.map(ago),

@@ -170,8 +170,10 @@ enum Command {
     #[command(after_help = "Example: sinew reward import verdicts.jsonl --run runs/support")]
     Reward(reward::RewardArgs),
     /// Simulate a run on machines that are not there: utilization, tail, staleness, cost, what to buy next
-    #[command(after_help = "Examples: sinew sim recipes/sim/search-agents.toml --svg plan.svg\n          \
-sinew sim large --json\n          sinew sim --search 1000")]
+    #[command(
+        after_help = "Examples: sinew sim recipes/sim/search-agents.toml --svg plan.svg\n          \
+sinew sim large --json\n          sinew sim --search 1000"
+    )]
     Sim(sim::SimArgs),
     /// Run code in a sandbox, or say what this host enforces
     #[command(after_help = "Example: sinew sandbox run --code 'print(6 * 7)'")]
@@ -590,6 +592,14 @@ fn execute(
     }
     let dir = RunDir::open(folder, recipe, options.resume.as_ref()).map_err(Failure::input)?;
     let dir = dir.accepting_loss(options.accept_loss);
+    let kept = match folder
+        .parent()
+        .filter(|above| sinew_chain::holds_chain(above))
+    {
+        Some(chain) => chain::how_to_go_on(chain, &options.typed),
+        None => Failure::how_to_go_on(options.command, dir.path(), &options.typed),
+    };
+    dir.note_end(RunEnd::Killed(&format!("killed; {kept}")));
     let done = job(recipe, &dir, &options);
     let failure = done
         .as_ref()

@@ -70,7 +70,7 @@ fn state_of(folder: &Path, done: bool) -> (String, Option<String>) {
     }
 }
 
-/// Prints one run, or one collection, and how far it is.
+/// Prints one run, or one collection: how far it is, and how it goes on.
 fn one(folder: &Path, as_json: bool) {
     let shown = folder.display();
     match sinew_project::recipe(folder) {
@@ -87,7 +87,10 @@ fn one(folder: &Path, as_json: bool) {
             let line = json!({ "run_dir": folder, "state": state, "why": why, "run": run });
             output::print_json(&line);
         }
-        (Ok(run), false) => output::print(&format!("{shown}  {state}  {}\n", run.line())),
+        (Ok(run), false) => {
+            let more = why.map_or_else(String::new, |why| reason(&state, &why));
+            output::print(&format!("{shown}  {state}  {}\n{more}", run.line()));
+        }
         (Err(e), true) => output::print_json(&json!({ "run_dir": folder, "why": e.to_string() })),
         (Err(e), false) => output::print(&format!("{shown}  unreadable: {e}\n")),
     }
@@ -113,4 +116,15 @@ fn collection(folder: &Path, name: &str, as_json: bool) {
         (Err(e), true) => output::print_json(&json!({ "run_dir": folder, "why": e.to_string() })),
         (Err(e), false) => output::print(&format!("{shown}  unreadable: {e}\n")),
     }
+}
+
+/// Maximum number of lines about the end of a run.
+const REASON_LINES: usize = 4;
+
+/// Why a run failed, or the command that goes on with one that was stopped, below its line.
+fn reason(state: &str, why: &str) -> String {
+    // The first line of the others says what the state says.
+    let known = usize::from(state != "failed");
+    let lines = why.lines().skip(known).take(REASON_LINES);
+    lines.map(|line| format!("    {}\n", line.trim())).collect()
 }

@@ -52,6 +52,8 @@ mod mixture;
 mod native;
 #[path = "it/overlap.rs"]
 mod overlap;
+#[path = "it/own_data.rs"]
+mod own_data;
 #[path = "it/own_envs.rs"]
 mod own_envs;
 #[path = "it/own_tasks.rs"]

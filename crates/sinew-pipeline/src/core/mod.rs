@@ -597,7 +597,11 @@ impl PipelineCore {
 
     /// Takes an update in: health, curriculum, publication.
     fn updated(&mut self, mut batch: Batch, record: &StepRecord) -> Vec<Command> {
-        let alarm = self.state.health.step(record);
+        let mut alarm = self.state.health.step(record);
+        // Scores of others may come later, or never: those of a run's own rewards are there.
+        if self.config.samples == Samples::Run && self.config.late_rounds.is_none() {
+            alarm = self.state.health.scores(record).or(alarm);
+        }
         if let (Some(config), false) = (self.adaptive(), batch.recalled) {
             let seen = batch.outcomes.iter();
             let seen = seen.map(|(kind, success, reward)| (kind.as_str(), *success, *reward));

@@ -2,7 +2,7 @@
 
 use crate::input::refused;
 use crate::resume::recipe;
-use crate::{last_line, sinew};
+use crate::{last_line, run_ok, sinew};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
@@ -59,6 +59,12 @@ fn a_killed_collection_goes_on_without_loss_or_doubles_and_is_trained_on() {
     let first = stored(&run);
     assert!(!first.is_empty());
     killed(&teacher, &run, episodes, &["--resume"]);
+    // What is listed of it says how it goes on, and it is no place for gc.
+    let runs = run_ok(sinew().arg("runs").arg(dir.path()));
+    let hint = format!("--run-dir {} --resume --episodes 602", run.display());
+    assert!(runs.contains("killed") && runs.contains(&hint), "{runs}");
+    let told = refused(sinew().arg("gc").arg(&run));
+    assert!(told.contains("is a collection"), "{told}");
     let rest = collect(&teacher, &run, episodes, &["--resume"]).output();
     let last = last_line(&rest.unwrap());
     let collected = &last["collected"];
@@ -106,6 +112,31 @@ fn trained_on(dir: &Path, collected: &Path) {
     let last = last_line(&train.output().unwrap());
     let success = |when: &str| last["eval"][when]["success"].as_f64().unwrap();
     assert!(success("after") > success("before") + 0.15, "{last}");
+}
+
+#[test]
+fn a_collection_that_is_interrupted_keeps_what_ended_and_speaks_of_no_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let teacher = recipe(dir.path(), 1, &[("rollout.max_in_flight", "4")]);
+    let mut child = collect(&teacher, &dir.path().join("run"), 1_000_000, &[])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().starts_with("{\"collected\"")));
+    let signalled = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status();
+    assert!(signalled.unwrap().success());
+    // Its end is not kept from it by a full pipe.
+    lines.for_each(drop);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("the work at hand ends and is kept"), "{said}");
+    assert!(said.contains("--resume --episodes 1000000"), "{said}");
+    assert!(!said.contains("checkpoint"), "{said}");
 }
 
 #[test]

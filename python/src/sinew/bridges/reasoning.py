@@ -56,7 +56,7 @@ class Reasoning(Env):
         for same_place in zip(*sets):
             for family, entry in zip(cls.families, same_place):
                 if not cls.longest or len(entry["answer"]) <= cls.longest:
-                    yield {"prompt": entry["question"], "kind": family, "family": family, "entry": entry}
+                    yield {"prompt": entry["question"], "kind": family, "family": family, "answer": entry["answer"], "entry": entry}
 
     @staticmethod
     def gold(task):
