@@ -198,6 +198,10 @@ impl Bench {
 
     /// The same work by the peer.
     fn beside(&self, row: Row, load: Load, scale: &impl Fn(Load, f64) -> f64) -> Row {
+        if self.peers.python.is_none() {
+            let why = "give --peer-python: a Python with benches/peers/transferqueue.txt";
+            return row.without_peer("TransferQueue", why);
+        }
         // It takes seconds for what takes milliseconds here.
         let rows = load.rows.min(20 * load.batch);
         let args = [rows, load.bytes, load.batch, self.rounds as usize].map(|n| n.to_string());

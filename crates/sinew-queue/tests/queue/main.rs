@@ -25,7 +25,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
-use support::{LIMITS, NO_LEASE, Subject, consumer, keys, refusal, row, trainer};
+use support::{LIMITS, Make, NO_LEASE, Subject, consumer, keys, refusal, row, trainer};
 use tokio::runtime::Runtime;
 
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
@@ -152,6 +152,6 @@ fn on_each(limits: QueueLimits, case: impl Fn(&mut Subject)) {
 }
 
 /// Queues for random uses, and how many of them.
-fn random_subjects() -> [(u32, fn(QueueLimits) -> Subject); 1] {
+fn random_subjects() -> [(u32, Make); 1] {
     [(8, remote)]
 }

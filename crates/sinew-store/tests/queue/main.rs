@@ -9,7 +9,7 @@ mod torn;
 
 use sinew_store::queue::{DiskQueue, MemoryQueue, QueueLimits};
 use std::sync::Arc;
-use support::{LIMITS, NO_LEASE, Subject, consumer, keys, refusal, row, trainer};
+use support::{LIMITS, Make, NO_LEASE, Subject, consumer, keys, refusal, row, trainer};
 
 fn memory(limits: QueueLimits) -> Subject {
     Subject::new(Arc::new(MemoryQueue::in_memory(limits)), None)
@@ -32,6 +32,6 @@ fn on_each(limits: QueueLimits, case: impl Fn(&mut Subject)) {
 }
 
 /// Queues for random uses, and how many of them.
-fn random_subjects() -> [(u32, fn(QueueLimits) -> Subject); 2] {
+fn random_subjects() -> [(u32, Make); 2] {
     [(300, memory), (12, disk)]
 }

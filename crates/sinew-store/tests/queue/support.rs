@@ -13,6 +13,9 @@ pub(crate) const LIMITS: QueueLimits = QueueLimits {
     max_attempts: 3,
 };
 
+/// Makes a queue with some limits.
+pub(crate) type Make = fn(QueueLimits) -> Subject;
+
 /// A queue under test.
 pub(crate) struct Subject {
     pub(crate) queue: Arc<dyn Queue>,
