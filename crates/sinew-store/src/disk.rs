@@ -1,10 +1,8 @@
 //! [`DiskStore`]: segment files and their index.
 //!
-//! Writes go to the newest segment first and to the index afterwards, in one transaction. A crash
-//! between the
-//! two leaves a frame that the index does not know; the next opening indexes it. A failed transaction
-//! takes
-//! the frame back. Every call holds `writer` while it appends, so that frames are in the order of
+//! Writes go to the newest segment first and to the index afterwards, in one transaction. A crash between
+//! the two leaves a frame that the index does not know; the next opening indexes it. A failed transaction
+//! takes the frame back. Every call holds `writer` while it appends, so that frames are in the order of
 //! commits.
 
 use crate::codec::{self, Mark};
@@ -16,7 +14,7 @@ use crate::index::{self, Table};
 use crate::ledger;
 use crate::legacy;
 use crate::listing;
-use crate::queue::{DiskQueue, QueueLimits};
+use crate::queue::{self, DiskQueue, QueueLimits};
 use crate::reader;
 use crate::recover;
 use crate::remake;
@@ -174,14 +172,13 @@ impl DiskStore {
         Ok(frame)
     }
 
-    /// Opens the queue `name` in this store, or makes one, in a file of its own. Leases of before are
-    /// still valid
-    /// until they run out. A queue is opened once at a time.
+    /// Opens the queue `name` in this store, or makes one, in a file of its own. Leases of before are still
+    /// valid until they run out. A queue is opened once at a time.
     ///
     /// # Errors
     /// [`StoreError::LostQueue`] if its file is damaged and the options do not accept that.
     pub fn queue(&self, name: &str, limits: QueueLimits) -> Result<DiskQueue, StoreError> {
-        let path = legacy::file(&self.directory, name)?;
+        let path = queue::file(&self.directory, name)?;
         DiskQueue::open(&path, limits, self.options.accept_loss)
     }
 

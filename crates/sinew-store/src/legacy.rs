@@ -5,17 +5,7 @@ use crate::error::StoreError;
 use crate::queue;
 use crate::schema::{FORMAT, WITH_QUEUES};
 use rusqlite::Connection;
-use std::path::{Path, PathBuf};
-
-/// The file of a queue of a store.
-///
-/// # Errors
-/// If its folder cannot be made.
-pub(crate) fn file(directory: &Path, name: &str) -> Result<PathBuf, StoreError> {
-    let folder = directory.join("queue");
-    std::fs::create_dir_all(&folder).map_err(|e| StoreError::io(&folder, e))?;
-    Ok(folder.join(format!("{name}.sqlite")))
-}
+use std::path::Path;
 
 /// Moves the rows of an index of an earlier format; leases and counts of deliveries begin anew. A crash in
 /// between moves them again: a file that was begun is begun anew, as nothing reads it before the index says
@@ -30,7 +20,7 @@ pub(crate) fn move_out(connection: &mut Connection, directory: &Path) -> Result<
         .query_map([], |r| r.get(0))?
         .collect::<Result<Vec<String>, _>>()?;
     for name in names {
-        let path = file(directory, &name)?;
+        let path = queue::file(directory, &name)?;
         aside::remove(&path)?;
         let mut query = connection
             .prepare("SELECT key, payload FROM queue_rows WHERE queue = ?1 ORDER BY seq")?;

@@ -1,10 +1,10 @@
 //! Durable traces, and the queue between what produces episodes and what consumes them.
 //!
 //! [`TraceStore`] keeps finished episodes, the scores that come after them, and which of them were trained.
-//! [`MemoryStore`] is
-//! the model that the others are tested against; [`DiskStore`] appends to segment files and
-//! indexes them in SQLite; [`StoreReader`] looks into it while it is written. [`queue::Queue`] hands rows
-//! to named consumers with leases and acknowledgements: in memory, in an SQLite file, or in another process.
+//! [`MemoryStore`] is the model that the others are tested against; [`DiskStore`] appends to segment files
+//! and indexes them in SQLite; [`StoreReader`] looks into it while it is written. [`queue::Queue`] hands
+//! rows to named consumers with leases and acknowledgements: in memory, in an SQLite file, or in another
+//! process.
 //!
 //! Invariants:
 //! - What `commit` acknowledged survives a crash at any instant; a batch is visible whole or

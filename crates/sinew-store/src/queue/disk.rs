@@ -1,13 +1,12 @@
 //! [`DiskQueue`]: a queue in an SQLite file of its own.
 //!
-//! Every call that changes something is one synchronized transaction. States are in memory as well,
-//! values are
-//! not. Each row of the file has a checksum in its last column: SQLite notices a damaged page, and the
+//! Every call that changes something is one synchronized transaction. States are in memory as well, values
+//! are not. Each row of the file has a checksum in its last column: SQLite notices a damaged page, and the
 //! checksum a damaged value. A tail that a crash tore off the log is a call that was never answered.
 
 use super::core::{Change, Claim, Hold, QueueCore, Row};
 use super::local::{Backing, Local, local};
-use super::words::{Consumer, QueueLimits, fields};
+use super::words::{Consumer, QueueError, QueueLimits, fields};
 use crate::aside;
 use crate::error::StoreError;
 use crate::signed::signed;
@@ -56,6 +55,9 @@ CREATE TABLE leases (
 /// Rows of one transaction of [`seed`].
 const SEEDED: usize = 1000;
 
+/// Maximum bytes of a queue's name.
+const MAX_QUEUE_NAME: usize = 64;
+
 /// Column `state` of a claim.
 const OPEN: i64 = 0;
 /// `text` is the holder.
@@ -72,12 +74,32 @@ pub struct Table {
 }
 
 impl DiskQueue {
+    /// Opens the queue `name` of the store in a folder, or makes both; the store itself may be in use.
+    ///
+    /// # Errors
+    /// As [`DiskQueue::open`], and if the name is none: it names a file.
+    pub fn in_store(
+        folder: &Path,
+        name: &str,
+        limits: QueueLimits,
+        accept_loss: bool,
+    ) -> Result<Self, StoreError> {
+        let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+        if name.is_empty() || name.len() > MAX_QUEUE_NAME || !name.chars().all(fits) {
+            return Err(StoreError::Queue(QueueError::Argument {
+                field: "name".into(),
+                value: format!("{name:?}"),
+                allowed: format!("1 to {MAX_QUEUE_NAME} letters, digits, - and _"),
+            }));
+        }
+        Self::open(&file(folder, name)?, limits, accept_loss)
+    }
+
     /// Opens the queue in a file, or makes one. Leases of before are valid until they run out.
     ///
     /// # Errors
     /// [`StoreError::LostQueue`] if the file is damaged; with `accept_loss` it is put aside, as
-    /// `FILE.damaged`, and
-    /// an empty queue begun.
+    /// `FILE.damaged`, and an empty queue begun.
     pub fn open(path: &Path, limits: QueueLimits, accept_loss: bool) -> Result<Self, StoreError> {
         match load(path, limits) {
             Err(StoreError::LostQueue { .. }) if accept_loss => {
@@ -87,6 +109,16 @@ impl DiskQueue {
             opened => opened,
         }
     }
+}
+
+/// The file of a queue of a store.
+///
+/// # Errors
+/// If its folder cannot be made.
+pub(crate) fn file(store: &Path, name: &str) -> Result<PathBuf, StoreError> {
+    let folder = store.join("queue");
+    std::fs::create_dir_all(&folder).map_err(|e| StoreError::io(&folder, e))?;
+    Ok(folder.join(format!("{name}.sqlite")))
 }
 
 /// Opens and checks a file.

@@ -1,12 +1,9 @@
 //! The queue between everything that produces episodes and everything that consumes them.
 //!
-//! A row has a key, a group and named fields. A consumer states the fields that it needs and those
-//! that it
-//! writes; a row is *ready* for it when the needed ones are there, then *leased* to a holder until a
-//! time,
-//! then *acked*. A lease that runs out makes its rows ready again; a row that was leased too often
-//! without an
-//! ack is *dead* for that consumer, with the reason. A row is *done* when every consumer with the mark
+//! A row has a key, a group and named fields. A consumer states the fields that it needs and those that it
+//! writes; a row is *ready* for it when the needed ones are there, then *leased* to a holder until a time,
+//! then *acked*. A lease that runs out makes its rows ready again; a row that was leased too often without
+//! an ack is *dead* for that consumer, with the reason. A row is *done* when every consumer with the mark
 //! [`Consumer::last`] acked it: its fields go, its key stays known for duplicates.
 //!
 //! | part | purpose |
@@ -16,19 +13,24 @@
 //! | `core`, `plan`, `sample` | the states of all rows, pure: operations are planned, made durable, applied |
 //! | `local` | [`MemoryQueue`] and [`DiskQueue`]: the core behind a lock, with values in a map or in SQLite |
 //! | `disk` | the SQLite file |
+//! | `episode` | episodes as rows, and the consumers that score and train them |
 //!
 //! Expired leases are taken back by every lease, so that no timer is needed.
 
 mod core;
 mod disk;
+mod episode;
 mod local;
 mod payload;
 mod plan;
 mod sample;
 mod words;
 
-pub(crate) use disk::seed;
+pub(crate) use disk::{file, seed};
 pub use disk::{DiskQueue, Table};
+pub use episode::{
+    episode, episode_row, reward_field, scored, scorer_consumer, trainer_consumer,
+};
 pub use local::{Local, MemoryQueue, Values};
 pub use payload::{pack, unpack};
 pub use words::{
@@ -44,11 +46,9 @@ use std::time::{Duration, Instant};
 /// A queue. Calls block on locks, disk or network and can be made from any thread, but not from async
 /// tasks.
 ///
-/// `now_ms` is the caller's clock; a queue in another process uses the clock of that process in its
-/// place, as
-/// leases of several machines cannot follow several clocks. What a call changed is durable, as far as
-/// the queue
-/// is, when it returns.
+/// `now_ms` is the caller's clock; a queue in another process uses the clock of that process in its place,
+/// as leases of several machines cannot follow several clocks. What a call changed is durable, as far as
+/// the queue is, when it returns.
 pub trait Queue: Send + Sync + Debug {
     /// Adds rows, all or none; an answer for each. Putting a row again changes nothing.
     ///
@@ -56,9 +56,8 @@ pub trait Queue: Send + Sync + Debug {
     /// [`QueueError::Full`] if they do not fit now, [`QueueError::TooLarge`] if they never will.
     fn put(&self, rows: &[NewRow]) -> Result<Vec<Put>, StoreError>;
 
-    /// Adds fields to rows that lack them, all or none; how many fields were new. A field that a row
-    /// has stays
-    /// as it is, and so does a row that is done.
+    /// Adds fields to rows that lack them, all or none; how many fields were new. A field that a row has
+    /// stays as it is, and so does a row that is done.
     ///
     /// # Errors
     /// [`QueueError::UnknownRow`].
@@ -131,9 +130,8 @@ pub trait Queue: Send + Sync + Debug {
     /// [`QueueError::UnknownRow`], [`QueueError::NotReady`].
     fn remove(&self, keys: &[String]) -> Result<usize, StoreError>;
 
-    /// Takes back what leases that ended hold, and forgets the oldest rows that are done beyond
-    /// `keep`, a group at
-    /// a time. How many rows were forgotten: their keys would be new again.
+    /// Takes back what leases that ended hold, and forgets the oldest rows that are done beyond `keep`, a
+    /// group at a time. How many rows were forgotten: their keys would be new again.
     ///
     /// # Errors
     /// As above.
@@ -145,8 +143,7 @@ pub trait Queue: Send + Sync + Debug {
     /// As above.
     fn read(&self, key: &str, field: &str) -> Result<Option<bytes::Bytes>, StoreError>;
 
-    /// Where a row stands with a consumer; `None` if the key is not known. A row that is done is
-    /// acked, or
+    /// Where a row stands with a consumer; `None` if the key is not known. A row that is done is acked, or
     /// waits for ever.
     ///
     /// # Errors
@@ -165,9 +162,8 @@ pub trait Queue: Send + Sync + Debug {
     /// As above.
     fn stats(&self) -> Result<QueueStats, StoreError>;
 
-    /// Waits until the queue changes after `seen`, an earlier answer of this call (0: answer at once),
-    /// or until
-    /// the time is over; the number of its last change.
+    /// Waits until the queue changes after `seen`, an earlier answer of this call (0: answer at once), or
+    /// until the time is over; the number of its last change.
     ///
     /// # Errors
     /// As above.

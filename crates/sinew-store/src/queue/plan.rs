@@ -201,8 +201,7 @@ impl QueueCore {
         Ok((row, values))
     }
 
-    /// The group of a new row: the last one of its name, unless that is whole. `units` holds those
-    /// that the
+    /// The group of a new row: the last one of its name, unless that is whole. `units` holds those that the
     /// call met before: number, rows put, size.
     fn unit<'a>(
         &self,
@@ -568,9 +567,8 @@ impl QueueCore {
             .collect())
     }
 
-    /// The oldest groups that are done go, until `keep` rows are left. The newest row stays known, as
-    /// its number
-    /// bounds the next one's.
+    /// The oldest groups that are done go, until `keep` rows are left. The newest row stays known, as its
+    /// number bounds the next one's.
     pub(super) fn plan_forget(&self, keep: usize) -> Vec<Change> {
         let mut surplus = self.done.saturating_sub(keep);
         let newest = self.rows.last_key_value().map(|(seq, _)| *seq);

@@ -55,11 +55,9 @@ impl Room {
     }
 }
 
-/// Takes rows, or whole groups, in order until one does not fit. The first is taken even if it is
-/// larger than the
-/// bytes or tokens asked for, so that nothing is too large to be given out; a group with more rows
-/// than that
-/// is passed over.
+/// Takes rows, or whole groups, in order until one does not fit. The first is taken even if it is larger
+/// than the bytes or tokens asked for, so that nothing is too large to be given out; a group with more rows
+/// than that is passed over.
 fn take(
     core: &QueueCore,
     reader: usize,
@@ -121,8 +119,7 @@ fn group(core: &QueueCore, reader: usize, sample: &Sample, row: &Row) -> Option<
 }
 
 /// Deals rows into parts: the longest first, each to the part with the fewest tokens so far (Graham,
-/// "Bounds on
-/// multiprocessing timing anomalies", 1969: at most 4/3 of the best).
+/// "Bounds on multiprocessing timing anomalies", 1969: at most 4/3 of the best).
 fn deal(core: &QueueCore, taken: &[u64], parts: usize) -> Vec<(u64, usize)> {
     let mut dealt: Vec<(u64, usize)> = taken.iter().map(|seq| (*seq, 0)).collect();
     if parts < 2 {

@@ -132,8 +132,7 @@ pub struct NewRow {
     pub key: String,
     /// Rows of one name belong together; empty: the row is alone.
     pub group: String,
-    /// Rows that make the group whole, 1 or more. The largest of its rows counts; further rows of the
-    /// name
+    /// Rows that make the group whole, 1 or more. The largest of its rows counts; further rows of the name
     /// begin another group.
     pub group_size: u32,
     /// Higher ones are given out first.
@@ -184,8 +183,7 @@ pub struct Consumer {
     /// Fields that a row must have before it is ready, and that are given out.
     pub needs: Vec<String>,
     /// Fields that each of its acks brings. A row that has all of them is not ready for it. No other
-    /// consumer
-    /// may write them.
+    /// consumer may write them.
     pub writes: Vec<String>,
     /// A row is done, and its fields go, once every consumer with this mark has acked it.
     pub last: bool,
@@ -326,8 +324,7 @@ pub enum RowState {
     /// The consumer is done with it.
     Acked,
     /// Leased [`QueueLimits::max_attempts`] times without an ack, with the last reason.
-    /// [`super::Queue::revive`]
-    /// makes it ready again.
+    /// [`super::Queue::revive`] makes it ready again.
     Dead { reason: String },
 }
 

@@ -1,7 +1,8 @@
 //! Random uses of a queue compared with a small model of what may happen.
 
-use super::{LIMITS, Subject, consumer};
+use super::{LIMITS, Subject, consumer, random_subjects};
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 use sinew_store::queue::{Done, Field, LeaseId, NewRow, Put, QueueLimits, RowState, Sample, Take};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -223,20 +224,13 @@ const ROOMY: QueueLimits = QueueLimits {
     ..LIMITS
 };
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
-
-    #[test]
-    fn no_row_is_lost_held_twice_or_acked_twice(events in prop::collection::vec(event(), 1..60)) {
-        play(Subject::memory(ROOMY), &events)?;
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(12))]
-
-    #[test]
-    fn no_row_is_lost_on_disk(events in prop::collection::vec(event(), 1..40)) {
-        play(Subject::disk(ROOMY), &events)?;
+/// As many random uses of each queue as it says.
+#[test]
+fn no_row_is_lost_held_twice_or_acked_twice() {
+    for (cases, subject) in random_subjects() {
+        let mut runner = TestRunner::new(ProptestConfig::with_cases(cases));
+        let events = prop::collection::vec(event(), 1..50);
+        let played = runner.run(&events, |events| play(subject(ROOMY), &events));
+        played.unwrap_or_else(|e| panic!("{e}"));
     }
 }
