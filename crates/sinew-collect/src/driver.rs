@@ -5,11 +5,13 @@ use sinew_pipeline::{
     Bus, CollectProgress, Draw, EndedEpisode, GroupScores, Phase, PipelineError, RolloutProgress,
     Rollouts, RunEvent, ScoredGroup, StoredEpisode, TaskDraws, showed,
 };
+use sinew_queue::{Fed, Feed};
 use sinew_store::{EndKind, Filter, MAX_PAGE, StoreStats, TraceStore};
 use sinew_types::{EpisodeId, GroupId, Trace};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::watch;
 
 /// Between two reports.
 const REPORT_EVERY: Duration = Duration::from_secs(2);
@@ -26,6 +28,10 @@ pub struct Collection {
     pub groups: Box<dyn GroupScores>,
     /// Where they are kept.
     pub store: Arc<dyn TraceStore>,
+    /// Where ended groups go in addition: to scorers and trainers elsewhere.
+    pub feed: Option<Feed>,
+    /// The session is to stop.
+    pub cancel: watch::Receiver<bool>,
     /// Where progress goes.
     pub bus: Bus,
     /// When the session began.
@@ -58,12 +64,18 @@ pub struct Collected {
 /// # Errors
 /// If episodes cannot be run or stored, or the run is to stop.
 pub fn collect(collection: Collection) -> Result<Collected, PipelineError> {
-    let known = known(collection.store.as_ref())?;
+    // A feed may lack what the store has: everything is asked for, and given from the store.
+    let known = match collection.feed {
+        None => known(collection.store.as_ref())?,
+        Some(_) => HashMap::new(),
+    };
     let c = collection;
     let mut session = Session {
         collector: Collector::new(c.config, c.draws, known),
         rollouts: c.rollouts,
         groups: c.groups,
+        feed: c.feed,
+        cancel: c.cancel,
         bus: c.bus,
         traces: HashMap::new(),
         scoring: 0,
@@ -109,6 +121,8 @@ struct Session {
     collector: Collector,
     rollouts: Box<dyn Rollouts>,
     groups: Box<dyn GroupScores>,
+    feed: Option<Feed>,
+    cancel: watch::Receiver<bool>,
     bus: Bus,
     /// Members of open groups, which may have to be scored as a whole.
     traces: HashMap<GroupId, BTreeMap<EpisodeId, Trace>>,
@@ -171,16 +185,19 @@ impl Session {
         failed?;
         for StoredEpisode { trace, known } in ended {
             let follows = self.collector.ended(EndedEpisode::of(&trace, known));
-            if let Some(again) = follows.again {
-                self.rollouts.start(&[again], None)?;
+            if let Some(again) = &follows.again {
+                self.rollouts.start(std::slice::from_ref(again), None)?;
             }
             let group = trace.group.clone();
+            // An attempt that is made again is no member.
+            if follows.again.is_none() {
+                let members = self.traces.entry(group.clone()).or_default();
+                members.insert(trace.episode.clone(), trace);
+            }
             if !self.collector.is_open(&group) {
-                self.traces.remove(&group);
+                self.leave(&group)?;
                 continue;
             }
-            let members = self.traces.entry(group).or_default();
-            members.insert(trace.episode.clone(), trace);
             if let Some(members) = follows.group {
                 self.score(members)?;
             }
@@ -200,6 +217,25 @@ impl Session {
         Ok(())
     }
 
+    /// A group is complete: it goes to the feed, where there is one.
+    fn leave(&mut self, group: &GroupId) -> Result<(), PipelineError> {
+        let members = self.traces.remove(group).unwrap_or_default();
+        self.fed(members.into_values().collect())
+    }
+
+    /// Puts the members of a group that is complete.
+    fn fed(&mut self, members: Vec<Trace>) -> Result<(), PipelineError> {
+        let Some(feed) = &mut self.feed else {
+            return Ok(());
+        };
+        let cancel = &self.cancel;
+        let fed = feed.put(&members, &|| *cancel.borrow());
+        match fed.map_err(|e| PipelineError::system(format!("--queue: {e}")))? {
+            Fed::Stopped => Err(PipelineError::Interrupted),
+            Fed::New(_) | Fed::Known => Ok(()),
+        }
+    }
+
     /// Takes in the groups that were scored; with `wait`, at least one.
     fn take_scores(&mut self, wait: bool) -> Result<(), PipelineError> {
         for ScoredGroup { group, outcomes } in self.groups.scored(wait)? {
@@ -211,10 +247,11 @@ impl Session {
                 }
             }
             let showed = members
-                .into_iter()
-                .filter_map(|(episode, trace)| Some((episode, showed(&trace)?)))
+                .iter()
+                .filter_map(|(episode, trace)| Some((episode.clone(), showed(trace)?)))
                 .collect();
             self.collector.scored(&group, showed);
+            self.fed(members.into_values().collect())?;
         }
         Ok(())
     }

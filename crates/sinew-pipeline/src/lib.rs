@@ -25,6 +25,7 @@ mod health;
 mod intake;
 mod late;
 mod learner;
+mod ledger;
 mod live_feed;
 mod live_late;
 mod live_source;
@@ -32,6 +33,7 @@ mod parallel;
 mod pool_client;
 mod pool_source;
 mod ports;
+mod queue_source;
 mod record;
 mod rollouts;
 mod rows;
@@ -71,6 +73,7 @@ pub use ports::{
     Given, GroupScores, Learner, RolloutReading, Rollouts, SampleSource, ScoredGroup,
     StoredEpisode, Waker, Wanted, WeightsTransport,
 };
+pub use queue_source::{QueueSource, QueueSourceConfig};
 pub use record::{
     AdmissionRecord, DIVERGENCE_ALARM, EpisodeStats, EvalRecord, StepRecord, TokenSummary, Totals,
     divergence,

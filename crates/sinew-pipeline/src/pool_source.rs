@@ -1,10 +1,10 @@
 //! The data pool as a source: groups are leased, stored here, then acknowledged.
 
 use crate::error::PipelineError;
+use crate::ledger::{Ledger, Taken};
 use crate::pool_client::PoolClient;
 use crate::ports::{Given, SampleSource, Wanted};
 use crate::rows::by_group;
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sinew_algo::{Algorithm, Columns};
 use sinew_pool::schema::Kind;
@@ -12,7 +12,6 @@ use sinew_pool::{Entry, PassedOver};
 use sinew_store::{Filter, TraceStore};
 use sinew_types::{EpisodeId, Origin, Trace, mix_seed};
 use std::collections::BTreeSet;
-use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -22,7 +21,7 @@ use tokio::sync::watch;
 const POLL: Duration = Duration::from_millis(500);
 
 /// Why an algorithm cannot train on a group, whatever else is in the batch; `None`: it can.
-fn unusable(algorithm: &Algorithm, group: &Vec<Trace>) -> Option<String> {
+pub(crate) fn unusable(algorithm: &Algorithm, group: &Vec<Trace>) -> Option<String> {
     if let Err(e) = algorithm.spent(std::slice::from_ref(group)) {
         return Some(e.to_string());
     }
@@ -30,13 +29,6 @@ fn unusable(algorithm: &Algorithm, group: &Vec<Trace>) -> Option<String> {
     let mut nodes = group.iter().flat_map(|t| &t.nodes);
     let without = by_state && nodes.all(|n| n.state_hash.is_none());
     without.then(|| "it compares states, but no turn has a state_hash".to_owned())
-}
-
-/// Rows that a step was given, written down before they are stored and acknowledged.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Taken {
-    step: u64,
-    leases: Vec<(u64, Vec<String>)>,
 }
 
 /// What a run asks a pool for.
@@ -60,7 +52,7 @@ pub struct PoolSource {
     consumer: String,
     wait: Duration,
     lease_s: f64,
-    taken: PathBuf,
+    ledger: Ledger,
     /// Minimum trajectories of a group that the algorithm can use.
     min_group: usize,
     cancel: watch::Receiver<bool>,
@@ -92,46 +84,11 @@ impl PoolSource {
             consumer: format!("{name:.64}-{}", &hash.to_hex()[..12]),
             wait: config.wait,
             lease_s: config.lease_s,
-            taken: config.run_dir.join("pool.jsonl"),
+            ledger: Ledger::new(config.run_dir.join("pool.jsonl")),
             min_group: config.min_group,
             cancel,
             passed_over: Mutex::default(),
         })
-    }
-
-    /// What `step` was given before a restart.
-    fn taken(&self, step: u64) -> Result<Option<Taken>, PipelineError> {
-        let text = match std::fs::read_to_string(&self.taken) {
-            Ok(text) => text,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => {
-                return Err(PipelineError::system(format!(
-                    "{}: {e}",
-                    self.taken.display()
-                )));
-            }
-        };
-        // A line that a crash cut says nothing: what it speaks of was not stored.
-        let mut lines = text
-            .lines()
-            .rev()
-            .filter_map(|l| serde_json::from_str::<Taken>(l).ok());
-        Ok(lines.find(|t| t.step == step))
-    }
-
-    fn note(&self, taken: &Taken) -> Result<(), PipelineError> {
-        let failed =
-            |e: std::io::Error| PipelineError::system(format!("{}: {e}", self.taken.display()));
-        let mut file = std::fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(&self.taken)
-            .map_err(failed)?;
-        let line = serde_json::to_string(taken).map_err(PipelineError::system)?;
-        // A cut line before it must not swallow this one.
-        file.write_all(format!("\n{line}\n").as_bytes())
-            .map_err(failed)?;
-        file.sync_all().map_err(failed)
     }
 
     /// Up to `groups` groups of trajectories for a step: as many as come in time, none if the pool
@@ -139,7 +96,7 @@ impl PoolSource {
     /// with the reason. The others are the run's own once it has stored and acknowledged them.
     fn draw(&self, wanted: &Wanted<'_>) -> Result<Vec<Trace>, PipelineError> {
         let step = wanted.step;
-        if let Some(before) = self.taken(step)? {
+        if let Some(before) = self.ledger.taken(step)? {
             // Given out, but never stored: back to the pool before anything is drawn.
             self.give_back(&before)?;
         }
@@ -180,7 +137,7 @@ impl PoolSource {
             }
         }
         if !traces.is_empty() {
-            self.note(&taken)?;
+            self.ledger.note(&taken)?;
         }
         let first = (step - 1) * wanted.groups as u64;
         let own = |(place, t): (u64, Trace)| Trace {
@@ -243,7 +200,11 @@ impl PoolSource {
     /// another trainer meanwhile; those must not be trained.
     fn acknowledge(&self, step: u64) -> Result<BTreeSet<EpisodeId>, PipelineError> {
         let mut lost = BTreeSet::new();
-        let leases = self.taken(step)?.map(|t| t.leases).unwrap_or_default();
+        let leases = self
+            .ledger
+            .taken(step)?
+            .map(|t| t.leases)
+            .unwrap_or_default();
         for (lease, ids) in leases {
             let body = json!({"lease": lease, "ids": ids});
             let told = self.client.call("POST", "/pool/ack", &body)?;

@@ -23,8 +23,8 @@ impl RunPlan {
             .rollout
             .cross_policy
             .map_or(0, |c| c.every.saturating_mul(updates));
-        // The pool bounds how old they are.
-        let old = old.max(u64::from(self.draws_from_pool()));
+        // The pool bounds how old they are; those of a queue are of other weights, too.
+        let old = old.max(u64::from(self.draws_from_pool() || self.draws_from_queue()));
         let old = old.max(self.harness.live().map_or(0, |l| l.max_age));
         let late = self.reward.as_ref().and_then(|r| r.late());
         let old = old.max(late.map_or(0, |l| l.max_staleness));
@@ -53,6 +53,11 @@ impl RunPlan {
     /// Whether training episodes come from a data pool.
     pub fn draws_from_pool(&self) -> bool {
         matches!(self.data, Some(DataSection::Pool { .. }))
+    }
+
+    /// Whether training episodes come from a queue.
+    pub fn draws_from_queue(&self) -> bool {
+        matches!(self.data, Some(DataSection::Queue { .. }))
     }
 }
 
@@ -83,6 +88,12 @@ fn gap(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Rules) {
         "\"pool\"",
         format!("other policies sampled what is in a pool, {FIX}, or choose `sft` or `dpo`"),
         !plan.draws_from_pool() || spans,
+    );
+    rules.custom(
+        "data.type",
+        "\"queue\"",
+        format!("older or other weights sampled what is in a queue, {FIX}"),
+        !plan.draws_from_queue() || spans,
     );
     let late = plan.reward.as_ref().and_then(|r| r.late());
     rules.custom(

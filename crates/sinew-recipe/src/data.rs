@@ -48,6 +48,39 @@ pub enum DataSection {
         #[schemars(range(min = 10.0, max = 86_400.0))]
         lease_s: f64,
     },
+    /// Rows of a queue of episodes: what `sinew collect --queue` and `sinew serve --queue` put there, and
+    /// `sinew queue score` scored; each is trained once.
+    Queue {
+        /// Address of `sinew queue serve`, or the folder of its store, which no other process may use.
+        queue: String,
+        /// File with the token of the server.
+        #[serde(default)]
+        token_file: Option<String>,
+        /// Name of the queue in a folder.
+        #[serde(default = "default_queue")]
+        name: String,
+        /// Name under which each row is trained once. Runs that share it share the rows; runs with names of
+        /// their own train all of them.
+        #[serde(default = "default_consumer")]
+        consumer: String,
+        /// Seconds that a step waits for its groups; it goes on with fewer, and without any the run
+        /// ends.
+        #[serde(default = "default_wait_s")]
+        #[schemars(range(min = 0.0, max = 86_400.0))]
+        wait_s: f64,
+        /// Seconds that the queue holds rows for this run, until they are in its own store.
+        #[serde(default = "default_lease_s")]
+        #[schemars(range(min = 10.0, max = 86_400.0))]
+        lease_s: f64,
+    },
+}
+
+fn default_queue() -> String {
+    "episodes".into()
+}
+
+fn default_consumer() -> String {
+    "trainer".into()
 }
 
 fn default_purpose() -> String {
@@ -88,8 +121,10 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         DataSection::Gold {} => ("gold", imitates, "`sft`"),
         DataSection::Episodes { .. } => ("episodes", imitates || prefers, "`sft` or `dpo`"),
         DataSection::Pool { .. } => ("pool", true, "every algorithm"),
+        DataSection::Queue { .. } => ("queue", true, "algorithms that learn from rewards"),
     };
     pool(plan, section, rules);
+    queue(plan, section, imitates || prefers, rules);
     rules.custom(
         "data.type",
         format!("{name:?}"),
@@ -130,6 +165,49 @@ fn pool(plan: &RunPlan, section: &DataSection, rules: &mut Rules) {
         "store.type",
         format!("{:?}", plan.store.kind.name()),
         "a run keeps what a pool gave it: use \"disk\"".into(),
+        plan.store.kind == StoreKind::Disk,
+    );
+}
+
+fn queue(plan: &RunPlan, section: &DataSection, without_rewards: bool, rules: &mut Rules) {
+    let DataSection::Queue {
+        queue,
+        token_file,
+        consumer,
+        wait_s,
+        lease_s,
+        ..
+    } = section
+    else {
+        return;
+    };
+    let http = queue.starts_with("http://") || queue.starts_with("https://");
+    rules.allowed(
+        "data.queue",
+        format!("{queue:?}"),
+        "the address of `sinew queue serve`, with data.token_file, or the folder of its store without",
+        http == token_file.is_some() && !queue.is_empty(),
+    );
+    rules.custom(
+        "data.type",
+        "\"queue\"",
+        "serves algorithms that learn from rewards: to imitate or compare stored episodes, use \"episodes\" with the \
+         folder that they were collected in"
+            .into(),
+        !without_rewards,
+    );
+    rules.allowed(
+        "data.consumer",
+        format!("{consumer:?}"),
+        "1 to 256 bytes, and not \"scorer\"",
+        (1..=256).contains(&consumer.len()) && consumer != "scorer",
+    );
+    rules.range("data.wait_s", *wait_s, 0.0..=86_400.0);
+    rules.range("data.lease_s", *lease_s, 10.0..=86_400.0);
+    rules.custom(
+        "store.type",
+        format!("{:?}", plan.store.kind.name()),
+        "a run keeps what a queue gave it: use \"disk\"".into(),
         plan.store.kind == StoreKind::Disk,
     );
 }

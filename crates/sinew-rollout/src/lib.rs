@@ -48,6 +48,6 @@ pub use harness::{
 };
 pub use outlook::{Outlook, OutlookCore, Rank, Took};
 pub use parts::{EpisodeOptions, EpisodeParts, Harness};
-pub use rescore::{Changes, ComponentChange, Rescored, TOTAL, rescore, tasks_of};
+pub use rescore::{Changes, ComponentChange, Rescored, TOTAL, outcomes, rescore, tasks_of};
 pub use sample::reward_sample;
 pub use waits::{Trainer, Waits, Watch};

@@ -6,7 +6,7 @@ use serde::Serialize;
 use sinew_env::{Reward, RewardSample, Split, Taskset, TasksetError};
 use sinew_render::Renderer;
 use sinew_store::{Score, ScoreRecord};
-use sinew_types::{EpisodeEnd, EpisodeId, Task, TaskId, Trace};
+use sinew_types::{EpisodeEnd, EpisodeId, Outcome, Task, TaskId, Trace};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Samples that are scored at the same time.
@@ -96,6 +96,28 @@ pub async fn rescore<'a>(
         }
     };
     let scored = futures::stream::iter(episodes.into_iter().filter(whole)).map(one);
+    scored.buffered(AT_ONCE).collect().await
+}
+
+/// The outcomes of episodes that ended without a score, by their rewards, in their order; the reason where
+/// there is none. Measurements of the environment stay. `renderer` is that of the model that sampled them.
+pub async fn outcomes<'a>(
+    renderer: &dyn Renderer,
+    episodes: Vec<(Trace, Task, &'a dyn Reward)>,
+) -> Vec<Result<Outcome, String>> {
+    let one = |(trace, task, reward): (Trace, Task, &'a dyn Reward)| async move {
+        let sample = sample_of(&trace, task, renderer);
+        let mut outcome = match reward.score(&sample).await {
+            Ok(score) => score.into_outcome(),
+            Err(unscored) => return Err(unscored.reason),
+        };
+        for (name, value) in sample.metrics {
+            outcome.metrics.entry(name).or_insert(value);
+        }
+        outcome.answer = trace.outcome.answer;
+        Ok(outcome)
+    };
+    let scored = futures::stream::iter(episodes).map(one);
     scored.buffered(AT_ONCE).collect().await
 }
 

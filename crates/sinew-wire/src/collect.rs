@@ -4,6 +4,7 @@ use crate::env::{self, World};
 use crate::failure::Failure;
 use crate::model::{check_context, loaded_params, model_config, renderer};
 use crate::pins::Pins;
+use crate::queue::FeedPlan;
 use crate::servers::{sampling_engine, serve_engine};
 use crate::{
     Session, describe, device, engine, episode_parts, groups, plan, run_info, source, store,
@@ -26,6 +27,8 @@ pub struct Gathering {
     pub episodes: u64,
     /// Addresses of servers in place of the engine of the recipe.
     pub engine: Option<String>,
+    /// Where ended episodes go in addition to the store.
+    pub queue: Option<FeedPlan>,
 }
 
 /// Refuses what runs no episodes of its own, or keeps none.
@@ -52,6 +55,8 @@ pub fn check_collect(recipe: &RunPlan, how: &Gathering) -> Result<(), Failure> {
         Some(DataSection::Pairs { .. }) => Some("pairs"),
         Some(DataSection::Episodes { .. }) => Some("episodes"),
         Some(DataSection::Pool { .. }) => Some("pool"),
+        // It is filled by this: the caller takes it out of the recipe, and names it as where episodes go.
+        Some(DataSection::Queue { .. }) => Some("queue"),
     };
     if let Some(name) = name {
         return Err(Failure::input(format!(
@@ -80,7 +85,11 @@ pub fn collection(
     let device = device()?;
     let mut pins = Pins::weights(recipe, &session)?;
     let renderer = renderer(&recipe.model, &recipe.env)?;
-    let world = env::world_with(recipe, &session.tasks, &session.bench)?;
+    let apart = how.queue.as_ref().is_some_and(|q| q.apart);
+    let world = match apart {
+        false => env::world_with(recipe, &session.tasks, &session.bench)?,
+        true => env::world_unscored(recipe, &session.tasks)?,
+    };
     pins.inputs(recipe, world.envs.as_ref(), &session)?;
     let store = store::open_store(&recipe.store, session.dir)?.traces;
     let model = model_config(&pins.plan)?;
@@ -128,6 +137,8 @@ pub fn collection(
         rollouts,
         groups: Box::new(groups),
         store,
+        feed: how.queue.as_ref().map(FeedPlan::feed).transpose()?,
+        cancel: session.cancel,
         bus: session.bus,
         started: session.started,
     })

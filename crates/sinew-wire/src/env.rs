@@ -4,8 +4,13 @@
 use crate::failure::Failure;
 use crate::model::{resolve_env, unresolved};
 use crate::reward::{rewards, sandboxed};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use sinew_bridge::{PythonRows, RowLimits};
-use sinew_env::{EnvFactory, MixtureFactory, MixtureTasks, Reward, Rewarded, Taskset};
+use sinew_env::{
+    EnvFactory, MixtureFactory, MixtureTasks, Reward, RewardSample, Rewarded, Score, Taskset,
+    Unscored,
+};
 use sinew_judge::Bench;
 use sinew_levels::sandbox_spec;
 use sinew_model::{Dataset, resolve_dataset};
@@ -299,6 +304,46 @@ pub fn world(recipe: &RunPlan, tasks: &Tasks) -> Result<World, Failure> {
 
 /// As [`world`], with the judges of a run.
 pub(crate) fn world_with(recipe: &RunPlan, tasks: &Tasks, bench: &Bench) -> Result<World, Failure> {
+    made_world(recipe, tasks, Some(bench))
+}
+
+/// As [`world`], without the rewards of the recipe: episodes end without a score, for a scorer that runs
+/// apart.
+///
+/// # Errors
+/// As [`world`], and if an environment has no reward of the recipe: only itself can score its episodes.
+pub(crate) fn world_unscored(recipe: &RunPlan, tasks: &Tasks) -> Result<World, Failure> {
+    let missing = own_rewards(recipe, tasks, None)?
+        .into_iter()
+        .find(|own| own.reward.is_none());
+    if let Some(own) = missing {
+        return Err(Failure::input(format!(
+            "--score-apart: the recipe has no reward of its own{}, only the environment can score its episodes\n  \
+             hint: leave the option out, or add [reward]",
+            match own.name.as_str() {
+                "" => String::new(),
+                name => format!(" for env {name:?}"),
+            }
+        )));
+    }
+    made_world(recipe, tasks, None)
+}
+
+/// The reward of episodes that are scored apart.
+struct Apart;
+
+impl Reward for Apart {
+    fn name(&self) -> &str {
+        "apart"
+    }
+
+    fn score<'a>(&'a self, _: &'a RewardSample) -> BoxFuture<'a, Result<Score, Unscored>> {
+        std::future::ready(Err(Unscored::new("it is scored apart"))).boxed()
+    }
+}
+
+/// The environments, with the rewards of the recipe, or without where there are no judges.
+fn made_world(recipe: &RunPlan, tasks: &Tasks, bench: Option<&Bench>) -> Result<World, Failure> {
     let sandboxes = match recipe.env.needs().sandbox {
         false => None,
         true => Some(sandboxed(&recipe.sandbox)?),
@@ -312,6 +357,9 @@ pub(crate) fn world_with(recipe: &RunPlan, tasks: &Tasks, bench: &Bench) -> Resu
             // Rewards from outside alone leave the environment's own score.
             let Some(section) = world.reward.filter(|s| !s.terms().is_empty()) else {
                 return Ok(envs);
+            };
+            let Some(bench) = bench else {
+                return Ok(Arc::new(Rewarded::new(envs, Arc::new(Apart))) as Arc<dyn EnvFactory>);
             };
             let rewards = rewards(recipe, section, taskset.as_ref(), bench)?;
             let rewarded = Rewarded::new(envs, Arc::new(rewards.single));

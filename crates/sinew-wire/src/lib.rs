@@ -17,6 +17,7 @@
 //! | `source` | `data` | training data that exists already |
 //! | `judge` | `judge` | models that grade, for `reward` |
 //! | `store` | `store` | traces |
+//! | `queue` | `data`, `reward` | queues of episodes, what scores their rows |
 //! | `collect` | all but those of training | collections |
 //! | `plan` | all | options of the loop and its parts |
 //!
@@ -43,6 +44,7 @@ mod model;
 mod pins;
 mod plan;
 mod python;
+mod queue;
 mod reward;
 mod run_model;
 mod scoring;
@@ -60,14 +62,17 @@ pub use learner::train_worker;
 pub use live::ServeAt;
 pub use model::{chat_renderer, check_context, loaded_params, model_config, renderer, resolve_env};
 pub use plan::{Invocation, dataset, facts, late_config, lora_config, sampling};
+pub use queue::{
+    FeedPlan, QueuedRollouts, RecipeScore, open_queue, place as queue_place, recipe_score,
+};
 pub use run_model::{RunModel, origin, run_model, typed_source};
 pub use scoring::{check as check_scoring, named as scoring_sources};
 pub use servers::serve_engine;
-pub use source::{check_gold, check_pool};
+pub use source::{check_gold, check_pool, check_queue, data_queue};
 pub use store::disk_store;
 
 pub use failure::Failure;
-pub use token::read_token;
+pub use token::{read_token, token_of};
 
 use pins::Pins;
 use sinew_env::{EnvFactory, Taskset};

@@ -140,7 +140,10 @@ pub(crate) fn learner(
 /// With the file and the line of the first row that cannot be trained on.
 pub fn dataset(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Option<Dataset>, Failure> {
     let config = match &recipe.data {
-        None | Some(DataSection::Pool { .. } | DataSection::Gold {}) => return Ok(None),
+        None
+        | Some(DataSection::Pool { .. } | DataSection::Queue { .. } | DataSection::Gold {}) => {
+            return Ok(None);
+        }
         Some(DataSection::Demonstrations { path }) => {
             DatasetConfig::Demonstrations { path: path.clone() }
         }

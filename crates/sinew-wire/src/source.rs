@@ -1,20 +1,23 @@
-//! Training data that is not sampled: rows of files, stored episodes, a data pool, or gold runs. With
+//! Training data that is not sampled: rows of files, stored episodes, a data pool, a queue, or gold runs.
+//! With
 //! `[data]`, the model runs tasks for the measurement only.
 
 use crate::env::{World, tasks, world};
 use crate::failure::Failure;
 use crate::model::renderer;
+use crate::queue::{open_queue, place};
 use crate::{Session, plan};
 use serde_json::Value;
 use sinew_algo::Advantage;
 use sinew_env::{EnvFactory, Taskset};
 use sinew_grammar::Grammars;
 use sinew_pipeline::{
-    DatasetSource, GoldRuns, GoldSource, PoolClient, PoolSource, PoolSourceConfig, SampleSource,
-    unused_gold,
+    DatasetSource, GoldRuns, GoldSource, PoolClient, PoolSource, PoolSourceConfig, QueueSource,
+    QueueSourceConfig, SampleSource, unused_gold,
 };
 use sinew_pool::schema::Kind;
 use sinew_project::RunDir;
+use sinew_queue::Place;
 use sinew_recipe::{DataSection, RunPlan};
 use sinew_render::Renderer;
 use sinew_rollout::RunInfo;
@@ -72,6 +75,9 @@ pub(crate) fn source(
             runtime: session.runtime.clone(),
             cancel: session.cancel.clone(),
         })));
+    }
+    if let Some(source) = queue(recipe, dir.path(), session.cancel.clone())? {
+        return Ok(Some(Box::new(source)));
     }
     let pool = pool(recipe, dir.path(), session.cancel.clone())?;
     Ok(pool.map(|pool| Box::new(pool) as Box<dyn SampleSource>))
@@ -194,4 +200,65 @@ fn pool(
         min_group: min_group(recipe),
     };
     Ok(Some(PoolSource::new(client, config, cancel)?))
+}
+
+/// The queue of `[data] type = "queue"`; `None` with other data.
+fn queue(
+    recipe: &RunPlan,
+    run_dir: &Path,
+    cancel: watch::Receiver<bool>,
+) -> Result<Option<QueueSource>, Failure> {
+    let Some(DataSection::Queue {
+        consumer,
+        wait_s,
+        lease_s,
+        ..
+    }) = &recipe.data
+    else {
+        return Ok(None);
+    };
+    let config = QueueSourceConfig {
+        run_dir: run_dir.into(),
+        consumer: consumer.clone(),
+        wait: Duration::from_secs_f64(*wait_s),
+        lease: Duration::from_secs_f64(*lease_s),
+        min_group: min_group(recipe),
+    };
+    let Some(place) = data_queue(recipe)? else {
+        return Ok(None);
+    };
+    let queue = open_queue(&place)?;
+    Ok(Some(QueueSource::new(queue, config, cancel)?))
+}
+
+/// Where the queue of a recipe's `[data]` is; `None` with other data.
+///
+/// # Errors
+/// If the file of its token cannot be read.
+pub fn data_queue(recipe: &RunPlan) -> Result<Option<Place>, Failure> {
+    let Some(DataSection::Queue {
+        queue,
+        token_file,
+        name,
+        ..
+    }) = &recipe.data
+    else {
+        return Ok(None);
+    };
+    let place = place(queue, name, token_file.as_deref().map(Path::new));
+    place.map(Some).map_err(|e| e.of("data"))
+}
+
+/// Whether a recipe's queue can be drawn from, with the number of its rows.
+///
+/// # Errors
+/// If the queue does not answer, or refuses the token.
+pub fn check_queue(recipe: &RunPlan) -> Result<String, Failure> {
+    let Some(mut place) = data_queue(recipe)? else {
+        return Err(Failure::system("data.type is not `queue`"));
+    };
+    place.patience = Duration::from_secs(5);
+    let stats = open_queue(&place)?.stats();
+    let stats = stats.map_err(|e| Failure::outside(format!("data.queue: {e}")))?;
+    Ok(format!("queue: {} rows are not done", stats.rows))
 }

@@ -11,13 +11,21 @@ const MIN_TOKEN_CHARS: usize = 16;
 /// # Errors
 /// If the file cannot be read, or its text is shorter than 16 characters or holds white space.
 pub fn read_token(path: &Path) -> Result<String, Failure> {
+    token_of("--control-token-file", path)
+}
+
+/// As [`read_token`], of another option or key.
+///
+/// # Errors
+/// As above.
+pub fn token_of(option: &str, path: &Path) -> Result<String, Failure> {
     let text = std::fs::read_to_string(path)
-        .map_err(|e| Failure::input(format!("--control-token-file {}: {e}", path.display())))?;
+        .map_err(|e| Failure::input(format!("{option} {}: {e}", path.display())))?;
     let token = text.trim();
     let fits = token.len() >= MIN_TOKEN_CHARS && token.chars().all(|c| c.is_ascii_graphic());
     if !fits {
         return Err(Failure::input(format!(
-            "--control-token-file {}: expected one line of at least {MIN_TOKEN_CHARS} characters \
+            "{option} {}: expected one line of at least {MIN_TOKEN_CHARS} characters \
              without white space\n  hint: head -c 24 /dev/urandom | base64 > token",
             path.display()
         )));

@@ -324,10 +324,13 @@ fn scoring_model(recipe: &RunPlan, key: &str, source: &str) -> Result<String, Fa
     ))
 }
 
-/// The rows of `[data]`, all of them read and tokenized, or the pool.
+/// The rows of `[data]`, all of them read and tokenized, or the pool, or the queue.
 fn data(recipe: &RunPlan) -> Result<String, Failure> {
     if recipe.draws_from_pool() {
         return sinew_wire::check_pool(recipe);
+    }
+    if recipe.draws_from_queue() {
+        return sinew_wire::check_queue(recipe);
     }
     if let Some(DataSection::Gold {}) = recipe.data {
         return sinew_wire::check_gold(recipe);

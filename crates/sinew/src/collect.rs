@@ -29,6 +29,11 @@ pub(crate) struct CollectArgs {
     /// openai+
     #[arg(long, value_name = "URL")]
     engine: Option<String>,
+    #[command(flatten)]
+    feed: crate::queue::FeedArgs,
+    /// Leave the rewards of the recipe to `sinew queue score`: episodes end without one
+    #[arg(long)]
+    score_apart: bool,
 }
 
 /// `sinew collect RECIPE`. Its folder has the name of the recipe with `-collect` behind it.
@@ -49,9 +54,16 @@ fn gathered(args: &CollectArgs) -> Result<train::Finished, Failure> {
             ));
         }
     };
-    let how = Gathering {
+    // A recipe that is trained from a queue fills it.
+    let own = sinew_wire::data_queue(&recipe)?;
+    let own_typed = crate::queue::typed_of(&recipe.data);
+    if own.is_some() {
+        recipe.data = None;
+    }
+    let mut how = Gathering {
         episodes: args.episodes,
         engine: args.engine.clone(),
+        queue: None,
     };
     sinew_wire::check_collect(&recipe, &how)?;
     // A folder of `train` is not taken for one of these, nor the other way round.
@@ -62,6 +74,17 @@ fn gathered(args: &CollectArgs) -> Result<train::Finished, Failure> {
     options.typed += &format!(" --episodes {}", args.episodes);
     if let Some(engine) = &args.engine {
         options.typed += &format!(" --engine {engine}");
+    }
+    options.typed += &args.feed.typed(&own_typed);
+    if args.score_apart {
+        options.typed += " --score-apart";
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    how.queue = args.feed.plan(own, &name, args.score_apart)?;
+    if args.score_apart && how.queue.is_none() {
+        return Err(Failure::input(
+            "--score-apart: rows of a queue are scored apart: add --queue, or [data] type = \"queue\" to the recipe",
+        ));
     }
     let job = |recipe: &RunPlan, dir: &RunDir, options: &train::TrainOptions| {
         gather(recipe, dir, options, &how)

@@ -22,6 +22,7 @@ mod judge;
 mod lab;
 mod output;
 mod pool;
+mod queue;
 mod rescore;
 mod reward;
 mod runs;
@@ -136,6 +137,11 @@ enum Command {
         after_help = "Example: sinew pool status --url http://127.0.0.1:8080 --token-file token"
     )]
     Pool(pool::PoolArgs),
+    /// Serve a queue of episodes to other processes, look into it, score its rows
+    #[command(
+        after_help = "Example: sinew queue serve --store episodes --listen 127.0.0.1:8090 --token-file token"
+    )]
+    Queue(queue::QueueArgs),
     /// Score the stored episodes of a run by rewards of now; what was trained does not change
     #[command(
         after_help = "Example: sinew rescore runs/quickstart --reward 'length(max = 400)' --dry-run"
@@ -393,6 +399,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Judge(args) => judge::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Pool(args) => pool::run(&args),
+        Command::Queue(args) => queue::run(&args),
         Command::Bench(args) => lab::run(lab::BENCH, &[], &args),
         Command::Completions { shell } => {
             let mut script = Vec::new();

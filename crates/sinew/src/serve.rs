@@ -10,8 +10,8 @@ use clap::Args;
 use serde_json::json;
 use sinew_engines::{FormatMode, LogprobMode};
 use sinew_gateway::{
-    Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, Router, Secret, Server,
-    ServerLimits, SessionLimits,
+    Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, RolloutHooks, Router, Secret,
+    Server, ServerLimits, SessionLimits,
 };
 use sinew_infer::{
     EmbeddedEngine, EngineConfig, FakeConfig, FakeEngine, FakeModel, ModelForward, SchedulerConfig,
@@ -98,8 +98,13 @@ pub(crate) struct ServeArgs {
     #[arg(long, conflicts_with = "sandbox_only")]
     strict_fields: bool,
     /// TOML file with a `[pool]` table: take finished trajectories of outside systems, see docs/pool.md
-    #[arg(long, conflicts_with = "sandbox_only")]
+    #[arg(long, conflicts_with_all = ["sandbox_only", "queue"])]
     pool: Option<PathBuf>,
+    #[command(flatten)]
+    feed: crate::queue::FeedArgs,
+    /// Rollouts of one group that make it whole for trainers; 1: each is alone
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536), requires = "queue")]
+    queue_group: u32,
     /// Seconds that running calls get to end after Ctrl-C; new ones are refused meanwhile
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(0..=86_400), conflicts_with = "sandbox_only")]
     drain_s: u64,
@@ -278,7 +283,7 @@ fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Router>), Failure> {
         requests: Arc::clone(&requests),
     };
     let (pool, hooks) = match &args.pool {
-        None => (None, None),
+        None => (None, queued(args, store.as_ref())?),
         Some(file) => {
             let (store, renderer) = (args.store.as_deref(), Arc::clone(&renderer));
             let (routes, hooks) =
@@ -302,6 +307,22 @@ fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Router>), Failure> {
         .recover()
         .map_err(|e| Failure::system(format!("--store: {e}")))?;
     Ok((gateway, pool))
+}
+
+/// Finished rollouts as rows of `--queue`, where that is given.
+fn queued(
+    args: &ServeArgs,
+    store: &dyn TraceStore,
+) -> Result<Option<Arc<dyn RolloutHooks>>, Failure> {
+    // What has no reward when it is finished waits for a scorer.
+    let Some(plan) = args.feed.plan(None, "gateway", true)? else {
+        return Ok(None);
+    };
+    let (queued, missing) = sinew_wire::QueuedRollouts::new(&plan, args.queue_group, store)?;
+    if missing > 0 {
+        tracing::info!(missing, "rollouts of the store were put into the queue");
+    }
+    Ok(Some(Arc::new(queued)))
 }
 
 /// Limits of the command line, and the gateway's defaults for the others.

@@ -55,6 +55,8 @@ mod pins;
 mod pool;
 #[path = "it/python.rs"]
 mod python;
+#[path = "it/queue.rs"]
+mod queue;
 #[path = "it/resume.rs"]
 mod resume;
 #[path = "it/runs.rs"]

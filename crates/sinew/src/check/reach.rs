@@ -35,12 +35,17 @@ pub(super) fn rewards(recipe: &RunPlan) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The address of the recipe's pool, where it has one.
+/// The address of the recipe's pool or queue, where it has one.
 pub(super) fn pool(recipe: &RunPlan) -> Result<(), Failure> {
     match &recipe.data {
         Some(DataSection::Pool { url, .. }) => {
             reach("data.url", url, "start `sinew serve --pool` there")
         }
+        Some(DataSection::Queue {
+            queue,
+            token_file: Some(_),
+            ..
+        }) => reach("data.queue", queue, "start `sinew queue serve` there"),
         _ => Ok(()),
     }
 }

@@ -1,0 +1,63 @@
+//! Rows that a step was given from outside, written down before they are stored and acknowledged.
+
+use crate::error::PipelineError;
+use serde::{Deserialize, Serialize};
+use std::io::Write;
+use std::path::PathBuf;
+
+/// What a step was given: leases with the names of their rows.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Taken {
+    pub(crate) step: u64,
+    pub(crate) leases: Vec<(u64, Vec<String>)>,
+}
+
+/// The file of a run that says so, one line a step.
+#[derive(Debug)]
+pub(crate) struct Ledger(PathBuf);
+
+impl Ledger {
+    /// In this file, which need not exist.
+    pub(crate) fn new(path: PathBuf) -> Self {
+        Self(path)
+    }
+
+    fn failed(&self, error: &std::io::Error) -> PipelineError {
+        PipelineError::system(format!("{}: {error}", self.0.display()))
+    }
+
+    /// What `step` was given before a restart.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub(crate) fn taken(&self, step: u64) -> Result<Option<Taken>, PipelineError> {
+        let text = match std::fs::read_to_string(&self.0) {
+            Ok(text) => text,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(self.failed(&e)),
+        };
+        // A line that a crash cut says nothing: what it speaks of was not stored.
+        let mut lines = text
+            .lines()
+            .rev()
+            .filter_map(|l| serde_json::from_str::<Taken>(l).ok());
+        Ok(lines.find(|t| t.step == step))
+    }
+
+    /// Writes down what a step was given; it is on the medium when this returns.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub(crate) fn note(&self, taken: &Taken) -> Result<(), PipelineError> {
+        let mut file = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&self.0)
+            .map_err(|e| self.failed(&e))?;
+        let line = serde_json::to_string(taken).map_err(PipelineError::system)?;
+        // A cut line before it must not swallow this one.
+        file.write_all(format!("\n{line}\n").as_bytes())
+            .map_err(|e| self.failed(&e))?;
+        file.sync_all().map_err(|e| self.failed(&e))
+    }
+}

@@ -1,0 +1,312 @@
+//! A queue of episodes as a source: groups are leased, stored here, then acked.
+//!
+//! What was acked lies in the run's own store, and the commit of its step names it: a crash between lease and
+//! store gives the rows back, one between store and ack acks them again, and an episode that the store has
+//! is not trained a second time, whatever the queue says of it.
+
+use crate::error::PipelineError;
+use crate::ledger::{Ledger, Taken};
+use crate::pool_source::{stored_step, unusable};
+use crate::ports::{Given, SampleSource, Wanted};
+use crate::rows::by_group;
+use sinew_store::StoreError;
+use sinew_store::queue::{
+    Ask, Done, LeaseId, Leased, MAX_CALL_ROWS, Queue, Sample, Take, episode, trainer_consumer,
+};
+use sinew_types::{EpisodeId, GroupId, Origin, Trace};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::sync::watch;
+
+/// Longest wait for rows before it is looked whether the run is to stop.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What a run asks a queue for.
+#[derive(Clone, Debug)]
+pub struct QueueSourceConfig {
+    pub run_dir: PathBuf,
+    /// Name under which each row is trained once.
+    pub consumer: String,
+    /// How long a step waits for its groups.
+    pub wait: Duration,
+    /// How long the queue holds them for this run.
+    pub lease: Duration,
+    /// Minimum episodes of a group that the algorithm can use.
+    pub min_group: usize,
+}
+
+/// Where a run draws its episodes.
+#[derive(Debug)]
+pub struct QueueSource {
+    queue: Arc<dyn Queue>,
+    config: QueueSourceConfig,
+    holder: String,
+    ledger: Ledger,
+    cancel: watch::Receiver<bool>,
+}
+
+/// The name of a row's episode in the run's own store.
+fn own_id(key: &str) -> EpisodeId {
+    EpisodeId::new(format!("queue-{key}"))
+}
+
+/// Tokens of the longest path.
+fn longest(trace: &Trace) -> usize {
+    let paths = trace
+        .leaves()
+        .into_iter()
+        .map(|l| trace.path_tokens(l).len());
+    paths.max().unwrap_or_default()
+}
+
+fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |d| d.as_millis() as u64)
+}
+
+impl QueueSource {
+    /// A queue for the run in a folder. `cancel` ends a wait.
+    ///
+    /// # Errors
+    /// If the queue cannot be reached, or its consumer of this name needs something else.
+    pub fn new(
+        queue: Arc<dyn Queue>,
+        config: QueueSourceConfig,
+        cancel: watch::Receiver<bool>,
+    ) -> Result<Self, PipelineError> {
+        queue
+            .join(&trainer_consumer(&config.consumer))
+            .map_err(refused)?;
+        let name = config.run_dir.file_name().unwrap_or_default();
+        Ok(Self {
+            holder: format!("{:.64}", name.to_string_lossy()),
+            ledger: Ledger::new(config.run_dir.join("queue.jsonl")),
+            queue,
+            config,
+            cancel,
+        })
+    }
+
+    /// Up to so many groups for a step: as many as come in time, none if the queue stays empty. Groups that
+    /// cannot be used are given back with the reason, and are dead after a few times.
+    fn draw(&self, wanted: &mut Wanted<'_>) -> Result<Vec<Trace>, PipelineError> {
+        let step = wanted.step;
+        if let Some(before) = self.ledger.taken(step)? {
+            // Given out, but never stored: back to the queue before anything is drawn.
+            self.give_back(&before)?;
+        }
+        let mut taken = Taken {
+            step,
+            leases: Vec::new(),
+        };
+        let (mut traces, begun) = (Vec::new(), Instant::now());
+        while taken.leases.len() < wanted.groups {
+            if *self.cancel.borrow() {
+                self.give_back(&taken)?;
+                return Err(PipelineError::Interrupted);
+            }
+            let seen = self.queue.wait(0, Duration::ZERO).map_err(lost)?;
+            let Some((lease, rows)) = self.lease()? else {
+                let left = self.config.wait.saturating_sub(begun.elapsed());
+                if left.is_zero() {
+                    break;
+                }
+                (wanted.tick)(taken.leases.len(), wanted.groups);
+                self.queue.wait(seen, left.min(LOOK)).map_err(lost)?;
+                continue;
+            };
+            let keys: Vec<String> = rows.iter().map(|row| row.key.clone()).collect();
+            let place = (step - 1) * wanted.groups as u64 + taken.leases.len() as u64;
+            if let Some(group) = self.group(wanted, lease, rows, place)? {
+                traces.extend(group);
+                taken.leases.push((lease.0, keys));
+            }
+        }
+        if !traces.is_empty() {
+            self.ledger.note(&taken)?;
+        }
+        Ok(traces)
+    }
+
+    /// A lease on one whole group; `None` if none is ready.
+    fn lease(&self) -> Result<Option<(LeaseId, Vec<Leased>)>, PipelineError> {
+        let ask = Ask {
+            consumer: self.config.consumer.clone(),
+            holder: self.holder.clone(),
+            ttl_ms: self.config.lease.as_millis() as u64,
+            // One group is given although it is larger than a byte, and no second one.
+            take: Take::Sample(Sample {
+                bytes: 1,
+                whole_groups: true,
+                ..Sample::rows(MAX_CALL_ROWS)
+            }),
+        };
+        let loan = self.queue.lease(&ask, now_ms()).map_err(lost)?;
+        Ok(loan.lease.map(|lease| (lease, loan.rows)))
+    }
+
+    /// The episodes of a lease as the run's own, of the draw `place`; `None` if they cannot be used, or the
+    /// run has them already.
+    fn group(
+        &self,
+        wanted: &Wanted<'_>,
+        lease: LeaseId,
+        rows: Vec<Leased>,
+        place: u64,
+    ) -> Result<Option<Vec<Trace>>, PipelineError> {
+        let consumer = &self.config.consumer;
+        let keys: Vec<String> = rows.iter().map(|row| row.key.clone()).collect();
+        let known = keys.iter().any(|key| {
+            let stored = wanted.store.get(&own_id(key));
+            stored.is_ok_and(|trace| trace.is_some())
+        });
+        if known {
+            let done: Vec<Done> = keys.iter().map(Done::of).collect();
+            self.queue.ack(consumer, lease, &done).map_err(lost)?;
+            return Ok(None);
+        }
+        let made: Result<Vec<Trace>, StoreError> = rows.iter().map(|row| own(row, place)).collect();
+        let reason = match &made {
+            Err(error) => Some(error.to_string()),
+            Ok(group) => self.unusable(wanted, group),
+        };
+        match (made, reason) {
+            (Ok(group), None) => Ok(Some(group)),
+            (_, reason) => {
+                let reason = reason.unwrap_or_default();
+                tracing::error!(
+                    first = %keys[0], rows = keys.len(), reason,
+                    "a group of the queue cannot be used: it is given back"
+                );
+                let failed = self.queue.fail(consumer, lease, &keys, &reason);
+                failed.map_err(lost)?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Why a group cannot be trained, whatever else is in the batch.
+    fn unusable(&self, wanted: &Wanted<'_>, group: &Vec<Trace>) -> Option<String> {
+        let least = self.config.min_group;
+        if group.len() < least {
+            let has = group.len();
+            return Some(format!(
+                "a group of {has}, but the algorithm compares {least} episodes or more"
+            ));
+        }
+        let most = wanted.max_path_tokens;
+        if let Some(long) = group.iter().map(longest).find(|tokens| *tokens > most) {
+            return Some(format!(
+                "a path of {long} tokens, allowed: {most} (rollout.max_context_tokens)"
+            ));
+        }
+        unusable(wanted.algorithm, group)
+    }
+
+    fn give_back(&self, taken: &Taken) -> Result<(), PipelineError> {
+        for (lease, keys) in &taken.leases {
+            let lease = LeaseId(*lease);
+            let back = self.queue.release(&self.config.consumer, lease, keys);
+            back.map_err(lost)?;
+        }
+        Ok(())
+    }
+
+    /// Acks what `step` was given, which is stored here. Returns the episodes that went to another trainer
+    /// of this name meanwhile; those must not be trained.
+    fn acknowledge(&self, step: u64) -> Result<BTreeSet<EpisodeId>, PipelineError> {
+        let mut lost_rows = BTreeSet::new();
+        let leases = self
+            .ledger
+            .taken(step)?
+            .map(|t| t.leases)
+            .unwrap_or_default();
+        for (lease, keys) in leases {
+            let done: Vec<Done> = keys.iter().map(Done::of).collect();
+            let acked = self
+                .queue
+                .ack(&self.config.consumer, LeaseId(lease), &done)
+                .map_err(lost)?;
+            lost_rows.extend(acked.lost.iter().map(|key| own_id(key)));
+        }
+        Ok(lost_rows)
+    }
+}
+
+/// The episode of a row under the name that it has in the run's own store.
+fn own(row: &Leased, draw: u64) -> Result<Trace, StoreError> {
+    let trace = episode(row)?;
+    let group = match row.group.as_str() {
+        "" => &row.key,
+        group => group,
+    };
+    Ok(Trace {
+        episode: own_id(&row.key),
+        group: GroupId::new(format!("queue-{group}")),
+        origin: Origin {
+            draw,
+            purpose: "train".into(),
+            ..trace.origin
+        },
+        ..trace
+    })
+}
+
+/// A queue that is not there, or not any more.
+fn lost(error: StoreError) -> PipelineError {
+    PipelineError::system(format!("data.queue: {error}"))
+}
+
+/// A queue that refuses the recipe's consumer.
+fn refused(error: StoreError) -> PipelineError {
+    match error {
+        StoreError::Queue(error) => {
+            PipelineError::input(format!("data.consumer: {error}; choose another name"))
+        }
+        other => lost(other),
+    }
+}
+
+impl SampleSource for QueueSource {
+    fn groups(&mut self, mut wanted: Wanted<'_>) -> Result<Given, PipelineError> {
+        let mut traces = stored_step(wanted.store, wanted.step, wanted.groups as u64)?;
+        if traces.is_empty() {
+            traces = self.draw(&mut wanted)?;
+            let stored = wanted.store.commit_batch(&traces);
+            stored.map_err(PipelineError::system)?;
+        }
+        let lost = self.acknowledge(wanted.step)?;
+        let mut given = Given::default();
+        for group in by_group(traces) {
+            let reason = match unusable(wanted.algorithm, &group) {
+                _ if group.iter().any(|t| lost.contains(&t.episode)) => {
+                    "of a group that went to another trainer".to_owned()
+                }
+                // Stored for this step by a run whose algorithm was another.
+                Some(reason) => format!("of a group that cannot be used: {reason}"),
+                None => {
+                    given.groups.push(group);
+                    continue;
+                }
+            };
+            let dropped = group.into_iter().map(|t| (t.episode, reason.clone()));
+            given.dropped.extend(dropped);
+        }
+        Ok(given)
+    }
+
+    fn why_dry(&self) -> String {
+        let stats = self.queue.stats().map(|s| s.of(&self.config.consumer));
+        let mut why = "the queue had no whole group for this run in data.wait_s".to_owned();
+        if let Ok(of) = stats {
+            why += &format!(
+                "; of its rows {} lack a reward or belong to others, {} are ready in groups that are not whole, {} are \
+                 leased, {} are dead",
+                of.waiting, of.ready, of.leased, of.dead
+            );
+        }
+        why + "\n  hint: `sinew queue stats` counts the rows, `sinew queue rows --dead` names those that failed"
+    }
+}

@@ -1,0 +1,337 @@
+//! A queue in another process, over HTTP.
+
+use crate::wire::{
+    self, Answer, CALL_ID, Call, MAX_ANSWER, MAX_PAGE, MAX_REQUEST, MAX_WAIT_MS, MESSAGE_PACK,
+};
+use bytes::Bytes;
+use reqwest::blocking::{Client, RequestBuilder, Response};
+use reqwest::header::CONTENT_TYPE;
+use serde_json::Value;
+use sinew_http::{cause, tls};
+use sinew_store::StoreError;
+use sinew_store::queue::{
+    Ask, Consumer, Done, LeaseId, Loan, NewRow, Put, Queue, QueueStats, RowState, RowView, Settled,
+};
+use std::borrow::Cow;
+use std::fmt;
+use std::io::Read;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Time for a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for an answer, beyond that of a wait.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Pauses between two attempts: the first, and the longest.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+
+/// A queue behind an address. What never arrived is asked again, under the same name, until it is answered or
+/// the patience ends: an answer that was lost is not another change.
+pub struct HttpQueue {
+    client: Client,
+    url: String,
+    token: String,
+    patience: Duration,
+    /// Random, so that calls of two clients have different names.
+    session: String,
+    next: AtomicU64,
+}
+
+impl fmt::Debug for HttpQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpQueue")
+            .field("url", &self.url)
+            .field("patience", &self.patience)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What an attempt came to.
+enum Attempt<T> {
+    Answered(T),
+    /// Asking again is of no use.
+    Refused(String),
+    /// It may pass.
+    Failed(String),
+}
+
+impl HttpQueue {
+    /// The queue at `url`, such as `http://127.0.0.1:8090`. A server that is away is waited for as long as
+    /// `patience`.
+    ///
+    /// # Errors
+    /// If the address is none, or the system has no randomness.
+    pub fn new(url: &str, token: &str, patience: Duration) -> Result<Self, StoreError> {
+        let remote = |reason: String| StoreError::Remote {
+            url: url.to_owned(),
+            reason,
+        };
+        if !(url.starts_with("http://") || url.starts_with("https://")) {
+            return Err(remote("allowed: http:// or https:// and a host".into()));
+        }
+        let client = Client::builder()
+            .tls_backend_preconfigured(tls())
+            .connect_timeout(CONNECT_TIMEOUT)
+            .build()
+            .map_err(|e| remote(cause(&e)))?;
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(|e| remote(format!("no randomness: {e}")))?;
+        Ok(Self {
+            client,
+            url: url.trim_end_matches('/').to_owned(),
+            token: token.to_owned(),
+            patience,
+            session: format!("{:016x}", u64::from_le_bytes(random)),
+            next: AtomicU64::new(0),
+        })
+    }
+
+    fn remote(&self, reason: impl Into<String>) -> StoreError {
+        StoreError::Remote {
+            url: self.url.clone(),
+            reason: reason.into(),
+        }
+    }
+
+    /// Repeats `attempt` until it is answered, or refused, or the patience ends.
+    fn persist<T>(&self, mut attempt: impl FnMut() -> Attempt<T>) -> Result<T, StoreError> {
+        let (end, mut pause) = (Instant::now() + self.patience, PAUSE.0);
+        loop {
+            match attempt() {
+                Attempt::Answered(value) => return Ok(value),
+                Attempt::Refused(why) => return Err(self.remote(why)),
+                Attempt::Failed(why) => {
+                    let left = end.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        let given = self.patience.as_secs();
+                        return Err(self.remote(format!(
+                            "{why} (asked for {given} s)\n  hint: is `sinew queue serve` running there?"
+                        )));
+                    }
+                    std::thread::sleep(pause.min(left));
+                    pause = (pause * 2).min(PAUSE.1);
+                }
+            }
+        }
+    }
+
+    /// Sends a request with the token, and reads the whole answer: its status and its body.
+    fn send(&self, request: RequestBuilder) -> Result<(u16, Vec<u8>), String> {
+        let response: Response = request
+            .bearer_auth(&self.token)
+            .send()
+            .map_err(|e| cause(&e))?;
+        let status = response.status().as_u16();
+        let mut body = Vec::new();
+        let mut from = response.take(MAX_ANSWER + 1);
+        from.read_to_end(&mut body).map_err(|e| cause(&e))?;
+        match body.len() as u64 > MAX_ANSWER {
+            true => Err(format!("the answer is longer than {MAX_ANSWER} bytes")),
+            false => Ok((status, body)),
+        }
+    }
+
+    /// The answer of a call, or the queue's refusal.
+    fn call(&self, call: &Call<'_>) -> Result<Answer, StoreError> {
+        let body: Bytes = wire::encode(call).map_err(|e| self.remote(e))?.into();
+        if body.len() > MAX_REQUEST {
+            return Err(self.remote(format!(
+                "a call of {} bytes, allowed: {MAX_REQUEST}; put fewer rows",
+                body.len()
+            )));
+        }
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let id = call.changes().then(|| format!("{}-{number}", self.session));
+        let answer = self.persist(|| {
+            let request = self
+                .client
+                .post(format!("{}/queue", self.url))
+                .timeout(ANSWER_TIMEOUT)
+                .header(CONTENT_TYPE, MESSAGE_PACK);
+            let request = id.iter().fold(request, |r, id| r.header(CALL_ID, id));
+            match self.send(request.body(body.clone())) {
+                Ok((200 | 409, answer)) => match wire::decode(&answer) {
+                    Ok(answer) => Attempt::Answered(answer),
+                    Err(why) => Attempt::Refused(format!("its answer cannot be read: {why}")),
+                },
+                Ok((status, answer)) => unanswered(status, &answer),
+                Err(why) => Attempt::Failed(why),
+            }
+        })?;
+        match answer {
+            Answer::Refused(refused) => Err(StoreError::Queue(refused)),
+            answer => Ok(answer),
+        }
+    }
+
+    /// An answer of another kind than that of the call.
+    fn mixed_up<T>(&self, answer: &Answer) -> Result<T, StoreError> {
+        Err(self.remote(format!("an answer to something else: {answer:.60?}")))
+    }
+
+    fn count(&self, call: &Call<'_>) -> Result<usize, StoreError> {
+        match self.call(call)? {
+            Answer::Count(count) => Ok(count),
+            other => self.mixed_up(&other),
+        }
+    }
+
+    fn settle(&self, call: &Call<'_>) -> Result<Settled, StoreError> {
+        match self.call(call)? {
+            Answer::Settled(settled) => Ok(settled),
+            other => self.mixed_up(&other),
+        }
+    }
+
+    /// One wait at the server, which may end before its time.
+    fn wait_once(&self, seen: u64, ms: u64) -> Result<u64, StoreError> {
+        let url = format!("{}/queue/wait?seen={seen}&ms={ms}", self.url);
+        let limit = ANSWER_TIMEOUT + Duration::from_millis(ms);
+        self.persist(|| match self.send(self.client.get(&url).timeout(limit)) {
+            Ok((200, body)) => {
+                let value: Value = serde_json::from_slice(&body).unwrap_or_default();
+                match value["change"].as_u64() {
+                    Some(change) => Attempt::Answered(change),
+                    None => Attempt::Refused("its answer names no change".into()),
+                }
+            }
+            Ok((status, body)) => unanswered(status, &body),
+            Err(why) => Attempt::Failed(why),
+        })
+    }
+}
+
+/// What a status other than those of an answer means.
+fn unanswered<T>(status: u16, body: &[u8]) -> Attempt<T> {
+    let value: Value = serde_json::from_slice(body).unwrap_or_default();
+    let said = value["error"]["message"].as_str().unwrap_or_default();
+    let text = format!("{status}: {said}");
+    match status {
+        408 | 429 | 500.. => Attempt::Failed(text),
+        _ => Attempt::Refused(text),
+    }
+}
+
+impl Queue for HttpQueue {
+    fn put(&self, rows: &[NewRow]) -> Result<Vec<Put>, StoreError> {
+        match self.call(&Call::Put(rows.into()))? {
+            Answer::Put(put) => Ok(put),
+            other => self.mixed_up(&other),
+        }
+    }
+
+    fn fill(&self, rows: &[Done]) -> Result<usize, StoreError> {
+        self.count(&Call::Fill(rows.into()))
+    }
+
+    fn join(&self, consumer: &Consumer) -> Result<(), StoreError> {
+        match self.call(&Call::Join(Cow::Borrowed(consumer)))? {
+            Answer::Done => Ok(()),
+            other => self.mixed_up(&other),
+        }
+    }
+
+    fn lease(&self, ask: &Ask, _: u64) -> Result<Loan, StoreError> {
+        match self.call(&Call::Lease(Cow::Borrowed(ask)))? {
+            Answer::Loan(loan) => Ok(loan),
+            other => self.mixed_up(&other),
+        }
+    }
+
+    fn ack(&self, consumer: &str, lease: LeaseId, rows: &[Done]) -> Result<Settled, StoreError> {
+        self.settle(&Call::Ack(consumer.into(), lease, rows.into()))
+    }
+
+    fn release(
+        &self,
+        consumer: &str,
+        lease: LeaseId,
+        keys: &[String],
+    ) -> Result<Settled, StoreError> {
+        self.settle(&Call::Release(consumer.into(), lease, keys.into()))
+    }
+
+    fn fail(
+        &self,
+        consumer: &str,
+        lease: LeaseId,
+        keys: &[String],
+        reason: &str,
+    ) -> Result<Settled, StoreError> {
+        let (consumer, reason) = (consumer.into(), reason.into());
+        self.settle(&Call::Fail(consumer, lease, keys.into(), reason))
+    }
+
+    fn renew(
+        &self,
+        consumer: &str,
+        lease: LeaseId,
+        keys: &[String],
+        ttl_ms: u64,
+        _: u64,
+    ) -> Result<Settled, StoreError> {
+        self.settle(&Call::Renew(consumer.into(), lease, keys.into(), ttl_ms))
+    }
+
+    fn revive(&self, consumer: &str, keys: &[String]) -> Result<usize, StoreError> {
+        self.count(&Call::Revive(consumer.into(), keys.into()))
+    }
+
+    fn remove(&self, keys: &[String]) -> Result<usize, StoreError> {
+        self.count(&Call::Remove(keys.into()))
+    }
+
+    fn sweep(&self, keep: usize, _: u64) -> Result<usize, StoreError> {
+        self.count(&Call::Sweep(keep))
+    }
+
+    fn read(&self, key: &str, field: &str) -> Result<Option<Bytes>, StoreError> {
+        match self.call(&Call::Read(key.into(), field.into()))? {
+            Answer::Value(value) => Ok(value.map(|field| field.value)),
+            other => self.mixed_up(&other),
+        }
+    }
+
+    fn state(&self, consumer: &str, key: &str) -> Result<Option<RowState>, StoreError> {
+        match self.call(&Call::State(consumer.into(), key.into()))? {
+            Answer::State(state) => Ok(state),
+            other => self.mixed_up(&other),
+        }
+    }
+
+    /// Pages of the server are put together.
+    fn rows(&self, after: Option<u64>, limit: usize) -> Result<Vec<RowView>, StoreError> {
+        let (mut rows, mut after): (Vec<RowView>, _) = (Vec::new(), after);
+        loop {
+            let wanted = (limit - rows.len()).min(MAX_PAGE);
+            let page = match self.call(&Call::Rows(after, wanted))? {
+                Answer::Rows(page) => page,
+                other => return self.mixed_up(&other),
+            };
+            let full = page.len() == wanted;
+            rows.extend(page);
+            after = rows.last().map(|row| row.seq).or(after);
+            if !full || rows.len() == limit {
+                return Ok(rows);
+            }
+        }
+    }
+
+    fn stats(&self) -> Result<QueueStats, StoreError> {
+        match self.call(&Call::Stats)? {
+            Answer::Stats(stats) => Ok(stats),
+            other => self.mixed_up(&other),
+        }
+    }
+
+    fn wait(&self, seen: u64, at_most: Duration) -> Result<u64, StoreError> {
+        let end = Instant::now() + at_most;
+        loop {
+            let left = end.saturating_duration_since(Instant::now()).as_millis() as u64;
+            let now = self.wait_once(seen, left.min(MAX_WAIT_MS))?;
+            if now != seen || left <= MAX_WAIT_MS {
+                return Ok(now);
+            }
+        }
+    }
+}

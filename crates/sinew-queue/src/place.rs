@@ -1,0 +1,63 @@
+//! A queue by its address, or by the folder of its store.
+
+use crate::client::HttpQueue;
+use sinew_store::StoreError;
+use sinew_store::queue::{DiskQueue, Queue, QueueLimits};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Name of the queue in a store, where no other is given.
+pub const QUEUE_NAME: &str = "episodes";
+
+/// Where a queue is, and how to reach it.
+#[derive(Clone)]
+pub struct Place {
+    /// An address that begins with `http://` or `https://`, or the folder of a store.
+    pub queue: String,
+    /// Which of the queues in a folder; a server has one.
+    pub name: String,
+    /// Of a server.
+    pub token: Option<String>,
+    /// How long a server that does not answer is waited for.
+    pub patience: Duration,
+    /// Of a queue in a folder.
+    pub limits: QueueLimits,
+}
+
+impl std::fmt::Debug for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Place")
+            .field("queue", &self.queue)
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Place {
+    /// Whether it is behind an address.
+    pub fn is_remote(&self) -> bool {
+        self.queue.starts_with("http://") || self.queue.starts_with("https://")
+    }
+}
+
+/// Opens a queue: a client of a server, or the file in a folder, which no other process may have open.
+///
+/// # Errors
+/// If an address has no token, or a file cannot be opened.
+pub fn open(place: &Place) -> Result<Arc<dyn Queue>, StoreError> {
+    if !place.is_remote() {
+        let folder = Path::new(&place.queue);
+        let queue = DiskQueue::in_store(folder, &place.name, place.limits, false)?;
+        return Ok(Arc::new(queue));
+    }
+    let Some(token) = &place.token else {
+        return Err(StoreError::Remote {
+            url: place.queue.clone(),
+            reason: "it needs the token of its server: give the file that `sinew queue serve` got as --token-file"
+                .into(),
+        });
+    };
+    let queue = HttpQueue::new(&place.queue, token, place.patience)?;
+    Ok(Arc::new(queue))
+}

@@ -1,0 +1,444 @@
+//! A queue over HTTP.
+//!
+//! | route | body | answer |
+//! |---|---|---|
+//! | `GET /health` | | `{"status": "ok"}`, without a token |
+//! | `GET /queue` | | how many rows stand where, as JSON |
+//! | `GET /queue/wait?seen=N&ms=M` | | `{"change": N}` after a change, or when the time is over |
+//! | `POST /queue` | a call of the client, in MessagePack | its answer |
+//!
+//! Refusals of the queue are answers with status 409. Others are `{"error": {"code", "message"}}`: 400 for
+//! a body that is no call, 401 without the token, 404, 405, 408, 413, 429 with too many waits, 507 when the
+//! disk is full, 500 for all else.
+
+use crate::replies::{Replies, Reply};
+use crate::wire::{
+    self, Answer, CALL_ID, Call, MAX_CALL_ID, MAX_LEASE, MAX_PAGE, MAX_REQUEST, MAX_WAIT_MS,
+    MESSAGE_PACK,
+};
+use axum::body::Bytes;
+use axum::extract::{Query, Request, State};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap};
+use axum::http::{Method, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::Deserialize;
+use serde_json::json;
+use sinew_store::StoreError;
+use sinew_store::queue::{Ask, Queue, Sample, Take};
+use std::borrow::Cow;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinHandle;
+
+/// Calls that are read and answered at the same time; more wait. Their bodies may be large.
+const MAX_CALLS: usize = 4;
+/// Waits at the same time; more are refused. One costs little.
+const MAX_WAITS: usize = 4096;
+/// Time for a body to arrive.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
+/// Between two looks at whether the server stops, where nothing changes.
+const LOOK: Duration = Duration::from_millis(500);
+/// Time that running calls get when the server stops.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Milliseconds since 1970.
+pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
+
+/// The clock of the system.
+pub fn system_clock() -> Clock {
+    use std::time::{SystemTime, UNIX_EPOCH};
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH);
+    Arc::new(move || now().map_or(0, |d| d.as_millis() as u64))
+}
+
+/// How a queue is served.
+#[derive(Clone)]
+pub struct Serving {
+    /// Port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Every call but `GET /health` must bring it.
+    pub token: String,
+    /// Of all leases.
+    pub clock: Clock,
+    /// Takes back leases that ended, and forgets rows that are done beyond a number, so often; `None`: never.
+    pub sweep: Option<(Duration, usize)>,
+}
+
+impl fmt::Debug for Serving {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Serving")
+            .field("listen", &self.listen)
+            .field("sweep", &self.sweep)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A queue that is served until it is stopped or dropped.
+#[derive(Debug)]
+pub struct QueueServer {
+    address: SocketAddr,
+    stop: watch::Sender<bool>,
+    task: JoinHandle<()>,
+    watcher: Option<std::thread::JoinHandle<()>>,
+}
+
+impl QueueServer {
+    /// Listens, and serves from now on.
+    ///
+    /// # Errors
+    /// If the address cannot be taken.
+    pub async fn start(queue: Arc<dyn Queue>, serving: Serving) -> std::io::Result<Self> {
+        let listener = TcpListener::bind(serving.listen).await?;
+        let address = listener.local_addr()?;
+        let (stop, stopped) = watch::channel(false);
+        let (changes, changed) = watch::channel(0);
+        let base = system_clock()().wrapping_mul(1000);
+        let changes = (base, changes);
+        let watcher = watch_changes(Arc::clone(&queue), &serving, changes, stopped.clone())?;
+        let api = Api {
+            queue,
+            secret: blake3::hash(serving.token.as_bytes()),
+            clock: serving.clock,
+            calls: Arc::new(Semaphore::new(MAX_CALLS)),
+            waits: Arc::new(Semaphore::new(MAX_WAITS)),
+            replies: Arc::default(),
+            base,
+            changed,
+            stopped: stopped.clone(),
+        };
+        let mut ending = stopped;
+        let router = router(api);
+        let task = tokio::spawn(async move {
+            let mut drained = ending.clone();
+            let served = axum::serve(listener, router).with_graceful_shutdown(async move {
+                // An error says that the server was dropped.
+                let _ = ending.wait_for(|stop| *stop).await;
+            });
+            let cut = async move {
+                let _ = drained.wait_for(|stop| *stop).await;
+                tokio::time::sleep(GRACE).await;
+            };
+            tokio::select! {
+                ended = served => if let Err(error) = ended {
+                    tracing::error!(%error, "the queue is served no more");
+                },
+                () = cut => {}
+            }
+        });
+        Ok(Self {
+            address,
+            stop,
+            task,
+            watcher: Some(watcher),
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Ends waits, lets running calls end, and returns when nothing uses the queue any more.
+    pub async fn stop(mut self) {
+        // It is gone if nothing listens, which is what is wanted.
+        let _ = self.stop.send(true);
+        let _ = (&mut self.task).await;
+        if let Some(watcher) = self.watcher.take() {
+            let _ = tokio::task::spawn_blocking(|| watcher.join()).await;
+        }
+    }
+}
+
+impl Drop for QueueServer {
+    fn drop(&mut self) {
+        let _ = self.stop.send(true);
+        self.task.abort();
+    }
+}
+
+/// A thread that tells waits of the queue's changes, so that they take no thread each, and sweeps it.
+fn watch_changes(
+    queue: Arc<dyn Queue>,
+    serving: &Serving,
+    (base, changes): (u64, watch::Sender<u64>),
+    stopped: watch::Receiver<bool>,
+) -> std::io::Result<std::thread::JoinHandle<()>> {
+    let (clock, sweep) = (Arc::clone(&serving.clock), serving.sweep);
+    let watch = move || {
+        let (mut seen, mut swept) = (0, Instant::now());
+        // An error says that the server was dropped.
+        while !*stopped.borrow() && stopped.has_changed().is_ok() {
+            if let Some((_, keep)) = sweep.filter(|(every, _)| swept.elapsed() >= *every) {
+                swept = Instant::now();
+                if let Err(error) = queue.sweep(keep, clock()) {
+                    tracing::error!(%error, "the queue cannot be swept");
+                }
+            }
+            match queue.wait(seen, LOOK) {
+                Ok(now) => {
+                    seen = now;
+                    changes.send_replace(base.wrapping_add(now));
+                }
+                Err(error) => {
+                    tracing::error!(%error, "the queue cannot be watched");
+                    return;
+                }
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name("queue-watch".into())
+        .spawn(watch)
+}
+
+/// Shared state of all requests.
+#[derive(Clone)]
+struct Api {
+    queue: Arc<dyn Queue>,
+    secret: blake3::Hash,
+    clock: Clock,
+    calls: Arc<Semaphore>,
+    waits: Arc<Semaphore>,
+    replies: Arc<Replies>,
+    /// What the numbers of changes begin at.
+    base: u64,
+    /// Number of the queue's last change.
+    changed: watch::Receiver<u64>,
+    stopped: watch::Receiver<bool>,
+}
+
+fn router(api: Api) -> Router {
+    Router::new()
+        .route("/health", get(async || Json(json!({"status": "ok"}))))
+        .route("/queue", get(stats))
+        .route("/queue", post(call))
+        .route("/queue/wait", get(wait))
+        .method_not_allowed_fallback(async |method: Method, uri: Uri| {
+            let text = format!(
+                "{method} {}: the header `allow` names the methods",
+                uri.path()
+            );
+            Refusal(405, "method_not_allowed", text)
+        })
+        .with_state(api)
+}
+
+/// A refusal: status, a code for programs, a text for people.
+struct Refusal(u16, &'static str, String);
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let Self(status, code, message) = self;
+        let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        (
+            status,
+            Json(json!({"error": {"code": code, "message": message}})),
+        )
+            .into_response()
+    }
+}
+
+impl From<StoreError> for Refusal {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::DiskFull { .. } => Self(507, "no_space", error.to_string()),
+            _ => Self(500, "queue_failed", error.to_string()),
+        }
+    }
+}
+
+impl Api {
+    /// Refuses a request without the token. Comparing hashes takes the same time for all of them.
+    fn authorize(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+        let given = headers.get(AUTHORIZATION).and_then(|v| v.to_str().ok());
+        let token = given.and_then(|v| v.strip_prefix("Bearer "));
+        match token.is_some_and(|t| blake3::hash(t.trim().as_bytes()) == self.secret) {
+            true => Ok(()),
+            false => {
+                let text = "the header `authorization: Bearer TOKEN` must bring the queue's token";
+                Err(Refusal(401, "unauthorized", text.into()))
+            }
+        }
+    }
+
+    /// Number of the last change. Numbers of an earlier process are none of this one's.
+    async fn now(&self) -> Result<u64, Refusal> {
+        let now = self.blocking(|queue| queue.wait(0, Duration::ZERO)).await?;
+        Ok(self.base.wrapping_add(now))
+    }
+
+    /// Runs what blocks on a thread of its own.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&dyn Queue) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let queue = Arc::clone(&self.queue);
+        let done = tokio::task::spawn_blocking(move || work(queue.as_ref())).await;
+        let failed = |e: tokio::task::JoinError| Refusal(500, "queue_failed", e.to_string());
+        Ok(done.map_err(failed)??)
+    }
+}
+
+/// `GET /queue`.
+async fn stats(State(api): State<Api>, headers: HeaderMap) -> Result<Response, Refusal> {
+    api.authorize(&headers)?;
+    let stats = api.blocking(|queue| queue.stats()).await?;
+    Ok(Json(stats).into_response())
+}
+
+/// What a wait is for.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wait {
+    /// The last change that the client knows.
+    seen: u64,
+    /// Milliseconds; more than the server allows are cut.
+    ms: u64,
+}
+
+/// `GET /queue/wait`: no thread waits, only a task.
+async fn wait(
+    State(api): State<Api>,
+    headers: HeaderMap,
+    Query(asked): Query<Wait>,
+) -> Result<Response, Refusal> {
+    api.authorize(&headers)?;
+    let Ok(_place) = Arc::clone(&api.waits).try_acquire_owned() else {
+        let text = format!("{MAX_WAITS} waits are open; close some, or ask again later");
+        return Err(Refusal(429, "too_many_waits", text));
+    };
+    let answer = |change: u64| Ok(Json(json!({"change": change})).into_response());
+    let now = api.now().await?;
+    if now != asked.seen {
+        return answer(now);
+    }
+    let (mut changed, mut stopped) = (api.changed.clone(), api.stopped.clone());
+    let limit = Duration::from_millis(asked.ms.min(MAX_WAIT_MS));
+    tokio::select! {
+        // The watcher may be behind. An error says that the server ends, which is a reason to answer.
+        _ = changed.wait_for(|now| *now > asked.seen) => {}
+        _ = stopped.wait_for(|stop| *stop) => {}
+        () = tokio::time::sleep(limit) => {}
+    }
+    answer(api.now().await?)
+}
+
+/// `POST /queue`. What was begun is finished, whether or not the client waits for it.
+async fn call(State(api): State<Api>, request: Request) -> Result<Response, Refusal> {
+    api.authorize(request.headers())?;
+    let id = request.headers().get(CALL_ID);
+    let id = id.and_then(|v| v.to_str().ok()).map(str::to_owned);
+    if id.as_ref().is_some_and(|id| id.len() > MAX_CALL_ID) {
+        let text = format!("{CALL_ID}: allowed: up to {MAX_CALL_ID} bytes");
+        return Err(Refusal(400, "invalid_call_id", text));
+    }
+    let failed = |e: &dyn fmt::Display| Refusal(500, "queue_failed", e.to_string());
+    let place = Arc::clone(&api.calls).acquire_owned().await;
+    let place = place.map_err(|e| failed(&e))?;
+    let body = read(request).await?;
+    let work = tokio::spawn(async move {
+        let _place = place;
+        match id {
+            None => reply(&api, body).await,
+            Some(id) => {
+                let kept = api.replies.place(&id);
+                let made = kept.get_or_try_init(async || reply(&api, body).await).await;
+                let made = made.cloned()?;
+                api.replies.filled(&id, made.1.len());
+                Ok(made)
+            }
+        }
+    });
+    let (status, body): Reply = work.await.map_err(|e| failed(&e))??;
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    Ok((status, [(CONTENT_TYPE, MESSAGE_PACK)], body).into_response())
+}
+
+/// Reads a whole body within its limits of size and time.
+async fn read(request: Request) -> Result<Bytes, Refusal> {
+    let body = Limited::new(request.into_body(), MAX_REQUEST).collect();
+    match tokio::time::timeout(READ_TIMEOUT, body).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(e)) if e.is::<LengthLimitError>() => {
+            let text = format!("the body is larger than {MAX_REQUEST} bytes: put fewer rows");
+            Err(Refusal(413, "body_too_large", text))
+        }
+        Ok(Err(e)) => Err(Refusal(400, "body_unreadable", e.to_string())),
+        Err(_) => Err(Refusal(
+            408,
+            "deadline",
+            "the body did not arrive in time".into(),
+        )),
+    }
+}
+
+/// Does a call. Failures of the queue are refusals, which nothing keeps: they may pass.
+async fn reply(api: &Api, body: Bytes) -> Result<Reply, Refusal> {
+    let now_ms = (api.clock)();
+    let invalid = |why: String| Refusal(400, "invalid_body", why);
+    let made = api.blocking(move |queue| {
+        let call: Call<'static> = match wire::decode(&body) {
+            Ok(call) => call,
+            Err(why) => return Ok(Err(why)),
+        };
+        drop(body);
+        let (status, answer) = match answer(queue, call, now_ms) {
+            Err(StoreError::Queue(refused)) => (409, Answer::Refused(refused)),
+            other => (200, other?),
+        };
+        Ok(wire::encode(&answer).map(|bytes| (status, Bytes::from(bytes))))
+    });
+    made.await?.map_err(invalid)
+}
+
+/// What the queue answers.
+fn answer(queue: &dyn Queue, call: Call<'static>, now_ms: u64) -> Result<Answer, StoreError> {
+    Ok(match call {
+        Call::Put(rows) => Answer::Put(queue.put(&rows)?),
+        Call::Fill(rows) => Answer::Count(queue.fill(&rows)?),
+        Call::Join(consumer) => {
+            queue.join(&consumer)?;
+            Answer::Done
+        }
+        Call::Lease(ask) => Answer::Loan(queue.lease(&bounded(ask.into_owned()), now_ms)?),
+        Call::Ack(consumer, lease, rows) => Answer::Settled(queue.ack(&consumer, lease, &rows)?),
+        Call::Release(consumer, lease, keys) => {
+            Answer::Settled(queue.release(&consumer, lease, &keys)?)
+        }
+        Call::Fail(consumer, lease, keys, why) => {
+            Answer::Settled(queue.fail(&consumer, lease, &keys, &why)?)
+        }
+        Call::Renew(consumer, lease, keys, ttl_ms) => {
+            Answer::Settled(queue.renew(&consumer, lease, &keys, ttl_ms, now_ms)?)
+        }
+        Call::Revive(consumer, keys) => Answer::Count(queue.revive(&consumer, &keys)?),
+        Call::Remove(keys) => Answer::Count(queue.remove(&keys)?),
+        Call::Sweep(keep) => Answer::Count(queue.sweep(keep, now_ms)?),
+        Call::Read(key, field) => {
+            let value = queue.read(&key, &field)?;
+            Answer::Value(value.map(|value| wire::Value::new(Cow::into_owned(field), value)))
+        }
+        Call::State(consumer, key) => Answer::State(queue.state(&consumer, &key)?),
+        Call::Rows(after, limit) => Answer::Rows(queue.rows(after, limit.min(MAX_PAGE))?),
+        Call::Stats => Answer::Stats(queue.stats()?),
+    })
+}
+
+/// A lease whose rows fit an answer.
+fn bounded(ask: Ask) -> Ask {
+    let take = match ask.take {
+        Take::Sample(sample) => Take::Sample(Sample {
+            bytes: sample.bytes.min(MAX_LEASE),
+            ..sample
+        }),
+        keys => keys,
+    };
+    Ask { take, ..ask }
+}
