@@ -23,6 +23,7 @@ mod peers;
 mod pipeline;
 mod prefix;
 mod programs;
+mod queue;
 mod real;
 mod row;
 mod scaling;
@@ -93,6 +94,7 @@ impl Cli {
             BenchCommand::Gateway(args) => gateway::run(args),
             BenchCommand::Env(args) => env::run(args),
             BenchCommand::Pipeline(args) => pipeline::run(args),
+            BenchCommand::Queue(args) => queue::run(args),
             BenchCommand::Soak(args) => gateway::soak::run(args),
         }
     }
@@ -168,6 +170,12 @@ without one its rows say so."
 The part store writes about 1.5 GB into the temporary folder, and removes them."
     )]
     Pipeline(pipeline::PipelineArgs),
+    /// Measure rows and bytes a second through the queue of episodes, beside TransferQueue
+    #[command(
+        after_help = "Example: sinew bench queue --json --peer-python .cache/transferqueue/bin/python\n\
+The peer needs a Python environment with benches/peers/transferqueue.txt; without one its rows say so."
+    )]
+    Queue(queue::QueueArgs),
     /// Run a day of agents against the gateway, compressed: nothing may grow, no token be lost
     #[command(after_help = "Example: sinew bench soak --turns 20000 --json")]
     Soak(gateway::soak::SoakArgs),

@@ -27,7 +27,7 @@ pub(crate) struct Row {
     /// How many times better than the peer; above 1 is better.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ratio: Option<f64>,
-    /// Least `ratio` hoped for, or where there is none the largest `value`.
+    /// Least `ratio` hoped for, or where a row is not about one the largest or the least `value`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) target: Option<f64>,
     /// Whether the target is met.
@@ -135,6 +135,14 @@ impl Row {
     pub(crate) fn at_most(mut self, limit: f64) -> Self {
         self.target = Some(limit);
         self.met = Some(self.value.is_some_and(|value| value <= limit));
+        self
+    }
+
+    /// Sets the least value hoped for.
+    #[must_use]
+    pub(crate) fn at_least(mut self, limit: f64) -> Self {
+        self.target = Some(limit);
+        self.met = Some(self.value.is_some_and(|value| value >= limit));
         self
     }
 
