@@ -7,8 +7,9 @@ mod admission;
 mod agents;
 #[path = "it/algorithms.rs"]
 mod algorithms;
-#[path = "it/calls.rs"]
+#[path = "it/bridges.rs"]
 mod bridges;
+#[path = "it/calls.rs"]
 mod calls;
 #[path = "it/chains.rs"]
 mod chains;
