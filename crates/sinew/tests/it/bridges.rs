@@ -438,7 +438,7 @@ fn played(env: &str, script: &str) -> String {
     )
 }
 
-/// The number is found by halves, by the tool and in a second episode again; two sessions are open, a third waits.
+/// The number is found by halves, and again in a second episode; two sessions are open, a third waits.
 const GUESS: &str = "
 import threading
 task = worlds.task('train', 0)
