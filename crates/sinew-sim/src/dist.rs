@@ -1,6 +1,7 @@
 //! Distributions of lengths and times, and the one source of randomness.
 //!
-//! A draw is a function of a seed and of what it is for, never of the order of draws: two plans that differ in
+//! A draw is a function of a seed and of what it is for, never of the order of draws: two plans
+//! that differ in
 //! one key draw the same lengths and times everywhere else, so that their difference is that of the key.
 
 use serde::de::value::MapAccessDeserializer;
@@ -189,7 +190,8 @@ impl Form {
     }
 }
 
-/// Share of a normal distribution below `z`: the logistic approximation of Bowling et al. 2009, good to 0.00014.
+/// Share of a normal distribution below `z`: the logistic approximation of Bowling et al. 2009,
+/// good to 0.00014.
 fn share_below(z: f64) -> f64 {
     1.0 / (1.0 + (-(0.070_56 * z.powi(3) + 1.5976 * z)).exp())
 }

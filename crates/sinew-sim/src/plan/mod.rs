@@ -172,7 +172,8 @@ pub enum Model {
     Scheduler,
 }
 
-/// `[engines]`: a pass takes `pass_s + row_s x sequences + kv_s x tokens of their contexts`, and each token of
+/// `[engines]`: a pass takes `pass_s + row_s x sequences + kv_s x tokens of their contexts`, and
+/// each token of
 /// a prompt in it `1 / prefill_tokens_per_s` more.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
