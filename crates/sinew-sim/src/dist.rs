@@ -55,6 +55,7 @@ pub enum Form {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lognormal {
+    /// Half of all are below.
     pub median: f64,
     /// Above 0, and no less than the median.
     pub p95: f64,
@@ -67,7 +68,9 @@ pub struct Lognormal {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pareto {
+    /// The smallest.
     pub least: f64,
+    /// The largest.
     pub most: f64,
 }
 
@@ -260,10 +263,15 @@ impl<'de> Visitor<'de> for Reads {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct OneForm {
+    /// Two bounds.
     uniform: Option<[f64; 2]>,
+    /// The mean.
     exponential: Option<f64>,
+    /// Median and 95th percentile.
     lognormal: Option<Lognormal>,
+    /// The smallest and the largest.
     pareto: Option<Pareto>,
+    /// What was seen.
     values: Option<Vec<f64>>,
 }
 
