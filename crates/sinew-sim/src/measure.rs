@@ -1,6 +1,7 @@
 //! What a simulation showed: counters while it runs, a report at the end.
 //!
-//! Figures are of the updates after the warm-up; shares over time are sums of what was seen between two looks,
+//! Figures are of the updates after the warm-up; shares over time are sums of what was seen
+//! between two looks,
 //! a quarter of a second apart.
 
 use crate::agenda::{Micros, seconds};

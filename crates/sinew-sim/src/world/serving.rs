@@ -1,10 +1,12 @@
 //! Turns: requests to the router, attempts on engines, and what comes back.
 //!
-//! A turn that admission lets go on becomes a request of the router. The router starts attempts on engines; what
+//! A turn that admission lets go on becomes a request of the router. The router starts attempts
+//! on engines; what
 //! an engine samples goes back through the router, which marks each token with the weights that it takes the
 //! engine to have. The ledger compares them with those that the engine really has.
 //!
-//! Where an engine is down, attempts on it fail as a connection would. One that comes back is given the weights
+//! Where an engine is down, attempts on it fail as a connection would. One that comes back is
+//! given the weights
 //! that sample now, and serves only after the router has looked at it.
 
 use super::episodes::Doing;

@@ -1,7 +1,9 @@
 //! The commands of the loop's core: groups, updates, weights, commits.
 //!
-//! Updates number the weights: version `n` is what update `n` made. A session that begins after a kill is given
-//! what the store of a real run would give: the checkpoint, the commits after it, and the draws that no commit
+//! Updates number the weights: version `n` is what update `n` made. A session that begins after a
+//! kill is given
+//! what the store of a real run would give: the checkpoint, the commits after it, and the draws
+//! that no commit
 //! names.
 
 use super::rows::{Order, Stored};
