@@ -1,4 +1,6 @@
 //! What to buy next: the plan once more with one thing more of each kind.
+//!
+//! Draws do not depend on sizes, so that a difference is that of what was bought and not of other episodes.
 
 use crate::measure::{Report, Variant};
 use crate::plan::{Mode, Plan};

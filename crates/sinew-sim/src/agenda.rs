@@ -19,8 +19,11 @@ pub(crate) fn seconds(at: Micros) -> f64 {
 /// One entry. Equal times keep the order of their entry, so that a run is a function of its seed.
 #[derive(Debug)]
 struct Entry<T> {
+    /// Up to where it has worked, in seconds.
     at: Micros,
+    /// Order of entry.
     number: u64,
+    /// What happens.
     what: T,
 }
 
@@ -47,7 +50,9 @@ impl<T> Ord for Entry<T> {
 /// Happenings to come.
 #[derive(Debug)]
 pub(crate) struct Agenda<T> {
+    /// The soonest first.
     heap: BinaryHeap<Reverse<Entry<T>>>,
+    /// Order of entry.
     number: u64,
 }
 

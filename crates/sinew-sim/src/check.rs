@@ -20,6 +20,7 @@ pub struct Violation {
 }
 
 impl Violation {
+    /// At the beginning.
     pub(crate) fn new(invariant: &'static str, found: impl Into<String>) -> Self {
         Self {
             invariant,
@@ -73,22 +74,32 @@ impl Bug {
 /// What became of every episode.
 #[derive(Debug)]
 pub(crate) struct Ledger {
+    /// Whether invariants are held.
     pub(crate) checks: bool,
+    /// Updates that an episode may be behind.
     max_staleness: u64,
     /// Episodes that the core asked for.
     pub(crate) begun: usize,
+    /// When it asked to begin.
     asked: HashSet<EpisodeId>,
     /// Of all sessions.
     stored: HashSet<EpisodeId>,
+    /// Episodes that are trained.
     trained: HashSet<EpisodeId>,
+    /// Episodes that are left out.
     dropped: HashSet<EpisodeId>,
+    /// The last committed update.
     commits: u64,
+    /// The request that sampled last, and the weights.
     last_sampled: (u64, Option<u64>),
+    /// Ids of prompts that the cache had.
     found: Option<Violation>,
+    /// When the last update was over.
     last_update: u64,
 }
 
 impl Ledger {
+    /// At the beginning.
     pub(crate) fn new(checks: bool, max_staleness: u64) -> Self {
         Self {
             checks,
@@ -141,6 +152,7 @@ impl Ledger {
         }
     }
 
+    /// What is kept of it.
     pub(crate) fn stored(&mut self, id: &EpisodeId) {
         if self.checks && !self.stored.insert(id.clone()) {
             self.note("twice", format!("{id} is stored twice"));
@@ -163,6 +175,7 @@ impl Ledger {
         }
     }
 
+    /// An update is committed.
     pub(crate) fn commit(&mut self, commit: &UpdateCommit) {
         let step = commit.step;
         if step != self.commits + 1 && !(commit.again && step <= self.commits) {

@@ -1,6 +1,7 @@
 //! Distributions of lengths and times, and the one source of randomness.
 //!
-//! A draw is a function of a seed and of what it is for, never of the order of draws: two plans that differ in
+//! A draw is a function of a seed and of what it is for, never of the order of draws: two plans
+//! that differ in
 //! one key draw the same lengths and times everywhere else, so that their difference is that of the key.
 
 use serde::de::value::MapAccessDeserializer;
@@ -54,6 +55,7 @@ pub enum Form {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lognormal {
+    /// Half of all are below.
     pub median: f64,
     /// Above 0, and no less than the median.
     pub p95: f64,
@@ -66,7 +68,9 @@ pub struct Lognormal {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pareto {
+    /// The smallest.
     pub least: f64,
+    /// The largest.
     pub most: f64,
 }
 
@@ -189,7 +193,8 @@ impl Form {
     }
 }
 
-/// Share of a normal distribution below `z`: the logistic approximation of Bowling et al. 2009, good to 0.00014.
+/// Share of a normal distribution below `z`: the logistic approximation of Bowling et al. 2009,
+/// good to 0.00014.
 fn share_below(z: f64) -> f64 {
     1.0 / (1.0 + (-(0.070_56 * z.powi(3) + 1.5976 * z)).exp())
 }
@@ -258,10 +263,15 @@ impl<'de> Visitor<'de> for Reads {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct OneForm {
+    /// Two bounds.
     uniform: Option<[f64; 2]>,
+    /// The mean.
     exponential: Option<f64>,
+    /// Median and 95th percentile.
     lognormal: Option<Lognormal>,
+    /// The smallest and the largest.
     pareto: Option<Pareto>,
+    /// What was seen.
     values: Option<Vec<f64>>,
 }
 

@@ -1,4 +1,5 @@
-//! The real cores under virtual time: whole-system tests, and plans of clusters that nobody has to build first.
+//! The real cores under virtual time: whole-system tests, and plans of clusters that nobody has
+//! to build first.
 //!
 //! | part | purpose |
 //! |---|---|
@@ -12,7 +13,8 @@
 //! | `record` | distributions of a recorded run |
 //! | `published` | set-ups of papers, with their figures and ours |
 //!
-//! Invariants: a simulation is a function of its plan; no clock is read and nothing is drawn from outside. The
+//! Invariants: a simulation is a function of its plan; no clock is read and nothing is drawn
+//! from outside. The
 //! cores are those that a run uses, and know nothing of the simulation.
 
 mod advise;

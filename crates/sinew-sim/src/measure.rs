@@ -1,4 +1,8 @@
 //! What a simulation showed: counters while it runs, a report at the end.
+//!
+//! Figures are of the updates after the warm-up; shares over time are sums of what was seen
+//! between two looks,
+//! a quarter of a second apart.
 
 use crate::agenda::{Micros, seconds};
 use crate::plan::Plan;
@@ -20,26 +24,40 @@ pub(crate) fn tokens_of(trace: &Trace) -> usize {
 /// Counters at the end of an update.
 #[derive(Clone, Copy, Debug, Default)]
 struct Point {
+    /// Up to where it has worked, in seconds.
     at: Micros,
+    /// Seconds that engines computed.
     busy_s: f64,
+    /// Seconds that the trainer computed.
     train_s: f64,
+    /// Ids that were sampled.
     sampled: u64,
+    /// Episodes that are trained.
     trained: u64,
+    /// Tokens that were trained.
     train_tokens: f64,
+    /// Episodes that are over.
     ended: u64,
+    /// Integral over time of episodes in tools.
     acting: f64,
+    /// Integral over time of episodes that have begun.
     begun: f64,
+    /// Sequences that generate.
     running: f64,
+    /// Seconds that the integrals are over.
     looks: f64,
 }
 
 /// How full things were at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Gauge {
+    /// Virtual seconds since the start.
     pub at_s: f64,
     /// Requests on engines, calls of tools, episodes that wait to begin.
     pub generating: usize,
+    /// Integral over time of episodes in tools.
     pub acting: usize,
+    /// Those without room, in order.
     pub waiting: usize,
     /// The trainer computed.
     pub trains: bool,
@@ -48,26 +66,40 @@ pub struct Gauge {
 /// The counters.
 #[derive(Debug, Default)]
 pub(crate) struct Measure {
+    /// Happenings so far.
     pub(crate) events: u64,
     /// Calls into the real cores.
     pub(crate) inputs: u64,
     /// Ids that engines sampled.
     pub(crate) sampled: u64,
+    /// Episodes that are trained.
     pub(crate) trained: u64,
+    /// Episodes that are left out.
     pub(crate) dropped: u64,
+    /// Sessions of the run so far.
     pub(crate) sessions: u32,
+    /// Updates that are left out.
     warm_up: u64,
+    /// The virtual time.
     now: Point,
+    /// Counters at the end of each update.
     steps: Vec<(u64, Point)>,
+    /// Trained episodes by their age.
     staleness: BTreeMap<u64, u64>,
+    /// Seconds of episodes.
     times: Vec<f32>,
+    /// Points of the curves.
     gauges: Vec<Gauge>,
+    /// Looks for each point.
     stride: u32,
+    /// Looks since the last point.
     skipped: u32,
+    /// When the last look was.
     last_look: Micros,
 }
 
 impl Measure {
+    /// At the beginning.
     pub(crate) fn new(plan: &Plan) -> Self {
         Self {
             warm_up: plan.run.warm_up,
@@ -143,6 +175,7 @@ impl Measure {
         self.steps.push((step, self.now));
     }
 
+    /// Notes the counters.
     fn point(&mut self, now: Micros, busy_s: f64) {
         self.now.at = now;
         self.now.busy_s = busy_s;
@@ -206,6 +239,7 @@ impl Measure {
         }
     }
 
+    /// Seconds of each update.
     fn step_times(&self, skipped: usize) -> Vec<f64> {
         let ends = self.steps.iter().map(|(_, p)| seconds(p.at));
         let begins = std::iter::once(0.0).chain(ends.clone());
@@ -215,6 +249,7 @@ impl Measure {
             .collect()
     }
 
+    /// Rates of a window.
     fn throughput(
         &self,
         plan: &Plan,
@@ -233,6 +268,7 @@ impl Measure {
     }
 }
 
+/// Shares of a window.
 fn utilization(plan: &Plan, (from, to): (Point, Point), window_s: f64) -> Utilization {
     let engines = plan.engines.count as f64;
     let looks = (to.looks - from.looks).max(1e-9);
@@ -247,6 +283,7 @@ fn utilization(plan: &Plan, (from, to): (Point, Point), window_s: f64) -> Utiliz
     }
 }
 
+/// What a window costs.
 fn cost(plan: &Plan, throughput: &Throughput) -> Cost {
     let p = &plan.prices;
     let engines = plan.engines.count as f64 * plan.engines.devices * p.engine_device_hour;
@@ -282,32 +319,44 @@ pub struct Utilization {
 /// Rates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Throughput {
+    /// Tokens that engines sample, a second.
     pub sampled_tokens_per_s: f64,
     /// Prompts and observations of trained rows included.
     pub trained_tokens_per_s: f64,
+    /// Episodes that end, a second.
     pub episodes_per_s: f64,
+    /// Trained episodes a second.
     pub trained_per_s: f64,
+    /// Optimizer updates an hour.
     pub updates_per_h: f64,
 }
 
 /// In the currency of the prices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Cost {
+    /// Of everything that is rented.
     pub per_hour: f64,
+    /// Of one optimizer update.
     pub per_update: f64,
+    /// Prompts included.
     pub per_million_trained_tokens: f64,
 }
 
 /// Of a set of times, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Percentiles {
+    /// Half of them are below.
     pub p50: f64,
+    /// 95 of 100 are below.
     pub p95: f64,
+    /// 99 of 100 are below.
     pub p99: f64,
+    /// Sum over count.
     pub mean: f64,
 }
 
 impl Percentiles {
+    /// From its parts.
     fn of(mut values: Vec<f64>) -> Self {
         if values.is_empty() {
             return Self::default();
@@ -326,7 +375,9 @@ impl Percentiles {
 /// The slow ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Tail {
+    /// From its start to its end.
     pub episode_s: Percentiles,
+    /// From one update to the next.
     pub step_s: Percentiles,
 }
 
@@ -335,9 +386,11 @@ pub struct Tail {
 pub struct Variant {
     /// What is more.
     pub what: String,
+    /// Optimizer updates an hour.
     pub updates_per_h: f64,
     /// Times as many updates an hour.
     pub gain: f64,
+    /// Of one optimizer update.
     pub cost_per_update: f64,
 }
 
@@ -345,10 +398,12 @@ pub struct Variant {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     pub name: String,
+    /// Of everything that is drawn.
     pub seed: u64,
     pub virtual_s: f64,
     /// Seconds that the figures are of, without the warm-up.
     pub window_s: f64,
+    /// The update at work.
     pub updates: u64,
     /// Sessions of the run: more than one after a kill.
     pub sessions: u32,
@@ -363,7 +418,9 @@ pub struct Report {
     pub staleness: BTreeMap<String, u64>,
     pub tail: Tail,
     pub cost: Cost,
+    /// Episodes that are trained.
     pub trained: u64,
+    /// Episodes that are left out.
     pub dropped: u64,
     /// What to buy next, the largest gain first.
     pub next: Vec<Variant>,

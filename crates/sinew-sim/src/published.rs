@@ -9,6 +9,7 @@ use std::path::Path;
 /// A published gain of one set-up over another.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Claim {
+    /// Whose paper it is.
     pub system: &'static str,
     /// What is compared, in words.
     pub what: &'static str,

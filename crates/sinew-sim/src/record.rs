@@ -13,6 +13,7 @@ const MAX_EPISODES: usize = 5000;
 /// What a run says of itself, a line a step.
 #[derive(Debug, Deserialize)]
 struct Step {
+    /// Seconds that the trainer computed.
     train_s: f64,
     publish_s: f64,
     #[serde(default)]
@@ -32,6 +33,7 @@ pub struct Recorded {
     pub call_s: Vec<f64>,
     /// Seconds and tokens of each update, and seconds until new weights sampled.
     pub train_s: Vec<f64>,
+    /// Tokens that were trained.
     pub train_tokens: Vec<f64>,
     pub publish_s: Vec<f64>,
 }
@@ -78,6 +80,7 @@ impl Recorded {
         Ok(recorded)
     }
 
+    /// Takes an episode in.
     fn episode(&mut self, trace: &Trace) {
         if matches!(trace.end, EpisodeEnd::Failed { .. }) {
             return;

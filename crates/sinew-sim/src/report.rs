@@ -29,6 +29,7 @@ fn blocks(values: &[f64]) -> String {
     format!("{line}  up to {most:.0}")
 }
 
+/// A share as text.
 fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
@@ -93,6 +94,7 @@ pub fn text(report: &Report) -> String {
     out
 }
 
+/// Curves over time.
 fn curves(out: &mut String, report: &Report) {
     let rows: [(&str, fn(&Gauge) -> f64); 3] = [
         ("generating", |g| g.generating as f64),

@@ -1,6 +1,7 @@
 //! Seeded schedules of a small system with failures, and the smallest plan that still fails.
 //!
-//! A seed decides the plan: mode, sizes, lengths, and what fails when. A seed whose run breaks an invariant is
+//! A seed decides the plan: mode, sizes, lengths, and what fails when. A seed whose run breaks
+//! an invariant is
 //! made smaller as long as the smaller plan breaks the same one; the plan that is left is replayed by
 //! `sinew sim PLAN`.
 
@@ -21,7 +22,9 @@ const FAULT_SPAN_S: f64 = 25.0;
 /// A seed that breaks an invariant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
+    /// Of everything that is drawn.
     pub seed: u64,
+    /// What does not hold.
     pub violation: Violation,
     /// The plan of the seed, made smaller.
     pub plan: Plan,
@@ -29,11 +32,14 @@ pub struct Failure {
 
 /// Numbers of a seed.
 struct Dice {
+    /// Of everything that is drawn.
     seed: u64,
+    /// Numbers drawn so far.
     n: u64,
 }
 
 impl Dice {
+    /// A number in [0, 1).
     fn share(&mut self) -> f64 {
         self.n += 1;
         uniform(mix_seed(self.seed, self.n))
@@ -44,6 +50,7 @@ impl Dice {
         from + (self.share() * (to - from + 1) as f64) as u64
     }
 
+    /// One of some values.
     fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
         all[(self.share() * all.len() as f64) as usize]
     }
@@ -84,6 +91,7 @@ pub fn random_plan(seed: u64) -> Plan {
     plan
 }
 
+/// Lengths of a small system.
 fn lengths(dice: &mut Dice, plan: &mut Plan) {
     let e = &mut plan.episode;
     e.turns = Dist::Of(Form::Uniform([1.0, 3.0]));
@@ -94,6 +102,7 @@ fn lengths(dice: &mut Dice, plan: &mut Plan) {
     e.task_share = dice.one_of(&[0.0, 0.8]);
 }
 
+/// Sizes and times of a small system.
 fn parts(dice: &mut Dice, plan: &mut Plan) {
     let t = &mut plan.tools;
     t.boot_s = Dist::Of(Form::Exponential(0.2));
@@ -122,6 +131,7 @@ fn parts(dice: &mut Dice, plan: &mut Plan) {
     plan.weights.drain = dice.share() < 0.2;
 }
 
+/// What fails, and when.
 fn faults(dice: &mut Dice) -> Vec<Fault> {
     const KINDS: [FaultKind; 9] = [
         FaultKind::EngineCrash,

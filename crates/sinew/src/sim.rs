@@ -35,7 +35,8 @@ pub(crate) struct SimArgs {
     /// Leave out what to buy next, which takes a simulation for each thing
     #[arg(long)]
     no_advice: bool,
-    /// Run the small systems of so many seeds with failures; the first that breaks an invariant is made smaller
+    /// Run the small systems of so many seeds with failures; the first that breaks an invariant
+    /// is made smaller
     /// and printed as a plan
     #[arg(long, value_name = "SEEDS", conflicts_with_all = ["plan", "published"])]
     search: Option<u64>,

@@ -17,21 +17,28 @@ const CLOSE: f64 = 1e-6;
 /// A sequence that generates.
 #[derive(Debug)]
 struct Running {
+    /// What it was asked for.
     job: Job,
     /// Progress of the batch when it joined, less the ids that it had sampled by then.
     from: f64,
     /// Ids that were told of.
     told: usize,
+    /// Order in which it came.
     arrival: u64,
+    /// Ids of its prompt that the cache had.
     cached: usize,
 }
 
 /// An attempt before its first id. One that lost its room has sampled some already.
 #[derive(Debug)]
 struct Waiting {
+    /// What it was asked for.
     job: Job,
+    /// Ids that were sampled.
     sampled: usize,
+    /// Ids that were told of.
     told: usize,
+    /// Order in which it came.
     arrival: u64,
     /// Of its prompt, found in the cache when it first ran.
     cached: Option<usize>,
@@ -42,30 +49,42 @@ struct Waiting {
 /// The engine.
 #[derive(Debug)]
 pub(super) struct Curves {
+    /// Times and sizes of an engine, in ids.
     speed: Speed,
+    /// Up to where it has worked, in seconds.
     at: f64,
     /// Ids that a sequence which ran all the time would have.
     progress: f64,
+    /// Sequences that generate.
     running: HashMap<AttemptId, Running>,
     /// By the progress at which they end, as the bits of a number that is never negative.
     ends: BTreeSet<(u64, AttemptId)>,
     /// By arrival: the youngest gives way.
     ages: BTreeMap<u64, AttemptId>,
+    /// Those whose prompts are computed, in order.
     prefill: VecDeque<Waiting>,
+    /// Those without room, in order.
     waiting: BTreeMap<u64, Waiting>,
     /// Room in use is this and the progress of every sequence that generates.
     kv_fixed: f64,
+    /// Contexts of earlier attempts.
     cache: Cache,
+    /// Attempts so far.
     arrivals: u64,
+    /// Ids that were sampled.
     sampled: u64,
+    /// Ids of prompts that were computed.
     prefilled: f64,
+    /// Ids of prompts that the cache had.
     found: u64,
+    /// Times that a sequence lost its room.
     preemptions: u64,
     /// News that were not taken yet.
     news: Vec<News>,
 }
 
 impl Curves {
+    /// At the beginning.
     pub(super) fn new(speed: Speed) -> Self {
         Self {
             speed,
@@ -87,6 +106,7 @@ impl Curves {
         }
     }
 
+    /// Ids in the cache that are in use.
     fn kv_used(&self) -> f64 {
         self.kv_fixed + self.running.len() as f64 * self.progress
     }
@@ -122,6 +142,7 @@ impl Curves {
         end.min(prompt).min(room)
     }
 
+    /// The next one.
     pub(super) fn next(&self) -> Option<Micros> {
         if !self.news.is_empty() {
             return Some(micros(self.at));
@@ -131,6 +152,7 @@ impl Curves {
         (!idle).then(|| micros(self.at + self.until() * self.pass_s()) + 1)
     }
 
+    /// Begins.
     pub(super) fn start(&mut self, job: Job, now: Micros, busy_s: &mut f64) {
         self.work(now, busy_s);
         self.arrivals += 1;
@@ -153,6 +175,7 @@ impl Curves {
         news.append(&mut self.news);
     }
 
+    /// Goes on until `now`.
     fn work(&mut self, now: Micros, busy_s: &mut f64) {
         let end = seconds(now);
         while !(self.running.is_empty() && self.prefill.is_empty()) {
@@ -171,6 +194,7 @@ impl Curves {
         }
     }
 
+    /// Lets time pass in which nothing changes.
     fn go_on(&mut self, ids: f64, time_s: f64, busy_s: &mut f64) {
         let chunk = self.chunk();
         self.at += time_s;
@@ -205,6 +229,7 @@ impl Curves {
         self.admit();
     }
 
+    /// Ids that a sequence has sampled by now.
     fn sampled_of(&self, running: &Running) -> usize {
         let ids = (self.progress - running.from + CLOSE).max(0.0) as usize;
         ids.min(running.job.length)
@@ -221,6 +246,7 @@ impl Curves {
         Some((running, sampled))
     }
 
+    /// A sequence has all its ids.
     fn finish(&mut self, attempt: AttemptId) {
         let Some((running, _)) = self.leave(attempt) else {
             return;
@@ -236,11 +262,13 @@ impl Curves {
         self.make_room();
     }
 
+    /// Lets old contexts go.
     fn make_room(&mut self) {
         let free = self.speed.kv as f64 - self.kv_used();
         self.cache.shrink(free.max(0.0) as usize);
     }
 
+    /// Notes news of an attempt.
     fn tell(&mut self, job: &Job, (from, to): (usize, usize), ended: Option<usize>) {
         self.sampled += to.saturating_sub(from) as u64;
         self.news.push(News {
@@ -251,6 +279,7 @@ impl Curves {
         });
     }
 
+    /// Gives what was sampled and not told.
     pub(super) fn flush(&mut self, news: &mut Vec<News>) {
         let mut due: Vec<(AttemptId, usize)> = self
             .running
@@ -271,6 +300,7 @@ impl Curves {
         news.append(&mut self.news);
     }
 
+    /// Takes the room of a sequence away.
     fn preempt(&mut self, attempt: AttemptId) {
         let Some((running, sampled)) = self.leave(attempt) else {
             return;
@@ -345,6 +375,7 @@ impl Curves {
         self.make_room();
     }
 
+    /// Ends an attempt early.
     pub(super) fn cancel(&mut self, attempt: AttemptId, now: Micros, busy_s: &mut f64) {
         self.work(now, busy_s);
         if let Some((running, sampled)) = self.leave(attempt) {
@@ -359,12 +390,14 @@ impl Curves {
         self.admit();
     }
 
+    /// Has other weights.
     pub(super) fn load(&mut self) {
         if !self.speed.keep_kv {
             self.cache.clear();
         }
     }
 
+    /// Loses everything.
     pub(super) fn crash(&mut self) {
         let fresh = Self {
             at: self.at,
@@ -378,6 +411,7 @@ impl Curves {
         *self = fresh;
     }
 
+    /// How full it is.
     pub(super) fn reading(&self) -> Load {
         // What the last id of a sequence takes over the bound is given back before the next one.
         let slack = CLOSE * (self.running.len() + 1) as f64;

@@ -20,10 +20,13 @@ pub(crate) const VOCAB: u64 = 1 << 20;
 /// One attempt that an engine is given.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
+    /// Its number.
     pub(crate) attempt: AttemptId,
+    /// Ids before the first sampled one.
     pub(crate) prompt: Arc<Vec<TokenId>>,
     /// Ids to sample, 1 or more.
     pub(crate) length: usize,
+    /// Of everything that is drawn.
     pub(crate) seed: u64,
     /// Whose context it is, for the prefix cache.
     pub(crate) episode: u64,
@@ -35,10 +38,13 @@ pub(crate) struct Job {
 /// News of an attempt.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct News {
+    /// Its number.
     pub(crate) attempt: AttemptId,
+    /// Ids that are new.
     pub(crate) tokens: Vec<TokenId>,
     /// It is over.
     pub(crate) ended: bool,
+    /// Ids of its prompt that the cache had.
     pub(crate) cached: usize,
 }
 
@@ -50,19 +56,25 @@ fn drawn(seed: u64, n: usize) -> TokenId {
 /// Times and sizes of an engine in ids.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Speed {
+    /// Tokens that an id stands for.
     pub(crate) grain: usize,
+    /// Sequences at once, at most.
     pub(crate) max_running: usize,
+    /// Ids of a pass, at most.
     pub(crate) max_batched: usize,
+    /// Ids that the cache holds.
     pub(crate) kv: usize,
     /// Seconds for an id of every sequence of the batch.
     pass_s: f64,
     row_s: f64,
     kv_s: f64,
     prefill_s: f64,
+    /// Old keys and values stay in use.
     pub(crate) keep_kv: bool,
 }
 
 impl Speed {
+    /// From its parts.
     pub(crate) fn of(engines: &Engines, weights: &Weights, grain: usize) -> Self {
         let g = grain as f64;
         // So many passes make an id.
@@ -90,13 +102,21 @@ impl Speed {
 /// How full an engine is, and what it did.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Load {
+    /// Sequences that generate.
     pub(crate) running: usize,
+    /// Those without room, in order.
     pub(crate) waiting: usize,
+    /// Ids in use.
     pub(crate) kv_used: usize,
+    /// Ids that there is room for.
     pub(crate) kv_total: usize,
+    /// Ids that were sampled.
     pub(crate) sampled: u64,
+    /// Ids of prompts that were computed.
     pub(crate) prefilled: u64,
+    /// Ids of its prompt that the cache had.
     pub(crate) cached: u64,
+    /// Times that a sequence lost its room.
     pub(crate) preemptions: u64,
 }
 

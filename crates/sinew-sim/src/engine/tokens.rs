@@ -20,7 +20,9 @@ const BLOCK: usize = 16;
 /// A pass that computes nothing and counts its rows.
 #[derive(Debug)]
 struct Counts {
+    /// Sizes that the scheduler works with.
     limits: ForwardLimits,
+    /// Rows of the last pass.
     rows: Arc<AtomicU64>,
 }
 
@@ -31,6 +33,7 @@ impl Forward for Counts {
 
     fn copy_block(&mut self, _: BlockCopy) {}
 
+    /// One more.
     fn step(&mut self, batch: &Batch, samplers: &[Sampler<'_>]) -> Result<Vec<Drawn>, String> {
         self.rows
             .store(batch.tokens.len() as u64, Ordering::Relaxed);
@@ -70,15 +73,20 @@ impl TensorSource for Nothing {
 /// The engine. `None` where the scheduler refuses its limits, which the check of plans rules out.
 #[derive(Debug)]
 pub(super) struct Tokens {
+    /// Times and sizes of an engine, in ids.
     speed: Speed,
+    /// Of the weights.
     version: u64,
+    /// The real core of the loop.
     core: Option<Stepper<Counts>>,
+    /// Rows of the last pass.
     rows: Arc<AtomicU64>,
     /// What the pass at work will say, and when it ends.
     pass: Option<(Micros, Vec<EngineEvent>)>,
 }
 
 impl Tokens {
+    /// At the beginning.
     pub(super) fn new(speed: Speed) -> Self {
         let rows = Arc::new(AtomicU64::new(0));
         Self {
@@ -90,6 +98,7 @@ impl Tokens {
         }
     }
 
+    /// Begins.
     pub(super) fn start(&mut self, job: Job, now: Micros, busy_s: &mut f64) {
         let request = GenerateRequest {
             id: RequestId(job.attempt.0),
@@ -138,16 +147,19 @@ impl Tokens {
         }
     }
 
+    /// Ends an attempt early.
     pub(super) fn cancel(&mut self, attempt: AttemptId) {
         if let Some(core) = &mut self.core {
             core.abort(RequestId(attempt.0), &mut Vec::new());
         }
     }
 
+    /// The next one.
     pub(super) fn next(&self) -> Option<Micros> {
         self.pass.as_ref().map(|(end, _)| *end)
     }
 
+    /// Has other weights.
     pub(super) fn load(&mut self, version: u64) {
         self.version = version;
         if let Some(core) = &mut self.core {
@@ -155,11 +167,13 @@ impl Tokens {
         }
     }
 
+    /// Loses everything.
     pub(super) fn crash(&mut self) {
         self.core = stepper(&self.speed, self.version, &self.rows);
         self.pass = None;
     }
 
+    /// How full it is.
     pub(super) fn reading(&self) -> Load {
         let status = self.core.as_ref().map(Stepper::status).unwrap_or_default();
         Load {
@@ -175,6 +189,7 @@ impl Tokens {
     }
 }
 
+/// A scheduler without requests.
 fn stepper(speed: &Speed, version: u64, rows: &Arc<AtomicU64>) -> Option<Stepper<Counts>> {
     let limits = ForwardLimits {
         vocab: VOCAB as usize,
@@ -198,6 +213,7 @@ fn stepper(speed: &Speed, version: u64, rows: &Arc<AtomicU64>) -> Option<Stepper
     Stepper::new(forward, config, PolicyVersion(version)).ok()
 }
 
+/// An event as news.
 fn told(event: EngineEvent) -> Option<News> {
     match event {
         EngineEvent::Tokens { request, tokens } => Some(News {

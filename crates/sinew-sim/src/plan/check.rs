@@ -12,6 +12,7 @@ const FINE_TOKENS: f64 = 16e6;
 /// Ids that one engine of the scheduler's model may hold.
 const MAX_BLOCK_IDS: usize = 1 << 22;
 
+/// A refusal of a key.
 fn refused<T>(key: &str, value: impl ToString, allowed: &str) -> Result<T, PlanError> {
     Err(PlanError::Value {
         key: key.into(),
@@ -20,6 +21,7 @@ fn refused<T>(key: &str, value: impl ToString, allowed: &str) -> Result<T, PlanE
     })
 }
 
+/// Refuses a count out of its bounds.
 fn count(key: &str, value: usize, most: usize) -> Result<(), PlanError> {
     match (1..=most).contains(&value) {
         true => Ok(()),
@@ -27,6 +29,7 @@ fn count(key: &str, value: usize, most: usize) -> Result<(), PlanError> {
     }
 }
 
+/// Refuses a number out of its bounds.
 fn number(key: &str, value: f64, above_zero: bool) -> Result<(), PlanError> {
     let good = value.is_finite() && value >= 0.0 && value <= 1e12 && !(above_zero && value == 0.0);
     match (good, above_zero) {
@@ -54,6 +57,7 @@ impl Plan {
         Ok(())
     }
 
+    /// All of them, with their keys.
     fn distributions(&self) -> [(&'static str, &Dist); 7] {
         let (e, t) = (&self.episode, &self.tools);
         [
@@ -67,6 +71,7 @@ impl Plan {
         ]
     }
 
+    /// Counts within their bounds.
     fn check_counts(&self) -> Result<(), PlanError> {
         let (r, e) = (&self.rollout, &self.engines);
         count("engines.count", e.count, MAX_ENGINES)?;
@@ -103,6 +108,7 @@ impl Plan {
         }
     }
 
+    /// Numbers within their bounds.
     fn check_numbers(&self) -> Result<(), PlanError> {
         let (e, w) = (&self.engines, &self.weights);
         for (key, value, above_zero) in [
@@ -154,6 +160,7 @@ impl Plan {
         Ok(())
     }
 
+    /// Keys that exclude each other.
     fn check_together(&self) -> Result<(), PlanError> {
         let overlaps = self.run.mode != Mode::Sync;
         if self.run.updates == 0 {

@@ -50,6 +50,7 @@ pub struct Plan {
     pub episode: Episode,
     pub tools: Tools,
     pub scoring: Scoring,
+    /// The servers, by their number.
     pub engines: Engines,
     pub trainer: Trainer,
     pub weights: Weights,
@@ -172,7 +173,8 @@ pub enum Model {
     Scheduler,
 }
 
-/// `[engines]`: a pass takes `pass_s + row_s x sequences + kv_s x tokens of their contexts`, and each token of
+/// `[engines]`: a pass takes `pass_s + row_s x sequences + kv_s x tokens of their contexts`, and
+/// each token of
 /// a prompt in it `1 / prefill_tokens_per_s` more.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -280,7 +282,9 @@ pub enum FaultKind {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fault {
+    /// Virtual seconds since the start.
     pub at_s: f64,
+    /// Type of its task.
     pub kind: FaultKind,
     /// Number of the engine, or a number that picks the episode. Default: 0.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -302,6 +306,7 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
+/// A distribution by median and 95th percentile.
 fn lognormal(median: f64, p95: f64) -> Dist {
     Dist::Of(Form::Lognormal(Lognormal {
         median,
@@ -467,6 +472,7 @@ impl Plan {
     }
 }
 
+/// A text as a table.
 fn read(text: &str) -> Result<toml::Table, String> {
     text.parse::<toml::Table>().map_err(|e| e.to_string())
 }
@@ -498,6 +504,7 @@ fn lay_over(under: &mut toml::Table, over: toml::Table) {
     }
 }
 
+/// Whether a key is a table of keys.
 fn is_section(key: &str) -> bool {
     let sections = [
         "run", "rollout", "episode", "tools", "scoring", "engines", "trainer", "weights", "store",

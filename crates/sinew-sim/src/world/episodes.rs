@@ -1,4 +1,8 @@
 //! Episodes: admission, sandboxes, turns and tools.
+//!
+//! An episode waits for its place, boots, and then turns between generating and a tool until its machine ends
+//! it. What it draws follows from its seed and from what the draw is for. A place is given back before the
+//! trace is written, as in the runner.
 
 use super::{At, Happening, World};
 use crate::agenda::{Micros, seconds};
@@ -47,23 +51,36 @@ enum For {
 /// An episode of the simulation.
 #[derive(Debug)]
 pub(super) struct Episode {
+    /// What the core asked for.
     pub(super) draw: Draw,
+    /// What it is at.
     pub(super) doing: Doing,
+    /// Number of its stay in this place.
     pub(super) round: u32,
+    /// Its name in admission.
     pub(super) key: Option<EpisodeKey>,
+    /// Its ticket while it has a turn.
     pub(super) turn: Option<Ticket>,
+    /// The real machine, while it runs.
     pub(super) machine: Option<EpisodeMachine>,
+    /// Its trace, until it is durable.
     pub(super) trace: Option<Trace>,
     /// Turns that it will take, and ids of the next one.
     turns: u32,
     pub(super) length: usize,
     /// Number of its running request, and of all it had.
     pub(super) request: Option<u64>,
+    /// Requests that it has made.
     pub(super) requests: u32,
+    /// When it asked to begin.
     asked: Micros,
+    /// When it began.
     began: Micros,
+    /// When what it is at began.
     phase: Micros,
+    /// Seconds of its turns.
     generate_s: f64,
+    /// Seconds of its tools.
     tool_s: f64,
     /// Its next tool never answers.
     pub(super) hangs: bool,
@@ -85,6 +102,7 @@ impl Episode {
         mix_hash(mix_seed(seed, 0x7a5c), self.draw.task as u64)
     }
 
+    /// Its key.
     fn key_of(&self, what: For, n: u64) -> u64 {
         mix_hash(mix_seed(self.draw.seed, what as u64), n)
     }
@@ -96,6 +114,7 @@ impl Episode {
     }
 }
 
+/// As the real loop knows an episode.
 fn spec(draw: &Draw) -> EpisodeSpec {
     EpisodeSpec {
         episode: draw.episode.clone(),
@@ -167,6 +186,7 @@ impl World {
         }
     }
 
+    /// The one that begins next.
     fn first_waiting(&mut self) -> Option<u32> {
         if !self.plan.rollout.longest_first {
             return self.waiting.pop_front();
@@ -186,6 +206,7 @@ impl World {
         self.begin_some();
     }
 
+    /// Lets go on who may.
     fn settle_once(&mut self) {
         let now_s = self.now_s();
         self.measure.inputs += 1;
@@ -213,6 +234,7 @@ impl World {
         episode.round == at.round && episode.doing == doing
     }
 
+    /// Its world is being made.
     fn boot(&mut self, slot: u32) {
         let now = self.now;
         let episode = &mut self.episodes[slot as usize];
@@ -230,6 +252,7 @@ impl World {
         }
     }
 
+    /// Its world is up.
     pub(super) fn booted(&mut self, at: At) {
         if !self.at(at, Doing::Boots) {
             return;
@@ -289,6 +312,7 @@ impl World {
         }
     }
 
+    /// It wants to generate.
     fn ask_turn(&mut self, slot: u32, most: usize) {
         let (now, now_s) = (self.now, self.now_s());
         let (plan, grain) = (self.plan.clone(), self.speed.grain);
@@ -324,6 +348,7 @@ impl World {
         }
     }
 
+    /// A tool runs.
     fn act(&mut self, slot: u32) {
         let now = self.now;
         let episode = &mut self.episodes[slot as usize];
@@ -336,6 +361,7 @@ impl World {
         self.settle();
     }
 
+    /// A tool answered.
     pub(super) fn tool_done(&mut self, at: At) {
         if !self.at(at, Doing::Acts) {
             return;
@@ -369,6 +395,7 @@ impl World {
         );
     }
 
+    /// Its time is up.
     pub(super) fn deadline(&mut self, at: At) {
         let episode = &self.episodes[at.slot as usize];
         if episode.round == at.round && episode.has_sandbox() && episode.machine.is_some() {
@@ -509,6 +536,7 @@ impl World {
 }
 
 impl Episode {
+    /// From its parts.
     fn of(draw: Draw, round: u32) -> Self {
         Self {
             draw,

@@ -1,4 +1,7 @@
 //! What fails, and what comes back.
+//!
+//! Engines and scorers are processes of their own: a kill of the run's process leaves them, and cuts their
+//! connections. What was durable before a kill is all that the next session knows.
 
 use super::rows::Scorers;
 use super::{Happening, World, admission, router};
@@ -11,6 +14,7 @@ use sinew_types::FailureKind;
 use std::sync::Arc;
 
 impl World {
+    /// What is wrong, if something is.
     pub(super) fn fault(&mut self, n: usize) {
         let fault = self.plan.faults[n];
         let engine = fault.target as usize % self.engines.len();
@@ -56,6 +60,7 @@ impl World {
         live.get((fault.target % count) as usize).copied()
     }
 
+    /// Attempts that run on an engine.
     fn attempts_on(&self, engine: usize) -> Vec<AttemptId> {
         let here = self.attempts.iter().filter(|(_, (e, _))| *e == engine);
         let mut here: Vec<AttemptId> = here.map(|(id, _)| *id).collect();
@@ -63,6 +68,7 @@ impl World {
         here
     }
 
+    /// Loses everything.
     fn crash(&mut self, engine: usize, fault: &Fault) {
         let until = self.now + micros(fault.for_s);
         // What it had sent before has arrived.
@@ -77,6 +83,7 @@ impl World {
         }
     }
 
+    /// Nothing reaches an engine.
     fn partition(&mut self, engine: usize, fault: &Fault) {
         let until = self.now + micros(fault.for_s);
         let cut = self.attempts_on(engine);

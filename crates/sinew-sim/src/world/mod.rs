@@ -41,7 +41,9 @@ const WALL_MS: i64 = 1_000_000_000_000;
 /// An episode's place in the slab, and the number of the happening that counts for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct At {
+    /// Place in the slab.
     slot: u32,
+    /// Number of its stay in this place.
     round: u32,
 }
 
@@ -92,41 +94,65 @@ pub(crate) enum End {
 /// The system.
 #[derive(Debug)]
 pub(crate) struct World {
+    /// What is simulated.
     plan: Arc<Plan>,
+    /// Times and sizes of an engine, in ids.
     speed: Speed,
+    /// The virtual time.
     now: Micros,
+    /// What is to come.
     agenda: Agenda<Happening>,
+    /// Of the core, from the plan.
     config: Arc<CoreConfig>,
+    /// The real core of the loop.
     core: PipelineCore,
+    /// Commands that are not carried out yet.
     commands: VecDeque<Command>,
+    /// Why the run ended, once it has.
     stopped: Option<Stop>,
+    /// The update at work.
     updates: Updates,
+    /// The real core of admission.
     admission: AdmissionCore,
+    /// Which episodes take long, where the longest begin first.
     outlook: OutlookCore,
+    /// The real router.
     router: Router,
+    /// The servers, by their number.
     engines: Vec<Engine>,
+    /// Engine and request of each attempt that runs.
     attempts: HashMap<AttemptId, (usize, u64)>,
     /// The router's commands are being carried out.
     pumping: bool,
     /// When the next tick of the router is due.
     tick_at: Option<Micros>,
+    /// Places of episodes, reused.
     episodes: Vec<Episode>,
+    /// Places without an episode.
     free: Vec<u32>,
+    /// The place of each episode that has not left.
     by_id: HashMap<EpisodeId, u32>,
     /// Those that have not asked to begin, in their order.
     waiting: VecDeque<u32>,
+    /// Whose ticket of admission it is.
     tickets: HashMap<Ticket, u32>,
     /// Turns that are held while weights wait for those that run.
     held: Vec<u32>,
+    /// The real queue, in memory.
     queue: MemoryQueue,
+    /// Those that score, and the state of the store.
     scorers: Scorers,
+    /// What is durable.
     kept: Kept,
     /// What the wall clock is ahead of the virtual time, in milliseconds.
     wall_ahead_ms: i64,
+    /// What became of every episode.
     pub(crate) ledger: Ledger,
+    /// Counters of the report.
     pub(crate) measure: Measure,
     /// The process of the run is dead.
     dead: bool,
+    /// A fault of the harness that is to be found.
     pub(crate) bug: Option<Bug>,
     /// Lines of what happened, where they are wanted.
     pub(crate) log: Option<Vec<String>>,
@@ -229,6 +255,7 @@ impl World {
         }
     }
 
+    /// Virtual seconds.
     fn now_s(&self) -> f64 {
         seconds(self.now)
     }
@@ -238,6 +265,7 @@ impl World {
         (WALL_MS + (self.now / 1000) as i64 + self.wall_ahead_ms).max(0) as u64
     }
 
+    /// Something happens later.
     fn after(&mut self, delay_s: f64, what: Happening) {
         self.agenda.add(self.now + micros(delay_s), what);
     }
@@ -259,6 +287,7 @@ impl World {
         }
     }
 
+    /// Does what is due.
     fn happen(&mut self, what: Happening) {
         match what {
             Happening::Booted(at) => self.booted(at),

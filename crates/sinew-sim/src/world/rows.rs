@@ -26,16 +26,22 @@ const KNOWN: usize = 4096;
 /// A stored episode, as far as the loop needs it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Stored {
+    /// What the core asked for.
     pub(super) draw: u64,
+    /// Those that it is compared with.
     pub(super) group: GroupId,
+    /// The system failed it.
     pub(super) failed: bool,
+    /// Its score.
     pub(super) reward: f64,
+    /// Whether the task was solved.
     pub(super) success: bool,
     /// Weights of its oldest and newest tokens.
     pub(super) oldest: Option<u64>,
     pub(super) newest: Option<u64>,
     /// All its tokens, in ids.
     pub(super) tokens: usize,
+    /// Type of its task.
     pub(super) kind: String,
 }
 
@@ -48,6 +54,7 @@ pub(super) struct Kept {
     pub(super) orders: BTreeMap<u64, Order>,
     /// Draws of updates that a checkpoint holds, and the first that none began.
     pub(super) named: std::collections::BTreeSet<u64>,
+    /// Number of the last one.
     pub(super) next: u64,
     pub(super) checkpoint: u64,
     /// As the checkpoint has it.
@@ -59,17 +66,24 @@ pub(super) struct Kept {
 /// What a committed update was made of.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Order {
+    /// The groups of the update.
     pub(super) groups: Vec<Vec<EpisodeId>>,
+    /// After the update.
     pub(super) curriculum: sinew_pipeline::Curriculum,
+    /// Episodes that the commit names.
     pub(super) named: Vec<EpisodeId>,
 }
 
 /// Scorers and what they hold.
 #[derive(Debug)]
 pub(super) struct Scorers {
+    /// Scorers without work.
     idle: usize,
+    /// All scorers.
     all: usize,
+    /// Lease and row of each score that is being made.
     jobs: HashMap<u64, (LeaseId, String)>,
+    /// Number of the last one.
     next: u64,
     /// Rows that wait for a score or are being scored.
     open: usize,
@@ -79,6 +93,7 @@ pub(super) struct Scorers {
 }
 
 impl Scorers {
+    /// At the beginning.
     pub(super) fn new(all: usize) -> Self {
         Self {
             idle: all,
@@ -98,10 +113,12 @@ impl Scorers {
     }
 }
 
+/// Its key.
 fn key_of(episode: &EpisodeId) -> String {
     episode.as_str().to_owned()
 }
 
+/// What is kept of it.
 fn stored(trace: &Trace) -> Stored {
     let versions = || {
         trace
@@ -212,6 +229,7 @@ impl World {
         self.put(&id, &record);
     }
 
+    /// Keeps something.
     fn put(&mut self, id: &EpisodeId, record: &Stored) {
         let row = NewRow {
             group: record.group.as_str().to_owned(),

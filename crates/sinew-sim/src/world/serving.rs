@@ -1,4 +1,13 @@
 //! Turns: requests to the router, attempts on engines, and what comes back.
+//!
+//! A turn that admission lets go on becomes a request of the router. The router starts attempts
+//! on engines; what
+//! an engine samples goes back through the router, which marks each token with the weights that it takes the
+//! engine to have. The ledger compares them with those that the engine really has.
+//!
+//! Where an engine is down, attempts on it fail as a connection would. One that comes back is
+//! given the weights
+//! that sample now, and serves only after the router has looked at it.
 
 use super::episodes::Doing;
 use super::{Happening, World};
@@ -85,6 +94,7 @@ impl World {
         self.tick_router();
     }
 
+    /// An engine begins an attempt.
     fn start_attempt(&mut self, engine: usize, attempt: Attempt) {
         let id = attempt.id;
         // The router's attempt does not say whose it is; its request is the one that waits for it.
@@ -132,6 +142,7 @@ impl World {
         }
     }
 
+    /// Something happened in an engine.
     pub(super) fn engine_woke(&mut self, engine: usize, wake: u32) {
         if self.engines[engine].wake != wake {
             return;
@@ -176,6 +187,7 @@ impl World {
         }
     }
 
+    /// An attempt is over.
     pub(super) fn attempt_over(
         &mut self,
         attempt: AttemptId,
@@ -237,6 +249,7 @@ impl World {
         }
     }
 
+    /// Time of the router is up.
     pub(super) fn router_tick(&mut self) {
         if self.tick_at.is_some_and(|at| at <= self.now) {
             self.tick_at = None;
@@ -254,6 +267,7 @@ impl World {
         self.after(self.plan.engines.probe_s, Happening::Probe);
     }
 
+    /// The router looks at an engine.
     pub(super) fn probe_one(&mut self, engine: usize) {
         let mut news = Vec::new();
         self.engines[engine].advance(self.now, &mut news);
@@ -271,6 +285,7 @@ impl World {
         self.wake(engine);
     }
 
+    /// What a probe shows.
     fn seen(&self, engine: usize) -> Probe {
         let load: Load = self.engines[engine].load_now();
         let weights = match (self.engines[engine].version, self.bug) {
@@ -371,6 +386,7 @@ impl World {
         }
     }
 
+    /// An engine has its weights.
     pub(super) fn engine_ready(&mut self, engine: usize) {
         if !self.engines[engine].is_up(self.now) {
             return;

@@ -1,4 +1,10 @@
 //! The commands of the loop's core: groups, updates, weights, commits.
+//!
+//! Updates number the weights: version `n` is what update `n` made. A session that begins after a
+//! kill is given
+//! what the store of a real run would give: the checkpoint, the commits after it, and the draws
+//! that no commit
+//! names.
 
 use super::rows::{Order, Stored};
 use super::{Happening, World};
@@ -35,7 +41,9 @@ pub(super) struct Updates {
     pub(super) publishes: bool,
     /// The trainer computes.
     pub(super) trains: bool,
+    /// The groups of the update.
     groups: Vec<Vec<EpisodeId>>,
+    /// Episodes that are trained.
     trained: Vec<EpisodeId>,
     /// An update before, for a fault of the harness.
     last_trained: Vec<EpisodeId>,
@@ -82,6 +90,7 @@ pub(super) fn config(plan: &Plan) -> CoreConfig {
 }
 
 impl World {
+    /// Does what the core says.
     pub(super) fn carry_out(&mut self, command: Command) {
         match command {
             Command::Review(_) => self.tell(Event::Reviewed),
@@ -135,12 +144,14 @@ impl World {
         }
     }
 
+    /// Whether rewards of a group differ.
     fn has_signal(&self, group: &[EpisodeId]) -> bool {
         let ended = group.iter().filter_map(|id| self.updates.ended.get(id));
         let rewards = ended.filter(|e| !e.failed).map(|e| e.reward.to_bits());
         rewards.collect::<BTreeSet<_>>().len() > 1
     }
 
+    /// Says what a group is worth.
     fn weigh(&mut self, group: GroupId, episodes: &[EpisodeId]) {
         let oldest = episodes
             .iter()
@@ -180,6 +191,7 @@ impl World {
         });
     }
 
+    /// The trainer begins an update.
     fn train(&mut self, step: u64) {
         let version = self.updates.version;
         let (mut tokens, mut behind) = (0, Vec::new());
@@ -202,6 +214,7 @@ impl World {
         self.after(train_s, Happening::Trained(step));
     }
 
+    /// An update is computed.
     pub(super) fn trained(&mut self, step: u64) {
         self.updates.trains = false;
         let rows = self.updates.trained.len();
@@ -215,6 +228,7 @@ impl World {
         })));
     }
 
+    /// New weights are on their way.
     fn publish(&mut self, step: u64) {
         self.updates.version_to_come = step;
         self.updates.publishes = true;
@@ -228,6 +242,7 @@ impl World {
         self.tell(Event::WeightsLive { version });
     }
 
+    /// An update is committed.
     fn commit(&mut self, mut commit: UpdateCommit) {
         if self.bug == Some(Bug::TrainTwice) && commit.step == 2 {
             commit
@@ -269,6 +284,7 @@ impl World {
         }
     }
 
+    /// An update is over.
     fn record(&mut self, step: u64) {
         let busy_s = self.busy_s();
         let now = self.now;

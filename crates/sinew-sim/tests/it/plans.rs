@@ -78,7 +78,8 @@ fn what_to_buy_next_is_what_is_short() {
     );
 }
 
-/// A waiting tail is what asynchrony saves: Relax's set-up, at an eighth of its answers. `sinew sim --published`
+/// A waiting tail is what asynchrony saves: Relax's set-up, at an eighth of its answers.
+/// `sinew sim --published`
 /// runs all set-ups at their size.
 #[test]
 fn a_published_gain_of_asynchrony_comes_out() {

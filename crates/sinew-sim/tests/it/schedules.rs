@@ -1,6 +1,7 @@
 //! The whole system under seeded schedules with failures: invariants at every event.
 //!
-//! A seed that fails is printed with the smallest plan that still fails; `sinew sim FILE --check --events` replays
+//! A seed that fails is printed with the smallest plan that still fails; `sinew sim FILE
+//! --check --events` replays
 //! it. The number of seeds is bounded for the tests of every commit; `sinew sim --search N` runs more.
 
 use sinew_sim::{Bug, Fault, FaultKind, Mode, Model, Plan, find, random_plan, replay, simulate};
