@@ -82,8 +82,8 @@ pub(super) fn stream_of(
         let frame = match items.recv().await? {
             Item::Data(data) => Ok(Frame::data(Bytes::from(data))),
             Item::Cut => {
-                // The server sends what it was given before it sees the end: hyper drops a buffer that was not written
-                // when a body fails, and tokens that were sent in time must arrive.
+                // The server sends what it was given before it sees the end: hyper drops a buffer that was
+                // not written when a body fails, and tokens that were sent in time must arrive.
                 tokio::task::yield_now().await;
                 Err(io::Error::other("cut"))
             }
