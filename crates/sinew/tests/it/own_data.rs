@@ -81,7 +81,7 @@ fn a_column_that_is_no_right_answer_is_refused() {
         ),
         (
             "env = { type = \"chat\", glod = \"answer\" }",
-            2,
+            1,
             "did you mean `gold`",
         ),
     ] {
