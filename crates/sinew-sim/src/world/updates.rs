@@ -104,7 +104,10 @@ impl World {
                 let spent = groups.iter().filter(|g| !self.has_signal(g)).count();
                 self.tell(Event::GroupsCompared { spent });
             }
-            Command::Weigh { group, episodes } => self.weigh(group, &episodes),
+            // Groups begin whole here: none of their episodes is held back.
+            Command::Weigh {
+                group, episodes, ..
+            } => self.weigh(group, &episodes),
             Command::Recall { step } => {
                 let order = self.kept.orders.get(&step).map(|o| o.groups.clone());
                 for id in order.iter().flatten().flatten() {
@@ -163,6 +166,7 @@ impl World {
             group,
             signal,
             oldest: if hides { None } else { oldest },
+            stored: Vec::new(),
         });
     }
 
