@@ -94,9 +94,12 @@ pub fn text(report: &Report) -> String {
     out
 }
 
+/// What a curve shows of a moment.
+type Shown = (&'static str, fn(&Gauge) -> f64);
+
 /// Curves over time.
 fn curves(out: &mut String, report: &Report) {
-    let rows: [(&str, fn(&Gauge) -> f64); 3] = [
+    let rows: [Shown; 3] = [
         ("generating", |g| g.generating as f64),
         ("in tools", |g| g.acting as f64),
         ("waiting", |g| g.waiting as f64),

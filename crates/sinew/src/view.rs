@@ -45,7 +45,7 @@ pub(crate) fn run(args: &ViewArgs) -> Result<(), Failure> {
         true => vec![PathBuf::from("runs")],
         false => args.runs.clone(),
     };
-    for folder in folders.iter().filter(|f| !f.is_dir()) {
+    if let Some(folder) = folders.iter().find(|f| !f.is_dir()) {
         return Err(Failure::input(format!(
             "{} is no folder\n  hint: give folders of runs; `sinew train RECIPE` makes one in runs/NAME",
             folder.display()

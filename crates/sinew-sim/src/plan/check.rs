@@ -31,7 +31,7 @@ fn count(key: &str, value: usize, most: usize) -> Result<(), PlanError> {
 
 /// Refuses a number out of its bounds.
 fn number(key: &str, value: f64, above_zero: bool) -> Result<(), PlanError> {
-    let good = value.is_finite() && value >= 0.0 && value <= 1e12 && !(above_zero && value == 0.0);
+    let good = (0.0..=1e12).contains(&value) && !(above_zero && value == 0.0);
     match (good, above_zero) {
         (true, _) => Ok(()),
         (false, true) => refused(key, value, "above 0, up to 1e12"),
