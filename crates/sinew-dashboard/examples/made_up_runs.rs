@@ -4,6 +4,7 @@
 //! `cargo run -p sinew-dashboard --example made_up_runs -- FOLDER [STEPS GROUPS]`; groups have 4 episodes.
 
 #[path = "../tests/it/data.rs"]
+#[expect(clippy::unwrap_used, reason = "made-up data, for people")]
 mod data;
 
 use sinew_dashboard::{Dashboard, Ports};

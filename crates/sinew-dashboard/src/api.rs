@@ -7,7 +7,7 @@ use crate::outcomes::{ListError, Outcomes, range};
 use crate::runs::{Run, RunRow};
 use crate::scaling;
 use crate::series;
-use crate::server::Shared;
+use crate::shared::Shared;
 use crate::work;
 use axum::Json;
 use axum::extract::{Path, Query, State};
@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use sinew_store::{Cursor, EndKind, Filter};
 use sinew_types::{EpisodeId, GroupId};
 use sinew_view::{LIVE_FILE, LiveState};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 /// An answer.
@@ -138,11 +139,8 @@ impl EpisodeQuery {
         let (least, most) = (self.min_reward, self.max_reward);
         let reward = (least.is_some() || most.is_some())
             .then(|| least.unwrap_or(f64::NEG_INFINITY)..=most.unwrap_or(f64::INFINITY));
-        // A range with NaN is empty, too.
-        if reward
-            .as_ref()
-            .is_some_and(std::ops::RangeInclusive::is_empty)
-        {
+        // NaN is above and below nothing.
+        if reward.as_ref().is_some_and(RangeInclusive::is_empty) {
             let why = "the least reward is above the most, or no number";
             return Err(bad("min_reward")(why.to_owned()));
         }

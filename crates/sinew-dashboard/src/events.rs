@@ -4,7 +4,7 @@
 //! slow loses changes and gets a word to look anew: nothing is kept for it.
 
 use crate::runs::{Runs, Stamp};
-use crate::server::Shared;
+use crate::shared::{Changes, Shared};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -14,33 +14,10 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Semaphore, broadcast};
+use tokio::sync::broadcast;
 
 /// Between two looks.
 const EVERY: Duration = Duration::from_millis(500);
-/// Changes that wait for a page.
-const QUEUE: usize = 64;
-/// Pages that listen at a time.
-const LISTENERS: usize = 64;
-
-/// The listeners to changes.
-#[derive(Clone, Debug)]
-pub(crate) struct Changes {
-    /// Every page has its own place in the queue.
-    sender: broadcast::Sender<String>,
-    /// Places for pages.
-    places: Arc<Semaphore>,
-}
-
-impl Default for Changes {
-    fn default() -> Self {
-        Self {
-            sender: broadcast::channel(QUEUE).0,
-            places: Arc::new(Semaphore::new(LISTENERS)),
-        }
-    }
-}
-
 /// Looks until it is dropped.
 pub(crate) async fn watch(runs: Arc<Runs>, changes: Changes) {
     let mut seen = BTreeMap::<String, Stamp>::new();

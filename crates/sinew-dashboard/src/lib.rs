@@ -34,6 +34,7 @@ mod runs;
 mod scaling;
 mod series;
 mod server;
+mod shared;
 mod work;
 
 pub use outcomes::{ListError, Outcomes, Row, WAITS, range};

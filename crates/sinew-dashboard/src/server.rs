@@ -4,8 +4,9 @@ use crate::access::Token;
 use crate::api;
 use crate::assets;
 use crate::error::ViewError;
-use crate::events::{self, Changes};
+use crate::events;
 use crate::runs::{Ports, Runs};
+use crate::shared::{Changes, Shared};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, header};
@@ -24,21 +25,6 @@ const READERS: usize = 8;
 /// Nothing but this server's own files; text of episodes can bring data images along, and nothing else.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-
-/// What handlers share.
-#[derive(Clone, Debug)]
-pub(crate) struct Shared {
-    /// What is shown.
-    pub(crate) runs: Arc<Runs>,
-    /// Places for work on files.
-    pub(crate) places: Arc<Semaphore>,
-    /// The listeners to changes.
-    pub(crate) changes: Changes,
-    /// Opens it.
-    token: Token,
-    /// In the name of the cookie.
-    port: u16,
-}
 
 /// A dashboard that listens.
 #[derive(Debug)]

@@ -396,7 +396,10 @@ mod tests {
     proptest! {
         #[test]
         fn no_rule_speaks_too_often(
-            steps in proptest::collection::vec((0.0..900.0f64, 0usize..9, 0u64..6, -5.0..5.0f64, 0.0..1.0f64), 1..200)
+            steps in proptest::collection::vec(
+                (0.0..900.0f64, 0usize..9, 0u64..6, -5.0..5.0f64, 0.0..1.0f64),
+                1..200
+            )
         ) {
             let config = AlertsConfig { max_per_hour: 5, ..config() };
             let every = config.every_s;

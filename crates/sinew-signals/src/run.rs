@@ -1,6 +1,6 @@
 //! The thread that turns events of a run into signals: the rim, with its clock, files and sockets.
 
-use crate::alerts::{Alerts, Look};
+use crate::alerts::{Alert, Alerts, Look};
 use crate::config::{AlertsConfig, OtlpConfig, PrometheusConfig, SignalsConfig, SignalsError};
 use crate::message;
 use crate::numbers;
@@ -319,7 +319,7 @@ impl Worker {
     }
 
     /// Posts alerts.
-    fn say(&mut self, alerts: Vec<crate::Alert>) {
+    fn say(&mut self, alerts: Vec<Alert>) {
         let Some((config, _)) = &self.alerts else {
             return;
         };

@@ -97,7 +97,13 @@ fn the_api_shows_runs_episodes_and_errors() {
         "{refused}"
     );
     assert_eq!(served.get("/api/runs/a/episodes?purpos=x").0, 400);
+}
 
+#[test]
+fn an_episode_has_its_tokens_and_a_run_its_errors_and_its_time() {
+    let dir = tempfile::tempdir().unwrap();
+    data::run(&dir.path().join("a"), 8, 3, 0.0);
+    let served = serve(dir.path());
     let episode = served.get("/api/runs/a/episodes/d00000000-e0").1;
     let nodes = episode["nodes"].as_array().unwrap();
     assert!(episode["leaves"].as_array().unwrap().len() == 2 && nodes.len() == 7);

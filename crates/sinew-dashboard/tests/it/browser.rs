@@ -105,7 +105,7 @@ fn text_of_a_model_is_text_and_an_episode_shows_what_was_recorded() {
     browser.until("document.querySelectorAll('.turn.sampled .tokens span').length > 20");
     browser.eval("document.querySelector('.turn.sampled .tokens span').dispatchEvent(new PointerEvent('pointerover', { bubbles: true }))");
     let ink = browser.eval("document.querySelector('.ink').innerText");
-    for part in ["sampled", "log-prob -", "probability", "weights 0"] {
+    for part in ["sampled", "log-prob ", "probability", "weights 0"] {
         assert!(ink.as_str().unwrap().contains(part), "{ink}");
     }
     assert!(browser.errors.is_empty(), "{:#?}", browser.errors);

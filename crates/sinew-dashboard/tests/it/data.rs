@@ -8,7 +8,7 @@ use sinew_types::{
     Message, NO_PARENT, Node, Origin, Outcome, Part, PolicyVersion, Provenance, Role,
     TRACE_FORMAT_VERSION, TaskId, Timing, TokenKind, ToolCall, Trace, VersionSpan,
 };
-use sinew_view::{LiveRow, LiveState};
+use sinew_view::{LiveRow, LiveState, SpanRow};
 use std::fmt::Write;
 use std::path::Path;
 
@@ -126,10 +126,14 @@ fn record(step: u64, steps: u64, lift: f64, traces: &[Trace]) -> StepRecord {
     r.samples.equal.first = Some("d00000001-e0: all of group d00000001 have 1".into());
     r.dropped = [
         ("equal rewards in the group".into(), (4.0 * t) as usize),
-        ("group too small".into(), (step % 7 == 0).into()),
+        (
+            "group too small".into(),
+            usize::from(step.is_multiple_of(7)),
+        ),
     ]
     .into();
-    r.failed_cause = (step % 7 == 0)
+    r.failed_cause = step
+        .is_multiple_of(7)
         .then(|| "environment: the tool server closed the connection (os error 104)".into());
     r
 }
@@ -174,9 +178,28 @@ fn live(folder: &Path, steps: u64) {
             episode: format!("d{:08}-e{}", 900 + i / 4, i % 4),
             phase: phase.into(),
             phase_s,
-            left_s: (phase == "tool" || phase == "score").then(|| if i == 7 { 19.0 } else { 60.0 }),
+            left_s: (phase == "tool" || phase == "score").then_some(if i == 7 {
+                19.0
+            } else {
+                60.0
+            }),
         }
     };
+    let state = LiveState {
+        board: (0..22).map(row).collect(),
+        spans: spans(now),
+        ..counts(now, steps)
+    };
+    std::fs::write(
+        folder.join("live.json"),
+        serde_json::to_vec(&state).unwrap(),
+    )
+    .unwrap();
+    timeline(folder, now);
+}
+
+/// Phases of a few episodes that ended in the last minute.
+fn spans(now: f64) -> Vec<SpanRow> {
     let mut spans = Vec::new();
     for i in 0..26_u64 {
         let mut at = now - 60.0 + 1.4 * i as f64;
@@ -194,7 +217,12 @@ fn live(folder: &Path, steps: u64) {
             ));
         }
     }
-    let state = LiveState {
+    spans
+}
+
+/// A state without episodes.
+fn counts(now: f64, steps: u64) -> LiveState {
+    LiveState {
         written_unix_s: now,
         phase: "rolling out".into(),
         step: steps + 1,
@@ -218,15 +246,12 @@ fn live(folder: &Path, steps: u64) {
             "2 of 16 episodes of step 7 failed: environment: the tool server closed the connection"
                 .into(),
         ),
-        board: (0..22).map(row).collect(),
-        spans,
         ..LiveState::default()
-    };
-    std::fs::write(
-        folder.join("live.json"),
-        serde_json::to_vec(&state).unwrap(),
-    )
-    .unwrap();
+    }
+}
+
+/// A line a second for five minutes.
+fn timeline(folder: &Path, now: f64) {
     let mut text = String::new();
     for i in 0..300_u64 {
         let train = i % 21 > 12;
@@ -253,65 +278,7 @@ fn live(folder: &Path, steps: u64) {
 fn trace(draw: u64, e: u64, step: u64, p: f64, renderer: &dyn Renderer) -> Trace {
     let seed = draw * 10 + e;
     let success = noise(seed + 77) < p;
-    let (a, b) = (12 + draw % 40, 7 + draw % 23);
-    let answer = if success { a * b } else { a * b + 1 + e };
-    let mut prompt = Message::new(
-        Role::User,
-        format!(
-            "A shop sells boxes of {a} pens. Anna buys {b} boxes. How many pens has she? <b>Use the tool.</b>"
-        ),
-    );
-    if draw == 0 {
-        let mut content = Content::from("What is in this picture?");
-        content.push(Part::Image(Media {
-            source: MediaSource::Url(PIXEL.into()),
-            media_type: Some("image/png".into()),
-        }));
-        content.push(Part::Image(Media {
-            source: MediaSource::Url("https://example.org/cat.png".into()),
-            media_type: None,
-        }));
-        prompt = Message::new(Role::User, content);
-    }
-    let system = Message::new(
-        Role::System,
-        "You solve problems with a calculator. Say the answer last.",
-    );
-    let mut call = Message::new(Role::Assistant, "I multiply the boxes by the pens in each.");
-    call.tool_calls = vec![ToolCall {
-        id: "1".into(),
-        name: "calculate".into(),
-        arguments: serde_json::json!({ "expression": format!("{a} * {b}") }),
-    }];
-    let mut result = Message::new(Role::Tool, format!("{}", a * b));
-    result.name = Some("calculate".into());
-    let said = Message::new(Role::Assistant, format!("She has {answer} pens. 🖊️"));
-    let mut nodes = vec![
-        given(
-            NO_PARENT,
-            0,
-            TokenKind::Prompt,
-            vec![system, prompt],
-            renderer,
-        ),
-        sampled(0, 1, call, step, seed, renderer),
-        given(1, 1, TokenKind::Observation, vec![result], renderer),
-        sampled(2, 2, said, step, seed + 5, renderer),
-    ];
-    if draw % 9 == 0 {
-        let other = Message::new(Role::Assistant, "Let me try it another way: I add them up.");
-        nodes.push(sampled(2, 2, other, step, seed + 8, renderer));
-        let more = Message::new(Role::Tool, "the expression has no value");
-        nodes.push(given(4, 2, TokenKind::Observation, vec![more], renderer));
-        nodes.push(sampled(
-            5,
-            3,
-            Message::new(Role::Assistant, format!("So it is {answer}.")),
-            step,
-            seed,
-            renderer,
-        ));
-    }
+    let nodes = nodes(draw, e, step, success, renderer);
     let failed = seed % 11 == 10;
     Trace {
         format_version: TRACE_FORMAT_VERSION,
@@ -361,6 +328,77 @@ fn trace(draw: u64, e: u64, step: u64, p: f64, renderer: &dyn Renderer) -> Trace
         },
         ignored: std::collections::BTreeMap::new(),
     }
+}
+
+/// The task, once with pictures.
+fn prompt(draw: u64, a: u64, b: u64) -> Message {
+    let mut prompt = Message::new(
+        Role::User,
+        format!(
+            "A shop sells boxes of {a} pens. Anna buys {b} boxes. How many pens has she? <b>Use the tool.</b>"
+        ),
+    );
+    if draw == 0 {
+        let mut content = Content::from("What is in this picture?");
+        content.push(Part::Image(Media {
+            source: MediaSource::Url(PIXEL.into()),
+            media_type: Some("image/png".into()),
+        }));
+        content.push(Part::Image(Media {
+            source: MediaSource::Url("https://example.org/cat.png".into()),
+            media_type: None,
+        }));
+        prompt = Message::new(Role::User, content);
+    }
+    prompt
+}
+
+/// The conversation of an episode.
+fn nodes(draw: u64, e: u64, step: u64, success: bool, renderer: &dyn Renderer) -> Vec<Node> {
+    let seed = draw * 10 + e;
+    let (a, b) = (12 + draw % 40, 7 + draw % 23);
+    let answer = if success { a * b } else { a * b + 1 + e };
+    let prompt = prompt(draw, a, b);
+    let system = Message::new(
+        Role::System,
+        "You solve problems with a calculator. Say the answer last.",
+    );
+    let mut call = Message::new(Role::Assistant, "I multiply the boxes by the pens in each.");
+    call.tool_calls = vec![ToolCall {
+        id: "1".into(),
+        name: "calculate".into(),
+        arguments: serde_json::json!({ "expression": format!("{a} * {b}") }),
+    }];
+    let mut result = Message::new(Role::Tool, format!("{}", a * b));
+    result.name = Some("calculate".into());
+    let said = Message::new(Role::Assistant, format!("She has {answer} pens. 🖊️"));
+    let mut nodes = vec![
+        given(
+            NO_PARENT,
+            0,
+            TokenKind::Prompt,
+            vec![system, prompt],
+            renderer,
+        ),
+        sampled(0, 1, call, step, seed, renderer),
+        given(1, 1, TokenKind::Observation, vec![result], renderer),
+        sampled(2, 2, said, step, seed + 5, renderer),
+    ];
+    if draw.is_multiple_of(9) {
+        let other = Message::new(Role::Assistant, "Let me try it another way: I add them up.");
+        nodes.push(sampled(2, 2, other, step, seed + 8, renderer));
+        let more = Message::new(Role::Tool, "the expression has no value");
+        nodes.push(given(4, 2, TokenKind::Observation, vec![more], renderer));
+        nodes.push(sampled(
+            5,
+            3,
+            Message::new(Role::Assistant, format!("So it is {answer}.")),
+            step,
+            seed,
+            renderer,
+        ));
+    }
+    nodes
 }
 
 fn text_of(messages: &[Message]) -> String {

@@ -1,4 +1,5 @@
 //! Signals of a run as the other systems get them: event files and traces by the readers of their projects.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use sinew_pipeline::{Bus, EpisodeStats, EvalRecord, RolloutProgress, RunEvent, StepRecord};
 use sinew_rollout::{LiveEpisode, Phase, PhaseSpan};
