@@ -100,7 +100,6 @@ fn tasks_of_data_sets_are_solved_by_their_own_answers() {
 fn larger_packages_keep_the_checks_where_they_are_installed() {
     for (set, module, options, names) in [
         ("tau2", "tau2:Tau2", json!({}), &["gold", "determinism"][..]),
-        ("tau2", "tau2:Tau2", json!({"domain": "airline"}), &["gold"][..]),
         ("textworld", "textworld:TextWorld", json!({}), &["gold", "null", "determinism"][..]),
         ("textarena", "arena:Arena", json!({}), &["determinism"][..]),
         ("mujoco", "gym:Gym", json!({"id": "InvertedPendulum-v5"}), &["determinism"][..]),
