@@ -133,12 +133,6 @@ fn larger_packages_keep_the_checks_where_they_are_installed() {
     for (set, module, options, names) in [
         ("tau2", "tau2:Tau2", json!({}), &["gold", "determinism"][..]),
         (
-            "tau2",
-            "tau2:Tau2",
-            json!({"domain": "airline"}),
-            &["gold"][..],
-        ),
-        (
             "textworld",
             "textworld:TextWorld",
             json!({}),
