@@ -280,7 +280,7 @@ fn commits_that_share_a_frame_have_their_own_answers() {
         for i in 0..30 {
             // Each episode is brought by three threads; every tenth is too large.
             let n = (i + thread / 3 * 100) + 1;
-            let tokens = if n % 10 == 0 { 5_000 } else { 40 };
+            let tokens = if n.is_multiple_of(10) { 5_000 } else { 40 };
             match store.commit(&trace(n, tokens)) {
                 Ok(Committed::New) => new += 1,
                 Ok(Committed::Duplicate) => {}
@@ -290,7 +290,7 @@ fn commits_that_share_a_frame_have_their_own_answers() {
                 Err(other) => panic!("{other}"),
             }
             let found = store.get(&id(n)).unwrap();
-            assert_eq!(found.is_some(), n % 10 != 0);
+            assert_eq!(found.is_some(), !n.is_multiple_of(10));
         }
         new
     };
