@@ -23,9 +23,14 @@ fn installed(set: &str) -> PathBuf {
 fn checked(python: &Path, module: &str, options: &Value, tasks: u32) -> Value {
     let dir = tempfile::tempdir().unwrap();
     let mut command = sinew();
-    command.current_dir(dir.path()).args(["env", "check", module, "--json"]);
+    command
+        .current_dir(dir.path())
+        .args(["env", "check", module, "--json"]);
     command.args(["--options", &options.to_string(), "--timeout-s", "300"]);
-    command.args(["--tasks", &tasks.to_string()]).arg("--python").arg(python);
+    command
+        .args(["--tasks", &tasks.to_string()])
+        .arg("--python")
+        .arg(python);
     serde_json::from_str(&run_ok(&mut command)).unwrap()
 }
 
@@ -49,7 +54,10 @@ fn environments_of_gymnasium_and_open_spiel_keep_the_checks() {
         json!({"id": "CartPole-v1"}),
         json!({"id": "MountainCarContinuous-v0"}),
     ] {
-        passed(&checked(&games, gym, &options, 4), &["leaks", "determinism"]);
+        passed(
+            &checked(&games, gym, &options, 4),
+            &["leaks", "determinism"],
+        );
     }
     let spiel = "sinew.bridges.spiel:Spiel";
     for options in [
@@ -68,15 +76,31 @@ fn environments_of_gymnasium_and_open_spiel_keep_the_checks() {
 fn wrong_options_and_missing_packages_are_named() {
     let games = installed("games");
     for (module, options, said) in [
-        ("gym:Gym", "{\"ident\": 1}", "options.ident: the class has no such option; it has: "),
-        ("gym:Gym", "{\"id\": 7}", "options.id = 7: it is of type int, expected str"),
+        (
+            "gym:Gym",
+            "{\"ident\": 1}",
+            "options.ident: the class has no such option; it has: ",
+        ),
+        (
+            "gym:Gym",
+            "{\"id\": 7}",
+            "options.id = 7: it is of type int, expected str",
+        ),
         ("gym:Gym", "[]", "expected an object"),
-        ("spiel:Spiel", "{\"opponent\": \"me\"}", "allowed: random, first, search"),
+        (
+            "spiel:Spiel",
+            "{\"opponent\": \"me\"}",
+            "allowed: random, first, search",
+        ),
         ("textworld:TextWorld", "{}", "pip install textworld==1.7.0"),
     ] {
         let mut command = sinew();
         command.args(["env", "check", &format!("sinew.bridges.{module}")]);
-        let output = command.args(["--options", options]).arg("--python").arg(&games).output();
+        let output = command
+            .args(["--options", options])
+            .arg("--python")
+            .arg(&games)
+            .output();
         let output = output.unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{text}");
@@ -89,10 +113,18 @@ fn tasks_of_data_sets_are_solved_by_their_own_answers() {
     let bfcl = installed("bfcl");
     for class in ["Calls", "Turns"] {
         let module = format!("sinew.bridges.bfcl:{class}");
-        passed(&checked(&bfcl, &module, &json!({}), 12), &["gold", "null", "determinism"]);
+        passed(
+            &checked(&bfcl, &module, &json!({}), 12),
+            &["gold", "null", "determinism"],
+        );
     }
     let reasoning = root().join(".cache/venv-reasoning/bin/python3");
-    let found = checked(&reasoning, "sinew.bridges.reasoning:Reasoning", &json!({}), 12);
+    let found = checked(
+        &reasoning,
+        "sinew.bridges.reasoning:Reasoning",
+        &json!({}),
+        12,
+    );
     passed(&found, &["gold", "null"]);
 }
 
@@ -100,9 +132,19 @@ fn tasks_of_data_sets_are_solved_by_their_own_answers() {
 fn larger_packages_keep_the_checks_where_they_are_installed() {
     for (set, module, options, names) in [
         ("tau2", "tau2:Tau2", json!({}), &["gold", "determinism"][..]),
-        ("textworld", "textworld:TextWorld", json!({}), &["gold", "null", "determinism"][..]),
+        (
+            "textworld",
+            "textworld:TextWorld",
+            json!({}),
+            &["gold", "null", "determinism"][..],
+        ),
         ("textarena", "arena:Arena", json!({}), &["determinism"][..]),
-        ("mujoco", "gym:Gym", json!({"id": "InvertedPendulum-v5"}), &["determinism"][..]),
+        (
+            "mujoco",
+            "gym:Gym",
+            json!({"id": "InvertedPendulum-v5"}),
+            &["determinism"][..],
+        ),
     ] {
         let Some(python) = interpreter(set) else {
             continue;
@@ -123,7 +165,12 @@ fn functions_of_human_eval_are_tested_in_sandboxes() {
     );
     fs::write(dir.path().join("he.toml"), recipe).unwrap();
     let mut served = Served::start("he.toml", "sinew", dir.path(), &[]);
-    let said = run_ok(python_of(&installed("games")).arg("-c").arg(HUMAN_EVAL).arg(&served.url));
+    let said = run_ok(
+        python_of(&installed("games"))
+            .arg("-c")
+            .arg(HUMAN_EVAL)
+            .arg(&served.url),
+    );
     assert_eq!(said.trim(), "[1.0, 1.0, 1.0] 0.0", "{said}");
     served.stop();
 }
@@ -197,11 +244,20 @@ with Served(sys.argv[1]) as worlds:
 fn a_row_of_swe_bench_is_repaired_and_scored() {
     let dir = tempfile::tempdir().unwrap();
     let python = installed("games");
-    run_ok(Command::new("python3").arg("-c").arg(SWE).current_dir(dir.path()));
+    run_ok(
+        Command::new("python3")
+            .arg("-c")
+            .arg(SWE)
+            .current_dir(dir.path()),
+    );
     let python_argument = ["--python", python.to_str().unwrap(), "--workers", "1"];
     let mut served = Served::start("mine.py:Mine", "sinew", dir.path(), &python_argument);
     let mut command = python_of(&python);
-    command.current_dir(dir.path()).arg("-c").arg(REPAIR).arg(&served.url);
+    command
+        .current_dir(dir.path())
+        .arg("-c")
+        .arg(REPAIR)
+        .arg(&served.url);
     assert_eq!(run_ok(&mut command).trim(), "1.0 0.0 0.0 0.0");
     served.stop();
 }
@@ -209,7 +265,10 @@ fn a_row_of_swe_bench_is_repaired_and_scored() {
 /// An interpreter that finds the package.
 fn python_of(python: &Path) -> Command {
     let mut command = Command::new(python);
-    command.env("PYTHONPATH", root().join("python/src").canonicalize().unwrap());
+    command.env(
+        "PYTHONPATH",
+        root().join("python/src").canonicalize().unwrap(),
+    );
     command.env("SINEW_BIN", env!("CARGO_BIN_EXE_sinew"));
     command
 }
@@ -224,7 +283,15 @@ impl Served {
     fn start(target: &str, protocol: &str, folder: &Path, more: &[&str]) -> Self {
         let mut command = sinew();
         command.current_dir(folder).stdout(Stdio::piped());
-        command.args(["env", "serve", target, "--listen", "127.0.0.1:0", "--protocol", protocol]);
+        command.args([
+            "env",
+            "serve",
+            target,
+            "--listen",
+            "127.0.0.1:0",
+            "--protocol",
+            protocol,
+        ]);
         let mut child = command.args(more).spawn().unwrap();
         let mut line = String::new();
         let mut lines = BufReader::new(child.stdout.take().unwrap());
@@ -264,7 +331,10 @@ fn script(set: &str, name: &str, arguments: &[&str]) {
 #[test]
 fn worlds_and_built_in_environments_are_played_by_the_client_of_openenv() {
     for (target, more) in [
-        ("sinew.worlds.household:Household", &["--workers", "1", "--max-episodes", "2"][..]),
+        (
+            "sinew.worlds.household:Household",
+            &["--workers", "1", "--max-episodes", "2"][..],
+        ),
         ("tiny", &["--max-episodes", "2"][..]),
     ] {
         let served = Served::start(target, "openenv", &root(), more);
@@ -274,9 +344,16 @@ fn worlds_and_built_in_environments_are_played_by_the_client_of_openenv() {
 
 #[test]
 fn worlds_are_played_by_the_client_of_mcp() {
-    let served = Served::start("sinew.worlds.household:Household", "mcp", &root(), &["--workers", "1"]);
+    let served = Served::start(
+        "sinew.worlds.household:Household",
+        "mcp",
+        &root(),
+        &["--workers", "1"],
+    );
     let mut command = python_of(&root().join(".cache/venv/bin/python3"));
-    command.arg(root().join("python/tests/bridge_mcp.py")).arg(&served.url);
+    command
+        .arg(root().join("python/tests/bridge_mcp.py"))
+        .arg(&served.url);
     command.arg(env!("CARGO_BIN_EXE_sinew"));
     let said = run_ok(&mut command);
     assert_eq!(said.lines().last(), Some("ok"), "{said}");
@@ -291,13 +368,22 @@ fn worlds_are_environments_of_gymnasium() {
 fn worlds_are_a_taskset_of_verifiers_and_tasksets_are_environments() {
     script("verifiers", "bridge_verifiers.py", &[]);
     let dir = tempfile::tempdir().unwrap();
-    fs::copy(root().join("python/tests/tiny_add.py"), dir.path().join("tiny_add.py")).unwrap();
+    fs::copy(
+        root().join("python/tests/tiny_add.py"),
+        dir.path().join("tiny_add.py"),
+    )
+    .unwrap();
     let class = "from sinew.bridges.verifiers import Verifiers\n\n\nclass Add(Verifiers):\n    taskset = 'tiny_add'\n\n    \
                  @staticmethod\n    def gold(task):\n        return [str(task.row + 1)]\n";
     fs::write(dir.path().join("add.py"), class).unwrap();
     let mut command = sinew();
-    command.current_dir(dir.path()).args(["env", "check", "add.py:Add", "--json", "--tasks", "4"]);
-    command.args(["--timeout-s", "300"]).arg("--python").arg(installed("verifiers"));
+    command
+        .current_dir(dir.path())
+        .args(["env", "check", "add.py:Add", "--json", "--tasks", "4"]);
+    command
+        .args(["--timeout-s", "300"])
+        .arg("--python")
+        .arg(installed("verifiers"));
     let found: Value = serde_json::from_str(&run_ok(&mut command)).unwrap();
     passed(&found, &["gold", "null"]);
 }
@@ -305,7 +391,9 @@ fn worlds_are_a_taskset_of_verifiers_and_tasksets_are_environments() {
 /// A program of the tests that listens; it ends with this value.
 fn program(python: &Path, name: &str) -> Served {
     let mut command = Command::new(python);
-    command.arg(root().join("python/tests").join(name)).stdout(Stdio::piped());
+    command
+        .arg(root().join("python/tests").join(name))
+        .stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut line = String::new();
     let mut lines = BufReader::new(child.stdout.take().unwrap());
@@ -336,7 +424,12 @@ fn played(env: &str, script: &str) -> String {
     let begin = "import sys\nfrom sinew.served import Served\nfrom sinew import SinewError\n\
                  worlds = Served(sys.argv[1])\n";
     let mut command = python_of(Path::new("/usr/bin/python3"));
-    run_ok(command.arg("-c").arg(format!("{begin}{script}")).arg(&served.url))
+    run_ok(
+        command
+            .arg("-c")
+            .arg(format!("{begin}{script}"))
+            .arg(&served.url),
+    )
 }
 
 /// The number is found by halves, and again in a second episode; two sessions are open, a third waits.
@@ -373,7 +466,10 @@ print('ok')
 fn a_server_of_openenv_is_an_environment() {
     let server = program(&installed("openenv"), "openenv_server.py");
     // More sessions than the server takes: it closes the third, which waits.
-    let env = format!("{{ type = \"openenv\", url = {:?}, sessions = 3 }}", server.url);
+    let env = format!(
+        "{{ type = \"openenv\", url = {:?}, sessions = 3 }}",
+        server.url
+    );
     assert_eq!(played(&env, GUESS).trim(), "ok");
 }
 
@@ -417,7 +513,10 @@ print('ok')
 #[test]
 fn a_resource_server_of_nemo_gym_is_an_environment() {
     let server = program(Path::new("/usr/bin/python3"), "peer_servers.py");
-    let env = format!("{{ type = \"nemo_gym\", url = {:?}, rows = \"rows.jsonl\" }}", server.url);
+    let env = format!(
+        "{{ type = \"nemo_gym\", url = {:?}, rows = \"rows.jsonl\" }}",
+        server.url
+    );
     assert_eq!(played(&env, ADD).trim(), "ok");
 }
 
