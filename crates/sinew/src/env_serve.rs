@@ -1,6 +1,6 @@
 //! `sinew env serve`: any environment, served over HTTP, as OpenEnv, or as MCP.
 
-use crate::env_check::{key, options, seconds};
+use crate::env_args::{key, options, seconds};
 use crate::output;
 use crate::signals::StopSignals;
 use clap::{Args, ValueEnum};

@@ -12,6 +12,7 @@ mod chain;
 mod check;
 mod collect;
 mod curves;
+mod env_args;
 mod env_check;
 mod env_serve;
 mod episodes;
