@@ -1,8 +1,9 @@
 //! The environment's gold policy in place of an engine.
 
 use sinew_pipeline::{
-    Draw, GoldRuns, PipelineError, RolloutProgress, RolloutReading, Rollouts, StoredEpisode,
+    Draw, PipelineError, RolloutProgress, RolloutReading, Rollouts, StoredEpisode,
 };
+use sinew_sources::GoldRuns;
 use sinew_store::TraceStore;
 use sinew_types::Trace;
 use std::collections::VecDeque;

@@ -131,7 +131,7 @@ pub(crate) struct Replayed {
 }
 
 /// The masks of given episodes, so that they can be scored.
-pub(crate) fn masks(grammars: &dyn Grammars, groups: &mut [Vec<Trace>]) -> Columns {
+pub fn masks(grammars: &dyn Grammars, groups: &mut [Vec<Trace>]) -> Columns {
     replay_all(grammars, groups).columns
 }
 

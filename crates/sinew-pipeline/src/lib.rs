@@ -12,14 +12,12 @@ mod config;
 mod core;
 mod cross;
 mod curriculum;
-mod dataset;
 mod draws;
 mod drivers;
 mod error;
 mod event;
 mod files;
 mod formats;
-mod gold;
 mod groups;
 mod health;
 mod in_flight;
@@ -27,15 +25,11 @@ mod intake;
 mod keep;
 mod late;
 mod learner;
-mod ledger;
 mod live_feed;
 mod live_late;
 mod live_source;
 mod parallel;
-mod pool_client;
-mod pool_source;
 mod ports;
-mod queue_source;
 mod record;
 mod repeat;
 mod rollouts;
@@ -55,13 +49,11 @@ pub use core::{
 };
 pub use cross::{CrossPolicy, CrossPolicyConfig};
 pub use curriculum::{ByType, Curriculum, EnvironmentShare, TaskShares};
-pub use dataset::{Dataset, DatasetConfig, DatasetSource, StoredEpisodes};
 pub use draws::TaskDraws;
 pub use drivers::{Ended, Pipeline, SharedLearner, run};
 pub use error::PipelineError;
 pub use event::{Bus, CollectProgress, Phase, Recorder, RolloutProgress, RunEvent, TrainProgress};
-pub use formats::{FormatCounts, grammars};
-pub use gold::{GoldRuns, GoldSource, unused as unused_gold};
+pub use formats::{FormatCounts, grammars, masks};
 pub use groups::{GroupParts, GroupRewards};
 pub use health::{Alarm, Health};
 pub use in_flight::FILE as IN_FLIGHT;
@@ -72,20 +64,18 @@ pub use learner::{EmbeddedLearner, LearnerConfig, PolicyConfig};
 pub use live_feed::{LIVE, LiveRollouts};
 pub use live_source::LiveSource;
 pub use parallel::{COMMAND as WORKER_COMMAND, WorkerGroup, work};
-pub use pool_client::PoolClient;
-pub use pool_source::{PoolSource, PoolSourceConfig};
 pub use ports::{
     Earlier as InFlightOf, Given, GroupScores, Learner, RolloutReading, Rollouts, SampleSource,
     ScoredGroup, StoredEpisode, Waker, Wanted, WeightsTransport,
 };
-pub use queue_source::{QueueSource, QueueSourceConfig};
 pub use record::{
     AdmissionRecord, DIVERGENCE_ALARM, EpisodeStats, EvalRecord, StepRecord, TokenSummary, Totals,
     divergence,
 };
 pub use repeat::{StepChange, StopAfter, step_changes};
 pub use rollouts::{BOARD, ChangedParts, EngineRollouts, LONGEST, RolloutParts};
-pub use schedule::Draw;
+pub use rows::by_group;
+pub use schedule::{Draw, shuffled};
 pub use score_records::completed;
 pub use scoring_models::{ReferenceWeights, ScoringModels};
 pub use sinew_rollout::Waits;

@@ -17,7 +17,7 @@ pub struct Rows {
 }
 
 /// The groups of episodes, in the order of their ids.
-pub(crate) fn by_group(traces: Vec<Trace>) -> Vec<Vec<Trace>> {
+pub fn by_group(traces: Vec<Trace>) -> Vec<Vec<Trace>> {
     let mut groups: BTreeMap<GroupId, Vec<Trace>> = BTreeMap::new();
     for trace in traces {
         groups.entry(trace.group.clone()).or_default().push(trace);

@@ -47,7 +47,7 @@ fn walked(seed: u64, len: u64, at: u64) -> u64 {
 }
 
 /// Entry `at` of a permutation of `0..len` (Fisher-Yates from the end).
-pub(crate) fn shuffled(seed: u64, len: usize, at: usize) -> usize {
+pub fn shuffled(seed: u64, len: usize, at: usize) -> usize {
     permutation(seed, len)[at]
 }
 

@@ -87,13 +87,14 @@ use sinew_env::{EnvFactory, Taskset};
 use sinew_judge::Bench;
 use sinew_model::ModelConfig;
 use sinew_pipeline::{
-    Bus, Dataset, EngineRollouts, GroupParts, GroupRewards, InboxScores, Late, Pipeline,
-    RolloutParts, RunEvent,
+    Bus, EngineRollouts, GroupParts, GroupRewards, InboxScores, Late, Pipeline, RolloutParts,
+    RunEvent,
 };
 use sinew_project::{Resume, RunDir};
 use sinew_recipe::{EngineType, Order, RunPlan};
 use sinew_render::Renderer;
 use sinew_rollout::{EpisodeParts, RunInfo};
+use sinew_sources::Dataset;
 use sinew_store::TraceStore;
 use sinew_tensor::Cpu;
 use sinew_types::{Clock, Component, Engine, Provenance};

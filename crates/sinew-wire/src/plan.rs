@@ -8,9 +8,9 @@ use sinew_algo::Algorithm;
 use sinew_env::{Split, Taskset};
 use sinew_model::{LoraConfig, Projection};
 use sinew_pipeline::{
-    After, ByType, ChangedParts, CoreConfig, Dataset, DatasetConfig, EnvironmentShare, EvalConfig,
-    Goal, IN_FLIGHT, LateConfig, LearnerConfig, Overlap, PipelineConfig, PolicyConfig, SampleKind,
-    StoredEpisodes, TaskDraws, TaskSampling, TaskShares,
+    After, ByType, ChangedParts, CoreConfig, EnvironmentShare, EvalConfig, Goal, IN_FLIGHT,
+    LateConfig, LearnerConfig, Overlap, PipelineConfig, PolicyConfig, SampleKind, TaskDraws,
+    TaskSampling, TaskShares,
 };
 use sinew_project::{RunDir, RunDirError};
 use sinew_recipe::{
@@ -19,6 +19,7 @@ use sinew_recipe::{
 };
 use sinew_render::Renderer;
 use sinew_rollout::{EpisodeLimits, EpisodeOptions};
+use sinew_sources::{Dataset, DatasetConfig, StoredEpisodes};
 use sinew_store::{ScoreRule, ScoreTerm};
 use sinew_train::TrainerConfig;
 use sinew_train::optim::{AdamWConfig, Decay, Schedule};

@@ -11,15 +11,16 @@ use serde_json::Value;
 use sinew_algo::Advantage;
 use sinew_env::{EnvFactory, Taskset};
 use sinew_grammar::Grammars;
-use sinew_pipeline::{
-    Dataset, DatasetSource, GoldRuns, GoldSource, PoolClient, PoolSource, PoolSourceConfig,
-    QueueSource, QueueSourceConfig, SampleSource, unused_gold,
-};
+use sinew_pipeline::SampleSource;
 use sinew_pool::schema::Kind;
 use sinew_queue::Place;
 use sinew_recipe::{DataSection, RunPlan};
 use sinew_render::Renderer;
 use sinew_rollout::RunInfo;
+use sinew_sources::{
+    Dataset, DatasetSource, GoldRuns, GoldSource, PoolClient, PoolSource, PoolSourceConfig,
+    QueueSource, QueueSourceConfig, unused_gold,
+};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

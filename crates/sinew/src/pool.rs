@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 #[cfg(feature = "pool")]
 use sinew_gateway::{ApiError, RolloutSpec};
 use sinew_gateway::{RolloutHooks, Router};
-use sinew_pipeline::PoolClient;
 use sinew_pool::Scorer;
 #[cfg(feature = "pool")]
 use sinew_pool::{Folder, Pool, PoolConfig, schema::Pushed};
 use sinew_render::Renderer;
+use sinew_sources::PoolClient;
 #[cfg(feature = "pool")]
 use sinew_types::Trace;
 use sinew_wire::Failure;

@@ -1,10 +1,10 @@
 //! A data pool over HTTP, as `sinew serve --pool` answers.
 
-use crate::error::PipelineError;
 use reqwest::blocking::{Client, RequestBuilder};
 use reqwest::{Method, header};
 use serde_json::Value;
 use sinew_http::{cause, tls};
+use sinew_pipeline::PipelineError;
 use std::io::Read;
 use std::path::Path;
 use std::time::Duration;

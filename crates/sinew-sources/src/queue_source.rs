@@ -4,11 +4,11 @@
 //! store gives the rows back, one between store and ack acks them again, and an episode that the store has
 //! is not trained a second time, whatever the queue says of it.
 
-use crate::error::PipelineError;
 use crate::ledger::{Ledger, Taken};
 use crate::pool_source::{stored_step, unusable};
-use crate::ports::{Given, SampleSource, Wanted};
-use crate::rows::by_group;
+use sinew_pipeline::PipelineError;
+use sinew_pipeline::by_group;
+use sinew_pipeline::{Given, SampleSource, Wanted};
 use sinew_store::StoreError;
 use sinew_store::queue::{
     Ask, Done, LeaseId, Leased, MAX_CALL_ROWS, Queue, Sample, Take, episode, trainer_consumer,

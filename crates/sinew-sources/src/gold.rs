@@ -11,12 +11,12 @@
 //! | [`GoldRuns::play`] | one task in its environment, as a trace |
 //! | [`GoldSource`] | the tasks of a step, many at once, scored by the policy and stored |
 
-use crate::draws::TaskDraws;
-use crate::error::PipelineError;
 use crate::pool_source::stored_step;
-use crate::ports::{Given, SampleSource, Wanted};
 use sinew_algo::Columns;
 use sinew_env::{Action, CallNotation, EnvError, EnvFactory, Split, Taskset};
+use sinew_pipeline::PipelineError;
+use sinew_pipeline::TaskDraws;
+use sinew_pipeline::{Given, SampleSource, Wanted};
 use sinew_render::Renderer;
 use sinew_rollout::{EpisodeSpec, RunInfo, action_of_tokens};
 use sinew_types::{
@@ -351,9 +351,9 @@ impl SampleSource for GoldSource {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::TaskSampling;
-    use crate::curriculum::{ByType, EnvironmentShare, TaskShares};
     use sinew_env::{Env, MixtureFactory, MixtureTasks, tiny};
+    use sinew_pipeline::TaskSampling;
+    use sinew_pipeline::{ByType, EnvironmentShare, TaskShares};
     use sinew_render::TinyRenderer;
     use sinew_types::{Task, ToolCall};
 

@@ -1,12 +1,12 @@
 //! The data pool as a source: groups are leased, stored here, then acknowledged.
 
-use crate::error::PipelineError;
 use crate::ledger::{Ledger, Taken};
 use crate::pool_client::PoolClient;
-use crate::ports::{Given, SampleSource, Wanted};
-use crate::rows::by_group;
 use serde_json::{Value, json};
 use sinew_algo::{Algorithm, Columns};
+use sinew_pipeline::PipelineError;
+use sinew_pipeline::by_group;
+use sinew_pipeline::{Given, SampleSource, Wanted};
 use sinew_pool::schema::Kind;
 use sinew_pool::{Entry, PassedOver};
 use sinew_store::{Filter, TraceStore};

@@ -1,7 +1,7 @@
 //! Rows that a step was given from outside, written down before they are stored and acknowledged.
 
-use crate::error::PipelineError;
 use serde::{Deserialize, Serialize};
+use sinew_pipeline::PipelineError;
 use std::io::Write;
 use std::path::PathBuf;
 

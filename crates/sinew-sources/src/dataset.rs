@@ -5,14 +5,14 @@
 //! of sampled episodes. The log-probabilities of the given tokens are the policy's own, scored
 //! when their step is trained.
 
-use crate::error::PipelineError;
-use crate::formats;
-use crate::late::{LateConfig, settle};
-use crate::ports::{Given, SampleSource, Wanted};
-use crate::rows::by_group;
-use crate::schedule::shuffled;
 use serde::Deserialize;
 use sinew_grammar::Grammars;
+use sinew_pipeline::PipelineError;
+use sinew_pipeline::by_group;
+use sinew_pipeline::masks;
+use sinew_pipeline::shuffled;
+use sinew_pipeline::{Given, SampleSource, Wanted};
+use sinew_pipeline::{LateConfig, settle};
 use sinew_render::Renderer;
 use sinew_rollout::rescored;
 use sinew_store::{Filter, StoreError, StoreReader};
@@ -199,7 +199,7 @@ pub struct DatasetSource {
 impl SampleSource for DatasetSource {
     fn groups(&mut self, wanted: Wanted<'_>) -> Result<Given, PipelineError> {
         let mut groups = self.data.batch(wanted.seed, wanted.step, wanted.groups);
-        let known = formats::masks(self.grammars.as_ref(), &mut groups);
+        let known = masks(self.grammars.as_ref(), &mut groups);
         wanted
             .learner
             .score_data(wanted.algorithm, &mut groups, &known)?;

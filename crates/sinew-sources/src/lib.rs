@@ -1,0 +1,31 @@
+//! Sources of training samples that a run does not sample by itself.
+//!
+//! Each one is a [`SampleSource`](sinew_pipeline::SampleSource): the loop asks it for the groups of a step,
+//! stores their episodes, trains on them, and says when they are committed.
+//!
+//! | source | gives |
+//! |---|---|
+//! | [`DatasetSource`] | rows of files, and episodes of another run's store |
+//! | [`GoldSource`] | runs of the environment's own solutions |
+//! | [`PoolSource`] | trajectories of outside systems, leased from a pool over HTTP |
+//! | [`QueueSource`] | episodes that other processes put into a queue, leased by rows |
+//!
+//! # Invariants
+//!
+//! - A step that is done again gets the same samples in the same order: what was leased for a step is noted
+//!   before it is used.
+//! - A lease is acknowledged after the update that trained it was committed, never before.
+//! - What an algorithm cannot use is left out with its reason.
+
+mod dataset;
+mod gold;
+mod ledger;
+mod pool_client;
+mod pool_source;
+mod queue_source;
+
+pub use dataset::{Dataset, DatasetConfig, DatasetSource, StoredEpisodes};
+pub use gold::{GoldRuns, GoldSource, unused as unused_gold};
+pub use pool_client::PoolClient;
+pub use pool_source::{PoolSource, PoolSourceConfig};
+pub use queue_source::{QueueSource, QueueSourceConfig};
