@@ -150,6 +150,7 @@ enum Policy {
 }
 
 impl Policy {
+    /// Name in the report.
     fn name(self) -> &'static str {
         match self {
             Self::Null => "null",
@@ -247,6 +248,7 @@ impl Draw {
 /// Record of an episode, for comparisons.
 #[derive(Clone, Debug, PartialEq)]
 struct Played {
+    /// Score at the end.
     outcome: Outcome,
     /// Observations and rewards of turns, in order.
     seen: Vec<(Content, f64)>,

@@ -61,18 +61,22 @@ pub struct Python {
     pub options: Map<String, Value>,
 }
 
+/// Processes.
 fn default_workers() -> usize {
     4
 }
 
+/// Episodes of one process.
 fn default_sessions() -> usize {
     256
 }
 
+/// Seconds for one call.
 fn default_timeout() -> f64 {
     30.0
 }
 
+/// Seconds for a start with its imports.
 fn default_startup() -> f64 {
     60.0
 }
@@ -85,7 +89,7 @@ fn default_python() -> String {
 ///
 /// # Errors
 /// The first that is not within 0.01 seconds and a day.
-pub(crate) fn check_timeouts(timeouts: &[(&'static str, f64)]) -> Result<(), KeyError> {
+pub fn check_timeouts(timeouts: &[(&'static str, f64)]) -> Result<(), KeyError> {
     let wrong = timeouts.iter().find(|t| !(0.01..=86_400.0).contains(&t.1));
     wrong.map_or(Ok(()), |(key, seconds)| {
         Err(KeyError {

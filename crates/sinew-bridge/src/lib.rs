@@ -1,6 +1,5 @@
-//! Environments, rewards and tasks of users: in sandboxed Python processes, behind HTTP (`http/`), tools of
-//! MCP servers (`mcp/`), and servers of other projects (`openenv/`, `peers/`). `out/` serves any environment
-//! to their clients.
+//! Environments, rewards and tasks of users: in sandboxed Python processes, behind HTTP (`http/`), and tools
+//! of MCP servers (`mcp/`). Protocols of other projects are in `sinew-peers`.
 //!
 //! ```text
 //! PythonEnvFactory, PythonReward, PythonRows   what rollouts, scoring and tasks use
@@ -32,14 +31,10 @@ mod frame;
 mod http;
 mod kind;
 mod mcp;
-mod openenv;
-mod out;
-mod peers;
 mod plan;
 mod reward;
 mod rows;
 mod runtime;
-mod seeds;
 mod target;
 mod tasks;
 mod worker;
@@ -47,6 +42,14 @@ mod workers;
 mod worlds;
 
 use sinew_env::{counts, turn};
+
+/// What clients and servers of other protocols over HTTP share with `http/`: limits, requests, keys, and the
+/// runtime of a client. `sinew-peers` is the user.
+pub mod remote {
+    pub use crate::http::{MAX_BODY, MAX_TEXT, Remote, RemoteError, address, cut, has_key};
+    pub use crate::kind::check_timeouts;
+    pub use crate::runtime::{OwnRuntime, block_on, spawn};
+}
 
 pub use check::{CheckReport, EnvCheck, Finding};
 pub use code::PythonCode;
@@ -61,9 +64,6 @@ pub use kind::{KIND, Python};
 #[cfg(feature = "mcp")]
 pub use mcp::McpEnvFactory;
 pub use mcp::{MCP_KIND, Mcp, McpServer};
-pub use openenv::{OPENENV_KIND, OpenEnv, OpenEnvFactory};
-pub use out::{McpLines, McpServing, Offer, Worlds, serve_mcp, serve_openenv};
-pub use peers::{AGENTGYM_KIND, AgentGym, AgentGymFactory, NEMO_KIND, NemoFactory, NemoGym};
 pub use reward::PythonReward;
 pub use rows::{PythonRows, RowLimits};
 pub use target::{Target, TargetKind};

@@ -136,6 +136,7 @@ struct ChatEnv {
     messages: Vec<Message>,
 }
 
+/// The end of an episode: a reward of the recipe scores it.
 fn unscored() -> Outcome {
     Outcome {
         unscored: true,

@@ -21,6 +21,7 @@ const SEPARATOR: char = ':';
 
 /// The tasks of several environments.
 pub struct MixtureTasks {
+    /// Tasks by the name of their environment, in the order of the recipe.
     members: Vec<(String, Arc<dyn Taskset>)>,
 }
 
@@ -157,6 +158,7 @@ pub fn member_of(task: &TaskId) -> &str {
 
 /// Environments of several kinds, each for the tasks of its name.
 pub struct MixtureFactory {
+    /// Factories by name, in the order of the recipe.
     members: Vec<(String, Arc<dyn EnvFactory>)>,
 }
 

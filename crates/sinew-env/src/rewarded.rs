@@ -16,8 +16,11 @@ use std::sync::Arc;
 /// Factory of environments whose episodes a [`Reward`] scores.
 #[derive(Clone)]
 pub struct Rewarded {
+    /// Makes the episodes.
     inner: Arc<dyn EnvFactory>,
+    /// Scores each episode on its own.
     reward: Arc<dyn Reward>,
+    /// Scores the episodes of a task together, where the reward does.
     group: Option<Arc<dyn GroupReward>>,
 }
 

@@ -12,9 +12,11 @@ use std::sync::Arc;
 
 /// Environments that add a message of the user before one turn of the model.
 pub struct Said {
+    /// Makes the episodes.
     inner: Arc<dyn EnvFactory>,
     /// Number of the turn that sees it first, from 1.
     turn: u32,
+    /// Text of the message.
     text: String,
 }
 
@@ -77,6 +79,7 @@ impl EnvFactory for Said {
     }
 }
 
+/// One episode, with the message that it adds.
 struct SaidEnv {
     inner: Box<dyn Env>,
     /// Number of the turn that comes next.

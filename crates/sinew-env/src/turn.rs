@@ -46,6 +46,7 @@ impl Turn {
         }
     }
 
+    /// A message with a result, or with the error as the model reads it.
     fn message(&mut self, role: Role, result: Result<Content, String>) -> Message {
         self.error |= result.is_err();
         let content = result.unwrap_or_else(|error| format!("Error: {error}").into());

@@ -33,14 +33,18 @@ const MAX_ROWS: usize = 1_000_000;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Demonstration {
+    /// The conversation, in the form of the chat API: turns of the model are imitated.
     messages: Vec<Message>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Pair {
+    /// What both answers follow.
     prompt: Vec<Message>,
+    /// The answer that is preferred.
     chosen: Answer,
+    /// The answer that is not.
     rejected: Answer,
 }
 
@@ -89,9 +93,11 @@ pub struct StoredEpisodes {
 /// Groups of given episodes: one of each demonstration, two of each pair.
 #[derive(Debug)]
 pub struct Dataset {
+    /// Rendered rows: a group a row, with both answers of a pair, or the group of a stored run.
     groups: Vec<Vec<Trace>>,
 }
 
+/// A row that is refused: file and line, counted from 1, and the reason.
 fn refused(path: &str, line: usize, reason: impl std::fmt::Display) -> PipelineError {
     PipelineError::input(format!("data.path = {path:?} line {line}: {reason}"))
 }
@@ -192,7 +198,9 @@ impl Dataset {
 /// A data set as a source, with what makes the masks of its tokens again.
 #[derive(Debug)]
 pub struct DatasetSource {
+    /// All rows, rendered when they were read.
     pub data: Dataset,
+    /// Make the masks of episodes that were sampled under an output format again.
     pub grammars: Arc<dyn Grammars>,
 }
 
@@ -236,6 +244,7 @@ fn rows<T: for<'de> Deserialize<'de>>(
     Ok(groups)
 }
 
+/// The trace with a reward and the type of its task.
 fn scored(mut trace: Trace, kind: &str, reward: f64) -> Trace {
     trace.task_kind = kind.into();
     trace.outcome = Outcome {

@@ -63,10 +63,15 @@ impl std::fmt::Debug for GoldRuns {
 
 /// What was said in a gold run.
 struct Said {
+    /// Messages after `reset`.
     messages: Vec<Message>,
+    /// Tools that the chat template shows.
     tools: Vec<ToolSpec>,
+    /// Notation in which the turns write their calls.
     calls: CallNotation,
+    /// Turns of the gold policy, in order.
     actions: Vec<Action>,
+    /// The score that the environment gave to them.
     outcome: Outcome,
 }
 

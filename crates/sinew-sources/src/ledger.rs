@@ -22,6 +22,7 @@ impl Ledger {
         Self(path)
     }
 
+    /// The error of the file as one of the run, with its path.
     fn failed(&self, error: &std::io::Error) -> PipelineError {
         PipelineError::system(format!("{}: {error}", self.0.display()))
     }

@@ -16,6 +16,16 @@
 //!   before it is used.
 //! - A lease is acknowledged after the update that trained it was committed, never before.
 //! - What an algorithm cannot use is left out with its reason.
+//!
+//! # Files
+//!
+//! | file | holds |
+//! |---|---|
+//! | `dataset` | demonstrations, pairs, and episodes of another run, all read at the start |
+//! | `gold` | runs of the gold policy, played step by step |
+//! | `pool_client`, `pool_source` | requests to a pool, and what a step leases of it |
+//! | `queue_source` | the same of a queue |
+//! | `ledger` | what a step leased, written before it is used |
 
 mod dataset;
 mod gold;

@@ -22,8 +22,11 @@ const ATTEMPTS: u32 = 4;
 /// A pool over HTTP.
 #[derive(Clone, Debug)]
 pub struct PoolClient {
+    /// Keeps its connections open between requests.
     client: Client,
+    /// Address of the server, without a path.
     url: String,
+    /// Bearer token of the consumer.
     token: String,
 }
 
@@ -57,6 +60,7 @@ impl PoolClient {
         })
     }
 
+    /// One request without retries: status and body, or why there was no answer.
     fn once(&self, method: &str, path: &str, body: &Value) -> Result<(u16, Value), String> {
         let kind = Method::from_bytes(method.as_bytes()).map_err(|e| e.to_string())?;
         let request = self.client.request(kind, format!("{}{path}", self.url));

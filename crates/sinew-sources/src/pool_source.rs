@@ -34,7 +34,9 @@ pub(crate) fn unusable(algorithm: &Algorithm, group: &Vec<Trace>) -> Option<Stri
 /// What a run asks a pool for.
 #[derive(Clone, Debug)]
 pub struct PoolSourceConfig {
+    /// Folder of the run, which notes what each step leased.
     pub run_dir: PathBuf,
+    /// Kind of entries that the algorithm learns from.
     pub kind: Kind,
     /// How long a step waits for its groups.
     pub wait: Duration,
@@ -47,11 +49,17 @@ pub struct PoolSourceConfig {
 /// Where a run draws its trajectories.
 #[derive(Debug)]
 pub struct PoolSource {
+    /// The server.
     client: PoolClient,
+    /// As [`PoolSourceConfig::kind`].
     kind: Kind,
+    /// Name under which entries are leased.
     consumer: String,
+    /// How long a step waits for enough entries.
     wait: Duration,
+    /// Seconds after which leased entries go to others.
     lease_s: f64,
+    /// What each step took, in the run's folder.
     ledger: Ledger,
     /// Minimum trajectories of a group that the algorithm can use.
     min_group: usize,
@@ -178,6 +186,7 @@ impl PoolSource {
         Ok((loan["lease"].as_u64().unwrap_or_default(), groups.collect()))
     }
 
+    /// Reports entries that cannot be trained on, with the reason.
     fn reject(&self, lease: u64, ids: &[String], reason: &str) -> Result<(), PipelineError> {
         tracing::error!(
             first = %ids.first().map(String::as_str).unwrap_or_default(), trajectories = ids.len(), reason,
@@ -188,6 +197,7 @@ impl PoolSource {
         Ok(())
     }
 
+    /// Ends the leases of a step that is taken anew.
     fn give_back(&self, taken: &Taken) -> Result<(), PipelineError> {
         for (lease, ids) in &taken.leases {
             let body = json!({"lease": lease, "ids": ids});
@@ -280,6 +290,7 @@ impl SampleSource for PoolSource {
         Ok(given)
     }
 
+    /// Why there is nothing more to train on, for people.
     fn why_dry(&self) -> String {
         let passed = self.passed_over.lock().map(|told| *told);
         let PassedOver {

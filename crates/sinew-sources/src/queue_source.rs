@@ -26,6 +26,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// What a run asks a queue for.
 #[derive(Clone, Debug)]
 pub struct QueueSourceConfig {
+    /// Folder of the run, which notes what each step leased.
     pub run_dir: PathBuf,
     /// Name under which each row is trained once.
     pub consumer: String,
@@ -40,10 +41,15 @@ pub struct QueueSourceConfig {
 /// Where a run draws its episodes.
 #[derive(Debug)]
 pub struct QueueSource {
+    /// Of this process, of a folder, or of a server.
     queue: Arc<dyn Queue>,
+    /// How rows are leased.
     config: QueueSourceConfig,
+    /// Names this session in leases.
     holder: String,
+    /// What each step took, in the run's folder.
     ledger: Ledger,
+    /// Turning true ends a wait.
     cancel: watch::Receiver<bool>,
 }
 
@@ -61,6 +67,7 @@ fn longest(trace: &Trace) -> usize {
     paths.max().unwrap_or_default()
 }
 
+/// Milliseconds since 1970; a queue of another process uses its own clock.
 fn now_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.map_or(0, |d| d.as_millis() as u64)
@@ -205,6 +212,7 @@ impl QueueSource {
         unusable(wanted.algorithm, group)
     }
 
+    /// Ends the leases of a step that is taken anew.
     fn give_back(&self, taken: &Taken) -> Result<(), PipelineError> {
         for (lease, keys) in &taken.leases {
             let lease = LeaseId(*lease);
@@ -297,6 +305,7 @@ impl SampleSource for QueueSource {
         Ok(given)
     }
 
+    /// Why there is nothing more to train on, for people.
     fn why_dry(&self) -> String {
         let stats = self.queue.stats().map(|s| s.of(&self.config.consumer));
         let mut why = "the queue had no whole group for this run in data.wait_s".to_owned();

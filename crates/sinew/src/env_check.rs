@@ -14,7 +14,6 @@ use sinew_recipe::{Recipe, RunPlan};
 use sinew_types::{Task, TaskId};
 use sinew_wire::Failure;
 use std::path::Path;
-use std::time::Duration;
 
 #[derive(Debug, Args)]
 pub(crate) struct EnvArgs {

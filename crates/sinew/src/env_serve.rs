@@ -5,11 +5,9 @@ use crate::output;
 use crate::signals::StopSignals;
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use sinew_bridge::{
-    EnvServer, McpLines, McpServing, Offer, Python, PythonEnvFactory, PythonTasks, ServeOptions,
-    Worlds, serve_env, serve_mcp, serve_openenv,
-};
+use sinew_bridge::{EnvServer, Python, PythonEnvFactory, PythonTasks, ServeOptions, serve_env};
 use sinew_env::{ENVIRONMENTS, EnvConfig, NoTasks, Split, Taskset};
+use sinew_peers::{McpLines, McpServing, Offer, Worlds, serve_mcp, serve_openenv};
 use sinew_recipe::{Recipe, RunPlan};
 use sinew_types::{Task, TaskId, ToolSpec};
 use sinew_wire::Failure;

@@ -34,7 +34,7 @@ const MAX_COOKIES: usize = 16;
 
 /// A request without an answer that can be used.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub(crate) enum RemoteError {
+pub enum RemoteError {
     /// No answer until the deadline, or only such that may pass.
     #[error("{what}: no answer within {seconds} s: {last}")]
     Unreachable {
@@ -50,13 +50,19 @@ pub(crate) enum RemoteError {
     Refused {
         /// Method and address.
         what: String,
+        /// The status of HTTP.
         status: u16,
         /// The server's text, cut.
         text: String,
     },
     /// Not the expected JSON, or too long.
     #[error("{what}: {why}")]
-    Protocol { what: String, why: String },
+    Protocol {
+        /// Method and address.
+        what: String,
+        /// What is wrong, for people.
+        why: String,
+    },
 }
 
 impl RemoteError {
@@ -97,7 +103,7 @@ impl Answer {
 
 /// A server's address and the client that speaks to it. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Remote {
+pub struct Remote {
     client: Client,
     /// Without a final slash.
     base: String,
@@ -118,7 +124,7 @@ impl Remote {
     ///
     /// # Errors
     /// If `url` is no `http://` or `https://` address, or `key` no header value.
-    pub(crate) fn new(url: &str, key: Option<&str>, timeout: Duration) -> Result<Self, String> {
+    pub fn new(url: &str, key: Option<&str>, timeout: Duration) -> Result<Self, String> {
         let parsed = address(url)?;
         let mut headers = HeaderMap::new();
         if let Some(key) = key {
@@ -223,7 +229,7 @@ impl Remote {
     ///
     /// # Errors
     /// [`RemoteError`], for every status but 200 to 299.
-    pub(crate) async fn once_with(
+    pub async fn once_with(
         &self,
         (method, path): (Method, &str),
         body: Option<&Value>,
@@ -278,8 +284,11 @@ impl Remote {
         })
     }
 
-    /// A request whose answer is JSON, within the deadline.
-    pub(crate) async fn json<T: DeserializeOwned>(
+    /// A request whose answer is JSON, with repeats, within the deadline of the client.
+    ///
+    /// # Errors
+    /// [`RemoteError`]; its `Protocol` where the answer is no JSON of this form.
+    pub async fn json<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
@@ -313,8 +322,11 @@ pub(crate) fn client() -> Result<Client, String> {
     client.build().map_err(|e| cause(&e))
 }
 
-/// An address of a server.
-pub(crate) fn address(url: &str) -> Result<Url, String> {
+/// An address of a server, parsed.
+///
+/// # Errors
+/// If it is none, has another scheme than HTTP or HTTPS, or has a query.
+pub fn address(url: &str) -> Result<Url, String> {
     let parsed = Url::parse(url).map_err(|e| e.to_string());
     match parsed {
         Ok(parsed) if !matches!(parsed.scheme(), "http" | "https") => {

@@ -65,7 +65,9 @@ pub struct EnvServer {
 
 /// State of a server that its requests share.
 struct Shared {
+    /// Makes the environment of each episode.
     factory: Arc<dyn EnvFactory>,
+    /// Tasks for `GET /tasks`, if the server has some.
     tasks: Option<Arc<dyn Taskset>>,
     /// The answer to `GET /sinew`.
     described: Described,
@@ -265,7 +267,7 @@ async fn admit(State(shared): State<Arc<Shared>>, request: Request, next: Next) 
 }
 
 /// Compares hashes, which takes the same time for every wrong key.
-pub(crate) fn has_key(headers: &HeaderMap, key: &blake3::Hash) -> bool {
+pub fn has_key(headers: &HeaderMap, key: &blake3::Hash) -> bool {
     let sent = headers.get(header::AUTHORIZATION);
     let sent = sent.and_then(|v| v.as_bytes().strip_prefix(b"Bearer "));
     sent.is_some_and(|sent| blake3::hash(sent) == *key)

@@ -16,9 +16,9 @@ impl Model {
         Self((0..6000).map(value).collect(), (0..40).map(value).collect())
     }
 
-    /// Nothing in common with the others.
+    /// Nothing in common with the others: every bit is noise, so that no difference is smaller.
     fn other() -> Self {
-        let noise = |i: u32| f32::from_bits(0x3c00_0000 | (i.wrapping_mul(2_654_435_761) >> 9));
+        let noise = |i: u32| f32::from_bits(sinew_types::mix_seed(7, u64::from(i)) as u32);
         Self((0..6000).map(noise).collect(), (0..40).map(noise).collect())
     }
 }

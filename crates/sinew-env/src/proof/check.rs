@@ -86,6 +86,12 @@ pub(super) async fn check(
     }
 }
 
+/// Where coqc finds its plugins. The sandbox shows no `/etc`, where findlib looks for this file.
+const FINDLIB: &str = "findlib.conf";
+/// The folders of Debian's packages.
+const FINDLIB_PATHS: &[u8] =
+    b"destdir=\"/usr/lib/ocaml\"\npath=\"/usr/lib/ocaml:/usr/lib/ocaml/METAS\"\n";
+
 /// Writes a file and compiles it.
 async fn compile(
     sandbox: &mut dyn Sandbox,
@@ -99,7 +105,23 @@ async fn compile(
         .write_file(&file, content.as_bytes())
         .await
         .map_err(failed)?;
-    let argv = ["/usr/bin/coqc", "-q", "-Q", ".", "", "-w", "none", &file];
+    sandbox
+        .write_file(FINDLIB, FINDLIB_PATHS)
+        .await
+        .map_err(failed)?;
+    let conf = format!("OCAMLFIND_CONF={FINDLIB}");
+    let argv = [
+        "/usr/bin/env",
+        &conf,
+        "/usr/bin/coqc",
+        "-q",
+        "-Q",
+        ".",
+        "",
+        "-w",
+        "none",
+        &file,
+    ];
     let request = ExecRequest {
         program: Program::Argv(argv.map(str::to_owned).into()),
         stdin: Vec::new(),

@@ -124,7 +124,7 @@ fn a_world_that_changed_is_named_with_its_first_difference() {
         "seed = 1\n[model]\ntype = \"scratch\"\nd_model = 32\nlayers = 1\nheads = 2\nkv_heads = 1\nd_ff = 64\n\
          [env]\ntype = \"python\"\nmodule = \"{}:Count\"\n[algorithm]\ntype = \"grpo\"\n\
          [rollout]\ntasks_per_step = 2\ngroup_size = 2\nmax_turns = 3\nmax_turn_tokens = 4\nmax_context_tokens = 256\n\
-         [train]\nsteps = 1\n[eval]\ntasks = 0\n",
+         [train]\nsteps = 1\n[eval]\ntasks = 1\n",
         module.display()
     );
     fs::write(&recipe, text).unwrap();

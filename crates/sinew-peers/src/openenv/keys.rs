@@ -81,26 +81,32 @@ pub enum RewardOf {
     Last,
 }
 
+/// The full score, where scores are 0 to 1.
 fn default_solved() -> f64 {
     1.0
 }
 
+/// Sessions at once. A server that was started for fewer makes episodes wait.
 fn default_sessions() -> usize {
     16
 }
 
+/// Seeds for training.
 fn default_train() -> usize {
     1000
 }
 
+/// Seeds that are held out.
 fn default_held_out() -> usize {
     100
 }
 
+/// Seconds for one message with its answer.
 fn default_timeout() -> f64 {
     60.0
 }
 
+/// Seconds: ten minutes, as episodes of others may take long.
 fn default_wait() -> f64 {
     600.0
 }

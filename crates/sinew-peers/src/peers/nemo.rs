@@ -6,12 +6,11 @@
 use super::host::{Host, Place, Reach, worker};
 use super::nemo_rows::{NemoTasks, Output, tools};
 use crate::counts::Counts;
-use crate::http::{MAX_TEXT, RemoteError, address, cut};
-use crate::kind::check_timeouts;
 use crate::turn::Turn;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use sinew_bridge::remote::{MAX_TEXT, RemoteError, address, check_timeouts, cut};
 use sinew_env::{
     Action, CallNotation, Capabilities, Env, EnvConfig, EnvError, EnvFactory, EnvFuture, EnvKind,
     KeyError, Needs, Observation, ResetResult, Sandboxes, Score, StepResult, Taskset, TasksetError,
@@ -34,6 +33,7 @@ pub static NEMO_KIND: EnvKind = EnvKind::new::<NemoGym>(
     },
 );
 
+/// What algorithms can read of the episodes. Rows without tools have no counts.
 const GIVES: Gives = Gives {
     states: Given::No("NeMo Gym has no states; take a class of yours, with env.type = \"python\""),
     turn_rewards: Given::No("NeMo Gym scores whole conversations"),
@@ -72,18 +72,22 @@ pub struct NemoGym {
     pub wait_s: f64,
 }
 
+/// The full score, where scores are 0 to 1.
 fn default_solved() -> f64 {
     1.0
 }
 
+/// Episodes at once.
 fn default_sessions() -> usize {
     64
 }
 
+/// Seconds for one request, that of `/verify` included.
 fn default_timeout() -> f64 {
     60.0
 }
 
+/// Seconds: ten minutes, as episodes of others may take long.
 fn default_wait() -> f64 {
     600.0
 }
@@ -120,7 +124,9 @@ impl EnvConfig for NemoGym {
 /// Factory of episodes of one server.
 #[derive(Clone)]
 pub struct NemoFactory {
+    /// The server. Its places are shared by all clones.
     host: Arc<Host>,
+    /// The keys of the recipe, checked.
     keys: Arc<NemoGym>,
 }
 
@@ -186,18 +192,29 @@ impl EnvFactory for NemoFactory {
 
 /// One episode.
 struct Episode {
+    /// Of the factory.
     host: Arc<Host>,
+    /// Of the factory.
     keys: Arc<NemoGym>,
+    /// Its data are the row, which `/seed_session` and `/verify` get whole.
     task: Task,
     /// The session of the server, from `reset` to `close`.
     place: Option<Place>,
+    /// It was reset.
     used: bool,
+    /// The conversation, as `/verify` reads it.
     output: Output,
+    /// Messages of the last observation: one for each call.
     last: Vec<Message>,
+    /// Calls and errors of the model so far, for the metrics.
     counts: Counts,
 }
 
 impl Episode {
+    /// Waits for a place, and begins a session of the server with the row.
+    ///
+    /// # Errors
+    /// [`EnvError::Order`] at the second call; the worker's error if the server refuses the row.
     async fn open(&mut self) -> Result<ResetResult, EnvError> {
         if std::mem::replace(&mut self.used, true) {
             return Err(EnvError::Order("reset twice: an environment is used once"));
@@ -238,6 +255,7 @@ impl Episode {
         }
     }
 
+    /// Answers the calls of a turn in order. A turn without calls ends the episode, and is scored.
     async fn act(&mut self, action: Action) -> Result<StepResult, EnvError> {
         let mut turn = Turn::default();
         self.output.said(&action.text);

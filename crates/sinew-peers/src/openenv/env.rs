@@ -4,11 +4,10 @@ use super::form::{ACT, Form};
 use super::keys::{GIVES, OpenEnv, RewardOf};
 use super::socket::{Socket, SocketError};
 use crate::counts::Counts;
-use crate::http::{Remote, address, cut};
-use crate::runtime::{OwnRuntime, block_on, spawn};
 use crate::turn::Turn;
 use reqwest::{Method, Url};
 use serde_json::{Map, Value, json};
+use sinew_bridge::remote::{OwnRuntime, Remote, address, block_on, cut, spawn};
 use sinew_env::{
     Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
     ResetResult, Score, StepResult,
@@ -31,20 +30,27 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// Factory of episodes of one server.
 #[derive(Clone)]
 pub struct OpenEnvFactory {
+    /// What all episodes share. A clone of the factory is one of the same server.
     shared: Arc<Shared>,
 }
 
 /// Parts that the environments of a factory share.
 struct Shared {
+    /// The keys of the recipe, checked.
     keys: OpenEnv,
+    /// Address of the server, without the route `/ws`.
     url: Url,
+    /// Value of the variable that `key_env` names. `None`: no key is sent.
     key: Option<String>,
+    /// How turns become actions, from `GET /schema`.
     form: Form,
     /// Name and version that the server gives itself.
     name: String,
+    /// Empty if `GET /metadata` does not say it; at most 64 characters.
     version: String,
     /// One permit for each session.
     places: Arc<Semaphore>,
+    /// Of the runtime below.
     handle: Handle,
     /// Sockets live as long as the factory, whatever the runtime of a caller does.
     _runtime: OwnRuntime,
@@ -58,6 +64,7 @@ impl std::fmt::Debug for OpenEnvFactory {
     }
 }
 
+/// An error that fails the episode.
 fn worker(error: impl std::fmt::Display) -> EnvError {
     EnvError::Worker(error.to_string())
 }
@@ -161,13 +168,17 @@ impl EnvFactory for OpenEnvFactory {
 struct Session {
     /// Held during one exchange. `None` after the end.
     socket: Arc<Mutex<Option<Socket>>>,
+    /// Free again when the session is dropped.
     _place: OwnedSemaphorePermit,
 }
 
 /// Answer of the server to a reset or a step.
 struct Answered {
+    /// As the server sent it; [`Form::seen`] makes the text for the model.
     observation: Value,
+    /// Finite; 0 if the server sent none, 1 or 0 for a truth value.
     reward: f64,
+    /// The episode has ended on the server.
     done: bool,
 }
 
@@ -253,16 +264,21 @@ async fn begin(shared: &Shared, reset: &Value) -> Result<(Socket, Answered), Env
 
 /// One episode.
 struct OpenEnvEpisode {
+    /// Of the factory.
     shared: Arc<Shared>,
+    /// Its seed and the columns that `reset_columns` names are sent with `reset`.
     task: Task,
+    /// `None` before `reset` and after `close`.
     session: Option<Session>,
     /// It was reset.
     used: bool,
+    /// The server said that it is done, or the episode was closed. No action is sent after that.
     ended: bool,
     /// Sum of the rewards, and the last one.
     rewards: (f64, f64),
     /// Messages of the last observation.
     last: Vec<Message>,
+    /// Calls and errors of the model so far, for the metrics.
     counts: Counts,
 }
 
@@ -281,6 +297,10 @@ impl OpenEnvEpisode {
         Ok(json!({"type": "reset", "data": data}))
     }
 
+    /// Waits for a place and for a session of the server, and makes the prompt of the first observation.
+    ///
+    /// # Errors
+    /// [`EnvError::Order`] at the second call; the worker's error if there is no session within `wait_s`.
     async fn open(&mut self) -> Result<ResetResult, EnvError> {
         if std::mem::replace(&mut self.used, true) {
             return Err(EnvError::Order("reset twice: an environment is used once"));
@@ -357,6 +377,10 @@ impl OpenEnvEpisode {
         self.shared.form.seen(&answered.observation)
     }
 
+    /// Sends the calls of a turn in order, until one ends the episode; without calls, the text.
+    ///
+    /// # Errors
+    /// [`EnvError::Order`] after the end; the worker's error if the session is lost.
     async fn act(&mut self, action: Action) -> Result<StepResult, EnvError> {
         if self.ended {
             return Err(EnvError::Order("step before reset or after the end"));

@@ -1,7 +1,7 @@
 //! One episode of any environment, as other protocols see it.
 
-use crate::http::cut;
 use serde_json::{Map, Value, json};
+use sinew_bridge::remote::cut;
 use sinew_env::{Action, CallNotation, Env, EnvError, EnvFactory, Split, StepResult, Taskset};
 use sinew_types::{Message, Outcome, Task, ToolCall, ToolSpec};
 use std::sync::Arc;
@@ -93,20 +93,24 @@ impl From<EnvError> for PlayError {
 
 /// Episodes of one session, one after another.
 pub(crate) struct Play {
+    /// Where episodes and tasks come from.
     worlds: Worlds,
     /// Number of the next training task of all sessions.
     next: Arc<AtomicU64>,
+    /// The open episode. `None` before the first, and after a failure or an end.
     env: Option<Box<dyn Env>>,
     /// Tools of the episode.
     tools: Vec<ToolSpec>,
     /// Score, once there is one.
     outcome: Option<Outcome>,
+    /// The episode is done or scored: no action is taken until the next one begins.
     over: bool,
     /// Actions of the episode.
     pub(crate) steps: u64,
 }
 
 impl Play {
+    /// A session without an episode. `next` is shared by all sessions of a server.
     pub(crate) fn new(worlds: Worlds, next: Arc<AtomicU64>) -> Self {
         Self {
             worlds,
@@ -187,6 +191,10 @@ impl Play {
         self.act(Action::say(text)).await
     }
 
+    /// One turn of the episode. An environment that fails is closed.
+    ///
+    /// # Errors
+    /// [`PlayError::Client`] if no episode is open, or it is over.
     async fn act(&mut self, action: Action) -> Result<Acted, PlayError> {
         let Some(env) = &mut self.env else {
             return Err(PlayError::Client("no episode is open: reset first".into()));
@@ -208,6 +216,7 @@ impl Play {
         Ok(self.taken(step))
     }
 
+    /// What the client sees of a turn. At the end, the outcome is kept for [`Play::scored`].
     fn taken(&mut self, step: StepResult) -> Acted {
         let mut acted = Acted {
             reward: Some(step.process_reward),

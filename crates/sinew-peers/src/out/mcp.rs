@@ -15,6 +15,7 @@ const SAY: &str = "say";
 
 /// One session of a client.
 pub(super) struct McpSession {
+    /// The episode of the session, with its tools and its score.
     play: Play,
     /// The task of its episode.
     pick: Pick,
@@ -26,6 +27,7 @@ pub(super) struct McpSession {
 type Fault = (i64, String);
 
 impl McpSession {
+    /// A session without an episode: the first message that needs one begins it.
     pub(super) fn new(play: Play, pick: Pick) -> Self {
         Self {
             play,
@@ -45,6 +47,11 @@ impl McpSession {
         })
     }
 
+    /// The result of a method.
+    ///
+    /// # Errors
+    /// With the code of JSON-RPC: -32601 for an unknown method, -32602 for wrong arguments, -32603 if the
+    /// environment failed, -32002 for an unknown resource.
     async fn answer(&mut self, method: &str, params: &Value) -> Result<Value, Fault> {
         match method {
             "initialize" => Ok(greeting(params)),
@@ -87,6 +94,7 @@ impl McpSession {
         Ok(())
     }
 
+    /// The tools of the episode, and `say` unless the environment has a tool of that name.
     async fn tools(&mut self) -> Result<Value, Fault> {
         self.open().await?;
         let mut tools: Vec<Value> = self
@@ -106,6 +114,8 @@ impl McpSession {
         Ok(json!({"tools": tools}))
     }
 
+    /// A turn with one call, or of text for `say`. Errors of the model and of the environment are results
+    /// with `isError`, so that the model reads them.
     async fn call(&mut self, params: &Value) -> Result<Value, Fault> {
         self.open().await?;
         let Some(name) = params["name"].as_str() else {
@@ -132,6 +142,7 @@ impl McpSession {
         Ok(json!({"content": [{"type": "text", "text": text}], "isError": error}))
     }
 
+    /// Ends the episode, and gives its score as JSON. Read again, it is the same.
     async fn score(&mut self, params: &Value) -> Result<Value, Fault> {
         if params["uri"] != SCORE {
             return Err((-32002, format!("there is no resource {}", params["uri"])));

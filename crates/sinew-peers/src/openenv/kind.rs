@@ -2,9 +2,8 @@
 
 use super::env::OpenEnvFactory;
 use super::keys::{GIVES, OpenEnv};
-use crate::http::address;
-use crate::kind::check_timeouts;
 use crate::seeds::SeedTasks;
+use sinew_bridge::remote::{address, check_timeouts};
 use sinew_env::{
     EnvConfig, EnvError, EnvFactory, EnvKind, KeyError, Needs, Sandboxes, Taskset, TasksetError,
 };

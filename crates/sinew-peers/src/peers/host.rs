@@ -1,9 +1,8 @@
 //! A server with places: how many episodes it takes at once, and requests that are sent once.
 
-use crate::http::{Remote, RemoteError};
-use crate::runtime::{OwnRuntime, spawn};
 use reqwest::Method;
 use serde_json::Value;
+use sinew_bridge::remote::{OwnRuntime, Remote, RemoteError, spawn};
 use sinew_env::EnvError;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,20 +17,29 @@ pub(super) fn worker(error: impl std::fmt::Display) -> EnvError {
 
 /// A server of another project.
 pub(super) struct Host {
+    /// Sends requests with the key of the server.
     remote: Remote,
     /// One permit for each episode.
     places: Arc<Semaphore>,
+    /// Longest wait for a place.
     wait: Duration,
+    /// Of the runtime below.
     pub(super) handle: Handle,
+    /// Requests live as long as the server is used, whatever the runtime of a caller does.
     _runtime: OwnRuntime,
 }
 
 /// Where a server is, and its limits.
 pub(super) struct Reach<'a> {
+    /// Address, of HTTP or HTTPS.
     pub(super) url: &'a str,
+    /// Name of the variable with the key. Empty: no key.
     pub(super) key_env: &'a str,
+    /// Deadline of one request, in seconds.
     pub(super) timeout_s: f64,
+    /// Longest wait for a place, in seconds.
     pub(super) wait_s: f64,
+    /// Number of places.
     pub(super) sessions: usize,
 }
 
@@ -85,8 +93,11 @@ impl Host {
 /// A place of a server with the cookies of its session.
 #[derive(Clone)]
 pub(super) struct Place {
+    /// The server.
     host: Arc<Host>,
+    /// Locked during one request: requests of one place run one after another.
     cookies: Arc<Mutex<BTreeMap<String, String>>>,
+    /// The place is free again when its last clone is dropped, after a last request.
     _permit: Arc<OwnedSemaphorePermit>,
 }
 

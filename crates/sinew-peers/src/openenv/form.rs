@@ -1,8 +1,8 @@
 //! Actions and observations of a server, from the schemas that it declares.
 
 use super::keys::OpenEnv;
-use crate::http::{MAX_TEXT, cut};
 use serde_json::{Map, Value, json};
+use sinew_bridge::remote::{MAX_TEXT, cut};
 use sinew_types::ToolSpec;
 
 /// Name of the tool whose arguments are an action.

@@ -5,7 +5,6 @@
 
 use super::mcp::{McpSession, fault};
 use super::play::{Offer, Pick, Play};
-use crate::http::{MAX_BODY, has_key};
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Path, State};
@@ -13,6 +12,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use serde_json::{Value, json};
+use sinew_bridge::remote::{MAX_BODY, has_key};
 use sinew_env::Split;
 use std::collections::HashMap;
 use std::future::Future;
@@ -26,13 +26,16 @@ const SESSION: &str = "mcp-session-id";
 
 /// A session with the time of its last request.
 struct Kept {
+    /// Locked during one request: requests of one session run one after another.
     session: tokio::sync::Mutex<McpSession>,
+    /// Its lease counts from here, unless a request runs.
     seen: Mutex<Instant>,
 }
 
 /// A server of MCP.
 #[derive(Clone)]
 pub struct McpServing {
+    /// Clones serve the same sessions.
     shared: Arc<Shared>,
 }
 
@@ -46,13 +49,17 @@ impl std::fmt::Debug for McpServing {
 
 /// State that all requests share.
 struct Shared {
+    /// What is served, and its limits.
     offer: Offer,
+    /// Hash of the key that clients must send. `None`: anyone may ask.
     key: Option<blake3::Hash>,
+    /// Number of the next training task of all sessions.
     next: Arc<AtomicU64>,
     /// Never more than `offer.sessions`.
     sessions: Mutex<HashMap<String, Arc<Kept>>>,
 }
 
+/// Locks also after a panic of another request: nothing is left half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -70,6 +77,7 @@ impl McpServing {
         }
     }
 
+    /// The routes. Bodies are bounded by [`MAX_BODY`].
     fn router(&self) -> Router {
         Router::new()
             .route("/mcp", post(first).delete(end))
@@ -122,6 +130,7 @@ pub async fn serve_mcp(
 
 /// One session over lines of JSON, such as standard input and output.
 pub struct McpLines {
+    /// The only one: the input has one client.
     session: McpSession,
 }
 
@@ -202,10 +211,13 @@ fn find(shared: &Shared, headers: &HeaderMap) -> Result<Arc<Kept>, Box<Response>
     })
 }
 
+/// True if the request has the key, or none is needed.
 fn admitted(shared: &Shared, headers: &HeaderMap) -> bool {
     shared.key.as_ref().is_none_or(|key| has_key(headers, key))
 }
 
+/// Answers one message: `initialize` opens a session, all others need one.
+/// A notification is answered with 202 and no body.
 async fn on(shared: &Arc<Shared>, pick: Pick, headers: &HeaderMap, body: &Bytes) -> Response {
     if !admitted(shared, headers) {
         let why = "the key is missing or wrong: send `Authorization: Bearer KEY`";

@@ -8,10 +8,15 @@ use sinew_types::{Task, TaskId, mix_seed};
 /// Seeds of both splits, which differ.
 #[derive(Clone, Debug)]
 pub(crate) struct SeedTasks {
+    /// Name of the tasks and begin of their ids.
     name: &'static str,
+    /// Text of every task, before what the world says. May be empty.
     prompt: String,
+    /// Number of training tasks.
     train: usize,
+    /// Number of held-out tasks.
     held_out: usize,
+    /// Seed of the run, mixed with the place of each task.
     seed: u64,
 }
 

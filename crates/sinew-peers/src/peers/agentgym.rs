@@ -5,13 +5,12 @@
 
 use super::host::{Host, Place, Reach, worker};
 use crate::counts::Counts;
-use crate::http::{MAX_TEXT, address, cut};
-use crate::kind::check_timeouts;
 use crate::seeds::SeedTasks;
 use crate::turn::Turn;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use sinew_bridge::remote::{MAX_TEXT, address, check_timeouts, cut};
 use sinew_env::{
     Action, CallNotation, Capabilities, Env, EnvConfig, EnvError, EnvFactory, EnvFuture, EnvKind,
     KeyError, Needs, Observation, ResetResult, Sandboxes, Score, StepResult, Taskset, TasksetError,
@@ -32,6 +31,7 @@ pub static AGENTGYM_KIND: EnvKind = EnvKind::new::<AgentGym>(
     },
 );
 
+/// What algorithms can read of the episodes.
 const GIVES: Gives = Gives {
     states: Given::No("AgentGym has no states; take a class of yours, with env.type = \"python\""),
     turn_rewards: Given::No("AgentGym's rewards are scores of the episode so far"),
@@ -97,30 +97,37 @@ pub enum LastOrSum {
     Sum,
 }
 
+/// Name of the field in the protocol of AgentGym.
 fn default_field() -> String {
     "data_idx".into()
 }
 
+/// Numbers 0 to 999.
 fn default_train() -> usize {
     1000
 }
 
+/// The next 100 numbers.
 fn default_held_out() -> usize {
     100
 }
 
+/// The full score, where scores are 0 to 1.
 fn default_solved() -> f64 {
     1.0
 }
 
+/// Worlds of the server at once.
 fn default_sessions() -> usize {
     16
 }
 
+/// Seconds for one request.
 fn default_timeout() -> f64 {
     60.0
 }
 
+/// Seconds: ten minutes, as episodes of others may take long.
 fn default_wait() -> f64 {
     600.0
 }
@@ -162,7 +169,9 @@ impl EnvConfig for AgentGym {
 /// Factory of episodes of one server.
 #[derive(Clone)]
 pub struct AgentGymFactory {
+    /// The server. Its places are shared by all clones.
     host: Arc<Host>,
+    /// The keys of the recipe, checked.
     keys: Arc<AgentGym>,
 }
 
@@ -228,15 +237,21 @@ impl EnvFactory for AgentGymFactory {
 
 /// One episode.
 struct Episode {
+    /// Of the factory.
     host: Arc<Host>,
+    /// Of the factory.
     keys: Arc<AgentGym>,
+    /// Its column `index` is the number of the task at the server.
     task: Task,
     /// The server's number of the world, and its place.
     world: Option<(Place, Value)>,
+    /// It was reset.
     used: bool,
     /// Sum of the rewards, and the last one.
     rewards: (f64, f64),
+    /// Messages of the last observation: one for each call, or one for a turn of text.
     last: Vec<Message>,
+    /// Calls and errors of the model so far, for the metrics.
     counts: Counts,
 }
 
@@ -267,6 +282,11 @@ fn act_tool() -> ToolSpec {
 }
 
 impl Episode {
+    /// Waits for a place, creates a world and resets it to the task.
+    ///
+    /// # Errors
+    /// [`EnvError::Order`] at the second call, [`EnvError::Task`] without the column `index`, else the
+    /// worker's error, also for the texts of a reset that failed.
     async fn open(&mut self) -> Result<ResetResult, EnvError> {
         if std::mem::replace(&mut self.used, true) {
             return Err(EnvError::Order("reset twice: an environment is used once"));
@@ -327,6 +347,7 @@ impl Episode {
         Ok(seen(&answer))
     }
 
+    /// Sends the calls of a turn in order, until one ends the episode; without calls, the action in the text.
     async fn act(&mut self, action: Action) -> Result<StepResult, EnvError> {
         let mut turn = Turn::default();
         for call in &action.tool_calls {
@@ -358,6 +379,7 @@ impl Episode {
         Ok(step)
     }
 
+    /// The score of the rewards so far, with `success` from `solved_at`.
     fn outcome(&self) -> Outcome {
         let value = match self.keys.score {
             LastOrSum::Last => self.rewards.1,

@@ -14,7 +14,9 @@ const HELD_OUT_EVERY: usize = 10;
 /// Rows of a file: each has `responses_create_params` and the fields of its verifier.
 #[derive(Clone, Debug)]
 pub(super) struct NemoTasks {
+    /// All other rows, in the order of the file.
     train: Vec<Task>,
+    /// The second row, and every tenth: a file of two rows has one as well.
     held_out: Vec<Task>,
 }
 
@@ -53,6 +55,7 @@ impl NemoTasks {
         Ok(tasks)
     }
 
+    /// The tasks of a split.
     fn split(&self, split: Split) -> &[Task] {
         match split {
             Split::Train => &self.train,
@@ -144,6 +147,7 @@ pub(super) fn tools(row: &Value) -> Vec<ToolSpec> {
 /// What the model said and was answered, as the `output` of a response.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Output {
+    /// Items of the Responses API: messages, calls, and results of calls.
     items: Vec<Value>,
 }
 

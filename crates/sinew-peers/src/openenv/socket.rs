@@ -1,9 +1,9 @@
 //! Messages over WebSocket, one at a time, with deadlines.
 
-use crate::http::MAX_BODY;
 use futures::{SinkExt, StreamExt};
 use reqwest::Url;
 use serde_json::Value;
+use sinew_bridge::remote::MAX_BODY;
 use sinew_http::tls;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,6 +41,7 @@ pub(super) enum SocketError {
 
 /// A socket of a server.
 pub(super) struct Socket {
+    /// Messages and frames of at most [`MAX_BODY`] bytes.
     stream: WebSocketStream<Box<dyn Wire>>,
 }
 
@@ -57,6 +58,10 @@ impl Socket {
             .map_err(late)?
     }
 
+    /// Opens TCP, TLS for `https`, and the socket, without a deadline of its own.
+    ///
+    /// # Errors
+    /// [`SocketError::Lost`] with the reason, also if the server refuses the key.
     async fn connect(url: &Url, key: Option<&str>) -> Result<Self, SocketError> {
         let lost = |e: &dyn std::fmt::Display| SocketError::Lost(e.to_string());
         let host = url.host_str().unwrap_or_default();
@@ -101,6 +106,10 @@ impl Socket {
         tokio::time::timeout(limit, asked).await.map_err(late)?
     }
 
+    /// Sends a message, and reads frames until one is a text. Pings are skipped.
+    ///
+    /// # Errors
+    /// [`SocketError`], all but `Late`: the caller sets the deadline.
     async fn exchange(&mut self, message: &Value) -> Result<Value, SocketError> {
         // A server that is full says so, and closes: what it said may wait to be read though sending fails.
         let sent = self.stream.send(Message::text(message.to_string())).await;

@@ -5,7 +5,6 @@
 //! they say so.
 
 use super::play::{Acted, Begun, Offer, Pick, Play, PlayError, whole_text};
-use crate::http::{MAX_BODY, has_key};
 use axum::Router;
 use axum::extract::State;
 use axum::extract::ws::{Message as Frame, WebSocket, WebSocketUpgrade};
@@ -13,6 +12,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::{Value, json};
+use sinew_bridge::remote::{MAX_BODY, has_key};
 use sinew_env::Split;
 use sinew_types::ToolSpec;
 use std::future::Future;
@@ -27,7 +27,9 @@ const FIRST_MESSAGE: Duration = Duration::from_secs(10);
 
 /// State that all sessions share.
 struct Shared {
+    /// What is served, and its limits.
     offer: Offer,
+    /// Hash of the key that clients must send. `None`: anyone may ask.
     key: Option<blake3::Hash>,
     /// One permit for each session.
     places: Arc<Semaphore>,
@@ -155,6 +157,10 @@ async fn session(mut socket: WebSocket, shared: Arc<Shared>) {
     let _ = socket.send(Frame::Close(None)).await;
 }
 
+/// Sends an answer as one text frame.
+///
+/// # Errors
+/// If the client is gone.
 async fn send(socket: &mut WebSocket, answer: &Value) -> Result<(), axum::Error> {
     socket.send(Frame::Text(answer.to_string().into())).await
 }
@@ -166,6 +172,7 @@ fn error(code: &str, message: impl Into<String>) -> Value {
 
 /// State of a session.
 struct Session {
+    /// Episodes of the session, one after another.
     play: Play,
     /// Id that the client gave the episode.
     episode: Value,
@@ -200,6 +207,7 @@ impl Session {
         })
     }
 
+    /// Begins the next episode. The observation has the prompt as messages and as one text, and the tools.
     async fn reset(&mut self, data: &Value) -> Result<Value, PlayError> {
         let begun = self.play.begin(pick(data)?).await?;
         self.episode = match &data["episode_id"] {
@@ -217,6 +225,10 @@ impl Session {
         Ok(json!({"observation": observation, "reward": null, "done": false}))
     }
 
+    /// An action in either form. `list_tools` begins an episode if none is open, and is no turn.
+    ///
+    /// # Errors
+    /// [`PlayError::Client`] for an action of another form: the session goes on.
     async fn step(&mut self, data: &Value) -> Result<Value, PlayError> {
         if data["type"] == "list_tools" {
             if !self.play.is_open() {
