@@ -170,7 +170,7 @@ without one its rows say so."
 The part store writes about 1.5 GB into the temporary folder, and removes them."
     )]
     Pipeline(pipeline::PipelineArgs),
-    /// Measure rows and bytes a second through the queue of episodes, beside TransferQueue
+    /// Measure rows and bytes a second through the queue of episodes, compared with TransferQueue
     #[command(
         after_help = "Example: sinew bench queue --json --peer-python .cache/transferqueue/bin/python\n\
 The peer needs a Python environment with benches/peers/transferqueue.txt; without one its rows say so."

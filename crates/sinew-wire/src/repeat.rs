@@ -23,7 +23,7 @@ pub struct Repeated {
 }
 
 /// Does the steps of a run up to `step` again, from the newest checkpoint before it, in a copy at `copy`
-/// beside the run. What the steps trained on is what was committed: no episode is run.
+/// outside the run. What the steps trained on is what was committed: no episode is run.
 ///
 /// # Errors
 /// If the run keeps no episodes on disk, a part of it is gone, or the copy cannot be made.

@@ -1,4 +1,4 @@
-//! Producers: groups of episodes as rows, once, whoever is killed.
+//! Producers: groups of episodes become rows once, whichever process is killed.
 
 use super::support::LIMITS;
 use sinew_queue::{Fed, Feed};
@@ -78,7 +78,7 @@ fn a_group_is_put_whole_and_once() {
     queue.join(&scorer_consumer()).unwrap();
     queue.join(&trainer_consumer("trainer")).unwrap();
     let stats = queue.stats().unwrap();
-    // Whose reward nobody else gives is not left to a scorer.
+    // An episode that has its reward is not left to a scorer.
     assert_eq!(
         (stats.of("scorer").ready, stats.of("trainer").ready),
         (1, 2)

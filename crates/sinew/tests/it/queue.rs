@@ -243,7 +243,7 @@ fn rows_are_listed_put_out_of_the_way_revived_and_removed() {
     let ask = |command: &str, more: &[&str]| -> Value {
         serde_json::from_str(&served.ask(command, more)).unwrap()
     };
-    // A row that waits is in nobody's way yet.
+    // A row that waits blocks no other row yet.
     let mut fail = sinew();
     fail.args(["queue", "fail", &served.url(), key, "--consumer", "scorer"]);
     fail.args(["--reason", "wrong", "--token-file"])
