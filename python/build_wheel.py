@@ -101,7 +101,8 @@ def build(binary: Path, out: Path, level: int) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{name}-{version}-py3-none-{platform_tag}.whl"
     wheel = Wheel(path, info, level)
-    for file in sorted((HERE / "src" / name).rglob("*")):
+    # The package, and the module that `verifiers` finds by its name.
+    for file in sorted((HERE / "src").rglob("*")):
         if file.is_file() and "__pycache__" not in file.parts:
             wheel.add(file.relative_to(HERE / "src").as_posix(), file.read_bytes())
     wheel.add(f"{name}-{version}.data/scripts/sinew", data, 0o755)

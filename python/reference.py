@@ -19,6 +19,7 @@ SECTIONS = (
     ("Runs", ("runs", "records")),
     ("Stored episodes", ("stored",)),
     ("Environments", ("env",)),
+    ("Environments for other programs", ("served", "gym")),
     ("Gateway", ("client", "agent", "dataset", "service")),
     ("Data pool", ("pool",)),
     ("Sandboxes", ("sandboxes",)),

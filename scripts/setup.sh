@@ -25,6 +25,7 @@ if [ "${1:-}" != demo ]; then
     need setpriv util-linux
     need qemu-system-x86_64 qemu-system-x86
     need chromium chromium
+    need coqc coq
 fi
 if [ -n "$missing" ]; then
     if ! command -v apt-get >/dev/null 2>&1; then
@@ -64,6 +65,8 @@ install $venv examples/requirements.txt
 install .cache/venv-litellm examples/requirements-litellm.txt
 # Tasks of reasoning-gym: large, and only one example needs it.
 install .cache/venv-reasoning examples/requirements-reasoning.txt
+# Packages of other projects whose environments and clients are bridged.
+scripts/bridges.sh small
 if ! cmp -s examples/ai_sdk/package-lock.json examples/ai_sdk/node_modules/installed.json; then
     echo "setup: installing the packages of examples/ai_sdk"
     PATH="$PWD/.cache/venv-litellm/bin:$PATH" npm ci --prefix examples/ai_sdk --ignore-scripts --no-audit --no-fund --loglevel=error
@@ -99,6 +102,13 @@ if ! cmp -s python/requirements-types.txt .cache/tools/types.txt; then
     echo "setup: installing mypy and pyright into .cache/tools"
     .cache/uv/bin/uv pip install --quiet --python .cache/tools/bin/python3 --requirement python/requirements-types.txt
     cp python/requirements-types.txt .cache/tools/types.txt
+fi
+
+# Pages of MiniWoB++ for the environment `web`: plain files in a wheel.
+if ! [ -f .cache/miniwob/miniwob/html/core/core.js ]; then
+    echo "setup: installing the pages of MiniWoB++ into .cache/miniwob"
+    python3 -m pip download --quiet --no-deps --dest .cache/wheels miniwob==1.1.0
+    python3 -m zipfile -e .cache/wheels/miniwob-1.1.0-py3-none-any.whl .cache/miniwob
 fi
 
 # The interpreters of the wasm level, compiled for this machine.

@@ -3,7 +3,7 @@
 use crate::aggregate;
 use crate::algorithms;
 use crate::batch::Batch;
-use crate::composition::{Advantage, Composition, Needs, ProcessRewards};
+use crate::composition::{Advantage, Composition, EqualGroups, Needs, ProcessRewards};
 use crate::episode::Columns;
 use crate::error::{AlgoError, ConfigError};
 use crate::filter;
@@ -66,6 +66,14 @@ impl Algorithm {
     /// Maximum rounds that replace [`Algorithm::spent`] groups.
     pub fn refill(&self) -> u32 {
         self.composition.filters.refill.unwrap_or(0)
+    }
+
+    /// Whether the rewards of a part of a group can show that the group leaves the batch: episodes are
+    /// compared with each other, those of equal groups are dropped, and no group is resampled.
+    pub fn drops_equal(&self) -> bool {
+        let c = &self.composition;
+        let drops = c.filters.equal_groups == EqualGroups::Drop && c.filters.resample.is_none();
+        drops && c.advantage.compares() && c.rewards.kl == 0.0
     }
 
     /// Groups that will leave the batch, so that others can replace them: too many episodes failed, or the

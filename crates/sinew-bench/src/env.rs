@@ -17,13 +17,15 @@ use std::time::Instant;
 const MODULE: &str = include_str!("env.py");
 /// Workers: as many as the machine has cores that the targets are stated for.
 const WORKERS: usize = 2;
-/// Measured steps, and steps before them.
+/// Measured steps.
 const STEPS: usize = 2000;
+/// Steps that are not measured.
 const WARM: usize = 200;
 /// Sessions at once.
 const SESSIONS: usize = 1000;
-/// Measured scores of one batch, and batches.
+/// Measured scores of one batch.
 const SCORES: usize = 4000;
+/// Batches of [`SCORES`].
 const BATCHES: usize = 5;
 /// Scores that are asked for at the same time.
 const AT_ONCE: usize = 64;
@@ -78,6 +80,7 @@ pub(super) fn run(args: &EnvArgs) -> Result<(), BenchError> {
 struct Module(tempfile::TempDir);
 
 impl Module {
+    /// Writes the module where sandboxes can read it.
     fn write() -> Result<Self, BenchError> {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().map_err(BenchError::system)?;
@@ -88,6 +91,7 @@ impl Module {
         Ok(Self(dir))
     }
 
+    /// A pool of [`WORKERS`] processes with a class or function of the module.
     fn workers(&self, name: &str, kind: TargetKind) -> Result<PythonWorkers, BenchError> {
         let text = format!("bench_env.py:{name}");
         let target = Target::parse(&text, kind, self.0.path()).map_err(BenchError::system)?;

@@ -216,6 +216,7 @@ impl Bench {
     }
 }
 
+/// The only consumer: it needs traces, and a row is done after it.
 fn consumer() -> Consumer {
     Consumer {
         name: "consumer".into(),

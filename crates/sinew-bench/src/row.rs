@@ -162,6 +162,7 @@ pub(crate) struct Printer {
 }
 
 impl Printer {
+    /// `json`: one object for each row, for programs.
     pub(crate) fn new(json: bool) -> Self {
         Self { json }
     }

@@ -1,4 +1,5 @@
-//! `sinew env check`: runs a class with simple policies and reports errors before a model is trained on it.
+//! `sinew env check`: runs an environment with simple policies and reports errors before a model is trained
+//! on it.
 //!
 //! Policies that know nothing of the task must fail: a reward that they get is one that a model can get
 //! without learning the task. The gold policy must succeed: a task without a solution teaches nothing. Equal
@@ -6,6 +7,7 @@
 //! environment looks like a difference of the actions.
 
 use crate::env::PythonEnvFactory;
+use futures::future::try_join_all;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use sinew_env::{Action, Env, EnvError, EnvFactory};
@@ -46,10 +48,10 @@ pub struct EnvCheck {
     pub values: Map<String, Value>,
 }
 
-/// Report on a class.
+/// Report on an environment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CheckReport {
-    /// `file:line` of the class.
+    /// `file:line` of the class, or the recipe.
     pub place: String,
     /// Tools as the model sees them.
     pub tools: Vec<ToolSpec>,
@@ -63,23 +65,64 @@ impl CheckReport {
         self.checks.iter().all(|c| c.finding != Finding::Error)
     }
 
-    /// Runs all checks on `tasks`, one episode at a time. An episode has at most 8 turns. Checks that fail do
-    /// not end the report.
+    /// Runs all checks that any environment can pass on `tasks`, one episode at a time. An episode has at
+    /// most 8 turns. Checks that fail do not end the report. `place` says what is checked; the speed is that of
+    /// `sessions` episodes at once.
+    pub async fn any(
+        factory: &dyn EnvFactory,
+        tasks: &[Task],
+        (place, sessions): (String, usize),
+    ) -> Self {
+        let mut checks = common(factory, tasks).await;
+        checks.push(speed(factory, tasks, sessions).await);
+        Self {
+            place,
+            tools: tools(factory, tasks).await,
+            checks,
+        }
+    }
+
+    /// As [`CheckReport::any`], for a class: its snapshots, too. The speed is that of one episode.
     pub async fn of(factory: &PythonEnvFactory, tasks: &[Task]) -> Self {
-        let mut checks = vec![leaks(factory, tasks).await];
-        checks.push(gold(factory, tasks).await);
-        checks.push(simple(factory, tasks, Policy::Null).await);
-        checks.push(simple(factory, tasks, Policy::Random).await);
-        checks.push(determinism(factory, tasks).await);
+        Self::at_once(factory, tasks, 1).await
+    }
+
+    /// As [`CheckReport::of`]; the speed is that of `sessions` episodes at once.
+    pub async fn at_once(factory: &PythonEnvFactory, tasks: &[Task], sessions: usize) -> Self {
+        let mut checks = common(factory, tasks).await;
         if factory.info().snapshots {
             checks.push(snapshots(factory, tasks).await);
         }
-        checks.push(speed(factory, tasks).await);
+        checks.push(speed(factory, tasks, sessions).await);
         Self {
             place: factory.info().place.clone(),
             tools: factory.info().tools.clone(),
             checks,
         }
+    }
+}
+
+/// Checks of every environment, but for its speed.
+async fn common(factory: &dyn EnvFactory, tasks: &[Task]) -> Vec<EnvCheck> {
+    vec![
+        leaks(factory, tasks).await,
+        gold(factory, tasks).await,
+        simple(factory, tasks, Policy::Null).await,
+        simple(factory, tasks, Policy::Random).await,
+        determinism(factory, tasks).await,
+    ]
+}
+
+/// Tools of the first task; none if it does not start, which another check reports.
+async fn tools(factory: &dyn EnvFactory, tasks: &[Task]) -> Vec<ToolSpec> {
+    let Some(Ok(mut env)) = tasks.first().map(|task| factory.create(task)) else {
+        return Vec::new();
+    };
+    let reset = env.reset().await;
+    let closed = env.close().await;
+    match (reset, closed) {
+        (Ok(reset), Ok(())) => reset.tools,
+        _ => Vec::new(),
     }
 }
 
@@ -107,6 +150,7 @@ enum Policy {
 }
 
 impl Policy {
+    /// Name in the report.
     fn name(self) -> &'static str {
         match self {
             Self::Null => "null",
@@ -204,6 +248,7 @@ impl Draw {
 /// Record of an episode, for comparisons.
 #[derive(Clone, Debug, PartialEq)]
 struct Played {
+    /// Score at the end.
     outcome: Outcome,
     /// Observations and rewards of turns, in order.
     seen: Vec<(Content, f64)>,
@@ -211,7 +256,7 @@ struct Played {
 
 /// Plays one episode. Each turn that the environment answers adds its wall time to `times`.
 async fn play(
-    factory: &PythonEnvFactory,
+    factory: &dyn EnvFactory,
     task: &Task,
     (policy, seed): (Policy, u64),
     times: &mut Vec<Duration>,
@@ -255,7 +300,7 @@ async fn rest(
 }
 
 /// Success and reward of a policy that knows nothing: both must be low.
-async fn simple(factory: &PythonEnvFactory, tasks: &[Task], policy: Policy) -> EnvCheck {
+async fn simple(factory: &dyn EnvFactory, tasks: &[Task], policy: Policy) -> EnvCheck {
     let (mut rewards, mut successes, mut unscored) = (Vec::new(), 0, None);
     for (i, task) in tasks.iter().enumerate() {
         match play(factory, task, (policy, i as u64), &mut Vec::new()).await {
@@ -302,15 +347,15 @@ async fn simple(factory: &PythonEnvFactory, tasks: &[Task], policy: Policy) -> E
     line(policy.name(), finding, detail, values)
 }
 
-/// The gold policy of the class, if it has one, must succeed on every task. Without one, nothing is known,
+/// The gold policy, if there is one, must succeed on every task. Without one, nothing is known,
 /// which is no error: many tasks have no solution that can be written down.
-async fn gold(factory: &PythonEnvFactory, tasks: &[Task]) -> EnvCheck {
-    if !factory.info().gold {
-        let detail = "the class has no gold(task): whether tasks can be solved is not known".into();
-        return line("gold", Finding::Ok, detail, Value::Null);
-    }
+async fn gold(factory: &dyn EnvFactory, tasks: &[Task]) -> EnvCheck {
     let mut turns = 0;
     for task in tasks {
+        if let Ok(None) = factory.gold(task, 0) {
+            let detail = "there is no gold policy: whether tasks can be solved is not known".into();
+            return line("gold", Finding::Ok, detail, Value::Null);
+        }
         match sinew_env::gold_run(factory, task).await {
             Ok((outcome, count)) if outcome.success && !outcome.unscored => turns += count,
             Ok((outcome, _)) => {
@@ -343,7 +388,7 @@ async fn gold(factory: &PythonEnvFactory, tasks: &[Task]) -> EnvCheck {
 
 /// Equal actions must give equal observations, rewards and outcomes. Random actions from the same seed are
 /// played twice in the same worker, so randomness of the process (its hash seed is fixed) is not seen here.
-async fn determinism(factory: &PythonEnvFactory, tasks: &[Task]) -> EnvCheck {
+async fn determinism(factory: &dyn EnvFactory, tasks: &[Task]) -> EnvCheck {
     for (i, task) in tasks.iter().enumerate() {
         let run = || async move {
             play(factory, task, (Policy::Random, i as u64), &mut Vec::new()).await
@@ -446,7 +491,7 @@ async fn resumed(
 }
 
 /// Columns with the solution must not stand in the prompt.
-async fn leaks(factory: &PythonEnvFactory, tasks: &[Task]) -> EnvCheck {
+async fn leaks(factory: &dyn EnvFactory, tasks: &[Task]) -> EnvCheck {
     for task in tasks {
         let prompt = match prompt(factory, task).await {
             Ok(messages) => messages,
@@ -483,7 +528,7 @@ async fn leaks(factory: &PythonEnvFactory, tasks: &[Task]) -> EnvCheck {
 }
 
 /// The first messages of an episode, which is ended again.
-async fn prompt(factory: &PythonEnvFactory, task: &Task) -> Result<Vec<Message>, EnvError> {
+async fn prompt(factory: &dyn EnvFactory, task: &Task) -> Result<Vec<Message>, EnvError> {
     let mut env = factory.create(task)?;
     let reset = env.reset().await;
     env.close().await?;
@@ -506,31 +551,43 @@ fn holds(text: &str, value: &Value) -> bool {
     })
 }
 
-/// Steps a second, one episode at a time: at least 200 episodes, at most 5 seconds of them. It includes the
-/// way to the worker and back, about 0.2 ms.
-async fn speed(factory: &PythonEnvFactory, tasks: &[Task]) -> EnvCheck {
-    let mut times = Vec::new();
+/// Steps a second with some episodes at once: at least 200 episodes, at most 5 seconds of them. Of a class,
+/// it includes the way to the worker and back, about 0.2 ms.
+async fn speed(factory: &dyn EnvFactory, tasks: &[Task], sessions: usize) -> EnvCheck {
     let started = Instant::now();
-    for (i, task) in tasks.iter().cycle().take(200.max(tasks.len())).enumerate() {
-        if let Err(e) = play(factory, task, (Policy::Random, i as u64), &mut times).await {
-            return line(
-                "speed",
-                Finding::Error,
-                format!("task {}: {e}", task.id),
-                Value::Null,
-            );
+    let each = 200usize.max(tasks.len()).div_ceil(sessions);
+    let session = |own: usize| async move {
+        let mut times = Vec::new();
+        for (i, task) in tasks.iter().cycle().skip(own).take(each).enumerate() {
+            let seed = (own * each + i) as u64;
+            let played = play(factory, task, (Policy::Random, seed), &mut times).await;
+            played.map_err(|e| format!("task {}: {e}", task.id))?;
+            if started.elapsed() > Duration::from_secs(5) {
+                break;
+            }
         }
-        if started.elapsed() > Duration::from_secs(5) {
-            break;
-        }
-    }
+        Ok(times)
+    };
+    let played: Result<Vec<Vec<Duration>>, String> = try_join_all((0..sessions).map(session)).await;
+    let mut times = match played {
+        Ok(times) => times.concat(),
+        Err(why) => return line("speed", Finding::Error, why, Value::Null),
+    };
+    // Of one episode, starts and ends do not count; of several, all of it takes time of the others.
+    let all: Duration = match sessions {
+        1 => times.iter().sum(),
+        _ => started.elapsed(),
+    };
     times.sort_unstable();
     let median = times.get(times.len() / 2).copied().unwrap_or_default();
-    let all: Duration = times.iter().sum();
     let rate = times.len() as f64 / all.as_secs_f64().max(1e-9);
     let median_ms = median.as_secs_f64() * 1e3;
-    let detail = format!("{rate:.0} steps/s in one episode, {median_ms:.2} ms a step (median)");
-    let finding = match median_ms > 1000.0 {
+    let at_once = match sessions {
+        1 => "one episode".to_owned(),
+        _ => format!("{sessions} episodes at once"),
+    };
+    let detail = format!("{rate:.0} steps/s in {at_once}, {median_ms:.2} ms a step (median)");
+    let finding = match median_ms > 1000.0 && sessions == 1 {
         true => Finding::Warning,
         false => Finding::Ok,
     };
@@ -538,7 +595,7 @@ async fn speed(factory: &PythonEnvFactory, tasks: &[Task]) -> EnvCheck {
         "speed",
         finding,
         detail,
-        json!({"steps_per_s": rate, "step_ms": median_ms}),
+        json!({"steps_per_s": rate, "step_ms": median_ms, "sessions": sessions}),
     )
 }
 

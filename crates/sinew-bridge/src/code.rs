@@ -11,6 +11,7 @@
 use crate::error::StartError;
 use crate::target::{Module, Target, TargetKind};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -24,8 +25,9 @@ const SHOWN: &str = "/code";
 const SYSTEM: [&str; 4] = ["/usr", "/bin", "/lib", "/lib64"];
 /// Oldest Python that runs the worker's program.
 const OLDEST: [u32; 2] = [3, 8];
-/// How long an interpreter may take to answer, and bytes of its answer.
+/// How long an interpreter may take to answer.
 const ASK_WITHIN: Duration = Duration::from_secs(20);
+/// Bytes that an interpreter may answer; the rest is not read.
 const MAX_ANSWER: u64 = 1 << 20;
 /// Asks an interpreter about itself. It imports nothing of the user's.
 const ASK: &str = "import json, sys; print(json.dumps({\
@@ -54,6 +56,7 @@ pub struct PythonCode {
 /// A class or function as the worker loads it.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Load {
+    /// What it is used as.
     pub(crate) kind: TargetKind,
     /// Path of the file inside.
     file: Option<String>,
@@ -61,7 +64,10 @@ pub(crate) struct Load {
     module: Option<String>,
     /// Text of the module, if it is part of this program.
     source: Option<&'static str>,
+    /// Name of the class or function in the module.
     name: String,
+    /// Attributes of a class to set.
+    options: Map<String, Value>,
 }
 
 /// Answer of an interpreter to [`ASK`].
@@ -107,11 +113,15 @@ impl PythonCode {
         Ok(code)
     }
 
+    /// Code without an interpreter: the hash of the targets alone.
     fn empty(targets: &[Target]) -> Self {
         let mut hash = blake3::Hasher::new();
         for target in targets {
             hash.update(target.as_str().as_bytes());
             hash.update(&target.source());
+            if !target.options.is_empty() {
+                hash.update(json!(target.options).to_string().as_bytes());
+            }
         }
         Self {
             python: String::new(),
@@ -181,6 +191,7 @@ impl PythonCode {
                 module,
                 source,
                 name: target.name.clone(),
+                options: target.options.clone(),
             });
         }
         Ok(())
@@ -240,6 +251,10 @@ fn find_program(name: &str, search_path: &str) -> Result<PathBuf, StartError> {
     whole(found.ok_or_else(missing)?)
 }
 
+/// Runs [`ASK`], in `/` and without input.
+///
+/// # Errors
+/// [`StartError::Interpreter`] with the last line of its error, or its version if that is too old.
 fn ask(python: &Path) -> Result<Interpreter, StartError> {
     let failed = |why: String| StartError::Interpreter(format!("{}: {why}", python.display()));
     let mut command = Command::new(python);
@@ -314,6 +329,7 @@ fn read_in_background(from: impl Read + Send + 'static) -> mpsc::Receiver<Vec<u8
     receiver
 }
 
+/// A path as a text for JSON. Bytes that are no UTF-8 are replaced.
 fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }

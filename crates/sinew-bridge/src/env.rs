@@ -28,6 +28,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) struct EnvInfo {
     /// Tools with their JSON schemas.
     pub(crate) tools: Vec<ToolSpec>,
+    /// Episodes have tools of their own: the class has a method `offered`.
+    #[serde(default)]
+    pub(crate) offered: bool,
     /// The class has a method `state`, so that turns have hashes of the state.
     pub(crate) state: bool,
     /// The class has the methods `snapshot` and `restore`.
@@ -43,9 +46,14 @@ pub(crate) struct EnvInfo {
 }
 
 impl EnvInfo {
+    /// Episodes have tools.
+    fn has_tools(&self) -> bool {
+        self.offered || !self.tools.is_empty()
+    }
+
     /// What algorithms can read of the episodes. Any turn may have a reward: the class returns it.
     fn gives(&self) -> Gives {
-        let counts = counted(!self.tools.is_empty());
+        let counts = counted(self.has_tools());
         Gives {
             states: match self.state {
                 true => Given::Yes,
@@ -261,6 +269,9 @@ pub(crate) struct PythonEnv {
 struct Opened {
     /// System message, prompt, and the text of `start`.
     messages: Vec<Message>,
+    /// Tools of this episode alone.
+    #[serde(default)]
+    tools: Vec<ToolSpec>,
     /// Hash of `state()`.
     state: Option<u64>,
     /// The episode as text, of a class with `snapshot` and `restore`.
@@ -373,7 +384,7 @@ impl PythonEnv {
         self.saved = opened.snapshot;
         Ok(ResetResult {
             messages: [std::mem::take(&mut self.preamble), opened.messages].concat(),
-            tools: shared.info.tools.clone(),
+            tools: [shared.info.tools.clone(), opened.tools].concat(),
             calls: CallNotation::Template,
             state_hash: opened.state,
         })
@@ -470,7 +481,7 @@ impl PythonEnv {
             Ok(score) => score.into_outcome(),
             Err(unscored) => unscored.into_outcome(),
         };
-        if !self.shared.info.tools.is_empty() {
+        if self.shared.info.has_tools() {
             self.counts.add_to(&mut outcome);
         }
         if !outcome.unscored {

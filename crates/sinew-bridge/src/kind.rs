@@ -8,6 +8,7 @@ use crate::tasks::PythonTasks;
 use crate::workers::{PythonWorkers, WorkersConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use sinew_env::{
     EnvConfig, EnvError, EnvFactory, EnvKind, KeyError, Needs, Sandboxes, Taskset, TasksetError,
 };
@@ -54,20 +55,28 @@ pub struct Python {
     /// Python interpreter, whose packages the class can import: a path, or a name in `PATH`.
     #[serde(default = "default_python")]
     pub python: String,
+    /// Attributes of the class to set before it is used, such as `{ rooms = 5 }`. Each must exist, with a
+    /// value of the same type.
+    #[serde(default)]
+    pub options: Map<String, Value>,
 }
 
+/// Processes.
 fn default_workers() -> usize {
     4
 }
 
+/// Episodes of one process.
 fn default_sessions() -> usize {
     256
 }
 
+/// Seconds for one call.
 fn default_timeout() -> f64 {
     30.0
 }
 
+/// Seconds for a start with its imports.
 fn default_startup() -> f64 {
     60.0
 }
@@ -80,7 +89,7 @@ fn default_python() -> String {
 ///
 /// # Errors
 /// The first that is not within 0.01 seconds and a day.
-pub(crate) fn check_timeouts(timeouts: &[(&'static str, f64)]) -> Result<(), KeyError> {
+pub fn check_timeouts(timeouts: &[(&'static str, f64)]) -> Result<(), KeyError> {
     let wrong = timeouts.iter().find(|t| !(0.01..=86_400.0).contains(&t.1));
     wrong.map_or(Ok(()), |(key, seconds)| {
         Err(KeyError {
@@ -101,6 +110,7 @@ impl Python {
             timeout_s: default_timeout(),
             startup_timeout_s: default_startup(),
             python: default_python(),
+            options: Map::new(),
         }
     }
 
@@ -119,6 +129,7 @@ impl Python {
             });
         }
         let target = Target::parse(&self.module, TargetKind::Env, Path::new("."))?;
+        let target = target.with_options(self.options.clone());
         let search = std::env::var("PATH").unwrap_or_default();
         let code = PythonCode::find(&[target], &self.python, &search)?;
         // All may be replaced at the same moment, and a dead one leaves after its successor has come.

@@ -1,5 +1,5 @@
-//! Environments, rewards and tasks of users: in sandboxed Python processes, behind HTTP (`http/`), and
-//! tools of MCP servers (`mcp/`).
+//! Environments, rewards and tasks of users: in sandboxed Python processes, behind HTTP (`http/`), and tools
+//! of MCP servers (`mcp/`). Protocols of other projects are in `sinew-peers`.
 //!
 //! ```text
 //! PythonEnvFactory, PythonReward, PythonRows   what rollouts, scoring and tasks use
@@ -25,7 +25,6 @@
 
 mod check;
 mod code;
-mod counts;
 mod env;
 mod error;
 mod frame;
@@ -38,10 +37,19 @@ mod rows;
 mod runtime;
 mod target;
 mod tasks;
-mod turn;
 mod worker;
 mod workers;
 mod worlds;
+
+use sinew_env::{counts, turn};
+
+/// What clients and servers of other protocols over HTTP share with `http/`: limits, requests, keys, and the
+/// runtime of a client. `sinew-peers` is the user.
+pub mod remote {
+    pub use crate::http::{MAX_BODY, MAX_TEXT, Remote, RemoteError, address, cut, has_key};
+    pub use crate::kind::check_timeouts;
+    pub use crate::runtime::{OwnRuntime, block_on, spawn};
+}
 
 pub use check::{CheckReport, EnvCheck, Finding};
 pub use code::PythonCode;

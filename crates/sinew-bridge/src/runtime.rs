@@ -8,10 +8,14 @@ use tokio::task::JoinHandle;
 
 /// A runtime with one thread. Dropping it ends its tasks.
 #[derive(Debug)]
-pub(crate) struct OwnRuntime(Option<Runtime>);
+pub struct OwnRuntime(Option<Runtime>);
 
 impl OwnRuntime {
-    pub(crate) fn start() -> std::io::Result<Self> {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub fn start() -> std::io::Result<Self> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("sinew-python")
@@ -20,7 +24,8 @@ impl OwnRuntime {
         Ok(Self(Some(runtime)))
     }
 
-    pub(crate) fn handle(&self) -> Option<Handle> {
+    /// Where tasks of the runtime are spawned. `None` only while it is dropped.
+    pub fn handle(&self) -> Option<Handle> {
         self.0.as_ref().map(|r| r.handle().clone())
     }
 }
@@ -35,7 +40,7 @@ impl Drop for OwnRuntime {
 }
 
 /// Runs a future on the runtime. It goes on if the caller stops waiting.
-pub(crate) fn spawn<F>(handle: &Handle, future: F) -> JoinHandle<F::Output>
+pub fn spawn<F>(handle: &Handle, future: F) -> JoinHandle<F::Output>
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
@@ -46,7 +51,7 @@ where
 /// Runs a future on the runtime and blocks this thread until it is ready. `None` if the runtime is gone.
 ///
 /// It may be called within another runtime: a thread of one with several gives its other tasks away first.
-pub(crate) fn block_on<F>(handle: &Handle, future: F) -> Option<F::Output>
+pub fn block_on<F>(handle: &Handle, future: F) -> Option<F::Output>
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,

@@ -2,6 +2,7 @@
 
 use crate::error::StartError;
 use crate::worlds;
+use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
 /// Role of a class or function.
@@ -39,6 +40,8 @@ pub struct Target {
     pub(crate) kind: TargetKind,
     /// The text that was parsed.
     pub(crate) text: String,
+    /// Attributes of the class that the recipe sets.
+    pub(crate) options: Map<String, Value>,
 }
 
 impl Target {
@@ -87,6 +90,7 @@ impl Target {
             name: name.into(),
             kind,
             text: text.into(),
+            options: Map::new(),
         })
     }
 
@@ -100,7 +104,15 @@ impl Target {
             name: function.into(),
             kind: TargetKind::Reward,
             text: format!("{module}:{function}"),
+            options: Map::new(),
         }
+    }
+
+    /// The class with attributes that are set before it is used.
+    #[must_use]
+    pub fn with_options(mut self, options: Map<String, Value>) -> Self {
+        self.options = options;
+        self
     }
 
     /// The name as it was given.

@@ -273,7 +273,38 @@ def load(target):
             known = ", ".join(names) or "nothing of its kind"
             raise AttributeError("%s has no %s; it defines: %s" % (file, target["name"], known))
         found = getattr(found, part)
+    set_options(found, target["options"])
     return found
+
+
+def set_options(cls, options):
+    """Sets attributes of a class of environments to what the recipe says."""
+    own = {}
+    for base in reversed(cls.__mro__ if options else ()):
+        own.update(vars(base))
+    settable = {n: v for n, v in own.items() if is_option(n, v)}
+    for name, value in options.items():
+        where = "%s: options.%s" % (shown_place(cls), name)
+        if name not in settable:
+            known = ", ".join(sorted(settable)) or "none"
+            raise AttributeError("%s: the class has no such option; it has: %s" % (where, known))
+        default = settable[name]
+        if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if default is not None and type(value) is not type(default):
+            kinds = type(value).__name__, type(default).__name__
+            raise TypeError("%s = %r: it is of type %s, expected %s" % (where, value, *kinds))
+        setattr(cls, name, value)
+
+
+def is_option(name, value):
+    """Whether a recipe can set an attribute: plain data that is not the class's own business."""
+    plain = value is None or isinstance(value, (bool, int, float, str, list, dict))
+    return plain and not name.startswith("_")
+
+
+#: Methods of a class of environments that an episode calls.
+METHODS = ("start", "reset", "offered", "step", "reward", "state", "snapshot", "restore", "close")
 
 
 class EnvTarget:
@@ -287,13 +318,13 @@ class EnvTarget:
         rows = getattr(cls, "tasks", None)
         self.rows = None if rows is None else RowSource(rows, shown_place(cls))
         self.methods = {}
-        for name in ("start", "reset", "step", "reward", "state", "snapshot", "restore", "close"):
+        for name in METHODS:
             function = getattr(cls, name, None)
             if function is not None:
                 self.methods[name] = Bound(function, skip_self=True)
         if "start" not in self.methods and "reset" in self.methods:
             self.methods["start"] = self.methods["reset"]
-        if not self.tools and "step" not in self.methods and "reward" not in self.methods:
+        if not self.tools and not {"offered", "step", "reward"} & set(self.methods):
             raise TypeError(
                 "%s: class %s has no @tool method, no step and no reward: a model could do nothing in it"
                 % (place_of(cls), cls.__name__)
@@ -311,6 +342,7 @@ class EnvTarget:
         ]
         return {
             "tools": tools,
+            "offered": "offered" in self.methods,
             "state": "state" in self.methods,
             "snapshots": "snapshot" in self.methods,
             "gold": hasattr(self.cls, "gold"),
@@ -466,6 +498,23 @@ def scored(value):
 # Episodes.
 
 
+#: Maximum number of tools that an episode has for itself.
+MAX_OFFERED = 256
+
+
+def offered_tool(offer):
+    """A tool of one episode, from the dict of `offered`."""
+    keys = {"name": str, "description": str, "parameters": dict}
+    wrong = not isinstance(offer, collections.abc.Mapping) or not callable(offer.get("call"))
+    if wrong or any(not isinstance(offer.get(key), kind) for key, kind in keys.items()):
+        raise TypeError(
+            "offered gives %r: expected dicts with name, description, parameters (a JSON Schema) and call" % (offer,)
+        )
+    if not offer["name"] or len(offer["name"]) > 128:
+        raise TypeError("offered: a tool's name has 1 to 128 characters, not %r" % offer["name"])
+    return Record(offer)
+
+
 class Session:
     """One episode: an instance of the user's class."""
 
@@ -479,6 +528,8 @@ class Session:
         self.messages = []
         self.rewarded = False
         self.outcome = None
+        # Tools of this episode alone, by name.
+        self.offered = {}
 
     def call(self, method, available=None):
         bound = self.target.methods[method]
@@ -494,8 +545,8 @@ class Session:
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
     def open(self):
-        system = getattr(self.object, "system", None)
         said = self.call("start", columns_of(self.task)) if "start" in self.target.methods else None
+        system = getattr(self.object, "system", None)
         if isinstance(said, (list, tuple)):
             self.messages = [_message(m) for m in said]
         elif said is None or isinstance(said, str):
@@ -506,7 +557,22 @@ class Session:
             raise TypeError(
                 "start returned %s: return None, a text or a list of messages" % type(said).__name__
             )
-        return {"messages": list(self.messages), "state": self.state(), "snapshot": self.snapshot()}
+        begin = {"messages": list(self.messages), "state": self.state(), "snapshot": self.snapshot()}
+        return dict(begin, tools=self.offer())
+
+    def offer(self):
+        """Takes the tools of this episode. They are described as the model sees them."""
+        if "offered" not in self.target.methods:
+            return []
+        for offer in self.call("offered", columns_of(self.task)):
+            made = offered_tool(offer)
+            if made.name in self.target.tools or made.name in self.offered:
+                raise TypeError("offered: two tools are called %s" % made.name)
+            self.offered[made.name] = made
+        if len(self.offered) > MAX_OFFERED:
+            raise TypeError("offered gives %d tools; allowed: %d" % (len(self.offered), MAX_OFFERED))
+        tools = self.offered.values()
+        return [{"name": t.name, "description": t.description, "parameters": t.parameters} for t in tools]
 
     def snapshot(self):
         """The episode as text, for another worker. None without snapshots, or if it is too long."""
@@ -520,16 +586,22 @@ class Session:
         value, self.output, calls, messages, self.rewarded = json.loads(text)
         self.calls, self.messages = [Record(c) for c in calls], [Record(m) for m in messages]
         self.call("restore", dict(columns_of(self.task), snapshot=value))
+        self.offer()
         return {"messages": [], "state": self.state(), "snapshot": text}
 
     def run_tool(self, call):
         """Observation, whether it is an error, reward, and whether the episode ends."""
-        tool = self.target.tools.get(call["name"])
+        name, arguments = call["name"], call["arguments"]
+        tool, offered = self.target.tools.get(name), self.offered.get(name)
         try:
+            if offered is not None:
+                if not isinstance(arguments, dict):
+                    raise sinew.ToolError("the arguments of %s are no object" % name)
+                return self.step_of(finished(offered.call(arguments)))
             if tool is None:
-                known = ", ".join(self.target.tools) or "none"
-                raise sinew.ToolError("there is no tool %s; the tools are: %s" % (call["name"], known))
-            arguments = tool.arguments(call["arguments"])
+                known = ", ".join([*self.target.tools, *self.offered]) or "none"
+                raise sinew.ToolError("there is no tool %s; the tools are: %s" % (name, known))
+            arguments = tool.arguments(arguments)
             return self.step_of(finished(getattr(self.object, tool.attribute)(**arguments)))
         except sinew.ToolError as e:
             return "Error: %s" % e, True, 0.0, False
@@ -819,7 +891,7 @@ class Worlds(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
         return None
 
     def is_package(self, name):
-        return name == "sinew.worlds"
+        return name in ("sinew.worlds", "sinew.bridges")
 
     def get_source(self, name):
         return self.sources[name]
@@ -845,8 +917,8 @@ def prepare(hello):
 def _missing(name):
     if name.startswith("__"):
         raise AttributeError(name)
-    if name == "worlds":
-        return importlib.import_module("sinew.worlds")
+    if name in ("worlds", "bridges"):
+        return importlib.import_module("sinew." + name)
     # Of an AttributeError, `from sinew import ...` would not show the text.
     raise ImportError(
         "sinew.%s is not available in a worker; it has: Env, tool, Step, Done, ToolError, Unscored" % name

@@ -310,6 +310,7 @@ impl Worker {
         })
     }
 
+    /// Ends a worker whose code cannot start another thread or process.
     fn end_full(&self) {
         self.shared
             .end("a call reached the limit of processes and threads of the sandbox");

@@ -76,6 +76,10 @@ impl WorkersConfig {
         }
     }
 
+    /// Checks the numbers and deadlines.
+    ///
+    /// # Errors
+    /// [`StartError::Config`] with the first key that is wrong.
     fn check(&self) -> Result<(), StartError> {
         let wrong = |field, value: String, allowed: &str| {
             Err(StartError::Config {
@@ -271,6 +275,7 @@ impl PythonWorkers {
     }
 }
 
+/// The error of a call after the end of the pool.
 fn gone() -> CallError {
     CallError::Lost {
         reason: "the pool of workers is gone".into(),
@@ -315,6 +320,7 @@ impl Inner {
         }
     }
 
+    /// Starts a worker, once one more start is allowed.
     async fn start(&self) -> Result<Arc<Worker>, CallError> {
         self.wait_for_start().await?;
         let worker = Arc::new(Worker::start(&self.plan).await?);

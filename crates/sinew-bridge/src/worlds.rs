@@ -1,56 +1,85 @@
-//! Environments that ship with the program: `sinew.worlds.NAME:Class`, one Python file each.
+//! Environments that ship with the program: `sinew.worlds.NAME:Class`, and those of other projects' packages:
+//! `sinew.bridges.NAME:Class`, one Python file each.
 //!
 //! Workers carry their sources, so that nothing has to be installed, and classes of a user can be derived
 //! from them.
 
 use std::collections::BTreeMap;
 
-/// Package of the environments.
-const PACKAGE: &str = "sinew.worlds";
+/// The packages.
+const PACKAGES: [&str; 2] = ["sinew.worlds", "sinew.bridges"];
 
-/// A module of the package with its source.
-macro_rules! world {
-    ($name:literal) => {
+/// A module of a package with its source.
+macro_rules! module {
+    ($package:literal) => {
         (
-            concat!("sinew.worlds.", $name),
-            include_str!(concat!("../../../python/src/sinew/worlds/", $name, ".py")),
+            concat!("sinew.", $package),
+            include_str!(concat!(
+                "../../../python/src/sinew/",
+                $package,
+                "/__init__.py"
+            )),
+        )
+    };
+    ($package:literal, $name:literal) => {
+        (
+            concat!("sinew.", $package, ".", $name),
+            include_str!(concat!(
+                "../../../python/src/sinew/",
+                $package,
+                "/",
+                $name,
+                ".py"
+            )),
         )
     };
 }
 
-/// All modules, the package first.
-const WORLDS: [(&str, &str); 10] = [
-    (
-        PACKAGE,
-        include_str!("../../../python/src/sinew/worlds/__init__.py"),
-    ),
-    world!("bargain"),
-    world!("household"),
-    world!("memory"),
-    world!("phone"),
-    world!("physics"),
-    world!("repo"),
-    world!("research"),
-    world!("retail"),
-    world!("survival"),
+/// All modules with their sources.
+const MODULES: [(&str, &str); 22] = [
+    module!("worlds"),
+    module!("worlds", "bargain"),
+    module!("worlds", "household"),
+    module!("worlds", "memory"),
+    module!("worlds", "phone"),
+    module!("worlds", "physics"),
+    module!("worlds", "repo"),
+    module!("worlds", "research"),
+    module!("worlds", "retail"),
+    module!("worlds", "survival"),
+    module!("bridges"),
+    module!("bridges", "arena"),
+    module!("bridges", "bfcl"),
+    module!("bridges", "gym"),
+    module!("bridges", "human_eval"),
+    module!("bridges", "push"),
+    module!("bridges", "reasoning"),
+    module!("bridges", "spiel"),
+    module!("bridges", "swe"),
+    module!("bridges", "tau2"),
+    module!("bridges", "textworld"),
+    module!("bridges", "verifiers"),
 ];
 
 /// Source of a module that ships with the program.
 pub(crate) fn source(module: &str) -> Option<&'static str> {
-    WORLDS.iter().find(|w| w.0 == module).map(|w| w.1)
+    MODULES.iter().find(|w| w.0 == module).map(|w| w.1)
 }
 
 /// Sources by module, as a worker imports them.
 pub(crate) fn sources() -> BTreeMap<&'static str, &'static str> {
-    WORLDS.into_iter().collect()
+    MODULES.into_iter().collect()
 }
 
-/// Why a module of the package does not exist; `None`: it does, or it belongs to another package.
+/// Why a module of the packages does not exist; `None`: it does, or it belongs to another package.
 pub(crate) fn missing(module: &str) -> Option<String> {
-    let ours = module == PACKAGE || module.starts_with(&format!("{PACKAGE}."));
-    (ours && source(module).is_none()).then(|| {
-        let names = WORLDS.iter().skip(1).map(|w| w.0);
-        let names = names.collect::<Vec<_>>().join(", ");
+    let package = PACKAGES
+        .into_iter()
+        .find(|p| module == *p || module.starts_with(&format!("{p}.")))?;
+    source(module).is_none().then(|| {
+        let names = MODULES.iter().map(|w| w.0);
+        let own = names.filter(|n| n.starts_with(package) && *n != package);
+        let names = own.collect::<Vec<_>>().join(", ");
         format!("there is no {module}; valid names: {names}")
     })
 }
@@ -60,15 +89,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_file_of_the_package_is_there() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python/src/sinew/worlds");
-        let files = std::fs::read_dir(folder).unwrap();
-        let names = files.filter_map(|f| Some(f.unwrap().path().file_stem()?.to_str()?.to_owned()));
-        for name in names.filter(|n| !n.starts_with("__")) {
-            assert!(source(&format!("sinew.worlds.{name}")).is_some(), "{name}");
+    fn every_file_of_the_packages_is_there() {
+        for package in ["worlds", "bridges"] {
+            let folder = format!(
+                "{}/../../python/src/sinew/{package}",
+                env!("CARGO_MANIFEST_DIR")
+            );
+            let files = std::fs::read_dir(folder)
+                .unwrap()
+                .map(|f| f.unwrap().path());
+            for file in files.filter(|f| f.extension().is_some_and(|e| e == "py")) {
+                let name = file.file_stem().unwrap().to_str().unwrap().to_owned();
+                let module = match name.as_str() {
+                    "__init__" => format!("sinew.{package}"),
+                    name => format!("sinew.{package}.{name}"),
+                };
+                assert!(source(&module).is_some(), "{module}");
+            }
         }
         let none = missing("sinew.worlds.moon").unwrap();
         assert!(none.contains("sinew.worlds.household"), "{none}");
+        let none = missing("sinew.bridges.moon").unwrap();
+        assert!(
+            none.contains("sinew.bridges.gym") && !none.contains("household"),
+            "{none}"
+        );
         assert_eq!(missing("my.worlds"), None);
     }
 }

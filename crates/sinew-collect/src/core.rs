@@ -248,6 +248,7 @@ mod tests {
             stored: false,
             outcome: reward.map(|r| (String::new(), r > 0.5, r)),
             waits_for_group: false,
+            changed: None,
         }
     }
 
@@ -331,6 +332,7 @@ mod tests {
         for draw in &draws {
             follows = c.ended(EndedEpisode {
                 waits_for_group: true,
+                changed: None,
                 failed: false,
                 outcome: None,
                 ..end(draw, None)

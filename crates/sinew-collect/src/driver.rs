@@ -95,10 +95,11 @@ pub fn collect(collection: Collection) -> Result<Collected, PipelineError> {
     })
 }
 
-/// What earlier sessions stored, from the index alone.
+/// What earlier sessions stored, from the index alone: also what `sinew gc` removed since.
 fn known(store: &dyn TraceStore) -> Result<HashMap<EpisodeId, Known>, PipelineError> {
     let mut known = HashMap::new();
     let mut filter = Filter {
+        removed: true,
         limit: MAX_PAGE,
         ..Filter::default()
     };
@@ -183,7 +184,7 @@ impl Session {
             failed = std::mem::replace(&mut failed, Ok(())).and(told);
         })?;
         failed?;
-        for StoredEpisode { trace, known } in ended {
+        for StoredEpisode { trace, known, .. } in ended {
             let follows = self.collector.ended(EndedEpisode::of(&trace, known));
             if let Some(again) = &follows.again {
                 self.rollouts.start(std::slice::from_ref(again), None)?;

@@ -66,7 +66,12 @@ impl Rollouts for GoldRollouts {
         for draw in draws {
             let stored = self.store.get(&draw.episode);
             match stored.map_err(PipelineError::system)? {
-                Some(trace) => self.known.push(StoredEpisode { trace, known: true }),
+                Some(trace) => self.known.push(StoredEpisode {
+                    trace,
+                    known: true,
+                    changed: None,
+                    rescored: false,
+                }),
                 None => self.waiting.push_back(draw.clone()),
             }
         }
@@ -101,6 +106,8 @@ impl Rollouts for GoldRollouts {
         let new = |trace| StoredEpisode {
             trace,
             known: false,
+            changed: None,
+            rescored: false,
         };
         Ok(traces.into_iter().map(new).collect())
     }

@@ -9,6 +9,7 @@
 //! | `core` | the pure part: draws out, ends and scores of groups in |
 //! | `driver` | the session: known episodes, ports, progress |
 //! | `gold` | the environment's gold policy behind the port of rollouts |
+//! | `keep` | which stored episodes it is done with |
 //!
 //! # Invariants
 //!
@@ -20,7 +21,9 @@
 mod core;
 mod driver;
 mod gold;
+mod keep;
 
 pub use core::{CollectConfig, Collector, Known};
 pub use driver::{Collected, Collection, collect};
 pub use gold::GoldRollouts;
+pub use keep::Whole;

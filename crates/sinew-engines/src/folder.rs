@@ -73,6 +73,17 @@ pub struct WeightsFolder {
     keep: usize,
 }
 
+/// A version that is being written.
+#[derive(Debug)]
+pub(crate) struct Stage {
+    /// The folder of all versions, as an absolute path.
+    root: PathBuf,
+    /// Where the version is written.
+    pub(crate) path: PathBuf,
+    /// What that folder will be called.
+    target: PathBuf,
+}
+
 /// The input embedding, and the output matrix, which is the same tensor in models with tied
 /// embeddings.
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -136,25 +147,60 @@ impl WeightsFolder {
         version: PolicyVersion,
         weights: &dyn TensorSource,
     ) -> Result<PathBuf, FolderError> {
+        let stage = self.stage(version)?;
+        let manifest = self.whole(&stage, version, weights)?;
+        let target = self.finish(&stage, &manifest)?;
+        self.prune(&stage.root, version)?;
+        Ok(target)
+    }
+
+    /// Where versions are published.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Begins a version: an empty folder under a hidden name.
+    pub(crate) fn stage(&self, version: PolicyVersion) -> Result<Stage, FolderError> {
         fs::create_dir_all(&self.root).map_err(io("create", &self.root))?;
         let root = self.root.canonicalize().map_err(io("find", &self.root))?;
+        let path = root.join(format!(".{}.part", name(version)));
+        remove(&path)?;
+        fs::create_dir(&path).map_err(io("create", &path))?;
         let target = root.join(name(version));
-        let staging = root.join(format!(".{}.part", name(version)));
-        remove(&staging)?;
-        fs::create_dir(&staging).map_err(io("create", &staging))?;
-        self.copy_companions(&staging)?;
-        let tensors = self.write_tensors(&staging.join(TENSORS), weights)?;
-        let manifest = WeightsManifest { version, tensors };
-        let manifest = serde_json::to_vec_pretty(&manifest).map_err(|e| FolderError::Format {
-            path: staging.join(MANIFEST),
+        Ok(Stage { root, path, target })
+    }
+
+    /// Writes all tensors of a version, and the small files of the start model.
+    pub(crate) fn whole(
+        &self,
+        stage: &Stage,
+        version: PolicyVersion,
+        weights: &dyn TensorSource,
+    ) -> Result<WeightsManifest, FolderError> {
+        self.copy_companions(&stage.path)?;
+        Ok(WeightsManifest {
+            version,
+            base: None,
+            tensors: self.write_tensors(&stage.path.join(TENSORS), weights)?,
+        })
+    }
+
+    /// Writes the manifest, which comes last: a directory that has one is complete. Then the version gets its
+    /// name.
+    pub(crate) fn finish(
+        &self,
+        stage: &Stage,
+        manifest: &WeightsManifest,
+    ) -> Result<PathBuf, FolderError> {
+        let path = stage.path.join(MANIFEST);
+        let bytes = serde_json::to_vec_pretty(manifest).map_err(|e| FolderError::Format {
+            path: path.clone(),
             why: e.to_string(),
         })?;
-        // Written last: a directory with a manifest is complete.
-        write(&staging.join(MANIFEST), &manifest)?;
-        remove(&target)?;
-        fs::rename(&staging, &target).map_err(io("rename", &staging))?;
-        self.prune(&root, version)?;
-        Ok(target)
+        write(&path, &bytes)?;
+        remove(&stage.target)?;
+        fs::rename(&stage.path, &stage.target).map_err(io("rename", &stage.path))?;
+        Ok(stage.target.clone())
     }
 
     /// Writes all tensors into one file and syncs it; returns their list with checksums. Holds all
@@ -193,6 +239,7 @@ impl WeightsFolder {
                 shape: shape.to_vec(),
                 file: TENSORS.to_owned(),
                 blake3: blake3::hash(&bytes).to_hex().to_string(),
+                delta: None,
             });
             stored.push(Stored {
                 shape,
@@ -252,18 +299,19 @@ impl WeightsFolder {
 }
 
 /// Directory of a version: `v` and eight digits, so that names sort by version.
-fn name(version: PolicyVersion) -> String {
+pub(crate) fn name(version: PolicyVersion) -> String {
     format!("v{:08}", version.0)
 }
 
-fn parse(name: &str) -> Option<PolicyVersion> {
+/// The inverse of [`name`].
+pub(crate) fn parse(name: &str) -> Option<PolicyVersion> {
     let number = name.strip_prefix('v')?.parse().ok()?;
     Some(PolicyVersion(number))
 }
 
 /// The elements of a tensor in the type of the file, little-endian. Borrowed if the type is the
 /// same.
-fn bytes_as(view: TensorView<'_>, dtype: sinew_types::Dtype) -> Cow<'_, [u8]> {
+pub(crate) fn bytes_as(view: TensorView<'_>, dtype: sinew_types::Dtype) -> Cow<'_, [u8]> {
     use sinew_types::Dtype;
     if view.dtype() == dtype {
         return view.into_bytes();
@@ -282,12 +330,15 @@ fn bytes_as(view: TensorView<'_>, dtype: sinew_types::Dtype) -> Cow<'_, [u8]> {
     }
 }
 
-fn io(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> FolderError + use<> {
+pub(crate) fn io(
+    what: &'static str,
+    path: &Path,
+) -> impl FnOnce(std::io::Error) -> FolderError + use<> {
     let path = path.to_owned();
     move |error| FolderError::Io { what, path, error }
 }
 
-fn remove(path: &Path) -> Result<(), FolderError> {
+pub(crate) fn remove(path: &Path) -> Result<(), FolderError> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(io("remove", path)(error))
@@ -296,7 +347,7 @@ fn remove(path: &Path) -> Result<(), FolderError> {
     }
 }
 
-fn write(path: &Path, bytes: &[u8]) -> Result<(), FolderError> {
+pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), FolderError> {
     let mut file = File::create(path).map_err(io("create", path))?;
     file.write_all(bytes).map_err(io("write", path))?;
     file.sync_all().map_err(io("sync", path))

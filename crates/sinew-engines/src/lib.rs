@@ -13,6 +13,7 @@
 //! | [`VllmBackend`], [`SglangBackend`] | token-exact servers that load weights from a [`WeightsFolder`] |
 //! | [`OpenaiBackend`] | any server with `/v1/completions`, for evaluation only |
 //! | [`LocalBackend`] | any other engine of this process |
+//! | [`SharedWeights`], [`WeightsFollower`] | weights from a trainer to engines of other processes |
 //!
 //! Invariants:
 //! - Every submitted request gets exactly one last event.
@@ -41,6 +42,7 @@ mod openai;
 mod pieces;
 pub mod route;
 mod sglang;
+mod shared;
 mod sse;
 mod vllm;
 
@@ -56,5 +58,9 @@ pub use guided::FormatMode;
 pub use local::LocalBackend;
 pub use openai::{OpenaiBackend, TextCodec};
 pub use sglang::{SglangBackend, SglangOptions};
+pub use shared::{
+    FollowError, Followed, FollowedWeights, Heard, Published, Publisher, SharedWeights,
+    WeightsFollower, follow,
+};
 pub use sse::SseParser;
 pub use vllm::{VllmApi, VllmBackend, VllmOptions};

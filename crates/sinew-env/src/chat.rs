@@ -1,7 +1,8 @@
 //! Environment `chat`: a prompt, one answer of the model, and the rewards of the recipe.
 //!
 //! It brings no tasks and no score of its own: rows come from `[tasks]`, and a [`Rewarded`](crate::Rewarded)
-//! factory around it scores the answer. Alone, every episode is unscored.
+//! factory around it scores the answer. Alone, every episode is unscored. The gold policy says a
+//! column of the row.
 
 use crate::port::{
     Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
@@ -12,6 +13,7 @@ use crate::taskset::{Taskset, TasksetError};
 use futures::FutureExt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use sinew_types::{Given, Gives, Message, Outcome, Role, Task};
 use std::sync::Arc;
 
@@ -32,14 +34,20 @@ pub const KIND: EnvKind = EnvKind::new::<Chat>(
 const ONE_ANSWER: &str = "an episode is one answer without tools; take an environment with turns, such as a class \
      of yours with env.type = \"python\"";
 
-/// It has no keys.
+/// The keys of this environment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Chat {}
+struct Chat {
+    /// Column of the task with a right answer: a text, a number or a truth value. With it there is a gold
+    /// policy, which `sinew check` plays and `data.type = "gold"` imitates. Empty: none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(extend("default" = ""))]
+    gold: String,
+}
 
-/// The keys of this environment, which has none.
+/// The keys of this environment with their defaults.
 pub fn config() -> Arc<dyn EnvConfig> {
-    Arc::new(Chat {})
+    Arc::new(Chat::default())
 }
 
 impl EnvConfig for Chat {
@@ -57,7 +65,8 @@ impl EnvConfig for Chat {
     }
 
     fn factory(&self, _sandboxes: Option<Sandboxes>) -> Result<Arc<dyn EnvFactory>, EnvError> {
-        Ok(Arc::new(ChatFactory))
+        let gold = (!self.gold.is_empty()).then(|| self.gold.clone());
+        Ok(Arc::new(ChatFactory { gold }))
     }
 
     fn gives(&self) -> Gives {
@@ -66,8 +75,33 @@ impl EnvConfig for Chat {
 }
 
 /// Factory of [`chat`](self) episodes.
-#[derive(Clone, Copy, Debug)]
-pub struct ChatFactory;
+#[derive(Clone, Debug, Default)]
+pub struct ChatFactory {
+    /// Column of a right answer.
+    gold: Option<String>,
+}
+
+impl ChatFactory {
+    /// The right answer of a task as the model would say it.
+    fn answer(&self, task: &Task) -> Result<Option<String>, EnvError> {
+        let Some(column) = &self.gold else {
+            return Ok(None);
+        };
+        let broken = |found: &str| EnvError::Task {
+            task: task.id.to_string(),
+            message: format!(
+                "env.gold = {column:?}: {found}, allowed: a column with a text, a number or a truth value"
+            ),
+        };
+        match task.data.get(column) {
+            Some(Value::String(text)) if text.trim().is_empty() => Err(broken("its text is empty")),
+            Some(Value::String(text)) => Ok(Some(text.clone())),
+            Some(value @ (Value::Number(_) | Value::Bool(_))) => Ok(Some(value.to_string())),
+            Some(other) => Err(broken(&format!("it is {other}"))),
+            None => Err(broken("the row has no such column")),
+        }
+    }
+}
 
 impl EnvFactory for ChatFactory {
     fn name(&self) -> &str {
@@ -89,8 +123,11 @@ impl EnvFactory for ChatFactory {
         }
     }
 
-    fn gold(&self, _task: &Task, _turn: usize) -> Result<Option<Action>, EnvError> {
-        Ok(None)
+    fn gold(&self, task: &Task, turn: usize) -> Result<Option<Action>, EnvError> {
+        match turn {
+            0 => Ok(self.answer(task)?.map(Action::say)),
+            _ => Ok(None),
+        }
     }
 }
 
@@ -99,6 +136,7 @@ struct ChatEnv {
     messages: Vec<Message>,
 }
 
+/// The end of an episode: a reward of the recipe scores it.
 fn unscored() -> Outcome {
     Outcome {
         unscored: true,
@@ -140,5 +178,56 @@ impl Env for ChatEnv {
 
     fn close(&mut self) -> EnvFuture<'_, ()> {
         futures::future::ready(Ok(())).boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use sinew_types::TaskId;
+
+    fn task(data: Value) -> Task {
+        Task {
+            id: TaskId::new("t/1"),
+            kind: "t".into(),
+            preamble: Vec::new(),
+            prompt: "2 + 3?".into(),
+            data,
+            seed: 0,
+        }
+    }
+
+    #[test]
+    fn the_gold_policy_says_the_column_once() {
+        let factory = ChatFactory {
+            gold: Some("answer".into()),
+        };
+        for (value, said) in [(json!("5"), "5"), (json!(5), "5"), (json!(true), "true")] {
+            let task = task(json!({ "answer": value }));
+            assert_eq!(factory.gold(&task, 0).unwrap(), Some(Action::say(said)));
+            assert_eq!(factory.gold(&task, 1).unwrap(), None);
+        }
+        let none = ChatFactory::default();
+        assert_eq!(none.gold(&task(json!({})), 0).unwrap(), None);
+    }
+
+    #[test]
+    fn a_column_that_is_no_answer_is_named() {
+        let factory = ChatFactory {
+            gold: Some("answer".into()),
+        };
+        for (data, why) in [
+            (json!({ "other": 1 }), "no such column"),
+            (json!({ "answer": " " }), "empty"),
+            (json!({ "answer": ["5"] }), "it is [\"5\"]"),
+            (json!(null), "no such column"),
+        ] {
+            let said = factory.gold(&task(data), 0).unwrap_err().to_string();
+            assert!(
+                said.contains("env.gold = \"answer\"") && said.contains(why),
+                "{said}"
+            );
+        }
     }
 }

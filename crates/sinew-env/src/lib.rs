@@ -10,16 +10,21 @@
 //! - An error of the model is an observation. An error of the system is an [`EnvError`].
 
 pub mod chat;
+pub mod counts;
 pub mod math;
 mod mixture;
 mod port;
+pub mod proof;
 pub mod registry;
 mod reward;
 mod rewarded;
 mod rng;
 mod said;
+pub mod search;
 mod taskset;
 pub mod tiny;
+pub mod tools;
+pub mod turn;
 
 pub use mixture::{MixtureFactory, MixtureTasks, member_of};
 pub use port::{
@@ -32,5 +37,6 @@ pub use reward::{
     with_group,
 };
 pub use rewarded::{Rewarded, trial};
+pub use rng::{Rng, hash64};
 pub use said::Said;
 pub use taskset::{NoTasks, Split, Taskset, TasksetError};

@@ -9,7 +9,7 @@
 //! measure all members alike.
 
 use crate::port::{Action, Capabilities, Env, EnvError, EnvFactory};
-use crate::reward::GroupReward;
+use crate::reward::{GroupReward, Reward};
 use crate::taskset::{Split, Taskset, TasksetError};
 use sinew_types::{Component, Task, TaskId};
 use std::collections::BTreeMap;
@@ -21,6 +21,7 @@ const SEPARATOR: char = ':';
 
 /// The tasks of several environments.
 pub struct MixtureTasks {
+    /// Tasks by the name of their environment, in the order of the recipe.
     members: Vec<(String, Arc<dyn Taskset>)>,
 }
 
@@ -157,6 +158,7 @@ pub fn member_of(task: &TaskId) -> &str {
 
 /// Environments of several kinds, each for the tasks of its name.
 pub struct MixtureFactory {
+    /// Factories by name, in the order of the recipe.
     members: Vec<(String, Arc<dyn EnvFactory>)>,
 }
 
@@ -243,6 +245,11 @@ impl EnvFactory for MixtureFactory {
     fn group_reward(&self, task: &Task) -> Option<Arc<dyn GroupReward>> {
         let (envs, task) = self.member(task).ok()?;
         envs.group_reward(&task)
+    }
+
+    fn reward(&self, task: &Task) -> Option<Arc<dyn Reward>> {
+        let (envs, task) = self.member(task).ok()?;
+        envs.reward(&task)
     }
 
     fn gold(&self, task: &Task, turn: usize) -> Result<Option<Action>, EnvError> {

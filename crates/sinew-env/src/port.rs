@@ -1,6 +1,6 @@
 //! The `Env` port: the interface of environments.
 
-use crate::reward::GroupReward;
+use crate::reward::{GroupReward, Reward};
 use futures::future::BoxFuture;
 use sinew_types::{
     Component, Content, FailureKind, Given, Gives, Message, Outcome, Role, Task, ToolCall, ToolSpec,
@@ -231,6 +231,13 @@ pub trait EnvFactory: Send + Sync {
     /// Reward of the whole group of a task, which completes outcomes that wait for it
     /// ([`waits_for_group`](crate::waits_for_group)). `None`: outcomes are complete when episodes end.
     fn group_reward(&self, task: &Task) -> Option<Arc<dyn GroupReward>> {
+        let _ = task;
+        None
+    }
+
+    /// Reward that scores an episode of a task from its sample alone, so that a stored one can be scored
+    /// anew. `None`: only a running environment can.
+    fn reward(&self, task: &Task) -> Option<Arc<dyn Reward>> {
         let _ = task;
         None
     }

@@ -6,7 +6,7 @@
 
 use crate::port::{EnvError, EnvFactory};
 use crate::taskset::{Taskset, TasksetError};
-use crate::{chat, math, tiny};
+use crate::{chat, math, proof, search, tiny};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -18,7 +18,13 @@ use std::sync::Arc;
 use toml::de::ValueDeserializer;
 
 /// The environments of this crate, in the order of the documentation. Crates above it have others.
-pub static ENVIRONMENTS: [EnvKind; 3] = [chat::KIND, math::KIND, tiny::KIND];
+pub static ENVIRONMENTS: [EnvKind; 5] = [
+    chat::KIND,
+    math::KIND,
+    tiny::KIND,
+    proof::KIND,
+    search::KIND,
+];
 
 /// Requirements of an environment in addition to a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -16,8 +16,11 @@ use std::sync::Arc;
 /// Factory of environments whose episodes a [`Reward`] scores.
 #[derive(Clone)]
 pub struct Rewarded {
+    /// Makes the episodes.
     inner: Arc<dyn EnvFactory>,
+    /// Scores each episode on its own.
     reward: Arc<dyn Reward>,
+    /// Scores the episodes of a task together, where the reward does.
     group: Option<Arc<dyn GroupReward>>,
 }
 
@@ -85,6 +88,10 @@ impl EnvFactory for Rewarded {
 
     fn group_reward(&self, _: &Task) -> Option<Arc<dyn GroupReward>> {
         self.group.clone()
+    }
+
+    fn reward(&self, _: &Task) -> Option<Arc<dyn Reward>> {
+        Some(Arc::clone(&self.reward))
     }
 }
 
@@ -250,7 +257,7 @@ mod tests {
     #[test]
     fn a_reward_sees_the_messages_of_a_program() {
         let task = TinyTaskset::new(0).get(Split::Train, 0).unwrap();
-        let factory = Rewarded::new(Arc::new(ChatFactory), Arc::new(Counter));
+        let factory = Rewarded::new(Arc::new(ChatFactory::default()), Arc::new(Counter));
         let mut env = factory.create(&task).unwrap();
         block_on(env.reset()).unwrap();
         let said = |text: &str| Message::new(Role::Assistant, text.to_owned());
@@ -264,7 +271,7 @@ mod tests {
     fn a_chat_is_one_turn_and_unscored_without_a_score() {
         let mut task = TinyTaskset::new(0).get(Split::Train, 0).unwrap();
         task.preamble = vec![Message::new(Role::System, "Be brief.".to_owned())];
-        let factory = Rewarded::new(Arc::new(ChatFactory), Arc::new(Counter));
+        let factory = Rewarded::new(Arc::new(ChatFactory::default()), Arc::new(Counter));
         for (said, scored) in [("yes", true), ("?", false)] {
             let mut env = factory.create(&task).unwrap();
             let reset = block_on(env.reset()).unwrap();
@@ -276,7 +283,7 @@ mod tests {
             assert!(!outcome.metrics.contains_key("env/reward"));
             block_on(env.close()).unwrap();
         }
-        let mut alone = ChatFactory.create(&task).unwrap();
+        let mut alone = ChatFactory::default().create(&task).unwrap();
         let step = block_on(alone.step(Action::say("yes"))).unwrap();
         assert!(step.outcome.unwrap().unscored);
     }

@@ -35,7 +35,9 @@ const MAX_DISTANCE: usize = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Corridor {
+    /// Cell of the walker at the begin.
     start: usize,
+    /// Cell that ends the episode with a success.
     goal: usize,
 }
 
@@ -54,6 +56,7 @@ fn picture(at: usize, goal: usize) -> String {
 /// Taskset of all corridors with a goal in reach.
 #[derive(Clone, Debug)]
 pub struct TinyTaskset {
+    /// Seed of the run.
     seed: u64,
     train: Vec<Corridor>,
     held_out: Vec<Corridor>,
@@ -276,6 +279,7 @@ struct TinyEnv {
     process_reward: f64,
     /// Cell of the walker.
     at: usize,
+    /// Cell of the goal.
     goal: usize,
     state: State,
     /// Turns so far.

@@ -9,6 +9,7 @@
 //! | [`Forward`] | the device seam: computes a pass and draws tokens |
 //! | `sampler` | the draws on a CPU; random numbers by seed and position |
 //! | `draft` | speculative decoding: draft tokens that the same pass verifies |
+//! | [`Stepper`] | the same core without the thread, for simulation: the caller asks for each pass |
 //! | [`FakeEngine`] | answers without a model, for tests and simulation |
 //!
 //! Invariants:
@@ -41,6 +42,7 @@ mod sampler;
 mod scheduler;
 mod sequence;
 mod softmax;
+mod stepper;
 mod stop;
 pub mod testing;
 
@@ -53,4 +55,5 @@ pub use model::ModelForward;
 pub use rng::uniform;
 pub use sampler::Sampler;
 pub use scheduler::{SchedulerConfig, SwapPolicy};
+pub use stepper::Stepper;
 pub use stop::TokenBytes;

@@ -171,15 +171,18 @@ const MAX_WEIGHTS: u128 = 1 << 42;
 
 /// Typed access to the fields of a JSON object. `null` counts as absent.
 struct Fields<'a> {
+    /// What is read, for messages.
     kind: &'static str,
     map: &'a Map<String, Value>,
 }
 
 impl<'a> Fields<'a> {
+    /// A field that is there and not `null`.
     fn get(&self, field: &str) -> Option<&'a Value> {
         self.map.get(field).filter(|value| !value.is_null())
     }
 
+    /// The error of a field with another value than `expected`.
     fn bad(&self, field: &str, found: &Value, expected: &str) -> ConfigError {
         ConfigError::Field {
             source_kind: self.kind,
@@ -200,6 +203,7 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// The value of a field that must be there.
     fn need<T>(&self, field: &str, value: Option<T>) -> Result<T, ConfigError> {
         value.ok_or_else(|| ConfigError::Missing {
             source_kind: self.kind,
@@ -207,6 +211,7 @@ impl<'a> Fields<'a> {
         })
     }
 
+    /// As `size`, of a field that must be there.
     fn need_size(&self, field: &str) -> Result<usize, ConfigError> {
         self.need(field, self.size(field)?)
     }
@@ -222,6 +227,7 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// A truth value, if it is there.
     fn flag(&self, field: &str) -> Result<Option<bool>, ConfigError> {
         let Some(value) = self.get(field) else {
             return Ok(None);

@@ -126,6 +126,7 @@ impl StoredType {
     }
 }
 
+/// The half-precision number at a byte, little-endian.
 fn f16_at(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
 }

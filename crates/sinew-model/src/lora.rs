@@ -148,6 +148,7 @@ impl LoraConfig {
         }
     }
 
+    /// Factor of the product of both matrices: `alpha / rank`.
     fn scale(&self) -> f32 {
         self.alpha / self.rank as f32
     }

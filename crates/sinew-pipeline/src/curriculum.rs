@@ -237,6 +237,11 @@ pub struct Curriculum {
     /// Tasks drawn with [`Curriculum::draw_uniform`].
     #[serde(skip_serializing_if = "is_zero")]
     drawn_uniform: u64,
+    /// Tasks drawn with [`Curriculum::task_of`]: those of draws that no commit names, and the next draw.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    open: BTreeMap<u64, usize>,
+    #[serde(skip_serializing_if = "is_zero")]
+    next_draw: u64,
 }
 
 fn is_zero(n: &u64) -> bool {
@@ -273,15 +278,59 @@ impl Curriculum {
             // Draws of one part do not follow each other: batches are cut in the order of draws.
             let place = shuffled(mix_seed(seed, 1), count, n) as f64;
             let chosen = choose(&probabilities, (place + offset) / count as f64)?;
-            let part = &shares.0[chosen];
-            let drawn = self.drawn.entry(part.name.clone()).or_default();
-            let len = part.tasks.len() as u64;
-            let (epoch, at) = (*drawn / len, *drawn % len);
-            *drawn += 1;
-            let order = mix_seed(mix_seed(request.seed ^ ORDER, chosen as u64), epoch);
-            part.tasks.get(permuted(order, len as usize, at as usize))
+            self.next_of(shares, chosen, request.seed)
         };
         (0..count).filter_map(one).collect()
+    }
+
+    /// The next task of a part, in the part's own order.
+    fn next_of(&mut self, shares: &TaskShares, chosen: usize, seed: u64) -> Option<usize> {
+        let part = &shares.0[chosen];
+        let drawn = self.drawn.entry(part.name.clone()).or_default();
+        let len = part.tasks.len() as u64;
+        let (epoch, at) = (*drawn / len, *drawn % len);
+        *drawn += 1;
+        let order = mix_seed(mix_seed(seed ^ ORDER, chosen as u64), epoch);
+        part.tasks.get(permuted(order, len as usize, at as usize))
+    }
+
+    /// The task of a draw, where each draw is a group of its own, begun when there is room. Draws take their
+    /// tasks in their order, whichever are asked for, so that what is drawn follows from the estimates and
+    /// from the draws before alone. Parts follow a Kronecker sequence (multiples of the golden ratio): among
+    /// any draws in a row, each part has nearly its share.
+    pub(crate) fn task_of(
+        &mut self,
+        shares: &TaskShares,
+        adaptive: &AdaptiveConfig,
+        (seed, draw): (u64, u64),
+    ) -> usize {
+        const RATIO: f64 = 0.618_033_988_749_894_9;
+        if self.next_draw <= draw {
+            let probabilities = shares.probabilities(&self.estimates, Some(adaptive));
+            let offset = unit(mix_seed(seed ^ CHOICE, 0));
+            for next in self.next_draw..=draw {
+                let at = (offset + next as f64 * RATIO).fract();
+                let chosen = choose(&probabilities, at).unwrap_or(0);
+                let task = self.next_of(shares, chosen, seed).unwrap_or(0);
+                self.open.insert(next, task);
+            }
+            self.next_draw = draw + 1;
+        }
+        self.open.get(&draw).copied().unwrap_or(0)
+    }
+
+    /// Forgets the tasks of draws that a commit names.
+    pub(crate) fn settle(&mut self, draws: impl IntoIterator<Item = u64>) {
+        for draw in draws {
+            self.open.remove(&draw);
+        }
+    }
+
+    /// Takes over what another one has drawn; estimates stay.
+    pub(crate) fn follow(&mut self, other: &Self) {
+        self.drawn.clone_from(&other.drawn);
+        self.open.clone_from(&other.open);
+        self.next_draw = other.next_draw;
     }
 
     /// The next tasks, each once an epoch, in an order of the seed's: for steps that draw now more and now

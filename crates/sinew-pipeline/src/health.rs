@@ -1,15 +1,16 @@
 //! Whether a run still learns. Pure: it is given the records of steps and gives alarms.
 //!
-//! Three things are looked for: most episodes of a step fall to the system, steps train nothing, and
-//! updates are skipped because the gradient is no number. The first and the last end a run after
-//! [`BAD`] steps in a row. Steps that train nothing are reported and decide how the run ends: a task
+//! Four things are looked for: most episodes of a step fall to the system, no episode gets a score, steps
+//! train nothing, and updates are skipped because the gradient is no number. All but the third end a run
+//! after [`BAD`] steps in a row. Steps that train nothing are reported and decide how the run ends: a task
 //! that is hard may give a signal late, so that they alone do not stop it.
 
 use crate::record::{EpisodeStats, StepRecord};
 use sinew_types::{EpisodeEnd, Trace};
 use std::collections::BTreeMap;
 
-/// Steps in a row in which most episodes failed, or every update was skipped, after which a run ends.
+/// Steps in a row in which most episodes failed, none got a score, or every update was skipped, after which
+/// a run ends.
 pub(crate) const BAD: u32 = 3;
 /// Steps in a row that trained nothing after which it is reported, and again after as many more.
 pub(crate) const IDLE: u32 = 5;
@@ -35,6 +36,8 @@ pub struct Health {
     failing: u32,
     /// Steps in a row whose every update was skipped.
     skipping: u32,
+    /// Steps in a row without a score.
+    unscored: u32,
     /// Steps in a row that trained nothing.
     idle: u32,
     trained: bool,
@@ -82,6 +85,20 @@ impl Health {
         // What a checkpoint holds has been trained; a run that goes on is judged by its own steps.
         (health.failing, health.skipping) = (0, 0);
         health
+    }
+
+    /// Takes in the scores of a step of a run that scores its own episodes: a reward that can judge none of
+    /// them would let it train on nothing to its end. Its steps stand, as nothing was trained in them.
+    pub fn scores(&mut self, r: &StepRecord) -> Option<Alarm> {
+        let (scored, unscored) = (r.samples.scored, &r.samples.unscored);
+        let none = count(&mut self.unscored, scored == 0 && unscored.count > 0);
+        let first = unscored.first.as_deref().unwrap_or_default();
+        (none >= BAD).then(|| {
+            Alarm::Stop(format!(
+                "no episode of {none} steps in a row got a score; the first: {first}\n  hint: put the reward right, and go on \
+                 with --resume --allow-change reward"
+            ))
+        })
     }
 
     /// Takes a step in.
@@ -283,6 +300,43 @@ mod tests {
             assert_eq!(health.step(&solved), None);
         }
         assert_eq!(health.verdict(), None);
+    }
+
+    #[test]
+    fn a_reward_that_judges_nothing_ends_a_run_after_three_steps_with_the_cause() {
+        let of = |scored, unscored| {
+            let mut r = idle(1);
+            r.samples.scored = scored;
+            r.samples.unscored.count = unscored;
+            r.samples.unscored.first = Some("e1: ZeroDivisionError".into());
+            r
+        };
+        let mut health = Health::default();
+        // One score between them, or nothing that could have one, and counting begins again.
+        for (scored, unscored) in [
+            (0, 8),
+            (0, 8),
+            (1, 7),
+            (0, 8),
+            (0, 8),
+            (0, 0),
+            (0, 8),
+            (0, 8),
+        ] {
+            assert_eq!(health.scores(&of(scored, unscored)), None);
+        }
+        let stopped = health.scores(&of(0, 8));
+        let Some(Alarm::Stop(why)) = stopped else {
+            panic!("it goes on: {stopped:?}");
+        };
+        assert!(
+            why.contains("3 steps in a row") && why.contains("ZeroDivisionError"),
+            "{why}"
+        );
+        assert!(
+            health.bad().is_none(),
+            "a resumed run does not do them again"
+        );
     }
 
     #[test]

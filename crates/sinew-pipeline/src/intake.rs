@@ -43,8 +43,7 @@ pub struct FinishedRollout {
 impl FinishedRollout {
     /// Of a stored trace. With `late`, one without a reward can be trained: it may come from outside.
     pub fn of(trace: &Trace, late: bool) -> Self {
-        let versions = trace.nodes.iter().flat_map(|n| &n.versions);
-        let oldest = versions.map(|span| span.version).min();
+        let oldest = trace.oldest_version();
         let unfit = match &trace.end {
             EpisodeEnd::Failed { kind, .. } => Some(format!("failed: {kind:?}").to_lowercase()),
             _ if oldest.is_none() => Some("no call of the model gave a token".to_owned()),

@@ -206,9 +206,8 @@ impl Shelf {
                 taken: false,
                 pending: true,
             });
-            let spans = trace.nodes.iter().flat_map(|n| &n.versions);
-            let oldest = spans.map(|s| s.version.0).min();
-            entry.oldest = entry.oldest.min(oldest.unwrap_or(u64::MAX));
+            let oldest = trace.oldest_version().map_or(u64::MAX, |v| v.0);
+            entry.oldest = entry.oldest.min(oldest);
             let ended_s = trace.timing.started_unix_s + trace.timing.total_s;
             entry.ended_s = entry.ended_s.max(ended_s);
             if matches!(trace.end, EpisodeEnd::Failed { .. }) {

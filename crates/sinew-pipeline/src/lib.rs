@@ -20,7 +20,9 @@ mod files;
 mod formats;
 mod groups;
 mod health;
+mod in_flight;
 mod intake;
+mod keep;
 mod late;
 mod learner;
 mod live_feed;
@@ -41,9 +43,9 @@ mod status;
 
 pub use config::PipelineConfig;
 pub use core::{
-    Command, CoreConfig, CoreState, Ended as EndedEpisode, EvalConfig, EvalSet, Event, Follows,
-    Goal, OpenDraws, Overlap, PipelineCore, Roster, RunCounts, Samples as SampleKind, Showed, Stop,
-    TaskSampling, UpdateCommit, When, showed,
+    Command, CoreConfig, CoreState, Decide, Ended as EndedEpisode, EvalConfig, EvalSet, Event,
+    Follows, Goal, OpenDraws, Overlap, PipelineCore, Roster, RunCounts, Samples as SampleKind,
+    Showed, Stop, TaskSampling, UpdateCommit, When, showed,
 };
 pub use cross::{CrossPolicy, CrossPolicyConfig};
 pub use curriculum::{ByType, Curriculum, EnvironmentShare, TaskShares};
@@ -54,22 +56,24 @@ pub use event::{Bus, CollectProgress, Phase, Recorder, RolloutProgress, RunEvent
 pub use formats::{FormatCounts, grammars, masks};
 pub use groups::{GroupParts, GroupRewards};
 pub use health::{Alarm, Health};
+pub use in_flight::FILE as IN_FLIGHT;
 pub use intake::{FinishedRollout, Intake, IntakeBatch, IntakeConfig, MAX_WAITING};
+pub use keep::Decided;
 pub use late::{After, InboxScores, Late, LateConfig, LateScores, Look, Settled, Shelf, settle};
 pub use learner::{EmbeddedLearner, LearnerConfig, PolicyConfig};
 pub use live_feed::{LIVE, LiveRollouts};
 pub use live_source::LiveSource;
 pub use parallel::{COMMAND as WORKER_COMMAND, WorkerGroup, work};
 pub use ports::{
-    Given, GroupScores, Learner, RolloutReading, Rollouts, SampleSource, ScoredGroup,
-    StoredEpisode, Waker, Wanted, WeightsTransport,
+    Earlier as InFlightOf, Given, GroupScores, Learner, RolloutReading, Rollouts, SampleSource,
+    ScoredGroup, StoredEpisode, Waker, Wanted, WeightsTransport,
 };
 pub use record::{
     AdmissionRecord, DIVERGENCE_ALARM, EpisodeStats, EvalRecord, StepRecord, TokenSummary, Totals,
     divergence,
 };
 pub use repeat::{StepChange, StopAfter, step_changes};
-pub use rollouts::{BOARD, EngineRollouts, LONGEST, RolloutParts};
+pub use rollouts::{BOARD, ChangedParts, EngineRollouts, LONGEST, RolloutParts};
 pub use rows::by_group;
 pub use schedule::{Draw, shuffled};
 pub use score_records::completed;

@@ -21,12 +21,12 @@ use crate::rows::Rows;
 use crate::schedule::Draw;
 use serde_json::Value;
 use sinew_algo::{Algorithm, Columns, Prepared};
-use sinew_rollout::AdmissionReading;
+use sinew_rollout::{AdmissionReading, Resumed};
 use sinew_store::TraceStore;
 use sinew_types::{
     Engine, EpisodeId, GroupId, LossSpec, Outcome, PolicyVersion, TensorSource, Trace,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Trains a policy.
@@ -117,6 +117,8 @@ pub struct RolloutReading {
     /// Since the engine's start.
     pub preemptions: u64,
     pub admission: AdmissionReading,
+    /// What became of the episodes that earlier sessions left in flight.
+    pub resumed: Resumed,
 }
 
 /// An episode that ended and is in the store.
@@ -126,6 +128,20 @@ pub struct StoredEpisode {
     pub trace: Trace,
     /// It was there before: it was not run now.
     pub known: bool,
+    /// What has another version than when it ran, so that it must not be trained.
+    pub changed: Option<String>,
+    /// Its outcome is that of a reward of now, and not the one in the store.
+    pub rescored: bool,
+}
+
+/// Which episodes that earlier sessions left in flight can go on.
+#[derive(Debug)]
+pub struct Earlier<'a> {
+    /// The newest version of the weights that is known to have been in use: what later ones sampled was lost
+    /// with them.
+    pub known: u64,
+    /// Draws that a commit names.
+    pub settled: &'a BTreeSet<u64>,
 }
 
 /// Ends a wait for episodes from another thread.
@@ -144,6 +160,25 @@ pub trait Rollouts {
     /// nothing: they end as others do, and the loop does not need them.
     fn stop(&mut self, episodes: &[EpisodeId]) {
         let _ = episodes;
+    }
+
+    /// Takes up episodes that earlier sessions left in flight; gives a warning for people, if there is one.
+    /// By default there are none.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    fn resume(&mut self, earlier: &Earlier<'_>) -> Result<Option<String>, PipelineError> {
+        let _ = earlier;
+        Ok(None)
+    }
+
+    /// Keeps how far episodes in flight have come, for a session that goes on. By default nothing: they start
+    /// again.
+    ///
+    /// # Errors
+    /// If that cannot be written.
+    fn save(&mut self) -> Result<(), PipelineError> {
+        Ok(())
     }
 
     /// Waits until some have ended and are stored, and calls `tick` now and then meanwhile. Gives none if

@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sinew_algo::{PreferenceReport, RepairReport, TokenCounts};
 use sinew_rollout::AdmissionReading;
-use sinew_rollout::Waits;
+use sinew_rollout::{Resumed, Waits};
 use sinew_types::{EpisodeEnd, TokenKind, Trace};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -131,6 +131,12 @@ impl EpisodeStats {
     }
 }
 
+/// Whether a count is left out of what is written.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+pub(crate) fn is_zero(count: &usize) -> bool {
+    *count == 0
+}
+
 /// One training step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepRecord {
@@ -163,6 +169,12 @@ pub struct StepRecord {
     /// Groups that were run in the place of others that left the batch.
     #[serde(default)]
     pub refilled: usize,
+    /// Episodes that were not begun, because the first ones of their group had decided it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub not_begun: usize,
+    /// Stored episodes that a reward of now scored anew, because it had changed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub rescored: usize,
     /// What became of groups in which episodes failed.
     #[serde(default)]
     pub repair: RepairReport,
@@ -213,6 +225,9 @@ pub struct StepRecord {
     /// What engine and trainer waited for since the step before.
     #[serde(default)]
     pub waits: Waits,
+    /// What became of the episodes that earlier sessions left in flight.
+    #[serde(default, skip_serializing_if = "Resumed::is_empty")]
+    pub resumed: Resumed,
 }
 
 impl StepRecord {
@@ -276,6 +291,10 @@ pub struct Totals {
     pub waits: Waits,
     /// Trained rows by how many updates the oldest token of their episode was behind the weights.
     pub staleness: BTreeMap<u64, usize>,
+    /// Episodes that were not begun, because the first ones of their group had decided it.
+    pub not_begun: usize,
+    /// What became of the episodes that sessions left in flight.
+    pub resumed: Resumed,
 }
 
 impl Totals {
@@ -288,6 +307,8 @@ impl Totals {
 
     pub(crate) fn add(&mut self, record: &StepRecord) {
         self.waits.add(&record.waits);
+        self.not_begun += record.not_begun;
+        self.resumed.add(&record.resumed);
         for (behind, rows) in &record.staleness {
             *self.staleness.entry(*behind).or_default() += rows;
         }

@@ -3,13 +3,18 @@
 use crate::cross::CrossPolicy;
 use crate::error::PipelineError;
 use crate::event::RolloutProgress;
-use crate::ports::{RolloutReading, Rollouts, StoredEpisode, Waker};
-use crate::schedule::Draw;
+use crate::in_flight::InFlightFile;
+use crate::ports::{Earlier, RolloutReading, Rollouts, StoredEpisode, Waker};
+use crate::schedule::{Draw, draw_of};
 use crate::score_records::completed;
 use sinew_env::Taskset;
-use sinew_rollout::{BatchError, EpisodeOptions, EpisodeParts, Runner};
+use sinew_rollout::{
+    BatchError, EpisodeOptions, EpisodeParts, InFlight, REWARD, Resumed, Runner, outcomes_of,
+};
 use sinew_store::TraceStore;
-use sinew_types::EpisodeId;
+use sinew_types::{EpisodeEnd, EpisodeId, Task};
+use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
@@ -54,6 +59,12 @@ pub struct EngineRollouts {
     cross: Option<Arc<CrossPolicy>>,
     /// Has the scores of groups that an earlier session scored.
     store: Arc<dyn TraceStore>,
+    /// Where episodes in flight are kept for a session that goes on.
+    in_flight: Option<(InFlightFile, Arc<InFlight>)>,
+    /// What becomes of stored episodes that other parts ran than those of now.
+    changed: ChangedParts,
+    /// Tasks of stored episodes, where these may be scored anew.
+    known: HashMap<EpisodeId, Task>,
     /// Turning true ends a wait.
     cancel: watch::Receiver<bool>,
     rate: Rate,
@@ -75,6 +86,22 @@ pub struct RolloutParts {
     pub max_in_flight: usize,
     /// Mixes an old policy into training episodes.
     pub cross: Option<Arc<CrossPolicy>>,
+    /// File for episodes in flight; `None`: they are not kept.
+    pub in_flight: Option<PathBuf>,
+    /// What becomes of stored episodes whose environment, a tool or a reward has another version now.
+    pub changed: ChangedParts,
+}
+
+/// What becomes of stored episodes that wait for training when an environment, a tool or a reward has another
+/// version than when they ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChangedParts {
+    /// They are run again.
+    RunAgain,
+    /// If it is a reward alone, it scores them anew; otherwise they are run again.
+    Rescore,
+    /// They are trained as they are.
+    Keep,
 }
 
 impl std::fmt::Debug for RolloutParts {
@@ -89,10 +116,13 @@ impl EngineRollouts {
     /// `cancel` turning true ends a wait.
     pub fn new(
         runtime: Handle,
-        parts: RolloutParts,
+        mut parts: RolloutParts,
         store: Arc<dyn TraceStore>,
         cancel: watch::Receiver<bool>,
     ) -> Self {
+        let in_flight = parts.in_flight.take();
+        let in_flight = in_flight.map(|path| (InFlightFile::new(path), Arc::<InFlight>::default()));
+        parts.episode.in_flight = in_flight.as_ref().map(|(_, all)| Arc::clone(all));
         Self {
             runtime,
             rate: Rate {
@@ -109,7 +139,41 @@ impl EngineRollouts {
             taskset: parts.taskset,
             options: parts.options,
             cross: parts.cross,
+            in_flight,
+            changed: parts.changed,
+            known: HashMap::new(),
             cancel,
+        }
+    }
+}
+
+impl EngineRollouts {
+    /// Scores episodes anew of which nothing but a reward has changed, several at a time. Those whose score
+    /// depends on a running environment or on their group stay changed.
+    fn rescore(&mut self, episodes: &mut [StoredEpisode]) {
+        let envs = &self.parts.envs;
+        let (mut places, mut open) = (Vec::new(), Vec::new());
+        for (place, episode) in episodes.iter().enumerate() {
+            let Some(task) = self.known.remove(&episode.trace.episode) else {
+                continue;
+            };
+            let of_reward = |what: &String| what.starts_with(REWARD);
+            let whole = !matches!(episode.trace.end, EpisodeEnd::Failed { .. });
+            let alone = whole && envs.group_reward(&task).is_none();
+            if let (true, Some(reward)) = (alone, envs.reward(&task))
+                && episode.changed.as_ref().is_some_and(of_reward)
+            {
+                places.push(place);
+                open.push((&episode.trace, task, reward));
+            }
+        }
+        let renderer = self.parts.renderer.as_ref();
+        let scored = outcomes_of(open, renderer, self.options.score_timeout);
+        let outcomes = self.runtime.block_on(scored);
+        for (place, outcome) in places.into_iter().zip(outcomes) {
+            episodes[place].trace.outcome = outcome;
+            episodes[place].changed = None;
+            episodes[place].rescored = true;
         }
     }
 }
@@ -127,10 +191,47 @@ impl Rollouts for EngineRollouts {
         let taskset = self.taskset.as_ref();
         let specs: Result<Vec<_>, _> = draws.iter().map(|d| d.spec(taskset)).collect();
         let specs = specs.map_err(PipelineError::system)?;
+        if self.changed == ChangedParts::Rescore && temperature.is_none() {
+            for spec in &specs {
+                let stored = self.store.get(&spec.episode);
+                if stored.map_err(PipelineError::system)?.is_some() {
+                    self.known.insert(spec.episode.clone(), spec.task.clone());
+                }
+            }
+        }
         // They run from now on, whatever this thread does before it waits for them.
         let _runtime = self.runtime.enter();
         let started = self.runner.start(specs, &Arc::new(options));
         started.map_err(PipelineError::system)
+    }
+
+    fn resume(&mut self, earlier: &Earlier<'_>) -> Result<Option<String>, PipelineError> {
+        let Some((file, all)) = &self.in_flight else {
+            return Ok(None);
+        };
+        let found = file.read()?;
+        let open = found.episodes.into_iter().filter(|saved| {
+            let draw = draw_of(&saved.trace.episode);
+            draw.is_some_and(|draw| !earlier.settled.contains(&draw))
+        });
+        let (lost, whole): (Vec<_>, _) =
+            open.partition(|saved| saved.newest_version() > Some(earlier.known));
+        all.lost(&lost);
+        all.give(whole);
+        Ok(found.damage.map(|why| {
+            format!("episodes that were in flight could not all be read, and start again: {why}")
+        }))
+    }
+
+    fn save(&mut self) -> Result<(), PipelineError> {
+        let Some((file, all)) = &self.in_flight else {
+            return Ok(());
+        };
+        let left_out = file.write(&all.read())?;
+        if left_out > 0 {
+            tracing::warn!(left_out, "episodes in flight do not fit into their file");
+        }
+        Ok(())
     }
 
     fn stop(&mut self, episodes: &[EpisodeId]) {
@@ -166,12 +267,19 @@ impl Rollouts for EngineRollouts {
             e @ BatchError::Store(_) => PipelineError::system(e),
         })?;
         let stored = finished.into_iter().map(|f| {
+            let judged =
+                f.known && self.changed != ChangedParts::Keep && f.trace.origin.purpose == "train";
+            let changed = judged.then(|| self.parts.run.changed_since(&f.trace));
             Ok(StoredEpisode {
                 trace: completed(self.store.as_ref(), f.trace)?,
                 known: f.known,
+                changed: changed.flatten(),
+                rescored: false,
             })
         });
-        stored.collect()
+        let mut stored: Vec<StoredEpisode> = stored.collect::<Result<_, PipelineError>>()?;
+        self.rescore(&mut stored);
+        Ok(stored)
     }
 
     fn is_running(&self) -> bool {
@@ -184,6 +292,10 @@ impl Rollouts for EngineRollouts {
             engine_busy_s: engine.busy_s,
             preemptions: engine.preemptions,
             admission: self.parts.admission.reading(),
+            resumed: match &self.in_flight {
+                Some((_, all)) => all.resumed(),
+                None => Resumed::default(),
+            },
         }
     }
 

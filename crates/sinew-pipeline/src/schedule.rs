@@ -93,11 +93,22 @@ impl Draw {
     /// The same once more, because the system failed it: `attempt` counts from 1.
     pub fn again(&self, attempt: u32) -> Self {
         Self {
-            episode: EpisodeId::new(format!("{}-r{attempt}", self.episode)),
+            episode: attempt_id(&self.episode, attempt),
             seed: mix_seed(self.seed, u64::from(attempt)),
             ..self.clone()
         }
     }
+}
+
+/// The name of a further attempt, from 1.
+pub(crate) fn attempt_id(first: &EpisodeId, attempt: u32) -> EpisodeId {
+    EpisodeId::new(format!("{first}-r{attempt}"))
+}
+
+/// The draw that a training episode's id names.
+pub(crate) fn draw_of(episode: &EpisodeId) -> Option<u64> {
+    let (draw, _) = episode.as_str().strip_prefix('d')?.split_once('-')?;
+    draw.parse().ok()
 }
 
 /// Indices of the tasks of training step `step` (from 1), of `len` tasks each once an epoch.

@@ -3,7 +3,8 @@
 use crate::core::{CoreState, OpenDraws, UpdateCommit};
 use crate::curriculum::Curriculum;
 use crate::error::PipelineError;
-use crate::record::{EvalRecord, StepRecord};
+use crate::record::{EvalRecord, StepRecord, is_zero};
+use crate::schedule::{attempt_id, draw_of};
 use crate::score_records::completed;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -25,12 +26,6 @@ pub struct Samples {
     /// Episodes that wait for rewards from outside; another session goes on with them.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub waiting: usize,
-}
-
-/// Whether a count is left out of what is written.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
-fn is_zero(count: &usize) -> bool {
-    *count == 0
 }
 
 /// What became of the episodes of one step, as earlier versions kept it in every checkpoint.
@@ -135,12 +130,6 @@ struct Unsettled {
     settled: BTreeSet<u64>,
     /// Larger than all of them.
     next: u64,
-}
-
-/// The draw that an episode's id names.
-fn draw_of(episode: &EpisodeId) -> Option<u64> {
-    let (draw, _) = episode.as_str().strip_prefix('d')?.split_once('-')?;
-    draw.parse().ok()
 }
 
 fn detail_of(batch: &TrainedBatch) -> Option<Detail> {
@@ -387,13 +376,10 @@ impl RunStore {
         let unsettled = self.unsettled()?;
         let mut reasons = BTreeMap::new();
         if let Some(restored) = restored {
-            let commits = self.commits()?;
-            let versions = commits.iter().filter_map(|b| Some(detail_of(b)?.version.0));
-            let known = versions.fold(restored, u64::max);
+            let known = self.known_version(restored)?;
             for episode in &unsettled.episodes {
                 let trace = self.traces.get(episode).map_err(PipelineError::system)?;
-                let nodes = trace.iter().flat_map(|t| &t.nodes);
-                let newest = nodes.flat_map(|n| &n.versions).map(|s| s.version.0).max();
+                let newest = trace.and_then(|t| t.newest_version()).map(|v| v.0);
                 if let (Some(newest), Some(draw)) = (newest, draw_of(episode))
                     && newest > known
                 {
@@ -412,6 +398,39 @@ impl RunStore {
             next: unsettled.next,
             dropped: unsettled.episodes.iter().filter_map(reason).collect(),
         })
+    }
+
+    /// The newest version of the weights that a commit names, or the restored one.
+    ///
+    /// # Errors
+    /// What the store refuses.
+    pub(crate) fn known_version(&self, restored: u64) -> Result<u64, PipelineError> {
+        let commits = self.commits()?;
+        let versions = commits.iter().filter_map(|b| Some(detail_of(b)?.version.0));
+        Ok(versions.fold(restored, u64::max))
+    }
+
+    /// Of these episodes and their further attempts, those that are in the store.
+    ///
+    /// # Errors
+    /// What the store refuses.
+    pub(crate) fn attempts(
+        &self,
+        episodes: Vec<EpisodeId>,
+    ) -> Result<Vec<EpisodeId>, PipelineError> {
+        let mut stored = Vec::new();
+        for first in episodes {
+            let mut next = first.clone();
+            for attempt in 1.. {
+                let found = self.traces.get(&next).map_err(PipelineError::system)?;
+                if found.is_none() {
+                    break;
+                }
+                stored.push(next);
+                next = attempt_id(&first, attempt);
+            }
+        }
+        Ok(stored)
     }
 
     /// Stored training episodes of these draws.

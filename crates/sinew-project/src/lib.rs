@@ -21,6 +21,6 @@ pub use pinned::{Pinned, PinnedWeights};
 pub use place::wrong_folder;
 pub use propose::{Proposal, ProposeError, propose};
 pub use run_dir::{
-    Resume, RunDir, RunDirError, RunEnd, end_of, holds_run, in_use, recipe, store_path, summary,
-    write_atomic,
+    COLLECTION, Resume, RunDir, RunDirError, RunEnd, end_of, holds_run, in_use, is_collection,
+    recipe, store_path, summary, write_atomic,
 };

@@ -72,6 +72,9 @@ pub enum RunDirError {
     Metrics(String),
 }
 
+/// What the names of recipes of collections end with.
+pub const COLLECTION: &str = "-collect";
+
 /// How a process ended that held a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunEnd<'a> {
@@ -81,6 +84,8 @@ pub enum RunEnd<'a> {
     Interrupted(&'a str),
     /// It failed, for this reason.
     Failed(&'a str),
+    /// It did not end by itself, which is noted before it begins.
+    Killed(&'a str),
 }
 
 /// An opened run folder. The lock is held until it is dropped, or the process dies.
@@ -251,13 +256,14 @@ impl RunDir {
         self.accept_loss
     }
 
-    /// Writes to `end.json` how the process ended, for `sinew runs`. A process that is killed writes nothing,
-    /// and the next session removes the file first.
+    /// Writes to `end.json` how the process ended, for `sinew runs`. What a process that is killed would have
+    /// to say, it writes when it begins: [`RunEnd::Killed`]. The next session removes the file first.
     pub fn note_end(&self, end: RunEnd<'_>) {
         let (state, why) = match end {
             RunEnd::Ended => ("ended", None),
             RunEnd::Interrupted(why) => ("interrupted", Some(why)),
             RunEnd::Failed(why) => ("failed", Some(why)),
+            RunEnd::Killed(why) => ("killed", Some(why)),
         };
         let end = serde_json::json!({ "state": state, "why": why });
         // It is information only: a folder that cannot be written has failed in other ways already.
@@ -305,7 +311,7 @@ impl RunDir {
 /// How the last process of a run ended.
 const END: &str = "end.json";
 
-/// How the last process of a run ended, as it said, and why; `None`: it was killed.
+/// How the last process of a run ended, as it said, and why; `None`: it said nothing.
 pub fn end_of(run_dir: &Path) -> Option<(String, Option<String>)> {
     let text = std::fs::read_to_string(run_dir.join(END)).ok()?;
     let end: serde_json::Value = serde_json::from_str(&text).ok()?;
@@ -346,6 +352,11 @@ pub fn recipe(run_dir: &Path) -> Result<RunPlan, RunDirError> {
 pub fn summary(run_dir: &Path) -> Result<RunSummary, RunDirError> {
     let recipe = recipe(run_dir)?;
     RunSummary::read(run_dir, recipe.name, recipe.train.steps).map_err(RunDirError::Metrics)
+}
+
+/// Whether a folder is of `sinew collect`, which trains nothing.
+pub fn is_collection(run_dir: &Path, recipe: &RunPlan) -> bool {
+    recipe.name.ends_with(COLLECTION) && !run_dir.join("checkpoints").exists()
 }
 
 /// Where a run folder keeps its episodes.

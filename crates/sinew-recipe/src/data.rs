@@ -31,6 +31,10 @@ pub enum DataSection {
         /// Purpose of the episodes: `train`, `eval-before`, `eval-after`, ...
         #[serde(default = "default_purpose")]
         purpose: String,
+        /// Source of scores that take the place of the rewards, such as `rescore`, that of `sinew rescore RUN`.
+        /// An episode without one is left out. Left out: the rewards that `sinew episodes` lists.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        scores: Option<String>,
     },
     /// Trajectories that outside systems pushed to `sinew serve --pool`; each is trained once.
     Pool {
@@ -123,6 +127,18 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         DataSection::Pool { .. } => ("pool", true, "every algorithm"),
         DataSection::Queue { .. } => ("queue", true, "algorithms that learn from rewards"),
     };
+    if let DataSection::Episodes {
+        scores: Some(source),
+        ..
+    } = section
+    {
+        rules.allowed(
+            "data.scores",
+            format!("{source:?}"),
+            "a source of 1 to 128 bytes, as `sinew rescore --source` writes it",
+            (1..=128).contains(&source.len()),
+        );
+    }
     pool(plan, section, rules);
     queue(plan, section, imitates || prefers, rules);
     rules.custom(

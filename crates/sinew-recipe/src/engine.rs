@@ -45,6 +45,16 @@ choice! {
 }
 
 choice! {
+    /// How versions of the weights are published for engines of other processes.
+    Transfer {
+        /// All tensors of each.
+        Full = "full",
+        /// The difference to an earlier version, without loss, where it is smaller.
+        Delta = "delta",
+    }
+}
+
+choice! {
     /// What the servers' log-probs are taken from.
     Logprobs {
         /// Logits, at temperature 1.
@@ -91,8 +101,12 @@ section! {
         kind as "type": EngineType = EngineType::Embedded;
         /// Address of the server, or several, for `vllm` and `sglang`.
         url: Urls;
-        /// Folder in which servers find new weights; they and this process see it under this path.
+        /// Folder in which servers find new weights; they and this process see it under this path. With
+        /// type `embedded`: each version is published there for `sinew serve --follow`; below `/dev/shm` it
+        /// is shared memory.
         weights_dir: String;
+        /// How versions are published with type `embedded`; left out: `delta`.
+        weights_transfer: Transfer;
         /// Endpoint of vLLM; left out: `completions`.
         api: Api;
         /// What the servers' log-probs are taken from; left out: the server's default, which is
@@ -162,8 +176,8 @@ fn servers(plan: &RunPlan, rules: &mut Rules) {
         "engine.weights_dir",
         format!("{:?}", e.weights_dir),
         "a folder that the servers see too with type vllm or sglang, since training needs new weights to be \
-         pushed; nothing with embedded",
-        embedded == e.weights_dir.is_none(),
+         pushed",
+        embedded || e.weights_dir.is_some(),
     );
     let vllm = kind == EngineType::Vllm;
     for (key, has_effect, kinds) in [
@@ -176,10 +190,16 @@ fn servers(plan: &RunPlan, rules: &mut Rules) {
         ("engine.max_batched_tokens", embedded, "embedded"),
         ("engine.speculative_tokens", embedded, "embedded"),
         ("engine.weights", embedded, "embedded"),
+        ("engine.weights_transfer", embedded, "embedded"),
     ] {
         let reason = format!("has an effect with type {kinds} only; remove it");
         rules.unused(key, reason, has_effect);
     }
+    rules.unused(
+        "engine.weights_transfer",
+        "has an effect with engine.weights_dir only; remove it".to_owned(),
+        e.weights_dir.is_some(),
+    );
     rules.allowed(
         "engine.type",
         format!("{:?}", kind.name()),

@@ -65,7 +65,7 @@ pub use chain::{ChainPlan, Recipe, StagePlan};
 pub use changes::{Change, changes};
 pub use data::DataSection;
 pub use engine::{
-    Api, EnginePlan, EngineType, Formats, Logprobs, VLLM_LOWEST_TEMPERATURE, WeightFormat,
+    Api, EnginePlan, EngineType, Formats, Logprobs, Transfer, VLLM_LOWEST_TEMPERATURE, WeightFormat,
 };
 pub use env::{EnvMember, EnvSection, World};
 pub use error::RecipeError;
@@ -84,7 +84,9 @@ pub use mode::TrainMode;
 pub use model::{CriticPlan, ModelSection, ScoringModel};
 pub use references::{CHAIN_FILE, RUN};
 pub use reward::{LimitedTerm, RewardSection, RewardServerPlan, RewardTable, RewardTerm};
-pub use rollout::{AdmissionSection, CrossPolicySection, Order, RolloutPlan};
+pub use rollout::{
+    AdmissionSection, Changed, CrossPolicySection, Order, ResumeEpisodes, RolloutPlan,
+};
 pub use sandbox::{ContainerEngine, LEVEL_NAMES, Level, MicrovmBackend, SandboxPlan};
 pub use schema::{json_schema, markdown};
 pub use store::{StoreKind, StorePlan};

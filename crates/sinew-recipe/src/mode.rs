@@ -84,11 +84,6 @@ fn overlaps(plan: &RunPlan, rules: &mut Rules) {
         plan.reward.as_ref().and_then(|r| r.late()).is_none(),
     );
     needs(
-        "draws tasks before it knows what the last step showed: set tasks.sampling = \"uniform\" or weights, or \
-         use mode = \"sync\"",
-        plan.tasks.adaptive().is_none(),
-    );
-    needs(
         "cannot be combined with rollout.cross_policy, which mixes policies by steps: remove it, or use mode = \
          \"sync\"",
         plan.rollout.cross_policy.is_none(),
@@ -109,6 +104,16 @@ pub(crate) fn of_algorithm(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Ru
             .into(),
         plan.train.mode != TrainMode::OneStepOff || algorithm.refill() == 0,
     );
+    if let Some(first) = plan.rollout.stop_decided {
+        rules.custom(
+            "rollout.stop_decided",
+            first,
+            "has no effect: this algorithm trains groups with equal rewards, too; remove it, or set \
+             algorithm.equal_groups = \"drop\" with an algorithm that compares the episodes of a group"
+                .into(),
+            algorithm.drops_equal(),
+        );
+    }
     rules.custom(
         "rollout.over_sample",
         plan.rollout.over_sample,

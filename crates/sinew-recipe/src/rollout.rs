@@ -18,6 +18,31 @@ choice! {
     }
 }
 
+choice! {
+    /// Which episodes that a session left in flight go on in the next one.
+    ResumeEpisodes {
+        /// Those of environments that say they are deterministic.
+        Deterministic = "deterministic",
+        /// All of them, if a new environment answers their actions as the old one did.
+        Always = "always",
+        /// None: they start again.
+        Never = "never",
+    }
+}
+
+choice! {
+    /// What becomes of stored episodes that wait for training when an environment, a tool or a reward has
+    /// another version than when they ran.
+    Changed {
+        /// They are left out, with the reason, and run again.
+        RunAgain = "run_again",
+        /// If a reward alone has changed, it scores them anew; otherwise they are run again.
+        Rescore = "rescore",
+        /// They are trained as they are.
+        Keep = "keep",
+    }
+}
+
 section! {
     /// How episodes are run.
     RolloutKeys => RolloutPlan, "rollout" {
@@ -28,6 +53,10 @@ section! {
         over_sample: usize = 0, in 0 to 65_536;
         /// Episodes of one task.
         group_size: usize = 8, in 1 to 4096;
+        /// Episodes of a group that begin first, 2 to `group_size - 1`: if their rewards are equal, the
+        /// others are not begun. Left out: all begin at once. Tasks that are nearly always or nearly never
+        /// solved are trained less by it.
+        stop_decided: usize;
         /// Maximum number of episodes in flight; fewer while the engine has no capacity for more.
         max_in_flight: usize = 128, in 1 to 65_536;
         /// Maximum number of them whose world is not up yet, at most `max_in_flight`; left out: 64.
@@ -61,6 +90,12 @@ section! {
         episode_timeout_s: f64 = 120.0;
         /// Seconds that an episode's score may take.
         score_timeout_s: f64 = 30.0;
+        /// Which episodes that a session left in flight go on in the next one: a new environment gets their
+        /// actions once more, and must answer as the old one did. Not those of programs and live agents.
+        resume: ResumeEpisodes = ResumeEpisodes::Deterministic;
+        /// What becomes of stored episodes that wait for training when their environment, a tool or a reward
+        /// has another version now.
+        changed: Changed = Changed::RunAgain;
         /// What becomes of groups in which the system failed episodes, step by step, each at most
         /// once; the last must be `mask` or `drop_group`. Left out: failed episodes leave, two are
         /// enough to compare.
@@ -168,6 +203,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     turns(plan, rules);
     chunks(plan, rules);
     over_sample(plan, rules);
+    stop_decided(plan, rules);
 }
 
 /// Turns in pieces.
@@ -224,6 +260,39 @@ fn over_sample(plan: &RunPlan, rules: &mut Rules) {
     );
 }
 
+/// Where the first episodes of a group decide nothing.
+fn stop_decided(plan: &RunPlan, rules: &mut Rules) {
+    let r = &plan.rollout;
+    let Some(first) = r.stop_decided else { return };
+    let mut needs = |why: String, holds: bool| {
+        rules.custom("rollout.stop_decided", first, why, holds);
+    };
+    needs(
+        format!(
+            "allowed: 2 to {}: at least two to compare, below rollout.group_size",
+            r.group_size.saturating_sub(1)
+        ),
+        (2..r.group_size).contains(&first),
+    );
+    needs(
+        "has no effect with [data]: nothing is run to train on; remove it".into(),
+        plan.data.is_none(),
+    );
+    needs(
+        "has no effect with harness.type = \"live\", whose agents begin their episodes themselves; remove it".into(),
+        plan.harness.live().is_none(),
+    );
+    needs(
+        "cannot be combined with rollout.over_sample, which stops whole groups: remove one of them"
+            .into(),
+        r.over_sample == 0,
+    );
+    needs(
+        "cannot be combined with [reward.late]: the rewards are not there when episodes end; remove it".into(),
+        plan.reward.as_ref().and_then(|r| r.late()).is_none(),
+    );
+}
+
 /// Keys of the built-in loop.
 fn turns(plan: &RunPlan, rules: &mut Rules) {
     let r = &plan.rollout;
@@ -242,6 +311,9 @@ fn turns(plan: &RunPlan, rules: &mut Rules) {
     rules.unused("rollout.format", reason.into(), own);
     let seconds = r.boot_timeout_s.unwrap_or(1.0);
     rules.allowed("rollout.boot_timeout_s", seconds, TIME, is_time(seconds));
+    let reason =
+        "has no effect: the turns of programs and live agents cannot be replayed; remove it";
+    rules.unused("rollout.resume", reason.into(), own);
     let reason = "has no effect: a program's sandbox starts within harness.timeout_s; remove it";
     rules.unused("rollout.boot_timeout_s", reason.into(), own);
 }

@@ -150,7 +150,9 @@ fn python(plan: &RunPlan, rules: &mut Rules) {
     rules.custom(
         "sandbox.level",
         level.name(),
-        "env.type = \"python\" runs at level \"process\"".into(),
+        "env.type = \"python\" runs at level \"process\"; at another one, start `sinew env serve MODULE` in a container or \
+         a machine of yours, and set env.type = \"http\""
+            .into(),
         level == Level::Process,
     );
     if plan.harness.is_built_in() && alone {

@@ -693,8 +693,8 @@ fn a_mode_is_refused_where_it_cannot_hold() {
         ),
         (
             "mode = \"async\"",
-            "[tasks]\nsampling = \"adaptive\"",
-            "what the last step showed",
+            "[rollout]\nstop_decided = 8",
+            "allowed: 2 to 7",
         ),
         (
             "mode = \"async\"",

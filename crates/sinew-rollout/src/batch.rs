@@ -88,7 +88,10 @@ impl Runner {
     ) -> Result<(), BatchError> {
         for spec in specs {
             match self.store.get(&spec.episode)? {
-                Some(trace) => self.known.push(Finished { trace, known: true }),
+                Some(trace) => {
+                    self.forget(&spec.episode);
+                    self.known.push(Finished { trace, known: true });
+                }
                 None => self.waiting.push_back((spec, Arc::clone(options))),
             }
         }
@@ -103,6 +106,7 @@ impl Runner {
         self.waiting
             .retain(|(spec, _)| !gone.contains(&spec.episode));
         self.known.retain(|f| !gone.contains(&f.trace.episode));
+        episodes.iter().for_each(|episode| self.forget(episode));
         self.owners.retain(|_, (job, handle)| {
             let stops = gone.contains(&job.0.episode);
             if stops {
@@ -178,7 +182,14 @@ impl Runner {
         let ((spec, options), _) = self.owners.remove(&id)?;
         let trace = result.unwrap_or_else(|e| panicked(&self.parts, &spec, &options, e));
         self.parts.gauges.finish(&trace);
+        self.forget(&spec.episode);
         Some(trace)
+    }
+
+    /// An episode that is in flight no more.
+    fn forget(&self, episode: &EpisodeId) {
+        let in_flight = self.parts.in_flight.iter();
+        in_flight.for_each(|all| all.forget(episode));
     }
 
     /// Begins what waits, up to `max_in_flight`. Where the longest begin first, one at most waits for

@@ -6,11 +6,12 @@
 use crate::action;
 use crate::episode::{EpisodeCommand, EpisodeEvent, EpisodeMachine, EpisodeSpec};
 use crate::gauges::Phase;
+use crate::in_flight::{self, InFlight, Log, SavedEpisode};
 use crate::parts::{EpisodeOptions, EpisodeParts};
-use sinew_env::{CallNotation, Env, EnvError, EnvFuture};
+use sinew_env::{CallNotation, Env, EnvError, EnvFuture, StepResult};
 use sinew_types::{
-    Engine, EngineEvent, EpisodeId, FailureKind, FinishReason, GenerateRequest, RequestId,
-    SamplingParams, Timing, ToolSpec, Trace, mix_seed,
+    Engine, EngineEvent, EpisodeId, FailureKind, FinishReason, GenerateRequest, Message, RequestId,
+    SamplingParams, Timing, TokenId, ToolSpec, Trace, mix_seed,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,6 +19,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
+
+/// Purpose of the episodes that are trained.
+const TRAIN: &str = "train";
 
 /// How long an environment may take to close after its episode is over.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -37,6 +41,10 @@ struct Running<'a> {
     last_finish: FinishReason,
     /// Times so far, for the trace.
     timing: Timing,
+    /// When this session began it.
+    started: Instant,
+    /// Where it writes down how far it has come.
+    log: Option<Log>,
 }
 
 /// A request of an episode; it is aborted if it is dropped before its end.
@@ -69,6 +77,15 @@ impl Drop for World<'_> {
     }
 }
 
+impl World<'_> {
+    /// Closes the environment, and waits for that.
+    async fn close(mut self) {
+        if let Some(env) = self.env.take() {
+            close(env, self.episode.clone()).await;
+        }
+    }
+}
+
 async fn close(mut env: Box<dyn Env>, episode: EpisodeId) {
     let closed = tokio::time::timeout(CLOSE_TIMEOUT, env.close()).await;
     if !matches!(closed, Ok(Ok(()))) {
@@ -77,6 +94,9 @@ async fn close(mut env: Box<dyn Env>, episode: EpisodeId) {
 }
 
 /// Runs one episode to its end. Never fails: what goes wrong is in the trace.
+///
+/// With [`EpisodeParts::in_flight`], an episode that an earlier session left goes on where it was, if a new
+/// environment answers its actions as the old one did; otherwise it starts again.
 ///
 /// The environment is closed in any case; one that does not close in 10 seconds is left, with a line in the
 /// log.
@@ -87,6 +107,14 @@ pub async fn run_episode(
 ) -> Trace {
     let started = Instant::now();
     let mut machine = options.machine(spec, &parts.run);
+    // Held-out episodes measure the weights of now.
+    let in_flight = parts.in_flight.as_ref().filter(|_| spec.purpose == TRAIN);
+    let begun = in_flight.map(|all| (all, all.begin(machine.trace())));
+    let (mut log, mut saved) = (None, None);
+    if let Some((all, (own, earlier))) = begun {
+        log = Some(own);
+        saved = earlier.map(|earlier| (all, earlier));
+    }
     let mut running = Running {
         parts,
         options,
@@ -101,26 +129,18 @@ pub async fn run_episode(
                 .map_or(0.0, |d| d.as_secs_f64()),
             ..Timing::default()
         },
+        started,
+        log,
     };
-    match parts.envs.create(&spec.task) {
-        Ok(env) => {
-            let mut world = World {
-                env: Some(env),
-                episode: &spec.episode,
-            };
-            if let Some(env) = &mut world.env {
-                running.drive(&mut machine, env.as_mut()).await;
-            }
-            if let Some(env) = world.env.take() {
-                close(env, spec.episode.clone()).await;
-            }
+    if let Some((all, earlier)) = saved.take() {
+        if running.take_up(&mut machine, (all, &earlier)).await {
+            return running.over(machine);
         }
-        Err(e) => {
-            machine.on_event(failed(&e));
-        }
+        machine = options.machine(spec, &parts.run);
+        running.again(&machine);
     }
-    running.timing.total_s = started.elapsed().as_secs_f64();
-    machine.into_trace(running.timing)
+    running.play(&mut machine).await;
+    running.over(machine)
 }
 
 /// An error of the environment as an event, with its kind of failure.
@@ -131,17 +151,184 @@ fn failed(e: &EnvError) -> EpisodeEvent {
     }
 }
 
-impl Running<'_> {
+impl<'a> Running<'a> {
+    /// Runs the episode from its beginning.
+    async fn play(&mut self, machine: &mut EpisodeMachine) {
+        let Some(mut world) = self.world(machine) else {
+            return;
+        };
+        if let Some(env) = &mut world.env {
+            let event = self.reset(env.as_mut()).await;
+            let command = machine.on_event(event);
+            self.turned(machine);
+            self.drive(machine, env.as_mut(), command).await;
+        }
+        world.close().await;
+    }
+
+    /// A new environment; without one the episode is over.
+    fn world(&self, machine: &mut EpisodeMachine) -> Option<World<'a>> {
+        match self.parts.envs.create(&self.spec.task) {
+            Ok(env) => Some(World {
+                env: Some(env),
+                episode: &self.spec.episode,
+            }),
+            Err(e) => {
+                machine.on_event(failed(&e));
+                None
+            }
+        }
+    }
+
+    /// The trace of an episode that is over.
+    fn over(mut self, machine: EpisodeMachine) -> Trace {
+        self.timing.total_s += self.started.elapsed().as_secs_f64();
+        machine.into_trace(self.timing)
+    }
+
+    /// Forgets what an earlier session had begun: the episode starts again.
+    fn again(&mut self, machine: &EpisodeMachine) {
+        self.timing = Timing {
+            started_unix_s: self.timing.started_unix_s,
+            ..Timing::default()
+        };
+        self.started = Instant::now();
+        self.deadline = self.started + self.options.boot_timeout;
+        if let Some(log) = &self.log {
+            in_flight::cleared(log, machine.trace());
+        }
+    }
+
+    /// Takes up an episode that an earlier session left: a new environment gets the actions of its whole
+    /// turns once more, and has to answer as the old one did. Runs it to its end then, and says whether it
+    /// did.
+    async fn take_up(
+        &mut self,
+        machine: &mut EpisodeMachine,
+        (all, saved): (&InFlight, &SavedEpisode),
+    ) -> bool {
+        let Some(mut world) = self.world(machine) else {
+            all.went_on(saved, false);
+            return false;
+        };
+        let mut equal = false;
+        if let Some(env) = &mut world.env {
+            equal = self.replay(saved, env.as_mut()).await;
+            all.went_on(saved, equal);
+            if equal {
+                let command = self.behind(machine, saved);
+                self.drive(machine, env.as_mut(), command).await;
+            }
+        }
+        world.close().await;
+        equal
+    }
+
+    /// Gives a new environment the actions of whole turns; says whether it answers as the old one did.
+    async fn replay(&mut self, saved: &SavedEpisode, env: &mut dyn Env) -> bool {
+        let replays = self.parts.envs.capabilities().deterministic || self.options.replay_always;
+        let Some((prompt, turns)) = saved.turns().filter(|_| replays) else {
+            return false;
+        };
+        let EpisodeEvent::Reset {
+            prompt: tokens,
+            messages,
+            state_hash,
+        } = self.reset(env).await
+        else {
+            return false;
+        };
+        let same = (&tokens, &messages, state_hash);
+        if same != (&prompt.tokens, &prompt.messages, prompt.state_hash) {
+            return false;
+        }
+        let mut context = tokens;
+        for turn in turns {
+            let Some(reason) = &turn.sampled.finish else {
+                return false;
+            };
+            self.last_finish = reason.clone();
+            let sampled = &turn.sampled.tokens;
+            context.extend_from_slice(sampled);
+            let (_, answer) = self.act((&context, sampled), env).await;
+            let seen = turn.observation;
+            match answer {
+                EpisodeEvent::Observed {
+                    forced,
+                    observation,
+                    messages,
+                    process_reward,
+                    state_hash,
+                } if forced == turn.forced
+                    && observation == seen.tokens
+                    && messages == seen.messages
+                    && process_reward == turn.sampled.process_reward
+                    && state_hash == seen.state_hash => {}
+                _ => return false,
+            }
+            context.extend_from_slice(turn.forced);
+            context.extend_from_slice(&seen.tokens);
+        }
+        // What earlier sessions took of its time stays taken.
+        let timing = saved.trace.timing;
+        let taken = Duration::try_from_secs_f64(timing.total_s).unwrap_or_default();
+        self.deadline = Instant::now() + self.options.timeout.saturating_sub(taken);
+        self.timing = timing;
+        self.started = Instant::now();
+        true
+    }
+
+    /// Brings the machine to where the episode was; gives what comes next. A turn under a format begins anew,
+    /// if it was not complete.
+    fn behind(&mut self, machine: &mut EpisodeMachine, saved: &SavedEpisode) -> EpisodeCommand {
+        let command = machine.restore(saved.trace.nodes.clone());
+        let EpisodeCommand::Generate { max_tokens } = command else {
+            return command;
+        };
+        let stops = |id| self.parts.renderer.stop_ids().contains(&id);
+        let finish = saved.finish.clone().or_else(|| {
+            let last = saved.turn.last().map(|t| t.id)?;
+            match stops(last) {
+                true => Some(FinishReason::StopId { id: last }),
+                false => (saved.turn.len() >= max_tokens as usize).then_some(FinishReason::Length),
+            }
+        });
+        if finish.is_none() && self.options.sampling.format.is_some() {
+            if let Some(log) = &self.log {
+                in_flight::turned(log, machine, self.timing);
+            }
+            return command;
+        }
+        if !saved.turn.is_empty() {
+            machine.on_event(EpisodeEvent::Tokens(saved.turn.clone()));
+        }
+        match finish {
+            None => command,
+            Some(reason) => {
+                self.last_finish = reason.clone();
+                machine.on_event(EpisodeEvent::TurnFinished(reason))
+            }
+        }
+    }
+
     /// Carries commands out until the machine is over.
-    async fn drive(&mut self, machine: &mut EpisodeMachine, env: &mut dyn Env) {
-        let event = self.reset(env).await;
-        let mut command = machine.on_event(event);
+    async fn drive(
+        &mut self,
+        machine: &mut EpisodeMachine,
+        env: &mut dyn Env,
+        mut command: EpisodeCommand,
+    ) {
         loop {
             command = match command {
                 EpisodeCommand::Generate { max_tokens } => self.generate(machine, max_tokens).await,
                 EpisodeCommand::Step => {
                     let event = self.step(machine, env).await;
-                    machine.on_event(event)
+                    let command = machine.on_event(event);
+                    // At a limit the environment has still to score what it has seen.
+                    if matches!(command, EpisodeCommand::Generate { .. }) {
+                        self.turned(machine);
+                    }
+                    command
                 }
                 EpisodeCommand::Score => {
                     let event = self.score(env).await;
@@ -150,6 +337,18 @@ impl Running<'_> {
                 EpisodeCommand::Finish | EpisodeCommand::Wait => return,
             };
         }
+    }
+
+    /// Writes down how far the episode has come.
+    fn turned(&self, machine: &EpisodeMachine) {
+        let Some(log) = &self.log else {
+            return;
+        };
+        let timing = Timing {
+            total_s: self.timing.total_s + self.started.elapsed().as_secs_f64(),
+            ..self.timing
+        };
+        in_flight::turned(log, machine, timing);
     }
 
     /// Awaits an environment's answer until the deadline, and counts the time as tool time. A call past the
@@ -211,6 +410,9 @@ impl Running<'_> {
                 Ok(FinishReason::Length) if goes_on => {}
                 Ok(reason) => {
                     self.last_finish = reason.clone();
+                    if let Some(log) = &self.log {
+                        in_flight::finished(log, &reason);
+                    }
                     return machine.on_event(EpisodeEvent::TurnFinished(reason));
                 }
                 Err(event) => return machine.on_event(event),
@@ -288,6 +490,9 @@ impl Running<'_> {
                     return Err(engine_failed(message.into()));
                 }
                 Ok(Some(EngineEvent::Tokens { tokens, .. })) => {
+                    if let Some(log) = &self.log {
+                        in_flight::sampled(log, &tokens);
+                    }
                     machine.on_event(EpisodeEvent::Tokens(tokens));
                 }
                 Ok(Some(EngineEvent::Finished { reason, .. })) => {
@@ -304,28 +509,38 @@ impl Running<'_> {
 
     /// Lets the environment act on the sampled turn, and renders its answer as tokens that follow it.
     async fn step(&mut self, machine: &mut EpisodeMachine, env: &mut dyn Env) -> EpisodeEvent {
+        let turn = (machine.context(), machine.turn_tokens());
+        let (said, event) = self.act(turn, env).await;
+        said.into_iter().for_each(|said| machine.said(said));
+        event
+    }
+
+    /// Lets the environment act on a turn behind a context, whose last tokens it is; gives the turn as a
+    /// message where its tokens do not suffice.
+    async fn act(
+        &mut self,
+        (context, turn): (&[TokenId], &[TokenId]),
+        env: &mut dyn Env,
+    ) -> (Option<Message>, EpisodeEvent) {
         let truncated = matches!(
             self.last_finish,
             FinishReason::Length | FinishReason::ContextFull
         );
         let renderer = self.parts.renderer.as_ref();
-        let action = action::of_tokens(
-            renderer,
-            &self.calls,
-            &self.tools,
-            machine.turn_tokens(),
-            truncated,
-        );
-        if !action.tool_calls.is_empty() {
-            machine.said(action.message());
-        }
-        let step = match self
+        let action = action::of_tokens(renderer, &self.calls, &self.tools, turn, truncated);
+        let said = (!action.tool_calls.is_empty()).then(|| action.message());
+        let step = self
             .env_call(self.deadline, Phase::Tool, env.step(action))
-            .await
-        {
-            Ok(step) => step,
-            Err(event) => return event,
+            .await;
+        let event = match step {
+            Ok(step) => self.answer(context, step, env),
+            Err(event) => event,
         };
+        (said, event)
+    }
+
+    /// An environment's answer as an event, with the tokens that follow the context.
+    fn answer(&self, context: &[TokenId], step: StepResult, env: &dyn Env) -> EpisodeEvent {
         if let (true, Some(outcome)) = (step.done, step.outcome) {
             return EpisodeEvent::Done {
                 outcome,
@@ -339,12 +554,8 @@ impl Running<'_> {
             };
         };
         let messages = env.format_observation(&observation);
-        let extension = self.parts.renderer.extend(
-            machine.context(),
-            &self.last_finish,
-            &messages,
-            &self.tools,
-        );
+        let renderer = self.parts.renderer.as_ref();
+        let extension = renderer.extend(context, &self.last_finish, &messages, &self.tools);
         match extension {
             Ok(extension) => EpisodeEvent::Observed {
                 forced: extension.forced,
@@ -490,6 +701,7 @@ mod tests {
             },
             sampling: SamplingParams::default(),
             chunk_tokens: None,
+            replay_always: false,
             boot_timeout: short,
             timeout: short,
             score_timeout: short,

@@ -12,6 +12,9 @@ use sinew_types::{
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// How the names of rewards begin among the versions of tools.
+pub const REWARD: &str = "reward.";
+
 /// Limits of an episode. One that reaches a limit is truncated: it is scored, and counts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EpisodeLimits {
@@ -83,6 +86,32 @@ pub struct RunInfo {
 }
 
 impl RunInfo {
+    /// What of environment, tools and rewards has another version than when an episode ran, as far as both
+    /// are known. Names of rewards begin with `reward.`.
+    pub fn changed_since(&self, trace: &Trace) -> Option<String> {
+        let was = &trace.provenance;
+        if let (Some(was), Some(now)) = (&was.environment, self.environment(&trace.task))
+            && *was != now
+        {
+            return Some(format!(
+                "environment {} {}, now {} {}",
+                was.name, was.version, now.name, now.version
+            ));
+        }
+        let (was, now) = (&was.tools, &self.provenance.tools);
+        let names = was.keys().chain(now.keys());
+        let is_reward = |name: &str| name.starts_with(REWARD);
+        let mut changed = names.filter(|name| match (was.get(*name), now.get(*name)) {
+            (Some(was), Some(now)) => was != now,
+            // An earlier version wrote no rewards down.
+            _ => !is_reward(name),
+        });
+        changed.next().map(|name| match is_reward(name) {
+            true => name.clone(),
+            false => format!("tool {name}"),
+        })
+    }
+
     /// The environment of a task.
     fn environment(&self, task: &TaskId) -> Option<Component> {
         let member = self.members.get(member_of(task));
@@ -190,6 +219,26 @@ impl EpisodeMachine {
     /// costs one.
     pub fn shared_context(&self) -> Arc<Vec<TokenId>> {
         Arc::clone(&self.context)
+    }
+
+    /// The nodes so far.
+    pub fn nodes(&self) -> &[Node] {
+        &self.trace.nodes
+    }
+
+    /// The trace so far.
+    pub(crate) fn trace(&self) -> &Trace {
+        &self.trace
+    }
+
+    /// Takes up the whole turns of an episode that a machine like this one had begun, in place of
+    /// [`EpisodeEvent::Reset`]: the environment has seen them again. Gives the command for the next turn.
+    pub fn restore(&mut self, nodes: Vec<Node>) -> EpisodeCommand {
+        let tokens = nodes.iter().flat_map(|n| n.tokens.iter().copied());
+        self.context = Arc::new(tokens.collect());
+        self.turn = nodes.last().map_or(0, |n| n.turn);
+        self.trace.nodes = nodes;
+        self.next_turn()
     }
 
     /// Keeps a turn as a message: its calls cannot be read from its tokens without the tools.
@@ -423,6 +472,41 @@ impl EpisodeMachine {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_changed_part_is_named_as_far_as_both_are_known() {
+        let versions = |list: &[(&str, &str)]| {
+            let list = list.iter();
+            list.map(|(name, version)| ((*name).to_owned(), (*version).to_owned()))
+                .collect::<BTreeMap<_, _>>()
+        };
+        let info = |environment: Option<&str>, tools: &[(&str, &str)]| RunInfo {
+            provenance: Provenance {
+                environment: environment.map(|version| Component {
+                    name: "shop".into(),
+                    version: version.into(),
+                }),
+                tools: versions(tools),
+                ..Provenance::default()
+            },
+            ..RunInfo::default()
+        };
+        let was = info(Some("1"), &[("buy", "1"), ("reward.f.py:f", "aa")]);
+        let trace = spec().empty_trace(&was, &SamplingParams::default());
+        let now = |environment, tools| info(environment, tools).changed_since(&trace);
+        let same = [("buy", "1"), ("reward.f.py:f", "aa")];
+        assert_eq!(now(Some("1"), &same), None);
+        assert_eq!(now(None, &same), None);
+        let changed = now(Some("2"), &same).unwrap();
+        assert_eq!(changed, "environment shop 1, now shop 2");
+        assert_eq!(now(Some("1"), &same[1..]).unwrap(), "tool buy");
+        let other = [("buy", "2"), ("reward.f.py:f", "aa")];
+        assert_eq!(now(Some("1"), &other).unwrap(), "tool buy");
+        let other = [("buy", "1"), ("reward.f.py:f", "bb")];
+        assert_eq!(now(Some("1"), &other).unwrap(), "reward.f.py:f");
+        // An earlier version wrote no rewards down.
+        assert_eq!(now(Some("1"), &same[..1]), None);
+    }
     use proptest::prelude::*;
     use sinew_types::PolicyVersion;
 

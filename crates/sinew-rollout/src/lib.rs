@@ -8,6 +8,7 @@
 //! | [`AdmissionCore`] | decides, as pure, which episodes start and which generate next: as many as fit into the engine's KV cache |
 //! | [`OutlookCore`] | how long episodes are expected to take, as pure: who begins first, where the longest are to |
 //! | [`Playback`] | an engine that says again what an episode sampled: [`replay()`] compares a world of now with the recorded one, [`fork()`] goes on from a turn |
+//! | [`InFlight`] | how far episodes have come: what a session that goes on takes up |
 //! | [`Harness`] | port of what drives the turns: the built-in loop, or an agent program ([`ProgramHarness`]), a service ([`ServiceHarness`]) |
 //! | [`Gauges`] | counters and live episodes, for views |
 //!
@@ -26,6 +27,9 @@ mod driver;
 mod episode;
 mod gauges;
 mod harness;
+mod in_flight;
+#[cfg(test)]
+mod in_flight_tests;
 mod outlook;
 mod parts;
 mod playback;
@@ -42,17 +46,20 @@ pub use admission::{
 pub use batch::{BatchError, Finished, Runner};
 pub use driver::run_episode;
 pub use episode::{
-    EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec, RunInfo,
+    EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec, REWARD, RunInfo,
 };
 pub use gauges::{FlightGuard, Gauges, GaugesReading, LiveEpisode, Phase, PhaseGuard, PhaseSpan};
 pub use harness::{
     AgentReport, BuiltInLoop, ModelAccess, ModelServer, ProgramCommand, ProgramConfig,
     ProgramError, ProgramHarness, Programs, ServiceConfig, ServiceHarness, grade_answer,
 };
+pub use in_flight::{InFlight, Resumed, SavedEpisode};
 pub use outlook::{Outlook, OutlookCore, Rank, Took};
 pub use parts::{EpisodeOptions, EpisodeParts, Harness};
 pub use playback::{ContextChange, Playback, PlaybackError};
 pub use replay::{Change, Drift, Forked, Replayed, changes, drift, fork, replay, spec_of};
-pub use rescore::{Changes, ComponentChange, Rescored, TOTAL, outcomes, rescore, tasks_of};
+pub use rescore::{
+    Changes, ComponentChange, Rescored, TOTAL, outcomes, outcomes_of, rescore, rescored, tasks_of,
+};
 pub use sample::reward_sample;
 pub use waits::{Trainer, Waits, Watch};

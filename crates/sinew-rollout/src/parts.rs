@@ -3,6 +3,7 @@
 use crate::admission::Admission;
 use crate::episode::{EpisodeLimits, EpisodeMachine, EpisodeSpec, RunInfo};
 use crate::gauges::Gauges;
+use crate::in_flight::InFlight;
 use crate::outlook::Outlook;
 use futures::future::BoxFuture;
 use sinew_env::EnvFactory;
@@ -44,6 +45,9 @@ pub struct EpisodeParts {
     pub admission: Arc<Admission>,
     /// Where the episodes that are expected to take longest begin first; `None`: in the order of their draws.
     pub outlook: Option<Arc<Outlook>>,
+    /// Where training episodes write down how far they have come; `None`: nowhere, so that each begins at its
+    /// beginning.
+    pub in_flight: Option<Arc<InFlight>>,
     /// Source of request ids, shared by all users of the engine.
     pub requests: Arc<AtomicU64>,
     /// Written into each trace.
@@ -68,6 +72,9 @@ pub struct EpisodeOptions {
     pub sampling: SamplingParams,
     /// Tokens after which a turn asks for its place anew; `None`: only when it is over.
     pub chunk_tokens: Option<u32>,
+    /// Any environment gets the actions of an episode that an earlier session left once more, not only those
+    /// that say they are deterministic.
+    pub replay_always: bool,
     /// Wall time until an episode's world is up.
     pub boot_timeout: Duration,
     /// Wall time of its turns, from then on.

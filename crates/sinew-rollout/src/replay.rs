@@ -5,7 +5,7 @@
 
 use crate::admission::{Admission, AdmissionConfig};
 use crate::driver::run_episode;
-use crate::episode::EpisodeSpec;
+use crate::episode::{EpisodeSpec, REWARD};
 use crate::harness::BuiltInLoop;
 use crate::parts::{EpisodeOptions, EpisodeParts};
 use crate::playback::{ContextChange, Playback, PlaybackError};
@@ -301,7 +301,12 @@ pub fn drift(was: &Provenance, is: &Provenance) -> Vec<Drift> {
     part("chat_template", then.as_deref(), now.as_deref());
     part("kernels", was.kernels.as_deref(), is.kernels.as_deref());
     part("sandbox", was.sandbox.as_deref(), is.sandbox.as_deref());
-    for (tool, version) in &was.tools {
+    // Rewards show in the outcome.
+    let tools = was
+        .tools
+        .iter()
+        .filter(|(name, _)| !name.starts_with(REWARD));
+    for (tool, version) in tools {
         let now = is.tools.get(tool).map(String::as_str);
         part(&format!("tools.{tool}"), Some(version), now);
     }

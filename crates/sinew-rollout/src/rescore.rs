@@ -3,16 +3,20 @@
 use crate::sample::reward_sample;
 use futures::StreamExt;
 use serde::Serialize;
-use sinew_env::{Reward, RewardSample, Split, Taskset, TasksetError};
+use sinew_env::{Reward, RewardSample, Split, Taskset, TasksetError, Unscored};
 use sinew_render::Renderer;
-use sinew_store::{Score, ScoreRecord};
+use sinew_store::{Score, ScoreRecord, in_force};
 use sinew_types::{EpisodeEnd, EpisodeId, Outcome, Task, TaskId, Trace};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Samples that are scored at the same time.
 const AT_ONCE: usize = 16;
 /// Component of the weighted sum.
 pub const TOTAL: &str = "total";
+/// Name of the record that says whether the task counts as solved: 1 or 0.
+const SUCCESS: &str = "success";
 
 /// The tasks of these ids, as far as a taskset has them. Every task is made until all are found.
 ///
@@ -46,6 +50,36 @@ fn sample_of(trace: &Trace, task: Task, renderer: &dyn Renderer) -> RewardSample
     sample
 }
 
+/// The outcomes of stored episodes by rewards of now, in their order. The environment's own measurements
+/// stay; what gets no score within `limit` is unscored.
+pub async fn outcomes_of(
+    episodes: Vec<(&Trace, Task, Arc<dyn Reward>)>,
+    renderer: &dyn Renderer,
+    limit: Duration,
+) -> Vec<Outcome> {
+    let one = |(trace, task, reward): (&Trace, Task, Arc<dyn Reward>)| {
+        let sample = sample_of(trace, task, renderer);
+        let answer = trace.outcome.answer.clone();
+        async move {
+            let mut outcome = match tokio::time::timeout(limit, reward.score(&sample)).await {
+                Ok(Ok(score)) => score.into_outcome(),
+                Ok(Err(unscored)) => unscored.into_outcome(),
+                Err(_) => {
+                    let why = "the reward gave no score in time when it scored anew";
+                    Unscored::new(why).into_outcome()
+                }
+            };
+            for (name, value) in sample.metrics {
+                outcome.metrics.entry(name).or_insert(value);
+            }
+            outcome.answer = answer;
+            outcome
+        }
+    };
+    let all = futures::stream::iter(episodes).map(one);
+    all.buffered(AT_ONCE).collect().await
+}
+
 /// The scores of one episode, before and now.
 #[derive(Clone, Debug)]
 pub struct Rescored {
@@ -54,6 +88,8 @@ pub struct Rescored {
     pub old: BTreeMap<String, f64>,
     /// Empty if there is no score now.
     pub new: BTreeMap<String, f64>,
+    /// Whether the task counts as solved now, as far as the rewards say it.
+    pub success: Option<bool>,
     /// Reason why there is none.
     pub unscored: Option<String>,
 }
@@ -84,14 +120,18 @@ pub async fn rescore<'a>(
             true => BTreeMap::new(),
             false => components(&trace.outcome.metrics, trace.outcome.reward),
         };
-        let (new, unscored) = match scored {
-            Ok(score) => (components(&score.parts, score.value), None),
-            Err(unscored) => (BTreeMap::new(), Some(unscored.reason)),
+        let (new, success, unscored) = match scored {
+            Ok(score) => {
+                let success = score.parts.get(SUCCESS).map(|v| *v > 0.0);
+                (components(&score.parts, score.value), success, None)
+            }
+            Err(unscored) => (BTreeMap::new(), None, Some(unscored.reason)),
         };
         Rescored {
             episode: trace.episode,
             old,
             new,
+            success,
             unscored,
         }
     };
@@ -122,7 +162,8 @@ pub async fn outcomes<'a>(
 }
 
 impl Rescored {
-    /// The records of a source at a time: one of each component, or that there is no sum.
+    /// The records of a source at a time: one of each component and of the success, or that there is no sum.
+    /// [`rescored`] reads them.
     pub fn records(&self, source: &str, at_us: u64) -> Vec<ScoreRecord> {
         let record = |name: &str, score| ScoreRecord {
             episode: self.episode.clone(),
@@ -134,12 +175,50 @@ impl Rescored {
         match &self.unscored {
             Some(reason) => vec![record(TOTAL, Score::Unscored(reason.clone()))],
             None => {
-                let new = self.new.iter();
-                new.map(|(name, value)| record(name, Score::Value(*value)))
+                let new = self.new.iter().map(|(name, value)| (name.as_str(), *value));
+                let success = self.success.map(|s| (SUCCESS, f64::from(u8::from(s))));
+                new.chain(success)
+                    .map(|(name, value)| record(name, Score::Value(value)))
                     .collect()
             }
         }
     }
+}
+
+/// The outcome of a stored episode by the scores that one source gave it, in place of its own reward. Without
+/// a sum of that source it is unscored. Where no record says whether the task is solved, a positive sum does.
+pub fn rescored(own: &Outcome, records: &[ScoreRecord], source: &str) -> Outcome {
+    let newest = in_force(records);
+    let total = newest.get(&(TOTAL, source)).copied();
+    let value = match total.map(|t| &t.score) {
+        Some(Score::Value(value)) => Ok(*value),
+        Some(Score::Unscored(reason)) => Err(reason.clone()),
+        None => Err(format!("no score of the source {source:?}")),
+    };
+    let mut outcome = Outcome {
+        reward: *value.as_ref().unwrap_or(&0.0),
+        success: value.as_ref().is_ok_and(|v| *v > 0.0),
+        unscored: value.is_err(),
+        unscored_reason: value.err(),
+        ..own.clone()
+    };
+    outcome.metrics.retain(|n, _| !n.starts_with("reward/"));
+    if outcome.unscored {
+        return outcome;
+    }
+    // Components of an earlier call are not those of this sum.
+    let same_call =
+        |r: &ScoreRecord| r.source == source && total.is_some_and(|t| t.at_us == r.at_us);
+    for (&(name, _), record) in newest.iter().filter(|(_, r)| same_call(r)) {
+        match (&record.score, name) {
+            (Score::Value(v), SUCCESS) => outcome.success = *v > 0.0,
+            (Score::Value(v), name) if name != TOTAL => {
+                outcome.metrics.insert(format!("reward/{name}"), *v);
+            }
+            _ => {}
+        }
+    }
+    outcome
 }
 
 /// One component over all episodes.
@@ -216,5 +295,53 @@ impl Changes {
             new_mean: new.mean(),
             changed: *changed,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scores(at_us: u64, unscored: Option<&str>, values: &[(&str, f64)]) -> Vec<ScoreRecord> {
+        let rescored = Rescored {
+            episode: EpisodeId::new("e"),
+            old: BTreeMap::new(),
+            new: values.iter().map(|(n, v)| ((*n).into(), *v)).collect(),
+            success: Some(false),
+            unscored: unscored.map(Into::into),
+        };
+        rescored.records("rescore", at_us)
+    }
+
+    fn own() -> Outcome {
+        let metrics = [("reward/exact", 1.0), ("seconds", 2.0)];
+        Outcome {
+            reward: 1.0,
+            success: true,
+            metrics: metrics.map(|(n, v)| (n.to_owned(), v)).into(),
+            ..Outcome::default()
+        }
+    }
+
+    #[test]
+    fn the_newest_call_of_a_source_takes_the_place_of_the_reward() {
+        let mut records = scores(1, None, &[(TOTAL, 0.25), ("style", 0.5)]);
+        records.extend(scores(2, None, &[(TOTAL, 0.75), ("length", -0.5)]));
+        let outcome = rescored(&own(), &records, "rescore");
+        assert_eq!((outcome.reward, outcome.success), (0.75, false));
+        let metrics: Vec<_> = outcome.metrics.into_iter().collect();
+        let expected = [("reward/length", -0.5), ("seconds", 2.0)];
+        assert_eq!(metrics, expected.map(|(n, v)| (n.to_owned(), v)));
+    }
+
+    #[test]
+    fn without_a_score_of_the_source_there_is_none() {
+        let mut records = scores(1, None, &[(TOTAL, 0.25)]);
+        let outcome = rescored(&own(), &records, "other");
+        assert!(outcome.unscored && !outcome.success && outcome.reward == 0.0);
+        assert!(outcome.unscored_reason.unwrap().contains("\"other\""));
+        records.extend(scores(2, Some("no number"), &[]));
+        let outcome = rescored(&own(), &records, "rescore");
+        assert_eq!(outcome.unscored_reason.as_deref(), Some("no number"));
     }
 }

@@ -1,1 +1,59 @@
-//! Whole-system tests live in `tests/`; nothing depends on this crate.
+//! The real cores under virtual time: whole-system tests, and plans of clusters that nobody has
+//! to build first.
+//!
+//! | part | purpose |
+//! |---|---|
+//! | [`Plan`] | what is simulated: a TOML file, presets, distributions of a recorded run |
+//! | `world` | the system: cores that are real, and models of what takes time |
+//! | `engine` | engines: curves of time by batch, or the embedded engine's scheduler |
+//! | `check` | invariants at every event, and faults that show that they can be broken |
+//! | `search` | seeded schedules with failures, and the smallest plan that still fails |
+//! | `measure`, `report` | what a plan comes to, as text, JSON and SVG |
+//! | `advise` | what to buy next, by simulating it |
+//! | `record` | distributions of a recorded run |
+//! | `published` | set-ups of papers, with their figures and ours |
+//!
+//! Invariants: a simulation is a function of its plan; no clock is read and nothing is drawn
+//! from outside. The
+//! cores are those that a run uses, and know nothing of the simulation.
+
+mod advise;
+mod agenda;
+mod check;
+mod dist;
+mod engine;
+mod measure;
+mod plan;
+mod published;
+mod record;
+mod report;
+mod search;
+mod world;
+
+pub use advise::advise;
+pub use check::{Bug, Violation};
+pub use dist::{Dist, Form, Lognormal, MAX_VALUES, Pareto};
+pub use measure::{Cost, Gauge, Percentiles, Report, Tail, Throughput, Utilization, Variant};
+pub use plan::{
+    Engines, Episode, Fault, FaultKind, Mode, Model, PRESETS, Plan, PlanError, Prices, Rollout,
+    Run, Scoring, Store, Tools, Trainer, Weights, preset,
+};
+pub use published::{Claim, Measured, claims};
+pub use record::Recorded;
+pub use report::{svg, text};
+pub use search::{Failure, find, random_plan, replay, shrink};
+
+use std::sync::Arc;
+use world::{End, World};
+
+/// Simulates a plan with the invariants held at every event if `checks`.
+///
+/// # Errors
+/// The invariant that does not hold.
+pub fn simulate(plan: &Plan, checks: bool) -> Result<Report, Violation> {
+    let mut world = World::new(Arc::new(plan.clone()), checks, None);
+    match world.run() {
+        End::Broken(violation) => Err(violation),
+        End::Done | End::Time => Ok(world.report()),
+    }
+}

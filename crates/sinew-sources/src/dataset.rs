@@ -12,8 +12,10 @@ use sinew_pipeline::by_group;
 use sinew_pipeline::masks;
 use sinew_pipeline::shuffled;
 use sinew_pipeline::{Given, SampleSource, Wanted};
+use sinew_pipeline::{LateConfig, settle};
 use sinew_render::Renderer;
-use sinew_store::{Filter, StoreReader};
+use sinew_rollout::rescored;
+use sinew_store::{Filter, StoreError, StoreReader};
 use sinew_types::{
     EpisodeEnd, EpisodeId, GroupId, Message, Origin, Outcome, Role, Trace, mix_seed,
 };
@@ -64,14 +66,28 @@ impl Answer {
 }
 
 /// Where given episodes are read from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum DatasetConfig {
     /// JSON lines `{"messages": [...]}`.
     Demonstrations { path: String },
     /// JSON lines `{"prompt": [...], "chosen": ..., "rejected": ...}`.
     Pairs { path: String },
-    /// Episodes that the run in this folder stored for a purpose.
-    Episodes { path: String, purpose: String },
+    /// Episodes that a run stored.
+    Episodes(StoredEpisodes),
+}
+
+/// Episodes of a run, and which of their rewards count.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StoredEpisodes {
+    /// Folder of the run.
+    pub path: String,
+    /// Of the episodes.
+    pub purpose: String,
+    /// Source of scores that take the place of the rewards; `None`: the rewards that `sinew episodes` lists,
+    /// with those of groups and from outside.
+    pub scores: Option<String>,
+    /// How rewards from outside count in that run.
+    pub late: Option<LateConfig>,
 }
 
 /// Groups of given episodes: one of each demonstration, two of each pair.
@@ -120,7 +136,7 @@ impl Dataset {
                 let chosen = scored(chosen, "chosen", 1.0);
                 Ok(vec![chosen, scored(rejected, "rejected", 0.0)])
             })?,
-            DatasetConfig::Episodes { path, purpose } => stored(path, purpose, context)?,
+            DatasetConfig::Episodes(from) => stored(from, context)?,
         };
         if groups.is_empty() {
             return Err(PipelineError::input("[data]: nothing is in it to train on"));
@@ -132,6 +148,26 @@ impl Dataset {
     #[expect(clippy::len_without_is_empty, reason = "an empty one is refused")]
     pub fn len(&self) -> usize {
         self.groups.len()
+    }
+
+    /// A hash of what is in it, in its order: tokens, rewards, and what is trained.
+    pub fn digest(&self) -> String {
+        let mut hash = blake3::Hasher::new();
+        for trace in self.groups.iter().flatten() {
+            let (group, outcome) = (trace.group.as_str(), &trace.outcome);
+            let length = (group.len() as u64).to_le_bytes();
+            hash.update(&length).update(group.as_bytes());
+            hash.update(&trace.total_reward().to_le_bytes());
+            hash.update(&[u8::from(outcome.success), u8::from(outcome.unscored)]);
+            hash.update(&(trace.nodes.len() as u64).to_le_bytes());
+            for node in &trace.nodes {
+                hash.update(&[node.kind as u8]);
+                hash.update(&(node.tokens.len() as u64).to_le_bytes());
+                let tokens = node.tokens.iter().flat_map(|t| t.to_le_bytes());
+                hash.update(&tokens.collect::<Vec<u8>>());
+            }
+        }
+        hash.finalize().to_hex().to_string()
     }
 
     /// The groups of a training step (from 1), each epoch in an order of its own. Episodes are
@@ -231,8 +267,27 @@ fn conversation(
     sinew_pool::conversation(messages, &[], renderer, context).map_err(|e| e.to_string())
 }
 
+/// Reason of an episode whose reward has not come yet.
+const WAITS: &str = "waits for its reward";
+
+/// Gives an episode of a run the outcome that counts.
+fn settled(
+    mut trace: Trace,
+    reader: &StoreReader,
+    from: &StoredEpisodes,
+) -> Result<Trace, StoreError> {
+    let records = reader.scores(&trace.episode)?;
+    if let Some(source) = &from.scores {
+        trace.outcome = rescored(&trace.outcome, &records, source);
+    } else if settle(&mut trace, &records, from.late.as_ref()) {
+        trace.outcome.unscored_reason = Some(WAITS.into());
+    }
+    Ok(trace)
+}
+
 /// Episodes of a run, grouped as they were sampled.
-fn stored(path: &str, purpose: &str, context: usize) -> Result<Vec<Vec<Trace>>, PipelineError> {
+fn stored(from: &StoredEpisodes, context: usize) -> Result<Vec<Vec<Trace>>, PipelineError> {
+    let path = from.path.as_str();
     let folder = Path::new(path).join("store");
     if !folder.is_dir() {
         return Err(PipelineError::input(format!(
@@ -242,12 +297,12 @@ fn stored(path: &str, purpose: &str, context: usize) -> Result<Vec<Vec<Trace>>, 
     let unreadable = |e| PipelineError::input(format!("data.path = {path:?}: {e}"));
     let reader = StoreReader::open(&folder).map_err(unreadable)?;
     let mut filter = Filter {
-        purpose: Some(purpose.into()),
+        purpose: Some(from.purpose.clone()),
         limit: 1000,
         ..Filter::default()
     };
     let mut groups: BTreeMap<GroupId, Vec<Trace>> = BTreeMap::new();
-    let mut count = 0;
+    let (mut count, mut scored) = (0, 0);
     loop {
         let page = reader.list(&filter).map_err(unreadable)?;
         for episode in &page.episodes {
@@ -256,7 +311,9 @@ fn stored(path: &str, purpose: &str, context: usize) -> Result<Vec<Vec<Trace>>, 
             let fits = |t: &Trace| t.nodes.iter().map(|n| n.tokens.len()).sum::<usize>() <= context;
             let failed = |t: &Trace| matches!(t.end, EpisodeEnd::Failed { .. });
             if let Some(trace) = trace.filter(|t| fits(t) && !failed(t)) {
+                let trace = settled(trace, &reader, from).map_err(unreadable)?;
                 count += 1;
+                scored += usize::from(!trace.outcome.unscored);
                 groups.entry(trace.group.clone()).or_default().push(trace);
             }
         }
@@ -264,6 +321,11 @@ fn stored(path: &str, purpose: &str, context: usize) -> Result<Vec<Vec<Trace>>, 
             Some(next) if count < MAX_ROWS => filter.after = Some(next),
             _ => break,
         }
+    }
+    if let (Some(source), true) = (&from.scores, count > 0 && scored == 0) {
+        return Err(PipelineError::input(format!(
+            "data.scores = {source:?}: no episode of {path} has a score of that source\n  hint: `sinew rescore {path} --source {source}` gives them one"
+        )));
     }
     // They are stored as they ended, and which of equal ones is the best must not depend on that.
     for group in groups.values_mut() {

@@ -34,7 +34,7 @@ mod pool_client;
 mod pool_source;
 mod queue_source;
 
-pub use dataset::{Dataset, DatasetConfig, DatasetSource};
+pub use dataset::{Dataset, DatasetConfig, DatasetSource, StoredEpisodes};
 pub use gold::{GoldRuns, GoldSource, unused as unused_gold};
 pub use pool_client::PoolClient;
 pub use pool_source::{PoolSource, PoolSourceConfig};

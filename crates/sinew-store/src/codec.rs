@@ -1,4 +1,4 @@
-//! Traces and batch marks as bytes: MessagePack with field names, compressed with zstd.
+//! Traces, scores and batch marks as bytes: MessagePack with field names, compressed with zstd.
 //!
 //! Self-describing, so that fields can be added; floats survive bit for bit, NaN included.
 //!
@@ -24,6 +24,8 @@ pub(crate) enum Codec {
     Plain = 0,
     /// MessagePack, compressed by zstd; the length before is in the record's header.
     Zstd = 1,
+    /// A trace in columns, see [`crate::packed`]; only in segment files from format 3 on.
+    Columns = 2,
 }
 
 /// A payload as it lies on the medium.
@@ -94,8 +96,8 @@ pub(crate) fn encode<T: Serialize>(value: &T, compress: bool) -> Result<Encoded,
     })
 }
 
-/// `raw_len` bounds what decompression may allocate.
-/// Decodes a payload by the codec and the length of its header. The caller has checked the checksum, so that
+/// Decodes a payload by the codec and the length of its header; `raw_len` bounds what decompression may
+/// allocate. The caller has checked the checksum, so that
 /// an error means a newer or a foreign writer.
 pub(crate) fn decode<T: DeserializeOwned>(
     codec: u8,

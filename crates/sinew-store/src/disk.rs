@@ -3,17 +3,19 @@
 //! Writes go to the newest segment first and to the index afterwards, in one transaction. A crash between
 //! the two leaves a frame that the index does not know; the next opening indexes it. A failed transaction
 //! takes the frame back. Every call holds `writer` while it appends, so that frames are in the order of
-//! commits.
+//! commits. Commits that wait for it go to the medium together: see [`crate::group`].
 
 use crate::codec::{self, Mark};
 use crate::damage::Recovery;
 use crate::error::{StoreError, guard};
 use crate::facets;
 use crate::gc;
-use crate::index::{self, Table};
+use crate::group::{self, Group, Ticket};
+use crate::index::{self, Entry, Table};
 use crate::ledger;
 use crate::legacy;
 use crate::listing;
+use crate::packed;
 use crate::queue::{self, DiskQueue, QueueLimits};
 use crate::reader;
 use crate::recover;
@@ -30,7 +32,7 @@ use sinew_types::{EpisodeId, Trace};
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// Most bytes of one commit: opening a store reads each unindexed one whole.
 const MAX_FRAME: u64 = 1 << 30;
@@ -79,6 +81,8 @@ pub struct DiskStore {
     pub(crate) writer: Mutex<Writer>,
     /// The index.
     pub(crate) connection: Mutex<Connection>,
+    /// Commits that wait for `writer`.
+    waiting: Group,
     /// What opening found and repaired.
     recovery: Recovery,
     /// Held as long as the store is open.
@@ -97,10 +101,11 @@ impl DiskStore {
         let lock = lock(directory)?;
         let segments = SegmentDir::open(directory.join("segments"))?;
         let (mut connection, index_remade) = remake::open(directory, options.accept_loss)?;
+        legacy::move_out(&mut connection, directory)?;
+        facets::renew(&mut connection)?;
         let mut opened = recover::run(&segments, &mut connection, options.accept_loss)?;
         opened.recovery.index_remade = index_remade;
         facets::fill(&segments, &mut connection)?;
-        legacy::move_out(&mut connection, directory)?;
         let (segment, length) = opened.end;
         let writer = Writer::new(segments.clone(), segment, length, options.segment_bytes);
         let store = Self {
@@ -109,6 +114,7 @@ impl DiskStore {
             options,
             writer: Mutex::new(writer),
             connection: Mutex::new(connection),
+            waiting: Group::default(),
             recovery: opened.recovery,
             _lock: lock,
         };
@@ -215,6 +221,66 @@ impl DiskStore {
         entered
     }
 
+    /// Commits what waits in one frame. If that fails, each of them alone, so that each has its own error.
+    fn commit_together(
+        &self,
+        writer: &mut Writer,
+        connection: &mut Connection,
+        together: &[Arc<Ticket>],
+    ) {
+        let all = self.commit_entries(writer, connection, together);
+        match (all, together) {
+            (Ok(committed), _) => {
+                let pairs = together.iter().zip(committed);
+                pairs.for_each(|(ticket, committed)| ticket.end(Ok(committed)));
+            }
+            (Err(error), [ticket]) => ticket.end(Err(error)),
+            (Err(_), _) => {
+                for ticket in together {
+                    let one = std::slice::from_ref(ticket);
+                    let alone = self.commit_entries(writer, connection, one);
+                    ticket.end(alone.map(|c| c.into_iter().next().unwrap_or_default()));
+                }
+            }
+        }
+    }
+
+    /// Commits all entries of these in one frame, or none.
+    fn commit_entries(
+        &self,
+        writer: &mut Writer,
+        connection: &mut Connection,
+        together: &[Arc<Ticket>],
+    ) -> Result<Vec<Vec<Committed>>, StoreError> {
+        let mut frame = Frame::default();
+        let mut new = Vec::new();
+        let mut ids = HashSet::new();
+        let mut out = Vec::with_capacity(together.len());
+        for ticket in together {
+            let mut committed = Vec::with_capacity(ticket.entries.len());
+            for (entry, encoded) in &ticket.entries {
+                let id = entry.summary.episode.as_str();
+                if !ids.insert(id) || index::knows(connection, id)? {
+                    committed.push(Committed::Duplicate);
+                    continue;
+                }
+                frame.push(RecordKind::Trace, encoded);
+                new.push(entry);
+                committed.push(Committed::New);
+            }
+            out.push(committed);
+        }
+        if frame.is_empty() {
+            return Ok(out);
+        }
+        self.check_room(frame.len())?;
+        self.append(writer, connection, &frame, |tx, at| {
+            let mut pairs = new.iter().zip(at);
+            pairs.try_for_each(|(entry, &at)| index::insert(tx, entry, at))
+        })?;
+        Ok(out)
+    }
+
     /// Refuses what would exceed [`StoreOptions::max_bytes`].
     fn check_room(&self, needed: u64) -> Result<(), StoreError> {
         let used = self.used_bytes()?;
@@ -238,7 +304,7 @@ impl DiskStore {
     fn encode(&self, trace: &Trace) -> Result<codec::Encoded, StoreError> {
         let episode = || trace.episode.clone();
         let encoded =
-            codec::encode(trace, self.options.compress).map_err(|reason| StoreError::Encode {
+            packed::encode(trace, self.options.compress).map_err(|reason| StoreError::Encode {
                 episode: episode(),
                 reason,
             })?;
@@ -271,44 +337,31 @@ fn lock(directory: &Path) -> Result<File, StoreError> {
 impl TraceStore for DiskStore {
     fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<Committed>, StoreError> {
         // Encoding is the larger part of the work; it is done before anything is locked.
-        let mut encoded = Vec::with_capacity(traces.len());
+        let mut entries = Vec::with_capacity(traces.len());
         for trace in traces {
             trace.validate()?;
             signed("draw", trace.origin.draw)?;
-            encoded.push(self.encode(trace)?);
+            entries.push((Entry::of(trace), self.encode(trace)?));
         }
-        let mut writer = guard(&self.writer)?;
-        let mut connection = guard(&self.connection)?;
-        let mut frame = Frame::default();
-        let mut new = Vec::new();
-        let mut ids = HashSet::new();
-        let mut out = Vec::with_capacity(traces.len());
-        for (trace, encoded) in traces.iter().zip(&encoded) {
-            let id = trace.episode.as_str();
-            if !ids.insert(id) || index::knows(&connection, id)? {
-                out.push(Committed::Duplicate);
-                continue;
-            }
-            frame.push(RecordKind::Trace, encoded);
-            new.push(trace);
-            out.push(Committed::New);
-        }
-        if frame.is_empty() {
-            return Ok(out);
-        }
-        if frame.len() > MAX_FRAME {
+        let bytes = group::frame_bytes(&entries);
+        if bytes > MAX_FRAME {
             return Err(StoreError::Argument {
                 field: "bytes of the batch",
-                value: frame.len(),
+                value: bytes,
                 allowed: format!("up to {MAX_FRAME}; commit fewer traces at a time"),
             });
         }
-        self.check_room(frame.len())?;
-        self.append(&mut writer, &mut connection, &frame, |tx, at| {
-            let mut pairs = new.iter().zip(at);
-            pairs.try_for_each(|(trace, &at)| index::insert_trace(tx, trace, at))
-        })?;
-        Ok(out)
+        let ticket = self.waiting.join(entries)?;
+        let mut writer = guard(&self.writer)?;
+        let mut connection = guard(&self.connection)?;
+        // Another call may have carried it along; otherwise this one carries those that wait.
+        loop {
+            if let Some(done) = ticket.taken()? {
+                return done;
+            }
+            let together = self.waiting.next(MAX_FRAME)?;
+            self.commit_together(&mut writer, &mut connection, &together);
+        }
     }
 
     fn get(&self, episode: &EpisodeId) -> Result<Option<Trace>, StoreError> {
@@ -415,10 +468,22 @@ impl TraceStore for DiskStore {
         ledger::named(&*guard(&self.connection)?, external, limit)
     }
 
+    fn remove(&self, episodes: &[EpisodeId]) -> Result<GcReport, StoreError> {
+        let mut writer = guard(&self.writer)?;
+        let mut connection = guard(&self.connection)?;
+        let mut doomed = Vec::with_capacity(episodes.len());
+        for episode in episodes {
+            let found = index::find(&connection, episode.as_str())?;
+            doomed.extend(found.map(|at| (episode.0.clone(), at)));
+        }
+        gc::run(&self.segments, &mut writer, &mut connection, doomed)
+    }
+
     fn gc(&self, policy: GcPolicy) -> Result<GcReport, StoreError> {
         let mut writer = guard(&self.writer)?;
         let mut connection = guard(&self.connection)?;
-        gc::run(&self.segments, &mut writer, &mut connection, policy)
+        let doomed = index::collectable(&connection, policy)?;
+        gc::run(&self.segments, &mut writer, &mut connection, doomed)
     }
 }
 

@@ -6,7 +6,7 @@
 use crate::error::StoreError;
 use crate::export_row::{ExportFormat, ExportRow, RowWriter};
 use crate::reader::StoreReader;
-use crate::store::Filter;
+use crate::store::{Filter, MAX_PAGE};
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -99,7 +99,12 @@ fn rows(
     let mut held: Vec<ExportRow> = Vec::new();
     let mut filter = filter.clone();
     while left > 0 {
-        filter.limit = PAGE_ROWS.min(left);
+        let page_rows = match filter.unique {
+            // Each page reads the contents before it again.
+            true => MAX_PAGE,
+            false => PAGE_ROWS,
+        };
+        filter.limit = page_rows.min(left);
         let found = store.list(&filter)?;
         left -= found.episodes.len();
         for summary in &found.episodes {

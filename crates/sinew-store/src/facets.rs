@@ -1,14 +1,19 @@
-//! What episodes are found by besides the columns of their row: environment, versions, last turn.
+//! What episodes are found by besides the columns of their row: environment, versions, last turn,
+//! content.
 //!
 //! A table of its own, so that an index of an earlier format is read as it is. A store that is opened for
-//! writing fills it for the episodes that lack it, a page at a time, so that a kill in between costs a page.
+//! writing makes it anew and fills it for the episodes that lack it, a page at a time, so that a kill in
+//! between costs a page.
 
-use crate::codec;
 use crate::error::StoreError;
+use crate::ledger;
+use crate::packed;
+use crate::schema::{BEFORE_CONTENT, FACETS, FORMAT};
 use crate::segment::{Location, SegmentDir};
 use crate::signed::signed;
 use crate::sums;
-use rusqlite::{Connection, OptionalExtension, Transaction, params};
+use rusqlite::types::ValueRef;
+use rusqlite::{Connection, Transaction, params};
 use sinew_types::{TokenKind, Trace};
 
 /// Episodes whose facets are made in one transaction.
@@ -19,68 +24,115 @@ const PAGE: usize = 500;
 pub(crate) struct Facets {
     /// [`Trace::environment`].
     pub(crate) env: String,
+    /// Version of the environment, where it is known.
+    pub(crate) env_version: Option<String>,
     /// Oldest and newest policy version of its sampled tokens; `None` without any.
     pub(crate) versions: Option<(u64, u64)>,
     /// Number of its last sampled turn, from 1; 0 without any.
     pub(crate) last_turn: u32,
+    /// See [`content`].
+    pub(crate) content: [u8; 16],
 }
 
 impl Facets {
     /// The facets of a trace.
     pub(crate) fn of(trace: &Trace) -> Self {
-        let sampled = || trace.nodes.iter().filter(|n| n.kind == TokenKind::Sampled);
-        let versions = || {
-            sampled()
-                .flat_map(|n| &n.versions)
-                .map(|span| span.version.0)
-        };
+        let sampled = trace.nodes.iter().filter(|n| n.kind == TokenKind::Sampled);
+        let environment = trace.provenance.environment.as_ref();
+        let versions = trace.oldest_version().zip(trace.newest_version());
         Self {
             env: trace.environment().to_owned(),
-            versions: versions().min().zip(versions().max()),
-            last_turn: sampled().map(|n| n.turn).max().unwrap_or(0),
+            env_version: environment.map(|e| e.version.clone()),
+            versions: versions.map(|(oldest, newest)| (oldest.0, newest.0)),
+            last_turn: sampled.map(|n| n.turn).max().unwrap_or(0),
+            content: content(trace),
         }
     }
 }
 
-/// Enters the facets of an episode that has a row, unless they are there.
-pub(crate) fn insert(
-    tx: &Transaction<'_>,
-    episode: &str,
-    facets: &Facets,
-) -> Result<(), StoreError> {
-    let mut find = tx.prepare_cached("SELECT seq FROM episodes WHERE episode = ?1")?;
-    let Some(seq): Option<i64> = find.query_row([episode], |r| r.get(0)).optional()? else {
-        return Ok(());
+/// What an episode says: a hash of its task and of the kinds, tokens and messages of its graph, equal for two
+/// episodes that say the same whoever sampled them, when, with which log-probabilities and for which reward.
+pub(crate) fn content(trace: &Trace) -> [u8; 16] {
+    let mut hash = blake3::Hasher::new();
+    let mut bytes = Vec::new();
+    let mut put = |part: &[u8]| {
+        bytes.extend((part.len() as u64).to_le_bytes());
+        bytes.extend(part);
     };
-    let version = |v: Option<u64>| v.map(|v| signed("version", v)).transpose();
-    let mut insert = tx.prepare_cached(
-        "INSERT OR IGNORE INTO facets (seq, env, first_version, last_version, last_turn)
-         VALUES (?1, ?2, ?3, ?4, ?5)",
-    )?;
-    insert.execute(params![
-        seq,
-        facets.env,
+    put(trace.task.as_str().as_bytes());
+    for node in &trace.nodes {
+        put(&[match node.kind {
+            TokenKind::Prompt => 0,
+            TokenKind::Sampled => 1,
+            TokenKind::Forced => 2,
+            TokenKind::Observation => 3,
+        }]);
+        put(&node.parent.to_le_bytes());
+        let ids: Vec<u8> = node.tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
+        put(&ids);
+        // Tokens say what their messages do, where there are any; an outside program's may have none.
+        if node.tokens.is_empty() {
+            for message in &node.messages {
+                put(&serde_json::to_vec(message).unwrap_or_default());
+            }
+        }
+    }
+    hash.update(&bytes);
+    let mut short = [0; 16];
+    short.copy_from_slice(&hash.finalize().as_bytes()[..16]);
+    short
+}
+
+/// Enters the facets of an episode, unless they are there.
+pub(crate) fn insert(tx: &Transaction<'_>, seq: i64, facets: &Facets) -> Result<(), StoreError> {
+    let version = |v: Option<u64>| match v {
+        Some(v) => signed("version", v).map(ValueRef::Integer),
+        None => Ok(ValueRef::Null),
+    };
+    let values = [
+        ValueRef::Integer(seq),
+        ValueRef::from(facets.env.as_str()),
+        facets
+            .env_version
+            .as_deref()
+            .map_or(ValueRef::Null, ValueRef::from),
         version(facets.versions.map(|v| v.0))?,
         version(facets.versions.map(|v| v.1))?,
-        facets.last_turn,
-    ])?;
-    sums::seal(tx, "facets", "seq = ?1", &[&seq])
+        ValueRef::Integer(facets.last_turn.into()),
+        ValueRef::Blob(&facets.content),
+    ];
+    sums::insert(
+        tx,
+        "INSERT OR IGNORE INTO facets
+            (seq, env, env_version, first_version, last_version, last_turn, content, sum)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+        &values,
+    )
+    .map(drop)
+}
+
+/// Replaces the facets of an earlier format by those of now, without a row; see [`fill`].
+pub(crate) fn renew(connection: &mut Connection) -> Result<(), StoreError> {
+    let format: i64 = connection.query_row("PRAGMA user_version", [], |r| r.get(0))?;
+    if format != BEFORE_CONTENT {
+        return Ok(());
+    }
+    let tx = connection.transaction()?;
+    tx.execute_batch("DROP TABLE facets")?;
+    tx.execute_batch(FACETS)?;
+    tx.pragma_update(None, "user_version", FORMAT)?;
+    Ok(tx.commit()?)
 }
 
 /// Removes the facets of episodes that are gone.
 pub(crate) fn prune(tx: &Transaction<'_>) -> Result<(), StoreError> {
-    tx.execute(
-        "DELETE FROM facets WHERE NOT EXISTS (
-            SELECT 1 FROM episodes e WHERE e.seq = facets.seq AND e.segment IS NOT NULL)",
-        [],
-    )?;
-    Ok(())
+    ledger::prune_gone(tx, "facets", "seq")
 }
 
 /// Makes the facets of all episodes that an earlier format left without any.
 ///
 /// # Errors
-/// If a trace cannot be read or the index cannot be written. What was made before stays.
+/// If the medium fails or the index cannot be written. What was made before stays.
 pub(crate) fn fill(segments: &SegmentDir, connection: &mut Connection) -> Result<(), StoreError> {
     let mut after = 0;
     loop {
@@ -90,16 +142,16 @@ pub(crate) fn fill(segments: &SegmentDir, connection: &mut Connection) -> Result
         };
         after = *last;
         let tx = connection.transaction()?;
-        for (_, at) in page {
-            let record = segments.read(at)?;
-            let trace: Result<Trace, String> =
-                codec::decode(record.codec, record.raw_len, &record.payload);
-            let trace = trace.map_err(|reason| StoreError::Corrupt {
-                path: segments.path_of(at.segment),
-                offset: at.offset,
-                reason,
-            })?;
-            insert(&tx, trace.episode.as_str(), &Facets::of(&trace))?;
+        for (seq, at) in page {
+            // One that cannot be read shows where it is asked for: the others are found by theirs.
+            let record = match segments.read(at) {
+                Err(StoreError::Corrupt { .. }) => continue,
+                read => read?,
+            };
+            let trace = packed::decode(record.codec, record.raw_len, &record.payload);
+            if let Ok(trace) = trace {
+                insert(&tx, seq, &Facets::of(&trace))?;
+            }
         }
         tx.commit()?;
     }

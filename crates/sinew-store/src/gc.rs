@@ -9,14 +9,14 @@ use crate::facets;
 use crate::index::{self, Table};
 use crate::ledger;
 use crate::segment::{Frame, Location, SegmentDir, Writer};
-use crate::store::{GcPolicy, GcReport};
+use crate::store::GcReport;
 use rusqlite::Connection;
 use std::collections::{BTreeSet, HashSet};
 
 /// A frame of copies is written when it is this large.
 const FRAME_BYTES: u64 = 8 << 20;
 
-/// Removes what `policy` names, segment by segment.
+/// Removes what was found, segment by segment.
 ///
 /// # Errors
 /// What the medium or the index refuses. Segments that were done before stay done.
@@ -24,9 +24,8 @@ pub(crate) fn run(
     segments: &SegmentDir,
     writer: &mut Writer,
     connection: &mut Connection,
-    policy: GcPolicy,
+    doomed: Vec<(String, Location)>,
 ) -> Result<GcReport, StoreError> {
-    let doomed = index::collectable(connection, policy)?;
     let mut affected: BTreeSet<u32> = doomed.iter().map(|(_, at)| at.segment).collect();
     affected.extend(index::lifeless(connection)?);
     if affected.contains(&writer.segment()) {

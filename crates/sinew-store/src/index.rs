@@ -8,12 +8,15 @@ use crate::codec::Mark;
 use crate::error::StoreError;
 use crate::facets::{self, Facets};
 use crate::ledger;
-use crate::schema::{BEFORE_FACETS, BEFORE_LEDGER, FACETS, FORMAT, LEDGER, SCHEMA, WITH_QUEUES};
+use crate::schema::{
+    BEFORE_FACETS, BEFORE_LEDGER, EPISODE_INDEXES, FACETS, FORMAT, LEDGER, NARROW_FACETS, SCHEMA,
+    WITH_QUEUES,
+};
 use crate::segment::Location;
 use crate::signed::signed;
 use crate::store::{Cursor, EndKind, EpisodeSummary, GcPolicy, StoreStats, TrainedBatch};
-
-use crate::sums;
+use crate::sums::{self, real};
+use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, params};
 use serde::Deserialize;
 use sinew_types::{EpisodeId, GroupId, TaskId, Trace};
@@ -23,6 +26,12 @@ use std::time::Duration;
 
 /// Time that a call waits for another process's transaction.
 const BUSY: Duration = Duration::from_secs(10);
+
+/// Memory for pages of the index: random ids, as the gateway gives them, touch all of it.
+const CACHE_KIB: i64 = 16 << 10;
+
+/// Pages of the log, 4 KiB each, that are moved into the index together: each move synchronizes both.
+const LOG_PAGES: i64 = 4096;
 
 /// Opens the index, or makes one, and checks it. Commits are written to the log but synced lazily:
 /// what the log may lose is found again in the segments.
@@ -176,7 +185,9 @@ pub(crate) fn in_memory() -> Result<Connection, StoreError> {
 /// format; 0 is an empty one.
 fn prepare(mut connection: Connection, format: i64) -> Result<Connection, StoreError> {
     connection.pragma_update(None, "synchronous", "NORMAL")?;
-    if format < FORMAT {
+    connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
+    connection.pragma_update(None, "wal_autocheckpoint", LOG_PAGES)?;
+    if format <= BEFORE_FACETS {
         let tx = connection.transaction()?;
         if format < BEFORE_LEDGER {
             tx.execute_batch(SCHEMA)?;
@@ -184,10 +195,9 @@ fn prepare(mut connection: Connection, format: i64) -> Result<Connection, StoreE
         if format <= BEFORE_LEDGER {
             tx.execute_batch(LEDGER)?;
         }
-        if format <= BEFORE_FACETS {
-            tx.execute_batch(FACETS)?;
-        }
-        // Queues of earlier formats are moved by the caller that knows where to.
+        tx.execute_batch(if format == 0 { FACETS } else { NARROW_FACETS })?;
+        tx.execute_batch(EPISODE_INDEXES)?;
+        // Queues of earlier formats are moved by the caller that knows where to, then facets made anew.
         let now = if format == 0 { FORMAT } else { WITH_QUEUES };
         tx.pragma_update(None, "user_version", now)?;
         tx.commit()?;
@@ -218,21 +228,93 @@ fn score_code(s: &EpisodeSummary) -> i64 {
     }
 }
 
+/// What the index says of a trace; made before anything is locked.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) summary: EpisodeSummary,
+    facets: Facets,
+    /// Its name in an outside system.
+    external: Option<String>,
+}
+
+impl Entry {
+    /// The entry of a trace.
+    pub(crate) fn of(trace: &Trace) -> Self {
+        Self {
+            summary: EpisodeSummary::of(trace),
+            facets: Facets::of(trace),
+            external: trace.origin.external.clone(),
+        }
+    }
+}
+
+/// The number of the next episode.
+fn next_seq(tx: &Transaction<'_>) -> Result<i64, StoreError> {
+    let mut last = tx.prepare_cached("SELECT seq FROM sqlite_sequence WHERE name = 'episodes'")?;
+    let last: Option<i64> = last.query_row([], |r| r.get(0)).optional()?;
+    Ok(last.unwrap_or(0) + 1)
+}
+
 /// Enters an episode. One that is known stays as it is, unless all that is known is the mark
 /// of its batch (`ended` is -1): in a rebuilt index marks can come before traces.
-fn insert(tx: &Transaction<'_>, s: &EpisodeSummary, at: Location) -> Result<(), StoreError> {
+pub(crate) fn insert(tx: &Transaction<'_>, entry: &Entry, at: Location) -> Result<(), StoreError> {
+    let s = &entry.summary;
+    let int = ValueRef::Integer;
+    fn text(text: &str) -> ValueRef<'_> {
+        ValueRef::from(text)
+    }
+    let seq = next_seq(tx)?;
+    let values = [
+        int(seq),
+        text(s.episode.as_str()),
+        text(s.group.as_str()),
+        text(s.task.as_str()),
+        text(&s.task_kind),
+        int(signed("draw", s.draw)?),
+        text(&s.purpose),
+        real(s.reward),
+        int(score_code(s)),
+        int(s.end.code()),
+        int(s.turns.into()),
+        int(signed("sampled_tokens", s.sampled_tokens)?),
+        real(s.started_unix_s),
+        real(s.total_s),
+        int(at.segment.into()),
+        int(signed("offset", at.offset)?),
+        int(at.bytes.into()),
+        ValueRef::Null,
+    ];
+    let new = sums::insert(
+        tx,
+        "INSERT INTO episodes (seq, episode, grp, task, task_kind, step, purpose, reward, success,
+            ended, turns, sampled_tokens, started_unix_s, total_s, segment, offset, bytes, batch, sum)
+         VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18,?19)
+         ON CONFLICT (episode) DO NOTHING",
+        &values,
+    )?;
+    let seq = match new {
+        true => seq,
+        false => complete(tx, s, at)?,
+    };
+    facets::insert(tx, seq, &entry.facets)?;
+    match &entry.external {
+        Some(external) => ledger::name_externally(tx, external, s.episode.as_str()),
+        None => Ok(()),
+    }
+}
+
+/// Gives the row of a marked episode, of which nothing else is known, what it lacks. Returns its number.
+fn complete(tx: &Transaction<'_>, s: &EpisodeSummary, at: Location) -> Result<i64, StoreError> {
     let mut statement = tx.prepare_cached(
-        "INSERT INTO episodes (episode, grp, task, task_kind, step, purpose, reward, success,
-            ended, turns, sampled_tokens, started_unix_s, total_s, segment, offset, bytes)
-         VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16)
-         ON CONFLICT (episode) DO UPDATE SET grp = ?2, task = ?3, task_kind = ?4, step = ?5,
+        "UPDATE episodes SET grp = ?2, task = ?3, task_kind = ?4, step = ?5,
             purpose = ?6, reward = ?7, success = ?8, ended = ?9, turns = ?10,
             sampled_tokens = ?11, started_unix_s = ?12, total_s = ?13, segment = ?14,
             offset = ?15, bytes = ?16
-         WHERE ended = -1",
+         WHERE episode = ?1 AND ended = -1",
     )?;
+    let episode = s.episode.as_str();
     statement.execute(params![
-        s.episode.as_str(),
+        episode,
         s.group.as_str(),
         s.task.as_str(),
         s.task_kind,
@@ -249,21 +331,9 @@ fn insert(tx: &Transaction<'_>, s: &EpisodeSummary, at: Location) -> Result<(), 
         signed("offset", at.offset)?,
         at.bytes,
     ])?;
-    sums::seal(tx, "episodes", "episode = ?1", &[&s.episode.as_str()])
-}
-
-/// Enters an episode with its name in an outside system.
-pub(crate) fn insert_trace(
-    tx: &Transaction<'_>,
-    trace: &Trace,
-    at: Location,
-) -> Result<(), StoreError> {
-    insert(tx, &EpisodeSummary::of(trace), at)?;
-    facets::insert(tx, trace.episode.as_str(), &Facets::of(trace))?;
-    match &trace.origin.external {
-        Some(external) => ledger::name_externally(tx, external, trace.episode.as_str()),
-        None => Ok(()),
-    }
+    sums::seal(tx, "episodes", "episode = ?1", &[&episode])?;
+    let mut find = tx.prepare_cached("SELECT seq FROM episodes WHERE episode = ?1")?;
+    Ok(find.query_row([episode], |r| r.get(0))?)
 }
 
 /// Notes that all records of a segment up to `end` are here.

@@ -222,9 +222,20 @@ pub(crate) fn forget(tx: &Transaction<'_>, episode: &str) -> Result<(), StoreErr
 /// Removes the scores of episodes that cannot be read: in an index made anew a score can come before the
 /// trace that gc moved behind it, so that this is decided at the end.
 pub(crate) fn prune(tx: &Transaction<'_>) -> Result<(), StoreError> {
+    prune_gone(tx, "scores", "episode")
+}
+
+/// Removes the rows of a table whose `column` names an episode that cannot be read.
+pub(crate) fn prune_gone(
+    tx: &Transaction<'_>,
+    table: &'static str,
+    column: &'static str,
+) -> Result<(), StoreError> {
     tx.execute(
-        "DELETE FROM scores WHERE NOT EXISTS (
-            SELECT 1 FROM episodes e WHERE e.episode = scores.episode AND e.segment IS NOT NULL)",
+        &format!(
+            "DELETE FROM {table} WHERE NOT EXISTS (
+                SELECT 1 FROM episodes e WHERE e.{column} = {table}.{column} AND e.segment IS NOT NULL)"
+        ),
         [],
     )?;
     Ok(())

@@ -3,7 +3,7 @@
 use crate::aside;
 use crate::error::StoreError;
 use crate::queue;
-use crate::schema::{FORMAT, WITH_QUEUES};
+use crate::schema::{BEFORE_CONTENT, WITH_QUEUES};
 use rusqlite::Connection;
 use std::path::Path;
 
@@ -29,6 +29,6 @@ pub(crate) fn move_out(connection: &mut Connection, directory: &Path) -> Result<
     }
     let tx = connection.transaction()?;
     tx.execute_batch("DROP TABLE queue_rows; DROP TABLE queues;")?;
-    tx.pragma_update(None, "user_version", FORMAT)?;
+    tx.pragma_update(None, "user_version", BEFORE_CONTENT)?;
     Ok(tx.commit()?)
 }

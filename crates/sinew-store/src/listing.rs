@@ -3,10 +3,11 @@
 
 use crate::error::StoreError;
 use crate::index;
-use crate::schema::BEFORE_FACETS;
+use crate::schema::{BEFORE_CONTENT, BEFORE_FACETS};
 use crate::store::{EndKind, EpisodeSummary, Filter, Page};
 use rusqlite::types::Value;
 use rusqlite::{Connection, params_from_iter};
+use std::collections::HashSet;
 use std::ops::RangeInclusive;
 
 /// Conditions with their values, in order.
@@ -54,11 +55,17 @@ fn conditions(filter: &Filter) -> Conditions {
     let text = |text: &str| Value::Text(text.to_owned());
     let flag = |flag: bool| Value::Integer(flag.into());
     let mut row = Conditions::default();
-    row.add("segment IS NOT NULL", []);
+    match filter.removed {
+        // All but those of which only a mark is known.
+        true => row.add("ended >= 0", []),
+        false => row.add("segment IS NOT NULL", []),
+    }
     row.add(
         "seq > ?",
         [filter.after.map_or(Value::Integer(0), |c| number(c.0))],
     );
+    let before = "started_unix_s + total_s < ?";
+    row.when(filter.ended_before, before, Value::Real);
     row.range(filter.draws.as_ref(), "step BETWEEN ? AND ?", number);
     row.when(filter.purpose.as_deref(), "purpose = ?", text);
     row.when(filter.task_kind.as_deref(), "task_kind = ?", text);
@@ -83,6 +90,16 @@ fn conditions(filter: &Filter) -> Conditions {
         let (first, last) = (number(*versions.start()), number(*versions.end()));
         facets.add("last_version >= ? AND first_version <= ?", [first, last]);
     }
+    let below = "last_version < ?";
+    facets.when(filter.below_version, below, number);
+    if let Some(now) = &filter.env_changed {
+        let pair = |(env, version): (&String, &String)| [text(env), text(version)];
+        let pairs = vec!["(env = ? AND env_version <> ?)"; now.len()].join(" OR ");
+        match now.is_empty() {
+            true => facets.add("0", []),
+            false => facets.add(&format!("({pairs})"), now.iter().flat_map(pair)),
+        }
+    }
     if !facets.sql.is_empty() {
         let sql = format!(
             "seq IN (SELECT f.seq FROM facets f WHERE {})",
@@ -95,20 +112,24 @@ fn conditions(filter: &Filter) -> Conditions {
 
 /// Refuses filters that an index of an earlier format cannot answer.
 fn check(connection: &Connection, filter: &Filter) -> Result<(), StoreError> {
-    if filter.env.is_none() && filter.at_turn.is_none() && filter.versions.is_none() {
+    if !filter.asks_facets() {
         return Ok(());
     }
+    let before = match filter.asks_content() {
+        true => BEFORE_CONTENT,
+        false => BEFORE_FACETS,
+    };
     let format: i64 = connection.query_row("PRAGMA user_version", [], |r| r.get(0))?;
-    if format > BEFORE_FACETS {
+    if format > before {
         return Ok(());
     }
     Err(StoreError::Argument {
         field: "format of the index",
         value: format.unsigned_abs(),
         allowed: format!(
-            "{} for filters by environment, version and last turn; a command that writes to the store, such \
-             as `sinew gc` or `sinew train --resume`, adds what is missing",
-            BEFORE_FACETS + 1
+            "{} for these filters; a command that writes to the store, such as `sinew gc` or `sinew train \
+             --resume`, adds what is missing",
+            before + 1
         ),
     })
 }
@@ -129,16 +150,63 @@ fn query(filter: &Filter, limit: usize) -> (String, Vec<Value>) {
 pub(crate) fn list(connection: &Connection, filter: &Filter) -> Result<Page, StoreError> {
     let limit = filter.checked_limit()?;
     check(connection, filter)?;
-    let (sql, values) = query(filter, limit + 1);
-    let mut query = connection.prepare_cached(&sql)?;
-    let rows = query.query_map(params_from_iter(values), index::summary)?;
-    let mut episodes: Vec<EpisodeSummary> = rows.collect::<Result<_, _>>()?;
+    let mut episodes: Vec<EpisodeSummary> = match filter.unique {
+        true => firsts(connection, filter, limit + 1)?,
+        false => {
+            let (sql, values) = query(filter, limit + 1);
+            let mut query = connection.prepare_cached(&sql)?;
+            let rows = query.query_map(params_from_iter(values), index::summary)?;
+            rows.collect::<Result<_, _>>()?
+        }
+    };
     let more = episodes.len() > limit;
     episodes.truncate(limit);
     Ok(Page {
         next: episodes.last().filter(|_| more).map(|e| e.cursor),
         episodes,
     })
+}
+
+/// The first `limit` episodes whose content no earlier one that fits has, behind the place where the page
+/// begins. Contents have no index, whose order would be random and cost each insert a page: those before the
+/// page are read again.
+fn firsts(
+    connection: &Connection,
+    filter: &Filter,
+    limit: usize,
+) -> Result<Vec<EpisodeSummary>, StoreError> {
+    let from = filter.after.map_or(0, |c| c.0);
+    let whole = Filter {
+        after: None,
+        ..filter.clone()
+    };
+    let row = conditions(&whole);
+    let sql = format!(
+        "SELECT seq, (SELECT f.content FROM facets f WHERE f.seq = episodes.seq) AS content
+         FROM episodes WHERE {} ORDER BY seq",
+        row.joined()
+    );
+    let mut contents = connection.prepare_cached(&sql)?;
+    let mut rows = contents.query(params_from_iter(row.values))?;
+    let (mut seen, mut found) = (HashSet::new(), Vec::new());
+    while let Some(row) = rows.next()? {
+        let Some(content) = row.get::<_, Option<[u8; 16]>>("content")? else {
+            continue;
+        };
+        let seq = index::unsigned(row, "seq")?;
+        if seen.insert(content) && seq > from {
+            found.push(seq);
+            if found.len() == limit {
+                break;
+            }
+        }
+    }
+    let mut one = connection.prepare_cached(
+        "SELECT *, (SELECT b.step FROM batches b WHERE b.batch = episodes.batch) AS trained_by
+         FROM episodes WHERE seq = ?",
+    )?;
+    let read = |seq: u64| one.query_row([number(seq)], index::summary);
+    Ok(found.into_iter().map(read).collect::<Result<_, _>>()?)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! which one conformance suite checks for both. Every call locks the whole store.
 
 use crate::error::{StoreError, guard};
-use crate::facets::Facets;
+use crate::facets::{self, Facets};
 use crate::score::{MAX_SCORES, ScoreRecord, ScoreRefused};
 use crate::store::{
     self, Committed, Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GcReport, MAX_PAGE, Page,
@@ -99,6 +99,25 @@ impl Inner {
         let places = self.scored.get(episode).into_iter().flatten();
         places.filter_map(|seq| self.scores.get(seq)).collect()
     }
+
+    /// Removes the traces that may go, with their scores.
+    fn remove(&mut self, may_go: impl Fn(&EpisodeSummary) -> bool) -> GcReport {
+        let mut report = GcReport::default();
+        let mut gone = HashSet::new();
+        for entry in &mut self.episodes {
+            if may_go(&entry.summary) && entry.trace.take().is_some() {
+                report.episodes += 1;
+                report.bytes += entry.bytes;
+                gone.insert(entry.summary.episode.clone());
+            }
+        }
+        let before = self.scores.len();
+        self.scores.retain(|_, s| !gone.contains(&s.episode));
+        self.scored.retain(|episode, _| !gone.contains(episode));
+        report.bytes += SCORE_BYTES * (before - self.scores.len()) as u64;
+        self.bytes -= report.bytes;
+        report
+    }
 }
 
 impl TraceStore for MemoryStore {
@@ -149,27 +168,22 @@ impl TraceStore for MemoryStore {
         let limit = filter.checked_limit()?;
         let inner = guard(&self.inner)?;
         let from = filter.after.unwrap_or_default();
+        // Which one is the first does not depend on where the page begins.
+        let whole = Filter {
+            after: None,
+            ..filter.clone()
+        };
+        let mut seen = HashSet::new();
+        let mut first = |e: &&Entry| {
+            let content = e.trace.as_ref().map(facets::content);
+            !filter.unique || content.is_some_and(|content| seen.insert(content))
+        };
         let matches = |e: &&Entry| {
-            let s = &e.summary;
-            e.trace.as_ref().is_some_and(|t| fits_facets(filter, t))
-                && s.cursor > from
-                && filter.task_kind.as_ref().is_none_or(|k| *k == s.task_kind)
-                && filter.turns.as_ref().is_none_or(|r| r.contains(&s.turns))
-                && (!filter.failed || s.end == EndKind::Failed || (!s.success && !s.unscored))
-                && filter.draws.as_ref().is_none_or(|r| r.contains(&s.draw))
-                && filter
-                    .updates
-                    .as_ref()
-                    .is_none_or(|r| s.update.is_some_and(|u| r.contains(&u)))
-                && filter.purpose.as_ref().is_none_or(|p| *p == s.purpose)
-                && filter.success.is_none_or(|v| v == s.success && !s.unscored)
-                && filter.group.as_ref().is_none_or(|g| *g == s.group)
-                && filter.trained.is_none_or(|t| t == s.trained_in.is_some())
-                && filter.end.is_none_or(|e| e == s.end)
-                && filter
-                    .reward
-                    .as_ref()
-                    .is_none_or(|r| !s.unscored && r.contains(&s.reward))
+            (filter.removed || e.trace.is_some())
+                && fits_row(&whole, &e.summary)
+                && fits_facets(filter, e.trace.as_ref())
+                && first(e)
+                && e.summary.cursor > from
         };
         let found = inner.episodes.iter().filter(matches).take(limit + 1);
         let mut episodes: Vec<EpisodeSummary> = found.map(|e| e.summary.clone()).collect();
@@ -311,42 +325,59 @@ impl TraceStore for MemoryStore {
         Ok(ids.take(limit.clamp(1, MAX_PAGE)).collect())
     }
 
+    fn remove(&self, episodes: &[EpisodeId]) -> Result<GcReport, StoreError> {
+        let named: HashSet<&EpisodeId> = episodes.iter().collect();
+        Ok(guard(&self.inner)?.remove(|s| named.contains(&s.episode)))
+    }
+
     fn gc(&self, policy: GcPolicy) -> Result<GcReport, StoreError> {
-        let mut guarded = guard(&self.inner)?;
-        let inner = &mut *guarded;
-        let mut report = GcReport::default();
-        let mut gone = HashSet::new();
-        for entry in &mut inner.episodes {
-            let may_go = match entry.summary.update {
-                Some(update) => update < policy.before_update,
-                None => !policy.keep_untrained,
-            };
-            if may_go && entry.trace.take().is_some() {
-                report.episodes += 1;
-                report.bytes += entry.bytes;
-                gone.insert(entry.summary.episode.clone());
-            }
-        }
-        let before = inner.scores.len();
-        inner.scores.retain(|_, s| !gone.contains(&s.episode));
-        inner.scored.retain(|episode, _| !gone.contains(episode));
-        report.bytes += SCORE_BYTES * (before - inner.scores.len()) as u64;
-        inner.bytes -= report.bytes;
-        Ok(report)
+        let may_go = |s: &EpisodeSummary| match s.update {
+            Some(update) => update < policy.before_update,
+            None => !policy.keep_untrained,
+        };
+        Ok(guard(&self.inner)?.remove(may_go))
     }
 }
 
-/// Whether a trace fits the part of a filter that its summary does not have.
-fn fits_facets(filter: &Filter, trace: &Trace) -> bool {
-    if filter.env.is_none() && filter.at_turn.is_none() && filter.versions.is_none() {
+/// Whether an episode fits the part of a filter that its facets answer. A trace that was removed has none.
+fn fits_facets(filter: &Filter, trace: Option<&Trace>) -> bool {
+    if !filter.asks_facets() {
         return true;
     }
+    let Some(trace) = trace else { return false };
     let facets = Facets::of(trace);
     let overlaps = |asked: &RangeInclusive<u64>| {
         let within = |(first, last)| last >= *asked.start() && first <= *asked.end();
         facets.versions.is_some_and(within)
     };
+    let below = |version: u64| facets.versions.is_some_and(|(_, last)| last < version);
+    let changed = |now: &BTreeMap<String, String>| {
+        let known = now.get(&facets.env).zip(facets.env_version.as_ref());
+        known.is_some_and(|(now, then)| now != then)
+    };
     filter.env.as_ref().is_none_or(|env| *env == facets.env)
         && filter.at_turn.is_none_or(|turn| turn == facets.last_turn)
         && filter.versions.as_ref().is_none_or(overlaps)
+        && filter.below_version.is_none_or(below)
+        && filter.env_changed.as_ref().is_none_or(changed)
+}
+
+/// Whether an episode fits the part of a filter that its row answers.
+fn fits_row(filter: &Filter, s: &EpisodeSummary) -> bool {
+    let updates = filter.updates.as_ref();
+    let reward = filter.reward.as_ref();
+    let ended = s.started_unix_s + s.total_s;
+    s.cursor > filter.after.unwrap_or_default()
+        && filter.task_kind.as_ref().is_none_or(|k| *k == s.task_kind)
+        && filter.turns.as_ref().is_none_or(|r| r.contains(&s.turns))
+        && (!filter.failed || s.end == EndKind::Failed || (!s.success && !s.unscored))
+        && filter.draws.as_ref().is_none_or(|r| r.contains(&s.draw))
+        && updates.is_none_or(|r| s.update.is_some_and(|u| r.contains(&u)))
+        && filter.purpose.as_ref().is_none_or(|p| *p == s.purpose)
+        && filter.success.is_none_or(|v| v == s.success && !s.unscored)
+        && filter.group.as_ref().is_none_or(|g| *g == s.group)
+        && filter.trained.is_none_or(|t| t == s.trained_in.is_some())
+        && filter.end.is_none_or(|e| e == s.end)
+        && reward.is_none_or(|r| !s.unscored && r.contains(&s.reward))
+        && filter.ended_before.is_none_or(|time| ended < time)
 }

@@ -1,11 +1,11 @@
 //! Looking into a store that another process may be writing.
 
-use crate::codec;
 use crate::error::StoreError;
 use crate::error::guard;
 use crate::index;
 use crate::ledger;
 use crate::listing;
+use crate::packed;
 use crate::schema;
 use crate::score::{ScoreRecord, ScoreRefused};
 use crate::segment::SegmentDir;
@@ -103,8 +103,8 @@ pub(crate) fn read_trace(
             offset: at.offset,
             reason,
         };
-        let trace: Trace =
-            codec::decode(record.codec, record.raw_len, &record.payload).map_err(corrupt)?;
+        let trace =
+            packed::decode(record.codec, record.raw_len, &record.payload).map_err(corrupt)?;
         if &trace.episode != episode {
             return Err(corrupt(format!("holds episode {}", trace.episode)));
         }

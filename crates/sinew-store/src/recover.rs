@@ -8,13 +8,13 @@
 use crate::codec::{self, Mark};
 use crate::damage::{Damage, Loss, Recovery};
 use crate::error::StoreError;
-use crate::index::{self, Table};
+use crate::index::{self, Entry, Table};
 use crate::ledger;
+use crate::packed;
 use crate::score::ScoreRecord;
 use crate::segment::{FILE_HEADER, FORMAT, Location, Record, RecordKind, SegmentDir};
 use crate::store::TrainedBatch;
 use rusqlite::{Connection, Transaction};
-use sinew_types::Trace;
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::path::PathBuf;
@@ -330,8 +330,8 @@ fn enter(segments: &SegmentDir, tx: &Transaction<'_>, record: &Record) -> Result
     let (codec, raw_len, payload) = (record.codec, record.raw_len, &record.payload);
     match record.kind {
         RecordKind::Trace => {
-            let trace: Trace = codec::decode(codec, raw_len, payload).map_err(corrupt)?;
-            index::insert_trace(tx, &trace, record.location)
+            let trace = packed::decode(codec, raw_len, payload).map_err(corrupt)?;
+            index::insert(tx, &Entry::of(&trace), record.location)
         }
         RecordKind::Score => {
             let score: ScoreRecord = codec::decode(codec, raw_len, payload).map_err(corrupt)?;

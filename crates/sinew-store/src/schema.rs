@@ -4,20 +4,38 @@
 pub(crate) const FILE_NAME: &str = "index.sqlite";
 
 /// `PRAGMA user_version`.
-pub(crate) const FORMAT: i64 = 5;
+pub(crate) const FORMAT: i64 = 6;
 
 /// The first format. Earlier ones are opened as they are, and what they lack is added: of this one [`LEDGER`]
-/// and [`FACETS`].
+/// and the facets.
 pub(crate) const BEFORE_LEDGER: i64 = 2;
 
-/// The last format without [`FACETS`].
+/// The last format without facets.
 pub(crate) const BEFORE_FACETS: i64 = 3;
 
 /// The last format with [`QUEUES`]. Opening a store for writing moves their rows into files of their own.
 pub(crate) const WITH_QUEUES: i64 = 4;
 
-/// What format 4 added to [`SCHEMA`] and [`LEDGER`]: what else episodes are found by.
+/// The last format with [`NARROW_FACETS`]. Opening a store for writing makes them anew from the traces.
+pub(crate) const BEFORE_CONTENT: i64 = 5;
+
+/// What episodes are found by besides the columns of their row.
 pub(crate) const FACETS: &str = "
+CREATE TABLE facets (
+    seq INTEGER PRIMARY KEY,            -- of the episode
+    env TEXT NOT NULL, env_version TEXT,                -- null: unknown
+    first_version INTEGER, last_version INTEGER,        -- null: nothing was sampled
+    last_turn INTEGER NOT NULL,
+    content BLOB NOT NULL,              -- equal for episodes that say the same
+    sum INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX facets_env ON facets (env);
+CREATE INDEX facets_turn ON facets (last_turn);
+CREATE INDEX facets_version ON facets (last_version);
+";
+
+/// The facets of formats 4 and 5.
+pub(crate) const NARROW_FACETS: &str = "
 CREATE TABLE facets (
     seq INTEGER PRIMARY KEY,            -- of the episode
     env TEXT NOT NULL,
@@ -28,6 +46,10 @@ CREATE TABLE facets (
 CREATE INDEX facets_env ON facets (env);
 CREATE INDEX facets_turn ON facets (last_turn);
 CREATE INDEX facets_version ON facets (last_version);
+";
+
+/// Indexes of episodes that format 4 added.
+pub(crate) const EPISODE_INDEXES: &str = "
 CREATE INDEX episodes_kind ON episodes (task_kind);
 CREATE INDEX episodes_turns ON episodes (turns);
 ";

@@ -22,9 +22,9 @@ use std::path::{Path, PathBuf};
 
 /// `b"SINEWSEG"`, then the format version and the file's number.
 const FILE_MAGIC: &[u8; 8] = b"SINEWSEG";
-/// Layout of headers and frames, and the kinds of records. A file of a later format is not read; one of
-/// format 1 is, but nothing is appended to it.
-pub(crate) const FORMAT: u32 = 2;
+/// Layout of headers and frames, and the kinds and codecs of records. A file of a later format is not read;
+/// one of an earlier format is, but nothing is appended to it.
+pub(crate) const FORMAT: u32 = 3;
 /// Bytes before the first frame.
 pub(crate) const FILE_HEADER: u64 = 16;
 /// Found by the search behind damage.
@@ -41,7 +41,7 @@ pub(crate) enum RecordKind {
     Trace = 1,
     /// An update, see [`crate::codec::Mark`].
     Mark = 2,
-    /// A score, see [`crate::ScoreRecord`]; only in files of format 2.
+    /// A score, see [`crate::ScoreRecord`]; only in files from format 2 on.
     Score = 3,
 }
 

@@ -60,6 +60,17 @@ pub struct Filter {
     pub end: Option<EndKind>,
     /// Least and most total reward, of episodes with a score.
     pub reward: Option<RangeInclusive<f64>>,
+    /// Ended before this time, in seconds since 1970.
+    pub ended_before: Option<f64>,
+    /// Sampled by versions below this one alone; episodes without sampled tokens do not fit.
+    pub below_version: Option<u64>,
+    /// Of one of these environments, by name, in another version than the one given here. Episodes whose
+    /// version is not known do not fit.
+    pub env_changed: Option<BTreeMap<String, String>>,
+    /// Of those that fit and say the same (task, tokens and messages), the first one alone.
+    pub unique: bool,
+    /// Also what gc removed: it has a listing, and no trace.
+    pub removed: bool,
     /// Start after this one.
     pub after: Option<Cursor>,
     /// Most episodes to return, up to [`MAX_PAGE`]; 0 means 100.
@@ -67,6 +78,17 @@ pub struct Filter {
 }
 
 impl Filter {
+    /// Whether it asks for what [`crate::facets`] have.
+    pub(crate) fn asks_facets(&self) -> bool {
+        let named = self.env.is_some() || self.at_turn.is_some() || self.versions.is_some();
+        named || self.below_version.is_some() || self.asks_content()
+    }
+
+    /// Whether it asks for those that an index of an earlier format lacks.
+    pub(crate) fn asks_content(&self) -> bool {
+        self.unique || self.env_changed.is_some()
+    }
+
     /// The number of rows of a page.
     pub(crate) fn checked_limit(&self) -> Result<usize, StoreError> {
         match self.limit {
@@ -360,6 +382,10 @@ pub trait TraceStore: Send + Sync + fmt::Debug {
     /// Episodes whose [`sinew_types::Origin::external`] is this, in commit order, at most `limit`.
     fn named(&self, external: &str, limit: usize) -> Result<Vec<EpisodeId>, StoreError>;
 
-    /// Removes traces with their scores. Their ids stay known, so that none is committed or trained again.
+    /// Removes traces with their scores. Their ids stay known, so that none is committed or trained again. Of
+    /// episodes that are unknown or were removed nothing happens.
+    fn remove(&self, episodes: &[EpisodeId]) -> Result<GcReport, StoreError>;
+
+    /// Removes what a policy names, as [`TraceStore::remove`] does.
     fn gc(&self, policy: GcPolicy) -> Result<GcReport, StoreError>;
 }

@@ -81,7 +81,10 @@ fn json_lines(path: &Arc<Path>, mut from: impl BufRead, rows: &mut Rows) -> Resu
         let columns: Map<String, Value> = serde_json::from_slice(bytes).map_err(|e| {
             let found = String::from_utf8_lossy(bytes.trim_ascii_end());
             let start: String = found.chars().take(60).collect();
-            row_error(path, line, format!("not a JSON object: {e}: {start}"))
+            // The place in the row would read as another line of the file.
+            let why = e.to_string();
+            let why = why.split(" at line ").next().unwrap_or(&why);
+            row_error(path, line, format!("not a JSON object: {why}: {start}"))
         })?;
         rows.push(path, line, columns, text.len())?;
     }

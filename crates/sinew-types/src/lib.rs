@@ -46,6 +46,6 @@ pub use trace::{
     TRACE_FORMAT_VERSION, Timing, TokenKind, Trace, TraceError, VersionSpan,
 };
 pub use weights::{
-    Dtype, TensorInfo, TensorList, TensorSizeError, TensorSource, TensorView, WeightsManifest,
-    WeightsManifestTensor,
+    DeltaSpan, Dtype, TensorInfo, TensorList, TensorSizeError, TensorSource, TensorView,
+    WeightsManifest, WeightsManifestTensor,
 };

@@ -46,7 +46,7 @@ pub struct Provenance {
     /// BLAKE3 of the chat template's text, hexadecimal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chat_template: Option<String>,
-    /// Versions of the tools, by name.
+    /// Versions of the tools by name, and of the rewards as `reward.NAME`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub tools: BTreeMap<String, String>,
     /// Kernel set of an embedded engine: log-probabilities are equal to the bit only within one.

@@ -546,6 +546,15 @@ impl Trace {
             .min()
     }
 
+    /// Newest version that sampled a token.
+    pub fn newest_version(&self) -> Option<PolicyVersion> {
+        self.nodes
+            .iter()
+            .flat_map(|n| &n.versions)
+            .map(|s| s.version)
+            .max()
+    }
+
     /// Outcome plus process rewards; 0 if it has no reward, see [`Trace::score`].
     pub fn total_reward(&self) -> f64 {
         self.outcome.reward + self.nodes.iter().map(|n| n.process_reward).sum::<f64>()

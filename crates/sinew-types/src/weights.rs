@@ -223,11 +223,14 @@ impl TensorSource for TensorList<'_> {
     }
 }
 
-/// The list of weights that a trainer publishes and engines load: always the full set.
+/// The list of weights that a trainer publishes and engines load: all tensors, as they are or as differences.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WeightsManifest {
     /// The update that produced the weights.
     pub version: PolicyVersion,
+    /// The version that differences are of; `None`: all tensors are whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<PolicyVersion>,
     /// All tensors of the model.
     pub tensors: Vec<WeightsManifestTensor>,
 }
@@ -244,8 +247,21 @@ pub struct WeightsManifestTensor {
     pub shape: Vec<usize>,
     /// Path of the safetensors file that holds it, relative to the manifest.
     pub file: String,
-    /// BLAKE3 of the tensor's bytes, hexadecimal.
+    /// BLAKE3 of the tensor's bytes, hexadecimal; of a difference, of the bytes that it leads to.
     pub blake3: String,
+    /// Where its difference to the base lies in the file, if it is published as one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delta: Option<DeltaSpan>,
+}
+
+/// A stretch of a file with a tensor's difference to that of the base.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeltaSpan {
+    /// First byte in the file.
+    pub offset: u64,
+    /// Length.
+    pub bytes: u64,
 }
 
 /// Manifests without a type are of files with `f32`, or say it in the file alone.

@@ -69,6 +69,21 @@ fn text(s: &Summary<'_>) -> String {
     for (reason, episodes) in left_out {
         let _ = writeln!(out, "          left out {episodes}: {reason}");
     }
+    if e.totals.not_begun > 0 {
+        let _ = writeln!(
+            out,
+            "          not begun {}: the first ones of their group decided it (rollout.stop_decided)",
+            e.totals.not_begun
+        );
+    }
+    let r = e.totals.resumed;
+    if !r.is_empty() {
+        let _ = writeln!(
+            out,
+            "in flight when a session ended  went on {} ({} tokens kept)  started again {} ({} tokens lost)",
+            r.episodes, r.tokens, r.restarted, r.tokens_lost
+        );
+    }
     let (t, joins) = (e.tokens.counts, &e.tokens.joins);
     let _ = writeln!(
         out,

@@ -10,11 +10,12 @@ use crate::{
     Session, describe, device, engine, episode_parts, groups, plan, run_info, source, store,
 };
 use sinew_collect::{CollectConfig, Collection, GoldRollouts};
-use sinew_pipeline::{EngineRollouts, RolloutParts, Rollouts, RunEvent};
+use sinew_pipeline::{ChangedParts, EngineRollouts, RolloutParts, Rollouts, RunEvent};
 use sinew_recipe::{DataSection, EngineType, RunPlan, StoreKind};
 use sinew_render::Renderer;
 use sinew_tensor::Cpu;
 use sinew_types::{Engine, PolicyVersion};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Episodes that have begun for each that may be in flight, so that one waits where another ends.
@@ -90,12 +91,13 @@ pub fn collection(
         false => env::world_with(recipe, &session.tasks, &session.bench)?,
         true => env::world_unscored(recipe, &session.tasks)?,
     };
-    pins.inputs(recipe, world.envs.as_ref(), &session)?;
+    pins.inputs(recipe, world.envs.as_ref(), &session, None)?;
     let store = store::open_store(&recipe.store, session.dir)?.traces;
     let model = model_config(&pins.plan)?;
     check_context(recipe.rollout.max_context_tokens, &model)?;
     let draws = plan::draws(recipe, world.taskset.as_ref())?;
     let pinned = pins.plan.clone();
+    let rewards = pins.rewards(recipe);
     pins.keep(&session, 0)?;
     let groups = groups(&session, (&world.envs, &world.taskset), &renderer, &store);
     let made = Made {
@@ -104,6 +106,7 @@ pub fn collection(
         device: &device,
         renderer,
         world,
+        rewards,
     };
     let (rollouts, group_size, retries): (Box<dyn Rollouts>, _, _) = match recipe.data {
         Some(_) => {
@@ -113,8 +116,7 @@ pub fn collection(
             (Box::new(played), 1, 0)
         }
         None => {
-            let algorithm = recipe.algorithm();
-            let algorithm = algorithm.map_err(|e| Failure::input(format!("algorithm: {e}")))?;
+            let algorithm = plan::algorithm(recipe)?;
             let engine = made.engine(&pinned, how)?;
             let parts = made.rollout_parts(&engine, how)?;
             let (store, cancel) = (Arc::clone(&store), session.cancel.clone());
@@ -176,6 +178,8 @@ struct Made<'a> {
     device: &'a Cpu,
     renderer: Arc<dyn Renderer>,
     world: World,
+    /// Versions of the rewards.
+    rewards: BTreeMap<String, String>,
 }
 
 impl Made<'_> {
@@ -186,7 +190,12 @@ impl Made<'_> {
             taskset,
             envs,
             renderer: &self.renderer,
-            run: run_info(self.recipe, self.session.dir.path(), shown, self.device),
+            run: run_info(
+                self.recipe,
+                self.session.dir.path(),
+                shown,
+                (self.device, self.rewards.clone()),
+            ),
         }
     }
 
@@ -221,6 +230,8 @@ impl Made<'_> {
             options: plan::episode_options(&self.recipe.rollout),
             max_in_flight: self.recipe.rollout.max_in_flight,
             cross: None,
+            in_flight: None,
+            changed: ChangedParts::Keep,
         })
     }
 }

@@ -56,12 +56,19 @@ impl Failure {
         Self::Outside(text.to_string())
     }
 
-    /// An interrupted `sinew {command}`, with the way to go on; `more` are options that it needs again.
-    pub fn interrupt(command: &str, run_dir: &Path, more: &str) -> Self {
+    /// What an interrupted `sinew {command}` kept, and the way to go on; `more` are options that it needs
+    /// again.
+    pub fn how_to_go_on(command: &str, run_dir: &Path, more: &str) -> String {
         let dir = run_dir.display();
-        Self::Interrupt(format!(
-            "interrupted; finished episodes and steps are kept\n  hint: go on with `sinew {command} {dir}/recipe.toml --run-dir {dir} --resume{more}`"
-        ))
+        format!(
+            "finished episodes and steps are kept\n  hint: go on with `sinew {command} {dir}/recipe.toml --run-dir {dir} --resume{more}`"
+        )
+    }
+
+    /// An interrupted `sinew {command}`, as [`Failure::how_to_go_on`].
+    pub fn interrupt(command: &str, run_dir: &Path, more: &str) -> Self {
+        let kept = Self::how_to_go_on(command, run_dir, more);
+        Self::Interrupt(format!("interrupted; {kept}"))
     }
 
     /// A judge's budget that ended `sinew {command}`, with the way to go on.

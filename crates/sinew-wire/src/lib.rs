@@ -36,6 +36,7 @@ mod collect;
 mod device;
 mod engine;
 mod env;
+mod expire;
 mod failure;
 mod harness;
 mod judge;
@@ -44,6 +45,7 @@ mod live;
 mod model;
 mod pins;
 mod plan;
+mod publish;
 mod python;
 mod queue;
 mod repeat;
@@ -59,6 +61,7 @@ mod token;
 pub use collect::{Gathering, check_collect, collection};
 pub use device::{device, kernels, precision};
 pub use env::{OwnReward, Tasks, World, own_rewards, tasks, world};
+pub use expire::{Expiry, Removed, expire, versions};
 pub use harness::{asks_model, check as check_harness};
 pub use judge::{judge, server_config};
 pub use learner::train_worker;
@@ -91,9 +94,11 @@ use sinew_project::{Resume, RunDir};
 use sinew_recipe::{EngineType, Order, RunPlan};
 use sinew_render::Renderer;
 use sinew_rollout::{EpisodeParts, RunInfo};
+use sinew_sources::Dataset;
 use sinew_store::TraceStore;
 use sinew_tensor::Cpu;
 use sinew_types::{Clock, Component, Engine, Provenance};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -112,7 +117,7 @@ fn run_info(
     recipe: &RunPlan,
     dir: &Path,
     (envs, renderer): (&dyn EnvFactory, &dyn Renderer),
-    device: &Cpu,
+    (device, rewards): (&Cpu, BTreeMap<String, String>),
 ) -> RunInfo {
     let name = dir.file_name().unwrap_or_default();
     let embedded = recipe.engine.kind == EngineType::Embedded;
@@ -125,7 +130,7 @@ fn run_info(
                 version: envs.version().to_owned(),
             }),
             chat_template: renderer.template_hash(),
-            tools: envs.tools(),
+            tools: envs.tools().into_iter().chain(rewards).collect(),
             kernels: embedded.then(|| kernels(device)),
             sandbox: sandboxed.then(|| recipe.sandbox.level.name().into()),
             ..Provenance::default()
@@ -200,14 +205,19 @@ pub fn pipeline(
     let mut pins = Pins::weights(recipe, &session)?;
     let renderer = renderer(&recipe.model, &recipe.env)?;
     let World { taskset, envs } = env::world_with(recipe, &session.tasks, &session.bench)?;
-    pins.inputs(recipe, envs.as_ref(), &session)?;
+    let data = plan::dataset(recipe, renderer.as_ref())?;
+    pins.inputs(
+        recipe,
+        envs.as_ref(),
+        &session,
+        data.as_ref().map(Dataset::digest),
+    )?;
+    let rewards = pins.rewards(recipe);
     let mut store = store::open_store(&recipe.store, dir)?;
     let params = loaded_params(&pins.plan, renderer.as_ref())?;
     let model = params.config().clone();
     check_context(recipe.rollout.max_context_tokens, &model)?;
-    let algorithm = recipe
-        .algorithm()
-        .map_err(|e| Failure::input(format!("algorithm: {e}")))?;
+    let algorithm = plan::algorithm(recipe)?;
     let files = renderer.files().map_err(Failure::system)?;
     let config = plan::pipeline(recipe, how, dir, taskset.as_ref(), &algorithm)?;
     store.draws_per_step = config.core.draws_per_step();
@@ -215,18 +225,19 @@ pub fn pipeline(
     let (learner, saved) = learner::begin(recipe, pins, parts, &session)?;
     let grammars = engine::grammars(recipe.rollout.format.as_ref(), &renderer, model.vocab)?;
     let shown = (envs.as_ref(), renderer.as_ref());
-    let run = run_info(recipe, dir.path(), shown, &device);
+    let run = run_info(recipe, dir.path(), shown, (&device, rewards));
     let gold = source::Gold {
         taskset: &taskset,
         envs: &envs,
         renderer: &renderer,
         run: run.clone(),
     };
-    let source = source::source(recipe, dir, gold, &grammars, &session)?;
+    let source = source::source(recipe, data, gold, &grammars, &session)?;
     let mut late = late(recipe, &session);
     let own = engine::threads(recipe, &device);
     let (engine, cross) = engine::engines(recipe, &own, renderer.as_ref(), &grammars, &learner)?;
     let episode = episode_parts(recipe, &session, run, (&engine, &renderer), envs)?;
+    let transport = publish::transport(recipe, engine, &learner, &session)?;
     let options = plan::episode_options(&recipe.rollout);
     let live = live::source(recipe, &session, (&episode, &options), &store, &mut late)?;
     let parts = RolloutParts {
@@ -235,14 +246,15 @@ pub fn pipeline(
         options,
         max_in_flight: recipe.rollout.max_in_flight,
         cross,
+        in_flight: plan::in_flight(recipe, dir.path()),
+        changed: plan::changed(recipe.rollout.changed),
     };
     let traces = Arc::clone(&store.traces);
     let world = (&parts.episode.envs, &parts.taskset);
     let groups = groups(&session, world, &renderer, &traces);
     let rollouts = EngineRollouts::new(session.runtime, parts, traces, session.cancel);
-    session
-        .bus
-        .emit(RunEvent::Described(describe(&model, &device)))?;
+    let described = RunEvent::Described(describe(&model, &device));
+    session.bus.emit(described)?;
     let pipeline = Pipeline {
         config,
         algorithm: Arc::new(algorithm),
@@ -251,7 +263,7 @@ pub fn pipeline(
         source: live.or(source),
         late,
         learner: Arc::new(Mutex::new(learner)),
-        transport: Box::new(engine),
+        transport,
         store,
         grammars,
         bus: session.bus,

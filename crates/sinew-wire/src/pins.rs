@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `model.weights`, `teacher.weights`, `reference.weights` | the checkpoint of `run:DIR`, which stays the same |
 //! | `tasks.rows` | rows after filter and split, in their order |
+//! | `data.rows` | what `[data]` gives: tokens, rewards and groups, in their order |
 //! | `env.version` | code of an environment of Python; what a server or the program says of its own |
 //! | `reward.FILE.py:FUNCTION` | the file |
 //! | `judge.NAME.rubric` | the file |
@@ -18,12 +19,15 @@ use sinew_env::EnvFactory;
 use sinew_pipeline::RunEvent;
 use sinew_project::{Pinned, PinnedWeights};
 use sinew_recipe::{ModelSection, RUN, RubricSource, RunPlan};
+use sinew_rollout::REWARD;
 use sinew_train::checkpoint::weights_hash;
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Name of the weights that a run begins with.
 const MODEL: &str = "model.weights";
+/// Name of what `[data]` gives.
+const DATA: &str = "data.rows";
 
 /// Names and sources of the weights of a plan.
 fn sources(plan: &mut RunPlan) -> Vec<(&'static str, &mut String)> {
@@ -174,7 +178,8 @@ impl Pins {
         Ok(new)
     }
 
-    /// Compares rows, functions, rubrics and environments with those of the sessions before.
+    /// Compares rows, functions, rubrics and environments with those of the sessions before. `data` is the
+    /// hash of what `[data]` gives.
     ///
     /// # Errors
     /// If one changed and that was not allowed, or a file cannot be read.
@@ -183,16 +188,46 @@ impl Pins {
         recipe: &RunPlan,
         envs: &dyn EnvFactory,
         session: &Session<'_>,
+        data: Option<String>,
     ) -> Result<(), Failure> {
         self.new.inputs = inputs(recipe, envs, &session.tasks.digests)?;
+        let data = data.map(|hash| (DATA.to_owned(), hash));
+        self.new.inputs.extend(data);
         let (Some(old), Some(resume)) = (&self.old, session.resume) else {
             return Ok(());
         };
-        let changes = session
-            .dir
-            .check_inputs(&old.inputs, &self.new.inputs, resume)?;
+        let mut known = old.inputs.clone();
+        if let Some(hash) = self.new.inputs.get(DATA) {
+            // Earlier versions kept none.
+            known.entry(DATA.into()).or_insert_with(|| hash.clone());
+        }
+        let changes = session.dir.check_inputs(&known, &self.new.inputs, resume)?;
         self.changes.extend(changes);
         Ok(())
+    }
+
+    /// Versions of the rewards: of what the recipe says of them, and of the files that it names.
+    pub(crate) fn rewards(&self, recipe: &RunPlan) -> BTreeMap<String, String> {
+        let files = self.new.inputs.iter().filter_map(|(name, version)| {
+            let name = match name.starts_with(REWARD) {
+                true => name.clone(),
+                false => format!("{REWARD}{}", name.strip_suffix(".rubric")?),
+            };
+            Some((name, version.get(..16).unwrap_or(version).to_owned()))
+        });
+        let mut versions: BTreeMap<String, String> = files.collect();
+        for world in recipe.worlds() {
+            if let Some(text) = world.reward.and_then(|r| serde_json::to_vec(r).ok()) {
+                let hash = blake3::hash(&text).to_hex();
+                let own = world.env.name.as_str();
+                let name = format!(
+                    "{REWARD}section{}{own}",
+                    if own.is_empty() { "" } else { "." }
+                );
+                versions.insert(name, hash[..16].to_owned());
+            }
+        }
+        versions
     }
 
     /// Keeps what the session stands on in its folder, and reports what changed. `step` is the last one that

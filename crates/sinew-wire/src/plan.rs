@@ -8,21 +8,24 @@ use sinew_algo::Algorithm;
 use sinew_env::{Split, Taskset};
 use sinew_model::{LoraConfig, Projection};
 use sinew_pipeline::{
-    After, ByType, CoreConfig, EnvironmentShare, EvalConfig, Goal, LateConfig, LearnerConfig,
-    Overlap, PipelineConfig, PolicyConfig, SampleKind, TaskDraws, TaskSampling, TaskShares,
+    After, ByType, ChangedParts, CoreConfig, EnvironmentShare, EvalConfig, Goal, IN_FLIGHT,
+    LateConfig, LearnerConfig, Overlap, PipelineConfig, PolicyConfig, SampleKind, TaskDraws,
+    TaskSampling, TaskShares,
 };
-use sinew_project::RunDir;
+use sinew_project::{RunDir, RunDirError};
 use sinew_recipe::{
-    DataSection, LateAfter, LoraSection, LrSchedule, RolloutPlan, RunPlan, TrainMode, TrainPlan,
+    Changed, DataSection, LateAfter, LoraSection, LrSchedule, ResumeEpisodes, RolloutPlan, RunPlan,
+    StoreKind, TrainMode, TrainPlan,
 };
 use sinew_render::Renderer;
 use sinew_rollout::{EpisodeLimits, EpisodeOptions};
-use sinew_sources::{Dataset, DatasetConfig};
+use sinew_sources::{Dataset, DatasetConfig, StoredEpisodes};
 use sinew_store::{ScoreRule, ScoreTerm};
 use sinew_train::TrainerConfig;
 use sinew_train::optim::{AdamWConfig, Decay, Schedule};
 use sinew_types::SamplingParams;
 use sinew_view::RunFacts;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -148,10 +151,20 @@ pub fn dataset(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Option<Datas
             DatasetConfig::Demonstrations { path: path.clone() }
         }
         Some(DataSection::Pairs { path }) => DatasetConfig::Pairs { path: path.clone() },
-        Some(DataSection::Episodes { path, purpose }) => DatasetConfig::Episodes {
+        Some(DataSection::Episodes {
+            path,
+            purpose,
+            scores,
+        }) => DatasetConfig::Episodes(StoredEpisodes {
             path: path.clone(),
             purpose: purpose.clone(),
-        },
+            scores: scores.clone(),
+            late: match sinew_project::recipe(Path::new(path)) {
+                Ok(run) => late_config(&run),
+                Err(RunDirError::NoRun { .. }) => None,
+                Err(e) => return Err(e.into()),
+            },
+        }),
     };
     let context = recipe.rollout.max_context_tokens as usize;
     Ok(Some(Dataset::load(&config, renderer, context)?))
@@ -183,6 +196,7 @@ pub(crate) fn episode_options(r: &RolloutPlan) -> EpisodeOptions {
             ..SamplingParams::default()
         },
         chunk_tokens: r.chunk_tokens,
+        replay_always: r.resume == ResumeEpisodes::Always,
         boot_timeout: r
             .boot_timeout_s
             .map_or(BOOT_TIMEOUT, Duration::from_secs_f64),
@@ -246,6 +260,7 @@ fn core(
         tasks_per_step: r.tasks_per_step,
         over_sample: r.over_sample,
         group_size: r.group_size,
+        stop_decided: r.stop_decided,
         retries: algorithm.repair().retries(),
         refill: algorithm.refill(),
         // As many rounds as can wait.
@@ -264,6 +279,28 @@ fn core(
             greedy: recipe.eval_greedy(),
         },
     })
+}
+
+/// The file for episodes in flight, where the recipe keeps them: the turns of programs are not replayed.
+pub(crate) fn in_flight(recipe: &RunPlan, dir: &Path) -> Option<PathBuf> {
+    let own = recipe.harness.is_built_in() && recipe.data.is_none();
+    let kept = own && recipe.rollout.resume != ResumeEpisodes::Never;
+    (kept && recipe.store.kind == StoreKind::Disk).then(|| dir.join(IN_FLIGHT))
+}
+
+/// The algorithm of a recipe.
+pub(crate) fn algorithm(recipe: &RunPlan) -> Result<Algorithm, Failure> {
+    let algorithm = recipe.algorithm();
+    algorithm.map_err(|e| Failure::input(format!("algorithm: {e}")))
+}
+
+/// What becomes of stored episodes that other parts ran.
+pub(crate) fn changed(key: Changed) -> ChangedParts {
+    match key {
+        Changed::RunAgain => ChangedParts::RunAgain,
+        Changed::Rescore => ChangedParts::Rescore,
+        Changed::Keep => ChangedParts::Keep,
+    }
 }
 
 /// How generation and training overlap, if they do.

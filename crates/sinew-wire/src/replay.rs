@@ -16,7 +16,7 @@ use sinew_rollout::{
 };
 use sinew_tensor::Cpu;
 use sinew_types::{Engine, EpisodeId, PolicyVersion, Task, TaskId, Trace, mix_seed};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -88,7 +88,8 @@ impl Replayer {
     /// Parts with the environments of the run, or `envs` around them.
     fn parts(&self, engine: Arc<dyn Engine>, envs: Arc<dyn EnvFactory>) -> EpisodeParts {
         let shown = (envs.as_ref(), self.renderer.as_ref());
-        let run = run_info(&self.recipe, &self.folder, shown, &self.device);
+        let unknown = BTreeMap::new();
+        let run = run_info(&self.recipe, &self.folder, shown, (&self.device, unknown));
         let rollout = &self.recipe.rollout;
         let bounds = AdmissionConfig::new(1, rollout.max_turn_tokens as usize);
         let mut parts = EpisodeParts::new(engine, Arc::clone(&self.renderer), envs, bounds);

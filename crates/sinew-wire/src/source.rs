@@ -13,14 +13,13 @@ use sinew_env::{EnvFactory, Taskset};
 use sinew_grammar::Grammars;
 use sinew_pipeline::SampleSource;
 use sinew_pool::schema::Kind;
-use sinew_project::RunDir;
 use sinew_queue::Place;
 use sinew_recipe::{DataSection, RunPlan};
 use sinew_render::Renderer;
 use sinew_rollout::RunInfo;
 use sinew_sources::{
-    DatasetSource, GoldRuns, GoldSource, PoolClient, PoolSource, PoolSourceConfig, QueueSource,
-    QueueSourceConfig, unused_gold,
+    Dataset, DatasetSource, GoldRuns, GoldSource, PoolClient, PoolSource, PoolSourceConfig,
+    QueueSource, QueueSourceConfig, unused_gold,
 };
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -54,18 +53,19 @@ impl Gold<'_> {
     }
 }
 
-/// The source of `[data]`; `None` where the run samples its own episodes.
+/// The source of `[data]`, whose rows are `data` where it has some; `None` where the run samples its own
+/// episodes.
 ///
 /// # Errors
-/// If a row cannot be read or rendered, or the pool does not answer or has another tokenizer.
+/// If the pool does not answer or has another tokenizer.
 pub(crate) fn source(
     recipe: &RunPlan,
-    dir: &RunDir,
+    data: Option<Dataset>,
     gold: Gold<'_>,
     grammars: &Arc<dyn Grammars>,
     session: &Session<'_>,
 ) -> Result<Option<Box<dyn SampleSource>>, Failure> {
-    if let Some(data) = plan::dataset(recipe, gold.renderer.as_ref())? {
+    if let Some(data) = data {
         let grammars = Arc::clone(grammars);
         return Ok(Some(Box::new(DatasetSource { data, grammars })));
     }
@@ -77,10 +77,11 @@ pub(crate) fn source(
             cancel: session.cancel.clone(),
         })));
     }
-    if let Some(source) = queue(recipe, dir.path(), session.cancel.clone())? {
+    let dir = session.dir.path();
+    if let Some(source) = queue(recipe, dir, session.cancel.clone())? {
         return Ok(Some(Box::new(source)));
     }
-    let pool = pool(recipe, dir.path(), session.cancel.clone())?;
+    let pool = pool(recipe, dir, session.cancel.clone())?;
     Ok(pool.map(|pool| Box::new(pool) as Box<dyn SampleSource>))
 }
 
@@ -106,8 +107,12 @@ pub fn check_gold(recipe: &RunPlan) -> Result<String, Failure> {
         let kind = worlds.get(place).map_or("", |w| w.env.kind_name());
         let key = recipe.env.key(place);
         return Err(Failure::input(format!(
-            "data.type = \"gold\": {key}.type = \"{kind}\" has no gold policy: use data.type = \"demonstrations\", or \
-             give a class of Python a method `gold`"
+            "data.type = \"gold\": {key}.type = \"{kind}\" has no gold policy: {way}, or use data.type = \"demonstrations\"",
+            way = match kind {
+                "chat" =>
+                    format!("name the column with a right answer, as in {key}.gold = \"answer\""),
+                _ => "give a class of Python a method `gold`".to_owned(),
+            }
         )));
     }
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;

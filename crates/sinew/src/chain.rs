@@ -57,10 +57,15 @@ pub(crate) fn run(args: &RunArgs, chain: &ChainPlan) -> Result<Finished, Failure
 
 /// The end of a chain by Ctrl-C or TERM, with the command that goes on.
 fn interrupted(dir: &Path, serve: &str) -> Failure {
+    Failure::Interrupt(format!("interrupted; {}", how_to_go_on(dir, serve)))
+}
+
+/// What a chain kept, and the command that goes on.
+pub(crate) fn how_to_go_on(dir: &Path, serve: &str) -> String {
     let dir = dir.display();
-    Failure::Interrupt(format!(
-        "interrupted; stages that ended, episodes and steps are kept\n  hint: go on with `sinew train {dir}/chain.toml --run-dir {dir} --resume{serve}`"
-    ))
+    format!(
+        "stages that ended, episodes and steps are kept\n  hint: go on with `sinew train {dir}/chain.toml --run-dir {dir} --resume{serve}`"
+    )
 }
 
 impl Stages for Trainer<'_> {

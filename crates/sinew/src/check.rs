@@ -477,6 +477,9 @@ fn solvable(recipe: &RunPlan, world: &sinew_wire::World) -> Result<String, Failu
         .build()
         .map_err(Failure::system)?;
     if recipe.worlds().iter().any(|w| w.reward.is_some()) {
+        if let Some(answers) = answers(recipe, envs.as_ref(), &tasks)? {
+            return runtime.block_on(in_time("reward", right(envs.as_ref(), &answers)))?;
+        }
         return runtime.block_on(in_time("reward", scored(envs.as_ref(), &tasks)))?;
     }
     let turns = runtime
@@ -507,6 +510,46 @@ fn rewards(recipe: &RunPlan) -> Result<String, Failure> {
         None => term.name.to_owned(),
     });
     Ok(format!("ready: {}", named.collect::<Vec<_>>().join(", ")))
+}
+
+/// The right answers that rows of the recipe have for these tasks; `None` without `env.gold`.
+fn answers<'a>(
+    recipe: &RunPlan,
+    envs: &dyn EnvFactory,
+    tasks: &'a [Task],
+) -> Result<Option<Vec<(&'a Task, String)>>, Failure> {
+    if recipe.env.is_mixture() || recipe.env.name() != "chat" {
+        return Ok(None);
+    }
+    let answer = |task: &'a Task| match envs.gold(task, 0) {
+        Ok(action) => Ok(action.map(|a| (task, a.text))),
+        Err(e) => Err(Failure::input(format!("env: {e}"))),
+    };
+    tasks.iter().map(answer).collect()
+}
+
+/// Right answers must succeed by the recipe's reward: else the column or the reward is the wrong one.
+async fn right(envs: &dyn EnvFactory, answers: &[(&Task, String)]) -> Result<String, Failure> {
+    for (task, answer) in answers {
+        let failed = |e| Failure::input(format!("env: task {}: {e}", task.id));
+        let outcome = sinew_env::trial(envs, task, answer).await.map_err(failed)?;
+        if !outcome.success {
+            let said: String = answer.chars().take(60).collect();
+            let why = match &outcome.unscored_reason {
+                Some(reason) => format!("gets no score: {reason}"),
+                None => format!("is no success by the reward, which is {}", outcome.reward),
+            };
+            return Err(Failure::input(format!(
+                "env.gold: the right answer {said:?} of task {} {why}",
+                task.id
+            )));
+        }
+    }
+    Ok(format!(
+        "{}: the right answers of {} tasks succeed",
+        envs.name(),
+        answers.len()
+    ))
 }
 
 /// An environment without solutions: an empty answer to some tasks must get a score, so that a reward that

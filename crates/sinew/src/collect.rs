@@ -12,7 +12,7 @@
 use crate::{RunArgs, check, output, train};
 use clap::Args;
 use sinew_collect::Collected;
-use sinew_project::RunDir;
+use sinew_project::{COLLECTION, RunDir};
 use sinew_recipe::{Recipe, RunPlan};
 use sinew_view::collected;
 use sinew_wire::{Failure, Gathering};
@@ -67,8 +67,8 @@ fn gathered(args: &CollectArgs) -> Result<train::Finished, Failure> {
     };
     sinew_wire::check_collect(&recipe, &how)?;
     // A folder of `train` is not taken for one of these, nor the other way round.
-    if !recipe.name.ends_with("-collect") {
-        recipe.name += "-collect";
+    if !recipe.name.ends_with(COLLECTION) {
+        recipe.name += COLLECTION;
     }
     let (path, mut options) = args.run.options(&recipe, "collect")?;
     options.typed += &format!(" --episodes {}", args.episodes);

@@ -1,19 +1,19 @@
 //! `sinew env`: a Python environment, tried before it is trained on or served over HTTP; servers, tried.
 
+use crate::env_args::{key, options, seconds};
+use crate::env_serve;
 use crate::output;
-use crate::signals::StopSignals;
 use clap::{Args, Subcommand};
 use serde_json::json;
 use sinew_bridge::{
-    CaseOutcome, CheckReport, ConformanceOptions, EnvServer, Finding, Python, PythonEnvFactory,
-    PythonTasks, PythonWorkers, ServeOptions, conformance, serve_env,
+    CaseOutcome, CheckReport, ConformanceOptions, Finding, Python, PythonEnvFactory, PythonTasks,
+    PythonWorkers, conformance,
 };
 use sinew_env::{EnvConfig, Split, Taskset};
+use sinew_recipe::{Recipe, RunPlan};
 use sinew_types::{Task, TaskId};
 use sinew_wire::Failure;
-use std::sync::Arc;
-use std::time::Duration;
-use tokio::net::TcpListener;
+use std::path::Path;
 
 #[derive(Debug, Args)]
 pub(crate) struct EnvArgs {
@@ -23,42 +23,21 @@ pub(crate) struct EnvArgs {
 
 #[derive(Debug, Subcommand)]
 enum EnvCommand {
-    /// Try a Python environment: schema of its tools, gold, null and random policies, leaks, speed
-    #[command(after_help = "Example: sinew env check my_env.py:MyEnv")]
+    /// Try a Python environment, or that of a recipe: tools, gold, null and random policies, leaks, speed
+    #[command(
+        after_help = "Examples: sinew env check my_env.py:MyEnv\n          sinew env check recipes/environments/search.toml"
+    )]
     Check(CheckArgs),
-    /// Serve a Python environment over HTTP, for recipes with env.type = "http"
-    #[command(after_help = "Example: sinew env serve my_env.py:MyEnv --listen 127.0.0.1:9100")]
-    Serve(ServeArgs),
+    /// Serve an environment: over HTTP for recipes with env.type = "http", or as OpenEnv and MCP
+    #[command(
+        after_help = "Examples:\n  sinew env serve my_env.py:MyEnv --listen 127.0.0.1:9100\n  \
+                      sinew env serve tiny --protocol openenv\n  \
+                      sinew env serve recipes/worlds/phone.toml --protocol mcp"
+    )]
+    Serve(env_serve::ServeArgs),
     /// Try whether a server keeps the protocol of environments
     #[command(after_help = "Example: sinew env test http://127.0.0.1:9100")]
     Test(TestArgs),
-}
-
-#[derive(Debug, Args)]
-struct ServeArgs {
-    /// The class: FILE.py:CLASS or MODULE:CLASS
-    module: String,
-    /// Address to listen on
-    #[arg(long, default_value = "127.0.0.1:9100")]
-    listen: String,
-    /// Variable with the key that clients must send; left out: no key
-    #[arg(long, value_name = "NAME")]
-    key_env: Option<String>,
-    /// Worker processes
-    #[arg(long, default_value_t = 4)]
-    workers: usize,
-    /// Episodes at once
-    #[arg(long, default_value_t = 256)]
-    max_episodes: usize,
-    /// Seconds after which an episode without a request is freed
-    #[arg(long, default_value_t = 60.0)]
-    lease_s: f64,
-    /// Deadline of one call, in seconds
-    #[arg(long, default_value_t = 30.0)]
-    timeout_s: f64,
-    /// Python interpreter: a path, or a name in PATH
-    #[arg(long, default_value = "python3")]
-    python: String,
 }
 
 #[derive(Debug, Args)]
@@ -84,7 +63,7 @@ struct TestArgs {
 
 #[derive(Debug, Args)]
 struct CheckArgs {
-    /// The class: FILE.py:CLASS or MODULE:CLASS
+    /// The class, FILE.py:CLASS or MODULE:CLASS; or a recipe, FILE.toml
     module: String,
     /// Tasks of each policy
     #[arg(long, default_value_t = 8, value_parser = super::at_least_one)]
@@ -92,12 +71,18 @@ struct CheckArgs {
     /// Seed of the tasks
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Deadline of one call, in seconds
+    /// Episodes at once while the speed is measured
+    #[arg(long, default_value_t = 1, value_parser = super::at_least_one)]
+    sessions: usize,
+    /// Deadline of one call, in seconds; where it is longer than a minute, of the imports as well
     #[arg(long, default_value_t = 30.0)]
     timeout_s: f64,
     /// Python interpreter: a path, or a name in PATH
     #[arg(long, default_value = "python3")]
     python: String,
+    /// Attributes of the class to set, as JSON
+    #[arg(long, value_name = "JSON", default_value = "{}")]
+    options: String,
     /// One JSON object
     #[arg(long)]
     json: bool,
@@ -115,7 +100,7 @@ pub(crate) fn run(args: &EnvArgs) -> Result<(), Failure> {
         .map_err(Failure::system)?;
     match &args.command {
         EnvCommand::Check(args) => check(args, &runtime),
-        EnvCommand::Serve(args) => serve(args, &runtime),
+        EnvCommand::Serve(args) => env_serve::serve(args, &runtime),
         EnvCommand::Test(args) => runtime.block_on(test(args)),
     }
 }
@@ -133,76 +118,65 @@ fn start(
     Ok((factory, tasks))
 }
 
+/// Checks the environment of a recipe as a run would make it; of a chain, that of its first stage.
+fn check_recipe(
+    args: &CheckArgs,
+    runtime: &tokio::runtime::Runtime,
+) -> Result<CheckReport, Failure> {
+    let recipe = Recipe::load(Path::new(&args.module)).map_err(Failure::input)?;
+    let plan = match &recipe {
+        Recipe::Run(plan) => plan.as_ref(),
+        Recipe::Chain(chain) => match chain.stages.first() {
+            Some(stage) => &stage.plan,
+            None => return Err(Failure::input("the recipe has no stage")),
+        },
+    };
+    let plan = RunPlan {
+        seed: args.seed,
+        ..plan.clone()
+    };
+    let tasks = sinew_wire::tasks(&plan)?;
+    let sinew_wire::World { taskset, envs } = sinew_wire::world(&plan, &tasks)?;
+    let some = (0..args.tasks.min(taskset.len(Split::Train)))
+        .map(|i| taskset.get(Split::Train, i).map_err(Failure::system))
+        .collect::<Result<Vec<_>, _>>()?;
+    let place = args.module.clone();
+    Ok(runtime.block_on(CheckReport::any(
+        envs.as_ref(),
+        &some,
+        (place, args.sessions),
+    )))
+}
+
 /// `sinew env check`: plays some tasks with one worker, and prints what was found.
 fn check(args: &CheckArgs, runtime: &tokio::runtime::Runtime) -> Result<(), Failure> {
+    if args.module.ends_with(".toml") {
+        return finish(args, &check_recipe(args, runtime)?);
+    }
     let keys = Python {
         workers: 1,
+        sessions_per_worker: args
+            .sessions
+            .max(Python::new(&args.module).sessions_per_worker),
         timeout_s: args.timeout_s,
+        startup_timeout_s: args.timeout_s.max(60.0),
         python: args.python.clone(),
+        options: options(&args.options)?,
         ..Python::new(&args.module)
     };
     let (factory, tasks) = start(&keys, (args.tasks, args.seed))?;
-    let report = runtime.block_on(CheckReport::of(&factory, &tasks));
-    print(args, &report);
+    let report = runtime.block_on(CheckReport::at_once(&factory, &tasks, args.sessions));
+    finish(args, &report)
+}
+
+/// Prints a report. Status 1 if training would fail.
+fn finish(args: &CheckArgs, report: &CheckReport) -> Result<(), Failure> {
+    print(args, report);
     match report.passed() {
         true => Ok(()),
         // The report names what failed.
         false => Err(Failure::Program(1, String::new())),
     }
-}
-
-/// The value of a variable that an argument names.
-fn key(name: Option<&String>) -> Result<Option<String>, Failure> {
-    let read = |name: &String| {
-        std::env::var(name).map_err(|_| Failure::input(format!("--key-env {name}: it is not set")))
-    };
-    name.map(read).transpose()
-}
-
-/// Seconds of an argument.
-///
-/// # Errors
-/// If it is not 0.01 to 86400, or not a number.
-fn seconds(name: &str, value: f64) -> Result<Duration, Failure> {
-    match (0.01..=86_400.0).contains(&value) {
-        true => Ok(Duration::from_secs_f64(value)),
-        false => Err(Failure::input(format!(
-            "{name} {value}: allowed: 0.01 to 86400"
-        ))),
-    }
-}
-
-/// `sinew env serve`: serves the class until a signal. The address is printed once the socket listens,
-/// so that port 0 can be used.
-fn serve(args: &ServeArgs, runtime: &tokio::runtime::Runtime) -> Result<(), Failure> {
-    let keys = Python {
-        workers: args.workers,
-        sessions_per_worker: args.max_episodes.div_ceil(args.workers.max(1)),
-        timeout_s: args.timeout_s,
-        python: args.python.clone(),
-        ..Python::new(&args.module)
-    };
-    let (factory, tasks) = start(&keys, (1, 0))?;
-    let options = ServeOptions {
-        tools: factory.specs().to_vec(),
-        max_episodes: args.max_episodes,
-        lease: seconds("--lease-s", args.lease_s)?,
-        key: key(args.key_env.as_ref())?,
-        example: tasks.into_iter().next(),
-    };
-    let server = EnvServer::new(Arc::new(factory), options).map_err(Failure::input)?;
-    runtime.block_on(async {
-        let mut signals = StopSignals::new()?;
-        let listener = TcpListener::bind(&args.listen).await;
-        let listener =
-            listener.map_err(|e| Failure::input(format!("--listen {}: {e}", args.listen)))?;
-        let address = listener.local_addr().map_err(Failure::system)?;
-        output::print(&format!("{} listens on http://{address}\n", args.module));
-        let stopped = async move { signals.next().await };
-        serve_env(listener, server, stopped)
-            .await
-            .map_err(Failure::system)
-    })
 }
 
 /// `sinew env test`: plays the cases of the protocol against a server; one line a case.

@@ -185,11 +185,17 @@ pub(crate) fn list(args: &EpisodesArgs) -> Result<(), Failure> {
 /// The filter of the arguments.
 ///
 /// # Errors
-/// If the range of rewards is empty.
+/// If the range of rewards is empty, or the recipe of `--env-changed` cannot be read.
 fn filter(args: &EpisodesArgs, limit: usize) -> Result<Filter, Failure> {
     Ok(Filter {
         task_kind: args.kind.clone(),
         env: args.env.clone(),
+        env_changed: args
+            .env_changed
+            .as_deref()
+            .map(sinew_wire::versions)
+            .transpose()?,
+        unique: args.unique,
         failed: args.failed,
         turns: args.turns.clone(),
         at_turn: args.at_turn,

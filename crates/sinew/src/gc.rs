@@ -1,20 +1,32 @@
-//! `sinew gc`: deletes episodes that were trained and that no resume will ask for.
+//! `sinew gc`: removes stored episodes that are of no use any more.
 //!
 //! A resume goes back to a checkpoint and trains the steps after it again, from the store. So the episodes
-//! of steps before the oldest kept checkpoint are needed by people alone.
+//! of steps before the oldest kept checkpoint are needed by people alone. Nothing else of a run ever goes.
 
 use crate::output;
 use clap::Args;
 use serde_json::json;
-use sinew_store::{GcPolicy, StoreError, TraceStore};
-use sinew_wire::Failure;
-use std::path::{Path, PathBuf};
+use sinew_wire::{Expiry, Failure};
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Arguments of `sinew gc`.
 #[derive(Debug, Args)]
 pub(crate) struct GcArgs {
-    /// Folder of the run
+    /// Folder of the run or collection
     run_dir: PathBuf,
+    /// Episodes that ended longer ago than this: a number with s, m, h, d or w, such as 7d
+    #[arg(long, value_name = "AGE", value_parser = age)]
+    older_than: Option<f64>,
+    /// Episodes that policy versions below this one sampled
+    #[arg(long, value_name = "N")]
+    below_version: Option<u64>,
+    /// Episodes of environments that have another version in this recipe now
+    #[arg(long, value_name = "RECIPE")]
+    env_changed: Option<PathBuf>,
+    /// Count what would be removed, and remove nothing
+    #[arg(long)]
+    dry_run: bool,
     /// Go on without stored episodes that cannot be read any more
     #[arg(long)]
     accept_loss: bool,
@@ -23,67 +35,82 @@ pub(crate) struct GcArgs {
     json: bool,
 }
 
-/// Removes trained episodes of the steps that every kept checkpoint holds. Held-out episodes, and
-/// those that nothing trained on, stay: a resumed run compares with the former.
+/// Seconds of an age.
+pub(crate) fn age(text: &str) -> Result<f64, String> {
+    let allowed = || "allowed: a number with s, m, h, d or w, such as 36h or 7d".to_owned();
+    let unit = text.char_indices().last().ok_or_else(allowed)?;
+    let seconds = match unit.1 {
+        's' => 1.0,
+        'm' => 60.0,
+        'h' => 3600.0,
+        'd' => 86_400.0,
+        'w' => 604_800.0,
+        _ => return Err(allowed()),
+    };
+    let number = text[..unit.0].parse::<f64>().ok();
+    let number = number.filter(|n| n.is_finite() && (0.0..=1e6).contains(n));
+    number.map(|n| n * seconds).ok_or_else(allowed)
+}
+
+/// Now, less so many seconds, in seconds since 1970.
+pub(crate) fn ago(seconds: f64) -> f64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap_or_default().as_secs_f64() - seconds
+}
+
+/// Removes what the options name and nothing needs any more; without options what a run trained. Held-out
+/// episodes stay: a resumed run compares with them.
 ///
 /// # Errors
-/// If a process holds the store, or the run has no checkpoint.
+/// If a process holds the store, or the run has no checkpoint, as those that do not train.
 pub(crate) fn run(args: &GcArgs) -> Result<(), Failure> {
-    sinew_project::recipe(&args.run_dir)?;
-    let store = sinew_project::store_path(&args.run_dir);
-    if !store.exists() {
-        return Err(Failure::input(format!(
-            "{} keeps no episodes: its recipe has store.type = \"memory\"",
-            args.run_dir.display()
-        )));
-    }
-    let step = oldest_step(&args.run_dir.join("checkpoints"))?;
-    let store = sinew_wire::disk_store(&store, args.accept_loss).map_err(|e| match e {
-        e @ StoreError::Locked { .. } => Failure::input(e),
-        e => Failure::system(e),
-    })?;
-    let removed = store
-        .gc(GcPolicy {
-            before_update: step + 1,
-            keep_untrained: true,
-        })
-        .map_err(Failure::system)?;
+    let expiry = Expiry {
+        ended_before: args.older_than.map(ago),
+        below_version: args.below_version,
+        env_changed: args
+            .env_changed
+            .as_deref()
+            .map(sinew_wire::versions)
+            .transpose()?,
+    };
+    let how = (args.dry_run, args.accept_loss);
+    let removed = sinew_wire::expire(&args.run_dir, &expiry, how)?;
+    let (step, report) = (removed.through_step, removed.report);
     if args.json {
         output::print_json(&json!({
-            "through_step": step, "episodes": removed.episodes, "bytes": removed.bytes
+            "through_step": step, "episodes": report.episodes, "bytes": report.bytes,
+            "needed": removed.needed, "dry_run": args.dry_run,
         }));
-    } else {
-        output::print(&format!(
-            "{} trained episodes of steps 1 to {step} removed, {:.1} MiB freed\n",
-            removed.episodes,
-            removed.bytes as f64 / f64::from(1 << 20)
-        ));
+        return Ok(());
     }
+    let what = match (expiry == Expiry::default(), step) {
+        (true, Some(step)) => format!("trained episodes of steps 1 to {step}"),
+        _ => "episodes".to_owned(),
+    };
+    let (count, mib) = (report.episodes, report.bytes as f64 / f64::from(1 << 20));
+    let mut text = match args.dry_run {
+        true => format!("{count} {what} would be removed"),
+        false => format!("{count} {what} removed, {mib:.1} MiB freed"),
+    };
+    if removed.needed > 0 {
+        let needed = removed.needed;
+        text += &format!("; {needed} more are kept, since going on with --resume may need them");
+    }
+    output::print(&(text + "\n"));
     Ok(())
 }
 
-/// The step of the run that the oldest checkpoint holds: no resume goes back further.
-///
-/// # Errors
-/// If there is no checkpoint: every episode may still be needed.
-fn oldest_step(checkpoints: &Path) -> Result<u64, Failure> {
-    let named = |e: &dyn std::fmt::Display| {
-        Failure::input(format!(
-            "{}: {e}; every episode is still needed to resume",
-            checkpoints.display()
-        ))
-    };
-    let mut oldest: Option<u64> = None;
-    for entry in checkpoints.read_dir().map_err(|e| named(&e))? {
-        let state = entry.map_err(|e| named(&e))?.path().join("state.json");
-        if !state.is_file() {
-            continue;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_have_a_unit() {
+        assert_eq!(age("7d"), Ok(604_800.0));
+        assert_eq!(age("0s"), Ok(0.0));
+        assert_eq!(age("1.5h"), Ok(5400.0));
+        for wrong in ["", "d", "7", "-1d", "7 days", "nand", "1e9w", "7ü"] {
+            assert!(age(wrong).is_err(), "{wrong}");
         }
-        let text = std::fs::read_to_string(&state).map_err(|e| named(&e))?;
-        let saved: serde_json::Value = serde_json::from_str(&text).map_err(|e| named(&e))?;
-        let step = saved["commit"]["cursor"]["step"].as_u64();
-        let step = step.ok_or_else(|| named(&format!("{} has no step", state.display())))?;
-        oldest = Some(oldest.map_or(step, |other| other.min(step)));
     }
-    oldest.ok_or_else(|| named(&"there is no checkpoint"))
 }

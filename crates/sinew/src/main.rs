@@ -12,7 +12,9 @@ mod chain;
 mod check;
 mod collect;
 mod curves;
+mod env_args;
 mod env_check;
+mod env_serve;
 mod episodes;
 mod eval;
 mod export;
@@ -31,6 +33,7 @@ mod sandbox;
 mod serve;
 mod serve_sandbox;
 mod signals;
+mod sim;
 mod tasks;
 mod train;
 mod view;
@@ -132,8 +135,8 @@ enum Command {
     /// Write a run's weights as one model folder, adapters merged
     #[command(after_help = "Example: sinew export runs/lora model --dtype bf16")]
     Export(export::ExportArgs),
-    /// Free the space of trained episodes that no resume will ask for
-    #[command(after_help = "Example: sinew gc runs/quickstart")]
+    /// Free the space of episodes that are of no use: trained ones, or old ones, that no resume will ask for
+    #[command(after_help = "Example: sinew gc runs/quickstart --older-than 7d --dry-run")]
     Gc(gc::GcArgs),
     /// Compare judges with labels, and try reward servers
     #[command(after_help = "Example: sinew judge calibrate recipe.toml --labels labels.jsonl")]
@@ -167,6 +170,12 @@ enum Command {
     /// Add scores that come after their episodes: a person's verdict, a ticket that was reopened
     #[command(after_help = "Example: sinew reward import verdicts.jsonl --run runs/support")]
     Reward(reward::RewardArgs),
+    /// Simulate a run on machines that are not there: utilization, tail, staleness, cost, what to buy next
+    #[command(
+        after_help = "Examples: sinew sim recipes/sim/search-agents.toml --svg plan.svg\n          \
+sinew sim large --json\n          sinew sim --search 1000"
+    )]
+    Sim(sim::SimArgs),
     /// Run code in a sandbox, or say what this host enforces
     #[command(after_help = "Example: sinew sandbox run --code 'print(6 * 7)'")]
     Sandbox(SandboxArgs),
@@ -279,6 +288,12 @@ pub(crate) struct EpisodesArgs {
     /// Environment
     #[arg(long)]
     pub(crate) env: Option<String>,
+    /// Of environments that have another version in this recipe now
+    #[arg(long, value_name = "RECIPE")]
+    pub(crate) env_changed: Option<PathBuf>,
+    /// Of those that fit and say the same (task, tokens, messages), the first one alone
+    #[arg(long)]
+    pub(crate) unique: bool,
     /// No success although it has a score, or a part of the system failed
     #[arg(long, conflicts_with = "success")]
     pub(crate) failed: bool,
@@ -433,6 +448,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Serve(args) => serve::run(&args),
         Command::Pool(args) => pool::run(&args),
         Command::Queue(args) => queue::run(&args),
+        Command::Sim(args) => sim::run(&args),
         Command::Bench(args) => lab::run(lab::BENCH, &[], &args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
@@ -577,6 +593,14 @@ fn execute(
     }
     let dir = RunDir::open(folder, recipe, options.resume.as_ref()).map_err(Failure::input)?;
     let dir = dir.accepting_loss(options.accept_loss);
+    let kept = match folder
+        .parent()
+        .filter(|above| sinew_chain::holds_chain(above))
+    {
+        Some(chain) => chain::how_to_go_on(chain, &options.typed),
+        None => Failure::how_to_go_on(options.command, dir.path(), &options.typed),
+    };
+    dir.note_end(RunEnd::Killed(&format!("killed; {kept}")));
     let done = job(recipe, &dir, &options);
     let failure = done
         .as_ref()

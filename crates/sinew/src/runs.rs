@@ -1,10 +1,11 @@
-//! `sinew runs`: the runs below a folder.
+//! `sinew runs`: the runs and collections below a folder.
 //!
 //! A run is a folder with `recipe.toml`. Folders below it are not searched, but for the stages of chains.
 
 use crate::output;
 use clap::Args;
 use serde_json::json;
+use sinew_store::StoreReader;
 use sinew_view::RunSummary;
 use sinew_wire::Failure;
 use std::path::{Path, PathBuf};
@@ -58,24 +59,73 @@ pub(crate) fn run(args: &RunsArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints one run: `running`, `ended`, `interrupted`, `failed` or `killed`, and how far it is.
-fn one(folder: &Path, as_json: bool) {
-    let shown = folder.display();
-    let read = sinew_project::summary(folder);
-    let (state, why) = match sinew_project::end_of(folder) {
+/// `running`, `ended`, `interrupted`, `failed` or `killed`, and why; `done` where nothing says how it ended.
+fn state_of(folder: &Path, done: bool) -> (String, Option<String>) {
+    match sinew_project::end_of(folder) {
         _ if sinew_project::in_use(folder) => ("running".to_owned(), None),
         Some(end) => end,
         // A run of a version that said nothing of its end.
-        None if read.as_ref().is_ok_and(RunSummary::is_measured) => ("ended".to_owned(), None),
+        None if done => ("ended".to_owned(), None),
         None => ("killed".to_owned(), None),
-    };
+    }
+}
+
+/// Prints one run, or one collection: how far it is, and how it goes on.
+fn one(folder: &Path, as_json: bool) {
+    let shown = folder.display();
+    match sinew_project::recipe(folder) {
+        Ok(recipe) if sinew_project::is_collection(folder, &recipe) => {
+            return collection(folder, &recipe.name, as_json);
+        }
+        // Below it is said what is wrong.
+        _ => {}
+    }
+    let read = sinew_project::summary(folder);
+    let (state, why) = state_of(folder, read.as_ref().is_ok_and(RunSummary::is_measured));
     match (read, as_json) {
         (Ok(run), true) => {
             let line = json!({ "run_dir": folder, "state": state, "why": why, "run": run });
             output::print_json(&line);
         }
-        (Ok(run), false) => output::print(&format!("{shown}  {state}  {}\n", run.line())),
+        (Ok(run), false) => {
+            let more = why.map_or_else(String::new, |why| reason(&state, &why));
+            output::print(&format!("{shown}  {state}  {}\n{more}", run.line()));
+        }
         (Err(e), true) => output::print_json(&json!({ "run_dir": folder, "why": e.to_string() })),
         (Err(e), false) => output::print(&format!("{shown}  unreadable: {e}\n")),
     }
+}
+
+/// Prints one collection, by the counts of its store.
+fn collection(folder: &Path, name: &str, as_json: bool) {
+    let shown = folder.display();
+    let (state, why) = state_of(folder, false);
+    let store = StoreReader::open(&sinew_project::store_path(folder));
+    match (store.and_then(|store| store.stats()), as_json) {
+        (Ok(stored), true) => output::print_json(&json!({
+            "run_dir": folder, "state": state, "why": why, "collection": { "name": name, "stored": stored },
+        })),
+        (Ok(s), false) => output::print(&format!(
+            "{shown}  {state}  {name}: {} episodes stored, {} successes, {} failed, {} removed, {:.1} MiB\n{}",
+            s.episodes,
+            s.successes,
+            s.failed,
+            s.collected,
+            s.bytes as f64 / f64::from(1 << 20),
+            why.map_or_else(String::new, |why| reason(&state, &why)),
+        )),
+        (Err(e), true) => output::print_json(&json!({ "run_dir": folder, "why": e.to_string() })),
+        (Err(e), false) => output::print(&format!("{shown}  unreadable: {e}\n")),
+    }
+}
+
+/// Maximum number of lines about the end of a run.
+const REASON_LINES: usize = 4;
+
+/// Why a run failed, or the command that goes on with one that was stopped, below its line.
+fn reason(state: &str, why: &str) -> String {
+    // The first line of the others says what the state says.
+    let known = usize::from(state != "failed");
+    let lines = why.lines().skip(known).take(REASON_LINES);
+    lines.map(|line| format!("    {}\n", line.trim())).collect()
 }

@@ -8,7 +8,7 @@ use crate::output;
 use crate::signals::StopSignals;
 use clap::Args;
 use serde_json::json;
-use sinew_engines::{FormatMode, LogprobMode};
+use sinew_engines::{Followed, FormatMode, LogprobMode, WeightsFollower, follow};
 use sinew_gateway::{
     Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, RolloutHooks, Router, Secret,
     Server, ServerLimits, SessionLimits,
@@ -67,6 +67,10 @@ pub(crate) struct ServeArgs {
     /// `recipe:FILE`, for the tokenizer that a recipe trains with
     #[arg(long, conflicts_with = "sandbox_only")]
     model: Option<String>,
+    /// Folder in which a run publishes its weights (`engine.weights_dir`): the embedded engine samples with
+    /// the newest ones; until the first are there, with those of `--model`
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["sandbox_only", "pool"])]
+    follow: Option<PathBuf>,
     /// Folder that finished traces are kept in; without it they are kept in memory
     #[arg(long, conflicts_with = "sandbox_only")]
     store: Option<PathBuf>,
@@ -135,12 +139,36 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         }
     }
     let token = control_token(args)?;
-    let (gateway, pool) = gateway(args)?;
+    let (gateway, pool, engine) = gateway(args)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(Failure::system)?;
+    if let Some(folder) = &args.follow {
+        let (follower, json) = (WeightsFollower::new(folder), args.json);
+        runtime.spawn(follow(engine, follower, move |followed| {
+            followed_line(&followed, json);
+            true
+        }));
+    }
     runtime.block_on(serve(args, gateway, pool, &token))
+}
+
+/// Says which weights the engine samples with from now on, or why it keeps those that it has.
+fn followed_line(followed: &Followed, json: bool) {
+    match followed {
+        Followed::Loaded { version, base } if json => {
+            let base = base.map(|base| base.0);
+            output::print_json(&json!({"weights": {"version": version.0, "base": base}}));
+        }
+        Followed::Loaded { version, .. } => {
+            output::print(&format!("weights: version {}\n", version.0));
+        }
+        Followed::Kept { why } if json => {
+            output::print_json(&json!({"weights": {"kept": why}}));
+        }
+        Followed::Kept { why } => output::print(&format!("weights: as before: {why}\n")),
+    }
 }
 
 /// Listens, prints the address and the token, and waits for a signal. The address is printed once
@@ -242,8 +270,11 @@ fn control_token(args: &ServeArgs) -> Result<String, Failure> {
     read_token(path)
 }
 
+/// The gateway, the routes of `--pool` and the engine.
+type Served = (Gateway, Option<Router>, Arc<dyn Engine>);
+
 /// Engine, store and gateway of the command line, and the routes of `--pool`.
-fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Router>), Failure> {
+fn gateway(args: &ServeArgs) -> Result<Served, Failure> {
     let calls: Option<ToolCallFormat> = match &args.tool_format {
         None => None,
         Some(name) => Some(
@@ -294,7 +325,7 @@ fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Router>), Failure> {
     let gateway = Gateway::new(
         config,
         GatewayParts {
-            engine,
+            engine: Arc::clone(&engine),
             renderer,
             store: Some(store),
             requests,
@@ -306,7 +337,7 @@ fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Router>), Failure> {
     gateway
         .recover()
         .map_err(|e| Failure::system(format!("--store: {e}")))?;
-    Ok((gateway, pool))
+    Ok((gateway, pool, engine))
 }
 
 /// Finished rollouts as rows of `--queue`, where that is given.
@@ -444,6 +475,12 @@ fn check_logprobs(args: &ServeArgs, engine: &str) -> Result<(), Failure> {
     if args.engine_formats.is_some() && !engine.contains("://") {
         return Err(Failure::input(format!(
             "--engine-formats: it says what servers do with output formats, --engine {engine} holds to them by itself; \
+             leave it out"
+        )));
+    }
+    if args.follow.is_some() && engine != "embedded" {
+        return Err(Failure::input(format!(
+            "--follow: the embedded engine loads published weights; --engine {engine} has its own way, see docs/engines.md; \
              leave it out"
         )));
     }

@@ -97,6 +97,8 @@ pub(crate) fn train(
         "tokens": ended.tokens,
         "waits": ended.totals.waits,
         "staleness": ended.totals.staleness,
+        "not_begun": ended.totals.not_begun,
+        "resumed": ended.totals.resumed,
         "trouble": ended.trouble,
     });
     Ok(finished(last, &ended))
@@ -124,6 +126,22 @@ fn finished(last: serde_json::Value, ended: &Ended) -> Finished {
     Finished { last, trouble }
 }
 
+/// What the first signal leads to.
+fn stopping(command: &str) -> &'static str {
+    match command {
+        "collect" => {
+            "stopping: episodes that ended are stored, those under way are given up and run again with --resume; \
+             Ctrl-C once more ends at once"
+        }
+        "eval" => {
+            "stopping: episodes that ended are stored, those under way are given up; Ctrl-C once more ends at once"
+        }
+        _ => {
+            "stopping: the work at hand ends, then a checkpoint is made; Ctrl-C once more ends at once"
+        }
+    }
+}
+
 /// The first signal makes `sender` true and is answered at once; the second ends the process, also in the
 /// middle of a pass. What is committed stays, as after `kill -9`.
 #[expect(
@@ -135,7 +153,7 @@ fn stop_on_signal(
     mut signals: watch::Receiver<u32>,
     sender: watch::Sender<bool>,
     bus: Bus,
-    live: bool,
+    (command, live): (&'static str, bool),
 ) {
     runtime.spawn(async move {
         // Nobody asks any more once the counting ends.
@@ -143,7 +161,7 @@ fn stop_on_signal(
             return;
         }
         let _ = sender.send(true);
-        say("stopping: the work at hand ends, then a checkpoint is made; Ctrl-C once more ends at once");
+        say(stopping(command));
         // What cannot be recorded ends the run by itself.
         let _ = bus.emit(RunEvent::Phase(Phase::Stopping));
         if signals.wait_for(|n| *n > 1).await.is_err() {
@@ -232,7 +250,8 @@ pub(crate) fn in_session<T>(
         .transpose()?;
     let (sender, cancel) = watch::channel(false);
     let bench = Bench::of_run(dir.path(), sender.clone());
-    stop_on_signal(&runtime, signals, sender, bus.clone(), live);
+    let how = (options.command, live);
+    stop_on_signal(&runtime, signals, sender, bus.clone(), how);
     let tasks = options.tasks.clone();
     let tasks = tasks.map_or_else(|| sinew_wire::tasks(recipe), Ok)?;
     let session = sinew_wire::Session {

@@ -7,6 +7,8 @@ mod admission;
 mod agents;
 #[path = "it/algorithms.rs"]
 mod algorithms;
+#[path = "it/bridges.rs"]
+mod bridges;
 #[path = "it/calls.rs"]
 mod calls;
 #[path = "it/chains.rs"]
@@ -26,6 +28,8 @@ mod egress;
 mod faults;
 #[path = "it/first.rs"]
 mod first;
+#[path = "it/follow.rs"]
+mod follow;
 #[path = "it/formats.rs"]
 mod formats;
 #[path = "it/gate.rs"]
@@ -42,8 +46,14 @@ mod late;
 mod live;
 #[path = "it/mixture.rs"]
 mod mixture;
+// The recipes need a browser.
+#[cfg(feature = "web")]
+#[path = "it/native.rs"]
+mod native;
 #[path = "it/overlap.rs"]
 mod overlap;
+#[path = "it/own_data.rs"]
+mod own_data;
 #[path = "it/own_envs.rs"]
 mod own_envs;
 #[path = "it/own_tasks.rs"]

@@ -64,6 +64,8 @@ class Env:
     - `start(self, task)`: begins the episode. A returned text follows the prompt; a returned list of messages
       replaces system message and prompt.
     - methods with `@tool`: the tools of the model.
+    - `offered(self)`: tools of this episode alone, after `start`: dicts with `name`, `description`, `parameters`
+      (a JSON Schema) and `call`, a function of the dict of arguments, which are unchecked.
     - `step(self, text)`: answers a turn without tool calls. Without it, such a turn ends the episode.
     - `reward(self, task)`: score of the episode: a bool, a number, `None`, `Unscored(...)`, or a dict with
       the key `reward` whose other entries are metrics.

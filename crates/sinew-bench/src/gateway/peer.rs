@@ -144,10 +144,12 @@ impl Peer {
         peer.answering().await
     }
 
+    /// Where it answers.
     pub(super) fn target(&self) -> &Target {
         &self.target
     }
 
+    /// Its process, for memory and CPU time.
     pub(super) fn process(&self) -> &Process {
         &self.process
     }

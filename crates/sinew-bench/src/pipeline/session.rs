@@ -25,10 +25,10 @@ use sinew_infer::{
 };
 use sinew_model::{Family, InferModel, ModelConfig, Params, Precision, RopeScaling};
 use sinew_pipeline::{
-    Bus, CoreConfig, EmbeddedLearner, EngineRollouts, EvalConfig, Goal, LearnerConfig, Overlap,
-    Pipeline, PipelineConfig, PipelineError, PolicyConfig, Recorder, ReferenceWeights,
-    RolloutParts, RunEvent, RunStore, SampleKind, SavedState, ScoringModels, StepRecord,
-    TaskSampling,
+    Bus, ChangedParts, CoreConfig, EmbeddedLearner, EngineRollouts, EvalConfig, Goal,
+    LearnerConfig, Overlap, Pipeline, PipelineConfig, PipelineError, PolicyConfig, Recorder,
+    ReferenceWeights, RolloutParts, RunEvent, RunStore, SampleKind, SavedState, ScoringModels,
+    StepRecord, TaskSampling,
 };
 use sinew_render::{Renderer, TinyRenderer};
 use sinew_rollout::{
@@ -142,6 +142,7 @@ impl Shape {
             tasks_per_step: self.groups.of_step,
             over_sample: 0,
             group_size: self.groups.size,
+            stop_decided: None,
             retries: 0,
             refill: 0,
             late_rounds: None,
@@ -253,6 +254,8 @@ impl Shape {
                 taskset: Arc::new(Tasks),
                 max_in_flight: self.in_flight(),
                 cross: None,
+                in_flight: None,
+                changed: ChangedParts::Keep,
                 episode: parts,
             },
             Arc::clone(&store),
@@ -312,6 +315,7 @@ impl Shape {
             envs: Arc::new(world.clone()),
             harness: Arc::new(BuiltInLoop),
             outlook: None,
+            in_flight: None,
             gauges: Arc::new(Gauges::default()),
             admission: Admission::new(bounds, Arc::clone(engine)),
             requests: Arc::default(),
@@ -329,6 +333,7 @@ impl Shape {
             },
             sampling: SamplingParams::default(),
             chunk_tokens: None,
+            replay_always: false,
             boot_timeout: PATIENCE,
             timeout: PATIENCE,
             score_timeout: PATIENCE,

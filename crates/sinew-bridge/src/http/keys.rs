@@ -23,10 +23,12 @@ pub struct Http {
     pub wait_s: f64,
 }
 
+/// Seconds for one request with its repeats.
 fn default_timeout() -> f64 {
     60.0
 }
 
+/// Seconds: ten minutes, as episodes of others may take long.
 fn default_wait() -> f64 {
     600.0
 }

@@ -28,14 +28,13 @@ mod protocol;
 mod remote;
 mod serve;
 
-#[cfg(feature = "mcp")]
-pub(crate) use protocol::cut;
-pub(crate) use remote::address;
+pub use protocol::{MAX_BODY, MAX_TEXT, cut};
 #[cfg(feature = "mcp")]
 pub(crate) use remote::client;
+pub use remote::{Remote, RemoteError, address};
 
 pub use self::client::HttpEnvFactory;
 pub use conformance::{CaseOutcome, ConformanceOptions, ConformanceRow, conformance};
 pub use keys::Http;
 pub use kind::HTTP_KIND;
-pub use serve::{EnvServer, ServeOptions, serve_env};
+pub use serve::{EnvServer, ServeOptions, has_key, serve_env};

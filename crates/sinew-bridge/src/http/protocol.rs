@@ -11,9 +11,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Version of the protocol.
 pub(crate) const PROTOCOL: u64 = 1;
 /// Maximum bytes of one body, in both directions.
-pub(crate) const MAX_BODY: usize = 16 << 20;
+pub const MAX_BODY: usize = 16 << 20;
 /// Maximum characters of one observation or one text of an error. The rest is cut.
-pub(crate) const MAX_TEXT: usize = 64 << 10;
+pub const MAX_TEXT: usize = 64 << 10;
 /// Maximum characters of an id of an episode or a call.
 pub(crate) const MAX_ID: usize = 128;
 /// Maximum number of tools.
@@ -44,6 +44,9 @@ pub(crate) struct Described {
     /// A task to try the server with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) example: Option<Task>,
+    /// Number of tasks by split, of a server that has some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tasks: Option<BTreeMap<String, usize>>,
 }
 
 /// A tool of a server.
@@ -239,7 +242,7 @@ pub(crate) struct Scored {
 }
 
 /// A text up to a number of characters.
-pub(crate) fn cut(text: &str, max: usize) -> String {
+pub fn cut(text: &str, max: usize) -> String {
     match text.char_indices().nth(max) {
         None => text.to_owned(),
         Some((end, _)) => format!("{}... [{} more bytes]", &text[..end], text.len() - end),

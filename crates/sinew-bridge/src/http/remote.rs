@@ -10,11 +10,14 @@
 //! | 429, 500 and above, none | repeated after a wait that doubles; at last [`RemoteError::Unreachable`] |
 
 use super::protocol::{Fault, MAX_BODY, Refusal, cut};
-use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
+use reqwest::header::{
+    AUTHORIZATION, CONTENT_TYPE, COOKIE, HeaderMap, HeaderValue, RETRY_AFTER, SET_COOKIE,
+};
 use reqwest::{Client, ClientBuilder, Method, Response, StatusCode, Url};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use sinew_http::{cause, tls};
+use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -26,10 +29,12 @@ const LONGEST_WAIT: Duration = Duration::from_secs(5);
 const CONNECT: Duration = Duration::from_secs(10);
 /// Maximum characters of a quoted error.
 const MAX_QUOTED: usize = 300;
+/// Maximum number of cookies of one answer.
+const MAX_COOKIES: usize = 16;
 
 /// A request without an answer that can be used.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub(crate) enum RemoteError {
+pub enum RemoteError {
     /// No answer until the deadline, or only such that may pass.
     #[error("{what}: no answer within {seconds} s: {last}")]
     Unreachable {
@@ -45,13 +50,19 @@ pub(crate) enum RemoteError {
     Refused {
         /// Method and address.
         what: String,
+        /// The status of HTTP.
         status: u16,
         /// The server's text, cut.
         text: String,
     },
     /// Not the expected JSON, or too long.
     #[error("{what}: {why}")]
-    Protocol { what: String, why: String },
+    Protocol {
+        /// Method and address.
+        what: String,
+        /// What is wrong, for people.
+        why: String,
+    },
 }
 
 impl RemoteError {
@@ -92,7 +103,7 @@ impl Answer {
 
 /// A server's address and the client that speaks to it. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Remote {
+pub struct Remote {
     client: Client,
     /// Without a final slash.
     base: String,
@@ -113,7 +124,7 @@ impl Remote {
     ///
     /// # Errors
     /// If `url` is no `http://` or `https://` address, or `key` no header value.
-    pub(crate) fn new(url: &str, key: Option<&str>, timeout: Duration) -> Result<Self, String> {
+    pub fn new(url: &str, key: Option<&str>, timeout: Duration) -> Result<Self, String> {
         let parsed = address(url)?;
         let mut headers = HeaderMap::new();
         if let Some(key) = key {
@@ -213,8 +224,71 @@ impl Remote {
         }
     }
 
-    /// A request whose answer is JSON, within the deadline.
-    pub(crate) async fn json<T: DeserializeOwned>(
+    /// One attempt with cookies, within the deadline: for requests that must not be repeated. Cookies of the
+    /// answer replace those of the same name.
+    ///
+    /// # Errors
+    /// [`RemoteError`], for every status but 200 to 299.
+    pub async fn once_with(
+        &self,
+        (method, path): (Method, &str),
+        body: Option<&Value>,
+        cookies: &mut BTreeMap<String, String>,
+    ) -> Result<Value, RemoteError> {
+        let what = || format!("{method} {}{path}", self.base);
+        let mut request = self
+            .client
+            .request(method.clone(), format!("{}{path}", self.base));
+        if let Some(body) = body {
+            request = request
+                .header(CONTENT_TYPE, "application/json")
+                .body(body.to_string());
+        }
+        if !cookies.is_empty() {
+            let all: Vec<String> = cookies.iter().map(|(k, v)| format!("{k}={v}")).collect();
+            request = request.header(COOKIE, all.join("; "));
+        }
+        let asked = async {
+            let answer = request.send().await.map_err(|e| cause(&e))?;
+            let status = answer.status();
+            let set = answer.headers().get_all(SET_COOKIE).iter();
+            let set: Vec<String> = set
+                .filter_map(|v| v.to_str().ok().map(str::to_owned))
+                .collect();
+            Ok::<_, String>((status, set, read(answer).await?))
+        };
+        let unreachable = |last: String| RemoteError::Unreachable {
+            what: what(),
+            seconds: self.timeout.as_secs_f64(),
+            last,
+        };
+        let asked = tokio::time::timeout(self.timeout, asked).await;
+        let asked = asked.map_err(|_| unreachable("the deadline is over".into()))?;
+        let (status, set, body) = asked.map_err(unreachable)?;
+        for cookie in set.iter().take(MAX_COOKIES) {
+            let pair = cookie.split(';').next().unwrap_or_default();
+            if let Some((name, value)) = pair.split_once('=') {
+                cookies.insert(name.trim().to_owned(), value.trim().to_owned());
+            }
+        }
+        if !status.is_success() {
+            return Err(RemoteError::Refused {
+                what: what(),
+                status: status.as_u16(),
+                text: cut(&String::from_utf8_lossy(&body), MAX_QUOTED),
+            });
+        }
+        serde_json::from_slice(&body).map_err(|e| RemoteError::Protocol {
+            what: what(),
+            why: format!("the answer is no JSON: {e}"),
+        })
+    }
+
+    /// A request whose answer is JSON, with repeats, within the deadline of the client.
+    ///
+    /// # Errors
+    /// [`RemoteError`]; its `Protocol` where the answer is no JSON of this form.
+    pub async fn json<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
@@ -248,8 +322,11 @@ pub(crate) fn client() -> Result<Client, String> {
     client.build().map_err(|e| cause(&e))
 }
 
-/// An address of a server.
-pub(crate) fn address(url: &str) -> Result<Url, String> {
+/// An address of a server, parsed.
+///
+/// # Errors
+/// If it is none, has another scheme than HTTP or HTTPS, or has a query.
+pub fn address(url: &str) -> Result<Url, String> {
     let parsed = Url::parse(url).map_err(|e| e.to_string());
     match parsed {
         Ok(parsed) if !matches!(parsed.scheme(), "http" | "https") => {

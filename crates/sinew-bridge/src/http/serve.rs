@@ -17,7 +17,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sinew_env::{Action, Env, EnvError, EnvFactory};
+use sinew_env::{Action, Env, EnvError, EnvFactory, Split, Taskset};
 use sinew_types::{Outcome, Task, ToolCall, ToolSpec};
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -32,7 +32,7 @@ const ANSWERS: usize = 16;
 const SPARE_REQUESTS: usize = 64;
 
 /// What a server declares, and its key.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ServeOptions {
     /// Tools of the environment.
     pub tools: Vec<ToolSpec>,
@@ -44,6 +44,17 @@ pub struct ServeOptions {
     pub key: Option<String>,
     /// A task to try the server with.
     pub example: Option<Task>,
+    /// Tasks that clients can ask for. `None`: they bring their own.
+    pub tasks: Option<Arc<dyn Taskset>>,
+}
+
+impl std::fmt::Debug for ServeOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ServeOptions")
+            .field("max_episodes", &self.max_episodes)
+            .field("lease", &self.lease)
+            .finish_non_exhaustive()
+    }
 }
 
 /// An environment as a server.
@@ -54,7 +65,10 @@ pub struct EnvServer {
 
 /// State of a server that its requests share.
 struct Shared {
+    /// Makes the environment of each episode.
     factory: Arc<dyn EnvFactory>,
+    /// Tasks for `GET /tasks`, if the server has some.
+    tasks: Option<Arc<dyn Taskset>>,
     /// The answer to `GET /sinew`.
     described: Described,
     /// Hash of the key.
@@ -141,6 +155,10 @@ impl EnvServer {
             lease_s: options.lease.as_secs_f64(),
             states: factory.capabilities().states(),
             example: options.example,
+            tasks: options.tasks.as_ref().map(|tasks| {
+                let count = |split: Split| (split.as_str().to_owned(), tasks.len(split));
+                [Split::Train, Split::HeldOut].map(count).into()
+            }),
         };
         if let Some(why) = described.wrong() {
             return Err(why);
@@ -149,6 +167,7 @@ impl EnvServer {
         Ok(Self {
             shared: Arc::new(Shared {
                 factory,
+                tasks: options.tasks,
                 described,
                 key: options.key.map(|k| blake3::hash(k.as_bytes())),
                 episodes: Mutex::default(),
@@ -162,6 +181,7 @@ impl EnvServer {
         let state = Arc::clone(&self.shared);
         Router::new()
             .route("/sinew", get(describe))
+            .route("/tasks/{split}/{index}", get(task))
             .route("/episodes", post(open))
             .route("/episodes/{id}/calls/{call}", post(call))
             .route("/episodes/{id}/score", post(score))
@@ -247,7 +267,7 @@ async fn admit(State(shared): State<Arc<Shared>>, request: Request, next: Next) 
 }
 
 /// Compares hashes, which takes the same time for every wrong key.
-fn has_key(headers: &HeaderMap, key: &blake3::Hash) -> bool {
+pub fn has_key(headers: &HeaderMap, key: &blake3::Hash) -> bool {
     let sent = headers.get(header::AUTHORIZATION);
     let sent = sent.and_then(|v| v.as_bytes().strip_prefix(b"Bearer "));
     sent.is_some_and(|sent| blake3::hash(sent) == *key)
@@ -264,6 +284,26 @@ fn busy(text: &str) -> Response {
 /// `GET /sinew`.
 async fn describe(State(shared): State<Arc<Shared>>) -> Response {
     json(&shared.described)
+}
+
+/// `GET /tasks/{split}/{index}`.
+async fn task(
+    State(shared): State<Arc<Shared>>,
+    Path((split, index)): Path<(String, usize)>,
+) -> Response {
+    let split = [Split::Train, Split::HeldOut]
+        .into_iter()
+        .find(|s| s.as_str() == split);
+    let (Some(tasks), Some(split)) = (&shared.tasks, split) else {
+        return refused(
+            StatusCode::NOT_FOUND,
+            "this server has no tasks of that split: `GET /sinew` says which it has",
+        );
+    };
+    match tasks.get(split, index) {
+        Ok(task) => json(&task),
+        Err(e) => refused(StatusCode::NOT_FOUND, e.to_string()),
+    }
 }
 
 /// The task of a request that must not be cut: it goes on if the client goes away.

@@ -32,6 +32,7 @@ pub struct McpEnvFactory {
 
 /// Parts that the environments of a factory share.
 struct Shared {
+    /// In the order of the recipe.
     servers: Vec<Reached>,
     /// Tools of all servers, in their order.
     tools: Vec<ToolSpec>,

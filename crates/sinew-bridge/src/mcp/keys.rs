@@ -55,14 +55,17 @@ pub struct McpServer {
     pub key_env: String,
 }
 
+/// Episodes at once.
 fn default_sessions() -> usize {
     64
 }
 
+/// Seconds for one call.
 fn default_timeout() -> f64 {
     30.0
 }
 
+/// Seconds for a start, and for a free place.
 fn default_startup() -> f64 {
     60.0
 }

@@ -409,3 +409,67 @@ async fn values_that_are_no_json_say_so_and_harm_no_other_call() {
     assert_eq!(env.reset().await.unwrap().messages[0].content.text(), "hi");
     env.close().await.unwrap();
 }
+
+/// A class whose tools depend on the task, and go on with a snapshot.
+const OFFERS: &str = r#"
+from sinew import Env, ToolError, tool
+
+class E(Env):
+    def start(self, task):
+        self.names, self.seen = list(task.names), []
+
+    def offered(self):
+        for name in self.names:
+            def call(arguments, name=name):
+                if "x" not in arguments:
+                    raise ToolError("x is missing")
+                self.seen.append(name)
+                return "%s %s" % (name, arguments["x"])
+            yield {"name": name, "description": "Says it.", "parameters": {"type": "object"}, "call": call}
+
+    @tool
+    def fixed(self):
+        return "fixed"
+
+    def reward(self):
+        return float(self.seen == self.names)
+"#;
+
+#[tokio::test]
+async fn an_episode_has_tools_of_its_own() {
+    let (factory, _dir) = factory(OFFERS, Sizes::default());
+    let mut env = factory.create(&task(json!({"names": ["a", "b"]}))).unwrap();
+    let reset = env.reset().await.unwrap();
+    let names: Vec<_> = reset.tools.iter().map(|t| t.name.as_str()).collect();
+    assert_eq!(names, ["fixed", "a", "b"]);
+    let turn = calls(vec![
+        call("1", "a", json!({"x": 1})),
+        call("2", "b", json!({})),
+        call("3", "b", json!([])),
+        call("4", "b", json!({"x": 2})),
+        call("5", "c", json!({})),
+    ]);
+    let step = env.step(turn).await.unwrap();
+    let text = step.observation.unwrap().content.text().into_owned();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], "a 1");
+    assert_eq!(lines[1], "Error: x is missing");
+    assert!(lines[2].contains("are no object"), "{text}");
+    assert_eq!(lines[3], "b 2");
+    assert!(lines[4].ends_with("the tools are: fixed, a, b"), "{text}");
+    assert!(env.score().await.unwrap().success);
+    env.close().await.unwrap();
+    for (names, said) in [
+        (json!(["fixed"]), "two tools are called fixed"),
+        (json!([""]), "a tool's name has 1 to 128 characters"),
+        (
+            json!([7]),
+            "expected dicts with name, description, parameters",
+        ),
+    ] {
+        let mut env = factory.create(&task(json!({"names": names}))).unwrap();
+        let error = env.reset().await.unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+        env.close().await.unwrap();
+    }
+}

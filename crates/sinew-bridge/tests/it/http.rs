@@ -63,6 +63,7 @@ async fn served(max_episodes: usize, key: Option<&str>) -> (String, EnvServer, T
         lease: Duration::from_secs(1),
         key: key.map(str::to_owned),
         example: Some(task(json!({"want": ["tea"]}))),
+        tasks: None,
     };
     let server = EnvServer::new(Arc::new(factory), options).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -4,6 +4,7 @@
 //! remembers which leading blocks an engine has seen, `breaker` keeps failing engines out.
 
 mod breaker;
+mod lengths;
 mod prefix;
 mod router;
 mod state;
@@ -37,8 +38,8 @@ pub struct RouterConfig {
     pub block_tokens: usize,
     /// Maximum blocks that are remembered for each engine. Default: 65,536.
     pub max_blocks: usize,
-    /// An engine that has more attempts than the least loaded one by this number attracts no more.
-    /// Default: 16.
+    /// An engine that is more loaded than the least loaded one by so many attempts of mean length attracts no
+    /// more. Default: 16.
     pub max_imbalance: usize,
     /// Output tokens for which KV capacity must be free when an attempt starts; a request that asks
     /// for fewer reserves fewer. Default: 256.

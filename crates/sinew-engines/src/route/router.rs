@@ -7,12 +7,14 @@
 //!
 //! An engine takes attempts while it is healthy, awake, verified to have the version, not paused by
 //! its breaker, and has KV capacity for the prompt and the reserve. Among several, the one with the
-//! longest known prefix wins, unless it is much more loaded than the least loaded one.
+//! longest known prefix wins, unless it is much more loaded than the least loaded one. The load of an engine
+//! is what its attempts are expected to go on for: see `lengths`.
 //!
 //! With [`RouterConfig::follow`] the newest version among the engines samples. An attempt during which the
 //! weights changed is no failure: its tokens stay, as those of the version that it began with (the older
 //! one), and its request goes on from them.
 
+use super::lengths::{LEAST, Lengths};
 use super::state::{Command, Counters, EngineState, EngineView, Place, RequestState};
 use super::{OnPartial, RouterConfig};
 use crate::attempt::{AttemptEnd, AttemptId, AttemptToken};
@@ -42,6 +44,7 @@ pub struct Router {
     requests: HashMap<RequestId, RequestState>,
     waiting: BTreeSet<Place>,
     attempts: HashMap<AttemptId, RequestId>,
+    lengths: Lengths,
     /// Reasons to start nothing: a pause, weights being loaded.
     paused: bool,
     loading: bool,
@@ -66,6 +69,7 @@ impl Router {
             requests: HashMap::new(),
             waiting: BTreeSet::new(),
             attempts: HashMap::new(),
+            lengths: Lengths::default(),
             paused: false,
             loading: false,
             next_attempt: 0,
@@ -84,6 +88,11 @@ impl Router {
     /// The version that samples.
     pub fn version(&self) -> PolicyVersion {
         self.version
+    }
+
+    /// The request that an attempt is for; `None` once the attempt is over.
+    pub fn request_of(&self, attempt: AttemptId) -> Option<RequestId> {
+        self.attempts.get(&attempt).copied()
     }
 
     /// Counters since the start.
@@ -121,6 +130,8 @@ impl Router {
             priority: request.priority,
             arrival: self.arrivals,
             blocks: Default::default(),
+            prompt_blocks: 0,
+            rest: 1.0,
             attempt: None,
             version: self.version,
             attempt_tokens: 0,
@@ -132,6 +143,7 @@ impl Router {
             cached_prompt_tokens: 0,
         };
         state.blocks.push(&state.prompt, self.config.block_tokens);
+        state.prompt_blocks = state.blocks.hashes().len();
         self.arrivals += 1;
         self.counters.requests += 1;
         self.wake = self.wake.min(state.deadline);
@@ -172,6 +184,11 @@ impl Router {
         state.sampled.extend_from_slice(&ids);
         state.attempt_tokens += ids.len();
         state.failures = 0;
+        if let (Some(mean), Some((_, engine))) = (self.lengths.mean(), state.attempt) {
+            let done = (ids.len() as f64 / mean).min((state.rest - LEAST).max(0.0));
+            state.rest -= done;
+            self.engines[engine].load -= done;
+        }
         self.counters.sampled_tokens += ids.len() as u64;
         let (request, version) = (state.id, state.version);
         // Nothing is known of the masks.
@@ -588,8 +605,8 @@ impl Router {
         if able.len() > 1 {
             able.retain(|i| Some(*i) != request.failed_on);
         }
-        let attempts = |i: &usize| self.engines[*i].attempts.len();
-        let idlest = able.iter().map(attempts).min()?;
+        let load = |i: &usize| self.engines[*i].load;
+        let idlest = able.iter().map(load).min_by(f64::total_cmp)?;
         let matched = |i: &usize| self.engines[*i].seen.matched(request.blocks.hashes());
         let free = |i: &usize| {
             let probe = self.engines[*i].probe.as_ref();
@@ -597,12 +614,15 @@ impl Router {
         };
         let near = able
             .iter()
-            .filter(|i| attempts(i) <= idlest + self.config.max_imbalance)
+            .filter(|i| load(i) <= idlest + self.config.max_imbalance as f64)
             .map(|i| (*i, matched(i)))
             .filter(|(_, m)| *m > 0)
-            .max_by_key(|(i, m)| (*m, usize::MAX - attempts(i), usize::MAX - i));
+            .max_by(|a, b| {
+                let lighter = load(&b.0).total_cmp(&load(&a.0));
+                a.1.cmp(&b.1).then(lighter).then(b.0.cmp(&a.0))
+            });
         near.or_else(|| {
-            let idle = able.iter().filter(|i| attempts(i) == idlest);
+            let idle = able.iter().filter(|i| load(i) == idlest);
             let best = idle.max_by_key(|i| (free(i), usize::MAX - **i));
             best.map(|i| (*i, matched(i)))
         })
@@ -622,6 +642,9 @@ impl Router {
         let attempt = state.next_attempt(id, version);
         target.reserved += state.kv_tokens(self.config.reserve_tokens);
         target.attempts.insert(id);
+        let prompt = &state.blocks.hashes()[..state.prompt_blocks];
+        state.rest = self.lengths.rest(prompt, state.sampled.len());
+        target.load += state.rest;
         let max = self.config.max_blocks;
         target.seen.remember(state.blocks.hashes(), max);
         let moved = state.failed_on.take().is_some_and(|last| last != engine);
@@ -660,10 +683,16 @@ impl Router {
 
     /// Forgets a request's attempt and returns the engine that it ran on.
     fn release_attempt(&mut self, request: RequestId) -> Option<usize> {
-        let (attempt, engine) = self.requests.get_mut(&request)?.attempt.take()?;
+        let ended = self.requests.get_mut(&request)?;
+        let ((attempt, engine), rest) = (ended.attempt.take()?, ended.rest);
         self.attempts.remove(&attempt);
         if let Some(state) = self.engines.get_mut(engine) {
             state.attempts.remove(&attempt);
+            // Sums of parts that were added and taken away are not exact.
+            state.load = match state.attempts.is_empty() {
+                true => 0.0,
+                false => state.load - rest,
+            };
         }
         Some(engine)
     }
@@ -679,6 +708,10 @@ impl Router {
     fn finish(&mut self, request: RequestId, reason: FinishReason) {
         if let Some(state) = self.requests.remove(&request) {
             self.waiting.remove(&state.place());
+            if reason != FinishReason::Aborted {
+                let prompt = &state.blocks.hashes()[..state.prompt_blocks];
+                self.lengths.ended(prompt, state.sampled.len());
+            }
             // A later attempt can have the context's limit; the request's own limit counts here.
             let reason = match reason {
                 FinishReason::Length if state.left() > 0 => FinishReason::ContextFull,

@@ -131,6 +131,27 @@ fn a_prompt_follows_its_prefix_unless_its_engine_is_overloaded() {
     assert_eq!(r.counters().affinity_hits, 1);
 }
 
+/// An attempt that is expected to take long counts as several: what comes next goes elsewhere.
+#[test]
+fn the_load_of_an_engine_is_what_its_attempts_are_expected_to_take() {
+    let mut r = router(2);
+    let (long, short) = (vec![1; 8], vec![2; 8]);
+    for (n, (prompt, tokens)) in [(&long, 10), (&short, 1)].into_iter().enumerate() {
+        submit(&mut r, 0.0, request(n as u64, prompt.clone()));
+        let (_, attempt) = started(&mut r);
+        r.tokens(attempt.id, (0..tokens).map(|_| token(5)).collect(), None);
+        r.attempt_ended(0.0, attempt.id, end(FinishReason::Length), 0.5);
+        drain(&mut r);
+    }
+    submit(&mut r, 1.0, request(10, long.clone()));
+    let (busy, _) = started(&mut r);
+    submit(&mut r, 1.0, request(11, vec![3; 8]));
+    let (other, _) = started(&mut r);
+    assert_ne!(other, busy);
+    submit(&mut r, 1.0, request(12, vec![4; 8]));
+    assert_eq!(started(&mut r).0, other, "two short ones for a long one");
+}
+
 #[test]
 fn attempts_need_free_room() {
     let mut r = router(2);

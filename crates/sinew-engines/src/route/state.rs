@@ -82,6 +82,8 @@ pub(super) struct EngineState {
     /// Its last problem, for people.
     pub(super) trouble: Option<String>,
     pub(super) attempts: BTreeSet<AttemptId>,
+    /// What they are expected to go on for, in requests of mean length.
+    pub(super) load: f64,
     /// KV tokens promised to attempts since the last probe.
     pub(super) reserved: usize,
     pub(super) seen: SeenBlocks,
@@ -98,6 +100,7 @@ impl EngineState {
             probe: None,
             trouble: Some("it was not looked at yet".to_owned()),
             attempts: BTreeSet::new(),
+            load: 0.0,
             reserved: 0,
             seen: SeenBlocks::default(),
             busy_until: 0.0,
@@ -166,6 +169,10 @@ pub(super) struct RequestState {
     pub(super) priority: i32,
     pub(super) arrival: u64,
     pub(super) blocks: BlockHashes,
+    /// Whole blocks of its prompt.
+    pub(super) prompt_blocks: usize,
+    /// What its attempt is expected to go on for, in requests of mean length.
+    pub(super) rest: f64,
     /// The attempt that runs, and where.
     pub(super) attempt: Option<(AttemptId, usize)>,
     /// Version that the last attempt samples with.

@@ -64,8 +64,11 @@ pub struct ToolMathFactory {
 
 /// Data shared by the environments of a factory.
 struct Shared {
+    /// Makes the sandboxes of tool calls.
     provider: Arc<dyn SandboxProvider>,
+    /// Limits of each sandbox.
     spec: SandboxSpec,
+    /// The keys of the recipe, checked.
     config: ToolMathConfig,
     /// `tool_timeout_s` as a duration.
     tool_deadline: Duration,
@@ -210,6 +213,7 @@ struct Counts {
 /// Environment of one math episode.
 struct ToolMathEnv {
     shared: Arc<Shared>,
+    /// The first message of the user.
     question: String,
     /// The correct answer.
     expected: f64,
@@ -220,6 +224,7 @@ struct ToolMathEnv {
     history: u64,
     /// The model's answer.
     answer: Option<f64>,
+    /// Calls and errors of the model so far, for the metrics.
     counts: Counts,
 }
 
@@ -228,7 +233,9 @@ struct ToolMathEnv {
 enum Turn<'a> {
     /// Code of a tool call.
     Call(&'a str),
+    /// The number that the turn gives as its answer.
     Answer(f64),
+    /// Neither a call nor an answer.
     Malformed(Mistake),
 }
 

@@ -13,10 +13,12 @@ pub(super) fn evaluate(text: &str) -> Option<i64> {
 
 /// Recursive descent parser that evaluates directly.
 struct Parser<'a> {
+    /// What is not read yet.
     rest: &'a [u8],
 }
 
 impl Parser<'_> {
+    /// Skips spaces, no other white space.
     fn skip_spaces(&mut self) {
         while let [b' ', rest @ ..] = self.rest {
             self.rest = rest;

@@ -22,7 +22,9 @@ struct Row {
 /// Taskset of questions with worked answers.
 #[derive(Clone, Debug)]
 pub struct Gsm8k {
+    /// Three of four rows.
     train: Vec<Task>,
+    /// Every fourth row.
     held_out: Vec<Task>,
 }
 

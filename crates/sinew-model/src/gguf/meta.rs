@@ -67,6 +67,7 @@ impl GgufMetadata {
         self.values.iter().map(|(key, value)| (key.as_str(), value))
     }
 
+    /// The error of a key with another value than `expected`.
     fn bad(&self, key: &str, expected: &str) -> ConfigError {
         ConfigError::Field {
             source_kind: super::KIND,
@@ -78,6 +79,7 @@ impl GgufMetadata {
         }
     }
 
+    /// The value of a key that must be there.
     fn need<T>(&self, key: &str, value: Option<T>) -> Result<T, ConfigError> {
         value.ok_or_else(|| ConfigError::Missing {
             source_kind: super::KIND,

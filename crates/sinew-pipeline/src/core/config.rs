@@ -86,6 +86,8 @@ pub struct CoreConfig {
     pub over_sample: usize,
     /// Episodes of a group.
     pub group_size: usize,
+    /// So many of them begin first: if these teach nothing, the others are not begun. `None`: all at once.
+    pub stop_decided: Option<usize>,
     /// How often an episode that the system failed is run again.
     pub retries: u32,
     /// Rounds in which groups that teach nothing are replaced.

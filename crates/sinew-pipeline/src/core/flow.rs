@@ -15,7 +15,7 @@ use super::messages::{Command, OpenDraws, RunCounts, UpdateCommit};
 use super::roster::{Ended, Follows, Roster, Showed};
 use super::{Batch, PipelineCore, Stage};
 use crate::curriculum::{Curriculum, Request};
-use crate::schedule::{Draw, train_groups, uniform_tasks};
+use crate::schedule::{Draw, draw_of, train_groups, uniform_tasks};
 use crate::status::BEHIND;
 use sinew_types::{EpisodeId, GroupId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -37,15 +37,20 @@ struct Drawer {
     curriculum: Curriculum,
     blocks: u64,
     tasks: BTreeMap<u64, usize>,
+    /// Where shares follow what the policy can do: as the last commit has it, with the draws since.
+    adapted: Curriculum,
 }
 
 impl Drawer {
     /// The task of a draw; draws are asked for in ascending order.
     fn task(&mut self, config: &CoreConfig, draw: u64) -> usize {
-        let TaskSampling::Shares { tasks, .. } = &config.tasks else {
+        let TaskSampling::Shares { tasks, adaptive } = &config.tasks else {
             let one = uniform_tasks(config.train_tasks, config.seed, draw + 1, 1);
             return one.first().copied().unwrap_or(0);
         };
+        if let Some(adaptive) = adaptive {
+            return self.adapted.task_of(tasks, adaptive, (config.seed, draw));
+        }
         let count = config.tasks_per_step.max(1);
         while self.blocks * count as u64 <= draw {
             let request = Request {
@@ -94,8 +99,12 @@ struct Choice {
 }
 
 impl Flow {
-    pub(super) fn new(draws: OpenDraws) -> Self {
+    pub(super) fn new(draws: OpenDraws, curriculum: &Curriculum) -> Self {
         Self {
+            drawer: Drawer {
+                adapted: curriculum.clone(),
+                ..Drawer::default()
+            },
             again: draws.open.into(),
             next: draws.next,
             dropped: draws.dropped,
@@ -132,13 +141,19 @@ impl Flow {
         let groups = train_groups(config.seed, draw + 1, (0, &[task]), config.group_size, 1);
         let draws: Vec<Draw> = groups.into_iter().flatten().collect();
         let mut roster = Roster::new(config.retries);
-        roster.add(&draws);
+        let started = roster.add_first(&draws, config.stop_decided);
         self.open.insert(draw, roster);
-        for one in &draws {
+        if let Some(one) = draws.first() {
             self.groups.insert(one.group.clone(), draw);
-            self.episodes.insert(one.episode.clone(), draw);
         }
-        draws
+        self.begun(draw, &started);
+        started
+    }
+
+    /// Notes episodes of a group that begin.
+    fn begun(&mut self, draw: u64, episodes: &[Draw]) {
+        let episodes = episodes.iter().map(|one| (one.episode.clone(), draw));
+        self.episodes.extend(episodes);
     }
 
     /// Takes the end of an episode in; gives what follows, and the episodes of a group that is complete by
@@ -151,9 +166,8 @@ impl Flow {
             return (Follows::default(), None);
         };
         let follows = roster.ended(ended);
-        if let Some(again) = &follows.again {
-            self.episodes.insert(again.episode.clone(), draw);
-        }
+        self.begun(draw, follows.again.as_slice());
+        self.begun(draw, &follows.more);
         (follows, self.whole(draw))
     }
 
@@ -177,14 +191,27 @@ impl Flow {
         Some((roster.first_group()?.clone(), roster.episodes()))
     }
 
-    /// Notes what a complete group is worth.
-    fn weighed(&mut self, group: &GroupId, signal: bool, oldest: Option<u64>) {
+    /// Notes what a group is worth: all of it, or its first episodes, after which it is complete, or those
+    /// that are given begin.
+    fn weighed(
+        &mut self,
+        group: &GroupId,
+        (signal, oldest): (bool, Option<u64>),
+        stored: Vec<EpisodeId>,
+    ) -> Vec<Draw> {
         let Some(draw) = self.groups.get(group).copied() else {
-            return;
+            return Vec::new();
         };
-        let Some(roster) = self.open.remove(&draw) else {
-            return;
+        let Some(mut roster) = self.open.remove(&draw) else {
+            return Vec::new();
         };
+        if roster.holds(group) && signal {
+            let more = roster.release(group);
+            self.open.insert(draw, roster);
+            self.begun(draw, &more);
+            return more;
+        }
+        roster.cut(group, stored);
         self.groups.remove(group);
         let complete = Complete {
             roster,
@@ -192,6 +219,7 @@ impl Flow {
             oldest,
         };
         self.complete.insert(draw, complete);
+        Vec::new()
     }
 
     /// What the next update would take: complete groups by their draws until its places are filled.
@@ -245,23 +273,37 @@ impl Flow {
     }
 
     /// Takes the chosen groups out: their episodes in the order of the draws, with those that are left out.
-    fn take(
-        &mut self,
-        choice: Choice,
-    ) -> (Vec<Vec<EpisodeId>>, RunCounts, BTreeMap<EpisodeId, String>) {
+    fn take(&mut self, choice: Choice) -> (Vec<Vec<EpisodeId>>, RunCounts, Batch) {
         let mut counts = RunCounts {
             refilled: choice.replaced,
             ..RunCounts::default()
         };
-        let mut dropped = std::mem::take(&mut self.dropped);
+        let mut batch = Batch {
+            dropped: std::mem::take(&mut self.dropped),
+            ..Batch::default()
+        };
         let mut groups = Vec::with_capacity(choice.draws.len());
         for group in choice.draws.iter().filter_map(|d| self.complete.remove(d)) {
             counts.retried += group.roster.retried;
             counts.recovered += group.roster.recovered;
+            counts.not_begun += group.roster.not_begun;
+            let outcomes = group.roster.outcomes();
+            let outcomes =
+                outcomes.map(|(kind, success, reward)| (kind.to_owned(), success, reward));
+            batch.outcomes.extend(outcomes);
             groups.push(group.roster.episodes());
-            dropped.extend(group.roster.dropped);
+            batch.dropped.extend(group.roster.dropped);
         }
-        (groups, counts, dropped)
+        (groups, counts, batch)
+    }
+
+    /// Notes the draws since the last commit in an update's curriculum, which is that of the draws from now
+    /// on: a session that goes on from this commit draws the same.
+    fn committed(&mut self, commit: &mut UpdateCommit) {
+        let named = commit.trained.iter().chain(commit.dropped.keys());
+        self.drawer.adapted.settle(named.filter_map(draw_of));
+        commit.curriculum.follow(&self.drawer.adapted);
+        self.drawer.adapted = commit.curriculum.clone();
     }
 }
 
@@ -269,7 +311,8 @@ impl PipelineCore {
     /// Waits for the groups of the next update, with as many at work as may be.
     pub(super) fn collect(&mut self) -> Vec<Command> {
         if self.flow.is_none() {
-            self.flow = Some(Flow::new(std::mem::take(&mut self.state.draws)));
+            let draws = std::mem::take(&mut self.state.draws);
+            self.flow = Some(Flow::new(draws, &self.state.curriculum));
         }
         self.stage = Stage::Collecting;
         let mut commands = self.admit();
@@ -315,15 +358,8 @@ impl PipelineCore {
             // What was left out made room.
             return self.admit();
         }
-        let (groups, counts, dropped) = flow.take(choice);
-        let batch = Batch {
-            dropped,
-            commit: UpdateCommit {
-                curriculum: self.state.curriculum.clone(),
-                ..UpdateCommit::default()
-            },
-            ..Batch::default()
-        };
+        let (groups, counts, mut batch) = flow.take(choice);
+        batch.commit.curriculum = self.state.curriculum.clone();
         let mut commands = self.score(batch, groups, counts);
         commands.extend(self.admit());
         commands
@@ -354,17 +390,31 @@ impl PipelineCore {
     pub(super) fn weighed(
         &mut self,
         group: &GroupId,
-        signal: bool,
-        oldest: Option<u64>,
+        worth: (bool, Option<u64>),
+        stored: Vec<EpisodeId>,
     ) -> Vec<Command> {
         let Some(flow) = &mut self.flow else {
             return Vec::new();
         };
-        flow.weighed(group, signal, oldest);
-        let mut commands = self.admit();
+        let more = flow.weighed(group, worth, stored);
+        let mut commands = super::start_more(more);
+        commands.extend(self.admit());
         commands.extend(self.take_groups());
         commands.extend(self.release());
         commands
+    }
+
+    /// Commits updates, with what the curriculum has drawn until now.
+    pub(super) fn commits(&mut self) -> Vec<Command> {
+        let adaptive = self.adaptive().is_some();
+        let mut commits = std::mem::take(&mut self.held_back);
+        if let (true, Some(flow)) = (adaptive, &mut self.flow) {
+            for commit in &mut commits {
+                flow.committed(commit);
+                self.state.curriculum = commit.curriculum.clone();
+            }
+        }
+        commits.into_iter().map(Command::Commit).collect()
     }
 
     /// Whether new weights wait for episodes that run.
@@ -394,5 +444,9 @@ impl PipelineCore {
 }
 
 fn weigh((group, episodes): (GroupId, Vec<EpisodeId>)) -> Command {
-    Command::Weigh { group, episodes }
+    Command::Weigh {
+        group,
+        episodes,
+        held: Vec::new(),
+    }
 }

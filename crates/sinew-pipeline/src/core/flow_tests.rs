@@ -2,7 +2,10 @@
 
 use super::tests::record_of;
 use super::*;
+use crate::curriculum::{ByType, EnvironmentShare, TaskShares};
 use proptest::prelude::*;
+use sinew_env::tiny::TinyTaskset;
+use sinew_env::{Split, Taskset};
 use std::collections::BTreeSet;
 
 #[derive(Clone, Debug)]
@@ -20,20 +23,42 @@ struct World {
     eval_every: u64,
     /// Episodes wait for the scores of their groups.
     grouped: bool,
+    /// Episodes of a group that begin first.
+    first: Option<usize>,
+    /// Tasks are drawn by what the policy can do.
+    adaptive: bool,
+    /// Each session has other environments than the one before.
+    changes: bool,
     /// Draws what episodes show.
     seed: u64,
 }
 
 const UPDATES: u64 = 2;
 
+/// Two types of tasks.
+fn adaptive_tasks() -> TaskShares {
+    let taskset = TinyTaskset::new(0);
+    let environment = EnvironmentShare {
+        weight: 1.0,
+        tasks: 0..taskset.len(Split::Train),
+        by_type: ByType::Adaptive,
+    };
+    TaskShares::of(&taskset, &[environment]).unwrap()
+}
+
 fn world() -> impl Strategy<Value = World> {
     let counts = (1..7u64, 1..4usize, 1..4usize, 0..3u32, 0..3u32, 1..4u64);
     let kinds = (any::<bool>(), any::<bool>(), 1..4u64, 0..3u64, any::<u64>());
-    (counts, kinds).prop_map(
+    let more = (prop::option::of(1..3usize), any::<bool>(), any::<bool>());
+    (counts, kinds, more).prop_map(
         |(
             (steps, tasks, size, retries, refill, ahead),
             (in_order, grouped, every, eval_every, seed),
+            (first, adaptive, changes),
         )| World {
+            first: first.filter(|first| *first < size),
+            adaptive,
+            changes,
             steps,
             tasks,
             size,
@@ -64,7 +89,15 @@ impl World {
             checkpoint_every: self.every,
             retries: self.retries,
             refill: self.refill,
+            stop_decided: self.first,
             overlap: Some(self.overlap()),
+            tasks: match self.adaptive {
+                true => TaskSampling::Shares {
+                    tasks: adaptive_tasks(),
+                    adaptive: Some(AdaptiveConfig::default()),
+                },
+                false => TaskSampling::Uniform,
+            },
             eval: EvalConfig {
                 every: self.eval_every,
                 ..plain.eval
@@ -78,9 +111,13 @@ impl World {
 #[derive(Clone, Debug)]
 struct Stored {
     draw: u64,
+    /// What the draw ran.
+    task: usize,
     failed: bool,
     /// The weights that sampled its first token.
     version: u64,
+    /// Of the session that ran it.
+    session: u64,
 }
 
 /// What lasts from session to session.
@@ -90,6 +127,8 @@ struct Kept {
     commits: BTreeMap<u64, UpdateCommit>,
     orders: BTreeMap<u64, Vec<Vec<EpisodeId>>>,
     checkpoint: u64,
+    /// Of the checkpoint.
+    curriculum: Curriculum,
 }
 
 impl Kept {
@@ -130,6 +169,7 @@ struct Play {
     /// The weights that sample.
     version: u64,
     began: usize,
+    session: u64,
 }
 
 impl Play {
@@ -137,6 +177,7 @@ impl Play {
         let later = kept.commits.range(kept.checkpoint + 1..);
         let state = CoreState {
             step: kept.checkpoint,
+            curriculum: kept.curriculum.clone(),
             version: kept.checkpoint * UPDATES,
             committed: later.map(|(s, c)| (*s, c.curriculum.clone())).collect(),
             draws: kept.open_draws(),
@@ -152,6 +193,7 @@ impl Play {
             flying: Vec::new(),
             answers: vec![Event::Begin],
             began: 0,
+            session: salt,
         }
     }
 
@@ -192,7 +234,11 @@ impl Play {
                 group: members[0].group.clone(),
                 showed: BTreeMap::new(),
             },
-            Command::Weigh { group, episodes } => self.weigh(group, &episodes),
+            Command::Weigh {
+                group,
+                episodes,
+                held,
+            } => self.weigh(group, &episodes, held),
             Command::Review(_) => Event::Reviewed,
             Command::Recall { step } => Event::Recalled(self.kept.orders.get(&step).cloned()),
             Command::Score { step, groups, .. } => self.rows(step, groups),
@@ -214,6 +260,8 @@ impl Play {
             Command::Checkpoint { step } => {
                 assert!(self.kept.commits.contains_key(&step));
                 self.kept.checkpoint = step;
+                self.kept.curriculum = self.core.curriculum().clone();
+                assert_eq!(self.kept.curriculum, self.kept.commits[&step].curriculum);
                 return Some(Vec::new());
             }
             Command::Record { .. } => return Some(Vec::new()),
@@ -231,18 +279,37 @@ impl Play {
         group.iter().map(|e| self.kept.stored[e].version).min()
     }
 
-    /// Whether a group teaches something is the seed's.
-    fn signal(&self, group: &GroupId) -> bool {
+    /// Whether a group teaches something is the seed's, and that of its attempts: another one may decide
+    /// otherwise than the one before.
+    fn signal(&self, group: &GroupId, episodes: &[EpisodeId]) -> bool {
         let number = group.as_str()[1..].parse::<u64>().unwrap();
-        !mix_seed(self.world.seed, number).is_multiple_of(3)
+        let again = |e: &&EpisodeId| e.as_str().contains("-r");
+        let attempts = episodes.iter().filter(again).count() as u64;
+        !mix_seed(self.world.seed, number + (attempts << 32)).is_multiple_of(3)
     }
 
-    fn weigh(&self, group: GroupId, episodes: &[EpisodeId]) -> Event {
-        assert_eq!(episodes.len(), self.world.size, "a group is complete");
+    /// Those of these episodes, with their further attempts, that are stored.
+    fn attempts(&self, held: &[EpisodeId]) -> Vec<EpisodeId> {
+        let of = |e: &EpisodeId| {
+            let next = format!("{e}-r");
+            let stored = self.kept.stored.keys();
+            let own = stored.filter(move |s| *s == e || s.as_str().starts_with(&next));
+            own.cloned().collect::<Vec<_>>()
+        };
+        held.iter().flat_map(of).collect()
+    }
+
+    fn weigh(&self, group: GroupId, episodes: &[EpisodeId], held: Vec<EpisodeId>) -> Event {
+        let all = [Some(self.world.size), self.world.first];
+        assert!(
+            all.contains(&Some(episodes.len())),
+            "all, or the first ones"
+        );
         Event::Weighed {
-            signal: self.signal(&group),
+            signal: self.signal(&group, episodes),
             oldest: self.oldest(episodes),
             group,
+            stored: self.attempts(&held),
         }
     }
 
@@ -282,17 +349,29 @@ impl Play {
         let stored = known.is_some();
         let episode = known.unwrap_or(Stored {
             draw: draw.draw,
+            task: draw.task,
             failed,
             version,
+            session: self.session,
         });
+        let old = stored && episode.session < self.session && draw.purpose == "train";
+        assert_eq!(
+            episode.task, draw.task,
+            "a draw is one task, whatever was killed"
+        );
         let failed = episode.failed;
         self.kept.stored.insert(draw.episode.clone(), episode);
         let ended = Ended {
             episode: draw.episode,
             failed,
             stored,
-            outcome: None,
+            outcome: (!failed).then(|| {
+                let kind = ["corridor-1", "corridor-2"][draw.task % 2];
+                let success = mix_seed(self.world.seed, draw.seed).is_multiple_of(2);
+                (kind.to_owned(), success, f64::from(u8::from(success)))
+            }),
             waits_for_group: self.world.grouped && !failed,
+            changed: (old && self.world.changes).then(|| "environment".to_owned()),
         };
         let commands = self.core.on(Event::EpisodeEnded(ended.clone()), 0.0);
         // The same end once more changes nothing.

@@ -119,6 +119,7 @@ impl PipelineCore {
             retried: roster.retried,
             recovered: roster.recovered,
             refilled: rollout.refilled,
+            not_begun: roster.not_begun,
         };
         let outcomes = roster.outcomes().map(|(k, s, r)| (k.to_owned(), s, r));
         let mut dropped = roster.dropped.clone();

@@ -106,13 +106,15 @@ pub enum Event {
     UpdateDone(Box<StepRecord>),
     /// Every later token is drawn by the new weights, which have this version.
     WeightsLive { version: u64 },
-    /// What a complete group is worth.
+    /// What a complete group, or its first episodes, are worth.
     Weighed {
         group: GroupId,
-        /// Its rewards teach something.
+        /// The rewards teach something.
         signal: bool,
         /// The oldest version that sampled a token of it, if one did.
         oldest: Option<u64>,
+        /// Of the episodes that were held back: those, and their further attempts, that are in the store.
+        stored: Vec<EpisodeId>,
     },
     /// A measurement was summed up.
     EvaluationDone,
@@ -175,8 +177,10 @@ pub enum Command {
     /// Say whether a group teaches something, and how old it is.
     Weigh {
         group: GroupId,
-        /// They have ended.
+        /// All of it, or the first ones. They have ended.
         episodes: Vec<EpisodeId>,
+        /// Those that did not begin in this session and may be in the store.
+        held: Vec<EpisodeId>,
     },
     /// Make rows of these groups.
     Score {
@@ -220,6 +224,8 @@ pub struct RunCounts {
     pub recovered: usize,
     /// Groups that were run in the place of others.
     pub refilled: usize,
+    /// Episodes that were not begun, because the first ones of their group had decided it.
+    pub not_begun: usize,
 }
 
 /// Held-out episodes that are measured together.

@@ -33,7 +33,7 @@ use std::sync::Arc;
 
 pub use config::{CoreConfig, EvalConfig, Goal, Overlap, Samples, TaskSampling, When};
 pub use messages::{Command, CoreState, EvalSet, Event, OpenDraws, RunCounts, Stop, UpdateCommit};
-pub use roster::{Ended, Follows, Roster, Showed, showed};
+pub use roster::{Decide, Ended, Follows, Roster, Showed, showed};
 
 /// The training episodes of a step.
 #[derive(Debug, Default)]
@@ -183,16 +183,8 @@ impl PipelineCore {
                 evaluation.roster.scored(&group, showed);
                 self.set_done(evaluation)
             }
-            (Stage::Rollout(rollout), Event::GroupScored { group, showed }) => {
-                self.group_scored(rollout, &group, showed)
-            }
             (Stage::Measuring(when), Event::EvaluationDone) => self.measured(when, now),
-            (Stage::Rollout(rollout), Event::EpisodeEnded(ended)) => {
-                self.rolled_out(rollout, ended)
-            }
-            (Stage::Rollout(rollout), Event::GroupsCompared { spent }) => {
-                self.compared(rollout, spent)
-            }
+            (Stage::Rollout(rollout), event) => self.running(rollout, event),
             (
                 Stage::Settling(mut rollout),
                 Event::Settled {
@@ -236,6 +228,25 @@ impl PipelineCore {
         }
     }
 
+    /// Takes an event of a step's episodes in.
+    fn running(&mut self, rollout: Rollout, event: Event) -> Vec<Command> {
+        match event {
+            Event::EpisodeEnded(ended) => self.rolled_out(rollout, ended),
+            Event::GroupScored { group, showed } => self.group_scored(rollout, &group, showed),
+            Event::Weighed {
+                group,
+                signal,
+                stored,
+                ..
+            } => self.decided(rollout, &group, (signal, stored)),
+            Event::GroupsCompared { spent } => self.compared(rollout, spent),
+            _ => {
+                self.stage = Stage::Rollout(rollout);
+                Vec::new()
+            }
+        }
+    }
+
     /// Whether an event is one of the groups that run during training.
     fn is_beside(&self, event: &Event) -> bool {
         let flow = self.flow.as_ref();
@@ -257,7 +268,8 @@ impl PipelineCore {
                 group,
                 signal,
                 oldest,
-            } => self.weighed(&group, signal, oldest),
+                stored,
+            } => self.weighed(&group, (signal, oldest), stored),
             _ => Vec::new(),
         }
     }
@@ -475,7 +487,7 @@ impl PipelineCore {
         );
         rollout.used.extend(tasks);
         let draws: Vec<Draw> = groups.into_iter().flatten().collect();
-        rollout.roster.add(&draws);
+        let draws = rollout.roster.add_first(&draws, self.config.stop_decided);
         self.stage = Stage::Rollout(rollout);
         vec![Command::Start {
             draws,
@@ -502,6 +514,23 @@ impl PipelineCore {
     ) -> Vec<Command> {
         let was_complete = rollout.roster.is_complete();
         rollout.roster.scored(group, showed);
+        self.went_on(rollout, was_complete)
+    }
+
+    /// Takes in what the first episodes of a group teach: the others begin, or the group is complete.
+    fn decided(
+        &mut self,
+        mut rollout: Rollout,
+        group: &GroupId,
+        (signal, stored): (bool, Vec<EpisodeId>),
+    ) -> Vec<Command> {
+        let was_complete = rollout.roster.is_complete();
+        if signal {
+            let draws = rollout.roster.release(group);
+            self.stage = Stage::Rollout(rollout);
+            return start_more(draws);
+        }
+        rollout.roster.cut(group, stored);
         self.went_on(rollout, was_complete)
     }
 
@@ -568,7 +597,11 @@ impl PipelineCore {
 
     /// Takes an update in: health, curriculum, publication.
     fn updated(&mut self, mut batch: Batch, record: &StepRecord) -> Vec<Command> {
-        let alarm = self.state.health.step(record);
+        let mut alarm = self.state.health.step(record);
+        // Scores of others may come later, or never: those of a run's own rewards are there.
+        if self.config.samples == Samples::Run && self.config.late_rounds.is_none() {
+            alarm = self.state.health.scores(record).or(alarm);
+        }
         if let (Some(config), false) = (self.adaptive(), batch.recalled) {
             let seen = batch.outcomes.iter();
             let seen = seen.map(|(kind, success, reward)| (kind.as_str(), *success, *reward));
@@ -609,7 +642,7 @@ impl PipelineCore {
         self.stage = Stage::Stopped;
         if self.state.health.bad().is_none() {
             // Steps that have to be done again are not committed.
-            commands.extend(self.held_back.drain(..).map(Command::Commit));
+            commands.extend(self.commits());
             let due = step.is_multiple_of(self.config.checkpoint_every);
             if due || step == self.config.steps {
                 commands.extend(self.checkpoint());
@@ -675,5 +708,21 @@ fn follow(follows: Follows, temperature: Option<f32>) -> Vec<Command> {
         temperature,
     });
     let group = follows.group.map(|members| Command::ScoreGroup { members });
-    again.into_iter().chain(group).collect()
+    let decide = follows.decide.map(|decide| Command::Weigh {
+        group: decide.group,
+        episodes: decide.episodes,
+        held: decide.held,
+    });
+    let more = start_more(follows.more);
+    let first = again.into_iter().chain(group).chain(decide);
+    first.chain(more).collect()
+}
+
+/// Starts further training episodes, if there are some.
+fn start_more(draws: Vec<Draw>) -> Vec<Command> {
+    let start = (!draws.is_empty()).then_some(Command::Start {
+        draws,
+        temperature: None,
+    });
+    start.into_iter().collect()
 }

@@ -28,6 +28,7 @@ fn ended(draw: &Draw, failed: bool) -> Event {
         stored: false,
         outcome: Some(("k".into(), true, 1.0)),
         waits_for_group: false,
+        changed: None,
     })
 }
 

@@ -18,6 +18,8 @@ pub struct Ended {
     pub outcome: Option<Showed>,
     /// Its reward is not complete: its group has to be scored.
     pub waits_for_group: bool,
+    /// What has another version than when it ran: it is not trained, and run again.
+    pub changed: Option<String>,
 }
 
 /// What an episode with a reward showed: type of its task, success and total reward.
@@ -41,6 +43,7 @@ impl Ended {
             failed,
             stored,
             waits_for_group: !failed && waits_for_group(&trace.outcome),
+            changed: None,
             outcome: showed(trace),
         }
     }
@@ -53,6 +56,21 @@ pub struct Follows {
     pub again: Option<Draw>,
     /// A group whose members have all ended and some of which wait for its score: their last attempts.
     pub group: Option<Vec<Draw>>,
+    /// A group whose first members have ended, and whose others wait for what these teach.
+    pub decide: Option<Decide>,
+    /// Others that begin, since the first ones cannot decide their group.
+    pub more: Vec<Draw>,
+}
+
+/// What a group's first members are to decide.
+#[derive(Debug)]
+pub struct Decide {
+    /// The group.
+    pub group: GroupId,
+    /// The last attempts of the first.
+    pub episodes: Vec<EpisodeId>,
+    /// The others, where an earlier session may have run them.
+    pub held: Vec<EpisodeId>,
 }
 
 /// Groups that were not kept.
@@ -67,6 +85,12 @@ pub(crate) struct Stopped {
 /// Why an episode that was run again is left out.
 pub(crate) const RUN_AGAIN: &str = "failed, run again";
 
+/// How reasons begin of stored episodes that other parts ran than those of now.
+pub(crate) const CHANGED: &str = "changed, run again: ";
+
+/// Why a stored episode is left out whose group was decided without it.
+pub(crate) const DECIDED: &str = "not needed: the first ones of the group decide it";
+
 /// One place of a group, which several attempts may fill in turn.
 #[derive(Clone, Debug)]
 struct Slot {
@@ -78,6 +102,10 @@ struct Slot {
     attempt: u32,
     /// Of the last attempt.
     ended: Option<Ended>,
+    /// It does not begin before the first ones of its group have ended.
+    held: bool,
+    /// An earlier session stored an attempt.
+    stored: bool,
 }
 
 /// Episodes by their place, in the order of their draws.
@@ -88,6 +116,8 @@ pub struct Roster {
     open: HashMap<EpisodeId, usize>,
     /// Groups whose score is awaited.
     scoring: BTreeSet<GroupId>,
+    /// Ends that wait for the score of their group: without any, no group has to be looked at.
+    waits: usize,
     /// How often an episode is run again.
     retries: u32,
     /// The last end was found in the store: more of them, and of their further attempts, may follow.
@@ -96,6 +126,8 @@ pub struct Roster {
     /// Episodes that were run again, and those of them that went well.
     pub(crate) retried: usize,
     pub(crate) recovered: usize,
+    /// Episodes that were not begun, because the first ones of their group had decided it.
+    pub(crate) not_begun: usize,
 }
 
 impl Roster {
@@ -109,15 +141,63 @@ impl Roster {
 
     /// Adds episodes that are about to start.
     pub fn add(&mut self, draws: &[Draw]) {
-        for draw in draws {
-            self.open.insert(draw.episode.clone(), self.slots.len());
+        self.add_first(draws, None);
+    }
+
+    /// Adds episodes of whole groups; gives those that start: all of them, or the `first` ones of each group.
+    pub(crate) fn add_first(&mut self, draws: &[Draw], first: Option<usize>) -> Vec<Draw> {
+        let (mut started, mut place) = (Vec::with_capacity(draws.len()), 0);
+        for (n, draw) in draws.iter().enumerate() {
+            place = match n > 0 && draws[n - 1].group == draw.group {
+                true => place + 1,
+                false => 0,
+            };
+            let held = first.is_some_and(|first| place >= first);
+            if !held {
+                self.open.insert(draw.episode.clone(), self.slots.len());
+                started.push(draw.clone());
+            }
             self.slots.push(Slot {
                 first: draw.clone(),
                 last: draw.episode.clone(),
                 attempt: 0,
                 ended: None,
+                held,
+                stored: false,
             });
         }
+        started
+    }
+
+    /// Whether episodes of a group wait for what its first ones teach.
+    pub(crate) fn holds(&self, group: &GroupId) -> bool {
+        self.slots.iter().any(|s| s.held && s.first.group == *group)
+    }
+
+    /// Lets the episodes of a group begin that waited for its first ones.
+    pub(crate) fn release(&mut self, group: &GroupId) -> Vec<Draw> {
+        let mut released = Vec::new();
+        for (at, slot) in self.slots.iter_mut().enumerate() {
+            if slot.held && slot.first.group == *group {
+                slot.held = false;
+                self.open.insert(slot.last.clone(), at);
+                released.push(slot.first.clone());
+            }
+        }
+        released
+    }
+
+    /// Gives up the episodes of a group that waited for its first ones: these are the group. Those that an
+    /// earlier session stored are left out: there, the first ones had decided otherwise.
+    pub(crate) fn cut(&mut self, group: &GroupId, stored: Vec<EpisodeId>) {
+        let stored = stored.into_iter().map(|e| (e, DECIDED.to_owned()));
+        self.dropped.extend(stored);
+        let before = self.slots.len();
+        self.slots.retain(|s| !(s.held && s.first.group == *group));
+        self.not_begun += before - self.slots.len();
+        let slots = self.slots.iter().enumerate();
+        let open = slots.filter(|(_, s)| s.ended.is_none() && !s.held);
+        self.open = open.map(|(at, s)| (s.last.clone(), at)).collect();
     }
 
     /// Takes an end in; gives what follows. What the system failed is run again as often as `retries`
@@ -131,12 +211,43 @@ impl Roster {
         match self.taken(at, ended) {
             Some(again) => Follows {
                 again: Some(again),
-                group: None,
+                ..Follows::default()
             },
+            None if self.holds(&group) => self.due_decision(&group),
             None => Follows {
-                again: None,
                 group: self.due_score(&group),
+                ..Follows::default()
             },
+        }
+    }
+
+    /// What follows once the first episodes of a group have ended. Without a reward of each, they decide
+    /// nothing: the system failed some, or their rewards depend on the whole group.
+    fn due_decision(&mut self, group: &GroupId) -> Follows {
+        let members = self.slots.iter().filter(|s| s.first.group == *group);
+        let first: Vec<&Slot> = members.filter(|s| !s.held).collect();
+        if first.iter().any(|s| s.ended.is_none()) {
+            return Follows::default();
+        }
+        let scored = |e: &Ended| e.outcome.is_some() && !e.failed && !e.waits_for_group;
+        if first.iter().all(|s| s.ended.as_ref().is_some_and(scored)) {
+            let episodes = first.iter().map(|s| s.last.clone()).collect();
+            let known = first.iter().any(|s| s.stored);
+            let members = self.slots.iter().filter(|s| s.first.group == *group);
+            let held = members.filter(|s| s.held && known);
+            let decide = Decide {
+                group: group.clone(),
+                episodes,
+                held: held.map(|s| s.last.clone()).collect(),
+            };
+            return Follows {
+                decide: Some(decide),
+                ..Follows::default()
+            };
+        }
+        Follows {
+            more: self.release(group),
+            ..Follows::default()
         }
     }
 
@@ -144,24 +255,33 @@ impl Roster {
     fn taken(&mut self, at: usize, ended: Ended) -> Option<Draw> {
         self.recovers = ended.stored;
         let slot = &mut self.slots[at];
+        slot.stored |= ended.stored;
         if slot.attempt > 0 {
             self.retried += 1;
             self.recovered += usize::from(!ended.failed);
         }
-        if ended.failed && (slot.attempt < self.retries || ended.stored) {
+        let failed = ended.failed && (slot.attempt < self.retries || ended.stored);
+        if failed || ended.changed.is_some() {
             slot.attempt += 1;
             let next = slot.first.again(slot.attempt);
             slot.last = next.episode.clone();
-            self.dropped.insert(ended.episode, RUN_AGAIN.to_owned());
+            let why = ended.changed.map(|what| format!("{CHANGED}{what}"));
+            let why = why.unwrap_or_else(|| RUN_AGAIN.to_owned());
+            self.dropped.insert(ended.episode, why);
             self.open.insert(next.episode.clone(), at);
             return Some(next);
         }
+        self.waits += usize::from(ended.waits_for_group);
         slot.ended = Some(ended);
         None
     }
 
     /// The last attempts of a group whose score is needed now.
     fn due_score(&mut self, group: &GroupId) -> Option<Vec<Draw>> {
+        // Steps have thousands of episodes, and most have their whole reward when they end.
+        if self.waits == 0 {
+            return None;
+        }
         let members = || self.slots.iter().filter(|s| s.first.group == *group);
         let all = members().all(|s| s.ended.is_some());
         let mut ended = members().filter_map(|s| s.ended.as_ref());
@@ -187,6 +307,7 @@ impl Roster {
                 continue;
             };
             ended.outcome = showed.remove(&ended.episode);
+            self.waits -= usize::from(ended.waits_for_group);
             ended.waits_for_group = false;
         }
     }
@@ -219,6 +340,8 @@ impl Roster {
             .into_iter()
             .partition(|slot| groups.contains(&slot.first.group));
         self.slots = kept;
+        let ends = self.slots.iter().filter_map(|s| s.ended.as_ref());
+        self.waits = ends.filter(|e| e.waits_for_group).count();
         let others: Vec<Slot> = others;
         for (n, slot) in others.iter().enumerate() {
             if n == 0 || others[n - 1].first.group != slot.first.group {
@@ -236,7 +359,8 @@ impl Roster {
 
     /// Whether all have ended, and all groups that have to be scored are.
     pub fn is_complete(&self) -> bool {
-        self.open.is_empty() && self.scoring.is_empty()
+        let held = self.slots.iter().any(|s| s.held);
+        self.open.is_empty() && self.scoring.is_empty() && !held
     }
 
     /// The ends of those that have ended, of the last attempts.

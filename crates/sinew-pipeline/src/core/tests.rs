@@ -84,6 +84,7 @@ impl CoreConfig {
             tasks_per_step,
             over_sample: 0,
             group_size,
+            stop_decided: None,
             retries: 0,
             refill: 0,
             late_rounds: None,
@@ -239,6 +240,7 @@ impl Play {
             stored: false,
             outcome: None,
             waits_for_group: true,
+            changed: None,
         };
         let stray = self.core.on(Event::EpisodeEnded(stray), self.now);
         assert!(stray.is_empty(), "{stray:?}");
@@ -419,6 +421,7 @@ impl Play {
             stored: known.is_some(),
             outcome: None,
             waits_for_group: self.grouped() && !failed,
+            changed: None,
         };
         let again = self.on(Event::EpisodeEnded(ended.clone()));
         // The same end once more changes nothing.

@@ -2,6 +2,7 @@
 
 mod groups;
 mod held_out;
+mod kept;
 mod late;
 mod measurements;
 mod overlap;

@@ -3,8 +3,8 @@
 //! The same loop as in turns, but that it waits for episodes, scores of groups and the learner together. New
 //! weights, commits and checkpoints are made here, while no update is computed; episodes go on meanwhile.
 
-use super::sync::{Driver, none_runs};
-use super::work::{Task, Tools, Worked, is_whole};
+use super::sync::Driver;
+use super::work::{Task, Tools, Worked, is_whole, none_runs};
 use crate::core::{Command, Event};
 use crate::error::PipelineError;
 use crate::late::Shelf;
@@ -19,9 +19,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// The oldest weights that sampled a token of these episodes.
 pub(super) fn oldest<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> Option<u64> {
-    let nodes = traces.into_iter().flat_map(|t| &t.nodes);
-    let spans = nodes.flat_map(|n| &n.versions);
-    spans.map(|s| s.version.0).min()
+    let versions = traces.into_iter().filter_map(Trace::oldest_version);
+    versions.map(|v| v.0).min()
 }
 
 impl Driver {
@@ -110,7 +109,9 @@ impl Driver {
         &mut self,
         group: GroupId,
         episodes: &[EpisodeId],
+        held: Vec<EpisodeId>,
     ) -> Result<Event, PipelineError> {
+        let stored = self.p.store.attempts(held)?;
         let groups = vec![self.take(episodes)];
         let spent = self.p.algorithm.spent(&groups);
         let spent = spent.map_err(PipelineError::system)?;
@@ -118,6 +119,7 @@ impl Driver {
             signal: spent.is_empty(),
             oldest: oldest(&groups[0]),
             group,
+            stored,
         };
         self.keep(groups);
         Ok(event)

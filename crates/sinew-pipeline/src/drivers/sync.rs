@@ -5,9 +5,10 @@
 //! them overlap: see `overlap`. An error of a port ends the session; what was committed stays, and the next
 //! session goes on from it.
 
+use super::kept;
 use super::measurements::Measurements;
 use super::shelf;
-use super::work::{Desk, SharedLearner, Task, lock};
+use super::work::{Desk, SharedLearner, Task, lock, none_runs};
 use crate::config::PipelineConfig;
 use crate::core::{
     Command, Ended as EndedEpisode, Event, PipelineCore, RunCounts, Stop, UpdateCommit,
@@ -31,7 +32,7 @@ use sinew_algo::Algorithm;
 use sinew_grammar::Grammars;
 use sinew_rollout::{Trainer, Watch};
 use sinew_types::{EpisodeId, Outcome, Trace};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -144,6 +145,8 @@ pub(crate) struct Driver {
     totals: Totals,
     /// Groups that are being scored.
     pub(super) scoring: usize,
+    /// Episodes whose outcome is not the stored one.
+    pub(super) rescored: HashSet<EpisodeId>,
     /// Where training overlaps: when groups were last taken for an update, and the counters then.
     pub(super) taken: Option<(Instant, RolloutReading)>,
     reminded: Option<Instant>,
@@ -163,6 +166,7 @@ pub fn run(pipeline: Pipeline) -> Result<Ended, PipelineError> {
                     driver.checkpoint()?;
                 }
             }
+            driver.p.rollouts.save()?;
             Err(PipelineError::Interrupted)
         }
         result => result,
@@ -187,6 +191,7 @@ impl Driver {
             // In order, the same weights come again.
             state.draws = p.store.open_draws((!overlap.in_order).then_some(live))?;
         }
+        kept::resume(&mut p, live)?;
         let shelf = shelf::restore(p.late.as_ref(), &p.store, tasks, &mut state)?;
         let driver = Self {
             core: PipelineCore::new(Arc::clone(&p.config.core), state),
@@ -199,6 +204,7 @@ impl Driver {
             shelf,
             progress: (0, 0),
             scoring: 0,
+            rescored: HashSet::new(),
             taken: None,
             desk: Desk::default(),
             live,
@@ -264,7 +270,11 @@ impl Driver {
                 self.step.left_out.extend(too_old);
                 self.score(step, &groups, counts)?
             }
-            Command::Weigh { group, episodes } => vec![self.weigh(group, &episodes)?],
+            Command::Weigh {
+                group,
+                episodes,
+                held,
+            } => vec![self.weigh(group, &episodes, held)?],
             Command::Train { left_out, .. } => self.train(left_out)?,
             Command::Publish { step } => {
                 self.live = self.publish(step)?;
@@ -333,8 +343,20 @@ impl Driver {
         }
         self.progress.0 += ended.len();
         let mut commands = Vec::new();
-        for StoredEpisode { trace, known } in ended {
-            let ended = EndedEpisode::of(&trace, known);
+        for StoredEpisode {
+            trace,
+            known,
+            changed,
+            rescored,
+        } in ended
+        {
+            if rescored {
+                self.rescored.insert(trace.episode.clone());
+            }
+            let ended = EndedEpisode {
+                changed,
+                ..EndedEpisode::of(&trace, known)
+            };
             self.traces.insert(trace.episode.clone(), trace);
             commands.extend(self.on(Event::EpisodeEnded(ended)));
         }
@@ -469,6 +491,7 @@ impl Driver {
         let groups: Vec<Vec<Trace>> = ids.iter().map(|group| self.take(group)).collect();
         self.since_last_score();
         self.step.record = self.rollout_record(step, &groups, counts);
+        self.note_rescored(&groups);
         if !self.overlaps() {
             // What was run again is not needed any more.
             self.traces.clear();
@@ -542,6 +565,8 @@ impl Driver {
             retried: earlier.map_or(counts.retried, |r| r.retried),
             recovered: earlier.map_or(counts.recovered, |r| r.recovered),
             refilled: earlier.map_or(counts.refilled, |r| r.refilled),
+            not_begun: earlier.map_or(counts.not_begun, |r| r.not_begun),
+            resumed: now.resumed.since(&self.step.before.resumed),
             ..StepRecord::default()
         }
     }
@@ -629,7 +654,8 @@ impl Driver {
             self.samples,
         );
         let state = serde_json::to_value(saved).map_err(PipelineError::system)?;
-        lock(&self.p.learner).save(self.core.step(), state)
+        lock(&self.p.learner).save(self.core.step(), state)?;
+        self.p.rollouts.save()
     }
 
     /// Ends the step: its record goes over the bus.
@@ -750,11 +776,6 @@ impl Driver {
         let trace = store.get(episode).map_err(PipelineError::system)?;
         trace.map(|trace| completed(store, trace)).transpose()
     }
-}
-
-/// An error of the loop itself.
-pub(super) fn none_runs() -> PipelineError {
-    PipelineError::system("the loop waits for an episode, but none runs")
 }
 
 /// Reports what goes on while episodes run, and now and then those that stay in one phase.

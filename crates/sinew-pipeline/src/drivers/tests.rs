@@ -69,7 +69,12 @@ impl Rollouts for Instantly {
                 self.log.lock().unwrap().run.push(draw.episode.clone());
             }
             let trace = completed(self.store.as_ref(), trace)?;
-            self.ended.push(StoredEpisode { trace, known });
+            self.ended.push(StoredEpisode {
+                trace,
+                known,
+                changed: None,
+                rescored: false,
+            });
         }
         Ok(())
     }
@@ -426,6 +431,7 @@ fn config(samples: Samples) -> CoreConfig {
         tasks_per_step: TASKS,
         over_sample: 0,
         group_size: GROUP,
+        stop_decided: None,
         retries: 0,
         refill: 0,
         late_rounds: None,

@@ -26,6 +26,11 @@ pub(super) fn lock(learner: &SharedLearner) -> MutexGuard<'_, dyn Learner + 'sta
     learner.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// An error of the loop itself.
+pub(super) fn none_runs() -> PipelineError {
+    PipelineError::system("the loop waits for an episode, but none runs")
+}
+
 /// Whether a learner's weights are those of a whole step, and of version `live` if one is given. Waits for
 /// the end of an update at work.
 pub(super) fn is_whole(learner: &SharedLearner, live: Option<u64>) -> bool {

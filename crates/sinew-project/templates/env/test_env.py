@@ -1,4 +1,7 @@
-"""Tests of the environment, by hand (python3 test_env.py) or by pytest; `sinew env check env.py:Letters` tries more."""
+"""Tests of the environment, by hand (python3 test_env.py) or by pytest, with the Python package `sinew` installed.
+
+`sinew env check env.py:Letters` tries more and needs no package: the program brings it.
+"""
 
 from types import SimpleNamespace
 

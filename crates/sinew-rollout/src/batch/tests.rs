@@ -100,6 +100,7 @@ fn start(runner: &mut Runner, seconds: &[f64], size: usize) {
         },
         sampling: SamplingParams::default(),
         chunk_tokens: None,
+        replay_always: false,
         boot_timeout: hour,
         timeout: hour,
         score_timeout: hour,

@@ -72,6 +72,7 @@ impl EpisodeParts {
             harness: Arc::new(BuiltInLoop),
             gauges: Arc::default(),
             outlook: None,
+            in_flight: None,
             requests: Arc::new(AtomicU64::new(1)),
             run: Arc::default(),
         }

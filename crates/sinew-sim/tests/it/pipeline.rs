@@ -38,6 +38,7 @@ fn config(max_wall_s: Option<f64>) -> CoreConfig {
         tasks_per_step: 8,
         over_sample: 0,
         group_size: 8,
+        stop_decided: None,
         retries: 2,
         refill: 1,
         late_rounds: None,
@@ -101,6 +102,7 @@ impl World {
             stored: false,
             outcome: None,
             waits_for_group: false,
+            changed: None,
         }))
     }
 

@@ -82,6 +82,7 @@ impl World {
             tasks_per_step: GROUPS,
             over_sample: how.over_sample,
             group_size: SIZE,
+            stop_decided: None,
             retries: 0,
             refill: 0,
             late_rounds: None,
@@ -151,6 +152,7 @@ impl World {
             stored: false,
             outcome: None,
             waits_for_group: false,
+            changed: None,
         };
         self.core.on(Event::EpisodeEnded(ended), self.now)
     }

@@ -5,6 +5,7 @@ mod conformance;
 mod crash;
 mod damage;
 mod disk;
+mod expire;
 mod export;
 mod import;
 mod model;

@@ -410,7 +410,7 @@ fn a_store_from_before_there_were_scores_is_read_and_goes_on() {
     // What a program of before cannot read is not in a file that it would read.
     let first = std::fs::read(directory.path().join("segments/00000000.seg")).unwrap();
     let second = std::fs::read(directory.path().join("segments/00000001.seg")).unwrap();
-    assert_eq!((first[8], second[8]), (1, 2));
+    assert_eq!((first[8], second[8]), (1, 3));
     assert_eq!(open(directory.path()).scores(&id(0)).unwrap().len(), 1);
 }
 

@@ -308,8 +308,8 @@ fn a_limit_of_the_size_of_files_is_an_error_with_a_name() {
     ];
     let recipe = recipe(dir.path(), 4, &more);
     let mut command = std::process::Command::new("sh");
-    // 1 MiB, in blocks of 512 bytes: less than a checkpoint, more than what is written before.
-    command.args(["-c", "ulimit -f 2048; exec \"$0\" \"$@\""]);
+    // 4 MiB, in blocks of 512 bytes: less than a checkpoint, more than what is written before.
+    command.args(["-c", "ulimit -f 8192; exec \"$0\" \"$@\""]);
     command.arg(env!("CARGO_BIN_EXE_sinew")).arg("train");
     command.arg(&recipe).arg("--run-dir").arg(&run);
     let errors = failure(&command.current_dir(root()).output().unwrap(), 1);

@@ -2,7 +2,7 @@
 
 use crate::input::refused;
 use crate::resume::recipe;
-use crate::{last_line, sinew};
+use crate::{last_line, run_ok, sinew};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
@@ -59,6 +59,10 @@ fn a_killed_collection_goes_on_without_loss_or_doubles_and_is_trained_on() {
     let first = stored(&run);
     assert!(!first.is_empty());
     killed(&teacher, &run, episodes, &["--resume"]);
+    // What is listed of it says how it goes on.
+    let runs = run_ok(sinew().arg("runs").arg(dir.path()));
+    let hint = format!("--run-dir {} --resume --episodes 602", run.display());
+    assert!(runs.contains("killed") && runs.contains(&hint), "{runs}");
     let rest = collect(&teacher, &run, episodes, &["--resume"]).output();
     let last = last_line(&rest.unwrap());
     let collected = &last["collected"];
@@ -109,6 +113,31 @@ fn trained_on(dir: &Path, collected: &Path) {
 }
 
 #[test]
+fn a_collection_that_is_interrupted_keeps_what_ended_and_speaks_of_no_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let teacher = recipe(dir.path(), 1, &[("rollout.max_in_flight", "4")]);
+    let mut child = collect(&teacher, &dir.path().join("run"), 1_000_000, &[])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().starts_with("{\"collected\"")));
+    let signalled = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status();
+    assert!(signalled.unwrap().success());
+    // Its end is not kept from it by a full pipe.
+    lines.for_each(drop);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("episodes that ended are stored"), "{said}");
+    assert!(said.contains("--resume --episodes 1000000"), "{said}");
+    assert!(!said.contains("checkpoint"), "{said}");
+}
+
+#[test]
 fn solutions_of_the_environment_are_collected_without_an_engine() {
     let dir = tempfile::tempdir().unwrap();
     let gold = recipe(
@@ -155,4 +184,128 @@ fn what_runs_no_episodes_is_refused_with_a_reason() {
         assert!(told.contains(why), "{told}");
         assert!(!run.exists());
     }
+}
+
+/// The number of removed episodes, and of those that are still needed.
+fn gc(run: &Path, more: &[&str]) -> (u64, u64) {
+    let mut command = sinew();
+    command.arg("gc").arg(run).arg("--json").args(more);
+    let removed = last_line(&command.output().unwrap());
+    let count = |key: &str| removed[key].as_u64().unwrap();
+    (count("episodes"), count("needed"))
+}
+
+#[test]
+fn old_episodes_of_a_collection_go_and_it_goes_on_without_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let teacher = recipe(dir.path(), 1, &[]);
+    let run = dir.path().join("collected");
+    // Groups of eight: the last one is not whole, and more episodes go on with it.
+    last_line(&collect(&teacher, &run, 36, &[]).output().unwrap());
+    let told = refused(sinew().arg("gc").arg(&run));
+    assert!(told.contains("--older-than 7d"), "{told}");
+    let told = refused(sinew().arg("gc").arg(&run).args(["--older-than", "7"]));
+    assert!(told.contains("36h or 7d"), "{told}");
+    assert_eq!(gc(&run, &["--older-than", "7d"]), (0, 0));
+    let dry = ["--older-than", "0s", "--dry-run"];
+    assert_eq!(gc(&run, &dry), (32, 4));
+    assert_eq!(stored(&run).len(), 36);
+    // The environment is what it was.
+    let same = teacher.to_str().unwrap();
+    assert_eq!(gc(&run, &["--env-changed", same]), (0, 0));
+    let none = sinew()
+        .args(["episodes", "--json", "--env-changed", same])
+        .arg(&run)
+        .output();
+    assert!(crate::failure(&none.unwrap(), 2).contains("no episode"));
+    assert_eq!(gc(&run, &["--below-version", "1"]), (32, 4));
+    assert_eq!(stored(&run).len(), 4);
+    let more = last_line(&collect(&teacher, &run, 48, &["--resume"]).output().unwrap());
+    assert_eq!(
+        (&more["collected"]["episodes"], &more["now"]),
+        (&48.into(), &12.into())
+    );
+    assert_eq!(more["stored"]["collected"], 32, "{more}");
+    let whole = dir.path().join("whole");
+    let whole = last_line(&collect(&teacher, &whole, 48, &[]).output().unwrap());
+    for key in ["episodes", "scored", "reward", "success"] {
+        let (a, b) = (&more["collected"][key], &whole["collected"][key]);
+        match (a.as_f64(), b.as_f64()) {
+            (Some(a), Some(b)) => assert!((a - b).abs() < 1e-9, "{key}: {more} {whole}"),
+            _ => panic!("{key}: {more} {whole}"),
+        }
+    }
+    let runs = sinew()
+        .arg("runs")
+        .arg(dir.path())
+        .arg("--json")
+        .output()
+        .unwrap();
+    let text = String::from_utf8(runs.stdout).unwrap();
+    let line = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+    let listed = text
+        .lines()
+        .map(line)
+        .find(|l| l["run_dir"] == run.to_str().unwrap());
+    let listed = listed.unwrap();
+    assert_eq!(listed["state"], "ended", "{listed}");
+    assert_eq!(listed["collection"]["stored"]["episodes"], 16, "{listed}");
+}
+
+#[test]
+fn equal_episodes_are_listed_and_exported_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let gold = recipe(
+        dir.path(),
+        1,
+        &[
+            ("algorithm.type", "\"sft\""),
+            ("data.type", "\"gold\""),
+            ("rollout.group_size", "1"),
+        ],
+    );
+    // Solutions of a tiny world repeat themselves.
+    let run = dir.path().join("gold");
+    last_line(&collect(&gold, &run, 300, &[]).output().unwrap());
+    let rows = |more: &[&str]| {
+        let mut list = sinew();
+        list.args(["episodes", "--json", "--limit", "10000"])
+            .args(more)
+            .arg(&run);
+        let listed = list.output().unwrap();
+        assert!(listed.status.success(), "{listed:?}");
+        String::from_utf8(listed.stdout).unwrap().lines().count()
+    };
+    let unique = rows(&["--unique"]);
+    assert!(unique < rows(&[]) && unique > 1, "{unique}");
+    let file = dir.path().join("unique.jsonl");
+    let exported = sinew()
+        .args(["episodes", "--json", "--unique", "--export"])
+        .arg(&file)
+        .arg(&run)
+        .output();
+    assert_eq!(last_line(&exported.unwrap())["episodes"], unique);
+}
+
+#[test]
+fn a_stopped_collection_says_that_it_makes_no_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let teacher = recipe(dir.path(), 1, &[("rollout.max_in_flight", "16")]);
+    let run = dir.path().join("stopped");
+    let mut child = collect(&teacher, &run, 100_000, &["--stop-on-eof"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let first = lines.find(|line| line.as_ref().unwrap().starts_with("{\"collected\""));
+    assert!(first.is_some(), "it says how far it is");
+    drop(child.stdin.take());
+    lines.for_each(drop);
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut said).unwrap();
+    child.wait().unwrap();
+    assert!(said.contains("run again with --resume"), "{said}");
+    assert!(!said.contains("checkpoint"), "{said}");
 }

@@ -421,7 +421,7 @@ fn stored_episodes_are_scored_again_and_what_was_trained_stays() {
     let told = last_line(&output);
     assert_eq!(
         (&told["unscored"], &told["scores"]),
-        (&json!(0), &json!(128)),
+        (&json!(0), &json!(192)),
         "{told}"
     );
     let table = String::from_utf8(output.stdout).unwrap();

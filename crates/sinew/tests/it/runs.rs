@@ -1,6 +1,6 @@
 //! What a run survives, and what it leaves behind: other models, adapters, a full disk, readers.
 
-use crate::{last_line, root, sinew};
+use crate::{last_line, root, run_ok, sinew};
 use serde_json::Value;
 use sinew_model::{Family, ModelConfig, Params, RopeScaling, SaveDtype, save_pretrained};
 use sinew_render::{ChatRenderer, GgufVocab, Renderer};
@@ -203,6 +203,8 @@ fn a_run_can_be_looked_into_while_it_works() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!(state(), "killed");
+    let listed = run_ok(sinew().arg("runs").arg(dir.path()));
+    assert!(listed.contains("hint: go on with `sinew train"), "{listed}");
     // The dead writer left its log behind; readers need no writer.
     assert!(look(&["show", episode]).0);
 }

@@ -24,6 +24,19 @@ impl Drop for Serving {
     }
 }
 
+impl Serving {
+    /// The next line that it prints.
+    pub(crate) fn line(&mut self) -> Value {
+        let mut line = String::new();
+        self.out.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap_or_else(|e| panic!("{line:?}: {e}"))
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
 fn serve(store: &Path) -> Serving {
     serve_with(store, &[])
 }
@@ -60,7 +73,7 @@ pub(crate) fn post(address: &str, path: &str, key: &str, body: &Value) -> (u16, 
     send("POST", address, path, key, &body.to_string())
 }
 
-fn get(address: &str, path: &str, key: &str) -> (u16, Value) {
+pub(crate) fn get(address: &str, path: &str, key: &str) -> (u16, Value) {
     send("GET", address, path, key, "")
 }
 

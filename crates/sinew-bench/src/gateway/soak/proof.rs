@@ -97,6 +97,11 @@ impl TraceStore for Proven {
     }
 
     /// Refused: there is nothing to remove.
+    fn remove(&self, _: &[EpisodeId]) -> Result<GcReport, StoreError> {
+        refused()
+    }
+
+    /// Refused: there is nothing to remove.
     fn gc(&self, _: GcPolicy) -> Result<GcReport, StoreError> {
         refused()
     }

@@ -1,14 +1,14 @@
-//! Counts of an episode with tools: the same metrics for every environment of this crate.
+//! Counts of an episode with tools: the same metrics for every environment with tools.
 //!
 //! `tool_calls`, `tool_errors` and `malformed` are numbers per episode; `used_tool` is 0 or 1;
 //! `format_penalty` is a share of turns, 0 to 1.
 
-use sinew_env::Action;
+use crate::port::Action;
 use sinew_types::{Given, Outcome};
 
 /// Turn counts of an episode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
+pub struct Counts {
     /// Turns of the model.
     turns: u32,
     /// Valid calls, including those that failed.
@@ -20,7 +20,7 @@ pub(crate) struct Counts {
 }
 
 /// Whether episodes have the counts: those with tools.
-pub(crate) fn counted(tools: bool) -> Given {
+pub fn counted(tools: bool) -> Given {
     match tools {
         true => Given::Yes,
         false => Given::No("without tools there are no calls to count; add a tool"),
@@ -29,7 +29,7 @@ pub(crate) fn counted(tools: bool) -> Given {
 
 impl Counts {
     /// Adds a turn, `errors` of whose calls failed.
-    pub(crate) fn turn(&mut self, action: &Action, errors: u32) {
+    pub fn turn(&mut self, action: &Action, errors: u32) {
         self.turns += 1;
         self.calls += action.tool_calls.len() as u32;
         self.errors += errors;
@@ -37,7 +37,7 @@ impl Counts {
     }
 
     /// Adds the counts to the metrics of an outcome, which keeps those of the same name.
-    pub(crate) fn add_to(self, outcome: &mut Outcome) {
+    pub fn add_to(self, outcome: &mut Outcome) {
         let flag = |b: bool| f64::from(u8::from(b));
         let penalty = f64::from(self.malformed) / f64::from(self.turns.max(1));
         for (name, value) in [

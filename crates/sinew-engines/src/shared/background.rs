@@ -1,0 +1,94 @@
+//! Publishing beside the training: one thread, and one place for the version that waits.
+
+use super::publish::{Published, SharedWeights};
+use crate::folder::FolderError;
+use sinew_types::{PolicyVersion, TensorSource};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// Weights that wait, and whether more may come.
+#[derive(Default)]
+struct Slot {
+    next: Option<(PolicyVersion, Arc<dyn TensorSource>)>,
+    closed: bool,
+}
+
+/// What trainer and thread share.
+#[derive(Default)]
+struct Shared {
+    slot: Mutex<Slot>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn slot(&self) -> MutexGuard<'_, Slot> {
+        // Both sides only move values in and out.
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Hears of every version: published, or the reason why not.
+pub type Heard = Box<dyn Fn(PolicyVersion, Result<Published, FolderError>) + Send>;
+
+/// Publishes the newest of the versions that it is given. Training goes on meanwhile; a version that waits
+/// when the next one comes is left out. When it is dropped, what waits is published first.
+pub struct Publisher {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Publisher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Publisher").finish_non_exhaustive()
+    }
+}
+
+impl Publisher {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// If the system gives none.
+    pub fn start(mut weights: SharedWeights, heard: Heard) -> std::io::Result<Self> {
+        let shared = Arc::<Shared>::default();
+        let theirs = Arc::clone(&shared);
+        let work = move || {
+            loop {
+                let mut slot = theirs.slot();
+                let (version, tensors) = loop {
+                    if let Some(next) = slot.next.take() {
+                        break next;
+                    }
+                    if slot.closed {
+                        return;
+                    }
+                    let woken = theirs.changed.wait(slot);
+                    slot = woken.unwrap_or_else(PoisonError::into_inner);
+                };
+                drop(slot);
+                heard(version, weights.publish(version, &*tensors));
+            }
+        };
+        let thread = std::thread::Builder::new().name("weights".into());
+        Ok(Self {
+            shared,
+            thread: Some(thread.spawn(work)?),
+        })
+    }
+
+    /// Publishes this version as soon as the one before is done; does not wait.
+    pub fn offer(&self, version: PolicyVersion, weights: Arc<dyn TensorSource>) {
+        self.shared.slot().next = Some((version, weights));
+        self.shared.changed.notify_one();
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        self.shared.slot().closed = true;
+        self.shared.changed.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // A panic of it was reported where it happened.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! An engine that follows a folder.
+
+use super::follow::WeightsFollower;
+use sinew_types::{Engine, PolicyVersion};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Between two looks at `LATEST`, which has a few bytes.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// What a look led to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Followed {
+    /// The engine samples with this version now.
+    Loaded {
+        version: PolicyVersion,
+        /// The version that it came as a difference of.
+        base: Option<PolicyVersion>,
+    },
+    /// The engine goes on with what it has; said once for each reason in a row.
+    Kept { why: String },
+}
+
+/// One look: what it led to, if anything.
+fn look(follower: &mut WeightsFollower, engine: &dyn Engine) -> Option<Followed> {
+    let found = match follower.look() {
+        Ok(found) => found?,
+        Err(e) => return Some(Followed::Kept { why: e.to_string() }),
+    };
+    let (version, base) = (found.version(), found.base());
+    Some(match engine.load_weights(version, Arc::new(found)) {
+        Ok(()) => Followed::Loaded { version, base },
+        Err(e) => Followed::Kept { why: e.to_string() },
+    })
+}
+
+/// Loads each version that is published into `engine`, between two tokens, once it is verified. Runs until it
+/// is dropped, or `heard` says no.
+pub async fn follow(
+    engine: Arc<dyn Engine>,
+    follower: WeightsFollower,
+    mut heard: impl FnMut(Followed) -> bool,
+) {
+    let mut follower = Some(follower);
+    let mut last = None;
+    let mut ticks = tokio::time::interval(LOOK_EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    while let Some(mut own) = follower.take() {
+        ticks.tick().await;
+        let engine = Arc::clone(&engine);
+        // Reading and verifying take a core for a while.
+        let looked = tokio::task::spawn_blocking(move || {
+            let followed = look(&mut own, &*engine);
+            (own, followed)
+        });
+        let Ok((own, followed)) = looked.await else {
+            return;
+        };
+        follower = Some(own);
+        if followed.is_some() && followed != last && !followed.clone().is_none_or(&mut heard) {
+            return;
+        }
+        last = followed.or(last);
+    }
+}

@@ -1,0 +1,45 @@
+//! Weights between processes: the trainer publishes versions in a folder, engines follow it.
+//!
+//! ```text
+//! DIR/v00000010/model.safetensors   all tensors: an anchor
+//!               manifest.json       version, tensors, a BLAKE3 sum of each
+//! DIR/v00000013/deltas.zst          differences to version 10, if they are smaller
+//!               manifest.json       `base`: 10
+//! DIR/LATEST                        v00000013
+//! ```
+//!
+//! A folder on `/dev/shm` is memory that all processes of a host share; one on a shared file system reaches
+//! other hosts. Differences are always of the last anchor, never of each other: an engine that comes late, or
+//! misses versions, needs two folders and no chain. A difference that has become as large as the whole is
+//! published as the next anchor.
+//!
+//! Invariants:
+//! - `LATEST` names a version that is complete: its manifest was written after its tensors.
+//! - A follower gives tensors out once the checksum of each is right, and gives out those bytes.
+//! - The publisher waits for no follower: what one reads is open, and can be read after its name is gone.
+
+mod background;
+mod delta;
+mod follow;
+mod load;
+mod publish;
+mod tensors;
+
+pub use background::{Heard, Publisher};
+pub use follow::{FollowError, FollowedWeights, WeightsFollower};
+pub use load::{Followed, follow};
+pub use publish::{Published, SharedWeights};
+
+/// The name of the newest version.
+const LATEST: &str = "LATEST";
+/// Written last in a version's folder.
+const MANIFEST: &str = "manifest.json";
+/// All tensors of a version.
+const TENSORS: &str = "model.safetensors";
+/// Differences of all tensors, one after the other.
+const DELTAS: &str = "deltas.zst";
+/// Part of the whole above which a difference is not worth its computing.
+const MAX_DELTA: f64 = 0.9;
+
+#[cfg(test)]
+mod tests;

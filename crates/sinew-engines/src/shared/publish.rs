@@ -1,0 +1,194 @@
+//! The trainer's side: versions for engines of other processes.
+
+use super::delta;
+use super::tensors::TensorFile;
+use super::{DELTAS, LATEST, MAX_DELTA, TENSORS};
+use crate::folder::{FolderError, Stage, WeightsFolder, bytes_as, io, name, parse, remove, write};
+use sinew_types::{
+    DeltaSpan, Dtype, PolicyVersion, TensorSource, WeightsManifest, WeightsManifestTensor,
+};
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// A published set of whole tensors, which differences are of.
+#[derive(Debug)]
+struct Anchor {
+    manifest: WeightsManifest,
+    file: TensorFile,
+}
+
+/// Publishes versions in a folder of its own, which is best on `/dev/shm`: there a version is in the memory
+/// of the host once, for all engines.
+#[derive(Debug)]
+pub struct SharedWeights {
+    folder: WeightsFolder,
+    root: PathBuf,
+    /// Differences are published where they are smaller.
+    deltas: bool,
+    anchor: Option<Anchor>,
+    /// The version before, which an engine may be reading.
+    before: Option<PolicyVersion>,
+}
+
+/// What was published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Published {
+    pub version: PolicyVersion,
+    /// The version that it is a difference of.
+    pub base: Option<PolicyVersion>,
+    /// Bytes of its tensors, or of their differences.
+    pub bytes: u64,
+}
+
+impl SharedWeights {
+    /// Publishes what `folder` is given under `root`, which is its folder. Nothing else may lie there.
+    pub fn new(folder: WeightsFolder, deltas: bool) -> Self {
+        Self {
+            root: folder.root().to_owned(),
+            folder,
+            deltas,
+            anchor: None,
+            before: None,
+        }
+    }
+
+    /// Publishes a version: tensors first, the manifest after them, then the name that engines look at. An
+    /// engine that reads an earlier one is not disturbed, and none is waited for.
+    ///
+    /// # Errors
+    /// If a tensor is missing or the medium refuses. The version before stays the newest then.
+    pub fn publish(
+        &mut self,
+        version: PolicyVersion,
+        weights: &dyn TensorSource,
+    ) -> Result<Published, FolderError> {
+        let stage = self.folder.stage(version)?;
+        let staged = match self.difference(&stage, version, weights)? {
+            Some(manifest) => manifest,
+            None => self.folder.whole(&stage, version, weights)?,
+        };
+        let target = self.folder.finish(&stage, &staged)?;
+        let bytes = match staged.base {
+            Some(_) => length(&target.join(DELTAS))?,
+            None => length(&target.join(TENSORS))?,
+        };
+        let base = staged.base;
+        if base.is_none() {
+            let path = target.join(TENSORS);
+            self.anchor = Some(Anchor {
+                file: TensorFile::open(&path).map_err(io("open", &path))?,
+                manifest: staged,
+            });
+        }
+        self.point_to(version)?;
+        self.prune(version)?;
+        self.before = Some(version);
+        Ok(Published {
+            version,
+            base,
+            bytes,
+        })
+    }
+
+    /// Writes the differences to the anchor, if there is one of the same tensors and they are smaller.
+    fn difference(
+        &self,
+        stage: &Stage,
+        version: PolicyVersion,
+        weights: &dyn TensorSource,
+    ) -> Result<Option<WeightsManifest>, FolderError> {
+        let Some(anchor) = self.anchor.as_ref().filter(|_| self.deltas) else {
+            return Ok(None);
+        };
+        let base = anchor.manifest.version;
+        let whole = |t: &WeightsManifestTensor| t.shape.iter().product::<usize>() * t.dtype.bytes();
+        let limit = anchor.manifest.tensors.iter().map(whole).sum::<usize>() as f64 * MAX_DELTA;
+        let names = anchor.manifest.tensors.iter().map(|t| &t.name);
+        let same = weights.names().iter().eq(names);
+        if base == version || !same {
+            return Ok(None);
+        }
+        let path = stage.path.join(DELTAS);
+        let mut file = File::create(&path).map_err(io("create", &path))?;
+        let (mut offset, mut listed) = (0, Vec::new());
+        for tensor in &anchor.manifest.tensors {
+            let name = &tensor.name;
+            let view = weights.tensor(name);
+            let view = view.ok_or_else(|| FolderError::Missing(name.clone()))?;
+            if view.shape() != tensor.shape {
+                return give_up(&path);
+            }
+            let new = bytes_as(view, tensor.dtype);
+            // The anchor is of this process, but its file may have been removed by another.
+            let Ok(old) = anchor.file.read(name, new.len()) else {
+                return give_up(&path);
+            };
+            let bytes =
+                delta::encode(&old, &new, width(tensor.dtype)).map_err(io("pack", &path))?;
+            file.write_all(&bytes).map_err(io("write", &path))?;
+            listed.push(WeightsManifestTensor {
+                file: DELTAS.to_owned(),
+                blake3: blake3::hash(&new).to_hex().to_string(),
+                delta: Some(DeltaSpan {
+                    offset,
+                    bytes: bytes.len() as u64,
+                }),
+                ..tensor.clone()
+            });
+            offset += bytes.len() as u64;
+            if offset as f64 > limit {
+                return give_up(&path);
+            }
+        }
+        file.sync_all().map_err(io("sync", &path))?;
+        Ok(Some(WeightsManifest {
+            version,
+            base: Some(base),
+            tensors: listed,
+        }))
+    }
+
+    /// Names the newest version, in one step.
+    fn point_to(&self, version: PolicyVersion) -> Result<(), FolderError> {
+        let part = self.root.join(format!(".{LATEST}.part"));
+        write(&part, name(version).as_bytes())?;
+        let latest = self.root.join(LATEST);
+        fs::rename(&part, &latest).map_err(io("rename", &part))
+    }
+
+    /// Removes all versions but this one, the one before and the anchor: also those of earlier sessions,
+    /// which may have gone further than the checkpoint that this one began at, and those that were never
+    /// whole.
+    fn prune(&self, version: PolicyVersion) -> Result<(), FolderError> {
+        let anchor = self.anchor.as_ref().map(|a| a.manifest.version);
+        let kept = [Some(version), self.before, anchor];
+        for entry in fs::read_dir(&self.root).map_err(io("read", &self.root))? {
+            let entry = entry.map_err(io("read", &self.root))?;
+            let file = entry.file_name();
+            let file = file.to_string_lossy();
+            let found = parse(&file);
+            let begun = file.starts_with(".v") && file.ends_with(".part");
+            if begun || (found.is_some() && !kept.contains(&found)) {
+                remove(&entry.path())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Takes back what was written of a difference.
+fn give_up(path: &Path) -> Result<Option<WeightsManifest>, FolderError> {
+    fs::remove_file(path).map_err(io("remove", path))?;
+    Ok(None)
+}
+
+/// Bytes of a number.
+pub(super) fn width(dtype: Dtype) -> usize {
+    dtype.bytes()
+}
+
+fn length(path: &Path) -> Result<u64, FolderError> {
+    let metadata = fs::metadata(path).map_err(io("look at", path))?;
+    Ok(metadata.len())
+}

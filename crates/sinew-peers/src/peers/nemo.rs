@@ -1,0 +1,364 @@
+//! Resource servers of NeMo Gym: the tools are routes, and `/verify` scores the whole conversation.
+//!
+//! A session is a cookie that `/seed_session` sets. A turn without calls ends the episode, as it ends a
+//! response in that project.
+
+use super::host::{Host, Place, Reach, worker};
+use super::nemo_rows::{NemoTasks, Output, tools};
+use crate::counts::Counts;
+use crate::turn::Turn;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sinew_bridge::remote::{MAX_TEXT, RemoteError, address, check_timeouts, cut};
+use sinew_env::{
+    Action, CallNotation, Capabilities, Env, EnvConfig, EnvError, EnvFactory, EnvFuture, EnvKind,
+    KeyError, Needs, Observation, ResetResult, Sandboxes, Score, StepResult, Taskset, TasksetError,
+    Unscored,
+};
+use sinew_types::{Given, Gives, Message, Outcome, Role, Task, ToolCall};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The environment of the registry.
+pub static NEMO_KIND: EnvKind = EnvKind::new::<NemoGym>(
+    "nemo_gym",
+    "a resource server of NeMo Gym, with rows in its form",
+    Needs {
+        sandbox: false,
+        alphabet: None,
+        rows: false,
+        tasks: false,
+        reward: false,
+    },
+);
+
+/// What algorithms can read of the episodes. Rows without tools have no counts.
+const GIVES: Gives = Gives {
+    states: Given::No("NeMo Gym has no states; take a class of yours, with env.type = \"python\""),
+    turn_rewards: Given::No("NeMo Gym scores whole conversations"),
+    tool_counts: Given::Maybe,
+    format_penalty: Given::Maybe,
+};
+/// Fields of `/verify` that are metrics, at most.
+const MAX_METRICS: usize = 32;
+
+/// Keys of `[env] type = "nemo_gym"`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NemoGym {
+    /// Address of the resource server, such as `http://127.0.0.1:8000`.
+    pub url: String,
+    /// File of rows as JSON lines, such as the `example.jsonl` of a server's folder. One of ten is held out.
+    pub rows: String,
+    /// Name of the environment variable with the server's key, sent as `Authorization: Bearer`. Empty: no
+    /// key.
+    #[serde(default)]
+    pub key_env: String,
+    /// Score from which on a task is solved.
+    #[serde(default = "default_solved")]
+    pub solved_at: f64,
+    /// Episodes at once.
+    #[serde(default = "default_sessions")]
+    #[schemars(range(min = 1, max = 4096))]
+    pub sessions: usize,
+    /// Deadline of one request, in seconds.
+    #[serde(default = "default_timeout")]
+    #[schemars(range(min = 0.01, max = 86_400.0))]
+    pub timeout_s: f64,
+    /// Longest wait of an episode for one of `sessions`, in seconds.
+    #[serde(default = "default_wait")]
+    #[schemars(range(min = 0.01, max = 86_400.0))]
+    pub wait_s: f64,
+}
+
+/// The full score, where scores are 0 to 1.
+fn default_solved() -> f64 {
+    1.0
+}
+
+/// Episodes at once.
+fn default_sessions() -> usize {
+    64
+}
+
+/// Seconds for one request, that of `/verify` included.
+fn default_timeout() -> f64 {
+    60.0
+}
+
+/// Seconds: ten minutes, as episodes of others may take long.
+fn default_wait() -> f64 {
+    600.0
+}
+
+impl EnvConfig for NemoGym {
+    fn check(&self) -> Result<(), KeyError> {
+        let wrong = |key, value: String, reason: &str| {
+            let reason = reason.into();
+            Err(KeyError { key, value, reason })
+        };
+        if let Err(why) = address(&self.url) {
+            let reason = format!("{why}; allowed: an address such as \"http://127.0.0.1:8000\"");
+            return wrong("url", format!("{:?}", self.url), &reason);
+        }
+        if !(1..=4096).contains(&self.sessions) {
+            return wrong("sessions", self.sessions.to_string(), "allowed: 1 to 4096");
+        }
+        check_timeouts(&[("timeout_s", self.timeout_s), ("wait_s", self.wait_s)])
+    }
+
+    fn taskset(&self, seed: u64) -> Result<Arc<dyn Taskset>, TasksetError> {
+        Ok(Arc::new(NemoTasks::read(&self.rows, seed)?))
+    }
+
+    fn factory(&self, _sandboxes: Option<Sandboxes>) -> Result<Arc<dyn EnvFactory>, EnvError> {
+        Ok(Arc::new(NemoFactory::new(self)?))
+    }
+
+    fn gives(&self) -> Gives {
+        GIVES
+    }
+}
+
+/// Factory of episodes of one server.
+#[derive(Clone)]
+pub struct NemoFactory {
+    /// The server. Its places are shared by all clones.
+    host: Arc<Host>,
+    /// The keys of the recipe, checked.
+    keys: Arc<NemoGym>,
+}
+
+impl std::fmt::Debug for NemoFactory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NemoFactory")
+            .field("url", &self.keys.url)
+            .finish_non_exhaustive()
+    }
+}
+
+impl NemoFactory {
+    /// A client of the server.
+    ///
+    /// # Errors
+    /// If the key is missing, or the address is none.
+    pub fn new(keys: &NemoGym) -> Result<Self, EnvError> {
+        let host = Host::new(&Reach {
+            url: &keys.url,
+            key_env: &keys.key_env,
+            timeout_s: keys.timeout_s,
+            wait_s: keys.wait_s,
+            sessions: keys.sessions,
+        })?;
+        Ok(Self {
+            host: Arc::new(host),
+            keys: Arc::new(keys.clone()),
+        })
+    }
+}
+
+impl EnvFactory for NemoFactory {
+    fn name(&self) -> &str {
+        "nemo_gym"
+    }
+
+    fn create(&self, task: &Task) -> Result<Box<dyn Env>, EnvError> {
+        Ok(Box::new(Episode {
+            host: Arc::clone(&self.host),
+            keys: Arc::clone(&self.keys),
+            task: task.clone(),
+            place: None,
+            used: false,
+            output: Output::default(),
+            last: Vec::new(),
+            counts: Counts::default(),
+        }))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            concurrent: self.keys.sessions > 1,
+            deterministic: false,
+            gives: GIVES,
+            places: Some(self.keys.sessions),
+        }
+    }
+
+    fn gold(&self, _task: &Task, _turn: usize) -> Result<Option<Action>, EnvError> {
+        Ok(None)
+    }
+}
+
+/// One episode.
+struct Episode {
+    /// Of the factory.
+    host: Arc<Host>,
+    /// Of the factory.
+    keys: Arc<NemoGym>,
+    /// Its data are the row, which `/seed_session` and `/verify` get whole.
+    task: Task,
+    /// The session of the server, from `reset` to `close`.
+    place: Option<Place>,
+    /// It was reset.
+    used: bool,
+    /// The conversation, as `/verify` reads it.
+    output: Output,
+    /// Messages of the last observation: one for each call.
+    last: Vec<Message>,
+    /// Calls and errors of the model so far, for the metrics.
+    counts: Counts,
+}
+
+impl Episode {
+    /// Waits for a place, and begins a session of the server with the row.
+    ///
+    /// # Errors
+    /// [`EnvError::Order`] at the second call; the worker's error if the server refuses the row.
+    async fn open(&mut self) -> Result<ResetResult, EnvError> {
+        if std::mem::replace(&mut self.used, true) {
+            return Err(EnvError::Order("reset twice: an environment is used once"));
+        }
+        let place = self.host.place().await?;
+        let seeded = place.post("/seed_session", self.task.data.clone()).await;
+        seeded.map_err(worker)?;
+        self.place = Some(place);
+        let mut messages = self.task.preamble.clone();
+        messages.push(Message::new(Role::User, self.task.prompt.clone()));
+        Ok(ResetResult {
+            messages,
+            tools: tools(&self.task.data),
+            calls: CallNotation::Template,
+            state_hash: None,
+        })
+    }
+
+    /// One call of a tool. The server's refusal is an error of the model.
+    async fn call(&self, call: &ToolCall) -> Result<Result<String, String>, EnvError> {
+        let Some(place) = &self.place else {
+            return Err(EnvError::Order("step before reset or after the end"));
+        };
+        // Other routes of the server are not the model's to call.
+        if !tools(&self.task.data).iter().any(|t| t.name == call.name) {
+            return Ok(Err(format!("there is no tool {}", call.name)));
+        }
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+        if !call.name.chars().all(plain) || !call.arguments.is_object() {
+            return Ok(Err("the arguments of a call are an object".into()));
+        }
+        let path = format!("/{}", call.name);
+        match place.post(&path, call.arguments.clone()).await {
+            Ok(Value::String(text)) => Ok(Ok(cut(&text, MAX_TEXT))),
+            Ok(value) => Ok(Ok(cut(&value.to_string(), MAX_TEXT))),
+            Err(RemoteError::Refused { status, text, .. }) if status < 500 => Ok(Err(text)),
+            Err(e) => Err(worker(e)),
+        }
+    }
+
+    /// Answers the calls of a turn in order. A turn without calls ends the episode, and is scored.
+    async fn act(&mut self, action: Action) -> Result<StepResult, EnvError> {
+        let mut turn = Turn::default();
+        self.output.said(&action.text);
+        for call in &action.tool_calls {
+            let result = self.call(call).await?;
+            let shown = result.as_ref().unwrap_or_else(|e| e);
+            self.output.called(call, shown);
+            turn.called(call, result);
+        }
+        turn.notation(&action);
+        turn.done = action.tool_calls.is_empty() && action.call_error.is_none();
+        self.counts.turn(&action, turn.errors);
+        let mut step = turn.step(None);
+        if turn.done {
+            step = StepResult {
+                observation: None,
+                done: true,
+                outcome: Some(self.outcome().await?),
+                ..step
+            };
+        }
+        self.last = turn.messages;
+        Ok(step)
+    }
+
+    /// The score by the server.
+    async fn outcome(&self) -> Result<Outcome, EnvError> {
+        let Some(place) = &self.place else {
+            return Err(EnvError::Order("score before reset or after the end"));
+        };
+        let verified = place
+            .post("/verify", self.output.verify(&self.task.data))
+            .await;
+        let scored = verified
+            .map_err(|e| Unscored::new(e.to_string()))
+            .and_then(|answer| score(&answer, self.keys.solved_at));
+        let mut outcome = match scored {
+            Ok(score) => score.into_outcome(),
+            Err(unscored) => unscored.into_outcome(),
+        };
+        if !tools(&self.task.data).is_empty() {
+            self.counts.add_to(&mut outcome);
+        }
+        Ok(outcome)
+    }
+}
+
+/// The score of an answer of `/verify`: its other numbers are metrics.
+fn score(answer: &Value, solved_at: f64) -> Result<Score, Unscored> {
+    let Some(reward) = answer["reward"].as_f64() else {
+        return Err(Unscored::new("POST /verify has no number as `reward`"));
+    };
+    let fields = answer.as_object().into_iter().flatten();
+    let metric = |(name, value): (&String, &Value)| {
+        let number = match value {
+            Value::Bool(yes) => f64::from(u8::from(*yes)),
+            other => other.as_f64()?,
+        };
+        (name != "reward").then(|| (cut(name, 100), number))
+    };
+    let mut parts: BTreeMap<String, f64> = fields.filter_map(metric).take(MAX_METRICS).collect();
+    let solved = f64::from(u8::from(reward >= solved_at));
+    parts.insert("success".into(), solved);
+    Score::with_parts(reward, parts)
+}
+
+impl Env for Episode {
+    fn reset(&mut self) -> EnvFuture<'_, ResetResult> {
+        Box::pin(self.open())
+    }
+
+    fn step(&mut self, action: Action) -> EnvFuture<'_, StepResult> {
+        Box::pin(self.act(action))
+    }
+
+    fn format_observation(&self, _observation: &Observation) -> Vec<Message> {
+        self.last.clone()
+    }
+
+    fn score(&mut self) -> EnvFuture<'_, Outcome> {
+        Box::pin(self.outcome())
+    }
+
+    fn close(&mut self) -> EnvFuture<'_, ()> {
+        Box::pin(async move {
+            self.place = None;
+            Ok(())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_missing_reward_is_unscored_and_numbers_are_metrics() {
+        let made = score(&json!({"reward": 0.5, "exact": true, "text": "x"}), 0.5).unwrap();
+        assert!(made.is_success());
+        assert_eq!(made.parts["exact"], 1.0);
+        for answer in [json!({}), json!({"reward": null}), json!({"reward": "1"})] {
+            assert!(score(&answer, 1.0).is_err(), "{answer}");
+        }
+    }
+}

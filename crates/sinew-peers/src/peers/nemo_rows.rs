@@ -1,0 +1,224 @@
+//! Rows of NeMo Gym as tasks, and a conversation as its verifiers read it.
+
+use serde_json::{Value, json};
+use sinew_env::{Split, Taskset, TasksetError};
+use sinew_types::{Message, Role, Task, TaskId, ToolCall, ToolSpec, mix_seed};
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+
+/// Maximum bytes of a file of rows.
+const MAX_BYTES: u64 = 1 << 30;
+/// Of so many rows, one is held out.
+const HELD_OUT_EVERY: usize = 10;
+
+/// Rows of a file: each has `responses_create_params` and the fields of its verifier.
+#[derive(Clone, Debug)]
+pub(super) struct NemoTasks {
+    /// All other rows, in the order of the file.
+    train: Vec<Task>,
+    /// The second row, and every tenth: a file of two rows has one as well.
+    held_out: Vec<Task>,
+}
+
+impl NemoTasks {
+    /// Reads a file of JSON lines.
+    pub(super) fn read(path: &str, seed: u64) -> Result<Self, TasksetError> {
+        let config = |allowed: String| TasksetError::Config {
+            taskset: "nemo_gym".into(),
+            field: "env.rows",
+            value: format!("{path:?}"),
+            allowed,
+        };
+        let file = std::fs::File::open(Path::new(path)).map_err(|e| config(e.to_string()))?;
+        let mut tasks = Self {
+            train: Vec::new(),
+            held_out: Vec::new(),
+        };
+        for (number, line) in BufReader::new(file.take(MAX_BYTES)).lines().enumerate() {
+            let line = line.map_err(|e| config(e.to_string()))?;
+            if line.trim().is_empty() {
+                continue;
+            }
+            let task = task(&line, number, seed).map_err(|message| TasksetError::Row {
+                taskset: "nemo_gym".into(),
+                line: number + 1,
+                message,
+            })?;
+            match number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 || (number == 1) {
+                true => tasks.held_out.push(task),
+                false => tasks.train.push(task),
+            }
+        }
+        if tasks.train.is_empty() || tasks.held_out.is_empty() {
+            return Err(config("a file of 2 rows or more".into()));
+        }
+        Ok(tasks)
+    }
+
+    /// The tasks of a split.
+    fn split(&self, split: Split) -> &[Task] {
+        match split {
+            Split::Train => &self.train,
+            Split::HeldOut => &self.held_out,
+        }
+    }
+}
+
+impl Taskset for NemoTasks {
+    fn name(&self) -> &str {
+        "nemo_gym"
+    }
+
+    fn len(&self, split: Split) -> usize {
+        self.split(split).len()
+    }
+
+    fn get(&self, split: Split, index: usize) -> Result<Task, TasksetError> {
+        let tasks = self.split(split);
+        tasks
+            .get(index)
+            .cloned()
+            .ok_or_else(|| TasksetError::Index {
+                taskset: "nemo_gym".into(),
+                split,
+                index,
+                len: tasks.len(),
+            })
+    }
+}
+
+/// A task of a row. Its last message is the prompt.
+fn task(line: &str, number: usize, seed: u64) -> Result<Task, String> {
+    let row: Value = serde_json::from_str(line).map_err(|e| e.to_string())?;
+    let input = &row["responses_create_params"]["input"];
+    let mut messages = match input {
+        Value::String(text) => vec![Message::new(Role::User, text.clone())],
+        Value::Array(items) => items.iter().map(message).collect::<Result<_, _>>()?,
+        _ => return Err("responses_create_params.input is missing".into()),
+    };
+    let Some(last) = messages.pop().filter(|m| m.role == Role::User) else {
+        return Err("the last message of responses_create_params.input is not the user's".into());
+    };
+    Ok(Task {
+        id: TaskId::new(format!("nemo_gym/{number}")),
+        kind: "nemo_gym".into(),
+        preamble: messages,
+        prompt: last.content.text().into_owned(),
+        data: row,
+        seed: mix_seed(seed, number as u64),
+    })
+}
+
+/// A message of a row.
+fn message(item: &Value) -> Result<Message, String> {
+    let role = match item["role"].as_str() {
+        Some("system" | "developer") => Role::System,
+        Some("user") => Role::User,
+        Some("assistant") => Role::Assistant,
+        other => return Err(format!("a message has the role {other:?}")),
+    };
+    let text = match &item["content"] {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => {
+            let texts: Vec<&str> = parts.iter().filter_map(|p| p["text"].as_str()).collect();
+            texts.join("\n")
+        }
+        other => return Err(format!("a message has the content {other}")),
+    };
+    Ok(Message::new(role, text))
+}
+
+/// Functions of a row, as the model sees them.
+pub(super) fn tools(row: &Value) -> Vec<ToolSpec> {
+    let tools = row["responses_create_params"]["tools"].as_array();
+    let spec = |tool: &Value| {
+        Some(ToolSpec {
+            name: tool["name"].as_str()?.to_owned(),
+            description: tool["description"].as_str().unwrap_or_default().to_owned(),
+            parameters: tool
+                .get("parameters")
+                .cloned()
+                .unwrap_or(json!({"type": "object"})),
+        })
+    };
+    tools.into_iter().flatten().filter_map(spec).collect()
+}
+
+/// What the model said and was answered, as the `output` of a response.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Output {
+    /// Items of the Responses API: messages, calls, and results of calls.
+    items: Vec<Value>,
+}
+
+impl Output {
+    /// A text of the model.
+    pub(super) fn said(&mut self, text: &str) {
+        if text.is_empty() {
+            return;
+        }
+        let id = format!("msg_{}", self.items.len());
+        self.items.push(json!({
+            "type": "message", "id": id, "role": "assistant", "status": "completed",
+            "content": [{"type": "output_text", "text": text, "annotations": []}],
+        }));
+    }
+
+    /// A call with its result.
+    pub(super) fn called(&mut self, call: &ToolCall, result: &str) {
+        let id = format!("fc_{}", self.items.len());
+        self.items.push(json!({
+            "type": "function_call", "id": id, "call_id": call.id, "name": call.name,
+            "arguments": call.arguments.to_string(), "status": "completed",
+        }));
+        self.items.push(json!({
+            "type": "function_call_output", "call_id": call.id, "output": result,
+        }));
+    }
+
+    /// The body of `/verify`: all of the row, and the response.
+    pub(super) fn verify(&self, row: &Value) -> Value {
+        let mut body = row.clone();
+        body["response"] = json!({
+            "id": "resp_0", "object": "response", "created_at": 0.0, "model": "sinew", "status": "completed",
+            "output": self.items, "parallel_tool_calls": true, "tool_choice": "auto",
+            "tools": row["responses_create_params"].get("tools").cloned().unwrap_or(json!([])),
+        });
+        body
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_tasks_with_their_messages_and_wrong_ones_are_named() {
+        let row = json!({
+            "responses_create_params": {
+                "input": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}],
+                "tools": [{"type": "function", "name": "add", "parameters": {"type": "object"}}],
+            },
+            "expected": 4,
+        });
+        let made = task(&row.to_string(), 3, 1).unwrap();
+        assert_eq!((made.prompt.as_str(), made.preamble.len()), ("2+2?", 1));
+        assert_eq!(made.data["expected"], 4);
+        assert_eq!(tools(&made.data)[0].name, "add");
+        for (input, said) in [
+            (
+                json!([{"role": "assistant", "content": "x"}]),
+                "not the user's",
+            ),
+            (
+                json!([{"role": "tool", "content": "x"}]),
+                "the role Some(\"tool\")",
+            ),
+            (json!(7), "input is missing"),
+        ] {
+            let row = json!({"responses_create_params": {"input": input}});
+            let why = task(&row.to_string(), 0, 1).unwrap_err();
+            assert!(why.contains(said), "{why}");
+        }
+    }
+}

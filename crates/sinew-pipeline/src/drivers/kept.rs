@@ -1,0 +1,36 @@
+//! Episodes that earlier sessions left: those in flight, and those that a changed reward scores anew.
+
+use super::sync::{Driver, Pipeline};
+use crate::error::PipelineError;
+use crate::event::RunEvent;
+use crate::ports::Earlier;
+use crate::schedule::draw_of;
+use sinew_types::Trace;
+
+/// Lets episodes go on that were in flight when the session before ended. `live` is the version of the
+/// restored weights.
+pub(super) fn resume(p: &mut Pipeline, live: u64) -> Result<(), PipelineError> {
+    let (named, _) = p.store.settled()?;
+    let earlier = Earlier {
+        known: p.store.known_version(live)?,
+        settled: &named.iter().filter_map(draw_of).collect(),
+    };
+    match p.rollouts.resume(&earlier)? {
+        Some(warning) => p.bus.emit(RunEvent::Warning(warning)),
+        None => Ok(()),
+    }
+}
+
+impl Driver {
+    /// Keeps the outcomes of episodes that were scored anew with what is committed of the step: the store has
+    /// the scores of before, and an update is done again from the outcomes that it was made of.
+    pub(super) fn note_rescored(&mut self, groups: &[Vec<Trace>]) {
+        for trace in groups.iter().flatten() {
+            if self.rescored.remove(&trace.episode) {
+                self.step.record.rescored += 1;
+                let outcome = trace.outcome.clone();
+                self.step.outcomes.insert(trace.episode.clone(), outcome);
+            }
+        }
+    }
+}

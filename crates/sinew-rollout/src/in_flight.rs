@@ -1,0 +1,252 @@
+//! Episodes in flight, as far as they have come: what a session that goes on takes up.
+//!
+//! An episode writes each turn down when its answer is there, and each token when it is sampled. A session
+//! that goes on gives a new environment the actions of the whole turns once more, and compares what it
+//! answers with what it answered then. Where all is equal the episode goes on behind its last token; nothing
+//! is sampled again. Otherwise it starts again, and what it had sampled is counted as lost.
+//!
+//! Here is the state; files are written and read by the loop.
+
+use crate::episode::EpisodeMachine;
+use serde::{Deserialize, Serialize};
+use sinew_types::{EpisodeId, FinishReason, Node, SampledToken, Timing, TokenId, TokenKind, Trace};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// An episode, as far as it has come.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SavedEpisode {
+    /// Its trace with the nodes of whole turns: each with the environment's answer.
+    pub trace: Trace,
+    /// Tokens of the turn at work.
+    pub turn: Vec<SampledToken>,
+    /// Set once that turn is complete: the environment has it, or is about to.
+    pub finish: Option<FinishReason>,
+}
+
+/// A whole turn: what was sampled, and what the environment answered.
+pub(crate) struct SavedTurn<'a> {
+    pub(crate) sampled: &'a Node,
+    pub(crate) forced: &'a [TokenId],
+    pub(crate) observation: &'a Node,
+}
+
+impl SavedEpisode {
+    /// Tokens that were sampled until now.
+    pub fn sampled_tokens(&self) -> usize {
+        self.trace.sampled_tokens() + self.turn.len()
+    }
+
+    /// The newest weights that sampled a token of it.
+    pub fn newest_version(&self) -> Option<u64> {
+        let nodes = self.trace.nodes.iter().flat_map(|n| &n.versions);
+        let turn = self.turn.iter().map(|t| t.version.0);
+        nodes.map(|s| s.version.0).chain(turn).max()
+    }
+
+    /// The prompt and the whole turns; `None` for a trace of another shape, which cannot be taken up.
+    pub(crate) fn turns(&self) -> Option<(&Node, Vec<SavedTurn<'_>>)> {
+        let (prompt, mut rest) = self.trace.nodes.split_first()?;
+        let mut turns = Vec::new();
+        while let [sampled, after @ ..] = rest {
+            let (forced, after) = match after {
+                [forced, after @ ..] if forced.kind == TokenKind::Forced => {
+                    (forced.tokens.as_slice(), after)
+                }
+                _ => (&[][..], after),
+            };
+            let [observation, after @ ..] = after else {
+                return None;
+            };
+            let kinds = (sampled.kind, observation.kind);
+            if kinds != (TokenKind::Sampled, TokenKind::Observation) {
+                return None;
+            }
+            turns.push(SavedTurn {
+                sampled,
+                forced,
+                observation,
+            });
+            rest = after;
+        }
+        (prompt.kind == TokenKind::Prompt).then_some((prompt, turns))
+    }
+
+    /// Whether it is an episode that begins with `empty`: the same task, seeds, sampling and parts.
+    fn is_of(&self, empty: &Trace) -> bool {
+        let head = Trace {
+            nodes: Vec::new(),
+            timing: Timing::default(),
+            ..self.trace.clone()
+        };
+        head == *empty
+    }
+}
+
+/// What became of the episodes that earlier sessions left in flight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Resumed {
+    /// Episodes that went on, with the tokens that were not sampled again.
+    pub episodes: usize,
+    pub tokens: usize,
+    /// Episodes that started again, with the tokens that were lost by it.
+    pub restarted: usize,
+    pub tokens_lost: usize,
+}
+
+impl Resumed {
+    /// Whether there was none.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Adds the numbers of another one.
+    pub fn add(&mut self, other: &Self) {
+        self.episodes += other.episodes;
+        self.tokens += other.tokens;
+        self.restarted += other.restarted;
+        self.tokens_lost += other.tokens_lost;
+    }
+
+    /// What was added since `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            episodes: self.episodes.saturating_sub(before.episodes),
+            tokens: self.tokens.saturating_sub(before.tokens),
+            restarted: self.restarted.saturating_sub(before.restarted),
+            tokens_lost: self.tokens_lost.saturating_sub(before.tokens_lost),
+        }
+    }
+}
+
+/// Where an episode writes down how far it has come.
+pub(crate) type Log = Arc<Mutex<SavedEpisode>>;
+
+#[derive(Debug, Default)]
+struct State {
+    /// Episodes that run, and those whose end is not in the store yet.
+    running: HashMap<EpisodeId, Log>,
+    /// Of earlier sessions, not begun yet.
+    saved: HashMap<EpisodeId, SavedEpisode>,
+    resumed: Resumed,
+}
+
+/// All episodes in flight of a run.
+#[derive(Debug, Default)]
+pub struct InFlight(Mutex<State>);
+
+/// What a lock guards stays whole if a thread panics: every change is a single one.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl InFlight {
+    /// Gives episodes of an earlier session; they go on when they are begun.
+    pub fn give(&self, saved: Vec<SavedEpisode>) {
+        let saved = saved.into_iter().map(|s| (s.trace.episode.clone(), s));
+        lock(&self.0).saved.extend(saved);
+    }
+
+    /// Begins an episode with a trace without nodes; gives how far an earlier session came with it.
+    pub(crate) fn begin(&self, empty: &Trace) -> (Log, Option<SavedEpisode>) {
+        let log = Arc::new(Mutex::new(SavedEpisode {
+            trace: empty.clone(),
+            turn: Vec::new(),
+            finish: None,
+        }));
+        let mut state = lock(&self.0);
+        let saved = state.saved.remove(&empty.episode);
+        let (same, other) = match saved {
+            Some(saved) if saved.is_of(empty) => (Some(saved), None),
+            saved => (None, saved),
+        };
+        if let Some(other) = other {
+            state.resumed.restarted += 1;
+            state.resumed.tokens_lost += other.sampled_tokens();
+        }
+        // Until it has gone through its turns again, it is as far as it was.
+        if let Some(saved) = &same {
+            *lock(&log) = saved.clone();
+        }
+        state
+            .running
+            .insert(empty.episode.clone(), Arc::clone(&log));
+        (log, same)
+    }
+
+    /// Notes whether an episode went on.
+    pub(crate) fn went_on(&self, saved: &SavedEpisode, goes_on: bool) {
+        let (resumed, tokens) = (&mut lock(&self.0).resumed, saved.sampled_tokens());
+        match goes_on {
+            true => {
+                resumed.episodes += 1;
+                resumed.tokens += tokens;
+            }
+            false => {
+                resumed.restarted += 1;
+                resumed.tokens_lost += tokens;
+            }
+        }
+    }
+
+    /// Counts episodes of an earlier session that cannot be taken up.
+    pub fn lost(&self, saved: &[SavedEpisode]) {
+        saved.iter().for_each(|saved| self.went_on(saved, false));
+    }
+
+    /// Forgets an episode: it ended, was stopped, or is in the store.
+    pub(crate) fn forget(&self, episode: &EpisodeId) {
+        let mut state = lock(&self.0);
+        state.running.remove(episode);
+        state.saved.remove(episode);
+    }
+
+    /// All of them that have sampled something, in the order of their names.
+    pub fn read(&self) -> Vec<SavedEpisode> {
+        let state = lock(&self.0);
+        let running = state.running.values().map(|log| lock(log).clone());
+        let all = running.chain(state.saved.values().cloned());
+        let mut all: Vec<_> = all.filter(|s| s.sampled_tokens() > 0).collect();
+        all.sort_by(|a, b| a.trace.episode.cmp(&b.trace.episode));
+        all
+    }
+
+    /// What became of earlier ones.
+    pub fn resumed(&self) -> Resumed {
+        lock(&self.0).resumed
+    }
+}
+
+/// Writes down the nodes of whole turns, and the time until now.
+pub(crate) fn turned(log: &Log, machine: &EpisodeMachine, timing: Timing) {
+    let mut saved = lock(log);
+    let known = saved.trace.nodes.len();
+    let nodes = machine.nodes();
+    saved
+        .trace
+        .nodes
+        .extend_from_slice(&nodes[known.min(nodes.len())..]);
+    saved.trace.timing = timing;
+    saved.turn.clear();
+    saved.finish = None;
+}
+
+/// Writes down tokens of the turn at work.
+pub(crate) fn sampled(log: &Log, tokens: &[SampledToken]) {
+    lock(log).turn.extend_from_slice(tokens);
+}
+
+/// Writes down that the turn at work is complete.
+pub(crate) fn finished(log: &Log, reason: &FinishReason) {
+    lock(log).finish = Some(reason.clone());
+}
+
+/// Forgets all turns: the episode starts again with `empty`.
+pub(crate) fn cleared(log: &Log, empty: &Trace) {
+    *lock(log) = SavedEpisode {
+        trace: empty.clone(),
+        turn: Vec::new(),
+        finish: None,
+    };
+}

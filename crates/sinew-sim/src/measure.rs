@@ -1,0 +1,432 @@
+//! What a simulation showed: counters while it runs, a report at the end.
+//!
+//! Figures are of the updates after the warm-up; shares over time are sums of what was seen
+//! between two looks,
+//! a quarter of a second apart.
+
+use crate::agenda::{Micros, seconds};
+use crate::plan::Plan;
+use serde::Serialize;
+use sinew_rollout::AdmissionReading;
+use sinew_types::Trace;
+use std::collections::BTreeMap;
+
+/// Points of the curves of a report, at most.
+const MAX_GAUGES: usize = 400;
+/// Times of episodes that are kept for percentiles.
+const MAX_TIMES: usize = 1 << 20;
+
+/// Ids of all nodes of a trace.
+pub(crate) fn tokens_of(trace: &Trace) -> usize {
+    trace.nodes.iter().map(|n| n.tokens.len()).sum()
+}
+
+/// Counters at the end of an update.
+#[derive(Clone, Copy, Debug, Default)]
+struct Point {
+    /// Up to where it has worked, in seconds.
+    at: Micros,
+    /// Seconds that engines computed.
+    busy_s: f64,
+    /// Seconds that the trainer computed.
+    train_s: f64,
+    /// Ids that were sampled.
+    sampled: u64,
+    /// Episodes that are trained.
+    trained: u64,
+    /// Tokens that were trained.
+    train_tokens: f64,
+    /// Episodes that are over.
+    ended: u64,
+    /// Integral over time of episodes in tools.
+    acting: f64,
+    /// Integral over time of episodes that have begun.
+    begun: f64,
+    /// Sequences that generate.
+    running: f64,
+    /// Seconds that the integrals are over.
+    looks: f64,
+}
+
+/// How full things were at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Gauge {
+    /// Virtual seconds since the start.
+    pub at_s: f64,
+    /// Requests on engines, calls of tools, episodes that wait to begin.
+    pub generating: usize,
+    /// Integral over time of episodes in tools.
+    pub acting: usize,
+    /// Those without room, in order.
+    pub waiting: usize,
+    /// The trainer computed.
+    pub trains: bool,
+}
+
+/// The counters.
+#[derive(Debug, Default)]
+pub(crate) struct Measure {
+    /// Happenings so far.
+    pub(crate) events: u64,
+    /// Calls into the real cores.
+    pub(crate) inputs: u64,
+    /// Ids that engines sampled.
+    pub(crate) sampled: u64,
+    /// Episodes that are trained.
+    pub(crate) trained: u64,
+    /// Episodes that are left out.
+    pub(crate) dropped: u64,
+    /// Sessions of the run so far.
+    pub(crate) sessions: u32,
+    /// Updates that are left out.
+    warm_up: u64,
+    /// The virtual time.
+    now: Point,
+    /// Counters at the end of each update.
+    steps: Vec<(u64, Point)>,
+    /// Trained episodes by their age.
+    staleness: BTreeMap<u64, u64>,
+    /// Seconds of episodes.
+    times: Vec<f32>,
+    /// Points of the curves.
+    gauges: Vec<Gauge>,
+    /// Looks for each point.
+    stride: u32,
+    /// Looks since the last point.
+    skipped: u32,
+    /// When the last look was.
+    last_look: Micros,
+}
+
+impl Measure {
+    /// At the beginning.
+    pub(crate) fn new(plan: &Plan) -> Self {
+        Self {
+            warm_up: plan.run.warm_up,
+            stride: 1,
+            sessions: 1,
+            ..Self::default()
+        }
+    }
+
+    fn warm(&self) -> bool {
+        self.steps.len() as u64 >= self.warm_up
+    }
+
+    /// An episode is over.
+    pub(crate) fn episode(&mut self, began: Micros, now: Micros, trace: &Trace) {
+        self.now.ended += 1;
+        if self.warm() && self.times.len() < MAX_TIMES && !trace.nodes.is_empty() {
+            self.times.push(seconds(now - began) as f32);
+        }
+    }
+
+    /// The trainer begins an update of rows that are so many updates behind.
+    pub(crate) fn update(&mut self, tokens: f64, train_s: f64, behind: &[u64]) {
+        self.now.train_s += train_s;
+        self.now.train_tokens += tokens;
+        if self.warm() {
+            for age in behind {
+                *self.staleness.entry(*age).or_default() += 1;
+            }
+        }
+    }
+
+    /// A look at what is going on.
+    pub(crate) fn gauge(
+        &mut self,
+        now: Micros,
+        reading: &AdmissionReading,
+        running: usize,
+        trains: bool,
+    ) {
+        let past_s = seconds(now - self.last_look);
+        self.last_look = now;
+        let begun = reading.starting + reading.generating + reading.acting + reading.paused;
+        self.now.acting += reading.acting as f64 * past_s;
+        self.now.begun += begun as f64 * past_s;
+        self.now.running += running as f64 * past_s;
+        self.now.looks += past_s;
+        self.skipped += 1;
+        if self.skipped < self.stride {
+            return;
+        }
+        self.skipped = 0;
+        if self.gauges.len() >= MAX_GAUGES {
+            let mut keeps = false;
+            self.gauges.retain(|_| {
+                keeps = !keeps;
+                keeps
+            });
+            self.stride *= 2;
+        }
+        self.gauges.push(Gauge {
+            at_s: seconds(now),
+            generating: running,
+            acting: reading.acting,
+            waiting: reading.new,
+            trains,
+        });
+    }
+
+    /// An update is over.
+    pub(crate) fn step(&mut self, step: u64, now: Micros, busy_s: f64) {
+        self.point(now, busy_s);
+        self.steps.push((step, self.now));
+    }
+
+    /// Notes the counters.
+    fn point(&mut self, now: Micros, busy_s: f64) {
+        self.now.at = now;
+        self.now.busy_s = busy_s;
+        self.now.sampled = self.sampled;
+        self.now.trained = self.trained;
+    }
+
+    /// The simulation is over.
+    pub(crate) fn end(&mut self, now: Micros) {
+        self.now.at = self.now.at.max(now);
+    }
+
+    /// The figures of a plan. Where there are too few updates, those of the whole time.
+    pub(crate) fn report(&self, plan: &Plan, busy_s: f64) -> Report {
+        let last = Point {
+            busy_s,
+            sampled: self.sampled,
+            trained: self.trained,
+            ..self.now
+        };
+        let skipped = self.warm_up as usize;
+        let (from, to, updates) = match self.steps.len() > skipped {
+            true => {
+                let from = skipped
+                    .checked_sub(1)
+                    .map_or(Point::default(), |n| self.steps[n].1);
+                let to = self.steps[self.steps.len() - 1].1;
+                (from, to, self.steps.len() - skipped)
+            }
+            false => (Point::default(), last, self.steps.len()),
+        };
+        let window_s = seconds(to.at - from.at).max(1e-9);
+        let throughput = self.throughput(plan, (from, to), updates, window_s);
+        Report {
+            name: plan.name.clone(),
+            seed: plan.seed,
+            virtual_s: seconds(last.at),
+            window_s,
+            updates: self.steps.len() as u64,
+            sessions: self.sessions,
+            events: self.events,
+            inputs: self.inputs,
+            grain: plan.grain(),
+            utilization: utilization(plan, (from, to), window_s),
+            cost: cost(plan, &throughput),
+            throughput,
+            staleness: self
+                .staleness
+                .iter()
+                .map(|(age, n)| (age.to_string(), *n))
+                .collect(),
+            tail: Tail {
+                episode_s: Percentiles::of(self.times.iter().map(|t| f64::from(*t)).collect()),
+                step_s: Percentiles::of(self.step_times(skipped)),
+            },
+            trained: self.trained,
+            dropped: self.dropped,
+            next: Vec::new(),
+            gauges: self.gauges.clone(),
+            steps_s: self.step_times(0),
+        }
+    }
+
+    /// Seconds of each update.
+    fn step_times(&self, skipped: usize) -> Vec<f64> {
+        let ends = self.steps.iter().map(|(_, p)| seconds(p.at));
+        let begins = std::iter::once(0.0).chain(ends.clone());
+        ends.zip(begins)
+            .skip(skipped)
+            .map(|(end, begin)| end - begin)
+            .collect()
+    }
+
+    /// Rates of a window.
+    fn throughput(
+        &self,
+        plan: &Plan,
+        (from, to): (Point, Point),
+        updates: usize,
+        window_s: f64,
+    ) -> Throughput {
+        let grain = plan.grain() as f64;
+        Throughput {
+            sampled_tokens_per_s: (to.sampled - from.sampled) as f64 * grain / window_s,
+            trained_tokens_per_s: (to.train_tokens - from.train_tokens) / window_s,
+            episodes_per_s: (to.ended - from.ended) as f64 / window_s,
+            trained_per_s: (to.trained - from.trained) as f64 / window_s,
+            updates_per_h: updates as f64 * 3600.0 / window_s,
+        }
+    }
+}
+
+/// Shares of a window.
+fn utilization(plan: &Plan, (from, to): (Point, Point), window_s: f64) -> Utilization {
+    let engines = plan.engines.count as f64;
+    let looks = (to.looks - from.looks).max(1e-9);
+    let places = plan.places() as f64;
+    let batch = (to.running - from.running) / looks / engines / plan.engines.max_running as f64;
+    Utilization {
+        engines: ((to.busy_s - from.busy_s) / (window_s * engines)).clamp(0.0, 1.0),
+        batch,
+        tools: (to.acting - from.acting) / looks / places,
+        sandboxes: (to.begun - from.begun) / looks / places,
+        trainer: ((to.train_s - from.train_s) / window_s).clamp(0.0, 1.0),
+    }
+}
+
+/// What a window costs.
+fn cost(plan: &Plan, throughput: &Throughput) -> Cost {
+    let p = &plan.prices;
+    let engines = plan.engines.count as f64 * plan.engines.devices * p.engine_device_hour;
+    let trainer = match plan.trainer.colocated {
+        // The same devices.
+        true => 0.0,
+        false => plan.trainer.devices * p.trainer_device_hour,
+    };
+    let per_hour = engines + trainer + plan.tools.sandboxes as f64 * p.sandbox_hour;
+    let over = |rate: f64| if rate > 0.0 { per_hour / rate } else { 0.0 };
+    Cost {
+        per_hour,
+        per_update: over(throughput.updates_per_h),
+        per_million_trained_tokens: over(throughput.trained_tokens_per_s * 3600.0) * 1e6,
+    }
+}
+
+/// Shares of the time, 0 to 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Utilization {
+    /// In which engines compute, over all of them.
+    pub engines: f64,
+    /// Sequences of a pass, of those that it may have.
+    pub batch: f64,
+    /// Of the places for episodes, those whose tool is at work.
+    pub tools: f64,
+    /// Of the places, those with an episode.
+    pub sandboxes: f64,
+    /// In which the trainer computes.
+    pub trainer: f64,
+}
+
+/// Rates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Throughput {
+    /// Tokens that engines sample, a second.
+    pub sampled_tokens_per_s: f64,
+    /// Prompts and observations of trained rows included.
+    pub trained_tokens_per_s: f64,
+    /// Episodes that end, a second.
+    pub episodes_per_s: f64,
+    /// Trained episodes a second.
+    pub trained_per_s: f64,
+    /// Optimizer updates an hour.
+    pub updates_per_h: f64,
+}
+
+/// In the currency of the prices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Cost {
+    /// Of everything that is rented.
+    pub per_hour: f64,
+    /// Of one optimizer update.
+    pub per_update: f64,
+    /// Prompts included.
+    pub per_million_trained_tokens: f64,
+}
+
+/// Of a set of times, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Percentiles {
+    /// Half of them are below.
+    pub p50: f64,
+    /// 95 of 100 are below.
+    pub p95: f64,
+    /// 99 of 100 are below.
+    pub p99: f64,
+    /// Sum over count.
+    pub mean: f64,
+}
+
+impl Percentiles {
+    /// From its parts.
+    fn of(mut values: Vec<f64>) -> Self {
+        if values.is_empty() {
+            return Self::default();
+        }
+        values.sort_by(f64::total_cmp);
+        let at = |q: f64| values[((values.len() - 1) as f64 * q).round() as usize];
+        Self {
+            p50: at(0.5),
+            p95: at(0.95),
+            p99: at(0.99),
+            mean: values.iter().sum::<f64>() / values.len() as f64,
+        }
+    }
+}
+
+/// The slow ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Tail {
+    /// From its start to its end.
+    pub episode_s: Percentiles,
+    /// From one update to the next.
+    pub step_s: Percentiles,
+}
+
+/// The same plan with one thing more, compared with the plan.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Variant {
+    /// What is more.
+    pub what: String,
+    /// Optimizer updates an hour.
+    pub updates_per_h: f64,
+    /// Times as many updates an hour.
+    pub gain: f64,
+    /// Of one optimizer update.
+    pub cost_per_update: f64,
+}
+
+/// What a plan comes to.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    pub name: String,
+    /// Of everything that is drawn.
+    pub seed: u64,
+    pub virtual_s: f64,
+    /// Seconds that the figures are of, without the warm-up.
+    pub window_s: f64,
+    /// The update at work.
+    pub updates: u64,
+    /// Sessions of the run: more than one after a kill.
+    pub sessions: u32,
+    /// Happenings of the simulation, and calls into the real cores.
+    pub events: u64,
+    pub inputs: u64,
+    /// Tokens that an id of the simulation stood for.
+    pub grain: usize,
+    pub utilization: Utilization,
+    pub throughput: Throughput,
+    /// Trained episodes by the updates that they are behind.
+    pub staleness: BTreeMap<String, u64>,
+    pub tail: Tail,
+    pub cost: Cost,
+    /// Episodes that are trained.
+    pub trained: u64,
+    /// Episodes that are left out.
+    pub dropped: u64,
+    /// What to buy next, the largest gain first.
+    pub next: Vec<Variant>,
+    #[serde(skip)]
+    pub gauges: Vec<Gauge>,
+    /// Seconds of each update.
+    #[serde(skip)]
+    pub steps_s: Vec<f64>,
+}

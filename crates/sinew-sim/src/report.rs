@@ -1,0 +1,153 @@
+//! A report for people: text with curves of blocks, and SVG.
+
+use crate::measure::{Gauge, Report};
+use sinew_plot::{Curve, plot};
+use std::fmt::Write;
+
+/// Columns of a curve of blocks.
+const COLUMNS: usize = 60;
+/// Heights of a block.
+const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// A curve in one line, scaled to its largest number.
+fn blocks(values: &[f64]) -> String {
+    let most = values.iter().copied().fold(0.0, f64::max);
+    if values.is_empty() || most <= 0.0 {
+        return String::new();
+    }
+    let columns = COLUMNS.min(values.len());
+    let of = |column: usize| {
+        let (from, to) = (
+            column * values.len() / columns,
+            (column + 1) * values.len() / columns,
+        );
+        let part = &values[from..to.max(from + 1)];
+        let mean = part.iter().sum::<f64>() / part.len() as f64;
+        BLOCKS[((mean / most * 7.0).round() as usize).min(7)]
+    };
+    let line: String = (0..columns).map(of).collect();
+    format!("{line}  up to {most:.0}")
+}
+
+/// A share as text.
+fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
+/// A report as text.
+pub fn text(report: &Report) -> String {
+    let mut out = String::new();
+    let (u, t) = (&report.utilization, &report.throughput);
+    // Writing to a string does not fail.
+    let _ = writeln!(
+        out,
+        "{}: {} updates in {:.0} s, seed {}, {} events",
+        report.name, report.updates, report.virtual_s, report.seed, report.events
+    );
+    let _ = writeln!(
+        out,
+        "use         engines {} (batch {})  tools {}  sandboxes {}  trainer {}",
+        percent(u.engines),
+        percent(u.batch),
+        percent(u.tools),
+        percent(u.sandboxes),
+        percent(u.trainer)
+    );
+    let _ = writeln!(
+        out,
+        "throughput  {:.0} sampled tokens/s  {:.0} trained tokens/s  {:.2} episodes/s  {:.1} updates/h",
+        t.sampled_tokens_per_s, t.trained_tokens_per_s, t.episodes_per_s, t.updates_per_h
+    );
+    let ages = report
+        .staleness
+        .iter()
+        .map(|(age, n)| format!("{age}: {n}"));
+    let _ = writeln!(out, "staleness   {}", ages.collect::<Vec<_>>().join("  "));
+    for (name, p) in [
+        ("episode", &report.tail.episode_s),
+        ("step", &report.tail.step_s),
+    ] {
+        let _ = writeln!(
+            out,
+            "{name:<11} p50 {:.1} s  p95 {:.1} s  p99 {:.1} s",
+            p.p50, p.p95, p.p99
+        );
+    }
+    if report.cost.per_hour > 0.0 {
+        let c = &report.cost;
+        let _ = writeln!(
+            out,
+            "cost        {:.2} an hour  {:.3} an update  {:.3} a million trained tokens",
+            c.per_hour, c.per_update, c.per_million_trained_tokens
+        );
+    }
+    curves(&mut out, report);
+    for (n, variant) in report.next.iter().enumerate() {
+        let head = if n == 0 { "next" } else { "" };
+        let _ = writeln!(
+            out,
+            "{head:<11} {:+.1} %  {}",
+            100.0 * (variant.gain - 1.0),
+            variant.what
+        );
+    }
+    out
+}
+
+/// What a curve shows of a moment.
+type Shown = (&'static str, fn(&Gauge) -> f64);
+
+/// Curves over time.
+fn curves(out: &mut String, report: &Report) {
+    let rows: [Shown; 3] = [
+        ("generating", |g| g.generating as f64),
+        ("in tools", |g| g.acting as f64),
+        ("waiting", |g| g.waiting as f64),
+    ];
+    for (name, of) in rows {
+        let values: Vec<f64> = report.gauges.iter().map(of).collect();
+        let line = blocks(&values);
+        if !line.is_empty() {
+            let _ = writeln!(out, "{name:<11} {line}");
+        }
+    }
+    let line = blocks(&report.steps_s);
+    if !line.is_empty() {
+        let _ = writeln!(out, "step s      {line}");
+    }
+}
+
+/// What was going on over time, as SVG.
+///
+/// # Errors
+/// If it cannot be drawn.
+pub fn svg(report: &Report) -> Result<String, String> {
+    let curve = |name: &str, of: fn(&Gauge) -> f64| Curve {
+        name: name.into(),
+        points: report.gauges.iter().map(|g| (g.at_s, of(g))).collect(),
+    };
+    let curves = [
+        curve("generating", |g| g.generating as f64),
+        curve("in tools", |g| g.acting as f64),
+        curve("waiting to begin", |g| g.waiting as f64),
+    ];
+    let title = format!("{}: episodes by what they do", report.name);
+    plot(&title, "virtual seconds", "episodes", &curves)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_curve_of_blocks_rises_with_its_values() {
+        assert_eq!(blocks(&[0.0, 7.0]), "▁█  up to 7");
+        assert_eq!(blocks(&[]), "");
+        let long: Vec<f64> = (0..600).map(f64::from).collect();
+        let line = blocks(&long);
+        assert_eq!(
+            line.split_whitespace().next().unwrap().chars().count(),
+            COLUMNS
+        );
+    }
+}

@@ -1,0 +1,414 @@
+//! Turns: requests to the router, attempts on engines, and what comes back.
+//!
+//! A turn that admission lets go on becomes a request of the router. The router starts attempts
+//! on engines; what
+//! an engine samples goes back through the router, which marks each token with the weights that it takes the
+//! engine to have. The ledger compares them with those that the engine really has.
+//!
+//! Where an engine is down, attempts on it fail as a connection would. One that comes back is
+//! given the weights
+//! that sample now, and serves only after the router has looked at it.
+
+use super::episodes::Doing;
+use super::{Happening, World};
+use crate::agenda::micros;
+use crate::check::Bug;
+use crate::engine::{Job, Load, News};
+use sinew_engines::route::Command as RouterCommand;
+use sinew_engines::{
+    Attempt, AttemptEnd, AttemptError, AttemptId, AttemptToken, Probe, ServedWeights,
+};
+use sinew_rollout::EpisodeEvent;
+use sinew_types::{
+    EngineEvent, FailureKind, FinishReason, GenerateRequest, PolicyVersion, RequestId,
+    SamplingParams, mix_seed,
+};
+
+/// Seconds until another try where an engine cannot take its weights yet.
+const AGAIN_S: f64 = 1.0;
+
+/// A request's number says whose it is.
+fn slot_of(request: RequestId) -> usize {
+    (request.0 & 0xffff_ffff) as usize
+}
+
+impl World {
+    /// A turn may generate: its request goes to the router.
+    pub(super) fn generate(&mut self, slot: u32) {
+        if self.updates.drains {
+            self.held.push(slot);
+            return;
+        }
+        let now_s = self.now_s();
+        let seed = self.sampling_seed(slot);
+        let episode = &mut self.episodes[slot as usize];
+        let Some(machine) = &episode.machine else {
+            return;
+        };
+        episode.requests += 1;
+        let number = u64::from(slot) | u64::from(episode.requests) << 32;
+        let request = GenerateRequest {
+            id: RequestId(number),
+            prompt: machine.shared_context(),
+            sampling: SamplingParams {
+                max_tokens: episode.length as u32,
+                seed,
+                ..SamplingParams::default()
+            },
+            priority: 0,
+        };
+        episode.request = Some(number);
+        episode.doing = Doing::Generates;
+        self.measure.inputs += 2;
+        if let Err(error) = self.router.submit(now_s, request) {
+            return self.fail(slot, FailureKind::Engine, &error.to_string());
+        }
+        self.router.tick(now_s);
+        self.pump();
+    }
+
+    /// Ends a request that is not wanted any more.
+    pub(super) fn abort(&mut self, request: u64) {
+        self.measure.inputs += 1;
+        self.router.abort(RequestId(request));
+        self.pump();
+    }
+
+    /// Carries out what the router says.
+    pub(super) fn pump(&mut self) {
+        if std::mem::replace(&mut self.pumping, true) {
+            return;
+        }
+        while let Some(command) = self.router.command() {
+            match command {
+                RouterCommand::Start { engine, attempt } => self.start_attempt(engine, attempt),
+                RouterCommand::Cancel { engine, attempt } => {
+                    self.attempts.remove(&attempt);
+                    self.engines[engine].cancel(attempt, self.now);
+                    self.wake(engine);
+                }
+                RouterCommand::Tell(event) => self.heard(event),
+            }
+        }
+        self.pumping = false;
+        self.tick_router();
+    }
+
+    /// An engine begins an attempt.
+    fn start_attempt(&mut self, engine: usize, attempt: Attempt) {
+        let id = attempt.id;
+        // The router's attempt does not say whose it is; its request is the one that waits for it.
+        let Some(request) = self.router.request_of(id) else {
+            return;
+        };
+        let slot = slot_of(request);
+        let served = self.engines[engine].version;
+        self.attempts.insert(id, (engine, request.0));
+        if !self.engines[engine].is_up(self.now) {
+            let why = AttemptError::Connect {
+                to: format!("engine-{engine}"),
+                why: "it is down".into(),
+            };
+            return self.attempt_over(id, Err(why));
+        }
+        if served != Some(attempt.version.0) && self.bug != Some(Bug::OldWeights) {
+            let found = served.map_or("no label".to_owned(), |v| format!("v{v}"));
+            let expected = attempt.version;
+            return self.attempt_over(id, Err(AttemptError::Version { expected, found }));
+        }
+        let episode = &self.episodes[slot];
+        let (own, group) = episode.cache_keys(self.plan.seed, slot as u32);
+        let job = Job {
+            attempt: id,
+            length: attempt.sampling.max_tokens as usize,
+            seed: attempt.sampling.seed,
+            prompt: attempt.prompt,
+            episode: own,
+            group,
+            shared: episode.prompt,
+        };
+        self.engines[engine].start(job, self.now);
+        self.wake(engine);
+    }
+
+    /// The next time at which something happens in an engine is looked up again.
+    pub(super) fn wake(&mut self, engine: usize) {
+        let target = &mut self.engines[engine];
+        target.wake = target.wake.wrapping_add(1);
+        if let Some(at) = target.next() {
+            let wake = target.wake;
+            self.agenda
+                .add(at.max(self.now), Happening::Engine(engine as u32, wake));
+        }
+    }
+
+    /// Something happened in an engine.
+    pub(super) fn engine_woke(&mut self, engine: usize, wake: u32) {
+        if self.engines[engine].wake != wake {
+            return;
+        }
+        let mut news = Vec::new();
+        self.engines[engine].advance(self.now, &mut news);
+        self.take_news(engine, news);
+        self.wake(engine);
+    }
+
+    /// Hands on what an engine sampled.
+    fn take_news(&mut self, engine: usize, news: Vec<News>) {
+        if self.now < self.engines[engine].cut_until || self.dead {
+            // Nothing reaches the router.
+            return;
+        }
+        for one in news {
+            let Some(&(_, request)) = self.attempts.get(&one.attempt) else {
+                continue;
+            };
+            let length = one.tokens.len() as u64;
+            self.measure.sampled += length;
+            self.ledger
+                .sampled(request, self.engines[engine].version, length);
+            let token = |id| AttemptToken {
+                id,
+                logprob: -1.0,
+                top: Vec::new(),
+            };
+            let end = one.ended.then_some(FinishReason::Length);
+            let tokens: Vec<AttemptToken> = one.tokens.into_iter().map(token).collect();
+            self.measure.inputs += 1;
+            self.router.tokens(one.attempt, tokens, end);
+            self.pump();
+            if one.ended {
+                let end = AttemptEnd {
+                    reason: FinishReason::Length,
+                    cached_prompt_tokens: one.cached as u32,
+                };
+                self.attempt_over(one.attempt, Ok(end));
+            }
+        }
+    }
+
+    /// An attempt is over.
+    pub(super) fn attempt_over(
+        &mut self,
+        attempt: AttemptId,
+        result: Result<AttemptEnd, AttemptError>,
+    ) {
+        self.attempts.remove(&attempt);
+        let spread = crate::dist::uniform(mix_seed(self.plan.seed ^ 0x5b7e, attempt.0));
+        self.measure.inputs += 1;
+        self.router
+            .attempt_ended(self.now_s(), attempt, result, spread);
+        self.pump();
+        if self.updates.drains && self.attempts.is_empty() {
+            self.begin_load();
+        }
+    }
+
+    /// An event of a request.
+    fn heard(&mut self, event: EngineEvent) {
+        let request = match &event {
+            EngineEvent::Tokens { request, .. }
+            | EngineEvent::Finished { request, .. }
+            | EngineEvent::Failed { request, .. } => *request,
+        };
+        let slot = slot_of(request);
+        if self.episodes[slot].request != Some(request.0) {
+            return;
+        }
+        let slot = slot as u32;
+        match event {
+            EngineEvent::Tokens { tokens, .. } => {
+                let versions = tokens.first().zip(tokens.last());
+                let versions = versions.map(|(a, b)| (a.version.0, b.version.0));
+                self.ledger
+                    .handed_on(request.0, versions, tokens.len() as u64);
+                self.event(slot, EpisodeEvent::Tokens(tokens));
+            }
+            EngineEvent::Finished { reason, .. } => {
+                self.ledger.request_ended(request.0);
+                self.turn_over(slot);
+                self.event(slot, EpisodeEvent::TurnFinished(reason));
+            }
+            EngineEvent::Failed { error, .. } => {
+                self.ledger.request_ended(request.0);
+                self.turn_over(slot);
+                self.fail(slot, FailureKind::Engine, &error.to_string());
+            }
+        }
+    }
+
+    /// Puts the router's next tick down, if it is sooner than the one that is.
+    fn tick_router(&mut self) {
+        let Some(next_s) = self.router.next_tick(self.now_s()) else {
+            return;
+        };
+        let at = micros(next_s).max(self.now) + 1;
+        if self.tick_at.is_none_or(|due| at < due) {
+            self.tick_at = Some(at);
+            self.agenda.add(at, Happening::RouterTick);
+        }
+    }
+
+    /// Time of the router is up.
+    pub(super) fn router_tick(&mut self) {
+        if self.tick_at.is_some_and(|at| at <= self.now) {
+            self.tick_at = None;
+        }
+        self.measure.inputs += 1;
+        self.router.tick(self.now_s());
+        self.pump();
+    }
+
+    /// The router looks at every engine.
+    pub(super) fn probe(&mut self) {
+        for engine in 0..self.engines.len() {
+            self.probe_one(engine);
+        }
+        self.after(self.plan.engines.probe_s, Happening::Probe);
+    }
+
+    /// The router looks at an engine.
+    pub(super) fn probe_one(&mut self, engine: usize) {
+        let mut news = Vec::new();
+        self.engines[engine].advance(self.now, &mut news);
+        self.take_news(engine, news);
+        let result = match self.engines[engine].is_up(self.now) {
+            true => Ok(self.seen(engine)),
+            false => Err(AttemptError::Connect {
+                to: format!("engine-{engine}"),
+                why: "no answer".into(),
+            }),
+        };
+        self.measure.inputs += 1;
+        self.router.probed(self.now_s(), engine, result);
+        self.pump();
+        self.wake(engine);
+    }
+
+    /// What a probe shows.
+    fn seen(&self, engine: usize) -> Probe {
+        let load: Load = self.engines[engine].load_now();
+        let weights = match (self.engines[engine].version, self.bug) {
+            (_, Some(Bug::OldWeights)) => ServedWeights::Version(self.router.version()),
+            (Some(version), _) => ServedWeights::Version(PolicyVersion(version)),
+            (None, _) => ServedWeights::Unlabelled,
+        };
+        Probe {
+            running: load.running,
+            waiting: load.waiting,
+            kv_tokens_total: Some(load.kv_total),
+            kv_tokens_free: Some(load.kv_total.saturating_sub(load.kv_used)),
+            sampled_tokens: load.sampled,
+            prefill_tokens: load.prefilled,
+            cached_prompt_tokens: load.cached,
+            preemptions: load.preemptions,
+            ..Probe::new(weights)
+        }
+    }
+
+    /// The new weights could be loaded.
+    pub(super) fn transferred(&mut self) {
+        if self.plan.weights.drain && !self.attempts.is_empty() {
+            self.updates.drains = true;
+            return;
+        }
+        self.begin_load();
+    }
+
+    /// Engines stop to load.
+    fn begin_load(&mut self) {
+        self.updates.drains = false;
+        for engine in 0..self.engines.len() {
+            let mut news = Vec::new();
+            if self.engines[engine].is_up(self.now) {
+                self.engines[engine].flush(self.now, &mut news);
+            }
+            self.take_news(engine, news);
+        }
+        self.measure.inputs += 1;
+        self.router.load_begins(self.now_s());
+        self.pump();
+        self.updates.loads = true;
+        self.after(self.plan.weights.load_s, Happening::Loaded);
+    }
+
+    /// Engines have loaded, as far as they could.
+    pub(super) fn loaded(&mut self) {
+        let version = self.updates.version_to_come;
+        let up: Vec<bool> = self.engines.iter().map(|e| e.is_up(self.now)).collect();
+        if !up.contains(&true) {
+            return self.after(AGAIN_S, Happening::Loaded);
+        }
+        let mut results = Vec::with_capacity(up.len());
+        for (engine, up) in up.into_iter().enumerate() {
+            let result = match up {
+                true => {
+                    let forgets = self.bug == Some(Bug::OldWeights) && engine == 0;
+                    if !forgets {
+                        self.engines[engine].load(version);
+                    }
+                    Ok(())
+                }
+                false => Err(AttemptError::Connect {
+                    to: format!("engine-{engine}"),
+                    why: "it is down".into(),
+                }),
+            };
+            results.push((engine, result));
+        }
+        self.updates.loads = false;
+        self.measure.inputs += 1;
+        self.router
+            .loaded(self.now_s(), PolicyVersion(version), &results);
+        for engine in 0..self.engines.len() {
+            self.probe_one(engine);
+        }
+        self.release_held();
+        self.live(version);
+    }
+
+    /// Turns that waited for the weights go on.
+    pub(super) fn release_held(&mut self) {
+        for slot in std::mem::take(&mut self.held) {
+            if self.episodes[slot as usize].doing == Doing::WaitsForTurn {
+                self.generate(slot);
+            }
+        }
+    }
+
+    /// An engine answers again: it is given the weights that sample.
+    pub(super) fn engine_back(&mut self, engine: usize) {
+        if self.engines[engine].is_up(self.now) && !self.dead {
+            self.after(
+                self.plan.weights.load_s,
+                Happening::EngineReady(engine as u32),
+            );
+        }
+    }
+
+    /// An engine has its weights.
+    pub(super) fn engine_ready(&mut self, engine: usize) {
+        if !self.engines[engine].is_up(self.now) {
+            return;
+        }
+        if self.updates.loads {
+            return self.after(AGAIN_S, Happening::EngineReady(engine as u32));
+        }
+        let version = self.router.version().0;
+        if self.engines[engine].version != Some(version) {
+            self.engines[engine].load(version);
+        }
+        self.probe_one(engine);
+    }
+
+    /// Seconds that all engines computed.
+    pub(super) fn busy_s(&mut self) -> f64 {
+        for engine in 0..self.engines.len() {
+            let mut news = Vec::new();
+            self.engines[engine].advance(self.now, &mut news);
+            self.take_news(engine, news);
+            self.wake(engine);
+        }
+        self.engines.iter().map(|e| e.busy_s).sum()
+    }
+}

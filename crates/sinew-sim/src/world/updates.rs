@@ -1,0 +1,355 @@
+//! The commands of the loop's core: groups, updates, weights, commits.
+//!
+//! Updates number the weights: version `n` is what update `n` made. A session that begins after a
+//! kill is given
+//! what the store of a real run would give: the checkpoint, the commits after it, and the draws
+//! that no commit
+//! names.
+
+use super::rows::{Order, Stored};
+use super::{Happening, World};
+use crate::check::Bug;
+use crate::plan::{Mode, Plan};
+use sinew_pipeline::{
+    Command, CoreConfig, CoreState, EvalConfig, Event, Goal, OpenDraws, Overlap, SampleKind,
+    StepRecord, TaskSampling, UpdateCommit,
+};
+use sinew_store::queue::LeaseId;
+use sinew_types::{EpisodeId, GroupId};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+/// Why an episode without a signal is left out.
+const NO_SIGNAL: &str = "no difference within the group";
+/// Why a failed one is.
+const FAILED: &str = "failed";
+
+/// The update at work, and episodes that wait for theirs.
+#[derive(Debug, Default)]
+pub(super) struct Updates {
+    /// Episodes that ended and that no update named yet.
+    pub(super) ended: HashMap<EpisodeId, Arc<Stored>>,
+    /// The trainer's lease and its rows.
+    pub(super) lease: Option<(LeaseId, Vec<String>)>,
+    /// Weights that sample.
+    pub(super) version: u64,
+    pub(super) version_to_come: u64,
+    /// Weights wait for requests that run; engines load.
+    pub(super) drains: bool,
+    pub(super) loads: bool,
+    /// An update waits for its weights to be in use.
+    pub(super) publishes: bool,
+    /// The trainer computes.
+    pub(super) trains: bool,
+    /// The groups of the update.
+    groups: Vec<Vec<EpisodeId>>,
+    /// Episodes that are trained.
+    trained: Vec<EpisodeId>,
+    /// An update before, for a fault of the harness.
+    last_trained: Vec<EpisodeId>,
+}
+
+/// The core's configuration of a plan.
+pub(super) fn config(plan: &Plan) -> CoreConfig {
+    let (run, r) = (&plan.run, &plan.rollout);
+    let overlap = |max_staleness, in_order| Overlap {
+        max_staleness,
+        updates_per_step: 1,
+        in_order,
+    };
+    CoreConfig {
+        goal: Goal::Train,
+        seed: plan.seed,
+        steps: run.updates,
+        max_wall_s: None,
+        checkpoint_every: run.checkpoint_every,
+        samples: SampleKind::Run,
+        tasks_per_step: r.groups_per_update,
+        over_sample: r.over_sample,
+        stop_decided: None,
+        group_size: r.group_size,
+        retries: r.retries,
+        refill: r.refill,
+        late_rounds: None,
+        overlap: match run.mode {
+            Mode::Sync => None,
+            Mode::OneStepOff => Some(overlap(1, true)),
+            Mode::Async => Some(overlap(run.max_staleness, false)),
+        },
+        tasks: TaskSampling::Uniform,
+        train_tasks: r.tasks,
+        held_out_tasks: 0,
+        eval: EvalConfig {
+            tasks: 0,
+            episodes_per_task: 1,
+            every: 0,
+            temperature: 1.0,
+            greedy: false,
+        },
+    }
+}
+
+impl World {
+    /// Does what the core says.
+    pub(super) fn carry_out(&mut self, command: Command) {
+        match command {
+            Command::Review(_) => self.tell(Event::Reviewed),
+            Command::Start { draws, .. } => self.start(draws),
+            Command::Abandon { episodes } => {
+                for id in episodes {
+                    self.abandon_one(&id);
+                }
+            }
+            Command::Compare { groups } => {
+                let spent = groups.iter().filter(|g| !self.has_signal(g)).count();
+                self.tell(Event::GroupsCompared { spent });
+            }
+            // Groups begin whole here: none of their episodes is held back.
+            Command::Weigh {
+                group, episodes, ..
+            } => self.weigh(group, &episodes),
+            Command::Recall { step } => {
+                let order = self.kept.orders.get(&step).map(|o| o.groups.clone());
+                for id in order.iter().flatten().flatten() {
+                    if let Some(record) = self.kept.stored.get(id) {
+                        self.updates.ended.insert(id.clone(), Arc::clone(record));
+                    }
+                }
+                self.tell(Event::Recalled(order));
+            }
+            Command::Score { groups, .. } => self.make_rows(groups),
+            Command::Train { step, .. } => self.train(step),
+            Command::Publish { step } => self.publish(step),
+            Command::Commit(commit) => self.commit(commit),
+            Command::Checkpoint { step } => self.checkpoint(step),
+            Command::Record { step, .. } => self.record(step),
+            Command::Measure { .. } => self.tell(Event::EvaluationDone),
+            Command::Stop(stop) => {
+                let now = self.now;
+                self.measure.end(now);
+                self.stopped = Some(stop);
+            }
+            // Groups score themselves, and nothing comes from outside.
+            Command::ScoreGroup { .. }
+            | Command::Fetch { .. }
+            | Command::Settle { .. }
+            | Command::SourceDry { .. } => {}
+        }
+    }
+
+    /// One that became durable is named by the commit, and goes with it.
+    fn abandon_one(&mut self, id: &EpisodeId) {
+        if let Some(slot) = self.by_id.get(id).copied() {
+            self.abandon(slot);
+        }
+        if let Some(record) = self.kept.stored.get(id) {
+            self.updates.ended.insert(id.clone(), Arc::clone(record));
+        }
+    }
+
+    /// Whether rewards of a group differ.
+    fn has_signal(&self, group: &[EpisodeId]) -> bool {
+        let ended = group.iter().filter_map(|id| self.updates.ended.get(id));
+        let rewards = ended.filter(|e| !e.failed).map(|e| e.reward.to_bits());
+        rewards.collect::<BTreeSet<_>>().len() > 1
+    }
+
+    /// Says what a group is worth.
+    fn weigh(&mut self, group: GroupId, episodes: &[EpisodeId]) {
+        let oldest = episodes
+            .iter()
+            .filter_map(|id| self.updates.ended.get(id)?.oldest)
+            .min();
+        let hides = self.bug == Some(Bug::Stale);
+        let signal = self.has_signal(episodes);
+        self.tell(Event::Weighed {
+            group,
+            signal,
+            oldest: if hides { None } else { oldest },
+            stored: Vec::new(),
+        });
+    }
+
+    /// Rows of groups with a signal; the rest is left out with its reason.
+    fn make_rows(&mut self, groups: Vec<Vec<EpisodeId>>) {
+        let (mut trained, mut dropped) = (Vec::new(), BTreeMap::new());
+        for group in &groups {
+            let signal = self.has_signal(group);
+            for id in group {
+                let failed = self.updates.ended.get(id).is_none_or(|e| e.failed);
+                match (failed, signal) {
+                    (false, true) => trained.push(id.clone()),
+                    (true, _) => drop(dropped.insert(id.clone(), FAILED.to_owned())),
+                    (false, false) => drop(dropped.insert(id.clone(), NO_SIGNAL.to_owned())),
+                }
+            }
+        }
+        let keys = trained.iter().map(|id| id.as_str().to_owned()).collect();
+        self.lease_rows(keys);
+        self.updates.groups = groups;
+        self.updates.trained.clone_from(&trained);
+        self.tell(Event::RowsReady {
+            rows: trained.len(),
+            trained,
+            dropped,
+        });
+    }
+
+    /// The trainer begins an update.
+    fn train(&mut self, step: u64) {
+        let version = self.updates.version;
+        let (mut tokens, mut behind) = (0, Vec::new());
+        for id in &self.updates.trained {
+            let Some(record) = self.updates.ended.get(id) else {
+                continue;
+            };
+            tokens += record.tokens;
+            let age = version.saturating_sub(record.oldest.unwrap_or(version));
+            behind.push(age);
+            self.ledger.trains(id, age);
+        }
+        let tokens = (tokens * self.speed.grain) as f64;
+        let train_s = match behind.is_empty() {
+            true => 0.0,
+            false => self.plan.trainer.fixed_s + tokens / self.plan.trainer.tokens_per_s,
+        };
+        self.measure.update(tokens, train_s, &behind);
+        self.updates.trains = true;
+        self.after(train_s, Happening::Trained(step));
+    }
+
+    /// An update is computed.
+    pub(super) fn trained(&mut self, step: u64) {
+        self.updates.trains = false;
+        let rows = self.updates.trained.len();
+        self.tell(Event::UpdateDone(Box::new(StepRecord {
+            step,
+            rows: rows.max(1),
+            trained_tokens: rows.max(1),
+            updates_applied: 1,
+            grad_norm: 1.0,
+            ..StepRecord::default()
+        })));
+    }
+
+    /// New weights are on their way.
+    fn publish(&mut self, step: u64) {
+        self.updates.version_to_come = step;
+        self.updates.publishes = true;
+        self.after(self.plan.weights.transfer_s, Happening::Transferred);
+    }
+
+    /// The new weights sample from now on.
+    pub(super) fn live(&mut self, version: u64) {
+        self.updates.version = version;
+        self.updates.publishes = false;
+        self.tell(Event::WeightsLive { version });
+    }
+
+    /// An update is committed.
+    fn commit(&mut self, mut commit: UpdateCommit) {
+        if self.bug == Some(Bug::TrainTwice) && commit.step == 2 {
+            commit
+                .trained
+                .extend(self.updates.last_trained.first().cloned());
+        }
+        if self.bug == Some(Bug::SkipCommit) && commit.step == 2 {
+            return;
+        }
+        self.updates.last_trained.clone_from(&commit.trained);
+        self.ledger.commit(&commit);
+        let named = || commit.trained.iter().chain(commit.dropped.keys());
+        let order = Order {
+            groups: std::mem::take(&mut self.updates.groups),
+            curriculum: commit.curriculum.clone(),
+            named: named().cloned().collect(),
+        };
+        self.kept.orders.insert(commit.step, order);
+        for id in named() {
+            self.updates.ended.remove(id);
+        }
+        self.measure.trained += commit.trained.len() as u64;
+        self.measure.dropped += commit.dropped.len() as u64;
+        self.ack_rows(named().cloned());
+    }
+
+    /// What came before is not asked for again.
+    fn checkpoint(&mut self, step: u64) {
+        self.kept.checkpoint = step;
+        self.kept.curriculum = self.core.curriculum().clone();
+        let later = self.kept.orders.split_off(&(step + 1));
+        for (_, order) in std::mem::replace(&mut self.kept.orders, later) {
+            for id in order.named {
+                if let Some(record) = self.kept.stored.remove(&id) {
+                    self.kept.named.insert(record.draw);
+                    self.kept.next = self.kept.next.max(record.draw + 1);
+                }
+            }
+        }
+    }
+
+    /// An update is over.
+    fn record(&mut self, step: u64) {
+        let busy_s = self.busy_s();
+        let now = self.now;
+        self.ledger.progress(now);
+        self.measure.step(step, now, busy_s);
+    }
+
+    /// What the next session goes on from.
+    pub(super) fn state(&self) -> CoreState {
+        let checkpoint = self.kept.checkpoint;
+        let later = self.kept.orders.range(checkpoint + 1..);
+        CoreState {
+            step: checkpoint,
+            curriculum: self.kept.curriculum.clone(),
+            version: checkpoint,
+            committed: later.map(|(s, o)| (*s, o.curriculum.clone())).collect(),
+            draws: match self.plan.run.mode {
+                Mode::Sync => OpenDraws::default(),
+                Mode::OneStepOff | Mode::Async => self.open_draws(),
+            },
+            ..CoreState::default()
+        }
+    }
+
+    /// Draws that earlier sessions began and no commit names, as the store of a run finds them.
+    fn open_draws(&self) -> OpenDraws {
+        let mut named: HashMap<u64, bool> = HashMap::new();
+        for (id, record) in &self.kept.stored {
+            *named.entry(record.draw).or_default() |= self.ledger.is_named(id);
+        }
+        let settled = |d: &u64| self.kept.named.contains(d) || named.get(d) == Some(&true);
+        let next = named
+            .keys()
+            .map(|d| d + 1)
+            .max()
+            .unwrap_or(0)
+            .max(self.kept.next);
+        let commits = self.kept.orders.keys().next_back().copied();
+        let known = commits.unwrap_or(0).max(self.kept.checkpoint);
+        let in_order = self.plan.run.mode == Mode::OneStepOff;
+        let lost: BTreeSet<u64> = self
+            .kept
+            .stored
+            .values()
+            .filter(|r| !in_order && r.newest.is_some_and(|v| v > known) && !settled(&r.draw))
+            .map(|r| r.draw)
+            .collect();
+        let dropped = self
+            .kept
+            .stored
+            .iter()
+            .filter(|(_, r)| lost.contains(&r.draw));
+        let reason = "sampled by weights that were lost before their commit".to_owned();
+        OpenDraws {
+            dropped: dropped
+                .map(|(id, _)| (id.clone(), reason.clone()))
+                .collect(),
+            open: (0..next)
+                .filter(|d| !settled(d) && !lost.contains(d))
+                .collect(),
+            next,
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! Finding what says the same, what is old and what is of another environment; removing it.
+
+use crate::support::{id, on_each, score, trace};
+use sinew_store::{
+    Committed, DiskStore, Filter, StoreError, StoreOptions, StoreReader, TraceStore,
+};
+use sinew_types::{Component, PolicyVersion, Trace, VersionSpan};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+/// Episode `n` with the content of episode `content`.
+fn saying(n: u64, content: u64) -> Trace {
+    let mut says = trace(content, 20);
+    let own = trace(n, 20);
+    says.episode = own.episode;
+    says.group = own.group;
+    says.origin = own.origin;
+    says.outcome = own.outcome;
+    says
+}
+
+fn listed(store: &dyn TraceStore, filter: &Filter) -> Vec<String> {
+    let mut filter = filter.clone();
+    let mut all = Vec::new();
+    loop {
+        let page = store.list(&filter).unwrap();
+        assert!(page.episodes.len() <= filter.limit.max(1) || filter.limit == 0);
+        all.extend(page.episodes.into_iter().map(|e| e.episode.0));
+        match page.next {
+            Some(next) => filter.after = Some(next),
+            None => return all,
+        }
+    }
+}
+
+#[test]
+fn of_equal_contents_the_first_that_fits_is_listed() {
+    on_each(|store| {
+        for (n, content) in [
+            (0, 2),
+            (1, 4),
+            (2, 2),
+            (3, 2),
+            (4, 6),
+            (5, 4),
+            (6, 8),
+            (7, 2),
+        ] {
+            store.commit(&saying(n, content)).unwrap();
+        }
+        for limit in [0, 1, 2, 3] {
+            let unique = Filter {
+                unique: true,
+                limit,
+                ..Filter::default()
+            };
+            assert_eq!(listed(store, &unique), ["e0", "e1", "e4", "e6"], "{limit}");
+            // Among those that fit: odd ones succeed.
+            let successes = Filter {
+                success: Some(true),
+                ..unique
+            };
+            assert_eq!(listed(store, &successes), ["e1", "e3"], "{limit}");
+        }
+    });
+}
+
+#[test]
+fn log_probs_rewards_and_versions_are_no_content_but_tokens_and_messages_are() {
+    on_each(|store| {
+        let unique = || {
+            listed(
+                store,
+                &Filter {
+                    unique: true,
+                    ..Filter::default()
+                },
+            )
+            .len()
+        };
+        let mut n = 0;
+        let mut commit = |change: &dyn Fn(&mut Trace)| {
+            let mut changed = saying(n, 1);
+            change(&mut changed);
+            n += 1;
+            store.commit(&changed).unwrap();
+        };
+        commit(&|_| {});
+        commit(&|t| t.nodes[1].logprobs[3] = -9.0);
+        commit(&|t| t.nodes[1].versions[0].version = PolicyVersion(99));
+        commit(&|t| t.timing.total_s = 77.0);
+        assert_eq!(unique(), 1);
+        commit(&|t| t.nodes[1].tokens[3] += 1);
+        assert_eq!(unique(), 2);
+        commit(&|t| t.task.0 += "'");
+        assert_eq!(unique(), 3);
+        commit(&|t| t.nodes[0].kind = sinew_types::TokenKind::Observation);
+        assert_eq!(unique(), 4);
+        // Without tokens the messages say what was said.
+        commit(&|t| t.nodes[0].tokens.clear());
+        commit(&|t| {
+            t.nodes[0].tokens.clear();
+            t.nodes[0].messages[0].content = "other".to_owned().into();
+        });
+        assert_eq!(unique(), 6);
+    });
+}
+
+/// Episode `n`, sampled by two versions, in version `env` of the environment `shop`.
+fn made(n: u64, versions: (u64, u64), env: Option<&str>) -> Trace {
+    let mut made = trace(n, 4);
+    let span = |start, version| VersionSpan {
+        start,
+        len: 2,
+        version: PolicyVersion(version),
+    };
+    made.nodes[1].versions = vec![span(0, versions.0), span(2, versions.1)];
+    made.provenance.environment = env.map(|version| Component {
+        name: "shop".into(),
+        version: version.into(),
+    });
+    made
+}
+
+#[test]
+fn age_versions_and_changed_environments_are_found() {
+    on_each(|store| {
+        store.commit(&made(0, (1, 2), Some("1"))).unwrap();
+        store.commit(&made(1, (2, 5), Some("2"))).unwrap();
+        store.commit(&made(2, (3, 3), None)).unwrap();
+        store.commit(&trace(3, 0)).unwrap();
+        let found = |filter: Filter| listed(store, &filter);
+        let before = |time: f64| Filter {
+            ended_before: Some(time),
+            ..Filter::default()
+        };
+        assert_eq!(found(before(1.7e9)), [""; 0]);
+        assert_eq!(found(before(1.7e9 + 1.5)), ["e0", "e1"]);
+        let below = |version: u64| Filter {
+            below_version: Some(version),
+            ..Filter::default()
+        };
+        assert_eq!(found(below(2)), [""; 0]);
+        assert_eq!(found(below(3)), ["e0"]);
+        assert_eq!(found(below(9)), ["e0", "e1", "e2"]);
+        let changed = |now: &[(&str, &str)]| {
+            let pairs = now.iter().map(|(env, v)| ((*env).into(), (*v).into()));
+            Filter {
+                env_changed: Some(pairs.collect::<BTreeMap<String, String>>()),
+                ..Filter::default()
+            }
+        };
+        assert_eq!(found(changed(&[("shop", "2")])), ["e0"]);
+        assert_eq!(
+            found(changed(&[("shop", "3"), ("kind", "1")])),
+            ["e0", "e1"]
+        );
+        assert_eq!(found(changed(&[("other", "2")])), [""; 0]);
+        assert_eq!(found(changed(&[])), [""; 0]);
+    });
+}
+
+#[test]
+fn what_is_removed_stays_known_and_is_listed_where_it_is_asked_for() {
+    on_each(|store| {
+        for n in 0..6 {
+            store.commit(&trace(n, 30)).unwrap();
+        }
+        let scores = store.put_scores(&[score(2, "thumbs", 1, 1.0)]).unwrap();
+        assert_eq!(scores, [Ok(Committed::New)]);
+        let before = store.stats().unwrap();
+        let report = store.remove(&[id(2), id(4), id(77), id(2)]).unwrap();
+        assert_eq!(report.episodes, 2);
+        assert!(report.bytes > 0);
+        let after = store.stats().unwrap();
+        assert_eq!((after.episodes, after.collected), (4, 2));
+        assert!(after.bytes < before.bytes);
+        assert_eq!(store.get(&id(2)).unwrap(), None);
+        assert_eq!(store.scores(&id(2)).unwrap(), []);
+        assert_eq!(store.commit(&trace(2, 30)).unwrap(), Committed::Duplicate);
+        assert_eq!(listed(store, &Filter::default()), ["e0", "e1", "e3", "e5"]);
+        let all = Filter {
+            removed: true,
+            limit: 2,
+            ..Filter::default()
+        };
+        assert_eq!(listed(store, &all), ["e0", "e1", "e2", "e3", "e4", "e5"]);
+        let page = store.list(&Filter { limit: 0, ..all }).unwrap().episodes;
+        assert_eq!((page[2].reward, page[2].success), (2.0 / 3.0, false));
+        assert_eq!(store.remove(&[id(2)]).unwrap().episodes, 0);
+    });
+}
+
+/// A store as format 5 of the index and format 2 of the segments left it, copied.
+fn of_format_5(to: &Path) {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/store-5");
+    fs::create_dir(to.join("segments")).unwrap();
+    for file in ["index.sqlite", "segments/00000000.seg"] {
+        fs::copy(from.join(file), to.join(file)).unwrap();
+    }
+}
+
+#[test]
+fn a_store_of_format_5_is_read_as_it_is_and_gets_its_contents_once_it_is_written() {
+    let directory = tempfile::tempdir().unwrap();
+    of_format_5(directory.path());
+    let unique = Filter {
+        unique: true,
+        ..Filter::default()
+    };
+    let at_turn = Filter {
+        at_turn: Some(3),
+        ..Filter::default()
+    };
+    let reader = StoreReader::open(directory.path()).unwrap();
+    let before = reader.list(&Filter::default()).unwrap().episodes;
+    let texts: Vec<_> = before
+        .iter()
+        .map(|e| reader.get(&e.episode).unwrap())
+        .collect();
+    assert_eq!((before.len(), texts.iter().flatten().count()), (6, 6));
+    assert_eq!(reader.list(&at_turn).unwrap().episodes.len(), 2);
+    let refused = reader.list(&unique).unwrap_err();
+    assert!(refused.to_string().contains("sinew gc"), "{refused}");
+    drop(reader);
+    let store = DiskStore::open(directory.path(), StoreOptions::default()).unwrap();
+    assert_eq!(store.recovery(), &sinew_store::Recovery::default());
+    assert_eq!(store.list(&Filter::default()).unwrap().episodes, before);
+    assert_eq!(store.list(&at_turn).unwrap().episodes.len(), 2);
+    let distinct: std::collections::HashSet<_> = texts
+        .iter()
+        .flatten()
+        .map(|t| {
+            format!(
+                "{:?}",
+                t.nodes.iter().map(|n| &n.tokens).collect::<Vec<_>>()
+            )
+        })
+        .collect();
+    assert_eq!(store.list(&unique).unwrap().episodes.len(), distinct.len());
+    // New records go to a file of the new format.
+    store.commit(&trace(1, 9)).unwrap();
+    drop(store);
+    assert!(directory.path().join("segments/00000001.seg").exists());
+    let store = DiskStore::open(directory.path(), StoreOptions::default()).unwrap();
+    assert_eq!(store.recovery(), &sinew_store::Recovery::default());
+    assert_eq!(store.get(&id(1)).unwrap(), Some(trace(1, 9)));
+    for (summary, text) in before.iter().zip(&texts) {
+        assert_eq!(&store.get(&summary.episode).unwrap(), text);
+    }
+}
+
+#[test]
+fn an_index_of_format_5_that_is_lost_is_made_anew_with_contents() {
+    let directory = tempfile::tempdir().unwrap();
+    of_format_5(directory.path());
+    fs::remove_file(directory.path().join("index.sqlite")).unwrap();
+    let store = DiskStore::open(directory.path(), StoreOptions::default()).unwrap();
+    assert_eq!(store.recovery().indexed, 6);
+    let all = Filter {
+        unique: true,
+        at_turn: Some(4),
+        ..Filter::default()
+    };
+    assert!(!store.list(&all).unwrap().episodes.is_empty());
+}
+
+/// Many threads wait for the same lock: each has its own answer, and what it says is on disk.
+#[test]
+fn commits_that_share_a_frame_have_their_own_answers() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = StoreOptions {
+        max_trace_bytes: 4_000,
+        ..StoreOptions::default()
+    };
+    let store = DiskStore::open(directory.path(), options).unwrap();
+    let commit = |thread: u64| {
+        let mut new = 0;
+        for i in 0..30 {
+            // Each episode is brought by three threads; every tenth is too large.
+            let n = (i + thread / 3 * 100) + 1;
+            let tokens = if n.is_multiple_of(10) { 5_000 } else { 40 };
+            match store.commit(&trace(n, tokens)) {
+                Ok(Committed::New) => new += 1,
+                Ok(Committed::Duplicate) => {}
+                Err(StoreError::TooLarge { episode, .. }) => {
+                    assert_eq!((episode, n % 10), (id(n), 0));
+                }
+                Err(other) => panic!("{other}"),
+            }
+            let found = store.get(&id(n)).unwrap();
+            assert_eq!(found.is_some(), !n.is_multiple_of(10));
+        }
+        new
+    };
+    let new: u64 = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..9).map(|t| scope.spawn(move || commit(t))).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).sum()
+    });
+    assert_eq!(new, 81);
+    drop(store);
+    let store = DiskStore::open(directory.path(), options).unwrap();
+    assert_eq!(store.recovery(), &sinew_store::Recovery::default());
+    assert_eq!(store.stats().unwrap().episodes, 81);
+}

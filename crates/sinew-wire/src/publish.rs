@@ -1,0 +1,74 @@
+//! Weights of a run for engines of other processes: `engine.weights_dir` with an engine of this process.
+
+use crate::Session;
+use crate::failure::Failure;
+use crate::model::model_files;
+use sinew_engines::{FolderDtype, Publisher, SharedWeights, WeightsFolder};
+use sinew_model::ModelFiles;
+use sinew_pipeline::{Bus, EmbeddedLearner, Learner, PipelineError, RunEvent, WeightsTransport};
+use sinew_recipe::{EngineType, RunPlan, Transfer};
+use sinew_types::{Engine, PolicyVersion, TensorSource};
+use std::sync::Arc;
+
+/// The engine of this process, and a folder that others follow.
+struct Publishing {
+    engine: Arc<dyn Engine>,
+    publisher: Publisher,
+}
+
+impl WeightsTransport for Publishing {
+    /// Waits for the engine of this process alone.
+    fn publish(
+        &mut self,
+        version: PolicyVersion,
+        weights: Arc<dyn TensorSource>,
+    ) -> Result<(), PipelineError> {
+        self.engine.publish(version, Arc::clone(&weights))?;
+        self.publisher.offer(version, weights);
+        Ok(())
+    }
+}
+
+/// What brings new weights to where tokens are sampled. The weights that the run begins with are published at
+/// once.
+///
+/// # Errors
+/// If the weights cannot be had.
+pub(crate) fn transport(
+    recipe: &RunPlan,
+    engine: Arc<dyn Engine>,
+    learner: &EmbeddedLearner,
+    session: &Session<'_>,
+) -> Result<Box<dyn WeightsTransport>, Failure> {
+    let section = &recipe.engine;
+    let dir = match &section.weights_dir {
+        Some(dir) if section.kind == EngineType::Embedded => dir,
+        _ => return Ok(Box::new(engine)),
+    };
+    let base = match model_files(&recipe.model)? {
+        Some(ModelFiles::Dir(dir)) => Some(dir),
+        _ => None,
+    };
+    let folder = WeightsFolder::new(dir, base, FolderDtype::F32);
+    let deltas = section.weights_transfer != Some(Transfer::Full);
+    let bus = session.bus.clone();
+    let publisher = Publisher::start(
+        SharedWeights::new(folder, deltas),
+        Box::new(move |version, published| {
+            if let Err(e) = published {
+                warn(&bus, version, &e);
+            }
+        }),
+    );
+    let publisher = publisher.map_err(Failure::system)?;
+    publisher.offer(learner.version(), learner.params()?);
+    Ok(Box::new(Publishing { engine, publisher }))
+}
+
+/// Says that a version was not published: the run goes on, and so do engines that follow, with the one
+/// before.
+fn warn(bus: &Bus, version: PolicyVersion, why: &dyn std::fmt::Display) {
+    let text = format!("weights {} were not published: {why}", version.0);
+    // What cannot be recorded ends the run by itself.
+    let _ = bus.emit(RunEvent::Warning(text));
+}

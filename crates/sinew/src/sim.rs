@@ -1,0 +1,185 @@
+//! `sinew sim`: a plan in virtual time, seeded searches for broken invariants, and set-ups of papers.
+
+use crate::output;
+use clap::Args;
+use serde_json::json;
+use sinew_project::write_atomic;
+use sinew_sim::{
+    PRESETS, Plan, PlanError, Violation, advise, claims, find, replay, simulate, svg, text,
+};
+use sinew_wire::Failure;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Arguments of `sinew sim`.
+#[derive(Debug, Args)]
+pub(crate) struct SimArgs {
+    /// Plan file (TOML), or the name of a preset
+    #[arg(required_unless_present_any = ["published", "search", "presets"])]
+    plan: Option<PathBuf>,
+    /// JSON on standard output, the last line with the result
+    #[arg(long)]
+    json: bool,
+    /// Write what was going on over time to this SVG
+    #[arg(long, value_name = "FILE", requires = "plan")]
+    svg: Option<PathBuf>,
+    /// Another seed than the plan's; with --search the first seed
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Hold every invariant at every event
+    #[arg(long, requires = "plan")]
+    check: bool,
+    /// With --check: a line for every event
+    #[arg(long, requires = "check")]
+    events: bool,
+    /// Leave out what to buy next, which takes a simulation for each thing
+    #[arg(long)]
+    no_advice: bool,
+    /// Run the small systems of so many seeds with failures; the first that breaks an invariant
+    /// is made smaller
+    /// and printed as a plan
+    #[arg(long, value_name = "SEEDS", conflicts_with_all = ["plan", "published"])]
+    search: Option<u64>,
+    /// Set-ups of papers: their figures and those of the simulation
+    #[arg(long, conflicts_with = "plan")]
+    published: bool,
+    /// Names of the presets
+    #[arg(long, conflicts_with_all = ["plan", "published"])]
+    presets: bool,
+}
+
+fn wrong(error: &PlanError) -> Failure {
+    Failure::input(error.to_string())
+}
+
+fn broken(violation: &Violation) -> Failure {
+    Failure::system(format!("invariant {violation}"))
+}
+
+/// Runs it.
+///
+/// # Errors
+/// A plan that is refused, an invariant that does not hold, a file that cannot be written.
+pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
+    if args.presets {
+        let names = PRESETS.iter().map(|(name, _)| *name);
+        match args.json {
+            true => output::print_json(&json!(names.collect::<Vec<_>>())),
+            false => names.for_each(|name| output::print(&format!("{name}\n"))),
+        }
+        return Ok(());
+    }
+    if args.published {
+        return published(args.json);
+    }
+    if let Some(count) = args.search {
+        return search(args.seed.unwrap_or(0), count, args.json);
+    }
+    let mut plan = load(args.plan.as_deref().unwrap_or(Path::new("")))?;
+    plan.seed = args.seed.unwrap_or(plan.seed);
+    if args.check {
+        return check(&plan, args);
+    }
+    let started = Instant::now();
+    let mut report = simulate(&plan, false).map_err(|e| broken(&e))?;
+    let wall_s = started.elapsed().as_secs_f64();
+    if !args.no_advice {
+        advise(&plan, &mut report).map_err(|e| broken(&e))?;
+    }
+    if let Some(file) = &args.svg {
+        let drawn = svg(&report).map_err(Failure::system)?;
+        write_atomic(file, drawn.as_bytes())
+            .map_err(|e| Failure::system(format!("{}: {e}", file.display())))?;
+    }
+    match args.json {
+        true => {
+            let mut line = json!(report);
+            line["wall_s"] = json!(wall_s);
+            line["events_per_s"] = json!(report.events as f64 / wall_s.max(1e-9));
+            output::print_json(&line);
+        }
+        false => output::print(&text(&report)),
+    }
+    Ok(())
+}
+
+/// A file, or the preset of a name that no file has.
+fn load(path: &Path) -> Result<Plan, Failure> {
+    let name = path.to_string_lossy();
+    if !path.exists() && PRESETS.iter().any(|(preset, _)| *preset == name) {
+        let text = format!("name = \"{name}\"\npreset = \"{name}\"\n");
+        return Plan::parse(path, &text).map_err(|e| wrong(&e));
+    }
+    Plan::load(path).map_err(|e| wrong(&e))
+}
+
+/// Holds the invariants of a plan, with a line for every event if they are wanted.
+fn check(plan: &Plan, args: &SimArgs) -> Result<(), Failure> {
+    let mut lines = Vec::new();
+    let found = replay(plan, None, args.events.then_some(&mut lines));
+    lines.iter().for_each(|line| match args.json {
+        true => output::print_json(&json!({ "event": line })),
+        false => output::print(&format!("{line}\n")),
+    });
+    match found {
+        Some(violation) => Err(broken(&violation)),
+        None if args.json => {
+            output::print_json(&json!({ "plan": plan.name, "seed": plan.seed, "holds": true }));
+            Ok(())
+        }
+        None => {
+            output::print(&format!(
+                "{}: every invariant holds, seed {}\n",
+                plan.name, plan.seed
+            ));
+            Ok(())
+        }
+    }
+}
+
+/// Looks for a seed that breaks an invariant.
+fn search(first: u64, count: u64, json: bool) -> Result<(), Failure> {
+    let last = first.saturating_add(count);
+    let Some(failure) = find(first..last, None) else {
+        match json {
+            true => output::print_json(&json!({ "seeds": count, "first": first, "holds": true })),
+            false => output::print(&format!("seeds {first} to {last}: every invariant holds\n")),
+        }
+        return Ok(());
+    };
+    let plan = toml::to_string(&failure.plan).map_err(Failure::system)?;
+    match json {
+        true => output::print_json(&json!({
+            "seed": failure.seed, "holds": false, "violation": failure.violation, "plan": plan,
+        })),
+        false => output::print(&plan),
+    }
+    Err(Failure::system(format!(
+        "seed {} breaks invariant {}\n  hint: keep the plan above in a file and replay it with `sinew sim FILE --check --events`",
+        failure.seed, failure.violation
+    )))
+}
+
+/// The table of set-ups.
+fn published(json: bool) -> Result<(), Failure> {
+    for claim in claims() {
+        let measured = claim.measure().map_err(|e| broken(&e))?;
+        if json {
+            output::print_json(&json!(measured));
+            continue;
+        }
+        let (least, most) = claim.published;
+        let said = match least == most {
+            true => format!("{least:.2}x"),
+            false => format!("{least:.2}x to {most:.2}x"),
+        };
+        let steps = claim.step_s.map_or(String::new(), |(ours, theirs)| {
+            format!(" (published {ours:.0} s and {theirs:.0} s)")
+        });
+        output::print(&format!(
+            "{:12} {:58} published {said:14} simulated {:.2}x: steps of {:.0} s and {:.0} s{steps}\n",
+            claim.system, claim.what, measured.gain, measured.step_s, measured.baseline_step_s
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,92 @@
+"""Small servers that speak the protocols of AgentGym and of NeMo Gym's resource servers, for the tests of their clients."""
+
+import json
+import secrets
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+#: Worlds of AgentGym by number: the task and the count so far. Sessions of NeMo Gym by cookie: a sum.
+WORLDS, SESSIONS = {}, {}
+
+
+class Refused(Exception):
+    """A status and a text."""
+
+
+class Peers(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])) or b"null")
+        self.cookie = None
+        try:
+            status, answer = 200, getattr(self, "on_" + self.path.strip("/"))(body)
+        except Refused as refused:
+            status, answer = refused.args
+        except AttributeError:
+            status, answer = 404, {"detail": "no such route"}
+        data = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(data)))
+        if self.cookie:
+            self.send_header("set-cookie", f"session={self.cookie}; Path=/; HttpOnly")
+        self.end_headers()
+        self.wfile.write(data)
+
+    # AgentGym: count to the number of the task.
+
+    def on_create(self, body):
+        WORLDS[len(WORLDS)] = [0, 0]
+        return {"id": len(WORLDS) - 1}
+
+    def on_reset(self, body):
+        if body["data_idx"] == 13:
+            return {"observation": "TimeoutError", "reward": 0, "done": False}
+        WORLDS[body["id"]] = [body["data_idx"] % 3 + 1, 0]
+        return {"observation": f"Say up {WORLDS[body['id']][0]} times.", "reward": 0, "done": False}
+
+    def on_step(self, body):
+        world = WORLDS[body["id"]]
+        if body["action"] == "up":
+            world[1] += 1
+        done = world[1] >= world[0]
+        return {"observation": f"{world[1]}", "reward": world[1] / world[0], "done": done}
+
+    def on_close(self, body):
+        del WORLDS[body["id"]]
+        return {"closed": True}
+
+    # NeMo Gym: add numbers with a tool; the verifier compares the answer and the sum.
+
+    def session(self):
+        cookie = (self.headers.get("cookie") or "").partition("session=")[2]
+        if cookie not in SESSIONS:
+            raise Refused(403, {"detail": "no session"})
+        return cookie
+
+    def on_seed_session(self, body):
+        self.cookie = secrets.token_hex(8)
+        SESSIONS[self.cookie] = 0
+        return {}
+
+    def on_add(self, body):
+        if not isinstance(body.get("number"), int):
+            raise Refused(422, {"detail": "number: an integer is needed"})
+        SESSIONS[self.session()] += body["number"]
+        return {"sum": SESSIONS[self.session()]}
+
+    def on_verify(self, body):
+        total = SESSIONS.pop(self.session())
+        output = body["response"]["output"]
+        said = [part["text"] for item in output if item["type"] == "message" for part in item["content"]]
+        calls = [item for item in output if item["type"] == "function_call"]
+        right = total == body["expected"] and bool(said) and said[-1] == str(total)
+        return {**body, "reward": float(right), "calls": len(calls)}
+
+
+server = ThreadingHTTPServer(("127.0.0.1", 0), Peers)
+print(f"listens on http://127.0.0.1:{server.server_port}", flush=True)
+server.serve_forever()

