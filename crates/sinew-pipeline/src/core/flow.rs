@@ -42,14 +42,23 @@ struct Drawer {
 }
 
 impl Drawer {
+    /// The task of a draw where shares follow what the policy can do, and those of all draws before it.
+    fn draw_adaptive(&mut self, config: &CoreConfig, draw: u64) -> Option<usize> {
+        let TaskSampling::Shares { tasks, adaptive } = &config.tasks else {
+            return None;
+        };
+        let adaptive = adaptive.as_ref()?;
+        Some(self.adapted.task_of(tasks, adaptive, (config.seed, draw)))
+    }
+
     /// The task of a draw; draws are asked for in ascending order.
     fn task(&mut self, config: &CoreConfig, draw: u64) -> usize {
         let TaskSampling::Shares { tasks, adaptive } = &config.tasks else {
             let one = uniform_tasks(config.train_tasks, config.seed, draw + 1, 1);
             return one.first().copied().unwrap_or(0);
         };
-        if let Some(adaptive) = adaptive {
-            return self.adapted.task_of(tasks, adaptive, (config.seed, draw));
+        if adaptive.is_some() {
+            return self.draw_adaptive(config, draw).unwrap_or(0);
         }
         let count = config.tasks_per_step.max(1);
         while self.blocks * count as u64 <= draw {
@@ -99,12 +108,18 @@ struct Choice {
 }
 
 impl Flow {
-    pub(super) fn new(draws: OpenDraws, curriculum: &Curriculum) -> Self {
+    /// Groups of a session that begins with the curriculum of the last commit. Draws that an earlier session
+    /// has begun take their tasks now: later, estimates of another commit would choose them.
+    pub(super) fn new(draws: OpenDraws, curriculum: &Curriculum, config: &CoreConfig) -> Self {
+        let mut drawer = Drawer {
+            adapted: curriculum.clone(),
+            ..Drawer::default()
+        };
+        if let Some(last) = draws.next.checked_sub(1) {
+            drawer.draw_adaptive(config, last);
+        }
         Self {
-            drawer: Drawer {
-                adapted: curriculum.clone(),
-                ..Drawer::default()
-            },
+            drawer,
             again: draws.open.into(),
             next: draws.next,
             dropped: draws.dropped,
@@ -312,7 +327,7 @@ impl PipelineCore {
     pub(super) fn collect(&mut self) -> Vec<Command> {
         if self.flow.is_none() {
             let draws = std::mem::take(&mut self.state.draws);
-            self.flow = Some(Flow::new(draws, &self.state.curriculum));
+            self.flow = Some(Flow::new(draws, &self.state.curriculum, &self.config));
         }
         self.stage = Stage::Collecting;
         let mut commands = self.admit();

@@ -475,3 +475,38 @@ proptest! {
         prop_assert_eq!(play(1), play(salt));
     }
 }
+
+/// A draw that a session has begun keeps its task in the next one, although updates between change the
+/// shares: the world is one in which a session that goes on begins a draw later than the session before.
+#[test]
+fn a_draw_keeps_its_task_when_a_later_session_begins_it_after_an_update() {
+    let world = World {
+        steps: 6,
+        tasks: 1,
+        size: 2,
+        retries: 1,
+        refill: 0,
+        ahead: 1,
+        in_order: false,
+        every: 1,
+        eval_every: 0,
+        grouped: false,
+        first: None,
+        adaptive: true,
+        changes: false,
+        seed: 12_754_462_737_290_079_993,
+    };
+    for first in 1..80 {
+        for second in (1..80).step_by(3) {
+            let mut kept = Kept::default();
+            for (n, kill) in [first, second, ENOUGH].into_iter().enumerate() {
+                let mut play = Play::new(&world, kept, n as u64);
+                if play.play(kill) {
+                    play.check();
+                    break;
+                }
+                kept = play.kept;
+            }
+        }
+    }
+}
