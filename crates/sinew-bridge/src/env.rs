@@ -141,6 +141,7 @@ impl PythonEnvFactory {
             last: Vec::new(),
             counts: Counts::default(),
             saved: None,
+            end_state: None,
         }
     }
 
@@ -263,6 +264,8 @@ pub(crate) struct PythonEnv {
     counts: Counts,
     /// The episode after the last turn, from which another worker can go on.
     saved: Option<String>,
+    /// Value of `state()` after the last turn.
+    end_state: Option<Value>,
 }
 
 #[derive(Deserialize)]
@@ -355,6 +358,7 @@ impl PythonEnv {
             last: Vec::new(),
             counts: self.counts,
             saved: None,
+            end_state: None,
         };
         twin.resume(saved).await?;
         Ok(Some(twin))
@@ -475,7 +479,9 @@ impl PythonEnv {
     }
 
     /// Outcome of a score, with the metrics of tools.
-    fn outcome(&self, score: Value) -> Result<Outcome, EnvError> {
+    fn outcome(&mut self, mut score: Value) -> Result<Outcome, EnvError> {
+        let state = score.get_mut("state").map(Value::take);
+        self.end_state = state.filter(|state| !state.is_null());
         let scored: Scored = parsed(score)?;
         let mut outcome = match scored.into_result() {
             Ok(score) => score.into_outcome(),
@@ -514,6 +520,10 @@ impl Env for PythonEnv {
             let answer = self.ask(json!({"op": "score"})).await?;
             self.outcome(answer)
         })
+    }
+
+    fn end_state(&self) -> Option<&Value> {
+        self.end_state.as_ref()
     }
 
     fn close(&mut self) -> EnvFuture<'_, ()> {

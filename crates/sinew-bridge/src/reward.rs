@@ -19,8 +19,8 @@ use sinew_env::{GroupReward, Preference, Reward, RewardSample, Score, Unscored};
 use std::time::Duration;
 
 /// Names that a parameter can have in addition to the columns of the task.
-const NAMES: [&str; 9] = [
-    "task", "output", "messages", "calls", "metrics", "id", "kind", "prompt", "seed",
+const NAMES: [&str; 10] = [
+    "task", "output", "messages", "calls", "metrics", "env", "id", "kind", "prompt", "seed",
 ];
 
 /// Those that a function of several samples can have: what all of them share.
@@ -166,6 +166,14 @@ impl PythonReward {
         }
         if group || self.reads("metrics") {
             sent["metrics"] = json!(sample.metrics);
+        }
+        if group || self.reads("env") {
+            let own = |name: &str| sample.metrics.get(name);
+            sent["env"] = json!({
+                "reward": own("env/reward"),
+                "success": own("env/success").map(|success| *success > 0.0),
+                "state": sample.state,
+            });
         }
         sent
     }

@@ -39,6 +39,8 @@ MAX_OBSERVATION, MAX_MESSAGE, MAX_PRINTED = 64 << 10, 2000, 4 << 10
 
 #: Maximum characters of a snapshot of an episode.
 MAX_SNAPSHOT = 1 << 20
+#: Maximum length of a state at the end that rewards of the recipe see, as JSON.
+MAX_STATE = 256 << 10
 
 #: Folders inside of the sandbox and the folders of the host that they show, for messages.
 PLACES = []
@@ -484,6 +486,7 @@ def _member(sample):
         messages=[Record(m) for m in sample.get("messages", ())],
         calls=[Record(c) for c in sample.get("calls", ())],
         metrics=Record(sample.get("metrics", {})),
+        env=Record(sample.get("env", {})),
     )
 
 
@@ -538,10 +541,15 @@ class Session:
     def names(self):
         return dict(columns_of(self.task), output=self.output, calls=self.calls, messages=self.messages)
 
-    def state(self):
+    def state_text(self):
         if "state" not in self.target.methods:
             return None
-        text = json.dumps(self.call("state"), sort_keys=True, default=_jsonable)
+        return json.dumps(self.call("state"), sort_keys=True, default=_jsonable)
+
+    def state(self):
+        text = self.state_text()
+        if text is None:
+            return None
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
     def open(self):
@@ -659,10 +667,18 @@ class Session:
         answer["reward"] += reward
 
     def score(self):
-        """The outcome, made once."""
+        """The outcome, made once, with the state at the end for rewards of the recipe."""
         if self.outcome is None:
-            self.outcome = self.made_score()
+            self.outcome = dict(self.made_score(), state=self.end_state())
         return self.outcome
+
+    def end_state(self):
+        """The state for rewards of the recipe. None if it is too long, or gone with the end of the episode."""
+        try:
+            text = self.state_text()
+        except Exception:
+            return None
+        return json.loads(text) if text is not None and len(text) <= MAX_STATE else None
 
     def made_score(self):
         cls = self.target.cls

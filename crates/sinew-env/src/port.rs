@@ -169,6 +169,12 @@ pub trait Env: Send {
     /// Score of an episode that a limit ended before `done`.
     fn score(&mut self) -> EnvFuture<'_, Outcome>;
 
+    /// State of the world at the end, for rewards of the recipe; asked for after the outcome. `None`: this
+    /// environment shows none.
+    fn end_state(&self) -> Option<&serde_json::Value> {
+        None
+    }
+
     /// Releases all resources. Called once, after all other methods, also after errors.
     fn close(&mut self) -> EnvFuture<'_, ()>;
 }
@@ -280,8 +286,14 @@ pub async fn validate(factory: &dyn EnvFactory, tasks: &[Task]) -> Result<usize,
         if capabilities.states() && states.iter().take(*turns).any(Option::is_none) {
             return Err(broken("a state has no hash, though it should".into()));
         }
-        if capabilities.deterministic && gold_states(factory, task).await? != played {
-            return Err(broken("the same actions led elsewhere".into()));
+        if capabilities.deterministic {
+            let again = gold_states(factory, task).await?;
+            if again != played {
+                let turn = again.1.iter().zip(states).position(|(a, b)| a != b);
+                let place =
+                    turn.map_or("in the score".into(), |t| format!("before turn {}", t + 1));
+                return Err(broken(format!("the same actions led elsewhere {place}")));
+            }
         }
         all += *turns;
     }

@@ -9,6 +9,7 @@
 
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use sinew_types::{MAX_REWARD, Message, Outcome, Task, ToolCall};
 use std::collections::BTreeMap;
 
@@ -55,6 +56,9 @@ pub struct RewardSample {
     pub calls: Vec<ToolCall>,
     /// Measurements of the episode by name, as far as the environment made any.
     pub metrics: BTreeMap<String, f64>,
+    /// What the environment's state was at the end, where it shows one: see [`crate::Env::end_state`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<Value>,
 }
 
 impl RewardSample {
@@ -66,6 +70,7 @@ impl RewardSample {
             output: output.into(),
             calls: Vec::new(),
             metrics: BTreeMap::new(),
+            state: None,
         }
     }
 }

@@ -108,6 +108,7 @@ impl RewardedEnv {
     /// The outcome by the reward, with the metrics of the environment's own.
     async fn outcome(&mut self, own: Outcome) -> Outcome {
         self.sample.metrics = own.metrics;
+        self.sample.state = self.inner.end_state().cloned();
         if !self.played.is_empty() {
             self.sample.messages = std::mem::take(&mut self.played);
             let calls = self.sample.messages.iter().flat_map(|m| &m.tool_calls);

@@ -128,6 +128,10 @@ impl Env for SaidEnv {
         self.inner.score()
     }
 
+    fn end_state(&self) -> Option<&serde_json::Value> {
+        self.inner.end_state()
+    }
+
     fn close(&mut self) -> EnvFuture<'_, ()> {
         self.inner.close()
     }

@@ -120,6 +120,7 @@ pub(crate) mod tests {
             output: output.to_owned(),
             calls: vec![call],
             metrics: BTreeMap::new(),
+            state: None,
         }
     }
 

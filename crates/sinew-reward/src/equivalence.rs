@@ -8,7 +8,6 @@ use serde_json::json;
 use sinew_bridge::{PythonReward, Target};
 use sinew_env::{Reward, RewardSample, Score, Unscored};
 use sinew_types::Task;
-use std::collections::BTreeMap;
 
 const SOURCE: &str = include_str!("equivalence.py");
 
@@ -34,13 +33,7 @@ impl Equivalence {
             data: json!({ "expected": expected }),
             ..sample.task.clone()
         };
-        let compared = RewardSample {
-            task,
-            messages: Vec::new(),
-            output: sample.output.clone(),
-            calls: Vec::new(),
-            metrics: BTreeMap::new(),
-        };
+        let compared = RewardSample::new(task, sample.output.clone());
         self.function.score(&compared).await
     }
 }

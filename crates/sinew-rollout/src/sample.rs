@@ -29,6 +29,7 @@ pub fn reward_sample(trace: &Trace, task: Task, renderer: &dyn Renderer) -> Rewa
         output: trace.outcome.answer.clone().or(last).unwrap_or_default(),
         calls: said.flat_map(|m| m.tool_calls.clone()).collect(),
         metrics: trace.outcome.metrics.clone(),
+        state: None,
         task,
         messages,
     }

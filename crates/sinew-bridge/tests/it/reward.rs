@@ -1,9 +1,10 @@
 //! Python functions as rewards.
 
-use crate::support::{Sizes, reward, sample, workers};
+use crate::support::{Sizes, call, calls, factory, reward, sample, task, workers};
 use serde_json::json;
 use sinew_bridge::{PythonReward, TargetKind};
-use sinew_env::{GroupReward, Preference, Reward, Score};
+use sinew_env::{EnvFactory, GroupReward, Preference, Reward, Rewarded, Score};
+use std::sync::Arc;
 use std::time::Duration;
 
 async fn score(function: &PythonReward, output: &str) -> Result<Score, String> {
@@ -42,6 +43,55 @@ async fn arguments_are_bound_by_name() {
             "{source}"
         );
         function.check(&["answer"]).unwrap();
+    }
+}
+
+/// A basket that ends its episode when it is full; its state fails when it is asked for too late.
+const BASKET: &str = r#"
+from sinew import Done, tool
+
+
+class E:
+    def start(self, limit):
+        self.items, self.limit = [], limit
+
+    @tool
+    def add(self, item: str):
+        self.items.append(item)
+        return Done("full") if len(self.items) == self.limit else "added"
+
+    def state(self):
+        return {"items": self.items, "secret": 1 // (3 - len(self.items))}
+
+    def reward(self):
+        return len(self.items) / 4
+"#;
+
+#[tokio::test]
+async fn a_reward_reads_the_end_of_the_environment() {
+    let source =
+        "def f(env): return {'reward': len(env.state['items']) + env.reward, 'own': env.success}";
+    let (function, _reward_dir) = reward(source, Sizes::default());
+    function.check(&[]).unwrap();
+    let (inner, _env_dir) = factory(BASKET, Sizes::default());
+    let factory = Rewarded::new(Arc::new(inner), Arc::new(function));
+    // Of three items the state cannot be had: the function fails, the episode does not.
+    for (limit, reward) in [(1, Some(1.25)), (2, Some(2.5)), (3, None)] {
+        let mut env = factory.create(&task(json!({"limit": limit}))).unwrap();
+        env.reset().await.unwrap();
+        let mut last = None;
+        for n in 0..limit {
+            let add = call(&format!("c{n}"), "add", json!({"item": "tea"}));
+            last = Some(env.step(calls(vec![add])).await.unwrap());
+        }
+        env.close().await.unwrap();
+        let outcome = last.unwrap().outcome.unwrap();
+        assert_eq!(
+            (!outcome.unscored).then_some(outcome.reward),
+            reward,
+            "{outcome:?}"
+        );
+        assert_eq!(outcome.metrics["env/reward"], f64::from(limit) / 4.0);
     }
 }
 

@@ -123,6 +123,7 @@ pub(crate) fn sample(output: &str, data: Value) -> RewardSample {
         output: output.into(),
         calls: vec![call("c0", "add", json!({"item": "tea"}))],
         metrics: [("turns".to_owned(), 2.0)].into(),
+        state: None,
     }
 }
 
