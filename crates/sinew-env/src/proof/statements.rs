@@ -254,7 +254,8 @@ impl Term {
         }
     }
 
-    /// Laws whose left side is this term: their name with arguments, and the right side.
+    /// Laws whose left side is this term and that change it: their name with arguments, and the right side.
+    /// `rewrite` fails where a term stays as it is.
     fn laws(&self) -> Vec<(String, Self)> {
         let mut out = Vec::new();
         match self {
@@ -289,6 +290,7 @@ impl Term {
                 }
             }
         }
+        out.retain(|(_, right)| right != self);
         out
     }
 }
