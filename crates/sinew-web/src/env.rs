@@ -562,7 +562,10 @@ impl WebWorld {
     /// Hash of what the site keeps and the page shows.
     fn note(&mut self, session: &Session) {
         let site = lock(&session.site).state();
-        let page = format!("{site:?}{:?}", session.tree);
+        let mut tree = session.tree.clone();
+        // Chromium numbers the elements of all its pages.
+        tree.items.iter_mut().for_each(|item| item.backend = 0);
+        let page = format!("{site:?}{tree:?}");
         self.seen = Seen {
             ended: session.done || session.over,
             done: session.done,

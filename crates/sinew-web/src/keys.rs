@@ -1,28 +1,12 @@
-//! The environment `web` in a recipe: its keys, checks and constructors.
+//! The environment `web` in a recipe: its keys and their checks.
 
-use crate::miniwob::{FAMILIES, MiniwobTasks};
-use crate::shop::{LEVELS, ShopTasks};
+use crate::miniwob::FAMILIES;
+use crate::shop::LEVELS;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use sinew_env::{
-    EnvConfig, EnvError, EnvFactory, EnvKind, KeyError, Needs, Sandboxes, Taskset, TasksetError,
-};
+use sinew_env::KeyError;
 use sinew_types::{Given, Gives};
 use std::path::PathBuf;
-use std::sync::Arc;
-
-/// The environment of the registry.
-pub static KIND: EnvKind = EnvKind::new::<Web>(
-    "web",
-    "pages in real Chromium: a shop, or MiniWoB++",
-    Needs {
-        sandbox: false,
-        alphabet: None,
-        rows: false,
-        tasks: false,
-        reward: false,
-    },
-);
 
 /// Which sites and tasks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -126,7 +110,7 @@ fn within<T: PartialOrd + std::fmt::Display>(
 
 impl Web {
     /// The levels of the shop that are drawn.
-    fn levels(&self) -> Vec<u8> {
+    pub(crate) fn levels(&self) -> Vec<u8> {
         match self.levels.is_empty() {
             true => LEVELS.collect(),
             false => self.levels.clone(),
@@ -134,7 +118,7 @@ impl Web {
     }
 
     /// The families that are drawn.
-    fn families(&self) -> Vec<String> {
+    pub(crate) fn families(&self) -> Vec<String> {
         match self.families.is_empty() {
             true => FAMILIES.iter().map(|f| f.name.to_owned()).collect(),
             false => self.families.clone(),
@@ -174,8 +158,9 @@ impl Web {
     }
 }
 
-impl EnvConfig for Web {
-    fn check(&self) -> Result<(), KeyError> {
+impl Web {
+    /// What the ranges and the combination of keys allow.
+    pub(crate) fn check_keys(&self) -> Result<(), KeyError> {
         self.check_tasks()?;
         within("train", self.train, 1..=1_000_000)?;
         within("held_out", self.held_out, 1..=1_000_000)?;
@@ -191,41 +176,6 @@ impl EnvConfig for Web {
         within("max_chars", self.max_chars, 200..=100_000)?;
         within("settle_ms", self.settle_ms, 0..=5000)?;
         within("timeout_s", self.timeout_s, 1.0..=600.0)
-    }
-
-    fn taskset(&self, seed: u64) -> Result<Arc<dyn Taskset>, TasksetError> {
-        Ok(match self.tasks {
-            WebTasks::Shop => Arc::new(ShopTasks::new(
-                seed,
-                self.levels(),
-                self.train,
-                self.held_out,
-            )),
-            WebTasks::Miniwob => Arc::new(MiniwobTasks::new(
-                seed,
-                self.families(),
-                self.train,
-                self.held_out,
-            )),
-        })
-    }
-
-    #[cfg(feature = "browser")]
-    fn factory(&self, _sandboxes: Option<Sandboxes>) -> Result<Arc<dyn EnvFactory>, EnvError> {
-        Ok(Arc::new(crate::env::WebFactory::start(self)?))
-    }
-
-    #[cfg(not(feature = "browser"))]
-    fn factory(&self, _sandboxes: Option<Sandboxes>) -> Result<Arc<dyn EnvFactory>, EnvError> {
-        Err(EnvError::Config {
-            field: "type",
-            value: "\"web\"".into(),
-            allowed: "this program was built without the feature `web`".into(),
-        })
-    }
-
-    fn gives(&self) -> Gives {
-        GIVES
     }
 }
 
@@ -246,7 +196,7 @@ mod tests {
         let web = |change: fn(&mut Web)| {
             let mut web = Web::default();
             change(&mut web);
-            web.check().map_err(|e| (e.key, e.reason))
+            web.check_keys().map_err(|e| (e.key, e.reason))
         };
         assert_eq!(web(|_| {}), Ok(()));
         assert_eq!(web(|w| w.levels = vec![6]).unwrap_err().0, "levels");

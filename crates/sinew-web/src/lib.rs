@@ -27,6 +27,7 @@ mod browser;
 #[cfg(feature = "browser")]
 mod env;
 mod keys;
+mod kind;
 mod miniwob;
 mod plan;
 #[cfg(feature = "browser")]
@@ -37,5 +38,6 @@ mod tree;
 
 #[cfg(feature = "browser")]
 pub use env::WebFactory;
-pub use keys::{KIND, Web, WebTasks};
+pub use keys::{Web, WebTasks};
+pub use kind::KIND;
 pub use miniwob::FAMILIES;

@@ -91,8 +91,10 @@ pub(crate) fn resolve(step: &Step, tree: &Tree) -> Result<(Action, bool), String
     let found = tree.items.iter().filter(|i| step.fits(i)).nth(step.nth);
     let Some(item) = found else {
         return Err(format!(
-            "the page {} has no {} {:?}",
-            tree.url, step.role, step.name
+            "there is no {} {:?} on this page:\n{}",
+            step.role,
+            step.name,
+            tree.show(1000)
         ));
     };
     let scroll = |direction| Ok((calling("scroll", json!({ "direction": direction })), false));

@@ -276,7 +276,14 @@ impl Page {
                 "open takes a path of this site, such as \"/\", not {path:?}"
             )));
         }
+        // The answer may come before the event which says that it loads.
+        let moving = |moving| self.progress.send_modify(|p| p.moving = moving);
+        moving(true);
         let loaded = self.call("Page.navigate", json!({ "url": url })).await?;
+        if loaded["errorText"].is_string() || loaded["loaderId"].is_null() {
+            // Nothing loads: an error, or a place within the page.
+            moving(false);
+        }
         if let Some(error) = loaded["errorText"].as_str() {
             return Err(PageFault::Model(format!(
                 "{path} cannot be loaded: {error}"

@@ -38,7 +38,7 @@ const fn family(name: &'static str, gold: Gold) -> Family {
 }
 
 /// All families.
-pub static FAMILIES: [Family; 14] = [
+pub static FAMILIES: [Family; 13] = [
     family("click-button", |t| {
         Some(vec![Step::click("button", quoted(t, 0)?)])
     }),
@@ -49,12 +49,6 @@ pub static FAMILIES: [Family; 14] = [
         ])
     }),
     family("click-checkboxes", checkboxes),
-    family("click-collapsible", |_| {
-        Some(vec![
-            Step::click("tab", ""),
-            Step::click("button", "Submit"),
-        ])
-    }),
     family("click-dialog", |_| {
         Some(vec![Step::click("button", "Close")])
     }),

@@ -12,8 +12,10 @@ use std::path::{Component, Path, PathBuf};
 const MAX_FILE: u64 = 8 << 20;
 
 /// Starts the problem of a seed: without the cover, the clock and the display of rewards, which are not part
-/// of it. The largest delay of a timer stands for no end.
+/// of it. The largest delay of a timer stands for no end. Without animations of jQuery, a page is what it is
+/// whenever it is looked at.
 const BEGIN: &str = "(() => { Math.seedrandom(String(SEED)); core.EPISODE_MAX_TIME = 2147483647; \
+    if (window.jQuery) jQuery.fx.off = true; \
     core.startEpisodeReal(); \
     for (const id of ['reward-display', 'click-canvas', 'sync-task-cover']) { \
         const node = document.getElementById(id); if (node) node.style.visibility = 'hidden'; } \
