@@ -16,6 +16,7 @@ mod image;
 #[cfg(feature = "microvm")]
 mod microvm;
 mod process;
+mod remote;
 #[cfg(feature = "wasm")]
 mod wasm;
 
@@ -30,7 +31,7 @@ pub use image::image;
 /// A started level.
 type Provider = Result<Arc<dyn SandboxProvider>, LevelError>;
 
-/// Starts the sandboxes of a recipe, with a few ready. A host that cannot enforce the level is found
+/// Starts the sandboxes of a recipe, with a few ready, or connects to the server that has them. A host that cannot enforce the level is found
 /// now, and not by the first episode.
 ///
 /// # Errors
@@ -41,6 +42,9 @@ pub fn sandboxes(section: &SandboxPlan) -> Provider {
             "sandbox.image = {image:?}: level {} has roots of its own; allowed at level process and container",
             section.level
         )));
+    }
+    if let Some(server) = &section.server {
+        return remote::sandboxes(section, server);
     }
     match section.level {
         Level::Process => process::sandboxes(section),

@@ -49,6 +49,11 @@ section! {
         level: Level = Level::Process;
         /// Refuse to run if a protection cannot be enforced on this host.
         strict: bool = false;
+        /// Address of a sandbox server (`sinew serve --sandbox-only`) on which the sandboxes run, at the level
+        /// `level` of that server; left out: they run on this host.
+        server: String;
+        /// Environment variable with the token for `server`.
+        server_key_env: String = "SINEW_SANDBOX_TOKEN".into();
         /// Memory of a sandbox, in MiB.
         memory_mb: u64 = 256, in 32 to 65_536;
         /// Processes and threads of a sandbox.
@@ -134,6 +139,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let reason = format!("has no effect: env.type = \"{env}\" runs no code; remove it");
     rules.unused("sandbox", reason, used);
     python(plan, rules);
+    server(plan, rules);
     levels(plan, rules);
     egress(s, rules);
 }
@@ -164,6 +170,50 @@ fn python(plan: &RunPlan, rules: &mut Rules) {
             let reason = format!("has no effect with env.type = \"python\": {why}; remove it");
             rules.unused(key, reason, false);
         }
+    }
+}
+
+/// Keys that a sandbox server decides, and what cannot run on another host.
+fn server(plan: &RunPlan, rules: &mut Rules) {
+    let s = &plan.sandbox;
+    let Some(url) = &s.server else {
+        let reason = "has no effect without sandbox.server; remove it".into();
+        rules.unused("sandbox.server_key_env", reason, false);
+        return;
+    };
+    let is_url = url.starts_with("http://") || url.starts_with("https://");
+    rules.allowed(
+        "sandbox.server",
+        url,
+        "http:// or https:// and a host",
+        is_url,
+    );
+    let reason = "agent programs need the network of this host; remove it";
+    rules.custom(
+        "sandbox.server",
+        url,
+        reason.into(),
+        plan.harness.is_built_in(),
+    );
+    let python = plan.env.members().iter().all(|m| m.kind_name() == "python");
+    let mut rewards = plan.worlds().into_iter().filter_map(|w| w.reward);
+    let reason = "has no effect: Python environments run on this host; remove it".into();
+    let has_effect = !python || rewards.any(RewardSection::has_code);
+    rules.unused("sandbox.server", reason, has_effect);
+    for key in [
+        "image",
+        "image_cache",
+        "wasm_modules",
+        "container_engine",
+        "container_socket",
+        "cpus",
+        "microvm_images",
+        "microvm_backend",
+        "egress",
+        "egress_audit",
+    ] {
+        let reason = "has no effect with sandbox.server: the server decides; remove it".into();
+        rules.unused(&format!("sandbox.{key}"), reason, false);
     }
 }
 

@@ -8,10 +8,10 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex};
 
-struct Api {
+pub(crate) struct Api {
     child: Child,
-    address: String,
-    token: String,
+    pub(crate) address: String,
+    pub(crate) token: String,
 }
 
 impl Drop for Api {
@@ -22,7 +22,7 @@ impl Drop for Api {
 }
 
 impl Api {
-    fn start(more: &[&str]) -> Self {
+    pub(crate) fn start(more: &[&str]) -> Self {
         let mut command = sinew();
         command
             .args([

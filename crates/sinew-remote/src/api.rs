@@ -1,0 +1,302 @@
+//! Requests and answers of the API, and its errors as those of the port.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use reqwest::{Client, Method, RequestBuilder, Response};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sinew_http::{cause, tls};
+use sinew_sandbox::{
+    Ending, ExecRequest, ExecResult, OutputChunk, OutputStream, Program, Protection, SandboxError,
+    SandboxSpec, Usage,
+};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Time without a sign of life after which the server destroys a sandbox. While a sandbox is held, the client
+/// renews it three times in this time.
+pub const LEASE: Duration = Duration::from_secs(300);
+
+/// Time for a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for an answer, in addition to that of an execution.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum bytes of an answer that is no file: two outputs in Base64, and what stands around them.
+const MAX_ANSWER: u64 = 256 << 20;
+
+/// The server, and the key for it.
+#[derive(Clone)]
+pub(crate) struct Api {
+    client: Client,
+    /// Without a slash at the end.
+    url: Arc<str>,
+    token: Arc<str>,
+    level: &'static str,
+}
+
+impl std::fmt::Debug for Api {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Api")
+            .field("url", &self.url)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The body of an error.
+#[derive(Deserialize)]
+struct Refusal {
+    error: Reason,
+}
+
+#[derive(Deserialize)]
+struct Reason {
+    code: String,
+    message: String,
+}
+
+/// A result, with its output in Base64.
+#[derive(Deserialize)]
+struct Ran {
+    ending: Ending,
+    stdout: String,
+    stderr: String,
+    truncated: bool,
+    usage: Usage,
+    protections: Vec<Protection>,
+}
+
+impl Ran {
+    fn into_result(self) -> Result<ExecResult, String> {
+        Ok(ExecResult {
+            ending: self.ending,
+            stdout: decoded(&self.stdout)?,
+            stderr: decoded(&self.stderr)?,
+            truncated: self.truncated,
+            usage: self.usage,
+            protections: Arc::new(self.protections),
+        })
+    }
+}
+
+/// A line of a streamed execution.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Line {
+    Output { stream: OutputStream, data: String },
+    Result { result: Ran },
+    Error { error: Reason },
+}
+
+/// What a line of a streamed execution says.
+pub(crate) enum Streamed {
+    Output(OutputChunk),
+    Ended(Result<ExecResult, SandboxError>),
+}
+
+fn decoded(text: &str) -> Result<Vec<u8>, String> {
+    STANDARD
+        .decode(text)
+        .map_err(|e| format!("its output is no Base64: {e}"))
+}
+
+impl Api {
+    /// The server at `url`, such as `http://10.0.0.7:8081`.
+    ///
+    /// # Errors
+    /// If the address is none.
+    pub(crate) fn new(url: &str, token: &str, level: &'static str) -> Result<Self, String> {
+        if !(url.starts_with("http://") || url.starts_with("https://")) {
+            return Err("allowed: http:// or https:// and a host".into());
+        }
+        let client = Client::builder()
+            .tls_backend_preconfigured(tls())
+            .connect_timeout(CONNECT_TIMEOUT)
+            .build()
+            .map_err(|e| cause(&e))?;
+        Ok(Self {
+            client,
+            url: url.trim_end_matches('/').into(),
+            token: token.into(),
+            level,
+        })
+    }
+
+    /// A request to a path below `/v1`.
+    pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        self.client
+            .request(method, format!("{}/v1/{path}", self.url))
+            .bearer_auth(&self.token)
+            .timeout(ANSWER_TIMEOUT)
+    }
+
+    /// A request with a JSON body.
+    pub(crate) fn json(&self, method: Method, path: &str, body: &Value) -> RequestBuilder {
+        self.request(method, path)
+            .header("content-type", "application/json")
+            .body(body.to_string())
+    }
+
+    /// Sends a request. An answer that is an error becomes one of the port.
+    pub(crate) async fn send(&self, request: RequestBuilder) -> Result<Response, SandboxError> {
+        let answer = request.send().await.map_err(|e| self.lost(&cause(&e)))?;
+        if answer.status().is_success() {
+            return Ok(answer);
+        }
+        let status = answer.status();
+        let body = self.body(answer, MAX_ANSWER).await?;
+        let refusal = serde_json::from_slice::<Refusal>(&body);
+        Err(match refusal {
+            Ok(refusal) => self.refused(refusal.error),
+            Err(_) => self.lost(&format!("it answered {status} without a reason")),
+        })
+    }
+
+    /// Sends a request, and reads the answer as JSON.
+    pub(crate) async fn value(&self, request: RequestBuilder) -> Result<Value, SandboxError> {
+        let answer = self.send(request).await?;
+        let body = self.body(answer, MAX_ANSWER).await?;
+        serde_json::from_slice(&body).map_err(|e| self.lost(&format!("its answer is no JSON: {e}")))
+    }
+
+    /// The bytes of an answer.
+    ///
+    /// # Errors
+    /// If the connection ends, or there are more than `max_bytes`.
+    pub(crate) async fn body(
+        &self,
+        mut answer: Response,
+        max_bytes: u64,
+    ) -> Result<Vec<u8>, SandboxError> {
+        let mut body = Vec::new();
+        while let Some(chunk) = answer.chunk().await.map_err(|e| self.lost(&cause(&e)))? {
+            if (body.len() + chunk.len()) as u64 > max_bytes {
+                return Err(too_long(max_bytes));
+            }
+            body.extend_from_slice(&chunk);
+        }
+        Ok(body)
+    }
+
+    /// Creates a sandbox, from a snapshot if there is one.
+    pub(crate) async fn create(
+        &self,
+        spec: &SandboxSpec,
+        snapshot: Option<&str>,
+    ) -> Result<String, SandboxError> {
+        let limits = &spec.limits;
+        let env: serde_json::Map<String, Value> = spec
+            .env
+            .iter()
+            .map(|(name, value)| (name.clone(), json!(value)))
+            .collect();
+        let mut body = json!({
+            "level": self.level, "env": env, "strict": spec.strict, "lease_s": LEASE.as_secs_f64(),
+            "limits": {
+                "cpu_s": limits.cpu_s, "memory_bytes": limits.memory_bytes, "processes": limits.processes,
+                "output_bytes": limits.output_bytes, "work_bytes": limits.work_bytes,
+                "open_files": limits.open_files,
+            },
+        });
+        if spec.live {
+            body["live"] = json!(true);
+        }
+        if let Some(snapshot) = snapshot {
+            body["snapshot"] = json!(snapshot);
+        }
+        let made = self.json(Method::POST, "sandboxes", &body);
+        self.text(&self.value(made).await?, "id")
+    }
+
+    /// A text of an answer.
+    pub(crate) fn text(&self, answer: &Value, field: &str) -> Result<String, SandboxError> {
+        let text = answer[field].as_str();
+        text.map(str::to_owned)
+            .ok_or_else(|| self.lost(&format!("its answer has no {field}")))
+    }
+
+    /// The request of an execution.
+    pub(crate) fn exec(
+        &self,
+        id: &str,
+        request: &ExecRequest,
+        env: Vec<(String, String)>,
+        stream: bool,
+    ) -> RequestBuilder {
+        let env: serde_json::Map<String, Value> =
+            env.into_iter().map(|(n, v)| (n, json!(v))).collect();
+        let mut body = json!({
+            "env": env, "timeout_s": request.deadline.as_secs_f64(), "stream": stream, "binary": true,
+        });
+        let (field, program) = match &request.program {
+            Program::Argv(argv) => ("argv", json!(argv)),
+            Program::Python(code) => ("python", json!(code)),
+            Program::Shell(script) => ("shell", json!(script)),
+        };
+        body[field] = program;
+        if !request.stdin.is_empty() {
+            body["stdin_base64"] = json!(STANDARD.encode(&request.stdin));
+        }
+        self.json(Method::POST, &format!("sandboxes/{id}/exec"), &body)
+            .timeout(request.deadline + ANSWER_TIMEOUT)
+    }
+
+    /// The result of an execution that was not streamed.
+    pub(crate) fn ran(&self, answer: Value) -> Result<ExecResult, SandboxError> {
+        let ran = serde_json::from_value::<Ran>(answer).map_err(|e| e.to_string());
+        ran.and_then(Ran::into_result)
+            .map_err(|e| self.lost(&format!("its result: {e}")))
+    }
+
+    /// A line of a streamed execution.
+    pub(crate) fn line(&self, line: &[u8]) -> Result<Streamed, SandboxError> {
+        let wrong = |e: String| self.lost(&format!("a line of its output: {e}"));
+        match serde_json::from_slice(line).map_err(|e| wrong(e.to_string()))? {
+            Line::Output { stream, data } => {
+                let bytes = decoded(&data).map_err(wrong)?;
+                Ok(Streamed::Output(OutputChunk { stream, bytes }))
+            }
+            Line::Result { result } => Ok(Streamed::Ended(result.into_result().map_err(wrong))),
+            Line::Error { error } => Ok(Streamed::Ended(Err(self.refused(error)))),
+        }
+    }
+
+    /// A server that does not answer as it should.
+    pub(crate) fn lost(&self, why: &str) -> SandboxError {
+        SandboxError::Died(format!("the sandbox server {}: {why}", self.url))
+    }
+
+    /// A refusal of the server as an error of the port.
+    fn refused(&self, reason: Reason) -> SandboxError {
+        let Reason { code, message } = reason;
+        let message = format!("{message} (from {})", self.url);
+        match code.as_str() {
+            "not_enforced" => SandboxError::NotEnforced { missing: message },
+            "unauthorized" | "unavailable" | "no_room" | "too_many" => SandboxError::Unavailable {
+                level: self.level.into(),
+                reason: message,
+            },
+            "unsupported" => SandboxError::Unsupported {
+                operation: "do this on the other host",
+            },
+            "request" | "failed" => SandboxError::Io {
+                operation: "sandbox server".into(),
+                message,
+            },
+            _ => SandboxError::Died(message),
+        }
+    }
+}
+
+/// Whether a sandbox may be made later: the server has no room now.
+pub(crate) fn is_full(error: &SandboxError) -> bool {
+    let of_room = ["are live, the limit is", "no sandbox became free"];
+    matches!(error, SandboxError::Unavailable { reason, .. } if of_room.iter().any(|w| reason.contains(w)))
+}
+
+/// A file or an answer that is too long.
+pub(crate) fn too_long(max_bytes: u64) -> SandboxError {
+    SandboxError::Io {
+        operation: "read".into(),
+        message: format!("it has more than {max_bytes} bytes"),
+    }
+}
