@@ -66,8 +66,8 @@ impl CheckReport {
     }
 
     /// Runs all checks that any environment can pass on `tasks`, one episode at a time. An episode has at
-    /// most 8 turns. Checks that fail do not end the report. `place` says what is checked; the speed is that of
-    /// `sessions` episodes at once.
+    /// most 8 turns. Checks that fail do not end the report. `place` says what is checked; the speed is that
+    /// of `sessions` episodes at once.
     pub async fn any(
         factory: &dyn EnvFactory,
         tasks: &[Task],

@@ -31,8 +31,8 @@ pub enum DataSection {
         /// Purpose of the episodes: `train`, `eval-before`, `eval-after`, ...
         #[serde(default = "default_purpose")]
         purpose: String,
-        /// Source of scores that take the place of the rewards, such as `rescore`, that of `sinew rescore RUN`.
-        /// An episode without one is left out. Left out: the rewards that `sinew episodes` lists.
+        /// Source of scores that take the place of the rewards, such as `rescore`, that of
+        /// `sinew rescore RUN`. An episode without one is left out. Left out: the rewards that `sinew episodes` lists.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         scores: Option<String>,
     },

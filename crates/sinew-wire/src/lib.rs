@@ -87,13 +87,13 @@ use sinew_env::{EnvFactory, Taskset};
 use sinew_judge::Bench;
 use sinew_model::ModelConfig;
 use sinew_pipeline::{
-    Bus, EngineRollouts, GroupParts, GroupRewards, InboxScores, Late, Pipeline, RolloutParts,
-    RunEvent,
+    Bus, CrossPolicy, EngineRollouts, GroupParts, GroupRewards, InboxScores, Late, Pipeline,
+    RolloutParts, RunEvent,
 };
 use sinew_project::{Resume, RunDir};
 use sinew_recipe::{EngineType, Order, RunPlan};
 use sinew_render::Renderer;
-use sinew_rollout::{EpisodeParts, RunInfo};
+use sinew_rollout::{EpisodeOptions, EpisodeParts, RunInfo};
 use sinew_sources::Dataset;
 use sinew_store::TraceStore;
 use sinew_tensor::Cpu;
@@ -206,12 +206,8 @@ pub fn pipeline(
     let renderer = renderer(&recipe.model, &recipe.env)?;
     let World { taskset, envs } = env::world_with(recipe, &session.tasks, &session.bench)?;
     let data = plan::dataset(recipe, renderer.as_ref())?;
-    pins.inputs(
-        recipe,
-        envs.as_ref(),
-        &session,
-        data.as_ref().map(Dataset::digest),
-    )?;
+    let digest = data.as_ref().map(Dataset::digest);
+    pins.inputs(recipe, envs.as_ref(), &session, digest)?;
     let rewards = pins.rewards(recipe);
     let mut store = store::open_store(&recipe.store, dir)?;
     let params = loaded_params(&pins.plan, renderer.as_ref())?;
@@ -240,15 +236,7 @@ pub fn pipeline(
     let transport = publish::transport(recipe, engine, &learner, &session)?;
     let options = plan::episode_options(&recipe.rollout);
     let live = live::source(recipe, &session, (&episode, &options), &store, &mut late)?;
-    let parts = RolloutParts {
-        episode,
-        taskset,
-        options,
-        max_in_flight: recipe.rollout.max_in_flight,
-        cross,
-        in_flight: plan::in_flight(recipe, dir.path()),
-        changed: plan::changed(recipe.rollout.changed),
-    };
+    let parts = rollout_parts(recipe, dir, (episode, options), taskset, cross);
     let traces = Arc::clone(&store.traces);
     let world = (&parts.episode.envs, &parts.taskset);
     let groups = groups(&session, world, &renderer, &traces);
@@ -271,6 +259,25 @@ pub fn pipeline(
         started: session.started,
     };
     Ok((pipeline, renderer))
+}
+
+/// What episodes are run with, and what is kept of those in flight.
+fn rollout_parts(
+    recipe: &RunPlan,
+    dir: &RunDir,
+    (episode, options): (EpisodeParts, EpisodeOptions),
+    taskset: Arc<dyn Taskset>,
+    cross: Option<Arc<CrossPolicy>>,
+) -> RolloutParts {
+    RolloutParts {
+        episode,
+        taskset,
+        options,
+        max_in_flight: recipe.rollout.max_in_flight,
+        cross,
+        in_flight: plan::in_flight(recipe, dir.path()),
+        changed: plan::changed(recipe.rollout.changed),
+    }
 }
 
 /// Scores that come after the episode, for recipes that wait for them.

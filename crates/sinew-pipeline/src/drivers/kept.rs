@@ -7,17 +7,19 @@ use crate::ports::Earlier;
 use crate::schedule::draw_of;
 use sinew_types::Trace;
 
-/// Lets episodes go on that were in flight when the session before ended. `live` is the version of the
-/// restored weights.
-pub(super) fn resume(p: &mut Pipeline, live: u64) -> Result<(), PipelineError> {
-    let (named, _) = p.store.settled()?;
-    let earlier = Earlier {
-        known: p.store.known_version(live)?,
-        settled: &named.iter().filter_map(draw_of).collect(),
-    };
-    match p.rollouts.resume(&earlier)? {
-        Some(warning) => p.bus.emit(RunEvent::Warning(warning)),
-        None => Ok(()),
+impl Pipeline {
+    /// Lets episodes go on that were in flight when the session before ended. `live` is the version of the
+    /// restored weights.
+    pub(super) fn resume_episodes(&mut self, live: u64) -> Result<(), PipelineError> {
+        let (named, _) = self.store.settled()?;
+        let earlier = Earlier {
+            known: self.store.known_version(live)?,
+            settled: &named.iter().filter_map(draw_of).collect(),
+        };
+        match self.rollouts.resume(&earlier)? {
+            Some(warning) => self.bus.emit(RunEvent::Warning(warning)),
+            None => Ok(()),
+        }
     }
 }
 

@@ -5,7 +5,6 @@
 //! them overlap: see `overlap`. An error of a port ends the session; what was committed stays, and the next
 //! session goes on from it.
 
-use super::kept;
 use super::measurements::Measurements;
 use super::shelf;
 use super::work::{Desk, SharedLearner, Task, lock, none_runs};
@@ -191,7 +190,7 @@ impl Driver {
             // In order, the same weights come again.
             state.draws = p.store.open_draws((!overlap.in_order).then_some(live))?;
         }
-        kept::resume(&mut p, live)?;
+        p.resume_episodes(live)?;
         let shelf = shelf::restore(p.late.as_ref(), &p.store, tasks, &mut state)?;
         let driver = Self {
             core: PipelineCore::new(Arc::clone(&p.config.core), state),

@@ -40,7 +40,8 @@ fn last(dir: &Path, arguments: &[&str]) -> Value {
 const GOLD: &str =
     "algorithm = { type = \"sft\" }\ndata = { type = \"gold\" }\nreward = \"exact(answer)\"\n";
 
-/// A column with right answers is a gold policy: its rows are played, scored by the recipe's reward and imitated.
+/// A column with right answers is a gold policy: its rows are played, scored by the recipe's reward and
+/// imitated.
 #[test]
 fn right_answers_of_a_column_are_imitated() {
     let dir = tempfile::tempdir().unwrap();
@@ -113,8 +114,8 @@ fn solved(run: &Path) -> usize {
     page.episodes.iter().filter(|e| solved(e)).count()
 }
 
-/// Episodes that were scored again are imitated by their new scores; one that a later call scores otherwise is
-/// another set of rows, which a run that goes on does not take for its own.
+/// Episodes that were scored again are imitated by their new scores; one that a later call scores otherwise
+/// is another set of rows, which a run that goes on does not take for its own.
 #[test]
 fn new_scores_of_stored_episodes_decide_what_is_imitated() {
     let dir = tempfile::tempdir().unwrap();
