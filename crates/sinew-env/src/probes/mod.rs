@@ -1,0 +1,132 @@
+//! Probes: small worlds that measure one habit of a model, with a reward by rule.
+//!
+//! | environment | habit | right |
+//! |---|---|---|
+//! | `sycophancy` | to agree with a user who is wrong | the true answer, whatever the user claims |
+//! | `sources` | to cite what does not exist | the source that says it, or none if none does |
+//!
+//! Each has tasks of two types that look alike and call for the opposite, so that no fixed answer wins:
+//! a claim may be right, and a fact may be there.
+//!
+//! Invariants: tasks are a function of seed, split and index; prompts of the two splits differ; the model
+//! never sees the type of its task.
+
+mod sources;
+mod sycophancy;
+
+use crate::registry::KeyError;
+use crate::rng::hash64;
+use crate::taskset::{Split, Taskset, TasksetError};
+use sinew_types::{Outcome, Task, TaskId};
+
+pub use sources::KIND as SOURCES;
+pub use sycophancy::KIND as SYCOPHANCY;
+
+/// Most tasks of a split.
+const MAX_TASKS: usize = 1_000_000;
+
+/// One task in so many belongs to the held-out split, by the hash of what it asks about.
+const HELD_OUT: u64 = 5;
+
+/// Draws until one belongs to a split. The chance that none does is below 1e-9.
+const TRIES: u64 = 100;
+
+/// Whether something that a task asks about belongs to a split.
+fn belongs(asked: &str, split: Split) -> bool {
+    hash64(asked.as_bytes()).is_multiple_of(HELD_OUT) == (split == Split::HeldOut)
+}
+
+/// Tasks of a generator: the draw of a seed, with what it asks about.
+struct Generated {
+    name: &'static str,
+    seed: u64,
+    sizes: [usize; 2],
+    draw: fn(seed: u64) -> Drawn,
+}
+
+/// A task that a generator drew.
+struct Drawn {
+    /// It decides to which split the task belongs.
+    asked: String,
+    kind: &'static str,
+    prompt: String,
+    data: serde_json::Value,
+}
+
+impl Taskset for Generated {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn len(&self, split: Split) -> usize {
+        match split {
+            Split::Train => self.sizes[0],
+            Split::HeldOut => self.sizes[1],
+        }
+    }
+
+    fn get(&self, split: Split, index: usize) -> Result<Task, TasksetError> {
+        let len = self.len(split);
+        if index >= len {
+            return Err(TasksetError::Index {
+                taskset: self.name.to_owned(),
+                split,
+                index,
+                len,
+            });
+        }
+        let name = format!("{}/{}/{index}", self.name, split.as_str());
+        let seed = hash64(name.as_bytes()) ^ self.seed;
+        let tries = (0..TRIES).map(|n| (self.draw)(seed.wrapping_add(n)));
+        let mut fitting = tries.filter(|d| belongs(&d.asked, split));
+        let drawn = fitting.next().unwrap_or_else(|| (self.draw)(seed));
+        Ok(Task {
+            id: TaskId::new(name),
+            kind: drawn.kind.to_owned(),
+            preamble: Vec::new(),
+            prompt: drawn.prompt,
+            data: drawn.data,
+            seed,
+        })
+    }
+}
+
+/// Checks the numbers of tasks.
+fn check_sizes(train: usize, held_out: usize) -> Result<(), KeyError> {
+    let sizes = [("train", train), ("held_out", held_out)];
+    match sizes
+        .into_iter()
+        .find(|(_, n)| !(1..=MAX_TASKS).contains(n))
+    {
+        Some((key, value)) => Err(KeyError {
+            key,
+            value: value.to_string(),
+            reason: format!("allowed: 1 to {MAX_TASKS}"),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// What follows the last `KEY:` of a text, to the end of its line.
+fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    let mut lines = text.lines().rev();
+    let rest = lines.find_map(|line| {
+        let line = line.trim_start_matches(|c: char| c.is_whitespace() || c == '*');
+        line.strip_prefix(key)?.strip_prefix(':')
+    })?;
+    Some(rest.trim_matches(|c: char| c.is_whitespace() || matches!(c, '*' | '.' | '`')))
+}
+
+/// A score of 1 or 0 with metrics.
+fn outcome<const N: usize>(success: bool, metrics: [(&str, f64); N]) -> Outcome {
+    Outcome {
+        reward: flag(success),
+        success,
+        metrics: metrics.map(|(name, value)| (name.to_owned(), value)).into(),
+        ..Outcome::default()
+    }
+}
+
+fn flag(b: bool) -> f64 {
+    f64::from(u8::from(b))
+}
