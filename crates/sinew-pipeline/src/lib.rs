@@ -40,6 +40,7 @@ mod score_records;
 mod scoring_models;
 mod state;
 mod status;
+mod trust;
 
 pub use config::PipelineConfig;
 pub use core::{
@@ -73,7 +74,7 @@ pub use record::{
     divergence,
 };
 pub use repeat::{StepChange, StopAfter, step_changes};
-pub use rollouts::{BOARD, ChangedParts, EngineRollouts, LONGEST, RolloutParts};
+pub use rollouts::{BOARD, ChangedParts, EngineRollouts, LONGEST, RolloutParts, TurnSchedule};
 pub use rows::by_group;
 pub use schedule::{Draw, shuffled};
 pub use score_records::completed;

@@ -247,6 +247,7 @@ pub fn pipeline(
         max_in_flight: recipe.rollout.max_in_flight,
         cross,
         in_flight: plan::in_flight(recipe, dir.path()),
+        turns: plan::turns(recipe, &config.core),
         changed: plan::changed(recipe.rollout.changed),
     };
     let traces = Arc::clone(&store.traces);

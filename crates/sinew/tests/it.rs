@@ -17,6 +17,8 @@ mod chains;
 mod collapse;
 #[path = "it/collect.rs"]
 mod collect;
+#[path = "it/curricula.rs"]
+mod curricula;
 // The pages show every part.
 #[cfg(feature = "full")]
 #[path = "it/docs.rs"]
@@ -79,6 +81,8 @@ mod sandboxes;
 mod serve;
 #[path = "it/tail.rs"]
 mod tail;
+#[path = "it/trust.rs"]
+mod trust;
 #[path = "it/view.rs"]
 mod view;
 #[path = "it/worlds.rs"]

@@ -514,7 +514,7 @@ impl Driver {
         record.rows = rows.rows.len();
         record.tokens = rows.tokens;
         record.formats = rows.formats.clone();
-        record.samples = SampleStatus::of(&groups, &rows.dropped);
+        record.samples = SampleStatus::of(&groups, &rows);
         record.samples.left_out(&self.step.left_out);
         record.samples.waiting = match (&self.shelf, &self.p.source) {
             (Some(shelf), _) => shelf.waiting(),
@@ -536,6 +536,7 @@ impl Driver {
             rows: rows.rows.len(),
             trained: rows.trained.clone(),
             dropped: rows.dropped.clone(),
+            sightings: rows.sightings.clone(),
         };
         (self.step.rows, self.step.groups) = (Some(rows), groups);
         Ok(event)
@@ -589,8 +590,7 @@ impl Driver {
     /// Fills in what an update took.
     pub(super) fn updated(&mut self) -> Event {
         let step = &mut self.step;
-        let since = step.training.map_or(0.0, |t| t.elapsed().as_secs_f64());
-        step.record.train_s = since;
+        step.record.train_s = step.training.map_or(0.0, |t| t.elapsed().as_secs_f64());
         Event::UpdateDone(Box::new(step.record.clone()))
     }
 

@@ -456,6 +456,7 @@ fn pipeline_config(core: Arc<CoreConfig>, run_dir: &Path) -> PipelineConfig {
         run_dir: run_dir.to_owned(),
         command: "train",
         recipe: String::new(),
+        trust: Arc::default(),
         accept_loss: false,
     }
 }
