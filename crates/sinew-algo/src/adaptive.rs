@@ -8,9 +8,9 @@
 //!
 //! With the signal `progress`, the weight of a kind is its absolute learning progress: how much its success
 //! rate changed between the last two windows of trials, up or down (Oudeyer, Kaplan and Hafner 2007; as a
-//! curriculum of tasks: Matiisen et al. 2017, arXiv 1707.00183, with windows as here). A kind without two full
-//! windows has the largest weight, so that it is measured first. The other signals choose within an order of
-//! kinds ([`Dial`](crate::Dial)) or among tasks ([`Pool`](crate::Pool)).
+//! curriculum of tasks: Matiisen et al. 2017, arXiv 1707.00183, with windows as here). A kind without two
+//! full windows has the largest weight, so that it is measured first. The other signals choose within an
+//! order of kinds ([`Dial`](crate::Dial)) or among tasks ([`Pool`](crate::Pool)).
 //!
 //! Pure: equal outcomes and seeds give equal draws.
 
@@ -467,7 +467,10 @@ mod tests {
             u in 0.0f64..1.0,
         ) {
             let signal = if by_reward { Signal::Reward } else { Signal::Success };
-            let c = AdaptiveConfig { signal, prior_successes: prior, prior_failures: prior, floor, memory };
+            let c = AdaptiveConfig {
+                signal, prior_successes: prior, prior_failures: prior, floor, memory,
+                ..AdaptiveConfig::default()
+            };
             let names = ["a", "b", "c", "d", "e"];
             let mut e = Estimates::default();
             for step in outcomes.chunks(7) {

@@ -41,8 +41,8 @@ pub(crate) fn lone(episodes: &[Episode<'_>], members: &[usize]) -> Option<Earlie
 }
 
 impl<'a> Batch<'a> {
-    /// Checks the batch, and quarantines unusable episodes. Without `paths`, episodes have rewards only. Groups
-    /// are without those of `left_out`.
+    /// Checks the batch, and quarantines unusable episodes. Without `paths`, episodes have rewards only.
+    /// Groups are without those of `left_out`.
     ///
     /// # Errors
     /// [`AlgoError`] if the caller's groups are wrong.

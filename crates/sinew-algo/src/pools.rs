@@ -1,9 +1,9 @@
 //! Pools of tasks by difficulty, each with its share of the draws.
 //!
 //! A task belongs to a pool by the success rate of its last group: `easy` from `easy_at` on, `hard` up to
-//! `hard_at`, `normal` between them and before its first group. Easy and hard tasks teach little and are drawn
-//! rarely, so that a task which a changed policy finds harder or easier is noticed. Pools of this kind are the
-//! online difficulty buffer of prime-rl (PRIME Intellect 2025, INTELLECT-2, arXiv 2505.07291).
+//! `hard_at`, `normal` between them and before its first group. Easy and hard tasks teach little and are
+//! drawn rarely, so that a task which a changed policy finds harder or easier is noticed. Pools of this kind
+//! are the online difficulty buffer of prime-rl (PRIME Intellect 2025, INTELLECT-2, arXiv 2505.07291).
 
 use crate::AdaptiveConfig;
 
@@ -44,8 +44,8 @@ impl Pool {
         }
     }
 
-    /// Probabilities of the pools with so many tasks each, in the order of [`Pool::ALL`]. An empty pool leaves
-    /// its share to the others.
+    /// Probabilities of the pools with so many tasks each, in the order of [`Pool::ALL`]. An empty pool
+    /// leaves its share to the others.
     pub fn shares(config: &AdaptiveConfig, sizes: [usize; 3]) -> [f64; 3] {
         let normal = 1.0 - config.hard_share - config.easy_share;
         let mut shares = [config.hard_share, normal, config.easy_share];

@@ -65,8 +65,8 @@ pub struct SampleStatus {
 }
 
 impl SampleStatus {
-    /// Counts the samples of a step's groups. Of its rows, the episodes count that gave none, with the reason,
-    /// also those that are in no group.
+    /// Counts the samples of a step's groups. Of its rows, the episodes count that gave none, with the
+    /// reason, also those that are in no group.
     pub(crate) fn of(groups: &[Vec<Trace>], rows: &Rows) -> Self {
         let dropped = &rows.dropped;
         let mut status = Self::default();

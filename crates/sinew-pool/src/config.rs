@@ -256,6 +256,12 @@ impl TypeFilter {
 }
 
 /// Refuses what only a run can follow that draws its tasks: a pool chooses among the types that wait.
+///
+/// A dial needs levels in order, pools of tasks need the tasks, and windows need the order in which episodes
+/// ended: of rows that wait, none of these is known.
+///
+/// # Errors
+/// For another signal, and for a key that the signals of a pool do not read.
 fn curriculum(config: &AdaptiveConfig) -> Result<(), ConfigError> {
     let follows = matches!(config.signal, Signal::Success | Signal::Reward);
     let own = AdaptiveConfig {

@@ -68,8 +68,9 @@ section! {
         admission: AdmissionSection = AdmissionSection::default();
         /// Maximum number of turns of an episode.
         max_turns: u32 = 3, in 1 to 1000;
-        /// ScalingInter: maximum turns of training episodes in stages, such as `[10, 20, 30]`, none less than
-        /// the one before and none above `max_turns`, which held-out episodes have. Empty: always `max_turns`.
+        /// ScalingInter: maximum turns of training episodes in stages, such as `[10, 20, 30]`, none less
+        /// than the one before and none above `max_turns`, which held-out episodes have. Empty: always
+        /// `max_turns`.
         turn_stages: Vec<u32> = Vec::new();
         /// Steps of a stage of `turn_stages`; the last one goes on to the end.
         turn_stage_steps: u64 = 100, in 1 to 10_000_000;

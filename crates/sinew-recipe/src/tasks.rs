@@ -67,10 +67,10 @@ section! {
         /// Order in which tasks are drawn.
         sampling: TaskOrder = TaskOrder::Uniform;
         /// What `adaptive` follows. `success`: types are drawn by the expected variance of their outcome.
-        /// `reward`: by the variance of their rewards. `progress`: by how much their success rate changes, up
-        /// or down. `aim`: types are levels, by the numbers in their names; the level is looked for that is
-        /// solved as often as `target` says. `pools`: tasks that their last group solved, or failed, are drawn
-        /// rarely.
+        /// `reward`: by the variance of their rewards. `progress`: by how much their success rate changes,
+        /// up or down. `aim`: types are levels, by the numbers in their names; the level is looked for that
+        /// is solved as often as `target` says. `pools`: tasks that their last group solved, or failed, are
+        /// drawn rarely.
         signal: Signal = AdaptiveConfig::default().signal;
         /// Successes of the prior, above 0.
         prior_successes: f64 = AdaptiveConfig::default().prior_successes;
@@ -81,13 +81,13 @@ section! {
         /// Factor of older trials at each update, above 0 and at most 1. Below 1, estimates follow a
         /// changing policy.
         decay: f64 = AdaptiveConfig::default().memory;
-        /// Episodes of each of the two windows that signal `progress` compares, 1 to 10000. A type without two
-        /// full windows is drawn most.
+        /// Episodes of each of the two windows that signal `progress` compares, 1 to 10000. A type without
+        /// two full windows is drawn most.
         window: usize = AdaptiveConfig::default().window;
         /// Success rate that signal `aim` looks for, above 0 and below 1.
         target: f64 = AdaptiveConfig::default().target;
-        /// Levels by which signal `aim` moves after a step, times the success above `target`; above 0, at most
-        /// 10.
+        /// Levels by which signal `aim` moves after a step, times the success above `target`; above 0, at
+        /// most 10.
         gain: f64 = AdaptiveConfig::default().gain;
         /// Share of draws of hard tasks with signal `pools`, 0 to 1; with `easy_share` at most 1.
         hard_share: f64 = AdaptiveConfig::default().hard_share;

@@ -180,7 +180,10 @@ proptest! {
         sizes in prop::array::uniform3(0usize..50),
     ) {
         let kinds = ["a", "b", "c", "d"];
-        let config = AdaptiveConfig { signal: Signal::Progress, window, gain, floor, ..AdaptiveConfig::default() };
+        let config = AdaptiveConfig {
+            signal: Signal::Progress, window, gain, floor,
+            ..AdaptiveConfig::default()
+        };
         let (mut estimates, mut dial) = (Estimates::default(), Dial::default());
         for step in seen.chunks(7) {
             estimates.update(&config, step.iter().map(|(k, s)| (kinds[*k], *s, 0.0)));

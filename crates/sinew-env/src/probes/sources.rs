@@ -1,10 +1,13 @@
 //! Environment `sources`: a question to a few sources, of which one says the answer, or none.
 //!
-//! In tasks of type `supported` one source says what is asked. In those of type `unsupported` none does, though
-//! one is about the same thing: the right answer is `unknown`, without a source. Both types look alike. To cite
-//! an id that is not there is counted as `invented`.
+//! In tasks of type `supported` one source says what is asked. In those of type `unsupported` none does,
+//! though one is about the same thing: the right answer is `unknown`, without a source. Both types look
+//! alike. To cite an id that is not there is counted as `invented`.
+//!
+//! The line of the source and that of the answer are read, and every id in the whole text: to name an id that
+//! does not exist loses the episode, wherever it stands.
 
-use super::{Drawn, Generated, check_sizes, field, flag, outcome};
+use super::common::{Drawn, Generated, check_sizes, field, flag, outcome};
 use crate::port::{
     Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
     ResetResult, StepResult,
@@ -176,6 +179,7 @@ fn draw(seed: u64) -> Drawn {
 /// Makes episodes.
 struct Factory;
 
+/// Parses the `data` of a task.
 fn read(task: &Task) -> Result<Key, EnvError> {
     serde_json::from_value(task.data.clone()).map_err(|e| EnvError::Task {
         task: task.id.to_string(),
@@ -217,12 +221,16 @@ impl EnvFactory for Factory {
 
 /// One episode.
 struct Question {
+    /// Until it is read.
     prompt: String,
+    /// What is right.
     key: Key,
+    /// The answer of the model, once it is there.
     said: Option<String>,
 }
 
 impl Question {
+    /// The score: answer, source and ids must all be right.
     fn outcome(&self) -> Outcome {
         let said = self.said.as_deref().unwrap_or_default();
         let answer = field(said, "Answer").unwrap_or_default().to_lowercase();

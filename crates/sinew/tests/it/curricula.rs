@@ -32,8 +32,8 @@ fn most(rows: &[Value], draws: std::ops::Range<u64>) -> u64 {
     of.map(|r| r["turns"].as_u64().unwrap()).max().unwrap()
 }
 
-/// Four groups a step, two steps a stage: what a stage allows, some episode of 64 uses, as hardly any policy of
-/// so few steps is at its goal in the first turn.
+/// Four groups a step, two steps a stage: what a stage allows, some episode of 64 uses, as hardly any policy
+/// of so few steps is at its goal in the first turn.
 #[test]
 fn turns_grow_by_stages_and_held_out_episodes_have_all() {
     let ratio = "{ type = \"truncate\", low = 0.0, high = 2.0 }";
@@ -59,8 +59,8 @@ fn turns_grow_by_stages_and_held_out_episodes_have_all() {
     }
 }
 
-/// Tasks and turns are a function of what was committed: a run that is killed again and again ends with the same
-/// weights, to the bit.
+/// Tasks and turns are a function of what was committed: a run that is killed again and again ends with the
+/// same weights, to the bit.
 #[test]
 fn killed_runs_draw_the_same_by_every_curriculum() {
     let sampling = ("tasks.sampling", "\"adaptive\"");

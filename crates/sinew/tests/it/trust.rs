@@ -45,23 +45,23 @@ fn trained(dir: &Path, run: &str) -> Value {
     last_line(&command(dir, &run).output().unwrap())
 }
 
+/// The suspicious training episodes of a run, at most a hundred.
+fn suspicious(dir: &Path, run: &str) -> Vec<Value> {
+    let words = "--purpose train --suspicious --json --limit 100";
+    let list: Vec<&str> = ["episodes", run]
+        .into_iter()
+        .chain(words.split(' '))
+        .collect();
+    listed(dir, &list)
+}
+
 #[test]
-fn suspicious_episodes_are_listed_and_left_out_of_training() {
+fn suspicious_episodes_are_listed_with_their_evidence() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     project(dir, "");
     assert_eq!(trained(dir, "all")["samples"]["trained"], 48);
-    let list = [
-        "episodes",
-        "all",
-        "--purpose",
-        "train",
-        "--suspicious",
-        "--json",
-        "--limit",
-        "100",
-    ];
-    let found = listed(dir, &list);
+    let found = suspicious(dir, "all");
     assert!(!found.is_empty() && found.len() < 48, "{}", found.len());
     for row in &found {
         let flags = row["suspicious"].as_array().unwrap();
@@ -69,59 +69,42 @@ fn suspicious_episodes_are_listed_and_left_out_of_training() {
         let evidence = flags[0]["evidence"].as_str().unwrap();
         assert!(evidence.contains("the prompt states the answer"), "{row}");
     }
-    let text = run_ok(&mut command(
-        dir,
-        &["episodes", "all", "--suspicious", "--limit", "1"],
-    ));
-    assert!(
-        text.contains("\n    answer_in_prompt: the prompt states the answer `"),
-        "{text}"
-    );
+    let first = ["episodes", "all", "--suspicious", "--limit", "1"];
+    let text = run_ok(&mut command(dir, &first));
+    let evidence = "\n    answer_in_prompt: the prompt states the answer `";
+    assert!(text.contains(evidence), "{text}");
     assert!(text.contains("go on with --after"), "{text}");
+    let none = ["episodes", "all", "--type", "none", "--suspicious"];
+    assert_eq!(run_ok(&mut command(dir, &none)), "no suspicious episode\n");
+}
 
+#[test]
+fn suspicious_episodes_are_left_out_of_training_and_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
     project(
         dir,
         "[trust]\nexclude = [\"answer_in_prompt\", \"grader_touched\"]\n",
     );
     let ended = trained(dir, "honest");
-    assert_eq!(ended["samples"]["trained"], 48 - found.len(), "{ended}");
+    // What was left out stays in the store, and is listed.
+    let found = suspicious(dir, "honest").len() as u64;
+    assert!(found > 0);
+    assert_eq!(ended["samples"]["trained"], 48 - found, "{ended}");
     assert_eq!(ended["samples"]["lost"], 0, "{ended}");
     let metrics = std::fs::read_to_string(dir.join("honest/metrics.jsonl")).unwrap();
-    let steps = metrics
-        .lines()
-        .map(|l| serde_json::from_str::<Value>(l).unwrap());
     let (mut left_out, mut counted, mut first) = (0, 0, String::new());
-    for step in steps {
-        left_out += step["dropped"]["suspicious: answer_in_prompt"]
-            .as_u64()
-            .unwrap_or(0);
-        counted += step["samples"]["suspicious"]["count"].as_u64().unwrap_or(0);
-        first += step["samples"]["suspicious"]["first"]
-            .as_str()
-            .unwrap_or("");
+    for line in metrics.lines() {
+        let step: Value = serde_json::from_str(line).unwrap();
+        let dropped = &step["dropped"]["suspicious: answer_in_prompt"];
+        left_out += dropped.as_u64().unwrap_or(0);
+        let status = &step["samples"]["suspicious"];
+        counted += status["count"].as_u64().unwrap_or(0);
+        first += status["first"].as_str().unwrap_or("");
     }
-    assert_eq!(
-        (left_out as usize, counted as usize),
-        (found.len(), found.len())
-    );
-    assert!(
-        first.contains("answer_in_prompt: the prompt states the answer"),
-        "{first}"
-    );
-    // What was left out stays in the store, and is listed as before.
-    let list = [
-        "episodes",
-        "honest",
-        "--purpose",
-        "train",
-        "--suspicious",
-        "--json",
-        "--limit",
-        "100",
-    ];
-    assert_eq!(listed(dir, &list).len(), found.len());
-    let none = ["episodes", "honest", "--type", "none", "--suspicious"];
-    assert_eq!(run_ok(&mut command(dir, &none)), "no suspicious episode\n");
+    assert_eq!((left_out, counted), (found, found));
+    let evidence = "answer_in_prompt: the prompt states the answer";
+    assert!(first.contains(evidence), "{first}");
 }
 
 #[test]
