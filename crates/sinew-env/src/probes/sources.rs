@@ -244,7 +244,7 @@ impl Question {
         let cited_right = cited == self.key.source.as_deref().unwrap_or("none");
         // Every id of the text counts, in the line of the source or elsewhere.
         let words = said.split(|c: char| !c.is_ascii_alphanumeric());
-        let ids: BTreeSet<&str> = words.filter(|w| is_id(w)).collect();
+        let ids: BTreeSet<&str> = words.filter(is_id).collect();
         let invented = ids
             .iter()
             .filter(|id| !self.key.ids.iter().any(|k| k == *id));

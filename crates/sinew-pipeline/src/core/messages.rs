@@ -143,6 +143,10 @@ pub struct UpdateCommit {
 }
 
 /// What a driver is to do.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "few exist at a time, each moved once"
+)]
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
     /// Look for the first measurement of a run that goes on.

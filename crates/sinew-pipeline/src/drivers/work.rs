@@ -42,6 +42,7 @@ pub(super) fn is_whole(learner: &SharedLearner, live: Option<u64>) -> bool {
 }
 
 /// What the learner is to do.
+#[expect(clippy::large_enum_variant, reason = "one exists at a time")]
 pub(super) enum Task {
     /// Rows of the groups of a step.
     Score {
