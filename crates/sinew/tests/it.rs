@@ -77,6 +77,8 @@ mod runs;
 mod sandboxes;
 #[path = "it/serve.rs"]
 mod serve;
+#[path = "it/simulation.rs"]
+mod simulation;
 #[path = "it/tail.rs"]
 mod tail;
 #[path = "it/view.rs"]
