@@ -1,9 +1,9 @@
 //! How far predictions are from recorded runs.
 //!
 //! Sizes, lengths and latencies of a run are its own: they are what a plan is given. What a pass of the
-//! engine and an update cost is found by least squares, over the seconds that runs recorded. Each run is predicted
-//! twice: by its own costs, and by those of the other runs of its kind alone, as a plan for a run that was
-//! not made yet would be. The ratios between the costs of a single run are those of its kind.
+//! engine and an update cost is found by least squares, over the seconds that runs recorded. Each run is
+//! predicted twice: by its own costs, and by those of the other runs of its kind alone, as a plan for a run
+//! that was not made yet would be. The ratios between the costs of a single run are those of its kind.
 //!
 //! Runs are of one kind if generation and training share the machine in the same way: in turns, or at once.
 
