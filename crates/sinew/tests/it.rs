@@ -67,6 +67,10 @@ mod pool;
 mod python;
 #[path = "it/queue.rs"]
 mod queue;
+#[path = "it/queue_commits.rs"]
+mod queue_commits;
+#[path = "it/queue_served.rs"]
+mod queue_served;
 #[path = "it/replay.rs"]
 mod replay;
 #[path = "it/resume.rs"]

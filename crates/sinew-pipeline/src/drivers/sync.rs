@@ -5,14 +5,13 @@
 //! them overlap: see `overlap`. An error of a port ends the session; what was committed stays, and the next
 //! session goes on from it.
 
+use super::consumed;
 use super::kept;
 use super::measurements::Measurements;
 use super::shelf;
 use super::work::{Desk, SharedLearner, Task, lock, none_runs};
 use crate::config::PipelineConfig;
-use crate::core::{
-    Command, Ended as EndedEpisode, Event, PipelineCore, RunCounts, Stop, UpdateCommit,
-};
+use crate::core::{Command, Ended as EndedEpisode, Event, PipelineCore, RunCounts, Stop};
 use crate::error::PipelineError;
 use crate::event::{Bus, Phase, RolloutProgress, RunEvent};
 use crate::files::RunFiles;
@@ -124,14 +123,14 @@ pub(crate) struct Driver {
     pub(super) core: PipelineCore,
     /// Updates of earlier sessions that no checkpoint holds.
     earlier: Earlier,
-    samples: Samples,
+    pub(super) samples: Samples,
     tokens: TokenSummary,
     pub(super) measurements: Measurements,
     /// Episodes that ended and that nothing was made of yet.
     pub(super) traces: HashMap<EpisodeId, Trace>,
     pub(super) step: Step,
     /// Steps whose updates wait for their commits.
-    uncommitted: BTreeMap<u64, Made>,
+    pub(super) uncommitted: BTreeMap<u64, Made>,
     /// Groups that wait for rewards, where some come from outside.
     pub(super) shelf: Option<Shelf>,
     /// Of the phase, or of the session where training overlaps: episodes that ended, of how many.
@@ -192,6 +191,7 @@ impl Driver {
             state.draws = p.store.open_draws((!overlap.in_order).then_some(live))?;
         }
         kept::resume(&mut p, live)?;
+        consumed::settle(&mut p)?;
         let shelf = shelf::restore(p.late.as_ref(), &p.store, tasks, &mut state)?;
         let driver = Self {
             core: PipelineCore::new(Arc::clone(&p.config.core), state),
@@ -615,6 +615,7 @@ impl Driver {
             order: order.map(|t| t.episode.clone()).collect(),
             outcomes: std::mem::take(&mut self.step.outcomes),
             record: record.clone(),
+            consumed: None,
         };
         self.uncommitted.insert(step, made);
         // A recalled update has its commit already. A checkpoint that follows must count it.
@@ -624,23 +625,6 @@ impl Driver {
             self.samples.dropped += batch.dropped.len();
         }
         Ok(version.0)
-    }
-
-    /// Commits an update in one transaction of the store.
-    fn commit(&mut self, commit: UpdateCommit) -> Result<(), PipelineError> {
-        let made = self.uncommitted.remove(&commit.step).unwrap_or_default();
-        if let Some(shelf) = &mut self.shelf {
-            shelf.settled(commit.trained.iter().chain(commit.dropped.keys()));
-        }
-        self.samples.trained += commit.trained.len();
-        self.samples.dropped += commit.dropped.len();
-        let evals = std::mem::take(&mut self.measurements.uncommitted);
-        commit
-            .dropped
-            .keys()
-            .for_each(|e| drop(self.traces.remove(e)));
-        let version = lock(&self.p.learner).version();
-        self.p.store.commit(commit, made, version, evals)
     }
 
     /// Saves weights, optimizer and a state of fixed size.
