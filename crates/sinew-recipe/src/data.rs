@@ -72,8 +72,8 @@ pub enum DataSection {
         #[serde(default = "default_wait_s")]
         #[schemars(range(min = 0.0, max = 86_400.0))]
         wait_s: f64,
-        /// Seconds after which rows go to another run if this one is gone. Leases are renewed until the update is
-        /// committed.
+        /// Seconds after which rows go to another run if this one is gone. Leases are renewed until the
+        /// update is committed.
         #[serde(default = "default_lease_s")]
         #[schemars(range(min = 10.0, max = 86_400.0))]
         lease_s: f64,
