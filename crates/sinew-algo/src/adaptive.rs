@@ -4,10 +4,18 @@
 //! expected variance of the outcome, `E[p(1-p)] = ab / ((a+b)(a+b+1))`, which the gradient of a
 //! group-relative objective grows with (Bae et al. 2025, arXiv 2504.03380, section 3). The alternative signal
 //! is the variance of the rewards, shrunk towards that of the prior. A share of all draws is uniform, so that
-//! every kind is drawn even with a wrong estimate. Pure: equal outcomes and seeds give equal draws.
+//! every kind is drawn even with a wrong estimate.
+//!
+//! With the signal `progress`, the weight of a kind is its absolute learning progress: how much its success
+//! rate changed between the last two windows of trials, up or down (Oudeyer, Kaplan and Hafner 2007; as a
+//! curriculum of tasks: Matiisen et al. 2017, arXiv 1707.00183, with windows as here). A kind without two
+//! full windows has the largest weight, so that it is measured first. The other signals choose within an
+//! order of kinds ([`Dial`](crate::Dial)) or among tasks ([`Pool`](crate::Pool)).
+//!
+//! Pure: equal outcomes and seeds give equal draws.
 
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Basis of a kind's weight.
 #[derive(
@@ -20,6 +28,13 @@ pub enum Signal {
     Success,
     /// Variance of the rewards.
     Reward,
+    /// Absolute change of the success rate over two windows of episodes: what is being learned or forgotten.
+    Progress,
+    /// Types are levels, easiest first by the numbers in their names: those are drawn that the policy solves
+    /// as often as `target` says.
+    Aim,
+    /// Tasks, not types: pools of easy, normal and hard ones by their last group, each with a share.
+    Pools,
 }
 
 /// Settings of the adaptive choice.
@@ -37,6 +52,20 @@ pub struct AdaptiveConfig {
     /// Factor of older trials at each update, above 0 and at most 1. Below 1, estimates follow a changing
     /// policy.
     pub memory: f64,
+    /// Episodes of a window of `progress`.
+    pub window: usize,
+    /// Success rate that `aim` looks for, above 0 and below 1.
+    pub target: f64,
+    /// Levels by which `aim` moves if all episodes of a step succeed and none should, above 0.
+    pub gain: f64,
+    /// Shares of draws of hard and of easy tasks with `pools`; the rest is for the others.
+    pub hard_share: f64,
+    pub easy_share: f64,
+    /// Success rates up to which a task is hard, and from which on it is easy.
+    pub hard_at: f64,
+    pub easy_at: f64,
+    /// Shares move between environments, too.
+    pub across: bool,
 }
 
 impl Default for AdaptiveConfig {
@@ -47,6 +76,14 @@ impl Default for AdaptiveConfig {
             prior_failures: 1.0,
             floor: 0.2,
             memory: 0.9,
+            window: 32,
+            target: 0.5,
+            gain: 0.5,
+            hard_share: 0.1,
+            easy_share: 0.1,
+            hard_at: 0.0,
+            easy_at: 1.0,
+            across: false,
         }
     }
 }
@@ -83,10 +120,60 @@ impl AdaptiveConfig {
             ),
         ]
         .into_iter()
+        .chain(self.further())
         .find(|(.., holds)| !holds)
         .map(|(name, value, allowed, _)| (name, value, allowed))
     }
+
+    /// Fields of single signals, each with whether its value is allowed.
+    fn further(&self) -> [(&'static str, f64, &'static str, bool); 7] {
+        let share = |v: f64| (0.0..=1.0).contains(&v);
+        let rest = self.hard_share + self.easy_share <= 1.0;
+        let shares = "0 to 1, with `hard_share` and `easy_share` at most 1 together";
+        [
+            (
+                "window",
+                self.window as f64,
+                "1 to 10000",
+                (1..=MAX_WINDOW).contains(&self.window),
+            ),
+            (
+                "target",
+                self.target,
+                "above 0, below 1",
+                self.target > 0.0 && self.target < 1.0,
+            ),
+            (
+                "gain",
+                self.gain,
+                "above 0, at most 10",
+                self.gain > 0.0 && self.gain <= 10.0,
+            ),
+            (
+                "hard_share",
+                self.hard_share,
+                shares,
+                share(self.hard_share) && rest,
+            ),
+            (
+                "easy_share",
+                self.easy_share,
+                shares,
+                share(self.easy_share) && rest,
+            ),
+            ("hard_at", self.hard_at, "0 to 1", share(self.hard_at)),
+            (
+                "easy_at",
+                self.easy_at,
+                "above `hard_at`, at most 1",
+                share(self.easy_at) && self.easy_at > self.hard_at,
+            ),
+        ]
+    }
 }
+
+/// Longest window of [`Signal::Progress`].
+const MAX_WINDOW: usize = 10_000;
 
 /// Discounted sums over the trials of a kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -138,7 +225,7 @@ impl Trials {
     pub fn weight(&self, config: &AdaptiveConfig) -> f64 {
         let product = |a: f64, b: f64| a * b / ((a + b) * (a + b + 1.0));
         match config.signal {
-            Signal::Success => {
+            Signal::Success | Signal::Progress | Signal::Aim | Signal::Pools => {
                 let (a, b) = self.posterior(config);
                 product(a, b)
             }
@@ -157,6 +244,9 @@ impl Trials {
 pub struct Estimates {
     /// Kinds with at least one outcome.
     pub kinds: BTreeMap<String, Trials>,
+    /// The last trials of each kind, two windows at most, for [`Signal::Progress`].
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    recent: BTreeMap<String, VecDeque<bool>>,
 }
 
 impl Estimates {
@@ -173,16 +263,50 @@ impl Estimates {
         for (kind, success, reward) in outcomes {
             let trials = self.kinds.entry(kind.to_owned()).or_default();
             trials.add(success, reward);
+            if config.signal == Signal::Progress {
+                let recent = self.recent.entry(kind.to_owned()).or_default();
+                recent.push_back(success);
+                while recent.len() > 2 * config.window {
+                    recent.pop_front();
+                }
+            }
+        }
+    }
+
+    /// Absolute learning progress of a kind, 0 to 1; 1 before two windows are full.
+    pub fn progress(&self, window: usize, kind: &str) -> f64 {
+        let recent = self.recent.get(kind).filter(|r| r.len() >= 2 * window);
+        let Some(recent) = recent.filter(|_| window > 0) else {
+            return 1.0;
+        };
+        let solved = |from: usize| {
+            recent
+                .iter()
+                .skip(from)
+                .take(window)
+                .filter(|s| **s)
+                .count()
+        };
+        let (before, after) = (solved(0), solved(window));
+        after.abs_diff(before) as f64 / window as f64
+    }
+
+    /// Learning signal of a kind.
+    fn weight(&self, config: &AdaptiveConfig, kind: &str) -> f64 {
+        match config.signal {
+            Signal::Progress => self.progress(config.window, kind),
+            _ => self
+                .kinds
+                .get(kind)
+                .copied()
+                .unwrap_or_default()
+                .weight(config),
         }
     }
 
     /// Probabilities of `kinds` in the same order. They sum to 1.
     pub fn probabilities(&self, config: &AdaptiveConfig, kinds: &[&str]) -> Vec<f64> {
-        let unknown = Trials::default();
-        let weights: Vec<f64> = kinds
-            .iter()
-            .map(|k| self.kinds.get(*k).unwrap_or(&unknown).weight(config))
-            .collect();
+        let weights: Vec<f64> = kinds.iter().map(|k| self.weight(config, k)).collect();
         let total: f64 = weights.iter().sum();
         let uniform = 1.0 / kinds.len() as f64;
         let share = |w: &f64| match total > 0.0 && total.is_finite() {
@@ -343,7 +467,10 @@ mod tests {
             u in 0.0f64..1.0,
         ) {
             let signal = if by_reward { Signal::Reward } else { Signal::Success };
-            let c = AdaptiveConfig { signal, prior_successes: prior, prior_failures: prior, floor, memory };
+            let c = AdaptiveConfig {
+                signal, prior_successes: prior, prior_failures: prior, floor, memory,
+                ..AdaptiveConfig::default()
+            };
             let names = ["a", "b", "c", "d", "e"];
             let mut e = Estimates::default();
             for step in outcomes.chunks(7) {

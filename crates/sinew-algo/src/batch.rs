@@ -5,8 +5,10 @@ use crate::earlier::EarlierRewards;
 use crate::episode::{Columns, Episode, EpisodeColumns};
 use crate::error::AlgoError;
 use crate::report::{AlgoReport, Moments, Quarantined};
-use sinew_types::{EpisodeEnd, FailureKind, GroupId, MAX_REWARD, TokenKind, TokenLogprob, Trace};
-use std::collections::HashSet;
+use sinew_types::{
+    EpisodeEnd, EpisodeId, FailureKind, GroupId, MAX_REWARD, TokenKind, TokenLogprob, Trace,
+};
+use std::collections::{BTreeSet, HashSet};
 
 /// Episodes of one [`GroupId`] as indices of [`Batch::episodes`].
 #[derive(Clone, Debug)]
@@ -40,6 +42,7 @@ pub(crate) fn lone(episodes: &[Episode<'_>], members: &[usize]) -> Option<Earlie
 
 impl<'a> Batch<'a> {
     /// Checks the batch, and quarantines unusable episodes. Without `paths`, episodes have rewards only.
+    /// Groups are without those of `left_out`.
     ///
     /// # Errors
     /// [`AlgoError`] if the caller's groups are wrong.
@@ -47,7 +50,7 @@ impl<'a> Batch<'a> {
         c: &Composition,
         group_size: usize,
         groups: &'a [Vec<Trace>],
-        paths: bool,
+        (paths, left_out): (bool, &BTreeSet<&EpisodeId>),
         report: &mut AlgoReport,
     ) -> Result<Self, AlgoError> {
         let mut batch = Self {
@@ -76,6 +79,10 @@ impl<'a> Batch<'a> {
             for trace in traces {
                 check_membership(trace, id, &mut episode_ids)?;
                 report.episodes += 1;
+                if left_out.contains(&trace.episode) {
+                    size -= 1;
+                    continue;
+                }
                 match admit_episode(c, trace, paths, report) {
                     Admitted::Usable(episode) => {
                         members.push(batch.episodes.len());

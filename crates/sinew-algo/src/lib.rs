@@ -18,6 +18,7 @@
 
 mod adaptive;
 mod aggregate;
+mod aim;
 pub mod algorithms;
 mod audit;
 mod batch;
@@ -33,12 +34,16 @@ mod filter;
 mod kind;
 mod path_signals;
 mod pipeline;
+mod pools;
 mod repair;
 mod report;
 mod stats;
 mod strict;
+pub mod trust;
+mod turn_stages;
 
 pub use adaptive::{AdaptiveConfig, Estimates, Signal, Trials, unit};
+pub use aim::Dial;
 pub use audit::{TokenCounts, count_tokens};
 pub use composition::{
     Advantage, Baseline, Composition, EqualGroups, Filters, Needs, Normalize, Overlong,
@@ -52,5 +57,7 @@ pub use episode::{Columns, EpisodeColumns};
 pub use error::{AlgoError, ConfigError};
 pub use kind::AlgorithmKind;
 pub use pipeline::{Algorithm, Prepared};
+pub use pools::Pool;
 pub use repair::{GroupRepair, Repair};
 pub use report::{AlgoReport, Moments, PreferenceReport, Quarantined, RepairReport};
+pub use turn_stages::TurnStages;

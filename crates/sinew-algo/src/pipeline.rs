@@ -9,7 +9,8 @@ use crate::error::{AlgoError, ConfigError};
 use crate::filter;
 use crate::repair::{self, Repair};
 use crate::report::{AlgoReport, Moments};
-use sinew_types::{GroupId, LossSpec, Trace, TrainRow};
+use sinew_types::{EpisodeId, GroupId, LossSpec, Trace, TrainRow};
+use std::collections::BTreeSet;
 
 /// An algorithm that is ready to run.
 #[derive(Clone, Debug, PartialEq)]
@@ -87,9 +88,10 @@ impl Algorithm {
         let compared = c.rewards.kl == 0.0;
         c.rewards.kl = 0.0;
         let mut report = AlgoReport::default();
+        let none = BTreeSet::new();
         // Rewards suffice, but where those of turns are compared.
         let paths = matches!(c.rewards.process, ProcessRewards::Separate { .. });
-        let mut batch = Batch::admit(&c, self.group_size, groups, paths, &mut report)?;
+        let mut batch = Batch::admit(&c, self.group_size, groups, (paths, &none), &mut report)?;
         batch.shape_rewards(&c)?;
         repair::settle(&self.repair, &c, &mut batch, &mut report.repair);
         filter::resample(&c, &mut batch, &mut report)?;
@@ -107,9 +109,22 @@ impl Algorithm {
     /// # Errors
     /// [`AlgoError`] if the groups are wrong.
     pub fn prepare<'a>(&'a self, groups: &'a [Vec<Trace>]) -> Result<Prepared<'a>, AlgoError> {
+        self.prepare_without(groups, &BTreeSet::new())
+    }
+
+    /// As [`Algorithm::prepare`], without some of the episodes: their groups are smaller, in baseline, repair
+    /// and loss.
+    ///
+    /// # Errors
+    /// [`AlgoError`] if the groups are wrong.
+    pub fn prepare_without<'a>(
+        &'a self,
+        groups: &'a [Vec<Trace>],
+        left_out: &BTreeSet<&EpisodeId>,
+    ) -> Result<Prepared<'a>, AlgoError> {
         let mut report = AlgoReport::default();
         let c = &self.composition;
-        let batch = Batch::admit(c, self.group_size, groups, true, &mut report)?;
+        let batch = Batch::admit(c, self.group_size, groups, (true, left_out), &mut report)?;
         Ok(Prepared {
             algorithm: self,
             batch,

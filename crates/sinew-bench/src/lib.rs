@@ -28,6 +28,7 @@ mod real;
 mod row;
 mod scaling;
 mod shapes;
+mod sim;
 mod train;
 mod whole;
 
@@ -95,6 +96,7 @@ impl Cli {
             BenchCommand::Env(args) => env::run(args),
             BenchCommand::Pipeline(args) => pipeline::run(args),
             BenchCommand::Queue(args) => queue::run(args),
+            BenchCommand::Sim(args) => sim::run(args),
             BenchCommand::Soak(args) => gateway::soak::run(args),
         }
     }
@@ -176,6 +178,10 @@ The part store writes about 1.5 GB into the temporary folder, and removes them."
 The peer needs a Python environment with benches/peers/transferqueue.txt; without one its rows say so."
     )]
     Queue(queue::QueueArgs),
+    /// Measure how fast the simulation runs: events, the largest plan, seeded schedules
+    #[command(after_help = "Example: sinew bench sim --json\n\
+The part large holds up to some gigabytes of memory. Measure an optimized build: cargo build --release.")]
+    Sim(sim::SimArgs),
     /// Run a day of agents against the gateway, compressed: nothing may grow, no token be lost
     #[command(after_help = "Example: sinew bench soak --turns 20000 --json")]
     Soak(gateway::soak::SoakArgs),

@@ -2,6 +2,7 @@
 //!
 //! The command line and the dashboard list episodes through here, so that a filter means the same in both.
 
+use sinew_algo::trust::{Suspicion, Usual, suspicions};
 use sinew_pipeline::{LateConfig, settle};
 use sinew_store::{Cursor, EndKind, EpisodeSummary, Filter, StoreError, StoreReader};
 use sinew_types::{EpisodeId, Trace};
@@ -18,6 +19,9 @@ const SCANNED: usize = 1000;
 
 /// An episode of a listing with the outcome that counts, and whether it waits for its reward.
 pub type Row = (EpisodeSummary, bool);
+
+/// An episode of a listing with its flags.
+pub type Flagged = (Row, Vec<Suspicion>);
 
 /// Why there is no listing.
 #[derive(Debug, thiserror::Error)]
@@ -117,6 +121,66 @@ impl<'a> Outcomes<'a> {
             match page.next {
                 Some(next) if !all => wider.after = Some(next),
                 next => return Ok((rows, next)),
+            }
+        }
+    }
+
+    /// The suspicious episodes among those of a filter, each with its flags, in the order of the store, and
+    /// the cursor of the last row if more follow. An episode is compared with all of the run: every trace is
+    /// read.
+    ///
+    /// # Errors
+    /// If the store cannot be read or refuses the filter.
+    pub fn suspicious(
+        &self,
+        filter: &Filter,
+        protected: &[String],
+    ) -> Result<(Vec<Flagged>, Option<Cursor>), ListError> {
+        let mut usual = Usual::default();
+        let all = Filter::default();
+        self.each(&all, &mut |_, trace| {
+            usual.add(trace);
+            Ok(true)
+        })?;
+        let (mut rows, mut more): (Vec<Flagged>, bool) = (Vec::new(), false);
+        self.each(filter, &mut |e, trace| {
+            let found = suspicions(trace, &usual, protected);
+            if found.is_empty() {
+                return Ok(true);
+            }
+            more = rows.len() == filter.limit;
+            if !more {
+                rows.push((self.listed(e)?, found));
+            }
+            Ok(!more)
+        })?;
+        let last = rows.last().filter(|_| more).map(|((e, _), _)| e.cursor);
+        Ok((rows, last))
+    }
+
+    /// Calls `look` for every trace of a filter, with the outcome that counts, until it says no.
+    fn each(
+        &self,
+        filter: &Filter,
+        look: &mut dyn FnMut(&EpisodeSummary, &Trace) -> Result<bool, ListError>,
+    ) -> Result<(), ListError> {
+        let mut page = Filter {
+            limit: SCANNED,
+            ..filter.clone()
+        };
+        loop {
+            let (rows, next) = self.page(&page)?;
+            for (e, _) in &rows {
+                let trace = self.store.get(&e.episode).map_err(ListError::Store)?;
+                let Some(mut trace) = trace else { continue };
+                self.settle(&mut trace)?;
+                if !look(e, &trace)? {
+                    return Ok(());
+                }
+            }
+            match next {
+                Some(next) => page.after = Some(next),
+                None => return Ok(()),
             }
         }
     }

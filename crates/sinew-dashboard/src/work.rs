@@ -65,7 +65,9 @@ pub(crate) fn errors(steps: &[StepRecord]) -> Value {
     dropped.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
     let samples = samples
         .numbers()
-        .map(|(name, count, first)| json!({ "name": name, "count": count, "first": first }));
+        .into_iter()
+        .map(|(name, count, first)| json!({ "name": name, "count": count, "first": first }))
+        .collect::<Vec<_>>();
     let sum = |of: fn(&StepRecord) -> usize| steps.iter().map(of).sum::<usize>();
     json!({
         "episodes": sum(|r| r.rollout.episodes),

@@ -14,6 +14,7 @@ pub mod counts;
 pub mod math;
 mod mixture;
 mod port;
+pub mod probes;
 pub mod proof;
 pub mod registry;
 mod reward;

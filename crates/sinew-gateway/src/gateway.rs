@@ -7,7 +7,7 @@
 use crate::archive::{Archive, taken};
 use crate::call::Caller;
 use crate::config::{GatewayConfig, GatewayParts};
-use crate::hooks::RolloutHooks;
+use crate::hooks::{RolloutHooks, seed_of};
 use crate::journal::{Receipt, Record};
 use crate::keys::hex;
 use crate::live::LiveRollouts;
@@ -227,6 +227,9 @@ impl Gateway {
             Some(id) => checked_id(id)?,
             None => EpisodeId::new(format!("r-{}", Secret::random_hex(8)?)),
         };
+        if spec.seed == 0 {
+            spec.seed = seed_of(&id, 0);
+        }
         let api_key = format!("sk-sinew-{}", Secret::random_hex(24)?);
         let (key, now_s) = (Secret::new(&api_key), unix_s());
         let opened = Record::Opened {

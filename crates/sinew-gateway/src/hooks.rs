@@ -56,6 +56,13 @@ fn tighter(run: Option<u32>, asked: Option<u32>) -> Option<u32> {
     }
 }
 
+/// The seed of a rollout that brings none: that of its name, so that two rollouts never sample alike.
+pub(crate) fn seed_of(id: &EpisodeId, run: u64) -> u64 {
+    let mut name = [0; 8];
+    name.copy_from_slice(&blake3::hash(id.as_str().as_bytes()).as_bytes()[..8]);
+    mix_seed(run, u64::from_le_bytes(name))
+}
+
 impl RolloutHooks for TrainingHooks {
     fn opening(&self, spec: &mut RolloutSpec) -> Result<(), ApiError> {
         let id = match &spec.id {
@@ -72,10 +79,7 @@ impl RolloutHooks for TrainingHooks {
             });
         }
         if spec.seed == 0 {
-            // Without a seed of its own it has that of its name: two rollouts never sample alike.
-            let mut name = [0; 8];
-            name.copy_from_slice(&blake3::hash(id.as_str().as_bytes()).as_bytes()[..8]);
-            spec.seed = mix_seed(self.run.seed, u64::from_le_bytes(name));
+            spec.seed = seed_of(&id, self.run.seed);
         }
         if !spec.purpose.starts_with(MEASURED) {
             spec.purpose.clone_from(&self.run.purpose);

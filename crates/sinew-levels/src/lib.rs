@@ -31,8 +31,8 @@ pub use image::image;
 /// A started level.
 type Provider = Result<Arc<dyn SandboxProvider>, LevelError>;
 
-/// Starts the sandboxes of a recipe, with a few ready, or connects to the server that has them. A host that cannot enforce the level is found
-/// now, and not by the first episode.
+/// Starts the sandboxes of a recipe, with a few ready, or connects to the server that has them. A host that
+/// cannot enforce the level is found now, and not by the first episode.
 ///
 /// # Errors
 /// If the level cannot be started here, or this program was built without it.

@@ -1,6 +1,7 @@
 //! What a run is to do, as plain data: a recipe that was resolved, without its text forms.
 
 use crate::core::CoreConfig;
+use sinew_algo::trust::TrustConfig;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -17,6 +18,8 @@ pub struct PipelineConfig {
     pub command: &'static str,
     /// As TOML; checkpoints keep it.
     pub recipe: String,
+    /// What is done about suspicious rewards.
+    pub trust: Arc<TrustConfig>,
     /// Stored episodes that are gone are no reason to end badly.
     pub accept_loss: bool,
 }

@@ -3,14 +3,16 @@
 //! The training tasks are cut into parts: an environment, or a task type within one. A draw chooses a part by
 //! its share, and takes the next task of the part's own order, so that every task of a part is drawn once
 //! before one is drawn again. Shares of environments and weights of types are fixed; adaptive sampling moves
-//! the shares of types within their environment.
+//! the shares of types within their environment, or across them all. With pools, parts are pools of tasks by
+//! difficulty, and of a pool the task is next that was drawn the least.
 
 use crate::schedule::{permuted, shuffled, uniform_tasks};
 use serde::{Deserialize, Serialize};
-use sinew_algo::{AdaptiveConfig, EarlierRewards, Estimates, unit};
+use sinew_algo::trust::{Sighting, Sightings};
+use sinew_algo::{AdaptiveConfig, Dial, EarlierRewards, Estimates, Pool, Signal, unit};
 use sinew_env::{Split, Taskset, TasksetError};
 use sinew_types::mix_seed;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// Stream of the choices of parts, and of the orders within them.
@@ -29,6 +31,8 @@ pub enum ByType {
     Weights(BTreeMap<String, f64>),
     /// By task type, with shares that follow what the policy can do.
     Adaptive,
+    /// By the success of each task.
+    Pools,
 }
 
 /// One environment of a run.
@@ -59,19 +63,21 @@ struct Part {
 enum Indices {
     Range(Range<usize>),
     Listed(Vec<usize>),
+    /// Those of an environment that belong to a pool now.
+    Pool(Range<usize>, Pool),
 }
 
 impl Indices {
     fn len(&self) -> usize {
         match self {
-            Self::Range(range) => range.len(),
+            Self::Range(range) | Self::Pool(range, _) => range.len(),
             Self::Listed(list) => list.len(),
         }
     }
 
     fn get(&self, at: usize) -> Option<usize> {
         match self {
-            Self::Range(range) => range.clone().nth(at),
+            Self::Range(range) | Self::Pool(range, _) => range.clone().nth(at),
             Self::Listed(list) => list.get(at).copied(),
         }
     }
@@ -115,6 +121,13 @@ impl TaskShares {
                     let tasks = Indices::Range(e.tasks.clone());
                     parts.push(part(format!("#{environment}"), share, tasks));
                 }
+                ByType::Pools => {
+                    check_pools(taskset, e.tasks.len())?;
+                    for pool in Pool::ALL {
+                        let name = format!("#{environment}/{}", pool.name());
+                        parts.push(part(name, share, Indices::Pool(e.tasks.clone(), pool)));
+                    }
+                }
                 ByType::Adaptive => {
                     for (kind, tasks) in types(taskset, &e.tasks)? {
                         parts.push(part(kind, share, Indices::Listed(tasks)));
@@ -135,21 +148,72 @@ impl TaskShares {
     }
 
     /// Probability of each part at the next draw, in order.
-    fn probabilities(&self, estimates: &Estimates, adaptive: Option<&AdaptiveConfig>) -> Vec<f64> {
+    fn probabilities(&self, known: &Curriculum, adaptive: Option<&AdaptiveConfig>) -> Vec<f64> {
         let mut shares: Vec<f64> = self.0.iter().map(|p| p.share).collect();
         let Some(config) = adaptive else {
             return shares;
         };
         let mut start = 0;
-        for parts in self.0.chunk_by(|a, b| a.environment == b.environment) {
-            let kinds: Vec<&str> = parts.iter().map(|p| p.name.as_str()).collect();
-            let within = estimates.probabilities(config, &kinds);
+        for parts in self
+            .0
+            .chunk_by(|a, b| config.across || a.environment == b.environment)
+        {
+            let within = known.within(config, parts);
             for (share, p) in shares[start..].iter_mut().zip(within) {
                 *share *= p;
             }
             start += parts.len();
         }
+        if config.across {
+            let total: f64 = shares.iter().sum();
+            shares
+                .iter_mut()
+                .for_each(|s| *s /= total.max(f64::MIN_POSITIVE));
+        }
         shares
+    }
+}
+
+/// Places of the parts of an environment from the easiest: by their names, numbers in them by value.
+fn levels(parts: &[Part]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..parts.len()).collect();
+    order.sort_by_cached_key(|i| natural(&parts[*i].name));
+    order
+}
+
+/// A name as texts and the numbers that follow them.
+fn natural(name: &str) -> Vec<(String, u64)> {
+    let mut parts = vec![(String::new(), 0u64)];
+    let mut in_number = false;
+    for c in name.chars() {
+        let digit = c.to_digit(10);
+        if digit.is_none() && in_number {
+            parts.push((String::new(), 0));
+        }
+        in_number = digit.is_some();
+        if let Some((text, number)) = parts.last_mut() {
+            match digit {
+                Some(d) => *number = number.saturating_mul(10).saturating_add(d.into()),
+                None => text.push(c),
+            }
+        }
+    }
+    parts
+}
+
+/// Refuses pools of more tasks than a run keeps numbers of.
+fn check_pools(taskset: &dyn Taskset, tasks: usize) -> Result<(), TasksetError> {
+    let allowed = format!(
+        "at most {MAX_TASK_KEYS} training tasks with tasks.signal = \"pools\", which keeps numbers of each"
+    );
+    match tasks <= MAX_TASK_KEYS {
+        true => Ok(()),
+        false => Err(refused(
+            taskset,
+            "signal",
+            format!("pools of {tasks} tasks"),
+            allowed,
+        )),
     }
 }
 
@@ -242,6 +306,30 @@ pub struct Curriculum {
     open: BTreeMap<u64, usize>,
     #[serde(skip_serializing_if = "is_zero")]
     next_draw: u64,
+    /// Where the dial of each environment stands, with the signal `aim`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    dials: BTreeMap<usize, Dial>,
+    /// Tasks that were drawn, with the signal `pools`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    rated: BTreeMap<usize, Rated>,
+    /// What is usual in the run, where suspicious episodes are left out.
+    #[serde(skip_serializing_if = "Sightings::is_empty")]
+    sightings: Sightings,
+}
+
+/// A task: how often it was drawn, and successes and episodes of its last group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Rated(u32, u32, u32);
+
+/// What an episode showed that a curriculum learns from.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Seen {
+    /// Index of the task in its split.
+    pub(crate) task: usize,
+    /// Type of the task.
+    pub(crate) kind: String,
+    pub(crate) success: bool,
+    pub(crate) reward: f64,
 }
 
 fn is_zero(n: &u64) -> bool {
@@ -270,7 +358,7 @@ impl Curriculum {
         adaptive: Option<&AdaptiveConfig>,
         request: Request,
     ) -> Vec<usize> {
-        let probabilities = shares.probabilities(&self.estimates, adaptive);
+        let probabilities = shares.probabilities(self, adaptive);
         let seed = mix_seed(request.draw_seed ^ CHOICE, request.step);
         let offset = unit(mix_seed(seed, 0));
         let count = request.count;
@@ -278,14 +366,22 @@ impl Curriculum {
             // Draws of one part do not follow each other: batches are cut in the order of draws.
             let place = shuffled(mix_seed(seed, 1), count, n) as f64;
             let chosen = choose(&probabilities, (place + offset) / count as f64)?;
-            self.next_of(shares, chosen, request.seed)
+            self.next_of(shares, chosen, (request.seed, adaptive))
         };
         (0..count).filter_map(one).collect()
     }
 
     /// The next task of a part, in the part's own order.
-    fn next_of(&mut self, shares: &TaskShares, chosen: usize, seed: u64) -> Option<usize> {
+    fn next_of(
+        &mut self,
+        shares: &TaskShares,
+        chosen: usize,
+        (seed, adaptive): (u64, Option<&AdaptiveConfig>),
+    ) -> Option<usize> {
         let part = &shares.0[chosen];
+        if let (Indices::Pool(tasks, pool), Some(config)) = (&part.tasks, adaptive) {
+            return self.next_in(config, tasks.clone(), (*pool, seed));
+        }
         let drawn = self.drawn.entry(part.name.clone()).or_default();
         let len = part.tasks.len() as u64;
         let (epoch, at) = (*drawn / len, *drawn % len);
@@ -306,12 +402,14 @@ impl Curriculum {
     ) -> usize {
         const RATIO: f64 = 0.618_033_988_749_894_9;
         if self.next_draw <= draw {
-            let probabilities = shares.probabilities(&self.estimates, Some(adaptive));
+            let probabilities = shares.probabilities(self, Some(adaptive));
             let offset = unit(mix_seed(seed ^ CHOICE, 0));
             for next in self.next_draw..=draw {
                 let at = (offset + next as f64 * RATIO).fract();
                 let chosen = choose(&probabilities, at).unwrap_or(0);
-                let task = self.next_of(shares, chosen, seed).unwrap_or(0);
+                let task = self
+                    .next_of(shares, chosen, (seed, Some(adaptive)))
+                    .unwrap_or(0);
                 self.open.insert(next, task);
             }
             self.next_draw = draw + 1;
@@ -326,8 +424,110 @@ impl Curriculum {
         }
     }
 
+    /// The task of a pool that was drawn the least, in an order of the seed's.
+    fn next_in(
+        &mut self,
+        config: &AdaptiveConfig,
+        tasks: Range<usize>,
+        (pool, seed): (Pool, u64),
+    ) -> Option<usize> {
+        let order = |task: usize, drawn: u32| {
+            let round = mix_seed(seed ^ ORDER, u64::from(drawn));
+            (drawn, mix_seed(round, task as u64))
+        };
+        let in_pool = tasks.filter(|task| self.pool_of(config, *task) == pool);
+        let drawn = |task: usize| self.rated.get(&task).map_or(0, |r| r.0);
+        let next = in_pool.min_by_key(|task| order(*task, drawn(*task)))?;
+        self.rated.entry(next).or_default().0 += 1;
+        Some(next)
+    }
+
+    fn pool_of(&self, config: &AdaptiveConfig, task: usize) -> Pool {
+        let Rated(_, successes, trials) = self.rated.get(&task).copied().unwrap_or_default();
+        Pool::of(config, successes, trials)
+    }
+
+    /// Shares of parts that are weighed against each other; they sum to 1.
+    fn within(&self, config: &AdaptiveConfig, parts: &[Part]) -> Vec<f64> {
+        match (config.signal, parts.first().map(|p| &p.tasks)) {
+            (Signal::Pools, Some(Indices::Pool(tasks, _))) => {
+                let mut sizes = [0, tasks.len(), 0];
+                for (task, _) in self.rated.range(tasks.clone()) {
+                    let pool = self.pool_of(config, *task);
+                    if pool != Pool::Normal {
+                        sizes[1] -= 1;
+                        sizes[if pool == Pool::Hard { 0 } else { 2 }] += 1;
+                    }
+                }
+                Pool::shares(config, sizes).to_vec()
+            }
+            (Signal::Aim, _) => {
+                let dial = parts.first().and_then(|p| self.dials.get(&p.environment));
+                let by_level = dial.copied().unwrap_or_default();
+                let by_level = by_level.probabilities(config, parts.len());
+                let mut shares = vec![0.0; parts.len()];
+                for (place, p) in levels(parts).into_iter().zip(by_level) {
+                    shares[place] = p;
+                }
+                shares
+            }
+            _ => {
+                let kinds: Vec<&str> = parts.iter().map(|p| p.name.as_str()).collect();
+                self.estimates.probabilities(config, &kinds)
+            }
+        }
+    }
+
+    /// Takes in what became of a step.
+    pub(crate) fn learn(&mut self, shares: &TaskShares, config: &AdaptiveConfig, seen: &[Seen]) {
+        let outcomes = seen.iter().map(|s| (s.kind.as_str(), s.success, s.reward));
+        self.update(config, outcomes);
+        match config.signal {
+            Signal::Aim => self.turn_dials(shares, config, seen),
+            Signal::Pools => {
+                let mut groups: BTreeMap<usize, (u32, u32)> = BTreeMap::new();
+                for one in seen {
+                    let group = groups.entry(one.task).or_default();
+                    *group = (group.0 + u32::from(one.success), group.1 + 1);
+                }
+                for (task, (successes, trials)) in groups {
+                    let rated = self.rated.entry(task).or_default();
+                    (rated.1, rated.2) = (successes, trials);
+                }
+            }
+            Signal::Success | Signal::Reward | Signal::Progress => {}
+        }
+    }
+
+    /// Moves the dial of each environment by the success at the levels that it aims at.
+    fn turn_dials(&mut self, shares: &TaskShares, config: &AdaptiveConfig, seen: &[Seen]) {
+        for parts in shares.0.chunk_by(|a, b| a.environment == b.environment) {
+            let Some(first) = parts.first() else { continue };
+            let dial = self.dials.entry(first.environment).or_default();
+            let order = levels(parts);
+            let aimed: BTreeSet<&str> = order
+                .iter()
+                .enumerate()
+                .filter(|(level, _)| dial.aims_at(*level, parts.len()))
+                .map(|(_, place)| parts[*place].name.as_str())
+                .collect();
+            let tried: Vec<bool> = seen
+                .iter()
+                .filter(|s| aimed.contains(s.kind.as_str()))
+                .map(|s| s.success)
+                .collect();
+            if !tried.is_empty() {
+                let solved = tried.iter().filter(|s| **s).count();
+                dial.turn(config, solved as f64 / tried.len() as f64, parts.len());
+            }
+        }
+    }
+
     /// Takes over what another one has drawn; estimates stay.
     pub(crate) fn follow(&mut self, other: &Self) {
+        for (task, drawn) in &other.rated {
+            self.rated.entry(*task).or_default().0 = drawn.0;
+        }
         self.drawn.clone_from(&other.drawn);
         self.open.clone_from(&other.open);
         self.next_draw = other.next_draw;
@@ -380,6 +580,16 @@ impl Curriculum {
         known.copied()
     }
 
+    /// What earlier steps showed of turns and answers.
+    pub(crate) fn sightings(&self) -> &Sightings {
+        &self.sightings
+    }
+
+    /// Takes in what a step showed of turns and answers.
+    pub(crate) fn saw(&mut self, sightings: Vec<Sighting>) {
+        sightings.into_iter().for_each(|s| self.sightings.add(s));
+    }
+
     /// Probability of each type at the next draw.
     pub(crate) fn shares(
         &self,
@@ -387,7 +597,7 @@ impl Curriculum {
         shares: &TaskShares,
     ) -> BTreeMap<String, f64> {
         let names = shares.0.iter().map(|p| p.name.clone());
-        let probabilities = shares.probabilities(&self.estimates, Some(config));
+        let probabilities = shares.probabilities(self, Some(config));
         names.zip(probabilities).collect()
     }
 }
@@ -406,255 +616,5 @@ fn choose(probabilities: &[f64], at: f64) -> Option<usize> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use sinew_env::MixtureTasks;
-    use sinew_env::tiny::TinyTaskset;
-    use std::collections::BTreeSet;
-    use std::sync::Arc;
-
-    #[test]
-    fn what_a_run_knows_of_task_types_survives_a_checkpoint_to_the_bit() {
-        let (config, mut c) = (AdaptiveConfig::default(), Curriculum::default());
-        for n in 0..400u32 {
-            let reward = f64::from(n * n % 97) / 97.0;
-            let seen = [
-                ("near", n % 3 == 0, reward),
-                ("far", n % 7 == 0, 1.0 - reward),
-            ];
-            c.estimates.update(&config, seen);
-            let text = serde_json::to_string(&c).unwrap();
-            let value: serde_json::Value = serde_json::from_str(&text).unwrap();
-            let back: Curriculum = serde_json::from_value(value).unwrap();
-            assert_eq!(back, c, "{text}");
-        }
-    }
-
-    #[test]
-    fn an_episode_alone_is_compared_with_its_task_or_with_all() {
-        let mut c = Curriculum::default();
-        assert_eq!(c.earlier("a"), None);
-        c.reward_alone("a", 1.0);
-        c.reward_alone("b", 0.0);
-        let mean = |task: &str| c.earlier(task).map(|e| e.mean());
-        assert_eq!((mean("a"), mean("b")), (Some(1.0), Some(0.0)));
-        assert_eq!(mean("new"), Some(0.5));
-        for n in 0..MAX_TASK_KEYS + 5 {
-            c.reward_alone(&format!("t{n}"), 0.0);
-        }
-        assert_eq!(c.alone.len(), MAX_TASK_KEYS);
-    }
-
-    fn request(step: u64, count: usize) -> Request {
-        Request {
-            seed: 3,
-            draw_seed: 3,
-            step,
-            count,
-        }
-    }
-
-    fn all_of(taskset: &dyn Taskset, by_type: ByType) -> TaskShares {
-        let environment = EnvironmentShare {
-            weight: 1.0,
-            tasks: 0..taskset.len(Split::Train),
-            by_type,
-        };
-        TaskShares::of(taskset, &[environment]).unwrap()
-    }
-
-    #[test]
-    fn a_solved_type_is_drawn_less_and_tasks_go_round() {
-        let taskset = TinyTaskset::new(0);
-        let tasks = all_of(&taskset, ByType::Adaptive);
-        let (config, mut c) = (AdaptiveConfig::default(), Curriculum::default());
-        assert_eq!(tasks.0.len(), 2);
-        let kind = |i: usize| taskset.get(Split::Train, i).unwrap().kind;
-        let mut near = Vec::new();
-        for step in 1..=40 {
-            let mut again = c.clone();
-            let drawn = c.draw(&tasks, Some(&config), request(step, 16));
-            assert_eq!(drawn, again.draw(&tasks, Some(&config), request(step, 16)));
-            near.push(drawn.iter().filter(|i| kind(**i) == "corridor-1").count());
-            // Near goals are always reached, far ones every other time.
-            let seen: Vec<_> = drawn
-                .iter()
-                .enumerate()
-                .map(|(n, i)| (kind(*i), kind(*i) == "corridor-1" || n % 2 == 0))
-                .collect();
-            let seen = seen
-                .iter()
-                .map(|(k, s)| (k.as_str(), *s, f64::from(u8::from(*s))));
-            c.estimates.update(&config, seen);
-        }
-        // Uniform draws would be 160.
-        let later: usize = near[20..].iter().sum();
-        assert!(later > 0 && later < 80, "{near:?}");
-        let shares = c.shares(&config, &tasks);
-        assert!(shares["corridor-2"] > 0.75, "{shares:?}");
-        let near: Vec<usize> = (0..taskset.len(Split::Train))
-            .filter(|i| kind(*i) == "corridor-1")
-            .collect();
-        let mut fresh = Curriculum::default();
-        let all = fresh.draw(&tasks, Some(&config), request(1, 200));
-        let all: Vec<usize> = all.into_iter().filter(|i| near.contains(i)).collect();
-        let first: BTreeSet<_> = all[..near.len()].iter().collect();
-        assert_eq!(first.len(), near.len(), "once each before any twice");
-    }
-
-    #[test]
-    fn types_are_drawn_by_their_weights_and_each_must_have_one() {
-        let taskset = TinyTaskset::new(0);
-        let weights = |near: &[(&str, f64)]| {
-            let weights = near.iter().map(|(k, w)| ((*k).to_owned(), *w));
-            ByType::Weights(weights.collect())
-        };
-        let tasks = all_of(
-            &taskset,
-            weights(&[("corridor-1", 3.0), ("corridor-2", 1.0)]),
-        );
-        let drawn = Curriculum::default().draw(&tasks, None, request(1, 16));
-        let near = drawn
-            .iter()
-            .filter(|i| taskset.kind(Split::Train, **i).unwrap() == "corridor-1");
-        assert_eq!(near.count(), 12);
-        for (typed, part) in [
-            (vec![("corridor-1", 1.0)], "without the type `corridor-2`"),
-            (
-                vec![("corridor-1", 1.0), ("corridor-2", 1.0), ("far", 1.0)],
-                "unknown type `far`",
-            ),
-        ] {
-            let environment = EnvironmentShare {
-                weight: 1.0,
-                tasks: 0..taskset.len(Split::Train),
-                by_type: weights(&typed),
-            };
-            let e = TaskShares::of(&taskset, &[environment]).unwrap_err();
-            let e = e.to_string();
-            assert!(
-                e.contains(part) && e.contains("corridor-1, corridor-2"),
-                "{e}"
-            );
-        }
-    }
-
-    /// Tiny tasks whose types have a `:`, as columns of rows may.
-    struct Colons(TinyTaskset);
-
-    impl Taskset for Colons {
-        fn name(&self) -> &str {
-            "colons"
-        }
-
-        fn len(&self, split: Split) -> usize {
-            self.0.len(split)
-        }
-
-        fn get(&self, split: Split, index: usize) -> Result<sinew_types::Task, TasksetError> {
-            self.0.get(split, index)
-        }
-
-        fn kind(&self, split: Split, index: usize) -> Result<String, TasksetError> {
-            Ok(format!("far:{}", self.0.kind(split, index)?))
-        }
-    }
-
-    #[test]
-    fn a_colon_in_a_type_names_no_environment_outside_of_a_mixture() {
-        let taskset = Colons(TinyTaskset::new(0));
-        let of = |taskset: &dyn Taskset, kinds: [&str; 2]| {
-            let weights = kinds.map(|kind| (kind.to_owned(), 1.0));
-            let environment = EnvironmentShare {
-                weight: 1.0,
-                tasks: 0..taskset.len(Split::Train),
-                by_type: ByType::Weights(weights.into()),
-            };
-            TaskShares::of(taskset, &[environment]).map_err(|e| e.to_string())
-        };
-        let own = ["far:corridor-1", "far:corridor-2"];
-        assert!(of(&taskset, own).is_ok());
-        let e = of(&taskset, ["corridor-1", "corridor-2"]).unwrap_err();
-        assert!(e.contains("unknown type `corridor-1`"), "{e}");
-        let member: Arc<dyn Taskset> = Arc::new(taskset);
-        let mixture = MixtureTasks::new(vec![("a".to_owned(), member)]).unwrap();
-        assert!(of(&mixture, own).is_ok());
-    }
-
-    /// Two tiny worlds with their shares.
-    fn mixture(weights: [f64; 2]) -> (MixtureTasks, TaskShares) {
-        let member = |name: &str| {
-            let tasks: Arc<dyn Taskset> = Arc::new(TinyTaskset::new(0));
-            (name.to_owned(), tasks)
-        };
-        let tasks = MixtureTasks::new(vec![member("a"), member("b")]).unwrap();
-        let shares: Vec<EnvironmentShare> = tasks
-            .members()
-            .into_iter()
-            .zip(weights)
-            .map(|((_, tasks), weight)| EnvironmentShare {
-                weight,
-                tasks,
-                by_type: ByType::One,
-            })
-            .collect();
-        let shares = TaskShares::of(&tasks, &shares).unwrap();
-        (tasks, shares)
-    }
-
-    proptest! {
-        /// Draws are a function of seed, step and state; each step has each environment's share, rounded.
-        #[test]
-        fn environments_are_drawn_by_their_weights(
-            weights in prop::array::uniform2(0.01f64..100.0),
-            (seed, count) in (any::<u64>(), 1usize..40),
-        ) {
-            let (tasks, shares) = mixture(weights);
-            let len = tasks.len(Split::Train);
-            let (mut one, mut other) = (Curriculum::default(), Curriculum::default());
-            for step in 1..20 {
-                let request = Request { seed, draw_seed: seed, step, count };
-                let drawn = one.draw(&shares, None, request);
-                prop_assert_eq!(&drawn, &other.draw(&shares, None, request));
-                prop_assert_eq!(drawn.len(), count);
-                let first = drawn.iter().filter(|i| **i < len / 2).count() as f64;
-                let expected = count as f64 * weights[0] / (weights[0] + weights[1]);
-                prop_assert!((first - expected).abs() < 1.0 + 1e-6, "{first} of {expected}");
-            }
-            prop_assert_eq!(one, other);
-        }
-    }
-
-    #[test]
-    fn adaptive_types_leave_the_shares_of_environments_as_they_are() {
-        let (tasks, _) = mixture([3.0, 1.0]);
-        let environments: Vec<EnvironmentShare> = tasks
-            .members()
-            .into_iter()
-            .zip([3.0, 1.0])
-            .map(|((_, tasks), weight)| EnvironmentShare {
-                weight,
-                tasks,
-                by_type: ByType::Adaptive,
-            })
-            .collect();
-        let shares = TaskShares::of(&tasks, &environments).unwrap();
-        let (config, mut c) = (AdaptiveConfig::default(), Curriculum::default());
-        for _ in 0..10 {
-            let solved = (0..8).map(|_| ("a:corridor-1", true, 1.0));
-            let hard = (0..8).map(|n| ("a:corridor-2", n % 2 == 0, f64::from(n % 2)));
-            c.update(&config, solved.chain(hard));
-        }
-        let p = c.shares(&config, &shares);
-        assert!(
-            (p["a:corridor-1"] + p["a:corridor-2"] - 0.75).abs() < 1e-12,
-            "{p:?}"
-        );
-        assert!(p["a:corridor-2"] > 2.0 * p["a:corridor-1"], "{p:?}");
-        assert!(
-            (p["b:corridor-1"] - p["b:corridor-2"]).abs() < 1e-12,
-            "{p:?}"
-        );
-    }
-}
+#[path = "curriculum_tests.rs"]
+mod tests;

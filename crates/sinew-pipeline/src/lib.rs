@@ -31,7 +31,6 @@ mod live_source;
 mod parallel;
 mod ports;
 mod record;
-mod repeat;
 mod rollouts;
 mod rows;
 mod schedule;
@@ -40,6 +39,7 @@ mod score_records;
 mod scoring_models;
 mod state;
 mod status;
+mod trust;
 
 pub use config::PipelineConfig;
 pub use core::{
@@ -72,8 +72,7 @@ pub use record::{
     AdmissionRecord, DIVERGENCE_ALARM, EpisodeStats, EvalRecord, StepRecord, TokenSummary, Totals,
     divergence,
 };
-pub use repeat::{StepChange, StopAfter, step_changes};
-pub use rollouts::{BOARD, ChangedParts, EngineRollouts, LONGEST, RolloutParts};
+pub use rollouts::{BOARD, ChangedParts, EngineRollouts, LONGEST, RolloutParts, TurnSchedule};
 pub use rows::by_group;
 pub use schedule::{Draw, shuffled};
 pub use score_records::completed;

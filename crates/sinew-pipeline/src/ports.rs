@@ -276,6 +276,26 @@ pub trait SampleSource {
     /// If the source or the store fails, or the run is to stop.
     fn groups(&mut self, wanted: Wanted<'_>) -> Result<Given, PipelineError>;
 
+    /// What the commit of a step is to name as consumed: asked when the step is trained, just before it is
+    /// committed. By default nothing.
+    ///
+    /// # Errors
+    /// If something of it is not the run's any more: then the step is not committed.
+    fn consumes(&mut self, step: u64) -> Result<Option<Value>, PipelineError> {
+        let _ = step;
+        Ok(None)
+    }
+
+    /// A commit that names this is on the medium. Called after the commit, and once more with what the last
+    /// commit names when a session goes on, as a crash may have come between. By default nothing.
+    ///
+    /// # Errors
+    /// If the source cannot be reached.
+    fn committed(&mut self, consumed: &Value) -> Result<(), PipelineError> {
+        let _ = consumed;
+        Ok(())
+    }
+
     /// Groups that wait for rewards from outside.
     fn waiting_groups(&self) -> usize {
         0

@@ -7,6 +7,7 @@ use crate::in_flight::InFlightFile;
 use crate::ports::{Earlier, RolloutReading, Rollouts, StoredEpisode, Waker};
 use crate::schedule::{Draw, draw_of};
 use crate::score_records::completed;
+use sinew_algo::TurnStages;
 use sinew_env::Taskset;
 use sinew_rollout::{
     BatchError, EpisodeOptions, EpisodeParts, InFlight, REWARD, Resumed, Runner, outcomes_of,
@@ -57,6 +58,7 @@ pub struct EngineRollouts {
     /// Of training episodes; held-out ones have another temperature.
     options: EpisodeOptions,
     cross: Option<Arc<CrossPolicy>>,
+    turns: Option<TurnSchedule>,
     /// Has the scores of groups that an earlier session scored.
     store: Arc<dyn TraceStore>,
     /// Where episodes in flight are kept for a session that goes on.
@@ -88,8 +90,27 @@ pub struct RolloutParts {
     pub cross: Option<Arc<CrossPolicy>>,
     /// File for episodes in flight; `None`: they are not kept.
     pub in_flight: Option<PathBuf>,
+    /// Turns of training episodes grow with the steps of the run.
+    pub turns: Option<TurnSchedule>,
     /// What becomes of stored episodes whose environment, a tool or a reward has another version now.
     pub changed: ChangedParts,
+}
+
+/// How the maximum turns of training episodes grow: a function of the draw, so that a session that goes on
+/// gives an episode the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TurnSchedule {
+    /// By steps, from 0.
+    pub stages: TurnStages,
+    /// Numbers of draws that belong to a step.
+    pub draws_per_step: u64,
+}
+
+impl TurnSchedule {
+    /// Maximum turns of a draw.
+    fn turns(&self, draw: u64) -> u32 {
+        self.stages.turns(draw / self.draws_per_step.max(1))
+    }
 }
 
 /// What becomes of stored episodes that wait for training when an environment, a tool or a reward has another
@@ -139,6 +160,7 @@ impl EngineRollouts {
             taskset: parts.taskset,
             options: parts.options,
             cross: parts.cross,
+            turns: parts.turns,
             in_flight,
             changed: parts.changed,
             known: HashMap::new(),
@@ -201,8 +223,20 @@ impl Rollouts for EngineRollouts {
         }
         // They run from now on, whatever this thread does before it waits for them.
         let _runtime = self.runtime.enter();
-        let started = self.runner.start(specs, &Arc::new(options));
-        started.map_err(PipelineError::system)
+        let most = options.limits.max_turns;
+        let stages = self.turns.as_ref().filter(|_| temperature.is_none());
+        let turns = |draw| stages.map_or(most, |s| s.turns(draw).min(most));
+        let mut specs = specs.into_iter().peekable();
+        while let Some(first) = specs.next() {
+            options.limits.max_turns = turns(first.draw);
+            let mut alike = vec![first];
+            while let Some(next) = specs.next_if(|s| turns(s.draw) == options.limits.max_turns) {
+                alike.push(next);
+            }
+            let started = self.runner.start(alike, &Arc::new(options.clone()));
+            started.map_err(PipelineError::system)?;
+        }
+        Ok(())
     }
 
     fn resume(&mut self, earlier: &Earlier<'_>) -> Result<Option<String>, PipelineError> {

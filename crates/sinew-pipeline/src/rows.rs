@@ -1,6 +1,7 @@
 //! Rows of one training step, as data.
 
 use crate::formats::FormatCounts;
+use sinew_algo::trust::{Sighting, Suspicion};
 use sinew_algo::{AlgoReport, TokenCounts};
 use sinew_types::{EpisodeId, GroupId, Trace, TrainRow};
 use std::collections::BTreeMap;
@@ -14,6 +15,10 @@ pub struct Rows {
     pub dropped: BTreeMap<EpisodeId, String>,
     pub report: AlgoReport,
     pub formats: FormatCounts,
+    /// Episodes that a flag of the recipe left out.
+    pub suspicious: BTreeMap<EpisodeId, Suspicion>,
+    /// What its episodes add to what is usual, where suspicious ones are left out.
+    pub sightings: Vec<Sighting>,
 }
 
 /// The groups of episodes, in the order of their ids.

@@ -5,7 +5,9 @@ use crate::error::PipelineError;
 use crate::formats;
 use crate::ports::Learner;
 use crate::rows::Rows;
-use crate::status::EQUAL;
+use crate::status::{EQUAL, SUSPICIOUS};
+use crate::trust;
+use sinew_algo::trust::TrustConfig;
 use sinew_algo::{AlgoReport, Algorithm, Composition, Truncated, count_tokens};
 use sinew_grammar::Grammars;
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
@@ -23,6 +25,7 @@ pub(crate) fn score(
     algorithm: &Algorithm,
     learner: &mut dyn Learner,
     grammars: &dyn Grammars,
+    trust: &TrustConfig,
 ) -> Result<Rows, PipelineError> {
     let mut replayed = formats::replay_all(grammars, groups);
     for trace in groups.iter().filter(|g| g.len() == 1).flatten() {
@@ -31,7 +34,10 @@ pub(crate) fn score(
             columns.or_default().earlier = Some(earlier);
         }
     }
-    let batch = algorithm.prepare(groups).map_err(PipelineError::system)?;
+    let (suspicious, sightings) = trust::look(trust, groups, curriculum.sightings());
+    let left_out = suspicious.keys().collect();
+    let batch = algorithm.prepare_without(groups, &left_out);
+    let batch = batch.map_err(PipelineError::system)?;
     let columns = learner.columns(algorithm, &batch, replayed.columns)?;
     let (rows, report) = batch.rows(&columns).map_err(PipelineError::system)?;
     let trained: BTreeSet<EpisodeId> = rows.iter().map(|r| r.episode.clone()).collect();
@@ -40,9 +46,11 @@ pub(crate) fn score(
         .flatten()
         .filter(|t| !trained.contains(&t.episode))
         .map(|t| {
-            let why = match replayed.rejected.contains_key(&t.episode) {
-                true => "masks that cannot be made again".to_owned(),
-                false => why_dropped(t, algorithm.composition(), &report),
+            let rejected = replayed.rejected.contains_key(&t.episode);
+            let why = match suspicious.get(&t.episode) {
+                Some(seen) => format!("{SUSPICIOUS}{}", seen.flag),
+                None if rejected => "masks that cannot be made again".to_owned(),
+                None => why_dropped(t, algorithm.composition(), &report),
             };
             (t.episode.clone(), why)
         })
@@ -56,6 +64,8 @@ pub(crate) fn score(
         dropped,
         report,
         formats: replayed.counts,
+        suspicious,
+        sightings,
     })
 }
 

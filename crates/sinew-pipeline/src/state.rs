@@ -83,6 +83,9 @@ struct Detail {
     /// Outcomes of episodes that follow from later scores: newer scores do not change what was trained.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     outcomes: BTreeMap<EpisodeId, Outcome>,
+    /// What the source of the episodes says that the update consumes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    consumed: Option<Value>,
 }
 
 /// What an update was made of, beside what the core says.
@@ -92,6 +95,8 @@ pub(crate) struct Made {
     pub(crate) order: Vec<EpisodeId>,
     pub(crate) outcomes: BTreeMap<EpisodeId, Outcome>,
     pub(crate) record: StepRecord,
+    /// As [`SampleSource::consumes`](crate::SampleSource::consumes) gave it.
+    pub(crate) consumed: Option<Value>,
 }
 
 /// Where a run keeps its episodes and commits.
@@ -282,8 +287,17 @@ impl RunStore {
         }
     }
 
+    /// What the last commit says that its update consumed.
+    ///
+    /// # Errors
+    /// What the store refuses.
+    pub(crate) fn last_consumed(&self) -> Result<Option<Value>, PipelineError> {
+        let last = self.commits()?.pop();
+        Ok(last.and_then(|batch| detail_of(&batch)?.consumed))
+    }
+
     /// Commits an update: its episodes, what was left out and why, the curriculum, the version of the
-    /// weights, what it was `made` of and the measurements before it, in one transaction.
+    /// weights, what it was `made` of and consumed, and the measurements before it, in one transaction.
     pub(crate) fn commit(
         &self,
         commit: UpdateCommit,
@@ -298,6 +312,7 @@ impl RunStore {
             evals,
             order: made.order,
             outcomes: made.outcomes,
+            consumed: made.consumed,
         };
         let batch = TrainedBatch {
             batch: batch_name(commit.step),

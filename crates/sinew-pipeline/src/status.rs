@@ -1,5 +1,6 @@
 //! What became of a step's samples, in a few numbers with the first cause of each.
 
+use crate::rows::Rows;
 use serde::{Deserialize, Serialize};
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::collections::BTreeMap;
@@ -16,6 +17,9 @@ pub(crate) const BEHIND: &str = "too old: ";
 /// How reasons of rollouts begin that ended without a score.
 pub(crate) const UNSCORED: &str = "unscored: ";
 
+/// How reasons of episodes begin whose rewards are not what they seem.
+pub(crate) const SUSPICIOUS: &str = "suspicious: ";
+
 /// Samples with one thing in common.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counted {
@@ -26,6 +30,10 @@ pub struct Counted {
 }
 
 impl Counted {
+    fn is_zero(&self) -> bool {
+        self.count == 0
+    }
+
     fn add(&mut self, episode: &EpisodeId, why: &str) {
         self.count += 1;
         let line = why.lines().next().unwrap_or_default();
@@ -48,16 +56,23 @@ pub struct SampleStatus {
     pub truncated: Counted,
     /// Sampled by weights that are too far behind, because they or their rewards came too late.
     pub too_old: Counted,
+    /// Left out because of a flag that the recipe names.
+    #[serde(default, skip_serializing_if = "Counted::is_zero")]
+    pub suspicious: Counted,
     /// Groups that wait for rewards from outside.
     #[serde(default)]
     pub waiting: usize,
 }
 
 impl SampleStatus {
-    /// Counts the samples of a step's groups; `dropped` are the episodes that gave no row, with the reason,
-    /// also those that are in no group.
-    pub(crate) fn of(groups: &[Vec<Trace>], dropped: &BTreeMap<EpisodeId, String>) -> Self {
+    /// Counts the samples of a step's groups. Of its rows, the episodes count that gave none, with the
+    /// reason, also those that are in no group.
+    pub(crate) fn of(groups: &[Vec<Trace>], rows: &Rows) -> Self {
+        let dropped = &rows.dropped;
         let mut status = Self::default();
+        for (episode, seen) in &rows.suspicious {
+            status.suspicious.add(episode, &seen.to_string());
+        }
         for trace in groups.iter().flatten() {
             if matches!(trace.end, EpisodeEnd::Failed { .. }) {
                 continue;
@@ -103,6 +118,7 @@ impl SampleStatus {
             (&mut self.equal, &later.equal),
             (&mut self.truncated, &later.truncated),
             (&mut self.too_old, &later.too_old),
+            (&mut self.suspicious, &later.suspicious),
         ] {
             sum.count += more.count;
             sum.first = sum.first.take().or_else(|| more.first.clone());
@@ -110,28 +126,32 @@ impl SampleStatus {
         self.waiting = later.waiting;
     }
 
-    /// The numbers by name, in their order, with the first cause of each that is not 0.
-    pub fn numbers(&self) -> [(&'static str, usize, Option<&str>); 5] {
+    /// The numbers by name, in their order, with the first cause of each that is not 0. Suspicious ones are
+    /// there if there are some: most recipes leave none out.
+    pub fn numbers(&self) -> Vec<(&'static str, usize, Option<&str>)> {
         let of = |name, c| {
             let Counted { count, first }: &Counted = c;
             (name, *count, first.as_deref())
         };
-        [
+        let mut numbers = vec![
             ("scored", self.scored, None),
             of("unscored", &self.unscored),
             of("equal rewards", &self.equal),
             of("truncated", &self.truncated),
             of("too old", &self.too_old),
-        ]
+        ];
+        numbers.extend((self.suspicious.count > 0).then(|| of("suspicious", &self.suspicious)));
+        numbers
     }
 
     /// One line, such as `scored 12, unscored 4 (e3: judge down), equal rewards 0, truncated 0, too old 0`,
     /// with the groups that wait, if any.
     pub fn line(&self) -> String {
-        let numbers = self.numbers().map(|(name, count, first)| match first {
+        let shown = |(name, count, first): (&str, usize, Option<&str>)| match first {
             Some(first) => format!("{name} {count} ({first})"),
             None => format!("{name} {count}"),
-        });
+        };
+        let numbers: Vec<String> = self.numbers().into_iter().map(shown).collect();
         let waiting = match self.waiting {
             0 => String::new(),
             groups => format!(", waiting {groups} groups"),

@@ -1,7 +1,7 @@
 //! The `[pool]` table: limits, checks, filters, sampling.
 
 use serde::{Deserialize, Serialize};
-use sinew_algo::AdaptiveConfig;
+use sinew_algo::{AdaptiveConfig, Signal};
 use std::collections::BTreeMap;
 
 /// A refused key: its name, its value, and the allowed range.
@@ -216,6 +216,9 @@ impl PoolConfig {
         {
             return Err(refused(&format!("sampling.{field}"), value, allowed));
         }
+        if let Sampling::Adaptive(config) = &self.sampling {
+            curriculum(config)?;
+        }
         self.filter.check("filter")?;
         let mut filters = self.filters.iter();
         filters.try_for_each(|(kind, filter)| filter.check(&format!("filters.{kind}")))
@@ -249,6 +252,34 @@ impl TypeFilter {
             }
         }
         Ok(())
+    }
+}
+
+/// Refuses what only a run can follow that draws its tasks: a pool chooses among the types that wait.
+///
+/// A dial needs levels in order, pools of tasks need the tasks, and windows need the order in which episodes
+/// ended: of rows that wait, none of these is known.
+///
+/// # Errors
+/// For another signal, and for a key that the signals of a pool do not read.
+fn curriculum(config: &AdaptiveConfig) -> Result<(), ConfigError> {
+    let follows = matches!(config.signal, Signal::Success | Signal::Reward);
+    let own = AdaptiveConfig {
+        signal: config.signal,
+        prior_successes: config.prior_successes,
+        prior_failures: config.prior_failures,
+        floor: config.floor,
+        memory: config.memory,
+        ..AdaptiveConfig::default()
+    };
+    match follows && own == *config {
+        true => Ok(()),
+        false => Err(refused(
+            "sampling",
+            format!("{config:?}"),
+            "the signals \"success\" and \"reward\", with prior_successes, prior_failures, floor and memory; the \
+             others are of [tasks] in a recipe",
+        )),
     }
 }
 

@@ -32,7 +32,8 @@ pub enum DataSection {
         #[serde(default = "default_purpose")]
         purpose: String,
         /// Source of scores that take the place of the rewards, such as `rescore`, that of
-        /// `sinew rescore RUN`. An episode without one is left out. Left out: the rewards that `sinew episodes` lists.
+        /// `sinew rescore RUN`. An episode without one is left out. Left out: the rewards that
+        /// `sinew episodes` lists.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         scores: Option<String>,
     },
@@ -72,7 +73,8 @@ pub enum DataSection {
         #[serde(default = "default_wait_s")]
         #[schemars(range(min = 0.0, max = 86_400.0))]
         wait_s: f64,
-        /// Seconds that the queue holds rows for this run, until they are in its own store.
+        /// Seconds after which rows go to another run if this one is gone. Leases are renewed until the
+        /// update is committed.
         #[serde(default = "default_lease_s")]
         #[schemars(range(min = 10.0, max = 86_400.0))]
         lease_s: f64,

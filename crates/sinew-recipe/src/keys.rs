@@ -10,6 +10,7 @@ use crate::sandbox::SandboxKeys;
 use crate::store::StoreKeys;
 use crate::tasks::{TasksKeys, tasks_or_source};
 use crate::train::TrainKeys;
+use crate::trust::TrustKeys;
 use crate::{DataSection, EnvSection, HarnessSection, ModelSection, RunPlan, env};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -76,6 +77,8 @@ pub(crate) struct RecipeKeys {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     train: Option<TrainKeys>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    trust: Option<TrustKeys>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     eval: Option<EvalKeys>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     engine: Option<EngineKeys>,
@@ -105,6 +108,7 @@ impl RecipeKeys {
             teacher: self.teacher,
             data: self.data,
             train: self.train.unwrap_or_default().resolve(),
+            trust: self.trust.unwrap_or_default().resolve(),
             eval: self.eval.unwrap_or_default().resolve(),
             engine: self.engine.unwrap_or_default().resolve(),
             store: self.store.unwrap_or_default().resolve(),
@@ -131,6 +135,7 @@ impl RecipeKeys {
             teacher: plan.teacher.clone(),
             data: plan.data.clone(),
             train: Some(plan.train.keys()),
+            trust: Some(plan.trust.keys()),
             eval: Some(plan.eval.keys()),
             engine: Some(plan.engine.keys()),
             store: Some(plan.store.keys()),
@@ -146,6 +151,7 @@ impl RecipeKeys {
         self.rollout.iter_mut().for_each(|t| t.leave_out(unused));
         self.critic.iter_mut().for_each(|t| t.leave_out(unused));
         self.train.iter_mut().for_each(|t| t.leave_out(unused));
+        self.trust.iter_mut().for_each(|t| t.leave_out(unused));
         self.eval.iter_mut().for_each(|t| t.leave_out(unused));
         self.engine.iter_mut().for_each(|t| t.leave_out(unused));
         self.store.iter_mut().for_each(|t| t.leave_out(unused));

@@ -60,6 +60,7 @@ mod section;
 mod store;
 mod tasks;
 mod train;
+mod trust;
 
 pub use chain::{ChainPlan, Recipe, StagePlan};
 pub use changes::{Change, changes};
@@ -92,6 +93,7 @@ pub use schema::{json_schema, markdown};
 pub use store::{StoreKind, StorePlan};
 pub use tasks::{HeldOut, TaskOrder, TasksPlan};
 pub use train::{LoraSection, LrSchedule, TrainPlan};
+pub use trust::TrustPlan;
 
 use sinew_algo::AlgorithmConfig;
 use std::collections::BTreeMap;
@@ -145,6 +147,8 @@ pub struct RunPlan {
     pub data: Option<DataSection>,
     /// Optimizer, steps and checkpoints.
     pub train: TrainPlan,
+    /// What is done about suspicious rewards.
+    pub trust: TrustPlan,
     /// The held-out measurement.
     pub eval: EvalPlan,
     /// The engine that generates tokens.

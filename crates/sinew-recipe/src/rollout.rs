@@ -68,6 +68,12 @@ section! {
         admission: AdmissionSection = AdmissionSection::default();
         /// Maximum number of turns of an episode.
         max_turns: u32 = 3, in 1 to 1000;
+        /// ScalingInter: maximum turns of training episodes in stages, such as `[10, 20, 30]`, none less
+        /// than the one before and none above `max_turns`, which held-out episodes have. Empty: always
+        /// `max_turns`.
+        turn_stages: Vec<u32> = Vec::new();
+        /// Steps of a stage of `turn_stages`; the last one goes on to the end.
+        turn_stage_steps: u64 = 100, in 1 to 10_000_000;
         /// Maximum number of tokens that one turn samples; at most `max_context_tokens`.
         max_turn_tokens: u32 = 96;
         /// Tokens after which a turn gives its place in the engine back and asks for another one, below
@@ -149,6 +155,33 @@ fn default_every() -> u64 {
     4
 }
 
+/// Stages of turns, which the built-in loop follows in episodes that it runs to train on.
+fn turn_stages(plan: &RunPlan, rules: &mut Rules) {
+    let r = &plan.rollout;
+    let given = !r.turn_stages.is_empty();
+    let grows = r.turn_stages.windows(2).all(|w| w[0] <= w[1]);
+    let fits = r.turn_stages.iter().all(|n| (1..=r.max_turns).contains(n));
+    rules.allowed(
+        "rollout.turn_stages",
+        format!("{:?}", r.turn_stages),
+        "numbers from 1 to rollout.max_turns, none less than the one before, at most 100 of them",
+        grows && fits && r.turn_stages.len() <= 100,
+    );
+    rules.unused(
+        "rollout.turn_stage_steps",
+        "has no effect without rollout.turn_stages; remove it".into(),
+        given,
+    );
+    rules.inert(
+        "rollout.turn_stages",
+        format!("{:?}", r.turn_stages),
+        "has no effect: it needs episodes of the built-in loop to train on, without [data] and [harness]; \
+         remove it"
+            .into(),
+        !given || (plan.data.is_none() && plan.harness.is_built_in()),
+    );
+}
+
 pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let r = &plan.rollout;
     r.ranges(rules);
@@ -160,6 +193,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
             r.admission.kv_capacity,
         );
     }
+    turn_stages(plan, rules);
     let starting = r.max_starting.unwrap_or(1);
     rules.custom(
         "rollout.max_starting",

@@ -49,8 +49,8 @@ section! {
         level: Level = Level::Process;
         /// Refuse to run if a protection cannot be enforced on this host.
         strict: bool = false;
-        /// Address of a sandbox server (`sinew serve --sandbox-only`) on which the sandboxes run, at the level
-        /// `level` of that server; left out: they run on this host.
+        /// Address of a sandbox server (`sinew serve --sandbox-only`) on which the sandboxes run, at the
+        /// level `level` of that server; left out: they run on this host.
         server: String;
         /// Environment variable with the token for `server`.
         server_key_env: String = "SINEW_SANDBOX_TOKEN".into();

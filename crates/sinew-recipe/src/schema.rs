@@ -9,6 +9,7 @@
 use crate::keys::RecipeKeys;
 use crate::{
     EnginePlan, EvalPlan, JudgePlan, RolloutPlan, SandboxPlan, StorePlan, TasksPlan, TrainPlan,
+    TrustPlan,
 };
 use schemars::generate::SchemaSettings;
 use serde::Serialize;
@@ -35,6 +36,7 @@ pub(crate) fn run_schema() -> Value {
         ("tasks", table(TasksPlan::default().keys())),
         ("rollout", table(RolloutPlan::default().keys())),
         ("train", table(TrainPlan::default().keys())),
+        ("trust", table(TrustPlan::default().keys())),
         ("eval", table(EvalPlan::default().keys())),
         ("engine", table(EnginePlan::default().keys())),
         ("store", table(StorePlan::default().keys())),

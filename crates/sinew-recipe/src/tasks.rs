@@ -66,7 +66,11 @@ section! {
         weights: BTreeMap<String, f64>;
         /// Order in which tasks are drawn.
         sampling: TaskOrder = TaskOrder::Uniform;
-        /// Basis of the weights of `adaptive`.
+        /// What `adaptive` follows. `success`: types are drawn by the expected variance of their outcome.
+        /// `reward`: by the variance of their rewards. `progress`: by how much their success rate changes,
+        /// up or down. `aim`: types are levels, by the numbers in their names; the level is looked for that
+        /// is solved as often as `target` says. `pools`: tasks that their last group solved, or failed, are
+        /// drawn rarely.
         signal: Signal = AdaptiveConfig::default().signal;
         /// Successes of the prior, above 0.
         prior_successes: f64 = AdaptiveConfig::default().prior_successes;
@@ -77,18 +81,61 @@ section! {
         /// Factor of older trials at each update, above 0 and at most 1. Below 1, estimates follow a
         /// changing policy.
         decay: f64 = AdaptiveConfig::default().memory;
+        /// Episodes of each of the two windows that signal `progress` compares, 1 to 10000. A type without
+        /// two full windows is drawn most.
+        window: usize = AdaptiveConfig::default().window;
+        /// Success rate that signal `aim` looks for, above 0 and below 1.
+        target: f64 = AdaptiveConfig::default().target;
+        /// Levels by which signal `aim` moves after a step, times the success above `target`; above 0, at
+        /// most 10.
+        gain: f64 = AdaptiveConfig::default().gain;
+        /// Share of draws of hard tasks with signal `pools`, 0 to 1; with `easy_share` at most 1.
+        hard_share: f64 = AdaptiveConfig::default().hard_share;
+        /// Share of draws of easy tasks with signal `pools`, 0 to 1.
+        easy_share: f64 = AdaptiveConfig::default().easy_share;
+        /// Success rate of its last group up to which a task is hard, 0 to 1.
+        hard_at: f64 = AdaptiveConfig::default().hard_at;
+        /// Success rate of its last group from which on a task is easy; above `hard_at`, at most 1.
+        easy_at: f64 = AdaptiveConfig::default().easy_at;
+        /// Shares move between the environments of `[[env]]`, too: their weights multiply what the signal
+        /// says. With `success`, `reward` and `progress`.
+        across: bool = AdaptiveConfig::default().across;
     }
 }
 
 /// Keys about the order in which tasks are drawn, which is that of the whole run.
-const ORDER: [&str; 6] = [
+const ORDER: [&str; 14] = [
     "sampling",
     "signal",
     "prior_successes",
     "prior_failures",
     "floor",
     "decay",
+    "window",
+    "target",
+    "gain",
+    "hard_share",
+    "easy_share",
+    "hard_at",
+    "easy_at",
+    "across",
 ];
+
+/// The keys of [`ORDER`] that a signal reads.
+fn read(signal: Signal) -> &'static [&'static str] {
+    match signal {
+        Signal::Success | Signal::Reward => &[
+            "prior_successes",
+            "prior_failures",
+            "floor",
+            "decay",
+            "across",
+        ],
+        Signal::Progress => &["floor", "window", "across"],
+        Signal::Aim => &["floor", "target", "gain"],
+        Signal::Pools => &["hard_share", "easy_share", "hard_at", "easy_at"],
+    }
+}
 
 impl TasksKeys {
     /// The first typed key about the order of draws.
@@ -100,6 +147,14 @@ impl TasksKeys {
             self.prior_failures.is_some(),
             self.floor.is_some(),
             self.decay.is_some(),
+            self.window.is_some(),
+            self.target.is_some(),
+            self.gain.is_some(),
+            self.hard_share.is_some(),
+            self.easy_share.is_some(),
+            self.hard_at.is_some(),
+            self.easy_at.is_some(),
+            self.across.is_some(),
         ];
         let mut keys = ORDER.into_iter().zip(typed);
         keys.find_map(|(key, typed)| typed.then_some(key))
@@ -155,6 +210,14 @@ impl TasksPlan {
             prior_failures: self.prior_failures,
             floor: self.floor,
             memory: self.decay,
+            window: self.window,
+            target: self.target,
+            gain: self.gain,
+            hard_share: self.hard_share,
+            easy_share: self.easy_share,
+            hard_at: self.hard_at,
+            easy_at: self.easy_at,
+            across: self.across && read(self.signal).contains(&"across"),
         })
     }
 }
@@ -306,6 +369,16 @@ fn weights(tasks: &TasksPlan, key: &str, plan: &RunPlan, rules: &mut Rules) {
     );
 }
 
+fn signal_name(signal: Signal) -> &'static str {
+    match signal {
+        Signal::Success => "success",
+        Signal::Reward => "reward",
+        Signal::Progress => "progress",
+        Signal::Aim => "aim",
+        Signal::Pools => "pools",
+    }
+}
+
 /// The order in which tasks are drawn.
 fn order(plan: &RunPlan, rules: &mut Rules) {
     let adaptive = plan.tasks.adaptive();
@@ -314,6 +387,20 @@ fn order(plan: &RunPlan, rules: &mut Rules) {
         rules.unused(&format!("tasks.{key}"), reason, adaptive.is_some());
     }
     let Some(config) = adaptive else { return };
+    for key in ORDER[2..]
+        .iter()
+        .filter(|key| !read(config.signal).contains(key))
+    {
+        let name = signal_name(config.signal);
+        let reason = format!("has no effect with tasks.signal = \"{name}\"; remove it");
+        rules.unused(&format!("tasks.{key}"), reason, false);
+    }
+    rules.custom(
+        "tasks.across",
+        config.across,
+        "has no effect without [[env]]: shares of one environment move anyway; remove it".into(),
+        !config.across || plan.env.is_mixture(),
+    );
     if let Some((field, value, allowed)) = config.broken() {
         let key = if field == "memory" { "decay" } else { field };
         rules.allowed(&format!("tasks.{key}"), value, allowed, false);

@@ -27,10 +27,13 @@ const MAX_ANSWER: u64 = 256 << 20;
 /// The server, and the key for it.
 #[derive(Clone)]
 pub(crate) struct Api {
+    /// Its connections, which all sandboxes of a provider share.
     client: Client,
     /// Without a slash at the end.
     url: Arc<str>,
+    /// Of an owner.
     token: Arc<str>,
+    /// Name of the level that is asked for.
     level: &'static str,
 }
 
@@ -48,24 +51,37 @@ struct Refusal {
     error: Reason,
 }
 
+/// Why a request was refused.
 #[derive(Deserialize)]
 struct Reason {
+    /// One word, for programs.
     code: String,
+    /// A sentence, for people.
     message: String,
 }
 
 /// A result, with its output in Base64.
 #[derive(Deserialize)]
 struct Ran {
+    /// How it ended.
     ending: Ending,
+    /// In Base64.
     stdout: String,
+    /// In Base64.
     stderr: String,
+    /// Whether output was cut.
     truncated: bool,
+    /// What it used.
     usage: Usage,
+    /// What was in force on the other host.
     protections: Vec<Protection>,
 }
 
 impl Ran {
+    /// The result of the port.
+    ///
+    /// # Errors
+    /// If the output is no Base64.
     fn into_result(self) -> Result<ExecResult, String> {
         Ok(ExecResult {
             ending: self.ending,
@@ -82,17 +98,23 @@ impl Ran {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Line {
+    /// Output in Base64.
     Output { stream: OutputStream, data: String },
+    /// The last line.
     Result { result: Ran },
+    /// The last line of an execution that failed.
     Error { error: Reason },
 }
 
 /// What a line of a streamed execution says.
 pub(crate) enum Streamed {
+    /// A piece of output.
     Output(OutputChunk),
+    /// The end.
     Ended(Result<ExecResult, SandboxError>),
 }
 
+/// Bytes of a text in Base64.
 fn decoded(text: &str) -> Result<Vec<u8>, String> {
     STANDARD
         .decode(text)
@@ -214,7 +236,8 @@ impl Api {
             .ok_or_else(|| self.lost(&format!("its answer has no {field}")))
     }
 
-    /// The request of an execution.
+    /// The request of an execution. Its answer may take the deadline of the execution and the time of any
+    /// answer.
     pub(crate) fn exec(
         &self,
         id: &str,

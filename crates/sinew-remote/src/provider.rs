@@ -39,10 +39,15 @@ pub struct RemoteConfig {
 /// Sandboxes of another host.
 #[derive(Debug)]
 pub struct RemoteProvider {
+    /// The server.
     api: Api,
+    /// Name of the level.
     level: &'static str,
+    /// What the server reported when it was connected.
     protections: Arc<Vec<Protection>>,
+    /// Places of sandboxes that can be made.
     places: Arc<Semaphore>,
+    /// All places.
     max_live: usize,
     /// Why the last sandbox could not be made.
     broken: Mutex<Option<String>>,
@@ -54,9 +59,12 @@ struct Levels {
     levels: Vec<LevelOffer>,
 }
 
+/// A level of the server.
 #[derive(Deserialize)]
 struct LevelOffer {
+    /// Its name.
     level: String,
+    /// What is in force at it.
     protections: Vec<Protection>,
 }
 
@@ -99,6 +107,7 @@ impl RemoteProvider {
         })
     }
 
+    /// A place for one more sandbox, when there is one.
     async fn place(&self) -> Result<OwnedSemaphorePermit, SandboxError> {
         let place = Arc::clone(&self.places).acquire_owned();
         let place = tokio::time::timeout(PATIENCE, place).await;
@@ -109,7 +118,8 @@ impl RemoteProvider {
         })
     }
 
-    /// Makes a sandbox; a server without room or away is asked again.
+    /// Makes a sandbox; a server without room or away is asked again. A snapshot may have gone with the
+    /// server, so its forks are tried again for room alone.
     async fn make(
         &self,
         spec: &SandboxSpec,
@@ -144,7 +154,10 @@ impl RemoteProvider {
     }
 }
 
-/// What the server offers.
+/// What the server offers. Blocks.
+///
+/// # Errors
+/// If it does not answer, refuses the token or is no sandbox server.
 fn levels(url: &str, token: &str) -> Result<Levels, String> {
     let client = reqwest::blocking::Client::builder()
         .tls_backend_preconfigured(sinew_http::tls())
@@ -168,6 +181,7 @@ fn levels(url: &str, token: &str) -> Result<Levels, String> {
         .map_err(|_| format!("it answered {status}, but not as a sandbox server{hint}"))
 }
 
+/// An error of a file of this host.
 fn io(operation: &str, e: &std::io::Error) -> SandboxError {
     SandboxError::Io {
         operation: operation.into(),

@@ -22,13 +22,16 @@ static NEXT_SNAPSHOT: AtomicU64 = AtomicU64::new(1);
 /// A sandbox or a snapshot on the server. Dropping it destroys it there.
 #[derive(Debug)]
 pub(crate) struct Held {
+    /// The server.
     api: Api,
     /// `sandboxes/ID` or `snapshots/ID`.
     path: String,
+    /// It was asked for.
     destroyed: AtomicBool,
 }
 
 impl Held {
+    /// What the server has at this path.
     fn new(api: &Api, path: String) -> Self {
         Self {
             api: api.clone(),
@@ -42,6 +45,7 @@ impl Held {
         self.path.rsplit('/').next().unwrap_or_default()
     }
 
+    /// Destroys it, once.
     async fn destroy(&self) -> Result<(), SandboxError> {
         if self.destroyed.swap(true, Ordering::AcqRel) {
             return Ok(());
@@ -67,17 +71,22 @@ impl Drop for Held {
 /// A sandbox on the server.
 #[derive(Debug)]
 pub(crate) struct RemoteSandbox {
+    /// The server.
     api: Api,
+    /// Name of its level.
     level: &'static str,
+    /// It on the server.
     held: Held,
     /// Its place among the sandboxes of this process.
     _place: OwnedSemaphorePermit,
     /// Renews the lease.
     renewal: tokio::task::JoinHandle<()>,
+    /// The server or the sandbox is gone.
     dead: bool,
 }
 
 impl RemoteSandbox {
+    /// The sandbox `id` of the server. Its lease is renewed from now on.
     pub(crate) fn new(
         api: &Api,
         level: &'static str,
@@ -95,6 +104,7 @@ impl RemoteSandbox {
         }
     }
 
+    /// A path below that of the sandbox.
     fn path(&self, below: &str) -> String {
         format!("{}/{below}", self.held.path)
     }
@@ -105,6 +115,7 @@ impl RemoteSandbox {
         answer
     }
 
+    /// Runs a program. A caller that stops waiting closes the connection, which kills the program.
     async fn run(
         &self,
         request: ExecRequest,

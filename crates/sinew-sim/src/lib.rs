@@ -11,6 +11,7 @@
 //! | `measure`, `report` | what a plan comes to, as text, JSON and SVG |
 //! | `advise` | what to buy next, by simulating it |
 //! | `record` | distributions of a recorded run |
+//! | `calibrate` | how far predictions are from recorded runs |
 //! | `published` | set-ups of papers, with their figures and ours |
 //!
 //! Invariants: a simulation is a function of its plan; no clock is read and nothing is drawn
@@ -19,27 +20,28 @@
 
 mod advise;
 mod agenda;
+mod calibrate;
 mod check;
 mod dist;
 mod engine;
 mod measure;
 mod plan;
 mod published;
-mod record;
 mod report;
 mod search;
 mod world;
 
 pub use advise::advise;
+pub use calibrate::{Costs, Observed, Prediction, Updates, calibrate, median};
 pub use check::{Bug, Violation};
 pub use dist::{Dist, Form, Lognormal, MAX_VALUES, Pareto};
-pub use measure::{Cost, Gauge, Percentiles, Report, Tail, Throughput, Utilization, Variant};
+pub use measure::{Cost, Gauge, Percentiles, Report, Tail, Throughput, Utilization, Variant, Work};
+pub use plan::record::Recorded;
 pub use plan::{
     Engines, Episode, Fault, FaultKind, Mode, Model, PRESETS, Plan, PlanError, Prices, Rollout,
     Run, Scoring, Store, Tools, Trainer, Weights, preset,
 };
 pub use published::{Claim, Measured, claims};
-pub use record::Recorded;
 pub use report::{svg, text};
 pub use search::{Failure, find, random_plan, replay, shrink};
 

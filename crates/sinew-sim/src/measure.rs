@@ -236,6 +236,7 @@ impl Measure {
             next: Vec::new(),
             gauges: self.gauges.clone(),
             steps_s: self.step_times(0),
+            work: Work::default(),
         }
     }
 
@@ -429,4 +430,18 @@ pub struct Report {
     /// Seconds of each update.
     #[serde(skip)]
     pub steps_s: Vec<f64>,
+    /// What engines did.
+    #[serde(skip)]
+    pub work: Work,
+}
+
+/// What all engines did, from the beginning on, in ids.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Passes; none with `engines.model = "curves"`, which knows no single pass.
+    pub passes: u64,
+    /// Sampled ids.
+    pub sampled: u64,
+    /// Computed ids of prompts.
+    pub prefilled: u64,
 }

@@ -1,15 +1,22 @@
 //! Rows that a step was given from outside, written down before they are stored and acknowledged.
+//!
+//! The last line of a step counts: leases that are taken anew, and rows that went to another trainer, make
+//! another one.
 
 use serde::{Deserialize, Serialize};
 use sinew_pipeline::PipelineError;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::PathBuf;
 
 /// What a step was given: leases with the names of their rows.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Taken {
     pub(crate) step: u64,
     pub(crate) leases: Vec<(u64, Vec<String>)>,
+    /// Rows that were stored for the step, and went to another trainer before they were trained.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) lost: Vec<String>,
 }
 
 /// The file of a run that says so, one line a step.
@@ -32,17 +39,30 @@ impl Ledger {
     /// # Errors
     /// If the file cannot be read.
     pub(crate) fn taken(&self, step: u64) -> Result<Option<Taken>, PipelineError> {
-        let text = match std::fs::read_to_string(&self.0) {
-            Ok(text) => text,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(self.failed(&e)),
-        };
-        // A line that a crash cut says nothing: what it speaks of was not stored.
-        let mut lines = text
-            .lines()
-            .rev()
-            .filter_map(|l| serde_json::from_str::<Taken>(l).ok());
-        Ok(lines.find(|t| t.step == step))
+        let text = self.text()?;
+        Ok(lines(&text).rev().find(|t| t.step == step))
+    }
+
+    /// The steps in which each row went to another trainer.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub(crate) fn lost(&self) -> Result<BTreeMap<String, BTreeSet<u64>>, PipelineError> {
+        let mut lost: BTreeMap<String, BTreeSet<u64>> = BTreeMap::new();
+        for taken in lines(&self.text()?) {
+            for key in taken.lost {
+                lost.entry(key).or_default().insert(taken.step);
+            }
+        }
+        Ok(lost)
+    }
+
+    /// All that was written; nothing if nothing was.
+    fn text(&self) -> Result<String, PipelineError> {
+        match std::fs::read_to_string(&self.0) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
+            read => read.map_err(|e| self.failed(&e)),
+        }
     }
 
     /// Writes down what a step was given; it is on the medium when this returns.
@@ -61,4 +81,9 @@ impl Ledger {
             .map_err(|e| self.failed(&e))?;
         file.sync_all().map_err(|e| self.failed(&e))
     }
+}
+
+/// The lines of a file. One that a crash cut says nothing: what it speaks of was not stored.
+fn lines(text: &str) -> impl DoubleEndedIterator<Item = Taken> {
+    text.lines().filter_map(|l| serde_json::from_str(l).ok())
 }

@@ -14,7 +14,8 @@
 //!
 //! - A step that is done again gets the same samples in the same order: what was leased for a step is noted
 //!   before it is used.
-//! - A lease is acknowledged after the update that trained it was committed, never before.
+//! - Rows of a queue are acked after the update that trained them was committed, never before. Entries of
+//!   a pool are acknowledged once the run has stored them.
 //! - What an algorithm cannot use is left out with its reason.
 //!
 //! # Files
@@ -24,11 +25,12 @@
 //! | `dataset` | demonstrations, pairs, and episodes of another run, all read at the start |
 //! | `gold` | runs of the gold policy, played step by step |
 //! | `pool_client`, `pool_source` | requests to a pool, and what a step leases of it |
-//! | `queue_source` | the same of a queue |
+//! | `queue_source`, `holds` | the same of a queue, and its rows until their update is committed |
 //! | `ledger` | what a step leased, written before it is used |
 
 mod dataset;
 mod gold;
+mod holds;
 mod ledger;
 mod pool_client;
 mod pool_source;

@@ -110,7 +110,7 @@ impl PoolSource {
         }
         let mut taken = Taken {
             step,
-            leases: Vec::new(),
+            ..Taken::default()
         };
         let (mut traces, mut drawn) = (Vec::new(), 0);
         let begun = Instant::now();

@@ -1,11 +1,18 @@
-//! A queue of episodes as a source: groups are leased, stored here, then acked.
+//! A queue of episodes as a source: groups are leased, stored here, trained, and acked once their update is
+//! committed.
 //!
-//! What was acked lies in the run's own store, and the commit of its step names it: a crash between lease and
-//! store gives the rows back, one between store and ack acks them again, and an episode that the store has
-//! is not trained a second time, whatever the queue says of it.
+//! The queue lies in another file, or on another machine, than the commits of the run. So the commit
+//! decides: it names the leases with their rows, beside the step and the version of the weights, and the ack
+//! follows it. What a crash between them left is acked when the run goes on: until then the rows stay leased
+//! ([`IN_DOUBT`]). A crash before the commit gives the rows back after one lease; a run that goes on in time
+//! still holds them, and one that comes too late leaves out what another trainer has taken. An episode that
+//! the store has is not trained a second time, whatever the queue says of it.
 
+use crate::holds::{Holds, Lease, now_ms};
 use crate::ledger::{Ledger, Taken};
 use crate::pool_source::{stored_step, unusable};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use sinew_pipeline::PipelineError;
 use sinew_pipeline::by_group;
 use sinew_pipeline::{Given, SampleSource, Wanted};
@@ -14,14 +21,19 @@ use sinew_store::queue::{
     Ask, Done, LeaseId, Leased, MAX_CALL_ROWS, Queue, Sample, Take, episode, trainer_consumer,
 };
 use sinew_types::{EpisodeId, GroupId, Origin, Trace};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// Longest wait for rows before it is looked whether the run is to stop.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// How long rows stay leased that an update consumes, from just before its commit on. They are acked at once
+/// after it; a run that is killed between the two acks them when it goes on, and nothing else trains them
+/// until then.
+const IN_DOUBT: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// What a run asks a queue for.
 #[derive(Clone, Debug)]
@@ -47,15 +59,21 @@ pub struct QueueSource {
     config: QueueSourceConfig,
     /// Names this session in leases.
     holder: String,
+    /// Keeps what is leased until it is committed.
+    holds: Holds,
     /// What each step took, in the run's folder.
     ledger: Ledger,
+    /// The steps in which each row went to another trainer.
+    gone: BTreeMap<String, BTreeSet<u64>>,
     /// Turning true ends a wait.
     cancel: watch::Receiver<bool>,
 }
 
-/// The name of a row's episode in the run's own store.
-fn own_id(key: &str) -> EpisodeId {
-    EpisodeId::new(format!("queue-{key}"))
+/// What a commit says of the rows that its update consumes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Consumed {
+    consumer: String,
+    leases: Vec<Lease>,
 }
 
 /// Tokens of the longest path.
@@ -65,12 +83,6 @@ fn longest(trace: &Trace) -> usize {
         .into_iter()
         .map(|l| trace.path_tokens(l).len());
     paths.max().unwrap_or_default()
-}
-
-/// Milliseconds since 1970; a queue of another process uses its own clock.
-fn now_ms() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0, |d| d.as_millis() as u64)
 }
 
 impl QueueSource {
@@ -87,9 +99,15 @@ impl QueueSource {
             .join(&trainer_consumer(&config.consumer))
             .map_err(refused)?;
         let name = config.run_dir.file_name().unwrap_or_default();
+        let holder = format!("{:.64}", name.to_string_lossy());
+        let names = (config.consumer.clone(), holder.clone());
+        let holds = Holds::new(Arc::clone(&queue), names, config.lease);
+        let ledger = Ledger::new(config.run_dir.join("queue.jsonl"));
         Ok(Self {
-            holder: format!("{:.64}", name.to_string_lossy()),
-            ledger: Ledger::new(config.run_dir.join("queue.jsonl")),
+            holder,
+            holds: holds.map_err(PipelineError::system)?,
+            gone: ledger.lost()?,
+            ledger,
             queue,
             config,
             cancel,
@@ -106,7 +124,7 @@ impl QueueSource {
         }
         let mut taken = Taken {
             step,
-            leases: Vec::new(),
+            ..Taken::default()
         };
         let (mut traces, begun) = (Vec::new(), Instant::now());
         while taken.leases.len() < wanted.groups {
@@ -128,6 +146,7 @@ impl QueueSource {
             let place = (step - 1) * wanted.groups as u64 + taken.leases.len() as u64;
             if let Some(group) = self.group(wanted, lease, rows, place)? {
                 traces.extend(group);
+                self.holds.add(lease, &keys);
                 taken.leases.push((lease.0, keys));
             }
         }
@@ -165,8 +184,9 @@ impl QueueSource {
     ) -> Result<Option<Vec<Trace>>, PipelineError> {
         let consumer = &self.config.consumer;
         let keys: Vec<String> = rows.iter().map(|row| row.key.clone()).collect();
+        let step = wanted.step;
         let known = keys.iter().any(|key| {
-            let stored = wanted.store.get(&own_id(key));
+            let stored = wanted.store.get(&self.own_id(key, step));
             stored.is_ok_and(|trace| trace.is_some())
         });
         if known {
@@ -174,7 +194,8 @@ impl QueueSource {
             self.queue.ack(consumer, lease, &done).map_err(lost)?;
             return Ok(None);
         }
-        let made: Result<Vec<Trace>, StoreError> = rows.iter().map(|row| own(row, place)).collect();
+        let own = |row: &Leased| own(row, self.own_id(&row.key, step), place);
+        let made: Result<Vec<Trace>, StoreError> = rows.iter().map(own).collect();
         let reason = match &made {
             Err(error) => Some(error.to_string()),
             Ok(group) => self.unusable(wanted, group),
@@ -212,8 +233,20 @@ impl QueueSource {
         unusable(wanted.algorithm, group)
     }
 
+    /// The name of a row's episode in the run's own store. A row that was stored for a step, then went to
+    /// another trainer, and came back comes under another name: the store has the first one, which nothing
+    /// trained.
+    fn own_id(&self, key: &str, step: u64) -> EpisodeId {
+        let times = self.gone.get(key).map_or(0, |s| s.range(..step).count());
+        EpisodeId::new(match times {
+            0 => format!("queue-{key}"),
+            times => format!("queue-{key}-again{times}"),
+        })
+    }
+
     /// Ends the leases of a step that is taken anew.
     fn give_back(&self, taken: &Taken) -> Result<(), PipelineError> {
+        self.holds.set(Vec::new());
         for (lease, keys) in &taken.leases {
             let lease = LeaseId(*lease);
             let back = self.queue.release(&self.config.consumer, lease, keys);
@@ -222,36 +255,37 @@ impl QueueSource {
         Ok(())
     }
 
-    /// Acks what `step` was given, which is stored here. Returns the episodes that went to another trainer
-    /// of this name meanwhile; those must not be trained.
-    fn acknowledge(&self, step: u64) -> Result<BTreeSet<EpisodeId>, PipelineError> {
-        let mut lost_rows = BTreeSet::new();
-        let leases = self
-            .ledger
-            .taken(step)?
-            .map(|t| t.leases)
-            .unwrap_or_default();
-        for (lease, keys) in leases {
-            let done: Vec<Done> = keys.iter().map(Done::of).collect();
-            let acked = self
-                .queue
-                .ack(&self.config.consumer, LeaseId(lease), &done)
-                .map_err(lost)?;
-            lost_rows.extend(acked.lost.iter().map(|key| own_id(key)));
+    /// Makes sure of the rows of a step for `ttl`, and writes down what has changed of them. Returns what the
+    /// step holds, with all rows that went to another trainer of this name, and how many of these did now.
+    fn hold(&mut self, step: u64, ttl: Duration) -> Result<(Taken, usize), PipelineError> {
+        self.holds.set(Vec::new());
+        let before = self.ledger.taken(step)?.unwrap_or_default();
+        let kept = self.holds.keep(&before.leases, ttl).map_err(lost)?;
+        let now = kept.lost.len();
+        let taken = Taken {
+            step,
+            leases: kept.leases,
+            lost: [before.lost.clone(), kept.lost].concat(),
+        };
+        if taken.leases != before.leases || taken.lost != before.lost {
+            self.ledger.note(&taken)?;
         }
-        Ok(lost_rows)
+        for key in &taken.lost {
+            self.gone.entry(key.clone()).or_default().insert(step);
+        }
+        Ok((taken, now))
     }
 }
 
 /// The episode of a row under the name that it has in the run's own store.
-fn own(row: &Leased, draw: u64) -> Result<Trace, StoreError> {
+fn own(row: &Leased, id: EpisodeId, draw: u64) -> Result<Trace, StoreError> {
     let trace = episode(row)?;
     let group = match row.group.as_str() {
         "" => &row.key,
         group => group,
     };
     Ok(Trace {
-        episode: own_id(&row.key),
+        episode: id,
         group: GroupId::new(format!("queue-{group}")),
         origin: Origin {
             draw,
@@ -285,7 +319,10 @@ impl SampleSource for QueueSource {
             let stored = wanted.store.commit_batch(&traces);
             stored.map_err(PipelineError::system)?;
         }
-        let lost = self.acknowledge(wanted.step)?;
+        let (taken, _) = self.hold(wanted.step, self.config.lease)?;
+        self.holds.set(taken.leases);
+        let own = |key: &String| self.own_id(key, wanted.step);
+        let lost: BTreeSet<EpisodeId> = taken.lost.iter().map(own).collect();
         let mut given = Given::default();
         for group in by_group(traces) {
             let reason = match unusable(wanted.algorithm, &group) {
@@ -305,6 +342,43 @@ impl SampleSource for QueueSource {
         Ok(given)
     }
 
+    fn consumes(&mut self, step: u64) -> Result<Option<Value>, PipelineError> {
+        let (taken, now) = self.hold(step, IN_DOUBT)?;
+        if now > 0 {
+            return Err(PipelineError::system(format!(
+                "data.queue: {now} rows of step {step} went to another trainer while they were trained, {last} the last \
+                 of them: the step is not committed\n  hint: --resume trains it without them; with a longer \
+                 data.lease_s rows stay leased while the queue cannot be reached",
+                last = taken.lost.last().map_or("", String::as_str)
+            )));
+        }
+        if taken.leases.is_empty() {
+            return Ok(None);
+        }
+        let consumed = Consumed {
+            consumer: self.config.consumer.clone(),
+            leases: taken.leases,
+        };
+        let consumed = serde_json::to_value(consumed);
+        consumed.map(Some).map_err(PipelineError::system)
+    }
+
+    fn committed(&mut self, consumed: &Value) -> Result<(), PipelineError> {
+        let consumed: Consumed = Consumed::deserialize(consumed).map_err(PipelineError::system)?;
+        for (lease, keys) in consumed.leases {
+            let done: Vec<Done> = keys.iter().map(Done::of).collect();
+            let acked = self.queue.ack(&consumed.consumer, LeaseId(lease), &done);
+            let acked = acked.map_err(lost)?;
+            if let Some(first) = acked.lost.first() {
+                tracing::warn!(
+                    %first, rows = acked.lost.len(),
+                    "rows that are trained had left this run's lease before they were acked"
+                );
+            }
+        }
+        Ok(())
+    }
+
     /// Why there is nothing more to train on, for people.
     fn why_dry(&self) -> String {
         let stats = self.queue.stats().map(|s| s.of(&self.config.consumer));
@@ -319,3 +393,6 @@ impl SampleSource for QueueSource {
         why + "\n  hint: `sinew queue stats` counts the rows, `sinew queue rows --dead` names those that failed"
     }
 }
+
+#[cfg(test)]
+mod tests;

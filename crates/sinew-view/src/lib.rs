@@ -15,6 +15,7 @@
 //! | [`text`], [`json`] | a trace of the store | no |
 
 mod episode;
+mod interference;
 mod live;
 mod live_file;
 mod log;

@@ -9,10 +9,12 @@
 //! |---|---|
 //! | end table | held-out measurements before and after |
 //! | training episodes | the commits: trained, and left out by reason |
+//! | interference | held-out measurements of a mixture, and what was trained between them |
 //! | time | phases of all steps; their sum is the wall time |
 //! | curves | one point a step; curves of values that do not exist are left out |
 //! | episodes | the first held-out tasks, before and after side by side |
 
+use crate::interference::interference;
 use crate::status::duration;
 use sinew_pipeline::{
     EpisodeStats, EvalRecord, PipelineError, Recorder, RunEvent, SampleStatus, StepRecord,
@@ -200,6 +202,7 @@ impl Report<'_> {
         page.push_str(&self.left_out());
         page.push_str(&self.samples());
         page.push_str(&self.time());
+        page.push_str(&self.interference());
         page.push_str("</div><h2>Curves</h2><div class=plots>");
         for svg in self.plots()? {
             page.push_str(&svg);
@@ -319,6 +322,25 @@ impl Report<'_> {
         let waits = Totals::of(self.steps).waits;
         for (name, seconds) in waits.rows().into_iter().filter(|row| row.1 > 0.0) {
             let _ = write!(html, "<tr><td>in steps: {name}<td>{seconds:.1}<td>");
+        }
+        html + "</table>"
+    }
+
+    /// Held-out success of each environment of a mixture while each other one is trained.
+    fn interference(&self) -> String {
+        let Some(table) = interference(self.steps, self.evals) else {
+            return String::new();
+        };
+        let mut html = String::from("<table><tr><th>held-out change of, while training");
+        for name in &table.names {
+            let _ = write!(html, "<th>{}", escape(name));
+        }
+        for (name, row) in table.names.iter().zip(&table.changes) {
+            let _ = write!(html, "<tr><td>{}", escape(name));
+            for change in row {
+                let shown = change.map_or_else(|| "-".into(), |c| format!("{:+.1} %", 100.0 * c));
+                let _ = write!(html, "<td>{shown}");
+            }
         }
         html + "</table>"
     }

@@ -231,6 +231,7 @@ impl Made<'_> {
             max_in_flight: self.recipe.rollout.max_in_flight,
             cross: None,
             in_flight: None,
+            turns: None,
             changed: ChangedParts::Keep,
         })
     }

@@ -55,6 +55,7 @@ mod run_model;
 mod scoring;
 mod servers;
 mod source;
+mod step_changes;
 mod store;
 mod token;
 
@@ -77,6 +78,7 @@ pub use run_model::{RunModel, origin, run_model, typed_source};
 pub use scoring::{check as check_scoring, named as scoring_sources};
 pub use servers::serve_engine;
 pub use source::{check_gold, check_pool, check_queue, data_queue};
+pub use step_changes::{StepChange, step_changes};
 pub use store::disk_store;
 
 pub use failure::Failure;
@@ -88,7 +90,7 @@ use sinew_judge::Bench;
 use sinew_model::ModelConfig;
 use sinew_pipeline::{
     Bus, CrossPolicy, EngineRollouts, GroupParts, GroupRewards, InboxScores, Late, Pipeline,
-    RolloutParts, RunEvent,
+    RolloutParts, RunEvent, TurnSchedule,
 };
 use sinew_project::{Resume, RunDir};
 use sinew_recipe::{EngineType, Order, RunPlan};
@@ -236,7 +238,8 @@ pub fn pipeline(
     let transport = publish::transport(recipe, engine, &learner, &session)?;
     let options = plan::episode_options(&recipe.rollout);
     let live = live::source(recipe, &session, (&episode, &options), &store, &mut late)?;
-    let parts = rollout_parts(recipe, dir, (episode, options), taskset, cross);
+    let turns = plan::turns(recipe, &config.core);
+    let parts = rollout_parts(recipe, dir, (episode, options), taskset, (cross, turns));
     let traces = Arc::clone(&store.traces);
     let world = (&parts.episode.envs, &parts.taskset);
     let groups = groups(&session, world, &renderer, &traces);
@@ -267,7 +270,7 @@ fn rollout_parts(
     dir: &RunDir,
     (episode, options): (EpisodeParts, EpisodeOptions),
     taskset: Arc<dyn Taskset>,
-    cross: Option<Arc<CrossPolicy>>,
+    (cross, turns): (Option<Arc<CrossPolicy>>, Option<TurnSchedule>),
 ) -> RolloutParts {
     RolloutParts {
         episode,
@@ -276,6 +279,7 @@ fn rollout_parts(
         max_in_flight: recipe.rollout.max_in_flight,
         cross,
         in_flight: plan::in_flight(recipe, dir.path()),
+        turns,
         changed: plan::changed(recipe.rollout.changed),
     }
 }

@@ -4,13 +4,13 @@
 //! tables that concern them.
 
 use crate::failure::Failure;
-use sinew_algo::Algorithm;
+use sinew_algo::{Algorithm, Signal, TurnStages};
 use sinew_env::{Split, Taskset};
 use sinew_model::{LoraConfig, Projection};
 use sinew_pipeline::{
     After, ByType, ChangedParts, CoreConfig, EnvironmentShare, EvalConfig, Goal, IN_FLIGHT,
     LateConfig, LearnerConfig, Overlap, PipelineConfig, PolicyConfig, SampleKind, TaskDraws,
-    TaskSampling, TaskShares,
+    TaskSampling, TaskShares, TurnSchedule,
 };
 use sinew_project::{RunDir, RunDirError};
 use sinew_recipe::{
@@ -205,6 +205,20 @@ pub(crate) fn episode_options(r: &RolloutPlan) -> EpisodeOptions {
     }
 }
 
+/// How the turns of training episodes grow, if they do.
+pub(crate) fn turns(recipe: &RunPlan, core: &CoreConfig) -> Option<TurnSchedule> {
+    let r = &recipe.rollout;
+    let draws_per_step = match core.overlap {
+        // Each group has a draw of its own.
+        Some(_) => core.tasks_per_step as u64,
+        None => core.draws_per_step(),
+    };
+    TurnStages::new(&r.turn_stages, r.turn_stage_steps).map(|stages| TurnSchedule {
+        stages,
+        draws_per_step,
+    })
+}
+
 /// How training tasks are drawn: all alike, or by the shares of environments and types.
 pub fn sampling(recipe: &RunPlan, taskset: &dyn Taskset) -> Result<TaskSampling, Failure> {
     let adaptive = recipe.tasks.adaptive();
@@ -216,6 +230,7 @@ pub fn sampling(recipe: &RunPlan, taskset: &dyn Taskset) -> Result<TaskSampling,
             tasks,
             by_type: match (&world.tasks.weights, adaptive) {
                 (Some(weights), _) => ByType::Weights(weights.clone()),
+                (None, Some(a)) if a.signal == Signal::Pools => ByType::Pools,
                 (None, Some(_)) => ByType::Adaptive,
                 (None, None) => ByType::One,
             },
@@ -361,6 +376,7 @@ pub(crate) fn pipeline(
         run_dir: dir.path().into(),
         command: how.command,
         recipe: toml::to_string(&dir.portable(recipe)).map_err(Failure::system)?,
+        trust: Arc::new(recipe.trust()),
         accept_loss: how.accept_loss,
     })
 }

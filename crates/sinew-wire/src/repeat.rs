@@ -1,9 +1,10 @@
 //! Steps of a run, done again in a copy of its folder from the episodes that its commits name.
 
 use crate::failure::Failure;
+use crate::step_changes::StopAfter;
 use crate::{Invocation, ServeAt, Session, pipeline, tasks};
 use sinew_judge::Bench;
-use sinew_pipeline::{Bus, Goal, StepRecord, StopAfter, run};
+use sinew_pipeline::{Bus, Goal, StepRecord, run};
 use sinew_project::{Resume, RunDir, checkpoint_of, copy_before};
 use sinew_train::checkpoint::weights_hash;
 use std::path::Path;

@@ -7,7 +7,7 @@ use crate::output;
 use crate::{EpisodesArgs, ShowArgs};
 use clap::ValueEnum;
 use serde_json::json;
-use sinew_dashboard::{ListError, Outcomes, WAITS};
+use sinew_dashboard::{Flagged, ListError, Outcomes, Suspicion, WAITS};
 use sinew_project::{RunDirError, store_path};
 use sinew_store::{Cursor, EndKind, EpisodeSummary, ExportFormat, Filter, StoreReader, export};
 use sinew_types::{EpisodeId, Trace};
@@ -134,25 +134,31 @@ pub(crate) fn list(args: &EpisodesArgs) -> Result<(), Failure> {
     if let Some(file) = &args.export {
         return write(args, &store, &filter, file);
     }
-    let page = outcomes(run_dir, &store)?.page(&filter);
-    let (rows, next) = page.map_err(|e| match e {
-        ListError::Filter(e) => Failure::input(e),
-        ListError::Store(e) => Failure::system(e),
-    })?;
-    for (e, waits) in &rows {
+    let (rows, next) = rows(args, run_dir, &store, &filter)?;
+    for ((e, waits), flags) in &rows {
         match args.json {
             true => {
                 let mut row = json!(e);
                 row["waits"] = json!(waits);
+                if args.suspicious {
+                    row["suspicious"] = json!(flags);
+                }
                 output::print_json(&row);
             }
-            false => output::print(&line(e, *waits)),
+            false => output::print(&(line(e, *waits) + &reasons(flags))),
         }
     }
     let unfiltered = Filter {
         limit,
         ..Filter::default()
     };
+    if rows.is_empty() && args.suspicious {
+        // What is hoped for, not a mistyped filter.
+        if !args.json {
+            output::print("no suspicious episode\n");
+        }
+        return Ok(());
+    }
     if rows.is_empty() && filter != unfiltered {
         let all = Filter {
             limit: 1,
@@ -180,6 +186,43 @@ pub(crate) fn list(args: &EpisodesArgs) -> Result<(), Failure> {
         ));
     }
     Ok(())
+}
+
+/// The rows to list, and the cursor of the last if more follow.
+///
+/// # Errors
+/// If the store cannot be read or refuses the filter.
+fn rows(
+    args: &EpisodesArgs,
+    run_dir: &Path,
+    store: &StoreReader,
+    filter: &Filter,
+) -> Result<(Vec<Flagged>, Option<Cursor>), Failure> {
+    let outcomes = outcomes(run_dir, store)?;
+    let page = match args.suspicious {
+        true => {
+            let protected = match sinew_project::recipe(run_dir) {
+                Ok(recipe) => recipe.trust.protected,
+                Err(RunDirError::NoRun { .. }) => Vec::new(),
+                Err(e) => return Err(e.into()),
+            };
+            outcomes.suspicious(filter, &protected)
+        }
+        false => outcomes.page(filter).map(|(rows, next)| {
+            let rows = rows.into_iter().map(|row| (row, Vec::new()));
+            (rows.collect(), next)
+        }),
+    };
+    page.map_err(|e| match e {
+        ListError::Filter(e) => Failure::input(e),
+        ListError::Store(e) => Failure::system(e),
+    })
+}
+
+/// The flags of an episode as lines for people.
+fn reasons(flags: &[Suspicion]) -> String {
+    let line = |s: &Suspicion| format!("    {}: {}\n", s.flag, visible(&s.evidence));
+    flags.iter().map(line).collect()
 }
 
 /// The filter of the arguments.

@@ -114,7 +114,7 @@ enum Command {
     Runs(runs::RunsArgs),
     /// List the episodes of a run
     #[command(
-        after_help = "Examples: sinew episodes --run-dir runs/quickstart --purpose train --limit 10\n          sinew episodes --run-dir runs/quickstart --success false --min-reward 0.1"
+        after_help = "Examples: sinew episodes --run-dir runs/quickstart --purpose train --limit 10\n          sinew episodes --run-dir runs/quickstart --success false --min-reward 0.1\n          sinew episodes runs/quickstart --suspicious --json"
     )]
     Episodes(EpisodesArgs),
     /// Draw the learning curves of runs into one SVG
@@ -294,6 +294,9 @@ pub(crate) struct EpisodesArgs {
     /// Of those that fit and say the same (task, tokens, messages), the first one alone
     #[arg(long)]
     pub(crate) unique: bool,
+    /// Those with a sign that their reward is not what it seems, with each sign; docs/trust.md has them
+    #[arg(long, conflicts_with = "export")]
+    pub(crate) suspicious: bool,
     /// No success although it has a score, or a part of the system failed
     #[arg(long, conflicts_with = "success")]
     pub(crate) failed: bool,

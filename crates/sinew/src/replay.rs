@@ -6,13 +6,13 @@ use crate::output::{print, print_json};
 use crate::signals;
 use clap::Args;
 use serde_json::json;
-use sinew_pipeline::{StepChange, StepRecord, step_changes};
+use sinew_pipeline::StepRecord;
 use sinew_recipe::RunPlan;
 use sinew_rollout::{Change, Drift, Replayed};
 use sinew_store::TraceStore;
 use sinew_types::{EpisodeEnd, Trace};
 use sinew_view::{ShowOptions, visible};
-use sinew_wire::{Failure, Replayer};
+use sinew_wire::{Failure, Replayer, StepChange};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use tokio::runtime::Runtime;
@@ -199,7 +199,7 @@ fn step_again(args: &ReplayArgs, step: u64) -> Result<(), Failure> {
     let mut changes = Vec::new();
     for record in &again.records {
         if let Some(was) = recorded.iter().find(|r| r.step == record.step) {
-            changes.extend(step_changes(was, record)?);
+            changes.extend(sinew_wire::step_changes(was, record)?);
         }
     }
     let weights = again.weights.as_ref();

@@ -1,11 +1,13 @@
-//! `sinew sim`: a plan in virtual time, seeded searches for broken invariants, and set-ups of papers.
+//! `sinew sim`: a plan in virtual time, seeded searches for broken invariants, set-ups of papers, and how far
+//! predictions are from recorded runs.
 
 use crate::output;
 use clap::Args;
 use serde_json::json;
 use sinew_project::write_atomic;
 use sinew_sim::{
-    PRESETS, Plan, PlanError, Violation, advise, claims, find, replay, simulate, svg, text,
+    Observed, PRESETS, Plan, PlanError, Prediction, Violation, advise, calibrate, claims, find,
+    median, random_plan, replay, simulate, svg, text,
 };
 use sinew_wire::Failure;
 use std::path::{Path, PathBuf};
@@ -15,7 +17,7 @@ use std::time::Instant;
 #[derive(Debug, Args)]
 pub(crate) struct SimArgs {
     /// Plan file (TOML), or the name of a preset
-    #[arg(required_unless_present_any = ["published", "search", "presets"])]
+    #[arg(required_unless_present_any = ["published", "search", "presets", "seed", "calibrate"])]
     plan: Option<PathBuf>,
     /// JSON on standard output, the last line with the result
     #[arg(long)]
@@ -23,14 +25,15 @@ pub(crate) struct SimArgs {
     /// Write what was going on over time to this SVG
     #[arg(long, value_name = "FILE", requires = "plan")]
     svg: Option<PathBuf>,
-    /// Another seed than the plan's; with --search the first seed
+    /// Another seed than the plan's; with --search the first seed; alone, the small system of this
+    /// seed with its failures, as --search runs it, is run again with every invariant held
     #[arg(long)]
     seed: Option<u64>,
     /// Hold every invariant at every event
     #[arg(long, requires = "plan")]
     check: bool,
-    /// With --check: a line for every event
-    #[arg(long, requires = "check")]
+    /// With --check or --seed alone: a line for every event
+    #[arg(long)]
     events: bool,
     /// Leave out what to buy next, which takes a simulation for each thing
     #[arg(long)]
@@ -46,6 +49,11 @@ pub(crate) struct SimArgs {
     /// Names of the presets
     #[arg(long, conflicts_with_all = ["plan", "published"])]
     presets: bool,
+    /// How far predictions are from these recorded runs: folders of `sinew train --run-dir` with the embedded
+    /// engine
+    #[arg(long, value_name = "RUN", num_args = 1..)]
+    #[arg(conflicts_with_all = ["plan", "published", "search", "presets"])]
+    calibrate: Vec<PathBuf>,
 }
 
 fn wrong(error: &PlanError) -> Failure {
@@ -75,10 +83,20 @@ pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
     if let Some(count) = args.search {
         return search(args.seed.unwrap_or(0), count, args.json);
     }
-    let mut plan = load(args.plan.as_deref().unwrap_or(Path::new("")))?;
+    if !args.calibrate.is_empty() {
+        return calibration(&args.calibrate, args.json);
+    }
+    let mut plan = match (&args.plan, args.seed) {
+        (None, Some(seed)) => return again(seed, args),
+        (path, _) => load(path.as_deref().unwrap_or(Path::new("")))?,
+    };
     plan.seed = args.seed.unwrap_or(plan.seed);
     if args.check {
         return check(&plan, args);
+    }
+    if args.events {
+        let why = "--events: needs --check, or --seed without a plan";
+        return Err(Failure::input(why));
     }
     let started = Instant::now();
     let mut report = simulate(&plan, false).map_err(|e| broken(&e))?;
@@ -137,6 +155,14 @@ fn check(plan: &Plan, args: &SimArgs) -> Result<(), Failure> {
     }
 }
 
+/// The small system of a seed. One that breaks an invariant is made smaller, as in a search.
+fn again(seed: u64, args: &SimArgs) -> Result<(), Failure> {
+    match check(&random_plan(seed), args) {
+        Ok(()) => Ok(()),
+        Err(_) => search(seed, 1, args.json),
+    }
+}
+
 /// Looks for a seed that breaks an invariant.
 fn search(first: u64, count: u64, json: bool) -> Result<(), Failure> {
     let last = first.saturating_add(count);
@@ -155,9 +181,60 @@ fn search(first: u64, count: u64, json: bool) -> Result<(), Failure> {
         false => output::print(&plan),
     }
     Err(Failure::system(format!(
-        "seed {} breaks invariant {}\n  hint: keep the plan above in a file and replay it with `sinew sim FILE --check --events`",
-        failure.seed, failure.violation
+        "seed {} breaks invariant {}\n  hint: keep the plan above in a file and replay it with \
+         `sinew sim FILE --check --events`; the whole schedule: `sinew sim --seed {} --events`",
+        failure.seed, failure.violation, failure.seed
     )))
+}
+
+/// The table of recorded runs, and the middle error.
+fn calibration(runs: &[PathBuf], json: bool) -> Result<(), Failure> {
+    let observed = runs.iter().map(|run| Observed::read(run));
+    let observed: Vec<Observed> = observed
+        .collect::<Result<_, _>>()
+        .map_err(|e: PlanError| wrong(&e))?;
+    let predictions = calibrate(&observed).map_err(|e| broken(&e))?;
+    let own = median(predictions.iter().map(|p| p.own_error));
+    let others = median(predictions.iter().filter_map(|p| p.others_error));
+    if json {
+        predictions
+            .iter()
+            .for_each(|p| output::print_json(&json!(p)));
+        output::print_json(&json!({
+            "runs": predictions.len(), "median_error": own, "median_error_by_others": others,
+        }));
+        return Ok(());
+    }
+    output::print(&format!(
+        "{:16} {:12} {:>10} {:>6} {:>10} {:>18} {:>18}\n",
+        "run", "mode", "groups", "flight", "measured s", "own costs", "costs of others"
+    ));
+    predictions
+        .iter()
+        .for_each(|p| output::print(&predicted(p)));
+    let share = |e: Option<f64>| e.map_or("-".into(), |e| format!("{:.1} %", 100.0 * e));
+    output::print(&format!(
+        "median error {} by own costs, {} by costs of other runs\n",
+        share(own),
+        share(others)
+    ));
+    Ok(())
+}
+
+/// A line of the table.
+fn predicted(p: &Prediction) -> String {
+    let by = |s: f64| format!("{s:.3} ({:+.1} %)", 100.0 * (s / p.measured_s - 1.0));
+    let mode = json!(p.mode);
+    format!(
+        "{:16} {:12} {:>10} {:>6} {:>10.3} {:>18} {:>18}\n",
+        p.run,
+        mode.as_str().unwrap_or_default(),
+        format!("{} x {}", p.groups, p.group_size),
+        p.in_flight,
+        p.measured_s,
+        by(p.own_s),
+        p.others_s.map_or("-".into(), by),
+    )
 }
 
 /// The table of set-ups.

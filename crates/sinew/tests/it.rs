@@ -17,6 +17,8 @@ mod chains;
 mod collapse;
 #[path = "it/collect.rs"]
 mod collect;
+#[path = "it/curricula.rs"]
+mod curricula;
 // The pages show every part.
 #[cfg(feature = "full")]
 #[path = "it/docs.rs"]
@@ -67,6 +69,10 @@ mod pool;
 mod python;
 #[path = "it/queue.rs"]
 mod queue;
+#[path = "it/queue_commits.rs"]
+mod queue_commits;
+#[path = "it/queue_served.rs"]
+mod queue_served;
 #[path = "it/replay.rs"]
 mod replay;
 #[path = "it/resume.rs"]
@@ -77,8 +83,12 @@ mod runs;
 mod sandboxes;
 #[path = "it/serve.rs"]
 mod serve;
+#[path = "it/simulation.rs"]
+mod simulation;
 #[path = "it/tail.rs"]
 mod tail;
+#[path = "it/trust.rs"]
+mod trust;
 #[path = "it/view.rs"]
 mod view;
 #[path = "it/worlds.rs"]

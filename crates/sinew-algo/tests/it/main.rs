@@ -3,8 +3,10 @@
 
 mod columns;
 mod config;
+mod curricula;
 mod docs;
 mod golden;
 mod groups;
 mod invariants;
 mod support;
+mod trust;

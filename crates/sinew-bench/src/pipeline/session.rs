@@ -255,6 +255,7 @@ impl Shape {
                 max_in_flight: self.in_flight(),
                 cross: None,
                 in_flight: None,
+                turns: None,
                 changed: ChangedParts::Keep,
                 episode: parts,
             },
@@ -349,6 +350,7 @@ fn config(core: &Arc<CoreConfig>, context: usize, folder: &Path) -> PipelineConf
         run_dir: folder.to_owned(),
         command: "bench",
         recipe: String::new(),
+        trust: Arc::default(),
         accept_loss: false,
     }
 }

@@ -24,7 +24,7 @@ use sinew_types::{
     Choice, EngineError, EngineEvent, EngineStatus, FinishReason, GenerateRequest, PolicyVersion,
     RequestId, SampledToken,
 };
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 /// Maximum waiting requests that are considered in one go; bounds the work of a step.
 const MAX_SCANNED: usize = 256;
@@ -663,8 +663,10 @@ impl Router {
 
     /// Ends all attempts without harm to their requests.
     fn interrupt(&mut self, now: f64) {
-        let requests: Vec<RequestId> = self.attempts.values().copied().collect();
-        for request in requests {
+        // In their order: equal histories must give equal commands.
+        let attempts: BTreeMap<AttemptId, RequestId> =
+            self.attempts.iter().map(|(a, r)| (*a, *r)).collect();
+        for request in attempts.into_values() {
             self.cancel_attempt(request);
             self.counters.interrupted_attempts += 1;
             let Some(state) = self.requests.get_mut(&request) else {

@@ -50,7 +50,7 @@ pub struct RolloutSpec {
     pub external: Option<String>,
     /// What the caller knows of how the rollout comes about. The gateway adds what it knows.
     pub provenance: Provenance,
-    /// Seed of the calls that bring none.
+    /// Seed of the calls that bring none. 0: one of the rollout's name.
     pub seed: u64,
     /// Defaults of its calls, or pinned values.
     pub sampling: SamplingDefaults,

@@ -250,6 +250,20 @@ fn choices_seeds_and_log_probabilities() {
 }
 
 #[test]
+fn rollouts_without_a_seed_sample_apart() {
+    let world = world(|_| None);
+    let body = json!({
+        "model": "m", "messages": [{"role": "user", "content": "draw"}],
+        "max_tokens": 12, "temperature": 1.0, "return_token_ids": true,
+    });
+    let sampled = || {
+        let answer = world.open().post("/chat/completions", &body).ok();
+        answer["choices"][0]["token_ids"].clone()
+    };
+    assert_ne!(sampled(), sampled());
+}
+
+#[test]
 fn stop_strings_end_the_text() {
     let world = world(|_| Some("one two three".into()));
     let rollout = world.open();

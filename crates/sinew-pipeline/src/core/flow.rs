@@ -302,10 +302,7 @@ impl Flow {
             counts.retried += group.roster.retried;
             counts.recovered += group.roster.recovered;
             counts.not_begun += group.roster.not_begun;
-            let outcomes = group.roster.outcomes();
-            let outcomes =
-                outcomes.map(|(kind, success, reward)| (kind.to_owned(), success, reward));
-            batch.outcomes.extend(outcomes);
+            batch.outcomes.extend(group.roster.outcomes());
             groups.push(group.roster.episodes());
             batch.dropped.extend(group.roster.dropped);
         }

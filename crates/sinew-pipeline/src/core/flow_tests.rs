@@ -4,6 +4,7 @@ use super::tests::record_of;
 use super::*;
 use crate::curriculum::{ByType, EnvironmentShare, TaskShares};
 use proptest::prelude::*;
+use sinew_algo::Signal;
 use sinew_env::tiny::TinyTaskset;
 use sinew_env::{Split, Taskset};
 use std::collections::BTreeSet;
@@ -26,7 +27,7 @@ struct World {
     /// Episodes of a group that begin first.
     first: Option<usize>,
     /// Tasks are drawn by what the policy can do.
-    adaptive: bool,
+    adaptive: Option<Signal>,
     /// Each session has other environments than the one before.
     changes: bool,
     /// Draws what episodes show.
@@ -36,12 +37,15 @@ struct World {
 const UPDATES: u64 = 2;
 
 /// Two types of tasks.
-fn adaptive_tasks() -> TaskShares {
+fn adaptive_tasks(signal: Signal) -> TaskShares {
     let taskset = TinyTaskset::new(0);
     let environment = EnvironmentShare {
         weight: 1.0,
         tasks: 0..taskset.len(Split::Train),
-        by_type: ByType::Adaptive,
+        by_type: match signal {
+            Signal::Pools => ByType::Pools,
+            _ => ByType::Adaptive,
+        },
     };
     TaskShares::of(&taskset, &[environment]).unwrap()
 }
@@ -49,7 +53,14 @@ fn adaptive_tasks() -> TaskShares {
 fn world() -> impl Strategy<Value = World> {
     let counts = (1..7u64, 1..4usize, 1..4usize, 0..3u32, 0..3u32, 1..4u64);
     let kinds = (any::<bool>(), any::<bool>(), 1..4u64, 0..3u64, any::<u64>());
-    let more = (prop::option::of(1..3usize), any::<bool>(), any::<bool>());
+    let signals = [
+        Signal::Success,
+        Signal::Progress,
+        Signal::Aim,
+        Signal::Pools,
+    ];
+    let signal = prop::option::of(prop::sample::select(signals.to_vec()));
+    let more = (prop::option::of(1..3usize), signal, any::<bool>());
     (counts, kinds, more).prop_map(
         |(
             (steps, tasks, size, retries, refill, ahead),
@@ -92,11 +103,15 @@ impl World {
             stop_decided: self.first,
             overlap: Some(self.overlap()),
             tasks: match self.adaptive {
-                true => TaskSampling::Shares {
-                    tasks: adaptive_tasks(),
-                    adaptive: Some(AdaptiveConfig::default()),
+                Some(signal) => TaskSampling::Shares {
+                    tasks: adaptive_tasks(signal),
+                    adaptive: Some(AdaptiveConfig {
+                        signal,
+                        window: 4,
+                        ..AdaptiveConfig::default()
+                    }),
                 },
-                false => TaskSampling::Uniform,
+                None => TaskSampling::Uniform,
             },
             eval: EvalConfig {
                 every: self.eval_every,
@@ -339,6 +354,7 @@ impl Play {
             rows: trained.len(),
             trained,
             dropped: failed.into_iter().map(|e| (e, "failed".into())).collect(),
+            sightings: Vec::new(),
         }
     }
 
@@ -492,7 +508,7 @@ fn a_draw_keeps_its_task_when_a_later_session_begins_it_after_an_update() {
         eval_every: 0,
         grouped: false,
         first: None,
-        adaptive: true,
+        adaptive: Some(Signal::Success),
         changes: false,
         seed: 12_754_462_737_290_079_993,
     };

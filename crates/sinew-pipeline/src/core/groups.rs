@@ -121,13 +121,12 @@ impl PipelineCore {
             refilled: rollout.refilled,
             not_begun: roster.not_begun,
         };
-        let outcomes = roster.outcomes().map(|(k, s, r)| (k.to_owned(), s, r));
         let mut dropped = roster.dropped.clone();
         dropped.extend(rollout.late);
         let batch = Batch {
             dropped,
             alone: rollout.alone,
-            outcomes: outcomes.collect(),
+            outcomes: rollout.roster.outcomes().collect(),
             commit: UpdateCommit {
                 curriculum: rollout
                     .curriculum

@@ -6,6 +6,7 @@ use crate::curriculum::Curriculum;
 use crate::health::{Alarm, Health};
 use crate::record::StepRecord;
 use crate::schedule::Draw;
+use sinew_algo::trust::Sighting;
 use sinew_types::{EpisodeId, GroupId};
 use std::collections::BTreeMap;
 
@@ -101,6 +102,8 @@ pub enum Event {
         rows: usize,
         trained: Vec<EpisodeId>,
         dropped: BTreeMap<EpisodeId, String>,
+        /// What they add to what is usual in the run.
+        sightings: Vec<Sighting>,
     },
     /// An update was applied, or there was nothing to apply.
     UpdateDone(Box<StepRecord>),
@@ -140,6 +143,10 @@ pub struct UpdateCommit {
 }
 
 /// What a driver is to do.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "few exist at a time, each moved once"
+)]
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
     /// Look for the first measurement of a run that goes on.

@@ -21,12 +21,13 @@ mod roster;
 #[cfg(test)]
 mod tests;
 
-use crate::curriculum::{Curriculum, Request};
+use crate::curriculum::{Curriculum, Request, Seen};
 use crate::health::Alarm;
 use crate::record::StepRecord;
 use crate::schedule::{Draw, eval_episodes, other_tasks, refill_seed, train_groups, uniform_tasks};
 use flow::Flow;
 use sinew_algo::AdaptiveConfig;
+use sinew_algo::trust::Sighting;
 use sinew_types::{EpisodeId, GroupId, mix_seed};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -74,8 +75,8 @@ struct Batch {
     dropped: BTreeMap<EpisodeId, String>,
     /// The committed curriculum of an update that is done again.
     recalled: bool,
-    /// Type, success and reward of the episodes: what the curriculum learns from.
-    outcomes: Vec<(String, bool, f64)>,
+    /// What the curriculum learns from.
+    outcomes: Vec<Seen>,
     /// Task and reward of episodes without a group: baselines of later ones.
     alone: Vec<(String, f64)>,
 }
@@ -215,8 +216,9 @@ impl PipelineCore {
                     rows: _,
                     trained,
                     dropped,
+                    sightings,
                 },
-            ) => self.scored(batch, trained, dropped),
+            ) => self.scored(batch, (trained, dropped), sightings),
             (Stage::Training(batch), Event::UpdateDone(record)) => self.updated(batch, &record),
             (Stage::Publishing(batch, alarm), Event::WeightsLive { version }) => {
                 self.live(batch, alarm, (version, now))
@@ -578,9 +580,12 @@ impl PipelineCore {
     fn scored(
         &mut self,
         mut batch: Batch,
-        trained: Vec<EpisodeId>,
-        dropped: BTreeMap<EpisodeId, String>,
+        (trained, dropped): (Vec<EpisodeId>, BTreeMap<EpisodeId, String>),
+        sightings: Vec<Sighting>,
     ) -> Vec<Command> {
+        if !batch.recalled {
+            batch.commit.curriculum.saw(sightings);
+        }
         batch.commit.trained = trained;
         batch.commit.dropped = dropped;
         batch.commit.dropped.append(&mut batch.dropped);
@@ -602,10 +607,13 @@ impl PipelineCore {
         if self.config.samples == Samples::Run && self.config.late_rounds.is_none() {
             alarm = self.state.health.scores(record).or(alarm);
         }
-        if let (Some(config), false) = (self.adaptive(), batch.recalled) {
-            let seen = batch.outcomes.iter();
-            let seen = seen.map(|(kind, success, reward)| (kind.as_str(), *success, *reward));
-            batch.commit.curriculum.update(config, seen);
+        let learns = match &self.config.tasks {
+            TaskSampling::Shares { tasks, adaptive } => adaptive.as_ref().map(|a| (tasks, a)),
+            TaskSampling::Uniform => None,
+        };
+        if let (Some((tasks, config)), false) = (learns, batch.recalled) {
+            let curriculum = &mut batch.commit.curriculum;
+            curriculum.learn(tasks, config, &batch.outcomes);
         }
         for (task, reward) in &batch.alone {
             batch.commit.curriculum.reward_alone(task, *reward);

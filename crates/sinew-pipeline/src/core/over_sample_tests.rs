@@ -53,6 +53,7 @@ fn train(core: &mut PipelineCore, commands: &[Command]) -> (UpdateCommit, Vec<Co
             rows: trained.len(),
             trained,
             dropped: BTreeMap::new(),
+            sightings: Vec::new(),
         },
         0.0,
     );

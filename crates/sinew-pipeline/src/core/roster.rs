@@ -1,5 +1,6 @@
 //! Episodes that are run together, each with its attempts.
 
+use crate::curriculum::Seen;
 use crate::schedule::Draw;
 use sinew_env::waits_for_group;
 use sinew_types::{EpisodeEnd, EpisodeId, GroupId, Trace};
@@ -384,8 +385,15 @@ impl Roster {
     }
 
     /// What episodes with a reward showed, in the order of the draws.
-    pub(crate) fn outcomes(&self) -> impl Iterator<Item = (&str, bool, f64)> {
-        let outcomes = self.ends().filter_map(|e| e.outcome.as_ref());
-        outcomes.map(|(kind, success, reward)| (kind.as_str(), *success, *reward))
+    pub(crate) fn outcomes(&self) -> impl Iterator<Item = Seen> {
+        self.slots.iter().filter_map(|slot| {
+            let (kind, success, reward) = slot.ended.as_ref()?.outcome.clone()?;
+            Some(Seen {
+                task: slot.first.task,
+                kind,
+                success,
+                reward,
+            })
+        })
     }
 }

@@ -265,6 +265,7 @@ impl Play {
             rows: trained.len(),
             trained,
             dropped,
+            sightings: Vec::new(),
         }
     }
 

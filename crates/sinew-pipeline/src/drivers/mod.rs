@@ -1,5 +1,6 @@
 //! What carries the core's commands out.
 
+mod consumed;
 mod groups;
 mod held_out;
 mod kept;

@@ -63,6 +63,7 @@ impl Driver {
             learner: self.p.learner.clone(),
             algorithm: self.p.algorithm.clone(),
             grammars: self.p.grammars.clone(),
+            trust: self.p.config.trust.clone(),
         }
     }
 

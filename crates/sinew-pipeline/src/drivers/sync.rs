@@ -9,9 +9,7 @@ use super::measurements::Measurements;
 use super::shelf;
 use super::work::{Desk, SharedLearner, Task, lock, none_runs};
 use crate::config::PipelineConfig;
-use crate::core::{
-    Command, Ended as EndedEpisode, Event, PipelineCore, RunCounts, Stop, UpdateCommit,
-};
+use crate::core::{Command, Ended as EndedEpisode, Event, PipelineCore, RunCounts, Stop};
 use crate::error::PipelineError;
 use crate::event::{Bus, Phase, RolloutProgress, RunEvent};
 use crate::files::RunFiles;
@@ -123,14 +121,14 @@ pub(crate) struct Driver {
     pub(super) core: PipelineCore,
     /// Updates of earlier sessions that no checkpoint holds.
     earlier: Earlier,
-    samples: Samples,
+    pub(super) samples: Samples,
     tokens: TokenSummary,
     pub(super) measurements: Measurements,
     /// Episodes that ended and that nothing was made of yet.
     pub(super) traces: HashMap<EpisodeId, Trace>,
     pub(super) step: Step,
     /// Steps whose updates wait for their commits.
-    uncommitted: BTreeMap<u64, Made>,
+    pub(super) uncommitted: BTreeMap<u64, Made>,
     /// Groups that wait for rewards, where some come from outside.
     pub(super) shelf: Option<Shelf>,
     /// Of the phase, or of the session where training overlaps: episodes that ended, of how many.
@@ -191,6 +189,7 @@ impl Driver {
             state.draws = p.store.open_draws((!overlap.in_order).then_some(live))?;
         }
         p.resume_episodes(live)?;
+        p.settle_consumed()?;
         let shelf = shelf::restore(p.late.as_ref(), &p.store, tasks, &mut state)?;
         let driver = Self {
             core: PipelineCore::new(Arc::clone(&p.config.core), state),
@@ -513,7 +512,7 @@ impl Driver {
         record.rows = rows.rows.len();
         record.tokens = rows.tokens;
         record.formats = rows.formats.clone();
-        record.samples = SampleStatus::of(&groups, &rows.dropped);
+        record.samples = SampleStatus::of(&groups, &rows);
         record.samples.left_out(&self.step.left_out);
         record.samples.waiting = match (&self.shelf, &self.p.source) {
             (Some(shelf), _) => shelf.waiting(),
@@ -535,6 +534,7 @@ impl Driver {
             rows: rows.rows.len(),
             trained: rows.trained.clone(),
             dropped: rows.dropped.clone(),
+            sightings: rows.sightings.clone(),
         };
         (self.step.rows, self.step.groups) = (Some(rows), groups);
         Ok(event)
@@ -588,8 +588,7 @@ impl Driver {
     /// Fills in what an update took.
     pub(super) fn updated(&mut self) -> Event {
         let step = &mut self.step;
-        let since = step.training.map_or(0.0, |t| t.elapsed().as_secs_f64());
-        step.record.train_s = since;
+        step.record.train_s = step.training.map_or(0.0, |t| t.elapsed().as_secs_f64());
         Event::UpdateDone(Box::new(step.record.clone()))
     }
 
@@ -614,6 +613,7 @@ impl Driver {
             order: order.map(|t| t.episode.clone()).collect(),
             outcomes: std::mem::take(&mut self.step.outcomes),
             record: record.clone(),
+            consumed: None,
         };
         self.uncommitted.insert(step, made);
         // A recalled update has its commit already. A checkpoint that follows must count it.
@@ -623,23 +623,6 @@ impl Driver {
             self.samples.dropped += batch.dropped.len();
         }
         Ok(version.0)
-    }
-
-    /// Commits an update in one transaction of the store.
-    fn commit(&mut self, commit: UpdateCommit) -> Result<(), PipelineError> {
-        let made = self.uncommitted.remove(&commit.step).unwrap_or_default();
-        if let Some(shelf) = &mut self.shelf {
-            shelf.settled(commit.trained.iter().chain(commit.dropped.keys()));
-        }
-        self.samples.trained += commit.trained.len();
-        self.samples.dropped += commit.dropped.len();
-        let evals = std::mem::take(&mut self.measurements.uncommitted);
-        commit
-            .dropped
-            .keys()
-            .for_each(|e| drop(self.traces.remove(e)));
-        let version = lock(&self.p.learner).version();
-        self.p.store.commit(commit, made, version, evals)
     }
 
     /// Saves weights, optimizer and a state of fixed size.

@@ -26,11 +26,12 @@ use sinew_types::{
     EpisodeId, GroupId, LossSpec, NO_PARENT, Node, Outcome, PolicyVersion, SamplingParams,
     TensorSource, TensorView, TokenKind, Trace, VersionSpan,
 };
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+mod consumed;
 mod late;
 mod overlap;
 
@@ -169,12 +170,17 @@ fn episode(draw: &Draw) -> Trace {
     trace
 }
 
-/// Gives groups that are there already, one a step.
-struct Queued(VecDeque<Vec<Trace>>);
+/// Gives groups that are there already, one a step, and writes down what was consumed.
+struct Queued {
+    groups: Vec<Vec<Trace>>,
+    faults: Faults,
+    log: Log,
+}
 
 impl SampleSource for Queued {
     fn groups(&mut self, wanted: Wanted<'_>) -> Result<Given, PipelineError> {
-        let groups: Vec<Vec<Trace>> = self.0.pop_front().into_iter().collect();
+        let group = self.groups.get(wanted.step as usize - 1);
+        let groups: Vec<Vec<Trace>> = group.cloned().into_iter().collect();
         for trace in groups.iter().flatten() {
             wanted.store.commit(trace).unwrap();
         }
@@ -182,6 +188,21 @@ impl SampleSource for Queued {
             groups,
             ..Given::default()
         })
+    }
+
+    fn consumes(&mut self, step: u64) -> Result<Option<Value>, PipelineError> {
+        match step == self.faults.consumes {
+            true => Err(PipelineError::system("rows went to another trainer")),
+            false => Ok(Some(step.into())),
+        }
+    }
+
+    fn committed(&mut self, consumed: &Value) -> Result<(), PipelineError> {
+        if *consumed == self.faults.acks {
+            return Err(PipelineError::system("killed before the ack"));
+        }
+        self.log.lock().unwrap().consumed.push(consumed.clone());
+        Ok(())
     }
 }
 
@@ -297,6 +318,8 @@ struct Seen {
     /// Groups that were scored.
     scored: Vec<GroupId>,
     published: Vec<u64>,
+    /// What sources were told of commits.
+    consumed: Vec<Value>,
     /// The last checkpoint: updates in the weights, and the state.
     saved: Option<(u64, Value)>,
 }
@@ -309,6 +332,10 @@ struct Faults {
     learner: u64,
     transport: u64,
     killed_after: u64,
+    /// The step whose rows are not the run's any more when it is to be committed.
+    consumes: u64,
+    /// The step after whose commit the process ends before its rows are given back.
+    acks: u64,
     /// Groups that are kept before the process ends.
     groups: usize,
 }
@@ -383,8 +410,13 @@ impl World {
                     dies_after: faults.groups,
                 }) as Box<dyn GroupScores>
             }),
-            source: (self.samples == Samples::Given)
-                .then(|| Box::new(Queued(given.collect())) as Box<dyn SampleSource>),
+            source: (self.samples == Samples::Given).then(|| {
+                Box::new(Queued {
+                    groups: given.collect(),
+                    faults,
+                    log: Arc::clone(&self.log),
+                }) as Box<dyn SampleSource>
+            }),
             late,
             learner: Arc::new(Mutex::new(Counter {
                 updates,
@@ -401,10 +433,7 @@ impl World {
                 forgets: false,
                 draws_per_step: core.draws_per_step(),
             },
-            grammars: {
-                let renderer: Arc<dyn sinew_render::Renderer> = Arc::new(TinyRenderer::new("abc."));
-                crate::formats::grammars(&renderer, renderer.vocab_size()).unwrap()
-            },
+            grammars: tiny_grammars(),
             bus,
             saved,
             started: Instant::now(),
@@ -456,8 +485,14 @@ fn pipeline_config(core: Arc<CoreConfig>, run_dir: &Path) -> PipelineConfig {
         run_dir: run_dir.to_owned(),
         command: "train",
         recipe: String::new(),
+        trust: Arc::default(),
         accept_loss: false,
     }
+}
+
+fn tiny_grammars() -> Arc<dyn sinew_grammar::Grammars> {
+    let renderer: Arc<dyn sinew_render::Renderer> = Arc::new(TinyRenderer::new("abc."));
+    crate::formats::grammars(&renderer, renderer.vocab_size()).unwrap()
 }
 
 fn algorithm() -> Algorithm {

@@ -10,6 +10,7 @@ use crate::ports::{Learner, Waker};
 use crate::record::StepRecord;
 use crate::rows::Rows;
 use sinew_algo::Algorithm;
+use sinew_algo::trust::TrustConfig;
 use sinew_grammar::Grammars;
 use sinew_types::{LossSpec, Trace};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
@@ -41,6 +42,7 @@ pub(super) fn is_whole(learner: &SharedLearner, live: Option<u64>) -> bool {
 }
 
 /// What the learner is to do.
+#[expect(clippy::large_enum_variant, reason = "one exists at a time")]
 pub(super) enum Task {
     /// Rows of the groups of a step.
     Score {
@@ -67,6 +69,7 @@ pub(super) struct Tools {
     pub(super) learner: SharedLearner,
     pub(super) algorithm: Arc<Algorithm>,
     pub(super) grammars: Arc<dyn Grammars>,
+    pub(super) trust: Arc<TrustConfig>,
 }
 
 impl Tools {
@@ -84,6 +87,7 @@ impl Tools {
                     &self.algorithm,
                     &mut *learner,
                     self.grammars.as_ref(),
+                    &self.trust,
                 )?;
                 Ok(Worked::Scored(groups, Box::new(rows)))
             }

@@ -424,6 +424,7 @@ impl Curves {
             prefilled: self.prefilled as u64,
             cached: self.found,
             preemptions: self.preemptions,
+            passes: 0,
         }
     }
 }

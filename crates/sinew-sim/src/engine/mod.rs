@@ -118,6 +118,8 @@ pub(crate) struct Load {
     pub(crate) cached: u64,
     /// Times that a sequence lost its room.
     pub(crate) preemptions: u64,
+    /// Passes; none of an engine as curves.
+    pub(crate) passes: u64,
 }
 
 /// What computes.

@@ -83,6 +83,8 @@ pub(super) struct Tokens {
     rows: Arc<AtomicU64>,
     /// What the pass at work will say, and when it ends.
     pass: Option<(Micros, Vec<EngineEvent>)>,
+    /// Passes so far.
+    passes: u64,
 }
 
 impl Tokens {
@@ -95,6 +97,7 @@ impl Tokens {
             version: 0,
             rows,
             pass: None,
+            passes: 0,
         }
     }
 
@@ -135,6 +138,7 @@ impl Tokens {
         let kv = after.kv_tokens_total - after.kv_tokens_free;
         let pass_s = self.speed.decode_s(rows, kv as f64) + self.speed.prefill_s * prompts as f64;
         *busy_s += pass_s;
+        self.passes += 1;
         self.pass = Some((now + micros(pass_s).max(1), events));
     }
 
@@ -185,6 +189,7 @@ impl Tokens {
             prefilled: status.prefill_tokens,
             cached: status.cached_prompt_tokens,
             preemptions: status.preemptions,
+            passes: self.passes,
         }
     }
 }

@@ -2,35 +2,31 @@
 
 use super::PlanError;
 
-/// Their names and texts.
+/// A plan of `recipes/sim/published/`, by its name.
+macro_rules! published {
+    ($name:literal) => {
+        (
+            $name,
+            include_str!(concat!(
+                "../../../../recipes/sim/published/",
+                $name,
+                ".toml"
+            )),
+        )
+    };
+}
+
+/// Their names and texts. Those of set-ups of papers are recipes.
 pub const PRESETS: [(&str, &str); 11] = [
-    ("areal-sync", include_str!("../../presets/areal-sync.toml")),
-    (
-        "areal-async",
-        include_str!("../../presets/areal-async.toml"),
-    ),
-    (
-        "relax-colocate",
-        include_str!("../../presets/relax-colocate.toml"),
-    ),
-    (
-        "relax-async",
-        include_str!("../../presets/relax-async.toml"),
-    ),
-    ("verl-async", include_str!("../../presets/verl-async.toml")),
-    (
-        "seer-baseline",
-        include_str!("../../presets/seer-baseline.toml"),
-    ),
-    ("seer", include_str!("../../presets/seer.toml")),
-    (
-        "skyrl-batch",
-        include_str!("../../presets/skyrl-batch.toml"),
-    ),
-    (
-        "skyrl-pipeline",
-        include_str!("../../presets/skyrl-pipeline.toml"),
-    ),
+    published!("areal-sync"),
+    published!("areal-async"),
+    published!("relax-colocate"),
+    published!("relax-async"),
+    published!("verl-async"),
+    published!("seer-baseline"),
+    published!("seer"),
+    published!("skyrl-batch"),
+    published!("skyrl-pipeline"),
     (
         "search-agents",
         include_str!("../../presets/search-agents.toml"),

@@ -312,7 +312,13 @@ impl World {
     /// What it came to.
     pub(crate) fn report(&mut self) -> Report {
         let busy_s = self.busy_s();
-        self.measure.report(&self.plan, busy_s)
+        let mut report = self.measure.report(&self.plan, busy_s);
+        for load in self.engines.iter().map(Engine::load_now) {
+            report.work.passes += load.passes;
+            report.work.sampled += load.sampled;
+            report.work.prefilled += load.prefilled;
+        }
+        report
     }
 
     /// A session of the run begins.

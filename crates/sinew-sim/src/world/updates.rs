@@ -192,6 +192,7 @@ impl World {
             rows: trained.len(),
             trained,
             dropped,
+            sightings: Vec::new(),
         });
     }
 

@@ -131,6 +131,7 @@ impl World {
                     rows: trained.len(),
                     trained,
                     dropped: BTreeMap::new(),
+                    sightings: Vec::new(),
                 }
             }
             Command::Train { step, .. } => {

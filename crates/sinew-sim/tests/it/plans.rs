@@ -35,12 +35,32 @@ fn every_preset_runs() {
     }
 }
 
+/// A preset over a preset over a preset has the keys of all of them.
+#[test]
+fn presets_lie_over_each_other() {
+    let plan =
+        |name: &str| Plan::parse(Path::new(name), &format!("preset = \"{name}\"\n")).unwrap();
+    let (first, second, third) = (
+        plan("relax-colocate"),
+        plan("relax-async"),
+        plan("verl-async"),
+    );
+    assert_eq!(first.episode, third.episode);
+    assert_eq!(second.trainer, third.trainer);
+    assert_eq!(third.engines.kv_tokens, first.engines.kv_tokens);
+}
+
 #[test]
 fn every_plan_of_the_recipes_runs_and_is_drawn() {
     let folder = root().join("recipes/sim");
     let mut count = 0;
     for entry in std::fs::read_dir(&folder).unwrap() {
-        let plan = Plan::load(&entry.unwrap().path()).unwrap();
+        let path = entry.unwrap().path();
+        // Those of papers are presets.
+        if path.is_dir() {
+            continue;
+        }
+        let plan = Plan::load(&path).unwrap();
         let report = run(small(plan));
         assert!(text(&report).contains("throughput"));
         assert!(svg(&report).unwrap().contains("</svg>"));

@@ -8,7 +8,7 @@ use sinew_sim::{Bug, Fault, FaultKind, Mode, Model, Plan, find, random_plan, rep
 use std::path::Path;
 
 /// Seeds of every test run, in parts that run at the same time.
-const SEEDS: u64 = 500;
+const SEEDS: u64 = 1500;
 
 fn holds(seeds: std::ops::Range<u64>) {
     if let Some(failure) = find(seeds, None) {

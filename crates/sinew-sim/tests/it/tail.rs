@@ -181,6 +181,7 @@ impl World {
                     rows: trained.len(),
                     trained,
                     dropped: BTreeMap::new(),
+                    sightings: Vec::new(),
                 }
             }
             Command::Train { step, .. } => Event::UpdateDone(Box::new(StepRecord {

@@ -153,10 +153,7 @@ async fn pages_are_new_for_every_episode() {
     for lease in [&mut second, &mut third] {
         let page = lease.page().unwrap();
         let text = shown(page).await;
-        assert!(
-            text.contains("cookie: ") && !text.contains("seen"),
-            "{text}"
-        );
+        assert!(text.contains("cookie:") && !text.contains("seen"), "{text}");
         assert_eq!(page.evaluate("localStorage.length").await.unwrap(), 0);
         assert!(matches!(page.back().await, Err(PageFault::Model(_))));
     }
@@ -209,7 +206,8 @@ fn inner(lease: &Lease) -> (Pid, OwnedFd) {
 /// Blocks until a process has ended.
 fn ended(process: &OwnedFd) {
     let mut fds = [PollFd::new(process, PollFlags::IN)];
-    poll(&mut fds, None).unwrap();
+    // A signal of another test may interrupt the wait.
+    rustix::io::retry_on_intr(|| poll(&mut fds, None)).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

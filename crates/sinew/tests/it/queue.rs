@@ -11,10 +11,10 @@ use std::process::{Child, Command, Stdio};
 const TOKEN: &str = "token-of-the-queue-tests";
 
 /// A process that is killed when the test is over.
-struct Running(Child);
+pub(crate) struct Running(Child);
 
 impl Running {
-    fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
     }
@@ -29,14 +29,14 @@ impl Drop for Running {
 }
 
 /// A queue that is served at an address which stays over restarts.
-struct Served {
+pub(crate) struct Served {
     dir: PathBuf,
     at: String,
     server: Option<Running>,
 }
 
 impl Served {
-    fn start(dir: &Path) -> Self {
+    pub(crate) fn start(dir: &Path) -> Self {
         std::fs::write(dir.join("token"), TOKEN).unwrap();
         let mut served = Self {
             dir: dir.to_owned(),
@@ -47,7 +47,7 @@ impl Served {
         served
     }
 
-    fn token(&self) -> PathBuf {
+    pub(crate) fn token(&self) -> PathBuf {
         self.dir.join("token")
     }
 
@@ -66,24 +66,24 @@ impl Served {
         self.serve();
     }
 
-    fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("http://{}", self.at)
     }
 
     /// `sinew queue` with a sub-command, the queue, and more.
-    fn ask(&self, command: &str, more: &[&str]) -> String {
+    pub(crate) fn ask(&self, command: &str, more: &[&str]) -> String {
         let mut asked = sinew();
         asked.args(["queue", command, &self.url(), "--json", "--token-file"]);
         asked.arg(self.token()).args(more);
         run_ok(&mut asked)
     }
 
-    fn stats(&self) -> Value {
+    pub(crate) fn stats(&self) -> Value {
         serde_json::from_str(&self.ask("stats", &[])).unwrap()
     }
 
     /// Rows in a state for a consumer.
-    fn count(&self, consumer: &str, state: &str) -> u64 {
+    pub(crate) fn count(&self, consumer: &str, state: &str) -> u64 {
         let stats = self.stats();
         let all = stats["consumers"].as_array().unwrap();
         let of = all.iter().find(|c| c["name"] == consumer);
@@ -91,7 +91,7 @@ impl Served {
     }
 
     /// The recipe with this queue, shortened.
-    fn recipe(&self) -> PathBuf {
+    pub(crate) fn recipe(&self) -> PathBuf {
         let text = std::fs::read_to_string(root().join("recipes/queue.toml")).unwrap();
         let changed = text
             .replace("http://127.0.0.1:8091", &self.url())
@@ -105,7 +105,7 @@ impl Served {
 }
 
 /// Starts a command, and reads its JSON lines until one is what is waited for.
-fn until(command: &mut Command, wanted: impl Fn(&Value) -> bool) -> (Running, Value) {
+pub(crate) fn until(command: &mut Command, wanted: impl Fn(&Value) -> bool) -> (Running, Value) {
     let child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut running = Running(child);
     let mut lines = BufReader::new(running.0.stdout.take().unwrap()).lines();

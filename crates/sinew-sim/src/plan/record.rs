@@ -1,7 +1,7 @@
 //! Distributions of a recorded run: turns, lengths and latencies of its episodes, times of its steps.
 
+use super::{Plan, PlanError};
 use crate::dist::{Dist, Form};
-use crate::plan::{Plan, PlanError};
 use serde::Deserialize;
 use sinew_store::{Filter, StoreReader};
 use sinew_types::{EpisodeEnd, TokenKind, Trace};
@@ -11,13 +11,52 @@ use std::path::{Path, PathBuf};
 const MAX_EPISODES: usize = 5000;
 
 /// What a run says of itself, a line a step.
-#[derive(Debug, Deserialize)]
-struct Step {
-    /// Seconds that the trainer computed.
-    train_s: f64,
-    publish_s: f64,
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub(crate) struct Step {
+    /// Since the start of the run.
+    pub(crate) wall_s: f64,
+    /// From the first start of an episode to rows.
     #[serde(default)]
-    computed_tokens: f64,
+    pub(crate) rollout_s: f64,
+    /// Seconds that the trainer computed.
+    pub(crate) train_s: f64,
+    pub(crate) publish_s: f64,
+    #[serde(default)]
+    pub(crate) checkpoint_s: f64,
+    /// Tokens of the rows. A prefix that rows share counts for each, as in a plan.
+    #[serde(default)]
+    unshared_tokens: f64,
+    #[serde(default)]
+    pub(crate) waits: Waits,
+    #[serde(default)]
+    samples: Samples,
+}
+
+/// Of the time since the step before.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub(crate) struct Waits {
+    /// Seconds in which the engine computed.
+    #[serde(default)]
+    pub(crate) engine_busy_s: f64,
+    /// Seconds in which it waited for tools and for what runs them.
+    #[serde(default)]
+    pub(crate) engine_tools_s: f64,
+}
+
+/// What became of the samples of a step.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+struct Samples {
+    #[serde(default)]
+    scored: f64,
+    #[serde(default)]
+    equal: Equal,
+}
+
+/// Samples of groups without a signal.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+struct Equal {
+    #[serde(default)]
+    count: f64,
 }
 
 /// What a run showed.
@@ -36,6 +75,8 @@ pub struct Recorded {
     /// Tokens that were trained.
     pub train_tokens: Vec<f64>,
     pub publish_s: Vec<f64>,
+    /// The steps in order.
+    pub(crate) steps: Vec<Step>,
 }
 
 impl Recorded {
@@ -93,7 +134,18 @@ impl Recorded {
         self.turns.push(turns);
         self.prompt_tokens.push(of(TokenKind::Prompt).sum());
         self.turn_tokens.extend(of(TokenKind::Sampled));
-        self.observation_tokens.extend(of(TokenKind::Observation));
+        // What a template puts between two turns is computed and trained like what a tool answers.
+        let mut between = None;
+        for node in &trace.nodes {
+            let length = node.tokens.len() as f64;
+            match node.kind {
+                TokenKind::Sampled => {
+                    self.observation_tokens.extend(between.replace(0.0));
+                }
+                TokenKind::Prompt => {}
+                _ => between = between.map(|sum: f64| sum + length),
+            }
+        }
         self.call_s.push(trace.timing.tool_s / turns);
     }
 
@@ -105,9 +157,17 @@ impl Recorded {
             .filter_map(|l| serde_json::from_str::<Step>(l).ok())
         {
             self.train_s.push(step.train_s);
-            self.train_tokens.push(step.computed_tokens);
+            self.train_tokens.push(step.unshared_tokens);
             self.publish_s.push(step.publish_s);
+            self.steps.push(step);
         }
+    }
+
+    /// Share of samples whose group had no signal.
+    pub(crate) fn no_signal(&self) -> f64 {
+        let scored: f64 = self.steps.iter().map(|s| s.samples.scored).sum();
+        let equal: f64 = self.steps.iter().map(|s| s.samples.equal.count).sum();
+        (equal / scored.max(1.0)).clamp(0.0, 1.0)
     }
 
     /// Puts what was seen into a plan, but for what its text says itself.
@@ -174,7 +234,7 @@ fn empirical(values: &[f64]) -> Dist {
 }
 
 /// The line through points by least squares, from 0 or above: its height at 0 and its slope.
-fn line(x: &[f64], y: &[f64]) -> (f64, f64) {
+pub(crate) fn line(x: &[f64], y: &[f64]) -> (f64, f64) {
     let n = x.len().max(1) as f64;
     let (mx, my) = (x.iter().sum::<f64>() / n, y.iter().sum::<f64>() / n);
     let points = || x.iter().zip(y);

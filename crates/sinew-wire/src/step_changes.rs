@@ -1,9 +1,7 @@
 //! Steps of a run that are done again from its commits, and what came out differently.
 
-use crate::error::PipelineError;
-use crate::event::{Recorder, RunEvent};
-use crate::record::StepRecord;
 use serde_json::Value;
+use sinew_pipeline::{PipelineError, Recorder, RunEvent, StepRecord};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Keys of a record that a repetition gives again to the bit: rows and tokens of the update, and what the
@@ -76,7 +74,7 @@ fn differ(step: u64, field: String, (was, is): (&Value, &Value), changes: &mut V
 
 /// The records of steps of a session, which ends as if it was interrupted after one of them.
 #[derive(Clone, Debug, Default)]
-pub struct StopAfter {
+pub(crate) struct StopAfter {
     /// Number of the last step.
     step: u64,
     records: Arc<Mutex<Vec<StepRecord>>>,
@@ -84,7 +82,7 @@ pub struct StopAfter {
 
 impl StopAfter {
     /// Ends the session after step `step`.
-    pub fn new(step: u64) -> Self {
+    pub(crate) fn new(step: u64) -> Self {
         Self {
             step,
             ..Self::default()
@@ -92,7 +90,7 @@ impl StopAfter {
     }
 
     /// What was recorded so far.
-    pub fn records(&self) -> Vec<StepRecord> {
+    pub(crate) fn records(&self) -> Vec<StepRecord> {
         let records = self.records.lock();
         records.unwrap_or_else(PoisonError::into_inner).clone()
     }

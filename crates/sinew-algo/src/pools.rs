@@ -1,0 +1,67 @@
+//! Pools of tasks by difficulty, each with its share of the draws.
+//!
+//! A task belongs to a pool by the success rate of its last group: `easy` from `easy_at` on, `hard` up to
+//! `hard_at`, `normal` between them and before its first group. Easy and hard tasks teach little and are
+//! drawn rarely, so that a task which a changed policy finds harder or easier is noticed. Pools of this kind
+//! are the online difficulty buffer of prime-rl (PRIME Intellect 2025, INTELLECT-2, arXiv 2505.07291).
+
+use crate::AdaptiveConfig;
+
+/// A pool of tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pool {
+    /// Its last group failed.
+    Hard,
+    /// Neither, or unknown.
+    Normal,
+    /// Its last group succeeded.
+    Easy,
+}
+
+impl Pool {
+    /// All of them, in the order of shares.
+    pub const ALL: [Self; 3] = [Self::Hard, Self::Normal, Self::Easy];
+
+    /// The pool of a task whose last group had so many episodes with a score, and successes.
+    pub fn of(config: &AdaptiveConfig, successes: u32, trials: u32) -> Self {
+        if trials == 0 {
+            return Self::Normal;
+        }
+        let rate = f64::from(successes) / f64::from(trials);
+        match rate {
+            r if r >= config.easy_at => Self::Easy,
+            r if r <= config.hard_at => Self::Hard,
+            _ => Self::Normal,
+        }
+    }
+
+    /// The name in records.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Hard => "hard",
+            Self::Normal => "normal",
+            Self::Easy => "easy",
+        }
+    }
+
+    /// Probabilities of the pools with so many tasks each, in the order of [`Pool::ALL`]. An empty pool
+    /// leaves its share to the others.
+    pub fn shares(config: &AdaptiveConfig, sizes: [usize; 3]) -> [f64; 3] {
+        let normal = 1.0 - config.hard_share - config.easy_share;
+        let mut shares = [config.hard_share, normal, config.easy_share];
+        for (share, size) in shares.iter_mut().zip(sizes) {
+            if size == 0 {
+                *share = 0.0;
+            }
+        }
+        let total: f64 = shares.iter().sum();
+        match total > 0.0 {
+            true => shares.map(|s| s / total),
+            // The pools that have tasks have no shares: tasks are drawn alike.
+            false => {
+                let all = sizes.iter().sum::<usize>().max(1) as f64;
+                sizes.map(|n| n as f64 / all)
+            }
+        }
+    }
+}

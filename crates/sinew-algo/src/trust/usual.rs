@@ -1,0 +1,180 @@
+//! What is usual in a run: turns and answers of its episodes, by group and by family.
+
+use super::answers::{Answer, hash};
+use super::{prompt, solved, turns};
+use serde::{Deserialize, Serialize};
+use sinew_types::{GroupId, Trace};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// An episode is too fast if it needs at most a quarter of the turns of the median of others, and the median
+/// has at least this many turns: below it, one turn more or less is no difference.
+const FASTER: u32 = 4;
+
+/// Solved siblings, and solved others of the family, below which turns are not compared.
+const SIBLINGS: usize = 3;
+const OTHERS: usize = 8;
+
+/// Share of the others that may be as fast: one in ten.
+const AS_FAST: usize = 10;
+
+/// Different tasks of a family that one answer must win before it is suspicious, and its share of all tasks
+/// that were tried: four in five.
+const TASKS: usize = 10;
+const SHARE: (usize, usize) = (4, 5);
+
+/// Episodes of a family, and families, that a run remembers between its steps.
+const REMEMBERED: usize = 256;
+const FAMILIES: usize = 64;
+
+/// What one episode adds to what is usual.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sighting {
+    /// Its task type.
+    family: String,
+    seen: Seen,
+}
+
+/// Turns, success, hash of the prompt, hash of the answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Seen(u32, bool, u64, Option<u64>);
+
+impl Sighting {
+    /// What a trace shows.
+    pub fn of(trace: &Trace) -> Self {
+        let answer = Answer::of(trace).map(|a| a.hash());
+        Self {
+            family: trace.task_kind.clone(),
+            seen: Seen(turns(trace), solved(trace), hash(&prompt(trace)), answer),
+        }
+    }
+}
+
+/// The last episodes of each family of a run, in order; of bounded size.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Sightings(BTreeMap<String, VecDeque<Seen>>);
+
+impl Sightings {
+    /// Whether nothing was seen.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Takes an episode in. Of further families than the first 64 nothing is remembered.
+    pub fn add(&mut self, sighting: Sighting) {
+        let room = self.0.len() < FAMILIES || self.0.contains_key(&sighting.family);
+        if !room {
+            return;
+        }
+        let family = self.0.entry(sighting.family).or_default();
+        family.push_back(sighting.seen);
+        if family.len() > REMEMBERED {
+            family.pop_front();
+        }
+    }
+}
+
+/// Turns of solved episodes, counted.
+#[derive(Clone, Debug, Default)]
+struct Turns(BTreeMap<u32, usize>);
+
+impl Turns {
+    fn add(&mut self, turns: u32) {
+        *self.0.entry(turns).or_default() += 1;
+    }
+
+    /// Number of all, of those that need at most `turns`, and the median, without one that needs `turns`.
+    fn others(&self, turns: u32) -> Option<(usize, usize, u32)> {
+        let all = self.0.values().sum::<usize>().checked_sub(1)?;
+        let as_fast: usize = self.0.range(..=turns).map(|(_, n)| n).sum();
+        let mut before = 0;
+        let middle = self.0.iter().find(|&(&t, &n)| {
+            before += n - usize::from(t == turns);
+            before * 2 > all
+        });
+        Some((all, as_fast.saturating_sub(1), *middle?.0))
+    }
+
+    /// Evidence that `turns` are too few.
+    fn too_fast(&self, turns: u32, least: usize, whose: &str) -> Option<String> {
+        let (all, as_fast, median) = self.others(turns)?;
+        let few = median >= FASTER && turns.saturating_mul(FASTER) <= median;
+        let rare = all >= least && as_fast * AS_FAST <= all;
+        (few && rare).then(|| {
+            format!("solved in {turns} turns; the median of {all} solved {whose} is {median}")
+        })
+    }
+}
+
+/// Tasks of a family, by the hashes of their prompts.
+#[derive(Clone, Debug, Default)]
+struct Family {
+    turns: Turns,
+    /// All that were tried with an answer, and those that each answer won.
+    tried: BTreeSet<u64>,
+    won: BTreeMap<u64, BTreeSet<u64>>,
+}
+
+/// What is usual in a run.
+#[derive(Clone, Debug, Default)]
+pub struct Usual {
+    families: BTreeMap<String, Family>,
+    siblings: BTreeMap<GroupId, Turns>,
+}
+
+impl Usual {
+    /// Takes episodes of earlier steps in.
+    pub fn remember(&mut self, earlier: &Sightings) {
+        for (name, seen) in &earlier.0 {
+            let family = self.families.entry(name.clone()).or_default();
+            seen.iter().for_each(|s| family.add(*s));
+        }
+    }
+
+    /// Takes an episode in, as one of its group and of its family.
+    pub fn add(&mut self, trace: &Trace) {
+        let Sighting { family, seen } = Sighting::of(trace);
+        if seen.1 {
+            let group = self.siblings.entry(trace.group.clone()).or_default();
+            group.add(seen.0);
+        }
+        self.families.entry(family).or_default().add(seen);
+    }
+
+    /// Evidence that a solved episode was too fast. Its siblings did the same task: they count before others.
+    pub(super) fn too_fast(&self, trace: &Trace) -> Option<String> {
+        let turns = turns(trace);
+        let siblings = self.siblings.get(&trace.group);
+        let enough = |t: &&Turns| t.others(turns).is_some_and(|(all, ..)| all >= SIBLINGS);
+        if let Some(siblings) = siblings.filter(enough) {
+            return siblings.too_fast(turns, SIBLINGS, "siblings");
+        }
+        let family = self.families.get(&trace.task_kind)?;
+        family.turns.too_fast(turns, OTHERS, "episodes of its type")
+    }
+
+    /// Evidence that the answer of a solved episode wins whatever the task is.
+    pub(super) fn one_answer(&self, trace: &Trace, answer: &Answer) -> Option<String> {
+        let family = self.families.get(&trace.task_kind)?;
+        let won = family.won.get(&answer.hash()).map_or(0, BTreeSet::len);
+        let tried = family.tried.len();
+        let most = won >= TASKS && won * SHARE.1 >= tried * SHARE.0;
+        most.then(|| {
+            let shown = answer.shown();
+            format!("the answer `{shown}` wins {won} of {tried} different tasks of its type")
+        })
+    }
+}
+
+impl Family {
+    fn add(&mut self, Seen(turns, solved, prompt, answer): Seen) {
+        if solved {
+            self.turns.add(turns);
+        }
+        let Some(answer) = answer else { return };
+        self.tried.insert(prompt);
+        if solved {
+            self.won.entry(answer).or_default().insert(prompt);
+        }
+    }
+}

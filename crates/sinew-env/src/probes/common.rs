@@ -1,0 +1,124 @@
+//! What the probes share: tasks by seed, split and index, fields of answers, scores.
+
+use crate::registry::KeyError;
+use crate::rng::hash64;
+use crate::taskset::{Split, Taskset, TasksetError};
+use sinew_types::{Outcome, Task, TaskId};
+
+/// Most tasks of a split.
+const MAX_TASKS: usize = 1_000_000;
+
+/// One task in so many belongs to the held-out split, by the hash of what it asks about.
+const HELD_OUT: u64 = 5;
+
+/// Draws until one belongs to a split. The chance that none does is below 1e-9.
+const TRIES: u64 = 100;
+
+/// Whether something that a task asks about belongs to a split.
+fn belongs(asked: &str, split: Split) -> bool {
+    hash64(asked.as_bytes()).is_multiple_of(HELD_OUT) == (split == Split::HeldOut)
+}
+
+/// Tasks of a generator: the draw of a seed, with what it asks about.
+pub(super) struct Generated {
+    /// That of the environment.
+    pub(super) name: &'static str,
+    /// Of the run.
+    pub(super) seed: u64,
+    /// Of the training split and of the held-out one.
+    pub(super) sizes: [usize; 2],
+    /// Makes a task of a seed.
+    pub(super) draw: fn(seed: u64) -> Drawn,
+}
+
+/// A task that a generator drew.
+pub(super) struct Drawn {
+    /// It decides to which split the task belongs.
+    pub(super) asked: String,
+    /// The type of the task.
+    pub(super) kind: &'static str,
+    /// What the model reads first.
+    pub(super) prompt: String,
+    /// What is right; the model never sees it.
+    pub(super) data: serde_json::Value,
+}
+
+impl Taskset for Generated {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn len(&self, split: Split) -> usize {
+        match split {
+            Split::Train => self.sizes[0],
+            Split::HeldOut => self.sizes[1],
+        }
+    }
+
+    fn get(&self, split: Split, index: usize) -> Result<Task, TasksetError> {
+        let len = self.len(split);
+        if index >= len {
+            return Err(TasksetError::Index {
+                taskset: self.name.to_owned(),
+                split,
+                index,
+                len,
+            });
+        }
+        let name = format!("{}/{}/{index}", self.name, split.as_str());
+        let seed = hash64(name.as_bytes()) ^ self.seed;
+        let tries = (0..TRIES).map(|n| (self.draw)(seed.wrapping_add(n)));
+        let mut fitting = tries.filter(|d| belongs(&d.asked, split));
+        let drawn = fitting.next().unwrap_or_else(|| (self.draw)(seed));
+        Ok(Task {
+            id: TaskId::new(name),
+            kind: drawn.kind.to_owned(),
+            preamble: Vec::new(),
+            prompt: drawn.prompt,
+            data: drawn.data,
+            seed,
+        })
+    }
+}
+
+/// Checks the numbers of tasks.
+pub(super) fn check_sizes(train: usize, held_out: usize) -> Result<(), KeyError> {
+    let sizes = [("train", train), ("held_out", held_out)];
+    match sizes
+        .into_iter()
+        .find(|(_, n)| !(1..=MAX_TASKS).contains(n))
+    {
+        Some((key, value)) => Err(KeyError {
+            key,
+            value: value.to_string(),
+            reason: format!("allowed: 1 to {MAX_TASKS}"),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// What follows the last `KEY:` of a text, to the end of its line.
+pub(super) fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    let mut lines = text.lines().rev();
+    let rest = lines.find_map(|line| {
+        let line = line.trim_start_matches(|c: char| c.is_whitespace() || c == '*');
+        line.strip_prefix(key)?.strip_prefix(':')
+    })?;
+    Some(rest.trim_matches(|c: char| c.is_whitespace() || matches!(c, '*' | '.' | '`')))
+}
+
+/// A score of 1 or 0 with metrics. There is nothing between them: a habit that wins a part of the tasks
+/// would be taught by a part of a reward.
+pub(super) fn outcome<const N: usize>(success: bool, metrics: [(&str, f64); N]) -> Outcome {
+    Outcome {
+        reward: flag(success),
+        success,
+        metrics: metrics.map(|(name, value)| (name.to_owned(), value)).into(),
+        ..Outcome::default()
+    }
+}
+
+/// A truth value as a metric.
+pub(super) fn flag(b: bool) -> f64 {
+    f64::from(u8::from(b))
+}

@@ -1,0 +1,57 @@
+//! Rows that an update consumes, tied to its commit.
+//!
+//! Rows of a queue lie in another place than the run's commits, so that no transaction spans both. The
+//! commit is the one that decides: it names what the update consumes, beside its step, its episodes, the
+//! curriculum and the version of the weights. Before it the source makes sure that the rows are the run's,
+//! and stay so while the session is interrupted; after it the source gives them back as done. A crash
+//! between the two is mended when the run goes on: what the last commit names is given back again, which
+//! changes nothing where it was done before. A crash before the commit leaves the rows with the run, or
+//! gives them to another.
+
+use super::sync::{Driver, Pipeline};
+use super::work::lock;
+use crate::core::UpdateCommit;
+use crate::error::PipelineError;
+
+impl Pipeline {
+    /// Gives back what the last commit of earlier sessions consumed.
+    ///
+    /// # Errors
+    /// If the store or the source cannot be reached.
+    pub(super) fn settle_consumed(&mut self) -> Result<(), PipelineError> {
+        let Some(source) = &mut self.source else {
+            return Ok(());
+        };
+        match self.store.last_consumed()? {
+            Some(consumed) => source.committed(&consumed),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Driver {
+    /// Commits an update in one transaction of the store, then gives back what it consumed.
+    pub(super) fn commit(&mut self, commit: UpdateCommit) -> Result<(), PipelineError> {
+        let mut made = self.uncommitted.remove(&commit.step).unwrap_or_default();
+        if let Some(source) = &mut self.p.source {
+            made.consumed = source.consumes(commit.step)?;
+        }
+        if let Some(shelf) = &mut self.shelf {
+            shelf.settled(commit.trained.iter().chain(commit.dropped.keys()));
+        }
+        self.samples.trained += commit.trained.len();
+        self.samples.dropped += commit.dropped.len();
+        let evals = std::mem::take(&mut self.measurements.uncommitted);
+        commit
+            .dropped
+            .keys()
+            .for_each(|e| drop(self.traces.remove(e)));
+        let version = lock(&self.p.learner).version();
+        let consumed = made.consumed.clone();
+        self.p.store.commit(commit, made, version, evals)?;
+        match (&mut self.p.source, consumed) {
+            (Some(source), Some(consumed)) => source.committed(&consumed),
+            _ => Ok(()),
+        }
+    }
+}
