@@ -9,5 +9,6 @@ mod site;
 mod tasks;
 
 pub use families::FAMILIES;
+#[cfg(feature = "browser")]
 pub(crate) use site::site;
 pub(crate) use tasks::MiniwobTasks;

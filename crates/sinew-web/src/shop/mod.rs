@@ -18,5 +18,6 @@ mod server;
 mod state;
 mod tasks;
 
+#[cfg(feature = "browser")]
 pub(crate) use server::site;
 pub(crate) use tasks::{LEVELS, ShopTasks};

@@ -1,7 +1,11 @@
 //! Sandboxes at the command line: what is refused, and what another program carries out.
 
+#[cfg(feature = "egress")]
 use crate::egress::Api;
-use crate::{root, run_ok, sinew};
+#[cfg(feature = "egress")]
+use crate::run_ok;
+use crate::{root, sinew};
+#[cfg(feature = "egress")]
 use serde_json::Value;
 
 #[test]
@@ -73,6 +77,7 @@ fn a_part_that_was_not_built_is_refused_with_its_feature() {
 }
 
 /// Solutions of `tool_math` call Python, here in sandboxes of another program.
+#[cfg(feature = "egress")]
 #[test]
 fn episodes_run_in_sandboxes_of_a_server() {
     let api = Api::start(&["--max-sandboxes", "2"]);
