@@ -50,7 +50,7 @@ pub struct Updates {
     pub token_s: f64,
     /// Seconds until new weights sample.
     pub publish_s: f64,
-    /// Seconds of a step beside rollouts, update, weights and checkpoints.
+    /// Seconds of a step in addition to rollouts, update, weights and checkpoints.
     pub other_s: f64,
 }
 

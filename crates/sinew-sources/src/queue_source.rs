@@ -2,7 +2,7 @@
 //! committed.
 //!
 //! The queue lies in another file, or on another machine, than the commits of the run. So the commit
-//! decides: it names the leases with their rows, beside the step and the version of the weights, and the ack
+//! decides: it names the leases with their rows, with the step and the version of the weights, and the ack
 //! follows it. What a crash between them left is acked when the run goes on: until then the rows stay leased
 //! ([`IN_DOUBT`]). A crash before the commit gives the rows back after one lease; a run that goes on in time
 //! still holds them, and one that comes too late leaves out what another trainer has taken. An episode that

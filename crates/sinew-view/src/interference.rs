@@ -4,7 +4,7 @@
 //! Between two held-out measurements, each environment has a share of the training episodes. An entry of the
 //! table is the mean change of the success of one environment, from one measurement to the next, weighted by
 //! the shares of the other: on the diagonal what an environment gains of itself, elsewhere what it gains or
-//! loses of others. With equal shares in all intervals, the entries of a row are equal: nothing can be told
+//! loses of others. With equal shares in all intervals, the entries of a row are equal: nothing is known
 //! apart then.
 
 use sinew_pipeline::{EvalRecord, StepRecord};

@@ -1,7 +1,7 @@
 //! Rows that an update consumes, tied to its commit.
 //!
 //! Rows of a queue lie in another place than the run's commits, so that no transaction spans both. The
-//! commit is the one that decides: it names what the update consumes, beside its step, its episodes, the
+//! commit is the one that decides: it names what the update consumes, with its step, its episodes, the
 //! curriculum and the version of the weights. Before it the source makes sure that the rows are the run's,
 //! and stay so while the session is interrupted; after it the source gives them back as done. A crash
 //! between the two is mended when the run goes on: what the last commit names is given back again, which

@@ -318,7 +318,7 @@ struct Seen {
     /// Groups that were scored.
     scored: Vec<GroupId>,
     published: Vec<u64>,
-    /// What sources were told of commits.
+    /// Commits that were reported to sources.
     consumed: Vec<Value>,
     /// The last checkpoint: updates in the weights, and the state.
     saved: Option<(u64, Value)>,

@@ -49,7 +49,7 @@ steps = STEPS
 learning_rate = 3e-3
 "#;
 
-/// A recipe beside its tasks; gives the last line of its run.
+/// Runs a recipe in the folder of its tasks; gives the last line of its run.
 fn train(dir: &Path, name: &str, (model, data, steps): (&str, &str, u32)) -> Value {
     let rows: String = (0..20)
         .map(|n| format!("{{\"question\": \"Write word {n}\"}}\n"))
