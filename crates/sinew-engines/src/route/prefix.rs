@@ -1,10 +1,13 @@
-//! Which leading blocks an engine has seen: a bounded memory of hashes.
+//! Which leading blocks engines have seen: a bounded memory of hashes.
 //!
 //! A guess about the engine's prefix cache, not a promise: if it is wrong, a prompt is computed
-//! again and nothing else happens. It is cleared when the engine gets other weights.
+//! again and nothing else happens. It is cleared when the engine gets other weights. Blocks lead to their engines, so
+//! that a look does not depend on how many engines there are.
 
 use sinew_types::{TokenId, mix_hash};
-use std::collections::{HashSet, VecDeque};
+use std::collections::hash_map::{Entry, HashMap};
+use std::collections::VecDeque;
+use std::hash::{BuildHasherDefault, Hasher};
 
 /// Hashes of a growing text's whole blocks; each covers everything before it.
 #[derive(Clone, Debug, Default)]
@@ -33,36 +36,181 @@ impl BlockHashes {
     }
 }
 
-/// The blocks that an engine probably has in its cache, the oldest forgotten first.
+/// Indexes of engines. Most blocks have one holder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum EngineSet {
+    One(usize),
+    /// A bit for each engine.
+    Many(Vec<u64>),
+}
+
+impl EngineSet {
+    pub(super) fn contains(&self, engine: usize) -> bool {
+        match self {
+            Self::One(only) => *only == engine,
+            Self::Many(words) => words.get(engine / 64).is_some_and(|w| w >> (engine % 64) & 1 == 1),
+        }
+    }
+
+    /// Its engines, in their order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        let (only, words) = match self {
+            Self::One(only) => (Some(*only), &[][..]),
+            Self::Many(words) => (None, &words[..]),
+        };
+        let bits = |(at, word): (usize, &u64)| {
+            let word = *word;
+            (0..64).filter(move |b| word >> b & 1 == 1).map(move |b| at * 64 + b)
+        };
+        only.into_iter().chain(words.iter().enumerate().flat_map(bits))
+    }
+
+    fn is_empty(&self) -> bool {
+        matches!(self, Self::Many(words) if words.iter().all(|w| *w == 0))
+    }
+
+    /// Adds an engine; false if it is there.
+    fn insert(&mut self, engine: usize) -> bool {
+        if self.contains(engine) {
+            return false;
+        }
+        if let Self::One(only) = *self {
+            *self = Self::Many(Vec::new());
+            self.insert(only);
+        }
+        if let Self::Many(words) = self {
+            words.resize(words.len().max(engine / 64 + 1), 0);
+            words[engine / 64] |= 1 << (engine % 64);
+        }
+        true
+    }
+
+    fn remove(&mut self, engine: usize) {
+        if let Self::One(only) = *self {
+            *self = Self::Many(Vec::new());
+            self.insert(only);
+        }
+        if let Self::Many(words) = self
+            && let Some(word) = words.get_mut(engine / 64)
+        {
+            *word &= !(1 << (engine % 64));
+        }
+    }
+
+    /// Those that are in `other`, and those that are not; `None` where all are.
+    fn split(&self, other: Option<&Self>) -> Option<(Self, Self)> {
+        match (self, other) {
+            (_, None) => Some((Self::Many(Vec::new()), self.clone())),
+            (Self::One(only), Some(other)) => (!other.contains(*only))
+                .then(|| (Self::Many(Vec::new()), self.clone())),
+            (Self::Many(words), Some(other)) => {
+                let there = |at: usize| match other {
+                    Self::One(only) => u64::from(only / 64 == at) << (only % 64),
+                    Self::Many(words) => words.get(at).copied().unwrap_or(0),
+                };
+                let mut all = words.iter().enumerate();
+                if all.all(|(at, w)| w & !there(at) == 0) {
+                    return None;
+                }
+                let both = words.iter().enumerate().map(|(at, w)| w & there(at));
+                let rest = words.iter().enumerate().map(|(at, w)| w & !there(at));
+                Some((Self::Many(both.collect()), Self::Many(rest.collect())))
+            }
+        }
+    }
+}
+
+/// The blocks that engines probably have in their caches; of each engine the oldest are forgotten first.
 #[derive(Debug, Default)]
 pub(super) struct SeenBlocks {
-    set: HashSet<u64>,
-    order: VecDeque<u64>,
+    holders: HashMap<u64, EngineSet, BuildHasherDefault<Spread>>,
+    /// Of each engine.
+    order: Vec<VecDeque<u64>>,
 }
 
 impl SeenBlocks {
-    /// How many leading blocks it has.
-    pub(super) fn matched(&self, hashes: &[u64]) -> usize {
-        hashes.iter().take_while(|h| self.set.contains(h)).count()
+    /// Engines by how many leading blocks they have, the most first; those that have none are left out.
+    pub(super) fn matched(&self, hashes: &[u64]) -> Vec<(usize, EngineSet)> {
+        let mut found = Vec::new();
+        let Some(mut all) = hashes.first().and_then(|h| self.holders.get(h)).cloned() else {
+            return found;
+        };
+        for (depth, hash) in hashes.iter().enumerate().skip(1) {
+            if let Some((kept, dropped)) = all.split(self.holders.get(hash)) {
+                found.push((depth, dropped));
+                all = kept;
+                if all.is_empty() {
+                    break;
+                }
+            }
+        }
+        if !all.is_empty() {
+            found.push((hashes.len(), all));
+        }
+        found.reverse();
+        found
     }
 
-    /// Adds blocks and forgets the oldest ones beyond `max`.
-    pub(super) fn remember(&mut self, hashes: &[u64], max: usize) {
+    /// Adds blocks of an engine and forgets its oldest ones beyond `max`.
+    pub(super) fn remember(&mut self, engine: usize, hashes: &[u64], max: usize) {
+        if self.order.len() <= engine {
+            self.order.resize_with(engine + 1, VecDeque::new);
+        }
+        let order = &mut self.order[engine];
         for &hash in hashes {
-            if self.set.insert(hash) {
-                self.order.push_back(hash);
+            let new = match self.holders.entry(hash) {
+                Entry::Occupied(mut there) => there.get_mut().insert(engine),
+                Entry::Vacant(place) => {
+                    place.insert(EngineSet::One(engine));
+                    true
+                }
+            };
+            if new {
+                order.push_back(hash);
             }
         }
-        while self.order.len() > max {
-            if let Some(old) = self.order.pop_front() {
-                self.set.remove(&old);
+        while self.order[engine].len() > max {
+            if let Some(old) = self.order[engine].pop_front() {
+                self.forget(engine, old);
             }
         }
     }
 
-    pub(super) fn clear(&mut self) {
-        self.set.clear();
-        self.order.clear();
+    /// Forgets all blocks of an engine.
+    pub(super) fn clear(&mut self, engine: usize) {
+        let order = self.order.get_mut(engine).map(std::mem::take);
+        for hash in order.unwrap_or_default() {
+            self.forget(engine, hash);
+        }
+    }
+
+    fn forget(&mut self, engine: usize, hash: u64) {
+        if let Entry::Occupied(mut there) = self.holders.entry(hash) {
+            there.get_mut().remove(engine);
+            if there.get().is_empty() {
+                there.remove();
+            }
+        }
+    }
+}
+
+/// Block hashes are spread already: each is its own hash.
+#[derive(Default)]
+pub(super) struct Spread(u64);
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
     }
 }
 
@@ -70,6 +218,7 @@ impl SeenBlocks {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::collections::BTreeMap;
 
     proptest! {
         #[test]
@@ -87,16 +236,52 @@ mod tests {
             };
             let (left, right) = common.split_at(cut.min(common.len()));
             let mut seen = SeenBlocks::default();
-            seen.remember(whole(&[left, right, &a]).hashes(), 1000);
-            prop_assert_eq!(seen.matched(whole(&[&common, &b]).hashes()), common.len() / block);
+            seen.remember(3, whole(&[left, right, &a]).hashes(), 1000);
+            let found = seen.matched(whole(&[&common, &b]).hashes());
+            let depth = common.len() / block;
+            let expected = (depth > 0).then_some((depth, EngineSet::One(3)));
+            prop_assert_eq!(found, Vec::from_iter(expected));
+        }
+
+        /// The same by a set for each engine.
+        #[test]
+        fn engines_are_those_of_separate_memories(
+            steps in prop::collection::vec((0..130usize, 0..12u64, 0..10usize, 0..20usize), 1..60),
+            asked in prop::collection::vec(0..12u64, 0..10),
+        ) {
+            let mut seen = SeenBlocks::default();
+            let mut alone: BTreeMap<usize, VecDeque<u64>> = BTreeMap::new();
+            for (engine, first, count, what) in steps {
+                let own = alone.entry(engine).or_default();
+                if what == 0 {
+                    seen.clear(engine);
+                    own.clear();
+                    continue;
+                }
+                let hashes: Vec<u64> = (first..).take(count).collect();
+                seen.remember(engine, &hashes, 8);
+                for hash in hashes {
+                    if !own.contains(&hash) {
+                        own.push_back(hash);
+                    }
+                }
+                own.drain(..own.len().saturating_sub(8));
+            }
+            let depth = |own: &VecDeque<u64>| asked.iter().take_while(|h| own.contains(h)).count();
+            let expected: BTreeMap<usize, usize> =
+                alone.iter().map(|(e, own)| (*e, depth(own))).filter(|(_, d)| *d > 0).collect();
+            let found = seen.matched(&asked);
+            prop_assert!(found.windows(2).all(|w| w[0].0 > w[1].0));
+            let found = found.iter().flat_map(|(d, engines)| engines.iter().map(|e| (e, *d)));
+            prop_assert_eq!(found.collect::<BTreeMap<_, _>>(), expected);
         }
 
         #[test]
         fn memory_is_bounded(hashes in prop::collection::vec(0..1000u64, 0..200), max in 0..20usize) {
             let mut seen = SeenBlocks::default();
             for chunk in hashes.chunks(7) {
-                seen.remember(chunk, max);
-                prop_assert!(seen.order.len() <= max && seen.set.len() == seen.order.len());
+                seen.remember(0, chunk, max);
+                prop_assert!(seen.order[0].len() <= max && seen.holders.len() == seen.order[0].len());
             }
         }
     }

@@ -15,6 +15,8 @@
 //! one), and its request goes on from them.
 
 use super::lengths::{LEAST, Lengths};
+use super::loads::Loads;
+use super::prefix::SeenBlocks;
 use super::state::{Command, Counters, EngineState, EngineView, Place, RequestState};
 use super::{OnPartial, RouterConfig};
 use crate::attempt::{AttemptEnd, AttemptId, AttemptToken};
@@ -25,6 +27,7 @@ use sinew_types::{
     RequestId, SampledToken,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::ops::Bound::{Excluded, Unbounded};
 
 /// Maximum waiting requests that are considered in one go; bounds the work of a step.
 const MAX_SCANNED: usize = 256;
@@ -41,6 +44,8 @@ pub struct Router {
     config: RouterConfig,
     version: PolicyVersion,
     engines: Vec<EngineState>,
+    loads: Loads,
+    seen: SeenBlocks,
     requests: HashMap<RequestId, RequestState>,
     waiting: BTreeSet<Place>,
     attempts: HashMap<AttemptId, RequestId>,
@@ -61,10 +66,13 @@ impl Router {
     /// tokens are to be sampled by `version`.
     pub fn new(config: RouterConfig, engines: Vec<String>, version: PolicyVersion) -> Self {
         let breaker = config.breaker;
+        let loads = Loads::new(engines.len(), config.max_running);
         let engines = engines.into_iter();
         Self {
             config,
             version,
+            loads,
+            seen: SeenBlocks::default(),
             engines: engines.map(|n| EngineState::new(n, breaker)).collect(),
             requests: HashMap::new(),
             waiting: BTreeSet::new(),
@@ -188,6 +196,7 @@ impl Router {
             let done = (ids.len() as f64 / mean).min((state.rest - LEAST).max(0.0));
             state.rest -= done;
             self.engines[engine].load -= done;
+            self.loads.changed(engine, &self.engines[engine]);
         }
         self.counters.sampled_tokens += ids.len() as u64;
         let (request, version) = (state.id, state.version);
@@ -233,11 +242,13 @@ impl Router {
             return;
         };
         state.cached_prompt_tokens = state.cached_prompt_tokens.max(end.cached_prompt_tokens);
-        if let Some(engine) = engine.and_then(|e| self.engines.get_mut(e)) {
-            engine.breaker.succeeded();
-            engine.trouble = None;
+        if let Some(engine) = engine
+            && let Some(target) = self.engines.get_mut(engine)
+        {
+            target.breaker.succeeded();
+            target.trouble = None;
             let max = self.config.max_blocks;
-            engine.seen.remember(state.blocks.hashes(), max);
+            self.seen.remember(engine, state.blocks.hashes(), max);
         }
         self.finish(request, end.reason);
     }
@@ -313,9 +324,9 @@ impl Router {
             return;
         };
         self.counters.interrupted_attempts += 1;
+        self.seen.clear(engine);
         if let Some(engine) = self.engines.get_mut(engine) {
             engine.version = version_of(label);
-            engine.seen.clear();
             if engine.version.is_none() {
                 engine.trouble = Some(format!("it has {label:.60}"));
             }
@@ -350,10 +361,11 @@ impl Router {
 
     /// The newest version that an engine has becomes the one that samples.
     fn adopt(&mut self) {
-        let newest = self.engines.iter().filter_map(|e| e.version).max();
-        if let (true, Some(newest)) = (self.config.follow, newest) {
-            self.version = newest;
+        if !self.config.follow {
+            return;
         }
+        let newest = self.engines.iter().filter_map(|e| e.version).max();
+        self.version = newest.unwrap_or(self.version);
     }
 
     /// Records an error at its engine: busy for a while, a failure of the breaker, or trust
@@ -399,7 +411,7 @@ impl Router {
                     ServedWeights::Unlabelled | ServedWeights::Foreign(_) => None,
                 };
                 if version != state.version {
-                    state.seen.clear();
+                    self.seen.clear(engine);
                 }
                 let follows = self.config.follow && version.is_some();
                 if version != Some(self.version) && !follows {
@@ -420,7 +432,7 @@ impl Router {
                 // It may come back with other weights.
                 state.version = None;
                 state.probe = None;
-                state.seen.clear();
+                self.seen.clear(engine);
                 self.adopt();
             }
         }
@@ -464,7 +476,7 @@ impl Router {
                 Ok(()) => {
                     engine.version = Some(version);
                     engine.trouble = None;
-                    engine.seen.clear();
+                    self.seen.clear(*index);
                 }
                 Err(error) => {
                     engine.version = None;
@@ -567,8 +579,10 @@ impl Router {
         if self.paused || self.loading {
             return;
         }
-        let places: Vec<Place> = self.waiting.iter().take(MAX_SCANNED).copied().collect();
-        for place in places {
+        let mut next = self.waiting.first().copied();
+        for _ in 0..MAX_SCANNED {
+            let Some(place) = next else { return };
+            next = self.waiting.range((Excluded(place), Unbounded)).next().copied();
             let Some(state) = self.requests.get(&place.2) else {
                 self.waiting.remove(&place);
                 continue;
@@ -596,36 +610,35 @@ impl Router {
     /// The best engine for a request, and how many of its leading blocks it has seen.
     fn pick(&self, now: f64, request: &RequestState) -> Option<(usize, usize)> {
         let tokens = request.kv_tokens(self.config.reserve_tokens);
-        let usable = |i: &usize| {
-            let engine = &self.engines[*i];
-            engine.unusable(self.version, now).is_none()
-                && engine.has_capacity(&self.config, tokens)
+        let able = |i: usize| {
+            let engine = &self.engines[i];
+            engine.has_capacity(&self.config, tokens)
+                && engine.unusable(self.version, now).is_none()
         };
-        let mut able: Vec<usize> = (0..self.engines.len()).filter(usable).collect();
-        if able.len() > 1 {
-            able.retain(|i| Some(*i) != request.failed_on);
+        let seen = self.seen.matched(request.blocks.hashes());
+        let other = |i: usize| Some(i) != request.failed_on && able(i);
+        let Some((idlest, _)) = self.loads.iter().find(|(_, i)| other(*i)) else {
+            let last = request.failed_on.filter(|i| able(*i))?;
+            let depth = seen.iter().find(|(_, engines)| engines.contains(last));
+            return Some((last, depth.map_or(0, |(depth, _)| *depth)));
+        };
+        let load = |i: usize| self.engines[i].load;
+        let limit = idlest + self.config.max_imbalance as f64;
+        for (depth, engines) in &seen {
+            let near = engines.iter().filter(|i| load(*i) <= limit && other(*i));
+            let best = near.min_by(|a, b| load(*a).total_cmp(&load(*b)));
+            if let Some(best) = best {
+                return Some((best, *depth));
+            }
         }
-        let load = |i: &usize| self.engines[*i].load;
-        let idlest = able.iter().map(load).min_by(f64::total_cmp)?;
-        let matched = |i: &usize| self.engines[*i].seen.matched(request.blocks.hashes());
-        let free = |i: &usize| {
-            let probe = self.engines[*i].probe.as_ref();
+        let free = |i: usize| {
+            let probe = self.engines[i].probe.as_ref();
             probe.and_then(|p| p.kv_tokens_free).unwrap_or(0)
         };
-        let near = able
-            .iter()
-            .filter(|i| load(i) <= idlest + self.config.max_imbalance as f64)
-            .map(|i| (*i, matched(i)))
-            .filter(|(_, m)| *m > 0)
-            .max_by(|a, b| {
-                let lighter = load(&b.0).total_cmp(&load(&a.0));
-                a.1.cmp(&b.1).then(lighter).then(b.0.cmp(&a.0))
-            });
-        near.or_else(|| {
-            let idle = able.iter().filter(|i| load(i) == idlest);
-            let best = idle.max_by_key(|i| (free(i), usize::MAX - **i));
-            best.map(|i| (*i, matched(i)))
-        })
+        let idle = self.loads.iter().skip_while(|(load, _)| *load < idlest);
+        let idle = idle.take_while(|(load, _)| *load <= idlest).map(|(_, i)| i);
+        let best = idle.filter(|i| other(*i)).max_by_key(|i| (free(*i), usize::MAX - i));
+        best.map(|i| (i, 0))
     }
 
     /// Starts an attempt of a request on an engine.
@@ -645,8 +658,9 @@ impl Router {
         let prompt = &state.blocks.hashes()[..state.prompt_blocks];
         state.rest = self.lengths.rest(prompt, state.sampled.len());
         target.load += state.rest;
+        self.loads.changed(engine, target);
         let max = self.config.max_blocks;
-        target.seen.remember(state.blocks.hashes(), max);
+        self.seen.remember(engine, state.blocks.hashes(), max);
         let moved = state.failed_on.take().is_some_and(|last| last != engine);
         self.counters.failovers += u64::from(moved);
         self.counters.replayed_tokens += state.sampled.len() as u64;
@@ -695,6 +709,7 @@ impl Router {
                 true => 0.0,
                 false => state.load - rest,
             };
+            self.loads.changed(engine, state);
         }
         Some(engine)
     }

@@ -154,6 +154,38 @@ impl History {
         for command in drain(&mut self.router) {
             self.seen.see(command, &self.prompts);
         }
+        for request in self.router.requests.values() {
+            let picked = self.router.pick(self.now, request);
+            assert_eq!(picked, self.best(request), "{request:?}");
+        }
+    }
+
+    /// The engine by a look at each of them: the rule as it is written down.
+    fn best(&self, request: &RequestState) -> Option<(usize, usize)> {
+        let router = &self.router;
+        let tokens = request.kv_tokens(router.config.reserve_tokens);
+        let mut able: Vec<usize> = (0..router.engines.len()).collect();
+        able.retain(|i| {
+            let engine = &router.engines[*i];
+            engine.unusable(router.version, self.now).is_none()
+                && engine.has_capacity(&router.config, tokens)
+        });
+        if able.len() > 1 {
+            able.retain(|i| Some(*i) != request.failed_on);
+        }
+        let seen = router.seen.matched(request.blocks.hashes());
+        let depth = |i: usize| seen.iter().find(|s| s.1.contains(i)).map_or(0, |s| s.0);
+        let load = |i: usize| router.engines[i].load;
+        let idlest = able.iter().map(|i| load(*i)).min_by(f64::total_cmp)?;
+        let limit = idlest + router.config.max_imbalance as f64;
+        let near = able.iter().copied().filter(|i| load(*i) <= limit && depth(*i) > 0);
+        let lighter = |a: usize, b: usize| load(b).total_cmp(&load(a)).then(b.cmp(&a));
+        let near = near.max_by(|a, b| depth(*a).cmp(&depth(*b)).then(lighter(*a, *b)));
+        let idle = able.iter().copied().filter(|i| load(*i) == idlest);
+        let probed = |i: usize| router.engines[i].probe.as_ref();
+        let free = |i: usize| probed(i).and_then(|p| p.kv_tokens_free).unwrap_or(0);
+        let idle = idle.max_by_key(|i| (free(*i), usize::MAX - i));
+        near.or(idle).map(|i| (i, depth(i)))
     }
 
     /// One of the attempts that run.

@@ -1,7 +1,7 @@
 //! State of engines and requests in the router.
 
 use super::breaker::{Breaker, Permit};
-use super::prefix::{BlockHashes, SeenBlocks};
+use super::prefix::BlockHashes;
 use super::{BreakerConfig, RouterConfig};
 use crate::attempt::{Attempt, AttemptId};
 use crate::backend::Probe;
@@ -86,7 +86,6 @@ pub(super) struct EngineState {
     pub(super) load: f64,
     /// KV tokens promised to attempts since the last probe.
     pub(super) reserved: usize,
-    pub(super) seen: SeenBlocks,
     /// Until then it gets no attempts, because it answered that it was busy.
     pub(super) busy_until: f64,
 }
@@ -102,7 +101,6 @@ impl EngineState {
             attempts: BTreeSet::new(),
             load: 0.0,
             reserved: 0,
-            seen: SeenBlocks::default(),
             busy_until: 0.0,
         }
     }
