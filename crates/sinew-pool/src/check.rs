@@ -113,7 +113,7 @@ impl Checker<'_> {
             (None, Some(messages)) => {
                 self.limit("messages", messages.len(), self.config.max_nodes)?;
                 let tools = trajectory.tools.as_deref().unwrap_or_default();
-                conversation(messages, tools, self.renderer, self.config.max_tokens)?
+                conversation(messages, 0, tools, self.renderer, self.config.max_tokens)?
             }
             _ => return Err(schema("give either nodes or messages".into())),
         };

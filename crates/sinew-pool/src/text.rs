@@ -143,14 +143,16 @@ pub fn whole(count: usize, version: PolicyVersion) -> Vec<VersionSpan> {
     }
 }
 
-/// A conversation as a trace of one path: turns of the assistant are trained, all else is not. Its
-/// log-probabilities are 0, to be replaced by a trainer's own.
+/// A conversation as a trace of one path: turns of the assistant after the first `given` messages are trained,
+/// all else is not, worked examples of a prompt among it. Its log-probabilities are 0, to be replaced by a
+/// trainer's own.
 ///
 /// # Errors
 /// If it does not begin with a prompt and end with the assistant, if two turns of the assistant
 /// follow each other, if it cannot be rendered or is longer than `max_tokens`.
 pub fn conversation(
     messages: &[Message],
+    given: usize,
     tools: &[ToolSpec],
     renderer: &dyn Renderer,
     max_tokens: usize,
@@ -159,7 +161,8 @@ pub fn conversation(
     let wrong = |detail: &str| Reason::Render {
         detail: detail.into(),
     };
-    let first = messages.iter().position(is_assistant);
+    let mut said = messages.iter().enumerate().skip(given);
+    let first = said.find_map(|(at, m)| is_assistant(m).then_some(at));
     let first = first.ok_or(Reason::NothingSampled)?;
     if first == 0 || !messages.last().is_some_and(is_assistant) {
         return Err(wrong(

@@ -264,7 +264,7 @@ fn conversation(
     if messages.iter().any(|m| !m.tool_calls.is_empty()) {
         return Err("tool calls must stand in the content, as the model writes them".into());
     }
-    sinew_pool::conversation(messages, &[], renderer, context).map_err(|e| e.to_string())
+    sinew_pool::conversation(messages, 0, &[], renderer, context).map_err(|e| e.to_string())
 }
 
 /// Reason of an episode whose reward has not come yet.

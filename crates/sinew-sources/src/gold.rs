@@ -65,6 +65,8 @@ impl std::fmt::Debug for GoldRuns {
 struct Said {
     /// Messages after `reset`.
     messages: Vec<Message>,
+    /// Of them, those before the first turn: worked examples of the prompt are no turns.
+    given: usize,
     /// Tools that the chat template shows.
     tools: Vec<ToolSpec>,
     /// Notation in which the turns write their calls.
@@ -175,6 +177,7 @@ impl GoldRuns {
         };
         let rendered = sinew_pool::conversation(
             &said.messages,
+            said.given,
             &said.tools,
             self.renderer.as_ref(),
             self.max_context_tokens,
@@ -209,6 +212,7 @@ impl GoldRuns {
         let played = async {
             let reset = env.reset().await?;
             let mut said = Said {
+                given: reset.messages.len(),
                 messages: reset.messages,
                 tools: reset.tools,
                 calls: reset.calls,
@@ -228,10 +232,9 @@ impl GoldRuns {
                 }
             }
             // What was observed after the last turn is not imitated.
-            let last = said
-                .messages
-                .iter()
-                .rposition(|m| m.role == Role::Assistant);
+            let mut turns = said.messages[said.given..].iter();
+            let last = turns.rposition(|m| m.role == Role::Assistant);
+            let last = last.map(|at| said.given + at);
             said.messages.truncate(last.map_or(0, |at| at + 1));
             said.outcome = env.score().await?;
             Ok(said)

@@ -4,6 +4,7 @@ use crate::input::refused;
 use crate::{last_line, run_ok, sinew};
 use serde_json::Value;
 use sinew_store::{EpisodeSummary, Filter, Score, StoreReader};
+use sinew_types::TokenKind;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
@@ -61,6 +62,33 @@ fn right_answers_of_a_column_are_imitated() {
             (&row["reward"], &row["success"]),
             (&1.0.into(), &true.into())
         );
+    }
+}
+
+/// Worked examples of the prompt are said before the first turn: they are neither played nor imitated.
+#[test]
+fn worked_examples_are_no_turns() {
+    let dir = tempfile::tempdir().unwrap();
+    let keys = format!("{GOLD}env = {{ type = \"chat\", gold = \"answer\" }}");
+    project(dir.path(), "gold.toml", &keys, 1);
+    let path = dir.path().join("gold.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let examples = "examples = [{ user = \"Say 70\", assistant = \"70\" }], prompt = ";
+    std::fs::write(&path, text.replacen("prompt = ", examples, 1)).unwrap();
+    let train = ["train", "gold.toml", "--json", "--run-dir", "run"];
+    let ended = last(dir.path(), &train);
+    assert_eq!(ended["samples"]["trained"], 6, "{ended}");
+    let reader = StoreReader::open(&dir.path().join("run/store")).unwrap();
+    let filter = Filter {
+        purpose: Some("train".into()),
+        ..Filter::default()
+    };
+    for row in reader.list(&filter).unwrap().episodes {
+        let trace = reader.get(&row.episode).unwrap().unwrap();
+        let sampled = trace.nodes.iter().filter(|n| n.kind == TokenKind::Sampled);
+        let said: Vec<_> = sampled.flat_map(|n| &n.messages).collect();
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert_ne!(said[0].content, "70");
     }
 }
 
