@@ -445,7 +445,8 @@ const GOLD_TASKS: usize = 4;
 /// Time for playing all of them: a verdict comes even where an environment or a reward hangs.
 const PLAYING: Duration = Duration::from_secs(120);
 
-/// A task without a score that took longer is the last one: others would wait as long.
+/// Nothing more is begun after this time: neither tasks of a slow environment, nor one after a task without a
+/// score, which others would wait for as long.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What was played within [`PLAYING`], or that something hangs.
@@ -465,11 +466,13 @@ async fn in_time<T>(what: &str, played: impl Future<Output = T>) -> Result<T, Fa
 fn solvable(recipe: &RunPlan, world: &sinew_wire::World) -> Result<String, Failure> {
     let sinew_wire::World { taskset, envs } = world;
     let mut tasks = Vec::new();
-    for split in [Split::Train, Split::HeldOut] {
-        let len = taskset.len(split);
-        let step = (len / GOLD_TASKS).max(1);
-        for index in (0..len).step_by(step).take(GOLD_TASKS) {
-            tasks.push(taskset.get(split, index).map_err(Failure::system)?);
+    for number in 0..GOLD_TASKS {
+        for split in [Split::Train, Split::HeldOut] {
+            let len = taskset.len(split);
+            let index = number * (len / GOLD_TASKS).max(1);
+            if index < len {
+                tasks.push(taskset.get(split, index).map_err(Failure::system)?);
+            }
         }
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -482,8 +485,8 @@ fn solvable(recipe: &RunPlan, world: &sinew_wire::World) -> Result<String, Failu
         }
         return runtime.block_on(in_time("reward", scored(envs.as_ref(), &tasks)))?;
     }
-    let turns = runtime
-        .block_on(in_time("env", sinew_env::validate(envs.as_ref(), &tasks)))?
+    let (played, turns) = runtime
+        .block_on(in_time("env", solved(envs.as_ref(), &tasks)))?
         .map_err(|e| Failure::input(format!("env: {e}")))?;
     let can = envs.capabilities();
     let names = [
@@ -493,11 +496,28 @@ fn solvable(recipe: &RunPlan, world: &sinew_wire::World) -> Result<String, Failu
     ];
     let can: Vec<&str> = names.iter().filter(|n| n.1).map(|n| n.0).collect();
     Ok(format!(
-        "{}: the solutions of {} tasks succeed in {turns} turns; {}",
+        "{}: the solutions of {played} tasks succeed in {turns} turns; {}",
         envs.name(),
-        tasks.len(),
         can.join(", ")
     ))
+}
+
+/// Plays tasks with their solutions, in their order, until [`PATIENCE`] is over. Returns how many, and the
+/// turns of their solutions.
+async fn solved(
+    envs: &dyn EnvFactory,
+    tasks: &[Task],
+) -> Result<(usize, usize), sinew_env::EnvError> {
+    let begun = Instant::now();
+    let (mut played, mut turns) = (0, 0);
+    for task in tasks {
+        turns += sinew_env::validate(envs, std::slice::from_ref(task)).await?;
+        played += 1;
+        if begun.elapsed() > PATIENCE {
+            break;
+        }
+    }
+    Ok((played, turns))
 }
 
 /// Keys, rubrics and models of rewards from models and servers, whose servers must take a connection.
