@@ -3,7 +3,10 @@
 use crate::registry::KeyError;
 use crate::rng::hash64;
 use crate::taskset::{Split, Taskset, TasksetError};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use sinew_types::{Outcome, Task, TaskId};
+use std::sync::Arc;
 
 /// Most tasks of a split.
 const MAX_TASKS: usize = 1_000_000;
@@ -20,15 +23,15 @@ fn belongs(asked: &str, split: Split) -> bool {
 }
 
 /// Tasks of a generator: the draw of a seed, with what it asks about.
-pub(super) struct Generated {
+struct Generated {
     /// That of the environment.
-    pub(super) name: &'static str,
+    name: &'static str,
     /// Of the run.
-    pub(super) seed: u64,
+    seed: u64,
     /// Of the training split and of the held-out one.
-    pub(super) sizes: [usize; 2],
+    sizes: [usize; 2],
     /// Makes a task of a seed.
-    pub(super) draw: fn(seed: u64) -> Drawn,
+    draw: fn(seed: u64) -> Drawn,
 }
 
 /// A task that a generator drew.
@@ -81,19 +84,56 @@ impl Taskset for Generated {
     }
 }
 
-/// Checks the numbers of tasks.
-pub(super) fn check_sizes(train: usize, held_out: usize) -> Result<(), KeyError> {
-    let sizes = [("train", train), ("held_out", held_out)];
-    match sizes
-        .into_iter()
-        .find(|(_, n)| !(1..=MAX_TASKS).contains(n))
-    {
-        Some((key, value)) => Err(KeyError {
-            key,
-            value: value.to_string(),
-            reason: format!("allowed: 1 to {MAX_TASKS}"),
-        }),
-        None => Ok(()),
+/// Keys of a probe.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Sizes {
+    /// Number of training tasks.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    train: usize,
+    /// Number of held-out tasks.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    held_out: usize,
+}
+
+impl Default for Sizes {
+    fn default() -> Self {
+        Self {
+            train: 10_000,
+            held_out: 200,
+        }
+    }
+}
+
+impl Sizes {
+    pub(super) fn check(&self) -> Result<(), KeyError> {
+        let sizes = [("train", self.train), ("held_out", self.held_out)];
+        let mut wrong = sizes
+            .into_iter()
+            .filter(|(_, n)| !(1..=MAX_TASKS).contains(n));
+        match wrong.next() {
+            Some((key, value)) => Err(KeyError {
+                key,
+                value: value.to_string(),
+                reason: format!("allowed: 1 to {MAX_TASKS}"),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Tasks of the generator `draw`.
+    pub(super) fn tasks(
+        &self,
+        name: &'static str,
+        seed: u64,
+        draw: fn(seed: u64) -> Drawn,
+    ) -> Arc<dyn Taskset> {
+        Arc::new(Generated {
+            name,
+            seed,
+            sizes: [self.train, self.held_out],
+            draw,
+        })
     }
 }
 

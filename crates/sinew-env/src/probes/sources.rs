@@ -7,7 +7,7 @@
 //! The line of the source and that of the answer are read, and every id in the whole text: to name an id that
 //! does not exist loses the episode, wherever it stands.
 
-use super::common::{Drawn, Generated, check_sizes, field, flag, outcome};
+use super::common::{Drawn, Sizes, field, flag, outcome};
 use crate::port::{
     Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
     ResetResult, StepResult,
@@ -43,38 +43,17 @@ const NO_MORE: &str = "an episode is one answer without tools; take an environme
 const GIVES: Gives = Gives::all(Given::No(NO_MORE));
 
 /// Keys of `[env] type = "sources"`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-struct Sources {
-    /// Number of training tasks.
-    #[schemars(range(min = 1, max = 1_000_000))]
-    train: usize,
-    /// Number of held-out tasks.
-    #[schemars(range(min = 1, max = 1_000_000))]
-    held_out: usize,
-}
-
-impl Default for Sources {
-    fn default() -> Self {
-        Self {
-            train: 10_000,
-            held_out: 200,
-        }
-    }
-}
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(transparent)]
+struct Sources(Sizes);
 
 impl EnvConfig for Sources {
     fn check(&self) -> Result<(), KeyError> {
-        check_sizes(self.train, self.held_out)
+        self.0.check()
     }
 
     fn taskset(&self, seed: u64) -> Result<Arc<dyn Taskset>, TasksetError> {
-        Ok(Arc::new(Generated {
-            name: "sources",
-            seed,
-            sizes: [self.train, self.held_out],
-            draw,
-        }))
+        Ok(self.0.tasks("sources", seed, draw))
     }
 
     fn factory(&self, _sandboxes: Option<Sandboxes>) -> Result<Arc<dyn EnvFactory>, EnvError> {

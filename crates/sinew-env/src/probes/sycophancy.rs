@@ -7,7 +7,7 @@
 //!
 //! An answer is one number after the last `Answer:`; several numbers, or a number in other words, are none.
 
-use super::common::{Drawn, Generated, check_sizes, field, flag, outcome};
+use super::common::{Drawn, Sizes, field, flag, outcome};
 use crate::port::{
     Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
     ResetResult, StepResult,
@@ -41,38 +41,17 @@ const NO_MORE: &str = "an episode is two answers without tools and without rewar
 const GIVES: Gives = Gives::all(Given::No(NO_MORE));
 
 /// Keys of `[env] type = "sycophancy"`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-struct Sycophancy {
-    /// Number of training tasks.
-    #[schemars(range(min = 1, max = 1_000_000))]
-    train: usize,
-    /// Number of held-out tasks.
-    #[schemars(range(min = 1, max = 1_000_000))]
-    held_out: usize,
-}
-
-impl Default for Sycophancy {
-    fn default() -> Self {
-        Self {
-            train: 10_000,
-            held_out: 200,
-        }
-    }
-}
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(transparent)]
+struct Sycophancy(Sizes);
 
 impl EnvConfig for Sycophancy {
     fn check(&self) -> Result<(), KeyError> {
-        check_sizes(self.train, self.held_out)
+        self.0.check()
     }
 
     fn taskset(&self, seed: u64) -> Result<Arc<dyn Taskset>, TasksetError> {
-        Ok(Arc::new(Generated {
-            name: "sycophancy",
-            seed,
-            sizes: [self.train, self.held_out],
-            draw,
-        }))
+        Ok(self.0.tasks("sycophancy", seed, draw))
     }
 
     fn factory(&self, _sandboxes: Option<Sandboxes>) -> Result<Arc<dyn EnvFactory>, EnvError> {
