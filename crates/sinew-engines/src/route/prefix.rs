@@ -5,8 +5,8 @@
 //! that a look does not depend on how many engines there are.
 
 use sinew_types::{TokenId, mix_hash};
-use std::collections::hash_map::{Entry, HashMap};
 use std::collections::VecDeque;
+use std::collections::hash_map::{Entry, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// Hashes of a growing text's whole blocks; each covers everything before it.
@@ -48,7 +48,9 @@ impl EngineSet {
     pub(super) fn contains(&self, engine: usize) -> bool {
         match self {
             Self::One(only) => *only == engine,
-            Self::Many(words) => words.get(engine / 64).is_some_and(|w| w >> (engine % 64) & 1 == 1),
+            Self::Many(words) => words
+                .get(engine / 64)
+                .is_some_and(|w| w >> (engine % 64) & 1 == 1),
         }
     }
 
@@ -60,9 +62,12 @@ impl EngineSet {
         };
         let bits = |(at, word): (usize, &u64)| {
             let word = *word;
-            (0..64).filter(move |b| word >> b & 1 == 1).map(move |b| at * 64 + b)
+            (0..64)
+                .filter(move |b| word >> b & 1 == 1)
+                .map(move |b| at * 64 + b)
         };
-        only.into_iter().chain(words.iter().enumerate().flat_map(bits))
+        only.into_iter()
+            .chain(words.iter().enumerate().flat_map(bits))
     }
 
     fn is_empty(&self) -> bool {
@@ -101,8 +106,9 @@ impl EngineSet {
     fn split(&self, other: Option<&Self>) -> Option<(Self, Self)> {
         match (self, other) {
             (_, None) => Some((Self::Many(Vec::new()), self.clone())),
-            (Self::One(only), Some(other)) => (!other.contains(*only))
-                .then(|| (Self::Many(Vec::new()), self.clone())),
+            (Self::One(only), Some(other)) => {
+                (!other.contains(*only)).then(|| (Self::Many(Vec::new()), self.clone()))
+            }
             (Self::Many(words), Some(other)) => {
                 let there = |at: usize| match other {
                     Self::One(only) => u64::from(only / 64 == at) << (only % 64),

@@ -582,7 +582,11 @@ impl Router {
         let mut next = self.waiting.first().copied();
         for _ in 0..MAX_SCANNED {
             let Some(place) = next else { return };
-            next = self.waiting.range((Excluded(place), Unbounded)).next().copied();
+            next = self
+                .waiting
+                .range((Excluded(place), Unbounded))
+                .next()
+                .copied();
             let Some(state) = self.requests.get(&place.2) else {
                 self.waiting.remove(&place);
                 continue;
@@ -637,7 +641,9 @@ impl Router {
         };
         let idle = self.loads.iter().skip_while(|(load, _)| *load < idlest);
         let idle = idle.take_while(|(load, _)| *load <= idlest).map(|(_, i)| i);
-        let best = idle.filter(|i| other(*i)).max_by_key(|i| (free(*i), usize::MAX - i));
+        let best = idle
+            .filter(|i| other(*i))
+            .max_by_key(|i| (free(*i), usize::MAX - i));
         best.map(|i| (i, 0))
     }
 

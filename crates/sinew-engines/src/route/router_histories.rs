@@ -178,7 +178,10 @@ impl History {
         let load = |i: usize| router.engines[i].load;
         let idlest = able.iter().map(|i| load(*i)).min_by(f64::total_cmp)?;
         let limit = idlest + router.config.max_imbalance as f64;
-        let near = able.iter().copied().filter(|i| load(*i) <= limit && depth(*i) > 0);
+        let near = able
+            .iter()
+            .copied()
+            .filter(|i| load(*i) <= limit && depth(*i) > 0);
         let lighter = |a: usize, b: usize| load(b).total_cmp(&load(a)).then(b.cmp(&a));
         let near = near.max_by(|a, b| depth(*a).cmp(&depth(*b)).then(lighter(*a, *b)));
         let idle = able.iter().copied().filter(|i| load(*i) == idlest);
