@@ -30,7 +30,7 @@ mod reach;
 
 use crate::output;
 use serde_json::json;
-use sinew_env::{EnvFactory, Split};
+use sinew_env::{EnvFactory, Split, Taskset};
 use sinew_recipe::{DataSection, EngineType, ModelSection, Recipe, RecipeError, RunPlan};
 use sinew_render::{MockTrajectory, conformance_check};
 use sinew_sandbox::{ExecRequest, Program, SandboxProvider, SandboxSpec};
@@ -465,16 +465,7 @@ async fn in_time<T>(what: &str, played: impl Future<Output = T>) -> Result<T, Fa
 /// and no training could find that out.
 fn solvable(recipe: &RunPlan, world: &sinew_wire::World) -> Result<String, Failure> {
     let sinew_wire::World { taskset, envs } = world;
-    let mut tasks = Vec::new();
-    for number in 0..GOLD_TASKS {
-        for split in [Split::Train, Split::HeldOut] {
-            let len = taskset.len(split);
-            let index = number * (len / GOLD_TASKS).max(1);
-            if index < len {
-                tasks.push(taskset.get(split, index).map_err(Failure::system)?);
-            }
-        }
-    }
+    let tasks = some_tasks(taskset.as_ref(), GOLD_TASKS)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -500,6 +491,21 @@ fn solvable(recipe: &RunPlan, world: &sinew_wire::World) -> Result<String, Failu
         envs.name(),
         can.join(", ")
     ))
+}
+
+/// So many tasks of each split, evenly spread; the splits take turns, so that the first tasks are of both.
+fn some_tasks(taskset: &dyn Taskset, count: usize) -> Result<Vec<Task>, Failure> {
+    let mut tasks = Vec::new();
+    for number in 0..count {
+        for split in [Split::Train, Split::HeldOut] {
+            let len = taskset.len(split);
+            let index = number * (len / count).max(1);
+            if index < len {
+                tasks.push(taskset.get(split, index).map_err(Failure::system)?);
+            }
+        }
+    }
+    Ok(tasks)
 }
 
 /// Plays tasks with their solutions, in their order, until [`PATIENCE`] is over. Returns how many, and the

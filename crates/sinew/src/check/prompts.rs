@@ -1,12 +1,13 @@
 //! Whether what the environment asks, and a right turn after it, fit into the limits of an episode.
 
-use sinew_env::{EnvFactory, Split};
+use sinew_env::EnvFactory;
 use sinew_recipe::RunPlan;
 use sinew_render::Renderer;
 use sinew_types::{Message, Role, Task, ToolSpec};
 use sinew_wire::Failure;
+use std::time::Instant;
 
-/// Maximum number of tasks of each split whose prompts are rendered, evenly spread.
+/// Maximum number of tasks of each split whose prompts are rendered.
 const TASKS: usize = 32;
 /// Maximum number of turns of a solution that are measured.
 const TURNS: usize = 64;
@@ -29,13 +30,12 @@ pub(super) fn prompts(recipe: &RunPlan, world: &sinew_wire::World) -> Result<Str
         .enable_all()
         .build()
         .map_err(Failure::system)?;
-    let mut sizes = Vec::new();
-    for split in [Split::Train, Split::HeldOut] {
-        let len = taskset.len(split);
-        for index in (0..len).step_by((len / TASKS).max(1)).take(TASKS) {
-            let task = taskset.get(split, index).map_err(Failure::system)?;
-            let asked = runtime.block_on(ask(envs.as_ref(), &task))?;
-            sizes.push(size(envs.as_ref(), renderer.as_ref(), &task, asked)?);
+    let (mut sizes, begun) = (Vec::new(), Instant::now());
+    for task in super::some_tasks(taskset.as_ref(), TASKS)? {
+        let asked = runtime.block_on(ask(envs.as_ref(), &task))?;
+        sizes.push(size(envs.as_ref(), renderer.as_ref(), &task, asked)?);
+        if begun.elapsed() > super::PATIENCE {
+            break;
         }
     }
     let limits = &recipe.rollout;
