@@ -71,21 +71,51 @@ pub struct TensorboardConfig {
     pub folder: Option<PathBuf>,
 }
 
-/// `[otlp]`
+/// `[otlp]`: at least one of its addresses.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct OtlpConfig {
     /// Where traces are posted, such as `http://127.0.0.1:4318/v1/traces`.
-    pub url: String,
-    /// `service.name` of all spans.
+    pub url: Option<String>,
+    /// Where log records are posted, such as `http://127.0.0.1:4318/v1/logs`.
+    pub logs_url: Option<String>,
+    /// `service.name` of all spans and records.
     #[serde(default = "service")]
     pub service: String,
     /// Further headers, such as a key.
     #[serde(default)]
     pub headers: BTreeMap<String, String>,
-    /// Share of the episodes whose spans are sent, chosen by their ids.
-    #[serde(default = "one")]
-    pub share: f64,
+    /// Share of the episodes whose spans are sent, chosen by their ids; left out: all.
+    pub share: Option<f64>,
+}
+
+impl OtlpConfig {
+    fn check(&self) -> Result<(), SignalsError> {
+        if self.url.is_none() && self.logs_url.is_none() {
+            return refused("otlp", "{}", "`url` (traces), `logs_url` or both");
+        }
+        for (key, url) in [("otlp.url", &self.url), ("otlp.logs_url", &self.logs_url)] {
+            url.as_deref().map_or(Ok(()), |url| address(key, url))?;
+        }
+        let Some(share) = self.share else {
+            return Ok(());
+        };
+        if self.url.is_none() {
+            return refused("otlp.share", &share.to_string(), "only with `url`");
+        }
+        match (0.0..=1.0).contains(&share) {
+            true => Ok(()),
+            false => refused("otlp.share", &share.to_string(), "0 to 1"),
+        }
+    }
+
+    /// Share of the episodes whose spans are sent: none without an address for them.
+    pub(crate) fn traced(&self) -> f64 {
+        match self.url {
+            Some(_) => self.share.unwrap_or(1.0),
+            None => 0.0,
+        }
+    }
 }
 
 /// The form of an alert's message.
@@ -154,10 +184,6 @@ fn service() -> String {
     "sinew".into()
 }
 
-fn one() -> f64 {
-    1.0
-}
-
 impl SignalsConfig {
     /// Reads a file.
     ///
@@ -185,8 +211,6 @@ impl SignalsConfig {
     }
 
     fn check(&self) -> Result<(), SignalsError> {
-        let address = "an address that begins with http:// or https://";
-        let is_address = |url: &str| url.starts_with("http://") || url.starts_with("https://");
         if self
             .prometheus
             .as_ref()
@@ -194,20 +218,11 @@ impl SignalsConfig {
         {
             return refused("prometheus", "{}", "`listen`, `textfile` or both");
         }
-        if let Some(otlp) = &self.otlp {
-            if !is_address(&otlp.url) {
-                return refused("otlp.url", &otlp.url, address);
-            }
-            if !(0.0..=1.0).contains(&otlp.share) {
-                return refused("otlp.share", &otlp.share.to_string(), "0 to 1");
-            }
-        }
+        self.otlp.as_ref().map_or(Ok(()), OtlpConfig::check)?;
         let Some(a) = &self.alerts else {
             return Ok(());
         };
-        if !is_address(&a.webhook) {
-            return refused("alerts.webhook", &a.webhook, address);
-        }
+        address("alerts.webhook", &a.webhook)?;
         let shares = [
             ("alerts.equal_above", a.equal_above),
             ("alerts.failed_above", a.failed_above),
@@ -230,6 +245,15 @@ impl SignalsConfig {
             }
         }
         Ok(())
+    }
+}
+
+/// # Errors
+/// If it is no address of HTTP.
+fn address(key: &'static str, url: &str) -> Result<(), SignalsError> {
+    match url.starts_with("http://") || url.starts_with("https://") {
+        true => Ok(()),
+        false => refused(key, url, "an address that begins with http:// or https://"),
     }
 }
 
@@ -267,6 +291,9 @@ mod tests {
             ("[promethius]", "promethius"),
             ("[otlp]\nurl = \"x\"", "otlp.url"),
             ("[otlp]\nurl = \"http://x\"\nshare = 2.0", "otlp.share"),
+            ("[otlp]\nlogs_url = \"http://x\"\nshare = 0.5", "otlp.share"),
+            ("[otlp]\nlogs_url = \"x\"", "otlp.logs_url"),
+            ("[otlp]", "logs_url"),
             ("[alerts]", "alerts.webhook"),
             (
                 "[alerts]\nwebhook = \"http://x\"\nmemory_above = 95.0",

@@ -1,4 +1,4 @@
-//! What a run says to other systems: Prometheus, TensorBoard, OpenTelemetry traces, alerts.
+//! What a run says to other systems: Prometheus, TensorBoard, OpenTelemetry traces and logs, alerts.
 //!
 //! [`Signals::start`] watches the bus of a run through a bounded queue. A thread turns events into numbers,
 //! spans and alerts; what goes over the network leaves through a second bounded queue.
@@ -14,19 +14,23 @@
 //! |---|---|
 //! | `[prometheus]` | `/metrics` on an address, and a text file for the node exporter |
 //! | `[tensorboard]` | event files |
-//! | `[otlp]` | spans of episodes, turns and tools, by OTLP over HTTP |
+//! | `[otlp]` | spans of episodes, turns and tools, and log records, by OTLP over HTTP |
 //! | `[alerts]` | webhooks: plain JSON, Slack, Apprise |
 
 mod alerts;
 mod config;
 mod crc;
+mod logs;
+mod machine;
 mod message;
 mod numbers;
+mod otlp;
 mod prometheus;
 mod run;
 mod send;
 mod spans;
 mod tfevents;
+mod worker;
 
 pub use alerts::{Alert, Alerts, Look, Rule};
 pub use config::{

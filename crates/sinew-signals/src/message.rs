@@ -15,6 +15,7 @@ pub(crate) fn body(format: Format, run: &str, alert: &Alert, at: f64) -> Value {
         Format::Json => json!({
             "source": "sinew", "run": run, "rule": alert.rule.name(), "text": alert.text,
             "value": finite(alert.value), "threshold": alert.threshold, "held_back": alert.held_back, "at": at,
+            "episode": alert.episode,
         }),
         // `<`, `>` and `&` begin links and mentions in Slack's text.
         Format::Slack => {
@@ -49,6 +50,7 @@ mod tests {
             value: f64::NAN,
             threshold: 2.0,
             held_back: 3,
+            episode: None,
         };
         let plain = body(Format::Json, "r", &alert, 5.0);
         assert_eq!(

@@ -1,0 +1,254 @@
+//! The thread that turns events of a run into signals. It has the clock and the files; what goes over the
+//! network leaves through the queues of [`crate::send`].
+
+use crate::alerts::{Alert, Alerts};
+use crate::config::{AlertsConfig, OtlpConfig, PrometheusConfig};
+use crate::logs::Logs;
+use crate::machine;
+use crate::message;
+use crate::numbers;
+use crate::prometheus::Board;
+use crate::send::{Post, Sender};
+use crate::spans::{self, Collector, chosen};
+use crate::tfevents;
+use prost::Message;
+use sinew_pipeline::{Bus, RolloutProgress, RunEvent};
+use sinew_rollout::PhaseSpan;
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+/// Between two looks at the queue.
+const EVERY: Duration = Duration::from_millis(500);
+/// Between two writings of the text file, and two looks at disk and memory.
+const SLOW: Duration = Duration::from_secs(15);
+/// Episodes in one request.
+const EPISODES: usize = 64;
+
+/// Seconds since 1970.
+pub(crate) fn unix_s() -> f64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0.0, |d| d.as_secs_f64())
+}
+
+/// A lock whose holder panicked is taken all the same: its numbers are replaced anyway.
+pub(crate) fn lock(board: &Mutex<Board>) -> std::sync::MutexGuard<'_, Board> {
+    board.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The state of the thread.
+pub(crate) struct Worker {
+    /// Name of the run, in every signal.
+    pub(crate) run: String,
+    pub(crate) folder: PathBuf,
+    pub(crate) board: Arc<Mutex<Board>>,
+    pub(crate) prometheus: Option<PrometheusConfig>,
+    /// The event file of this session.
+    pub(crate) events: Option<File>,
+    pub(crate) otlp: Option<(OtlpConfig, Collector)>,
+    pub(crate) alerts: Option<(AlertsConfig, Alerts)>,
+    pub(crate) logs: Option<(OtlpConfig, Logs)>,
+    pub(crate) sender: Sender,
+    /// Alerts have a queue of their own: a collector that is down does not delay them.
+    pub(crate) caller: Sender,
+    pub(crate) began: Instant,
+    /// When files and the machine were last looked at.
+    pub(crate) slow: Option<Instant>,
+}
+
+impl Worker {
+    /// Works until it is stopped, and then once more.
+    pub(crate) fn until(
+        &mut self,
+        events: &Receiver<Arc<RunEvent>>,
+        stopped: &Receiver<()>,
+        bus: &Bus,
+    ) {
+        let mut last = false;
+        while !last {
+            last = !matches!(stopped.recv_timeout(EVERY), Err(RecvTimeoutError::Timeout));
+            for event in events.try_iter() {
+                self.take(&event);
+            }
+            if last || self.slow.is_none_or(|at| at.elapsed() >= SLOW) {
+                self.slow = Some(Instant::now());
+                self.look();
+            }
+            self.send_logs();
+            self.count(bus);
+        }
+        if let Some((config, collector)) = &mut self.otlp {
+            let rest = collector.rest();
+            export(config, &self.run, &self.sender, rest);
+        }
+    }
+
+    /// What was sent and lost so far, and what the work here took.
+    fn count(&self, bus: &Bus) {
+        let mut counts = [("signals_sent", 0), ("signals_lost", 0)];
+        for sender in [&self.sender, &self.caller] {
+            let (sent, lost) = sender.counts();
+            counts[0].1 += sent;
+            counts[1].1 += lost;
+        }
+        let spans = self.otlp.as_ref().map_or(0, |(_, c)| c.lost);
+        let records = self.logs.as_ref().map_or(0, |(_, l)| l.lost);
+        let mut board = lock(&self.board);
+        for (name, count) in counts.into_iter().chain([
+            ("signals_spans_lost", spans),
+            ("signals_log_records_lost", records),
+            ("events_lost", bus.lost()),
+        ]) {
+            board.count(name, count as f64);
+        }
+        board.count("signals_cpu_seconds", machine::thread_cpu_s());
+    }
+
+    /// Posts the log records that wait.
+    fn send_logs(&mut self) {
+        let Some((config, logs)) = &mut self.logs else {
+            return;
+        };
+        let url = config.logs_url.as_ref();
+        if let Some((url, request)) = url.zip(logs.request(&config.service)) {
+            self.sender.post(Post {
+                url: url.clone(),
+                content_type: "application/x-protobuf",
+                headers: config.headers.clone(),
+                body: request.encode_to_vec(),
+            });
+        }
+    }
+
+    /// Turns one event into numbers, spans and alerts.
+    fn take(&mut self, event: &RunEvent) {
+        let now_s = self.began.elapsed().as_secs_f64();
+        if let Some((_, alerts)) = &mut self.alerts {
+            alerts.heard(now_s);
+        }
+        if let Some((_, logs)) = &mut self.logs {
+            logs.event(event, unix_s());
+        }
+        match event {
+            RunEvent::Step(record) => {
+                let numbers = numbers::of_step(record);
+                lock(&self.board).add("steps", 1.0);
+                lock(&self.board).add("episodes", record.rollout.episodes as f64);
+                lock(&self.board).add("sampled_tokens", record.tokens.sampled as f64);
+                lock(&self.board).set(&vec![("step".into(), record.step as f64)]);
+                self.record(record.step, numbers);
+                let said = self.alerts.as_mut().map(|(_, a)| a.on_step(record, now_s));
+                self.say(said.unwrap_or_default());
+            }
+            RunEvent::Measured {
+                record,
+                again: false,
+                ..
+            } => {
+                self.record(record.step, numbers::of_eval(record));
+            }
+            RunEvent::Rollout(seen) => {
+                self.rollout(seen);
+                let said = self
+                    .alerts
+                    .as_mut()
+                    .map(|(_, a)| a.on_rollout(&seen.longest, now_s));
+                self.say(said.unwrap_or_default());
+            }
+            _ => {}
+        }
+    }
+
+    /// Numbers of a step, to Prometheus and TensorBoard.
+    fn record(&mut self, step: u64, numbers: numbers::Numbers) {
+        lock(&self.board).set(&numbers);
+        let bytes = tfevents::scalars(unix_s(), step, &numbers);
+        let written = self.events.as_mut().map(|f| f.write_all(&bytes));
+        if let Some(Err(error)) = written {
+            tracing::warn!(%error, "event files are not written any more");
+            self.events = None;
+        }
+    }
+
+    /// What runs now, and phases that ended.
+    fn rollout(&mut self, seen: &RolloutProgress) {
+        let g = &seen.gauges;
+        let numbers = [
+            ("live/in_flight", g.in_flight as f64),
+            ("live/generating", g.generating as f64),
+            ("live/in_tool", g.in_tool as f64),
+            ("live/tokens_per_s", seen.tokens_per_s),
+            ("live/waiting_turns", seen.admission.waiting_turns as f64),
+            ("live/held_tokens", seen.admission.held_tokens as f64),
+            (
+                "live/longest_phase_s",
+                seen.longest.first().map_or(0.0, |l| l.phase_s),
+            ),
+        ];
+        lock(&self.board).set(&numbers.map(|(n, v)| (n.to_owned(), v)).to_vec());
+        if let Some((config, collector)) = &mut self.otlp {
+            collector.add(&seen.spans);
+            let all = seen.longest.len() >= g.in_flight;
+            let ended = collector.complete(&seen.longest, all, unix_s());
+            export(config, &self.run, &self.sender, ended);
+        }
+    }
+
+    /// The text file, disk and memory.
+    fn look(&mut self) {
+        if let Some(path) = self.prometheus.as_ref().and_then(|p| p.textfile.clone()) {
+            let text = lock(&self.board).text();
+            let temporary = path.with_extension("new");
+            let written = std::fs::write(&temporary, text);
+            if let Err(error) = written.and_then(|()| std::fs::rename(&temporary, &path)) {
+                tracing::warn!(%error, path = %path.display(), "metrics were not written");
+            }
+        }
+        let look = machine::look(&self.folder);
+        let now_s = self.began.elapsed().as_secs_f64();
+        let said = self.alerts.as_mut().map(|(_, a)| a.on_look(look, now_s));
+        self.say(said.unwrap_or_default());
+    }
+
+    /// Posts alerts.
+    fn say(&mut self, alerts: Vec<Alert>) {
+        let Some((config, _)) = &self.alerts else {
+            return;
+        };
+        for alert in alerts {
+            lock(&self.board).add("alerts", 1.0);
+            if let Some((_, logs)) = &mut self.logs {
+                logs.alert(&alert, unix_s());
+            }
+            let body = message::body(config.format, &self.run, &alert, unix_s());
+            self.caller.post(Post {
+                url: config.webhook.clone(),
+                content_type: "application/json",
+                headers: std::collections::BTreeMap::new(),
+                body: body.to_string().into_bytes(),
+            });
+        }
+    }
+}
+
+/// Sends the traces of episodes, those of the configured share.
+fn export(config: &OtlpConfig, run: &str, sender: &Sender, mut episodes: Vec<Vec<PhaseSpan>>) {
+    episodes.retain(|e| {
+        e.first()
+            .is_some_and(|p| chosen(p.episode.as_str(), config.traced()))
+    });
+    let Some(url) = &config.url else {
+        return;
+    };
+    for part in episodes.chunks(EPISODES) {
+        sender.post(Post {
+            url: url.clone(),
+            content_type: "application/x-protobuf",
+            headers: config.headers.clone(),
+            body: spans::request(&config.service, run, part).encode_to_vec(),
+        });
+    }
+}
