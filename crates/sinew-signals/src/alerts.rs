@@ -317,7 +317,7 @@ mod tests {
 
     fn config() -> AlertsConfig {
         AlertsConfig {
-            webhook: "http://x".into(),
+            webhook: Some("http://x".into()),
             staleness_above: 2,
             ..AlertsConfig::default()
         }

@@ -89,8 +89,8 @@ impl Logs {
             attributes.push(text("sinew.episode", episode.as_str()));
         }
         let severity = SeverityNumber::Error;
-        self.add(severity, "alert", &alert.text, attributes, now_unix_s);
-        if let Some(episode) = &alert.episode {
+        let added = self.add(severity, "alert", &alert.text, attributes, now_unix_s);
+        if let Some(episode) = alert.episode.as_ref().filter(|_| added) {
             self.tie(episode.as_str());
         }
     }
@@ -111,15 +111,14 @@ impl Logs {
             text("sinew.episode", failed.episode.as_str()),
             text("error.type", &kind),
         ];
-        let waiting = self.waiting.len();
-        self.add(
+        let added = self.add(
             severity,
             "episode_failed",
             &said,
             attributes,
             failed.ended_unix_s,
         );
-        if self.waiting.len() > waiting {
+        if added {
             self.tie(failed.episode.as_str());
         }
     }
@@ -137,6 +136,7 @@ impl Logs {
         }
     }
 
+    /// Adds a record, if it fits.
     fn add(
         &mut self,
         severity: SeverityNumber,
@@ -144,10 +144,10 @@ impl Logs {
         said: &str,
         attributes: Vec<KeyValue>,
         at_unix_s: f64,
-    ) {
+    ) -> bool {
         if self.waiting.len() >= MAX_WAITING {
             self.lost += 1;
-            return;
+            return false;
         }
         let nanos = (at_unix_s.max(0.0) * 1e9) as u64;
         let said = &said[..said.floor_char_boundary(MAX_TEXT)];
@@ -161,6 +161,7 @@ impl Logs {
             event_name: format!("sinew.{name}"),
             ..LogRecord::default()
         });
+        true
     }
 
     /// The request with what waits; `None`: nothing does.

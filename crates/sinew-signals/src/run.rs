@@ -1,22 +1,27 @@
 //! Starts the parts that a file of signals asks for, and ends them in order.
 
 use crate::alerts::Alerts;
+use crate::clearml::Clearml;
 use crate::config::{SignalsConfig, SignalsError};
+use crate::facts::Run;
 use crate::logs::Logs;
+use crate::mail;
+use crate::mlflow::{Ended, Mlflow};
 use crate::prometheus::Board;
-use crate::send::Sender;
+use crate::send;
 use crate::spans::Collector;
 use crate::tfevents;
+use crate::wandb::Wandb;
 use crate::worker::{Worker, lock, unix_s};
 use sinew_pipeline::Bus;
 use std::fs::File;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
 
 /// Events that wait.
 const QUEUE: usize = 4096;
@@ -27,68 +32,35 @@ const FLUSH: Duration = Duration::from_secs(15);
 #[derive(Debug)]
 pub struct Signals {
     stop: SyncSender<()>,
-    thread: Option<JoinHandle<()>>,
-    sending: Vec<tokio::task::JoinHandle<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+    sending: Vec<JoinHandle<()>>,
     runtime: Handle,
     /// Where `/metrics` is.
     address: Option<std::net::SocketAddr>,
 }
 
 impl Signals {
-    /// Watches `bus` for the run in `folder`.
+    /// Watches the bus of a run.
     ///
     /// # Errors
-    /// If an address cannot be taken or a file cannot be written.
+    /// If an address cannot be taken, a file cannot be written, or a password is not there.
     pub fn start(
         config: &SignalsConfig,
-        run: &str,
-        folder: &Path,
+        run: &Run,
         bus: &Bus,
         runtime: &Handle,
     ) -> Result<Self, SignalsError> {
-        let (sender, sending) = Sender::start(runtime).map_err(SignalsError::System)?;
-        let (caller, calling) = Sender::start(runtime).map_err(SignalsError::System)?;
-        let board = Arc::new(Mutex::new(Board::new(run)));
+        let board = Arc::new(Mutex::new(Board::new(&run.name)));
         let listen = config.prometheus.as_ref().and_then(|p| p.listen);
         let address = listen.map(|at| serve(at, &board, runtime)).transpose()?;
-        let otlp = config.otlp.clone();
-        let mut worker = Worker {
-            run: run.to_owned(),
-            folder: folder.to_owned(),
-            board,
-            prometheus: config.prometheus.clone(),
-            events: config
-                .tensorboard
-                .as_ref()
-                .map(|t| {
-                    event_file(
-                        &t.folder
-                            .clone()
-                            .unwrap_or_else(|| folder.join("tensorboard")),
-                    )
-                })
-                .transpose()?,
-            otlp: otlp
-                .clone()
-                .filter(|o| o.url.is_some())
-                .map(|o| (o, Collector::default())),
-            logs: otlp.filter(|o| o.logs_url.is_some()).map(|o| {
-                let logs = Logs::new(run, o.traced());
-                (o, logs)
-            }),
-            alerts: config.alerts.clone().map(|a| (a.clone(), Alerts::new(a))),
-            sender,
-            caller,
-            began: Instant::now(),
-            slow: None,
-        };
+        let (mut worker, sending) = worker(config, run, board, runtime)?;
         let (stop, stopped) = sync_channel(1);
         let (events, bus) = (bus.watch(QUEUE), bus.clone());
         let thread = std::thread::spawn(move || worker.until(&events, &stopped, &bus));
         Ok(Self {
             stop,
             thread: Some(thread),
-            sending: vec![calling, sending],
+            sending,
             runtime: runtime.clone(),
             address,
         })
@@ -115,6 +87,90 @@ impl Drop for Signals {
             }
         }
     }
+}
+
+/// The state of the thread, with everything that the file asks for, and the tasks that send.
+///
+/// # Errors
+/// If a file cannot be written or a password is not there.
+fn worker(
+    config: &SignalsConfig,
+    run: &Run,
+    board: Arc<Mutex<Board>>,
+    runtime: &Handle,
+) -> Result<(Worker, Vec<JoinHandle<()>>), SignalsError> {
+    let (caller, calling) = send::start(runtime).map_err(SignalsError::System)?;
+    let (sender, sending) = send::start(runtime).map_err(SignalsError::System)?;
+    let mut tasks = vec![calling, sending];
+    let mail = config.alerts.as_ref().and_then(|a| a.mail.as_ref());
+    let mail = mail.map(|m| mail::start(m, runtime)).transpose();
+    let mlflow = config.mlflow.as_ref();
+    let mlflow = mlflow
+        .map(|m| Mlflow::start(m, run, unix_s(), runtime))
+        .transpose();
+    let mut running = |task| tasks.push(task);
+    let mail = mail.map_err(SignalsError::System)?.map(|(mail, task)| {
+        running(task);
+        mail
+    });
+    let mlflow = mlflow.map_err(SignalsError::System)?.map(|(mlflow, task)| {
+        running(task);
+        mlflow
+    });
+    let otlp = config.otlp.clone();
+    let logged = otlp.clone().filter(|o| o.logs_url.is_some());
+    let events = config.tensorboard.as_ref().map(|t| {
+        let folder = t.folder.clone();
+        event_file(&folder.unwrap_or_else(|| run.folder.join("tensorboard")))
+    });
+    let wandb = config.wandb.as_ref().map(|w| {
+        let place = ("wandb.folder", w.folder.as_ref(), "wandb");
+        offline(place, run, |folder| Wandb::start(w, run, folder, unix_s()))
+    });
+    let clearml = config.clearml.as_ref().map(|c| {
+        let place = ("clearml.folder", c.folder.as_ref(), "clearml");
+        offline(place, run, |folder| {
+            Clearml::start(c, run, folder, unix_s())
+        })
+    });
+    let worker = Worker {
+        run: run.clone(),
+        board,
+        prometheus: config.prometheus.clone(),
+        events: events.transpose()?,
+        otlp: otlp
+            .filter(|o| o.url.is_some())
+            .map(|o| (o, Collector::default())),
+        logs: logged.map(|o| {
+            let logs = Logs::new(&run.name, o.traced());
+            (o, logs)
+        }),
+        mlflow,
+        wandb: wandb.transpose()?,
+        clearml: clearml.transpose()?,
+        alerts: config.alerts.clone().map(|a| (a.clone(), Alerts::new(a))),
+        sender,
+        caller,
+        mail,
+        ended: Ended::Failed,
+        began: Instant::now(),
+        slow: None,
+    };
+    Ok((worker, tasks))
+}
+
+/// Begins an offline run in the folder that the configuration names, else in `usual` of the run's folder.
+///
+/// # Errors
+/// If it cannot be written.
+fn offline<T>(
+    (key, folder, usual): (&str, Option<&PathBuf>, &str),
+    run: &Run,
+    begin: impl FnOnce(&Path) -> std::io::Result<T>,
+) -> Result<T, SignalsError> {
+    let folder = folder.cloned().unwrap_or_else(|| run.folder.join(usual));
+    let refused = |e| SignalsError::System(format!("{key} = {}: {e}", folder.display()));
+    begin(&folder).map_err(refused)
 }
 
 /// Serves `/metrics`.

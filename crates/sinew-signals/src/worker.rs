@@ -2,21 +2,27 @@
 //! network leaves through the queues of [`crate::send`].
 
 use crate::alerts::{Alert, Alerts};
+use crate::clearml::Clearml;
 use crate::config::{AlertsConfig, OtlpConfig, PrometheusConfig};
+use crate::facts::Run;
 use crate::logs::Logs;
 use crate::machine;
+use crate::mail::Mail;
 use crate::message;
+use crate::mlflow::{Ended, Mlflow};
 use crate::numbers;
 use crate::prometheus::Board;
-use crate::send::{Post, Sender};
+use crate::send::{Counts, Queue, Request};
 use crate::spans::{self, Collector, chosen};
 use crate::tfevents;
+use crate::wandb::Wandb;
 use prost::Message;
-use sinew_pipeline::{Bus, RolloutProgress, RunEvent};
+use reqwest::Method;
+use sinew_pipeline::{Bus, Phase, RolloutProgress, RunEvent};
 use sinew_rollout::PhaseSpan;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
-use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -41,9 +47,7 @@ pub(crate) fn lock(board: &Mutex<Board>) -> std::sync::MutexGuard<'_, Board> {
 
 /// The state of the thread.
 pub(crate) struct Worker {
-    /// Name of the run, in every signal.
-    pub(crate) run: String,
-    pub(crate) folder: PathBuf,
+    pub(crate) run: Run,
     pub(crate) board: Arc<Mutex<Board>>,
     pub(crate) prometheus: Option<PrometheusConfig>,
     /// The event file of this session.
@@ -51,9 +55,16 @@ pub(crate) struct Worker {
     pub(crate) otlp: Option<(OtlpConfig, Collector)>,
     pub(crate) alerts: Option<(AlertsConfig, Alerts)>,
     pub(crate) logs: Option<(OtlpConfig, Logs)>,
-    pub(crate) sender: Sender,
+    pub(crate) mlflow: Option<Mlflow>,
+    /// The offline runs of this session.
+    pub(crate) wandb: Option<Wandb>,
+    pub(crate) clearml: Option<Clearml>,
+    pub(crate) sender: Queue<Request>,
     /// Alerts have a queue of their own: a collector that is down does not delay them.
-    pub(crate) caller: Sender,
+    pub(crate) caller: Queue<Request>,
+    pub(crate) mail: Option<Queue<Mail>>,
+    /// As far as the run has said.
+    pub(crate) ended: Ended,
     pub(crate) began: Instant,
     /// When files and the machine were last looked at.
     pub(crate) slow: Option<Instant>,
@@ -73,24 +84,37 @@ impl Worker {
             for event in events.try_iter() {
                 self.take(&event);
             }
-            if last || self.slow.is_none_or(|at| at.elapsed() >= SLOW) {
+            let slow = last || self.slow.is_none_or(|at| at.elapsed() >= SLOW);
+            if slow {
                 self.slow = Some(Instant::now());
                 self.look();
             }
             self.send_logs();
             self.count(bus);
+            if slow {
+                self.write_text();
+            }
         }
         if let Some((config, collector)) = &mut self.otlp {
             let rest = collector.rest();
-            export(config, &self.run, &self.sender, rest);
+            export(config, &self.run.name, &self.sender, rest);
+        }
+        let failed = self.ended != Ended::Finished;
+        if let Some(wandb) = &mut self.wandb
+            && let Err(error) = wandb.end(&self.run.files, failed, unix_s())
+        {
+            tracing::warn!(%error, "the end of the run is not in the offline run of W&B");
         }
     }
 
     /// What was sent and lost so far, and what the work here took.
     fn count(&self, bus: &Bus) {
         let mut counts = [("signals_sent", 0), ("signals_lost", 0)];
-        for sender in [&self.sender, &self.caller] {
-            let (sent, lost) = sender.counts();
+        let queues = [Some(self.sender.counts()), Some(self.caller.counts())];
+        let mail = self.mail.as_ref().map(Queue::counts);
+        let mlflow = self.mlflow.as_ref().map(Mlflow::counts);
+        for of in queues.into_iter().chain([mail, mlflow]).flatten() {
+            let (sent, lost) = Counts::read(&of);
             counts[0].1 += sent;
             counts[1].1 += lost;
         }
@@ -114,12 +138,8 @@ impl Worker {
         };
         let url = config.logs_url.as_ref();
         if let Some((url, request)) = url.zip(logs.request(&config.service)) {
-            self.sender.post(Post {
-                url: url.clone(),
-                content_type: "application/x-protobuf",
-                headers: config.headers.clone(),
-                body: request.encode_to_vec(),
-            });
+            self.sender
+                .put(otlp_post(config, url, request.encode_to_vec()));
         }
     }
 
@@ -158,18 +178,46 @@ impl Worker {
                     .map(|(_, a)| a.on_rollout(&seen.longest, now_s));
                 self.say(said.unwrap_or_default());
             }
+            RunEvent::Phase(Phase::Stopping) => self.ends(Ended::Killed),
+            // A run that was asked to stop comes to an end, too.
+            RunEvent::Phase(Phase::Done) if self.ended != Ended::Killed => {
+                self.ends(Ended::Finished);
+            }
             _ => {}
         }
     }
 
-    /// Numbers of a step, to Prometheus and TensorBoard.
+    fn ends(&mut self, ended: Ended) {
+        self.ended = ended;
+        if let Some(mlflow) = &self.mlflow {
+            mlflow.ends(ended);
+        }
+    }
+
+    /// Numbers of a step, to everything that keeps numbers.
     fn record(&mut self, step: u64, numbers: numbers::Numbers) {
         lock(&self.board).set(&numbers);
+        let written = self.wandb.as_mut().map(|w| w.row(step, &numbers, unix_s()));
+        if let Some(Err(error)) = written {
+            tracing::warn!(%error, "the offline run of W&B is not written any more");
+            self.wandb = None;
+        }
+        let written = self
+            .clearml
+            .as_mut()
+            .map(|c| c.row(step, &numbers, unix_s()));
+        if let Some(Err(error)) = written {
+            tracing::warn!(%error, "the offline session of ClearML is not written any more");
+            self.clearml = None;
+        }
         let bytes = tfevents::scalars(unix_s(), step, &numbers);
         let written = self.events.as_mut().map(|f| f.write_all(&bytes));
         if let Some(Err(error)) = written {
             tracing::warn!(%error, "event files are not written any more");
             self.events = None;
+        }
+        if let Some(mlflow) = &self.mlflow {
+            mlflow.record(step, numbers, unix_s());
         }
     }
 
@@ -193,12 +241,20 @@ impl Worker {
             collector.add(&seen.spans);
             let all = seen.longest.len() >= g.in_flight;
             let ended = collector.complete(&seen.longest, all, unix_s());
-            export(config, &self.run, &self.sender, ended);
+            export(config, &self.run.name, &self.sender, ended);
         }
     }
 
-    /// The text file, disk and memory.
+    /// Disk and memory.
     fn look(&mut self) {
+        let look = machine::look(&self.run.folder);
+        let now_s = self.began.elapsed().as_secs_f64();
+        let said = self.alerts.as_mut().map(|(_, a)| a.on_look(look, now_s));
+        self.say(said.unwrap_or_default());
+    }
+
+    /// The text file of Prometheus.
+    fn write_text(&self) {
         if let Some(path) = self.prometheus.as_ref().and_then(|p| p.textfile.clone()) {
             let text = lock(&self.board).text();
             let temporary = path.with_extension("new");
@@ -207,13 +263,9 @@ impl Worker {
                 tracing::warn!(%error, path = %path.display(), "metrics were not written");
             }
         }
-        let look = machine::look(&self.folder);
-        let now_s = self.began.elapsed().as_secs_f64();
-        let said = self.alerts.as_mut().map(|(_, a)| a.on_look(look, now_s));
-        self.say(said.unwrap_or_default());
     }
 
-    /// Posts alerts.
+    /// Sends alerts.
     fn say(&mut self, alerts: Vec<Alert>) {
         let Some((config, _)) = &self.alerts else {
             return;
@@ -223,19 +275,43 @@ impl Worker {
             if let Some((_, logs)) = &mut self.logs {
                 logs.alert(&alert, unix_s());
             }
-            let body = message::body(config.format, &self.run, &alert, unix_s());
-            self.caller.post(Post {
-                url: config.webhook.clone(),
-                content_type: "application/json",
-                headers: std::collections::BTreeMap::new(),
-                body: body.to_string().into_bytes(),
-            });
+            if let Some(mail) = &self.mail {
+                let (subject, text) = message::mail(&self.run.name, &alert, &self.run.folder);
+                mail.put(Mail { subject, text });
+            }
+            if let Some(url) = &config.webhook {
+                let format = config.format.unwrap_or_default();
+                let body = message::body(format, &self.run.name, &alert, unix_s());
+                self.caller.put(Request {
+                    method: Method::POST,
+                    url: url.clone(),
+                    content_type: "application/json",
+                    headers: BTreeMap::new(),
+                    body: body.to_string().into_bytes(),
+                });
+            }
         }
     }
 }
 
+/// A request of OTLP.
+fn otlp_post(config: &OtlpConfig, url: &str, body: Vec<u8>) -> Request {
+    Request {
+        method: Method::POST,
+        url: url.to_owned(),
+        content_type: "application/x-protobuf",
+        headers: config.headers.clone(),
+        body,
+    }
+}
+
 /// Sends the traces of episodes, those of the configured share.
-fn export(config: &OtlpConfig, run: &str, sender: &Sender, mut episodes: Vec<Vec<PhaseSpan>>) {
+fn export(
+    config: &OtlpConfig,
+    run: &str,
+    sender: &Queue<Request>,
+    mut episodes: Vec<Vec<PhaseSpan>>,
+) {
     episodes.retain(|e| {
         e.first()
             .is_some_and(|p| chosen(p.episode.as_str(), config.traced()))
@@ -244,11 +320,7 @@ fn export(config: &OtlpConfig, run: &str, sender: &Sender, mut episodes: Vec<Vec
         return;
     };
     for part in episodes.chunks(EPISODES) {
-        sender.post(Post {
-            url: url.clone(),
-            content_type: "application/x-protobuf",
-            headers: config.headers.clone(),
-            body: spans::request(&config.service, run, part).encode_to_vec(),
-        });
+        let body = spans::request(&config.service, run, part).encode_to_vec();
+        sender.put(otlp_post(config, url, body));
     }
 }

@@ -1,14 +1,17 @@
 //! Signals of a run as the other systems get them: event files and traces by the readers of their projects.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod mail;
+mod trackers;
+
 use sinew_pipeline::{Bus, EpisodeStats, EvalRecord, RolloutProgress, RunEvent, StepRecord};
 use sinew_rollout::{FailedEpisode, LiveEpisode, Phase, PhaseSpan};
-use sinew_signals::{Signals, SignalsConfig};
+use sinew_signals::{Run, Signals, SignalsConfig};
 use sinew_types::{EpisodeId, FailureKind};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
@@ -93,9 +96,65 @@ fn emit(bus: &Bus, event: RunEvent) {
     bus.emit(event).unwrap();
 }
 
+/// A run called `demo`, with a recipe of more than one block of a log.
+fn demo(folder: &Path) -> Run {
+    let files = ["recipe.toml", "report.html"].map(|name| folder.join(name));
+    std::fs::write(&files[0], "name = \"demo\"").unwrap();
+    Run {
+        name: "demo".into(),
+        command: "train".into(),
+        folder: folder.to_owned(),
+        recipe: serde_json::json!({
+            "train": { "steps": 3 }, "env": [{ "type": "shop" }], "long": "x".repeat(70_000),
+        }),
+        files: files.to_vec(),
+    }
+}
+
 fn start(config: &str, folder: &Path, bus: &Bus, runtime: &tokio::runtime::Runtime) -> Signals {
     let config = SignalsConfig::parse("s.toml".as_ref(), config).unwrap();
-    Signals::start(&config, "demo", folder, bus, runtime.handle()).unwrap()
+    Signals::start(&config, &demo(folder), bus, runtime.handle()).unwrap()
+}
+
+/// A Python program that serves, and says its port first. It ends with the value.
+struct Server {
+    child: Child,
+    port: u16,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Server {
+    fn start(program: &str, arguments: &[&str]) -> Self {
+        let mut child = Command::new(python())
+            .arg("-c")
+            .arg(program)
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap());
+        let mut port = String::new();
+        lines.read_line(&mut port).unwrap();
+        let port = port.trim().parse().unwrap();
+        Self { child, port, lines }
+    }
+}
+
+impl Server {
+    /// Ends it, and gives what it said after its port.
+    fn said(mut self) -> String {
+        let _ = self.child.kill();
+        let mut rest = String::new();
+        self.lines.read_to_string(&mut rest).unwrap();
+        rest
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 #[test]
@@ -343,7 +402,9 @@ fn a_server_that_never_answers_holds_no_event_up() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let bus = Bus::default();
     let config = format!(
-        "[otlp]\nurl = \"http://{at}/v1/traces\"\nlogs_url = \"http://{at}/v1/logs\"",
+        "[otlp]\nurl = \"http://{at}/v1/traces\"\nlogs_url = \"http://{at}/v1/logs\"\n\
+         [mlflow]\nurl = \"http://{at}\"\n[alerts]\nreward_jump = 1.0\n[alerts.mail]\nserver = \"{at}\"\n\
+         tls = \"never\"\nfrom = \"a@example.org\"\nto = [\"b@example.org\"]",
         at = silent.local_addr().unwrap()
     );
     let signals = start(&config, dir.path(), &bus, &runtime);
@@ -357,6 +418,8 @@ fn a_server_that_never_answers_holds_no_event_up() {
                 ..RolloutProgress::default()
             })),
         );
+        let reward = if n % 9 == 8 { 9.0 } else { 0.5 };
+        emit(&bus, RunEvent::Step(Arc::new(step(n, reward, 0.5))));
     }
     std::mem::forget(signals);
 }
@@ -367,13 +430,8 @@ fn an_address_in_use_is_named() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let config = format!("[prometheus]\nlisten = \"{}\"", taken.local_addr().unwrap());
     let config = SignalsConfig::parse("s.toml".as_ref(), &config).unwrap();
-    let error = Signals::start(
-        &config,
-        "r",
-        Path::new("."),
-        &Bus::default(),
-        runtime.handle(),
-    )
-    .unwrap_err();
+    let dir = tempfile::tempdir().unwrap();
+    let run = demo(dir.path());
+    let error = Signals::start(&config, &run, &Bus::default(), runtime.handle()).unwrap_err();
     assert!(error.to_string().contains("prometheus.listen"), "{error}");
 }
