@@ -290,6 +290,7 @@ impl Rollouts for EngineRollouts {
                         admission: parts.admission.reading(),
                         longest: parts.gauges.longest(BOARD),
                         spans: parts.gauges.take_spans(),
+                        failures: parts.gauges.take_failures(),
                         tokens_per_s: rate.next(parts.engine.status().sampled_tokens),
                         ..RolloutProgress::default()
                     }),

@@ -3,7 +3,7 @@
 //! Nothing decides by them: a value may be stale by a few episodes, and no reader blocks an episode for
 //! longer than it takes to copy the list of live ones.
 
-use sinew_types::{EpisodeEnd, EpisodeId, Trace};
+use sinew_types::{EpisodeEnd, EpisodeId, FailureKind, Trace};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -56,6 +56,24 @@ pub struct PhaseSpan {
     pub seconds: f64,
 }
 
+/// Failures that no reader took yet; above it the oldest are lost.
+const MAX_FAILURES: usize = 256;
+/// Bytes of a failure's reason that are kept.
+const MAX_REASON: usize = 2000;
+
+/// An episode that the system failed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FailedEpisode {
+    /// Its id.
+    pub episode: EpisodeId,
+    /// The part that failed.
+    pub kind: FailureKind,
+    /// The reason, cut at 2,000 bytes.
+    pub reason: String,
+    /// Seconds since 1970 at the end.
+    pub ended_unix_s: f64,
+}
+
 /// Counters that the driver moves and a view reads. All relaxed: they are for people.
 #[derive(Debug, Default)]
 pub struct Gauges {
@@ -72,6 +90,8 @@ pub struct Gauges {
     live: Mutex<HashMap<EpisodeId, Live>>,
     /// Phases that ended since the last reading of them.
     spans: Mutex<VecDeque<PhaseSpan>>,
+    /// Failed episodes since the last reading of them.
+    failures: Mutex<VecDeque<FailedEpisode>>,
 }
 
 /// A live episode, without its name.
@@ -165,18 +185,19 @@ impl Gauges {
 
     /// Keeps a phase that ends now for readers that draw or export it.
     fn ended(&self, guard: &PhaseGuard<'_>) {
-        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let span = PhaseSpan {
             episode: guard.episode.clone(),
             phase: guard.phase,
-            ended_unix_s: since_1970.map_or(0.0, |d| d.as_secs_f64()),
+            ended_unix_s: unix_s(),
             seconds: guard.since.elapsed().as_secs_f64(),
         };
-        let mut spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
-        if spans.len() == MAX_SPANS {
-            spans.pop_front();
-        }
-        spans.push_back(span);
+        push(&self.spans, span, MAX_SPANS);
+    }
+
+    /// Failed episodes since the last call, at most a few hundred, in the order of their ends.
+    pub fn take_failures(&self) -> Vec<FailedEpisode> {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.drain(..).collect()
     }
 
     /// Phases that ended since the last call, at most a few thousand, in the order of their ends.
@@ -240,8 +261,15 @@ impl Gauges {
         if trace.outcome.success {
             self.succeeded.fetch_add(1, Ordering::Relaxed);
         }
-        if matches!(trace.end, EpisodeEnd::Failed { .. }) {
+        if let EpisodeEnd::Failed { kind, message } = &trace.end {
             self.failed.fetch_add(1, Ordering::Relaxed);
+            let failed = FailedEpisode {
+                episode: trace.episode.clone(),
+                kind: *kind,
+                reason: message[..message.floor_char_boundary(MAX_REASON)].to_owned(),
+                ended_unix_s: unix_s(),
+            };
+            push(&self.failures, failed, MAX_FAILURES);
         }
         let us = (trace.timing.tool_s * 1e6) as u64;
         self.tool_calls_us.fetch_add(us, Ordering::Relaxed);
@@ -261,6 +289,21 @@ impl Gauges {
             tool_us: self.tool_calls_us.load(Ordering::Relaxed),
         }
     }
+}
+
+/// Seconds since 1970.
+fn unix_s() -> f64 {
+    let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since_1970.map_or(0.0, |d| d.as_secs_f64())
+}
+
+/// Adds to a list of at most `most`, which loses its oldest entry.
+fn push<T>(list: &Mutex<VecDeque<T>>, entry: T, most: usize) {
+    let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
+    if list.len() == most {
+        list.pop_front();
+    }
+    list.push_back(entry);
 }
 
 #[cfg(test)]
@@ -317,6 +360,46 @@ mod tests {
                 .all(|s| s.seconds >= 0.0 && s.ended_unix_s > 0.0)
         );
         assert_eq!(gauges.take_spans(), []);
+    }
+
+    #[test]
+    fn failures_are_told_once_and_bounded() {
+        let spec = crate::EpisodeSpec {
+            episode: EpisodeId::new("e"),
+            group: sinew_types::GroupId::new("g"),
+            task: sinew_types::Task {
+                id: sinew_types::TaskId::new("t"),
+                kind: "k".into(),
+                preamble: Vec::new(),
+                prompt: String::new(),
+                data: serde_json::Value::Null,
+                seed: 0,
+            },
+            draw: 1,
+            purpose: "train".into(),
+            seed: 7,
+        };
+        let sampling = sinew_types::SamplingParams::default();
+        let mut trace = spec.empty_trace(&crate::RunInfo::default(), &sampling);
+        let gauges = Gauges::default();
+        gauges.finish(&trace);
+        assert_eq!(gauges.take_failures(), []);
+        trace.end = EpisodeEnd::Failed {
+            kind: FailureKind::Sandbox,
+            message: "é".repeat(MAX_REASON),
+        };
+        for _ in 0..MAX_FAILURES + 5 {
+            gauges.finish(&trace);
+        }
+        let told = gauges.take_failures();
+        assert_eq!(
+            (told.len(), told[0].reason.len()),
+            (MAX_FAILURES, MAX_REASON)
+        );
+        assert_eq!(
+            (told[0].kind, gauges.take_failures()),
+            (FailureKind::Sandbox, vec![])
+        );
     }
 
     #[test]

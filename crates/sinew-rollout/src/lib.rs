@@ -48,7 +48,9 @@ pub use driver::run_episode;
 pub use episode::{
     EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec, REWARD, RunInfo,
 };
-pub use gauges::{FlightGuard, Gauges, GaugesReading, LiveEpisode, Phase, PhaseGuard, PhaseSpan};
+pub use gauges::{
+    FailedEpisode, FlightGuard, Gauges, GaugesReading, LiveEpisode, Phase, PhaseGuard, PhaseSpan,
+};
 pub use harness::{
     AgentReport, BuiltInLoop, ModelAccess, ModelServer, ProgramCommand, ProgramConfig,
     ProgramError, ProgramHarness, Programs, ServiceConfig, ServiceHarness, grade_answer,

@@ -17,6 +17,7 @@
 use crate::config::AlertsConfig;
 use sinew_pipeline::StepRecord;
 use sinew_rollout::LiveEpisode;
+use sinew_types::EpisodeId;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Steps for which a collapse must hold.
@@ -76,6 +77,8 @@ pub struct Alert {
     pub threshold: f64,
     /// Alerts that were held back since the last one.
     pub held_back: u64,
+    /// The episode that it is about, if it is about one.
+    pub episode: Option<EpisodeId>,
 }
 
 /// A look at the machine.
@@ -228,6 +231,8 @@ impl Alerts {
                 now_s,
                 &mut out,
             );
+            out.iter_mut()
+                .for_each(|a| a.episode = Some(first.episode.clone()));
         }
         out
     }
@@ -300,6 +305,7 @@ impl Alerts {
             value,
             threshold,
             held_back: std::mem::take(&mut self.held_back),
+            episode: None,
         });
     }
 }
@@ -311,7 +317,7 @@ mod tests {
 
     fn config() -> AlertsConfig {
         AlertsConfig {
-            webhook: "http://x".into(),
+            webhook: Some("http://x".into()),
             staleness_above: 2,
             ..AlertsConfig::default()
         }

@@ -49,6 +49,12 @@ pub struct SignalsConfig {
     pub tensorboard: Option<TensorboardConfig>,
     /// OpenTelemetry.
     pub otlp: Option<OtlpConfig>,
+    /// MLflow.
+    pub mlflow: Option<MlflowConfig>,
+    /// Weights & Biases.
+    pub wandb: Option<WandbConfig>,
+    /// ClearML.
+    pub clearml: Option<ClearmlConfig>,
     /// Alerts.
     pub alerts: Option<AlertsConfig>,
 }
@@ -71,21 +77,98 @@ pub struct TensorboardConfig {
     pub folder: Option<PathBuf>,
 }
 
-/// `[otlp]`
+/// `[otlp]`: at least one of its addresses.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct OtlpConfig {
     /// Where traces are posted, such as `http://127.0.0.1:4318/v1/traces`.
-    pub url: String,
-    /// `service.name` of all spans.
+    pub url: Option<String>,
+    /// Where log records are posted, such as `http://127.0.0.1:4318/v1/logs`.
+    pub logs_url: Option<String>,
+    /// `service.name` of all spans and records.
     #[serde(default = "service")]
     pub service: String,
     /// Further headers, such as a key.
     #[serde(default)]
     pub headers: BTreeMap<String, String>,
-    /// Share of the episodes whose spans are sent, chosen by their ids.
-    #[serde(default = "one")]
-    pub share: f64,
+    /// Share of the episodes whose spans are sent, chosen by their ids; left out: all.
+    pub share: Option<f64>,
+}
+
+impl OtlpConfig {
+    fn check(&self) -> Result<(), SignalsError> {
+        if self.url.is_none() && self.logs_url.is_none() {
+            return refused("otlp", "{}", "`url` (traces), `logs_url` or both");
+        }
+        for (key, url) in [("otlp.url", &self.url), ("otlp.logs_url", &self.logs_url)] {
+            url.as_deref().map_or(Ok(()), |url| address(key, url))?;
+        }
+        let Some(share) = self.share else {
+            return Ok(());
+        };
+        if self.url.is_none() {
+            return refused("otlp.share", &share.to_string(), "only with `url`");
+        }
+        match (0.0..=1.0).contains(&share) {
+            true => Ok(()),
+            false => refused("otlp.share", &share.to_string(), "0 to 1"),
+        }
+    }
+
+    /// Share of the episodes whose spans are sent: none without an address for them.
+    pub(crate) fn traced(&self) -> f64 {
+        match self.url {
+            Some(_) => self.share.unwrap_or(1.0),
+            None => 0.0,
+        }
+    }
+}
+
+/// `[mlflow]`
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct MlflowConfig {
+    /// Address of the tracking server, such as `http://127.0.0.1:5000`.
+    pub url: String,
+    /// Experiment that the run belongs to; it is made if there is none.
+    #[serde(default = "service")]
+    pub experiment: String,
+    /// Tags of the run.
+    #[serde(default)]
+    pub tags: BTreeMap<String, String>,
+    /// Further headers, such as a key.
+    #[serde(default)]
+    pub headers: BTreeMap<String, String>,
+}
+
+/// `[wandb]`: an offline run, for `wandb sync`.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct WandbConfig {
+    /// Folder of offline runs; left out: `wandb` in the folder of the run.
+    pub folder: Option<PathBuf>,
+    /// Project that the run is uploaded to.
+    #[serde(default = "service")]
+    pub project: String,
+    /// User or team of the project; left out: that of the login at the upload.
+    pub entity: Option<String>,
+    /// Tags of the run.
+    #[serde(default)]
+    pub tags: Vec<String>,
+}
+
+/// `[clearml]`: an offline session, for `Task.import_offline_session`.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct ClearmlConfig {
+    /// Folder of offline sessions; left out: `clearml` in the folder of the run.
+    pub folder: Option<PathBuf>,
+    /// Project that the run is imported into.
+    #[serde(default = "service")]
+    pub project: String,
+    /// Tags of the task.
+    #[serde(default)]
+    pub tags: Vec<String>,
 }
 
 /// The form of an alert's message.
@@ -101,14 +184,104 @@ pub enum Format {
     Apprise,
 }
 
+/// Whether a connection is encrypted.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum Tls {
+    /// From the first byte.
+    #[default]
+    Always,
+    /// After the server agreed to it; without that nothing is sent.
+    Starttls,
+    /// Not at all: on this machine only.
+    Never,
+}
+
+/// `[alerts.mail]`
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct MailConfig {
+    /// `HOST` or `HOST:PORT` of an SMTP server.
+    pub server: String,
+    /// Encryption.
+    #[serde(default)]
+    pub tls: Tls,
+    /// Address of the sender.
+    pub from: String,
+    /// Addresses of the receivers, up to 20.
+    pub to: Vec<String>,
+    /// Login at the server.
+    pub user: Option<String>,
+    /// Environment variable with its password.
+    pub password_env: Option<String>,
+}
+
+/// Receivers of a mail.
+const MAX_RECEIVERS: usize = 20;
+
+impl MailConfig {
+    /// Without the port.
+    pub(crate) fn host(&self) -> &str {
+        let (host, _) = self.parts();
+        host.trim_start_matches('[').trim_end_matches(']')
+    }
+
+    /// As typed, or the usual one (RFC 8314, RFC 5321).
+    pub(crate) fn port(&self) -> u16 {
+        let usual = match self.tls {
+            Tls::Always => 465,
+            Tls::Starttls => 587,
+            Tls::Never => 25,
+        };
+        self.parts().1.and_then(|p| p.parse().ok()).unwrap_or(usual)
+    }
+
+    fn parts(&self) -> (&str, Option<&str>) {
+        match self.server.rsplit_once(':') {
+            // The colons of an address of version 6 stand in brackets.
+            Some((host, port)) if !port.contains(']') => (host, Some(port)),
+            _ => (self.server.as_str(), None),
+        }
+    }
+
+    fn check(&self) -> Result<(), SignalsError> {
+        let (host, port) = self.parts();
+        let odd = |c: char| c.is_whitespace() || c == '/';
+        if host.is_empty() || host.contains(odd) || port.is_some_and(|p| p.parse::<u16>().is_err())
+        {
+            return refused("alerts.mail.server", &self.server, "HOST or HOST:PORT");
+        }
+        let address: Result<std::net::IpAddr, _> = self.host().parse();
+        let here = self.host() == "localhost" || address.is_ok_and(|a| a.is_loopback());
+        if self.tls == Tls::Never && !here {
+            let allowed = "`always` or `starttls`; `never` with a server of this machine only";
+            return refused("alerts.mail.tls", "never", allowed);
+        }
+        if self.to.is_empty() || self.to.len() > MAX_RECEIVERS {
+            return refused(
+                "alerts.mail.to",
+                &format!("{:?}", self.to),
+                "1 to 20 addresses",
+            );
+        }
+        match (&self.user, &self.password_env) {
+            (Some(user), None) => refused("alerts.mail.user", user, "only with `password_env`"),
+            (None, Some(name)) => refused("alerts.mail.password_env", name, "only with `user`"),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// `[alerts]`: where to, how often, and when. A threshold of 0 switches its rule off.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct AlertsConfig {
     /// Where alerts are posted.
-    pub webhook: String,
-    /// Form of the message.
-    pub format: Format,
+    pub webhook: Option<String>,
+    /// Form of what is posted; left out: `json`.
+    pub format: Option<Format>,
+    /// Mail.
+    pub mail: Option<MailConfig>,
     /// Seconds until the same rule may speak again.
     pub every_s: f64,
     /// Alerts of all rules in an hour.
@@ -134,8 +307,9 @@ pub struct AlertsConfig {
 impl Default for AlertsConfig {
     fn default() -> Self {
         Self {
-            webhook: String::new(),
-            format: Format::Json,
+            webhook: None,
+            format: None,
+            mail: None,
             every_s: 900.0,
             max_per_hour: 20,
             entropy_below: 0.02,
@@ -152,10 +326,6 @@ impl Default for AlertsConfig {
 
 fn service() -> String {
     "sinew".into()
-}
-
-fn one() -> f64 {
-    1.0
 }
 
 impl SignalsConfig {
@@ -185,8 +355,6 @@ impl SignalsConfig {
     }
 
     fn check(&self) -> Result<(), SignalsError> {
-        let address = "an address that begins with http:// or https://";
-        let is_address = |url: &str| url.starts_with("http://") || url.starts_with("https://");
         if self
             .prometheus
             .as_ref()
@@ -194,20 +362,31 @@ impl SignalsConfig {
         {
             return refused("prometheus", "{}", "`listen`, `textfile` or both");
         }
-        if let Some(otlp) = &self.otlp {
-            if !is_address(&otlp.url) {
-                return refused("otlp.url", &otlp.url, address);
-            }
-            if !(0.0..=1.0).contains(&otlp.share) {
-                return refused("otlp.share", &otlp.share.to_string(), "0 to 1");
-            }
+        self.otlp.as_ref().map_or(Ok(()), OtlpConfig::check)?;
+        self.mlflow.as_ref().map_or(Ok(()), MlflowConfig::check)?;
+        self.wandb.as_ref().map_or(Ok(()), WandbConfig::check)?;
+        let project = self.clearml.as_ref().map(|c| c.project.trim());
+        if project.is_some_and(str::is_empty) {
+            return refused("clearml.project", "", "a name");
         }
         let Some(a) = &self.alerts else {
             return Ok(());
         };
-        if !is_address(&a.webhook) {
-            return refused("alerts.webhook", &a.webhook, address);
+        let logged = self.otlp.as_ref().is_some_and(|o| o.logs_url.is_some());
+        if a.webhook.is_none() && a.mail.is_none() && !logged {
+            let allowed = "`webhook`, `[alerts.mail]`, or log records (`otlp.logs_url`)";
+            return refused("alerts", "{}", allowed);
         }
+        let webhook = a.webhook.as_deref();
+        webhook.map_or(Ok(()), |url| address("alerts.webhook", url))?;
+        if let (None, Some(format)) = (webhook, a.format) {
+            return refused(
+                "alerts.format",
+                &format!("{format:?}"),
+                "only with `webhook`",
+            );
+        }
+        a.mail.as_ref().map_or(Ok(()), MailConfig::check)?;
         let shares = [
             ("alerts.equal_above", a.equal_above),
             ("alerts.failed_above", a.failed_above),
@@ -233,6 +412,39 @@ impl SignalsConfig {
     }
 }
 
+impl MlflowConfig {
+    fn check(&self) -> Result<(), SignalsError> {
+        address("mlflow.url", &self.url)?;
+        match self.experiment.trim().is_empty() {
+            true => refused("mlflow.experiment", &self.experiment, "a name"),
+            false => Ok(()),
+        }
+    }
+}
+
+impl WandbConfig {
+    fn check(&self) -> Result<(), SignalsError> {
+        // As the server of Weights & Biases wants it.
+        let odd = |c: char| "/\\#?%:".contains(c) || c.is_control();
+        match self.project.is_empty() || self.project.len() > 128 || self.project.contains(odd) {
+            true => {
+                let allowed = "1 to 128 characters, none of / \\ # ? % :";
+                refused("wandb.project", &self.project, allowed)
+            }
+            false => Ok(()),
+        }
+    }
+}
+
+/// # Errors
+/// If it is no address of HTTP.
+fn address(key: &'static str, url: &str) -> Result<(), SignalsError> {
+    match url.starts_with("http://") || url.starts_with("https://") {
+        true => Ok(()),
+        false => refused(key, url, "an address that begins with http:// or https://"),
+    }
+}
+
 fn refused(key: &'static str, value: &str, allowed: &'static str) -> Result<(), SignalsError> {
     Err(SignalsError::Value {
         key,
@@ -254,9 +466,60 @@ mod tests {
         let config =
             parse("[tensorboard]\n[alerts]\nwebhook = \"http://x/\"\nformat = \"slack\"").unwrap();
         let alerts = config.alerts.unwrap();
-        assert_eq!((alerts.format, alerts.max_per_hour), (Format::Slack, 20));
+        assert_eq!(
+            (alerts.format, alerts.max_per_hour),
+            (Some(Format::Slack), 20)
+        );
         assert_eq!(config.tensorboard, Some(TensorboardConfig::default()));
         assert_eq!(parse("").unwrap(), SignalsConfig::default());
+    }
+
+    #[test]
+    fn mail_is_checked_and_its_ports_are_the_usual_ones() {
+        let mail = |more: &str| {
+            let head = "[alerts.mail]\nfrom = \"a@x.org\"\n";
+            parse(&format!("{head}{more}")).map(|c| c.alerts.unwrap().mail.unwrap())
+        };
+        let to = "to = [\"b@x.org\"]\n";
+        for (server, tls, host, port) in [
+            ("mail.x.org", "always", "mail.x.org", 465),
+            ("mail.x.org", "starttls", "mail.x.org", 587),
+            ("[::1]:2525", "never", "::1", 2525),
+            ("[::1]", "never", "::1", 25),
+        ] {
+            let config = mail(&format!("{to}server = \"{server}\"\ntls = \"{tls}\"")).unwrap();
+            assert_eq!((config.host(), config.port()), (host, port));
+        }
+        for (more, named) in [
+            ("server = \"x\"\nto = []", "alerts.mail.to"),
+            (
+                "server = \"smtp://x\"\nto = [\"b@x.org\"]",
+                "alerts.mail.server",
+            ),
+            (
+                "server = \"x:99999\"\nto = [\"b@x.org\"]",
+                "alerts.mail.server",
+            ),
+            (
+                "server = \"x\"\ntls = \"never\"\nto = [\"b@x.org\"]",
+                "alerts.mail.tls",
+            ),
+            (
+                "server = \"x\"\nuser = \"u\"\nto = [\"b@x.org\"]",
+                "alerts.mail.user",
+            ),
+            (
+                "server = \"x\"\npassword_env = \"P\"\nto = [\"b@x.org\"]",
+                "password_env",
+            ),
+            (
+                "server = \"x\"\nformat = \"json\"\nto = [\"b@x.org\"]",
+                "format",
+            ),
+        ] {
+            let error = mail(more).unwrap_err();
+            assert!(error.contains(named), "{more}: {error}");
+        }
     }
 
     #[test]
@@ -267,7 +530,18 @@ mod tests {
             ("[promethius]", "promethius"),
             ("[otlp]\nurl = \"x\"", "otlp.url"),
             ("[otlp]\nurl = \"http://x\"\nshare = 2.0", "otlp.share"),
-            ("[alerts]", "alerts.webhook"),
+            ("[otlp]\nlogs_url = \"http://x\"\nshare = 0.5", "otlp.share"),
+            ("[otlp]\nlogs_url = \"x\"", "otlp.logs_url"),
+            ("[otlp]", "logs_url"),
+            ("[alerts]", "`webhook`, `[alerts.mail]`"),
+            ("[alerts]\nwebhook = \"x\"", "alerts.webhook"),
+            ("[mlflow]\nurl = \"x\"", "mlflow.url"),
+            (
+                "[mlflow]\nurl = \"http://x\"\nexperiment = \" \"",
+                "mlflow.experiment",
+            ),
+            ("[clearml]\nproject = \" \"", "clearml.project"),
+            ("[wandb]\nproject = \"a/b\"", "wandb.project"),
             (
                 "[alerts]\nwebhook = \"http://x\"\nmemory_above = 95.0",
                 "memory_above",

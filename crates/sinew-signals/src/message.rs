@@ -1,4 +1,4 @@
-//! Alerts as messages of webhooks. Pure.
+//! Alerts as messages of webhooks and mails. Pure.
 
 use crate::alerts::Alert;
 use crate::config::Format;
@@ -6,15 +6,12 @@ use serde_json::{Value, json};
 
 /// The body of a message; `at` is in seconds since 1970.
 pub(crate) fn body(format: Format, run: &str, alert: &Alert, at: f64) -> Value {
-    let title = format!("sinew {run}: {}", alert.rule.name());
-    let more = match alert.held_back {
-        0 => String::new(),
-        n => format!(" ({n} alerts before it were held back)"),
-    };
+    let (title, more) = (title(run, alert), more(alert));
     match format {
         Format::Json => json!({
             "source": "sinew", "run": run, "rule": alert.rule.name(), "text": alert.text,
             "value": finite(alert.value), "threshold": alert.threshold, "held_back": alert.held_back, "at": at,
+            "episode": alert.episode,
         }),
         // `<`, `>` and `&` begin links and mentions in Slack's text.
         Format::Slack => {
@@ -28,6 +25,32 @@ pub(crate) fn body(format: Format, run: &str, alert: &Alert, at: f64) -> Value {
         Format::Apprise => json!({
             "title": title, "body": format!("{}{more}", alert.text), "type": "warning", "format": "text",
         }),
+    }
+}
+
+/// A mail: its subject and its text.
+pub(crate) fn mail(run: &str, alert: &Alert, folder: &std::path::Path) -> (String, String) {
+    let text = format!(
+        "{}{}\n\nrule: {}\nmeasured: {}\nthreshold: {}\nfolder: {}\n",
+        alert.text,
+        more(alert),
+        alert.rule.name(),
+        alert.value,
+        alert.threshold,
+        folder.display()
+    );
+    (title(run, alert), text)
+}
+
+fn title(run: &str, alert: &Alert) -> String {
+    format!("sinew {run}: {}", alert.rule.name())
+}
+
+/// What was not said before it.
+fn more(alert: &Alert) -> String {
+    match alert.held_back {
+        0 => String::new(),
+        n => format!(" ({n} alerts before it were held back)"),
     }
 }
 
@@ -49,6 +72,7 @@ mod tests {
             value: f64::NAN,
             threshold: 2.0,
             held_back: 3,
+            episode: None,
         };
         let plain = body(Format::Json, "r", &alert, 5.0);
         assert_eq!(
@@ -64,5 +88,11 @@ mod tests {
         let apprise = body(Format::Apprise, "r", &alert, 5.0);
         assert_eq!(apprise["title"], "sinew r: disk");
         assert!(apprise["body"].as_str().unwrap().contains("3 alerts"));
+        let (subject, text) = mail("r", &alert, "runs/r".as_ref());
+        assert_eq!(subject, "sinew r: disk");
+        assert!(
+            text.contains("3 alerts") && text.contains("folder: runs/r"),
+            "{text}"
+        );
     }
 }

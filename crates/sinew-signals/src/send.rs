@@ -1,33 +1,41 @@
-//! What leaves over the network: a bounded queue, a task, a few tries each.
+//! What leaves over the network: bounded queues, a task each, a few tries for every request.
 
-use reqwest::Client;
+use reqwest::{Client, Method};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 
 /// Requests that wait.
 const QUEUE: usize = 256;
 /// Time of one try.
 const TRY: Duration = Duration::from_secs(10);
 /// Pauses between tries; with the first there is one try more than pauses.
-const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(4)];
+pub(crate) const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(4)];
+/// Bytes of an answer that are read.
+const MAX_ANSWER: usize = 1 << 20;
+/// Bytes of a refusal that are shown.
+const SHOWN: usize = 300;
 
 /// A request.
 #[derive(Clone, Debug)]
-pub(crate) struct Post {
+pub(crate) struct Request {
+    pub(crate) method: Method,
     pub(crate) url: String,
     pub(crate) content_type: &'static str,
     pub(crate) headers: BTreeMap<String, String>,
     pub(crate) body: Vec<u8>,
 }
 
-/// The queue.
+/// Why a request did not succeed.
 #[derive(Clone, Debug)]
-pub(crate) struct Sender {
-    queue: mpsc::Sender<Post>,
-    counts: Arc<Counts>,
+pub(crate) struct Refused {
+    /// In one line.
+    pub(crate) why: String,
+    /// What the server answered, if it did.
+    pub(crate) status: Option<u16>,
 }
 
 /// What became of requests.
@@ -38,79 +46,157 @@ pub(crate) struct Counts {
     pub(crate) lost: AtomicU64,
 }
 
-impl Sender {
-    /// Sends on a runtime until every sender is dropped. The handle ends when the queue is empty then.
-    ///
-    /// # Errors
-    /// If the client cannot be made.
-    pub(crate) fn start(
-        runtime: &tokio::runtime::Handle,
-    ) -> Result<(Self, tokio::task::JoinHandle<()>), String> {
-        // A redirect of a webhook could carry its key to another place.
-        let client = Client::builder()
-            .tls_backend_preconfigured(sinew_http::tls())
-            .redirect(reqwest::redirect::Policy::none())
-            .timeout(TRY)
-            .build()
-            .map_err(|e| sinew_http::cause(&e))?;
-        let (queue, posts) = mpsc::channel(QUEUE);
-        let counts = Arc::<Counts>::default();
-        let task = runtime.spawn(work(client, posts, Arc::clone(&counts)));
-        Ok((Self { queue, counts }, task))
-    }
-
-    /// Puts a request into the queue, or loses it.
-    pub(crate) fn post(&self, post: Post) {
-        if self.queue.try_send(post).is_err() {
-            self.counts.lost.fetch_add(1, Ordering::Relaxed);
-        }
+impl Counts {
+    /// One more was sent or lost.
+    pub(crate) fn add(&self, sent: bool) {
+        let count = if sent { &self.sent } else { &self.lost };
+        count.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Sent and lost so far.
-    pub(crate) fn counts(&self) -> (u64, u64) {
+    pub(crate) fn read(&self) -> (u64, u64) {
         let of = |n: &AtomicU64| n.load(Ordering::Relaxed);
-        (of(&self.counts.sent), of(&self.counts.lost))
+        (of(&self.sent), of(&self.lost))
     }
+}
+
+/// A bounded queue to a task. What does not fit is lost and counted.
+#[derive(Debug)]
+pub(crate) struct Queue<T> {
+    queue: mpsc::Sender<T>,
+    counts: Arc<Counts>,
+}
+
+impl<T> Queue<T> {
+    /// With room for so many.
+    pub(crate) fn new(room: usize) -> (Self, mpsc::Receiver<T>, Arc<Counts>) {
+        let (queue, receiver) = mpsc::channel(room);
+        let counts = Arc::<Counts>::default();
+        let of_task = Arc::clone(&counts);
+        (Self { queue, counts }, receiver, of_task)
+    }
+
+    /// Puts one into the queue, or loses it.
+    pub(crate) fn put(&self, what: T) {
+        if self.queue.try_send(what).is_err() {
+            self.counts.add(false);
+        }
+    }
+
+    /// What became of those before.
+    pub(crate) fn counts(&self) -> Arc<Counts> {
+        Arc::clone(&self.counts)
+    }
+}
+
+/// A client that trusts what all clients trust.
+///
+/// # Errors
+/// If it cannot be made.
+pub(crate) fn client() -> Result<Client, String> {
+    // A redirect of a webhook could carry its key to another place.
+    Client::builder()
+        .tls_backend_preconfigured(sinew_http::tls())
+        .redirect(reqwest::redirect::Policy::none())
+        .timeout(TRY)
+        .build()
+        .map_err(|e| sinew_http::cause(&e))
+}
+
+/// Sends requests on a runtime until the queue is dropped. The handle ends when the queue is empty then.
+///
+/// # Errors
+/// If the client cannot be made.
+pub(crate) fn start(
+    runtime: &tokio::runtime::Handle,
+) -> Result<(Queue<Request>, JoinHandle<()>), String> {
+    let client = client()?;
+    let (queue, requests, counts) = Queue::new(QUEUE);
+    let task = runtime.spawn(work(client, requests, counts));
+    Ok((queue, task))
 }
 
 /// Sends one request after another, so that a receiver is never met by many at once.
-async fn work(client: Client, mut posts: mpsc::Receiver<Post>, counts: Arc<Counts>) {
-    while let Some(post) = posts.recv().await {
-        let mut result = once(&client, &post).await;
-        for pause in PAUSES {
-            if !matches!(result, Err((_, true))) {
-                break;
-            }
-            tokio::time::sleep(pause).await;
-            result = once(&client, &post).await;
+async fn work(client: Client, mut requests: mpsc::Receiver<Request>, counts: Arc<Counts>) {
+    while let Some(request) = requests.recv().await {
+        let result = tries(&client, &request).await;
+        if let Err(refused) = &result {
+            let host = host(&request.url);
+            tracing::warn!(host, why = refused.why, "a signal was not taken");
         }
-        match result {
-            Ok(()) => counts.sent.fetch_add(1, Ordering::Relaxed),
-            Err((why, _)) => {
-                // The path of a webhook is its key.
-                let host = post.url.split('/').nth(2).unwrap_or_default();
-                tracing::warn!(host, why, "a signal was not taken");
-                counts.lost.fetch_add(1, Ordering::Relaxed)
-            }
-        };
+        counts.add(result.is_ok());
     }
 }
 
-/// One try. An error says whether another may help.
-async fn once(client: &Client, post: &Post) -> Result<(), (String, bool)> {
-    let mut request = client.post(&post.url).body(post.body.clone());
-    request = request.header("content-type", post.content_type);
-    for (name, value) in &post.headers {
-        request = request.header(name, value);
-    }
-    let answer = request.send().await;
-    let answer = answer.map_err(|e| (sinew_http::cause(&e), true))?;
-    let status = answer.status();
-    match status.is_success() {
-        true => Ok(()),
-        false => {
-            let again = status.is_server_error() || status.as_u16() == 429;
-            Err((format!("status {status}"), again))
+/// The host of an address, to be shown and kept: the path of a webhook is its key, and a login may stand
+/// before the host.
+pub(crate) fn host(url: &str) -> &str {
+    let authority = url.split('/').nth(2).unwrap_or_default();
+    authority.rsplit('@').next().unwrap_or_default()
+}
+
+/// Sends a request, again where another try may help, and gives the answer.
+///
+/// # Errors
+/// What the last try came to.
+pub(crate) async fn tries(client: &Client, request: &Request) -> Result<Vec<u8>, Refused> {
+    let mut result = once(client, request).await;
+    for pause in PAUSES {
+        let again = |r: &Refused| r.status.is_none_or(|s| s >= 500 || s == 429);
+        if !result.as_ref().is_err_and(again) {
+            break;
         }
+        tokio::time::sleep(pause).await;
+        result = once(client, request).await;
+    }
+    result
+}
+
+/// One try.
+async fn once(client: &Client, request: &Request) -> Result<Vec<u8>, Refused> {
+    let broken = |e: reqwest::Error| Refused {
+        why: sinew_http::cause(&e),
+        status: None,
+    };
+    let mut call = client
+        .request(request.method.clone(), &request.url)
+        .body(request.body.clone())
+        .header("content-type", request.content_type);
+    for (name, value) in &request.headers {
+        call = call.header(name, value);
+    }
+    let mut answer = call.send().await.map_err(broken)?;
+    let status = answer.status();
+    let mut body = Vec::new();
+    while let Some(part) = answer.chunk().await.map_err(broken)? {
+        let room = MAX_ANSWER - body.len();
+        body.extend_from_slice(&part[..part.len().min(room)]);
+        if part.len() > room {
+            break;
+        }
+    }
+    match status.is_success() {
+        true => Ok(body),
+        false => {
+            let said = String::from_utf8_lossy(&body[..body.len().min(SHOWN)]);
+            Err(Refused {
+                why: format!("status {status}: {}", said.replace(['\r', '\n'], " ")),
+                status: Some(status.as_u16()),
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_an_address_are_not_shown() {
+        assert_eq!(
+            host("https://user:key@example.org:8443/hook/key"),
+            "example.org:8443"
+        );
+        assert_eq!(host("nothing"), "");
     }
 }

@@ -4,9 +4,8 @@
 //! An episode is a trace. It is complete when it is not among the live ones any more. A turn begins with a
 //! generation and ends before the next one; starts and scores stand next to the turns.
 
+use crate::otlp::{self, int, text};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
-use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value};
-use opentelemetry_proto::tonic::resource::v1::Resource;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span};
 use sinew_rollout::{LiveEpisode, Phase, PhaseSpan};
@@ -78,20 +77,11 @@ pub(crate) fn request(
     run: &str,
     episodes: &[Vec<PhaseSpan>],
 ) -> ExportTraceServiceRequest {
-    let scope = InstrumentationScope {
-        name: "sinew".into(),
-        version: env!("CARGO_PKG_VERSION").into(),
-        ..InstrumentationScope::default()
-    };
-    let resource = Resource {
-        attributes: vec![text("service.name", service), text("sinew.run", run)],
-        ..Resource::default()
-    };
     ExportTraceServiceRequest {
         resource_spans: vec![ResourceSpans {
-            resource: Some(resource),
+            resource: Some(otlp::resource(service, run)),
             scope_spans: vec![ScopeSpans {
-                scope: Some(scope),
+                scope: Some(otlp::scope()),
                 spans: episodes.iter().flat_map(|e| episode(run, e)).collect(),
                 ..ScopeSpans::default()
             }],
@@ -166,6 +156,33 @@ fn operation(phase: Phase) -> Option<&'static str> {
     }
 }
 
+/// The ids of an episode's trace and of its first span, which is the whole episode.
+pub(crate) fn episode_ids(run: &str, episode: &str) -> (Vec<u8>, Vec<u8>) {
+    let trace = trace_id(run, episode);
+    let span = span_id(&trace, 1);
+    (trace, span)
+}
+
+/// Whether an episode is in a share of all, by its id alone.
+pub(crate) fn chosen(episode: &str, share: f64) -> bool {
+    let hash = blake3::hash(episode.as_bytes());
+    let mut bytes = [0; 4];
+    bytes.copy_from_slice(&hash.as_bytes()[..4]);
+    f64::from(u32::from_le_bytes(bytes)) < share * 4_294_967_296.0
+}
+
+fn trace_id(run: &str, episode: &str) -> Vec<u8> {
+    let hash = blake3::hash(format!("{run}\n{episode}").as_bytes());
+    hash.as_bytes()[..16].to_vec()
+}
+
+/// The id of the `number`th span of a trace, from 1.
+fn span_id(trace: &[u8], number: u64) -> Vec<u8> {
+    let mut seed = trace.to_vec();
+    seed.extend_from_slice(&number.to_le_bytes());
+    blake3::hash(&seed).as_bytes()[..8].to_vec()
+}
+
 /// Makes spans of one trace with ids that follow from run and episode, so that a trace that is sent twice is
 /// the same trace.
 struct Maker {
@@ -177,9 +194,8 @@ struct Maker {
 impl Maker {
     /// The ids of one episode.
     fn new(run: &str, episode: &str) -> Self {
-        let hash = blake3::hash(format!("{run}\n{episode}").as_bytes());
         Self {
-            trace: hash.as_bytes()[..16].to_vec(),
+            trace: trace_id(run, episode),
             episode: episode.to_owned(),
             made: 0,
         }
@@ -188,12 +204,10 @@ impl Maker {
     /// The next span.
     fn span(&mut self, name: &str, parent: &[u8], from_s: f64, to_s: f64) -> Span {
         self.made += 1;
-        let mut seed = self.trace.clone();
-        seed.extend_from_slice(&self.made.to_le_bytes());
         let nanos = |s: f64| (s.max(0.0) * 1e9) as u64;
         Span {
             trace_id: self.trace.clone(),
-            span_id: blake3::hash(&seed).as_bytes()[..8].to_vec(),
+            span_id: span_id(&self.trace, self.made),
             parent_span_id: parent.to_vec(),
             name: name.to_owned(),
             kind: SpanKind::Internal as i32,
@@ -202,22 +216,6 @@ impl Maker {
             attributes: vec![text("sinew.episode", &self.episode)],
             ..Span::default()
         }
-    }
-}
-
-fn text(key: &str, value: &str) -> KeyValue {
-    attribute(key, any_value::Value::StringValue(value.to_owned()))
-}
-
-fn int(key: &str, value: i64) -> KeyValue {
-    attribute(key, any_value::Value::IntValue(value))
-}
-
-fn attribute(key: &str, value: any_value::Value) -> KeyValue {
-    KeyValue {
-        key: key.to_owned(),
-        value: Some(AnyValue { value: Some(value) }),
-        ..KeyValue::default()
     }
 }
 
@@ -266,6 +264,24 @@ mod tests {
         assert_eq!(spans[0].start_time_unix_nano, 10_000_000_000);
         let again = episode("run", &phases);
         assert_eq!(spans, again);
+    }
+
+    #[test]
+    fn the_first_span_has_the_id_that_log_records_name() {
+        let spans = episode("run", &[phase("e", Phase::Boot, 11.0, 1.0)]);
+        let ids = (spans[0].trace_id.clone(), spans[0].span_id.clone());
+        assert_eq!(ids, episode_ids("run", "e"));
+    }
+
+    #[test]
+    fn a_share_of_the_episodes_is_chosen_by_their_ids() {
+        let count = |share| {
+            (0..2000)
+                .filter(|i| chosen(&format!("e{i}"), share))
+                .count()
+        };
+        assert_eq!((count(0.0), count(1.0)), (0, 2000));
+        assert!((400..600).contains(&count(0.25)), "{}", count(0.25));
     }
 
     #[test]

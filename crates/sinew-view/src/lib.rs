@@ -12,13 +12,15 @@
 //! | [`LiveFile`] | the bus, by a bounded queue | yes |
 //! | [`Printer`], [`ReportFile`] | the bus, as recorders | no |
 //! | [`RunSummary`] | files of the run's folder | no |
-//! | [`text`], [`json`] | a trace of the store | no |
+//! | [`text`], [`json`], [`html`] | a trace of the store | no |
 
 mod episode;
 mod interference;
 mod live;
 mod live_file;
 mod log;
+mod page;
+mod pieces;
 mod printer;
 mod report;
 mod run;
@@ -32,6 +34,8 @@ pub use live_file::{
     LIVE_FILE, LiveFile, LiveRow, LiveState, Sample, SpanRow, TIMELINE_FILE, timeline,
 };
 pub use log::{say, writer};
+pub use page::{Limits, html};
+pub use pieces::pieces;
 pub use printer::{Out, Printer};
 pub use report::{ReportFile, RunFacts};
 pub use run::{RunSummary, WINDOW, lines, smoothed};

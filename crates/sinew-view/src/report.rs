@@ -628,8 +628,8 @@ pub(crate) fn kind_name(kind: TokenKind) -> &'static str {
     }
 }
 
-/// Text as HTML text: markup and quotes written out.
-fn escape(text: &str) -> String {
+/// Text as HTML text: markup written out.
+pub(crate) fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")

@@ -9,13 +9,15 @@ use clap::ValueEnum;
 use serde_json::json;
 use sinew_dashboard::{Flagged, ListError, Outcomes, Suspicion, WAITS};
 use sinew_project::{RunDirError, store_path};
+use sinew_render::Renderer;
 use sinew_store::{Cursor, EndKind, EpisodeSummary, ExportFormat, Filter, StoreReader, export};
 use sinew_types::{EpisodeId, Trace};
-use sinew_view::{ShowOptions, visible};
+use sinew_view::{Limits, ShowOptions, visible};
 use sinew_wire::Failure;
 use std::io::IsTerminal;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// How an episode ended, as a value of `--end`. Truncated is not failed: a limit ended it, and it counts.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -106,7 +108,11 @@ pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
     let recipe = sinew_project::recipe(run_dir)?;
     let outcomes = outcomes(run_dir, &store)?;
     outcomes.settle(&mut trace).map_err(Failure::system)?;
-    let renderer = sinew_wire::renderer(&recipe.model, &recipe.env)?;
+    let renderer = sinew_wire::renderer(&recipe.model, &recipe.env);
+    if let Some(file) = &args.html {
+        return page(&trace, &renderer, file);
+    }
+    let renderer = renderer?;
     if args.json {
         let text = sinew_view::json(&trace, renderer.as_ref()).map_err(Failure::system)?;
         output::print(&(text + "\n"));
@@ -117,6 +123,27 @@ pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
         };
         output::print(&sinew_view::text(&trace, renderer.as_ref(), options));
     }
+    Ok(())
+}
+
+/// `--html`: an episode as a page. It is whole without the tokenizer, too, but for the text of tokens.
+///
+/// # Errors
+/// If the file cannot be written.
+fn page(
+    trace: &Trace,
+    renderer: &Result<Arc<dyn Renderer>, Failure>,
+    file: &Path,
+) -> Result<(), Failure> {
+    let why = renderer.as_ref().err().map(|e| e.text().to_owned());
+    let renderer = match renderer {
+        Ok(renderer) => Ok(renderer.as_ref()),
+        Err(_) => Err(why.as_deref().unwrap_or_default()),
+    };
+    let page = sinew_view::html(trace, renderer, Limits::default());
+    sinew_project::write_atomic(file, page.as_bytes())
+        .map_err(|e| Failure::input(format!("--html = {:?}: {e}", file.display())))?;
+    output::print(&format!("{} bytes in {}\n", page.len(), file.display()));
     Ok(())
 }
 

@@ -256,6 +256,9 @@ pub(crate) struct ShowArgs {
     /// One line for each token of the episode
     #[arg(long, requires = "run_dir")]
     pub(crate) tokens: bool,
+    /// The episode as one HTML page that can be mailed: no scripts, nothing from elsewhere
+    #[arg(long, value_name = "FILE", requires = "run_dir", conflicts_with_all = ["tokens", "json"])]
+    pub(crate) html: Option<PathBuf>,
     /// The whole trace, or the counts of the run, as JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -246,7 +246,7 @@ pub(crate) fn in_session<T>(
     let _signals = options
         .signals_to
         .as_ref()
-        .map(|config| start_signals(config, recipe, dir, &bus, &runtime))
+        .map(|config| start_signals((config, options.command), recipe, dir, &bus, &runtime))
         .transpose()?;
     let (sender, cancel) = watch::channel(false);
     let bench = Bench::of_run(dir.path(), sender.clone());
@@ -279,13 +279,20 @@ pub(crate) fn in_session<T>(
 /// # Errors
 /// If an address or a folder that the file names cannot be used.
 fn start_signals(
-    config: &SignalsConfig,
+    (config, command): (&SignalsConfig, &str),
     recipe: &RunPlan,
     dir: &RunDir,
     bus: &Bus,
     runtime: &Runtime,
 ) -> Result<Signals, Failure> {
-    let signals = Signals::start(config, &recipe.name, dir.path(), bus, runtime.handle());
+    let run = sinew_signals::Run {
+        name: recipe.name.clone(),
+        command: command.to_owned(),
+        folder: dir.path().to_owned(),
+        recipe: serde_json::to_value(dir.portable(recipe)).map_err(Failure::system)?,
+        files: vec![dir.recipe_path(), dir.report_path()],
+    };
+    let signals = Signals::start(config, &run, bus, runtime.handle());
     let signals = signals.map_err(Failure::input)?;
     if let Some(address) = signals.address() {
         say(&format!("metrics: http://{address}/metrics"));

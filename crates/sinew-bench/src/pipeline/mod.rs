@@ -7,14 +7,16 @@
 //! | `sandboxes` | the same with each call in a sandbox of the process level |
 //! | `overlap` | `train.mode` async over sync, with real training of a tiny model |
 //! | `durable` | the same run with its episodes on disk and in memory |
+//! | `signals` | CPU time of everything that tells other systems of a run |
 //! | `store` | inserts a second into a large store, and its size on disk |
 //!
-//! All but `store` run the training loop itself. Ideal schedules are computed from the same
+//! All but `signals` and `store` run the training loop itself. Ideal schedules are computed from the same
 //! draws.
 
 mod ideal;
 mod insert;
 mod session;
+mod signals;
 mod timeline;
 mod world;
 
@@ -29,7 +31,14 @@ use std::time::Instant;
 use world::{Calls, Tool, World};
 
 /// Names that `--only` takes.
-const PARTS: [&str; 5] = ["interleave", "sandboxes", "overlap", "durable", "store"];
+const PARTS: [&str; 6] = [
+    "interleave",
+    "sandboxes",
+    "overlap",
+    "durable",
+    "signals",
+    "store",
+];
 /// Groups of a step of the part `overlap`, and episodes of a group, turns of each, and tokens of a turn.
 const OVERLAP: (usize, usize, usize, usize) = (8, 4, 3, 2);
 /// Steps that samples may be behind in mode async.
@@ -41,7 +50,7 @@ pub(crate) struct PipelineArgs {
     /// One JSON object a row
     #[arg(long)]
     json: bool,
-    /// Only these parts: interleave, sandboxes, overlap, durable, store
+    /// Only these parts: interleave, sandboxes, overlap, durable, signals, store
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Rounds of each measurement, by turns where two are compared
@@ -124,6 +133,9 @@ pub(crate) fn run(args: &PipelineArgs) -> Result<(), BenchError> {
     }
     if wanted("durable") {
         bench.durable()?;
+    }
+    if wanted("signals") {
+        signals::run(args.rounds, bench.printer)?;
     }
     if wanted("store") {
         insert::run(args.rows as usize, bench.printer)?;

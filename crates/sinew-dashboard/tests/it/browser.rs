@@ -2,6 +2,9 @@
 
 use crate::chromium::Browser;
 use crate::{Served, data, serve};
+use serde_json::json;
+use sinew_store::StoreReader;
+use sinew_types::EpisodeId;
 use std::io::Write;
 use std::path::Path;
 
@@ -174,4 +177,69 @@ fn keys_links_theme_and_changes_work() {
         }
     }
     panic!("the page did not see the step");
+}
+
+#[test]
+fn the_page_of_an_episode_needs_nothing_else_and_keeps_hostile_text_as_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("a");
+    data::run(&run, 1, 1, 0.0);
+    let store = StoreReader::open(&run.join("store")).unwrap();
+    let mut trace = store.get(&EpisodeId::new("d00000000-e0")).unwrap().unwrap();
+    let evil = "</div></script><script>document.title='owned'</script><img src=https://example.org/x onerror=\"document.title='owned'\">";
+    trace.task_kind = evil.into();
+    trace.nodes[1].messages[0].content = evil.into();
+    trace.nodes[1].messages[0].tool_calls[0].name = evil.into();
+    let renderer = sinew_render::byte_renderer().unwrap();
+    let page = sinew_view::html(&trace, Ok(&renderer), sinew_view::Limits::default());
+    let file = dir.path().join("page.html");
+    std::fs::write(&file, page).unwrap();
+    let mut browser = Browser::start(dir.path());
+    browser.call(
+        "Network.emulateNetworkConditions",
+        json!({ "offline": true, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0 }),
+    );
+    browser.size(390, 860);
+    browser.go(&format!("file://{}", file.display()));
+    browser.until("location.protocol === 'file:' && document.readyState === 'complete'");
+    assert_eq!(browser.eval("document.title"), "d00000000-e0");
+    let text = browser.eval("document.body.textContent");
+    // Type, environment, what was said, the name of the tool.
+    assert_eq!(text.as_str().unwrap().matches(evil).count(), 4, "{text}");
+    for (what, count) in [
+        ("script", 0),
+        ("img", 1),
+        ("article", trace.nodes.len()),
+        ("details.call", 1),
+        (
+            "article.sampled .tokens span[title*=log-prob]",
+            trace.sampled_tokens(),
+        ),
+    ] {
+        let found = browser.eval(&format!("document.querySelectorAll({what:?}).length"));
+        assert_eq!(found, count, "{what}");
+    }
+    browser.until("document.querySelector('img').naturalWidth === 1");
+    // A call is folded, and opens without a script of the page; tokens have their colours.
+    assert_eq!(
+        browser.eval("document.querySelector('details.call').open"),
+        false
+    );
+    browser.eval("document.querySelector('details.call summary').click()");
+    assert_eq!(
+        browser.eval("document.querySelector('details.call').open"),
+        true
+    );
+    let colours = "new Set([...document.querySelectorAll('.sampled .tokens span')].map((s) => getComputedStyle(s).backgroundColor)).size";
+    assert!(browser.eval(colours).as_u64().unwrap() > 1);
+    let wide = browser.eval("document.documentElement.scrollWidth - innerWidth");
+    assert!(wide.as_i64().unwrap() <= 0, "{wide}");
+    assert!(browser.errors.is_empty(), "{:#?}", browser.errors);
+    let own = |url: &&String| {
+        !["file:", "data:", "about:"]
+            .iter()
+            .any(|o| url.starts_with(o))
+    };
+    let elsewhere: Vec<&String> = browser.requests.iter().filter(own).collect();
+    assert!(elsewhere.is_empty(), "{elsewhere:?}");
 }

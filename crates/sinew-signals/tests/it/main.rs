@@ -1,14 +1,17 @@
 //! Signals of a run as the other systems get them: event files and traces by the readers of their projects.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod mail;
+mod trackers;
+
 use sinew_pipeline::{Bus, EpisodeStats, EvalRecord, RolloutProgress, RunEvent, StepRecord};
-use sinew_rollout::{LiveEpisode, Phase, PhaseSpan};
-use sinew_signals::{Signals, SignalsConfig};
-use sinew_types::EpisodeId;
+use sinew_rollout::{FailedEpisode, LiveEpisode, Phase, PhaseSpan};
+use sinew_signals::{Run, Signals, SignalsConfig};
+use sinew_types::{EpisodeId, FailureKind};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
@@ -93,9 +96,65 @@ fn emit(bus: &Bus, event: RunEvent) {
     bus.emit(event).unwrap();
 }
 
+/// A run called `demo`, with a recipe of more than one block of a log.
+fn demo(folder: &Path) -> Run {
+    let files = ["recipe.toml", "report.html"].map(|name| folder.join(name));
+    std::fs::write(&files[0], "name = \"demo\"").unwrap();
+    Run {
+        name: "demo".into(),
+        command: "train".into(),
+        folder: folder.to_owned(),
+        recipe: serde_json::json!({
+            "train": { "steps": 3 }, "env": [{ "type": "shop" }], "long": "x".repeat(70_000),
+        }),
+        files: files.to_vec(),
+    }
+}
+
 fn start(config: &str, folder: &Path, bus: &Bus, runtime: &tokio::runtime::Runtime) -> Signals {
     let config = SignalsConfig::parse("s.toml".as_ref(), config).unwrap();
-    Signals::start(&config, "demo", folder, bus, runtime.handle()).unwrap()
+    Signals::start(&config, &demo(folder), bus, runtime.handle()).unwrap()
+}
+
+/// A Python program that serves, and says its port first. It ends with the value.
+struct Server {
+    child: Child,
+    port: u16,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Server {
+    fn start(program: &str, arguments: &[&str]) -> Self {
+        let mut child = Command::new(python())
+            .arg("-c")
+            .arg(program)
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap());
+        let mut port = String::new();
+        lines.read_line(&mut port).unwrap();
+        let port = port.trim().parse().unwrap();
+        Self { child, port, lines }
+    }
+}
+
+impl Server {
+    /// Ends it, and gives what it said after its port.
+    fn said(mut self) -> String {
+        let _ = self.child.kill();
+        let mut rest = String::new();
+        self.lines.read_to_string(&mut rest).unwrap();
+        rest
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 #[test]
@@ -219,6 +278,76 @@ print({a.value.string_value for s in spans for a in s.attributes if a.key == 'si
 }
 
 #[test]
+fn the_python_package_of_opentelemetry_reads_the_log_records() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let (address, posts) = receiver("200 OK");
+    let (hook, alerts) = receiver("200 OK");
+    let bus = Bus::default();
+    let config = format!(
+        "[otlp]\nurl = \"http://{address}/v1/traces\"\nlogs_url = \"http://{address}/v1/logs\"\n\
+         [alerts]\nwebhook = \"http://{hook}/\"\nhang_s = 10.0\ndisk_free_below_gb = 0.0\nmemory_above = 0.0"
+    );
+    let signals = start(&config, dir.path(), &bus, &runtime);
+    emit(&bus, RunEvent::Warning("the disk is slow".into()));
+    emit(&bus, RunEvent::Step(Arc::new(step(3, 0.5, 0.5))));
+    let progress = RolloutProgress {
+        spans: phases("e1"),
+        failures: vec![FailedEpisode {
+            episode: EpisodeId::new("e1"),
+            kind: FailureKind::Sandbox,
+            reason: "killed: out of memory".into(),
+            ended_unix_s: 1.7e9,
+        }],
+        longest: vec![LiveEpisode {
+            episode: EpisodeId::new("e2"),
+            phase: Phase::Tool,
+            phase_s: 60.0,
+            left_s: None,
+        }],
+        ..RolloutProgress::default()
+    };
+    emit(&bus, RunEvent::Rollout(Box::new(progress)));
+    drop(signals);
+    let mut files = Vec::new();
+    for (head, body) in posts.try_iter() {
+        let name = head.split(' ').nth(1).unwrap().replace('/', "-");
+        files.push(dir.path().join(name));
+        std::fs::write(files.last().unwrap(), body).unwrap();
+    }
+    files.sort();
+    let program = "
+import sys
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+read = lambda kind, path: kind.FromString(open(path, 'rb').read())
+[rl] = read(ExportLogsServiceRequest, sys.argv[1]).resource_logs
+[rs] = read(ExportTraceServiceRequest, sys.argv[2]).resource_spans
+print({a.key: a.value.string_value for a in rl.resource.attributes})
+spans = {(s.trace_id, s.span_id): s.name for s in rs.scope_spans[0].spans}
+for r in rl.scope_logs[0].log_records:
+    facts = {a.key: a.value.string_value for a in r.attributes if a.value.string_value}
+    print(r.severity_text, r.event_name, r.body.string_value.split(',')[0], facts, spans.get((r.trace_id, r.span_id)), r.time_unix_nano > 1.6e18)
+";
+    let files: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
+    assert_eq!(files.len(), 2, "{files:?}");
+    let read = run(program, &files);
+    assert_eq!(
+        read,
+        "{'service.name': 'sinew', 'sinew.run': 'demo'}\n\
+         WARN sinew.warning the disk is slow {} None True\n\
+         INFO sinew.step step 3: 8 episodes {} None True\n\
+         WARN sinew.episode_failed episode e1 failed: sandbox: killed: out of memory \
+         {'sinew.episode': 'e1', 'error.type': 'sandbox'} episode True\n\
+         ERROR sinew.alert episode e2 has been in the phase `tool` for 60 s \
+         {'sinew.rule': 'hang', 'sinew.episode': 'e2'} None True\n"
+    );
+    let (_, alert) = alerts.recv().unwrap();
+    let alert: serde_json::Value = serde_json::from_slice(&alert).unwrap();
+    assert_eq!(alert["episode"], "e2");
+}
+
+#[test]
 fn prometheus_gets_the_newest_values_and_a_person_is_called_once() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -273,8 +402,10 @@ fn a_server_that_never_answers_holds_no_event_up() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let bus = Bus::default();
     let config = format!(
-        "[otlp]\nurl = \"http://{}/v1/traces\"",
-        silent.local_addr().unwrap()
+        "[otlp]\nurl = \"http://{at}/v1/traces\"\nlogs_url = \"http://{at}/v1/logs\"\n\
+         [mlflow]\nurl = \"http://{at}\"\n[alerts]\nreward_jump = 1.0\n[alerts.mail]\nserver = \"{at}\"\n\
+         tls = \"never\"\nfrom = \"a@example.org\"\nto = [\"b@example.org\"]",
+        at = silent.local_addr().unwrap()
     );
     let signals = start(&config, dir.path(), &bus, &runtime);
     // More than both queues hold. If one of them were waited for, this would not end.
@@ -287,6 +418,8 @@ fn a_server_that_never_answers_holds_no_event_up() {
                 ..RolloutProgress::default()
             })),
         );
+        let reward = if n % 9 == 8 { 9.0 } else { 0.5 };
+        emit(&bus, RunEvent::Step(Arc::new(step(n, reward, 0.5))));
     }
     std::mem::forget(signals);
 }
@@ -297,13 +430,8 @@ fn an_address_in_use_is_named() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let config = format!("[prometheus]\nlisten = \"{}\"", taken.local_addr().unwrap());
     let config = SignalsConfig::parse("s.toml".as_ref(), &config).unwrap();
-    let error = Signals::start(
-        &config,
-        "r",
-        Path::new("."),
-        &Bus::default(),
-        runtime.handle(),
-    )
-    .unwrap_err();
+    let dir = tempfile::tempdir().unwrap();
+    let run = demo(dir.path());
+    let error = Signals::start(&config, &run, &Bus::default(), runtime.handle()).unwrap_err();
     assert!(error.to_string().contains("prometheus.listen"), "{error}");
 }

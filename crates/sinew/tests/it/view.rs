@@ -4,6 +4,7 @@ use crate::{failure, sinew, train};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// What an address with the token of a link answers.
@@ -32,7 +33,8 @@ fn a_run_is_seen_while_it_works_and_afterwards_and_its_signals_arrive() {
     let run = dir.path().join("seen");
     let signals = dir.path().join("signals.toml");
     let textfile = dir.path().join("sinew.prom");
-    let text = format!("[tensorboard]\n[prometheus]\ntextfile = {textfile:?}\n");
+    let text =
+        format!("[tensorboard]\n[wandb]\n[clearml]\n[prometheus]\ntextfile = {textfile:?}\n");
     std::fs::write(&signals, text).unwrap();
     let options = ["--view", "--signals", signals.to_str().unwrap()];
     let mut child = train(&run, &options)
@@ -90,7 +92,41 @@ fn a_run_is_seen_while_it_works_and_afterwards_and_its_signals_arrive() {
         "{metrics}"
     );
     assert!(run.join("timeline.jsonl").exists());
-    assert_eq!(run.join("tensorboard").read_dir().unwrap().count(), 1);
+    tracked(&run);
+    mailed(&run, id);
+}
+
+/// What the trackers have of the run.
+fn tracked(run: &Path) {
+    for tracker in ["tensorboard", "wandb", "clearml"] {
+        assert_eq!(
+            run.join(tracker).read_dir().unwrap().count(),
+            1,
+            "{tracker}"
+        );
+    }
+    let offline = run.join("wandb").read_dir().unwrap().next().unwrap();
+    let report = offline.unwrap().path().join("files/report.html");
+    assert!(report.exists());
+    let session = run.join("clearml").read_dir().unwrap().next().unwrap();
+    let task = std::fs::read(session.unwrap().path().join("task.json")).unwrap();
+    let task: Value = serde_json::from_slice(&task).unwrap();
+    assert_eq!(task["hyperparams"]["train"]["steps"]["value"], "60");
+}
+
+/// The episode as a page that can be mailed.
+fn mailed(run: &Path, id: &str) {
+    let file = run.join("episode.html");
+    let mut show = sinew();
+    show.args(["show", id, "--run-dir"]).arg(run);
+    let shown = show.arg("--html").arg(&file).output().unwrap();
+    assert!(shown.status.success(), "{shown:?}");
+    let page = std::fs::read_to_string(&file).unwrap();
+    assert!(page.contains(&format!("<h1>Episode {id}</h1>")), "{page}");
+    assert!(
+        page.contains("log-prob") && !page.contains("<script"),
+        "{page}"
+    );
 }
 
 #[test]
