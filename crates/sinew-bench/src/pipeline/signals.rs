@@ -156,12 +156,10 @@ fn serve(stream: TcpStream) -> Option<()> {
             }
         }
         std::io::copy(&mut (&mut reader).take(length), &mut std::io::sink()).ok()?;
+        // In one write: small ones would wait for each other's acknowledgement.
         let size = ANSWER.len();
-        write!(
-            writer,
-            "HTTP/1.1 200 OK\r\ncontent-length: {size}\r\n\r\n{ANSWER}"
-        )
-        .ok()?;
+        let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {size}\r\n\r\n{ANSWER}");
+        writer.write_all(answer.as_bytes()).ok()?;
     }
 }
 
