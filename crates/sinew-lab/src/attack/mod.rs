@@ -339,7 +339,8 @@ impl Suite<'_> {
         self.aftermath(before, verdict).await
     }
 
-    /// What shall be cut by its deadline keeps it; the rest gets the time that a busy host or a slow level takes.
+    /// What shall be cut by its deadline keeps it; the rest gets the time that a busy host or a slow level
+    /// takes.
     fn deadline(&self, case: &Case) -> Duration {
         let cut = matches!(case.expect, Expect::Timeout | Expect::Bounded);
         case.deadline
