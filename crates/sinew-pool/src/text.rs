@@ -143,9 +143,9 @@ pub fn whole(count: usize, version: PolicyVersion) -> Vec<VersionSpan> {
     }
 }
 
-/// A conversation as a trace of one path: turns of the assistant after the first `given` messages are trained,
-/// all else is not, worked examples of a prompt among it. Its log-probabilities are 0, to be replaced by a
-/// trainer's own.
+/// A conversation as a trace of one path: turns of the assistant after the first `given` messages are
+/// trained, all else is not, worked examples of a prompt among it. Its log-probabilities are 0, to be
+/// replaced by a trainer's own.
 ///
 /// # Errors
 /// If it does not begin with a prompt and end with the assistant, if two turns of the assistant

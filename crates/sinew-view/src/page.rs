@@ -255,8 +255,8 @@ impl Page<'_> {
         }
     }
 
-    /// A text, as far as it fits into the page. It is cut at the border of a character; what is cut is counted
-    /// and named at the end.
+    /// A text, as far as it fits into the page. It is cut at the border of a character; what is cut is
+    /// counted and named at the end.
     fn text(&mut self, class: &str, text: &str) {
         let shown = text.floor_char_boundary(self.left.text);
         self.left.text -= shown;
@@ -268,8 +268,8 @@ impl Page<'_> {
         );
     }
 
-    /// A picture of the trace. Others are named, and so is one that does not fit: a page with half of a picture
-    /// would be read as what the model saw.
+    /// A picture of the trace. Others are named, and so is one that does not fit: a page with half of a
+    /// picture would be read as what the model saw.
     fn picture(&mut self, media: &Media) {
         let Some(url) = own_picture(media) else {
             self.note("note", &format!("image {}", named(media)));

@@ -1,8 +1,8 @@
 //! Which leading blocks engines have seen: a bounded memory of hashes.
 //!
 //! A guess about the engine's prefix cache, not a promise: if it is wrong, a prompt is computed
-//! again and nothing else happens. It is cleared when the engine gets other weights. Blocks lead to their engines, so
-//! that a look does not depend on how many engines there are.
+//! again and nothing else happens. It is cleared when the engine gets other weights. Blocks lead to
+//! their engines, so that a look does not depend on how many engines there are.
 
 use sinew_types::{TokenId, mix_hash};
 use std::collections::VecDeque;
