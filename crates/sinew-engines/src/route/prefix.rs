@@ -79,26 +79,29 @@ impl EngineSet {
         if self.contains(engine) {
             return false;
         }
-        if let Self::One(only) = *self {
-            *self = Self::Many(Vec::new());
-            self.insert(only);
-        }
-        if let Self::Many(words) = self {
-            words.resize(words.len().max(engine / 64 + 1), 0);
-            words[engine / 64] |= 1 << (engine % 64);
-        }
+        let mut words = match std::mem::replace(self, Self::Many(Vec::new())) {
+            Self::Many(words) => words,
+            Self::One(only) => {
+                let mut words = vec![0; only / 64 + 1];
+                words[only / 64] = 1 << (only % 64);
+                words
+            }
+        };
+        words.resize(words.len().max(engine / 64 + 1), 0);
+        words[engine / 64] |= 1 << (engine % 64);
+        *self = Self::Many(words);
         true
     }
 
     fn remove(&mut self, engine: usize) {
-        if let Self::One(only) = *self {
-            *self = Self::Many(Vec::new());
-            self.insert(only);
-        }
-        if let Self::Many(words) = self
-            && let Some(word) = words.get_mut(engine / 64)
-        {
-            *word &= !(1 << (engine % 64));
+        match self {
+            Self::One(only) if *only == engine => *self = Self::Many(Vec::new()),
+            Self::One(_) => {}
+            Self::Many(words) => {
+                if let Some(word) = words.get_mut(engine / 64) {
+                    *word &= !(1 << (engine % 64));
+                }
+            }
         }
     }
 

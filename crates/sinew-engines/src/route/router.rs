@@ -619,20 +619,21 @@ impl Router {
             engine.has_capacity(&self.config, tokens)
                 && engine.unusable(self.version, now).is_none()
         };
-        let seen = self.seen.matched(request.blocks.hashes());
         let other = |i: usize| Some(i) != request.failed_on && able(i);
+        let seen = || self.seen.matched(request.blocks.hashes());
         let Some((idlest, _)) = self.loads.iter().find(|(_, i)| other(*i)) else {
             let last = request.failed_on.filter(|i| able(*i))?;
+            let seen = seen();
             let depth = seen.iter().find(|(_, engines)| engines.contains(last));
             return Some((last, depth.map_or(0, |(depth, _)| *depth)));
         };
         let load = |i: usize| self.engines[i].load;
         let limit = idlest + self.config.max_imbalance as f64;
-        for (depth, engines) in &seen {
+        for (depth, engines) in seen() {
             let near = engines.iter().filter(|i| load(*i) <= limit && other(*i));
             let best = near.min_by(|a, b| load(*a).total_cmp(&load(*b)));
             if let Some(best) = best {
-                return Some((best, *depth));
+                return Some((best, depth));
             }
         }
         let free = |i: usize| {
