@@ -6,6 +6,7 @@
 
 use crate::config::ClearmlConfig;
 use crate::facts::Run;
+use crate::files;
 use crate::params::params;
 use serde_json::{Map, Value, json};
 use std::fs::File;
@@ -33,8 +34,7 @@ impl Clearml {
         folder: &Path,
         now_unix_s: f64,
     ) -> std::io::Result<Self> {
-        let seed = format!("{}\n{}\n{now_unix_s}", run.name, run.folder.display());
-        let id = format!("offline-{}", &blake3::hash(seed.as_bytes()).to_hex()[..32]);
+        let id = format!("offline-{}", &run.session(now_unix_s)[..32]);
         let own = folder.join(&id);
         std::fs::create_dir_all(&own)?;
         let recipe = serde_json::to_string_pretty(&run.recipe)?;
@@ -52,9 +52,7 @@ impl Clearml {
             "offline_output_models": [],
         });
         // A session without its task cannot be read at all: it is there first, and whole.
-        let temporary = own.join("task.new");
-        std::fs::write(&temporary, task.to_string())?;
-        std::fs::rename(&temporary, own.join("task.json"))?;
+        files::replace(&own.join("task.json"), &task.to_string())?;
         let file = File::create_new(own.join("metrics.jsonl"))?;
         Ok(Self { file, id })
     }

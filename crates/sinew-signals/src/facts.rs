@@ -3,6 +3,9 @@
 use serde_json::Value;
 use std::path::PathBuf;
 
+/// Bytes of a file that goes along.
+pub(crate) const MAX_FILE: u64 = 16 << 20;
+
 /// A run that other systems hear of.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run {
@@ -16,4 +19,12 @@ pub struct Run {
     pub recipe: Value,
     /// Files that go along at the end, where they are there: recipe and report.
     pub files: Vec<PathBuf>,
+}
+
+impl Run {
+    /// A name of 64 hexadecimal digits for the session that begins now.
+    pub(crate) fn session(&self, now_unix_s: f64) -> String {
+        let seed = format!("{}\n{}\n{now_unix_s}", self.name, self.folder.display());
+        blake3::hash(seed.as_bytes()).to_hex().to_string()
+    }
 }

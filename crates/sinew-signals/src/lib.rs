@@ -25,6 +25,7 @@ mod clearml;
 mod config;
 mod crc;
 mod facts;
+mod files;
 mod logs;
 mod machine;
 mod mail;

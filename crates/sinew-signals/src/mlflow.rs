@@ -5,7 +5,8 @@
 //! with a run goes on with its run of MLflow, which `mlflow.json` in the run's folder names.
 
 use crate::config::MlflowConfig;
-use crate::facts::Run;
+use crate::facts::{MAX_FILE, Run};
+use crate::files;
 use crate::numbers::Numbers;
 use crate::params::{allowed, params};
 use crate::send::{self, Counts, Queue, Refused, Request};
@@ -22,8 +23,6 @@ const QUEUE: usize = 256;
 /// What the server takes in one request: metrics, parameters.
 const METRICS: usize = 1000;
 const PARAMS: usize = 100;
-/// Bytes of a file that is sent.
-const MAX_FILE: u64 = 16 << 20;
 /// In the folder of the run.
 const STATE: &str = "mlflow.json";
 
@@ -251,10 +250,8 @@ impl Tracker {
         let state = json!({
             "server": send::host(&self.config.url), "experiment": self.config.experiment, "run_id": open.id,
         });
-        let path = self.run.folder.join(STATE);
-        let temporary = path.with_extension("new");
-        let written = std::fs::write(&temporary, state.to_string());
-        if let Err(error) = written.and_then(|()| std::fs::rename(&temporary, &path)) {
+        let written = files::replace(&self.run.folder.join(STATE), &state.to_string());
+        if let Err(error) = written {
             tracing::warn!(%error, "a session that goes on will open another run of MLflow");
         }
     }

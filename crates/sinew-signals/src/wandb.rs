@@ -6,7 +6,7 @@
 //! session is a run of its own, in the group of the run's name.
 
 use crate::config::WandbConfig;
-use crate::facts::Run;
+use crate::facts::{MAX_FILE, Run};
 use crate::wandb_log::{HEADER, Log};
 use prost::encoding::{WireType, encode_key, encode_varint, int32, int64, string, uint64};
 use serde_json::Value;
@@ -31,8 +31,6 @@ const VALUE_JSON: u32 = 16;
 const ITEM: u32 = 1;
 /// The version of wandb whose records these are.
 const PRODUCER: &str = "0.26.0";
-/// Bytes of a file that goes along.
-const MAX_FILE: u64 = 16 << 20;
 /// Numbers whose axis is said at most.
 const MAX_KNOWN: usize = 2000;
 /// The training step among the numbers of a row.
@@ -64,8 +62,7 @@ impl Wandb {
         folder: &std::path::Path,
         now_unix_s: f64,
     ) -> std::io::Result<Self> {
-        let seed = format!("{}\n{}\n{now_unix_s}", run.name, run.folder.display());
-        let id = blake3::hash(seed.as_bytes()).to_hex()[..8].to_owned();
+        let id = run.session(now_unix_s)[..8].to_owned();
         let own = folder.join(format!("offline-run-{}-{id}", stamp(now_unix_s as u64)));
         std::fs::create_dir_all(own.join("files"))?;
         let mut wandb = Self {
@@ -226,35 +223,9 @@ fn message(field: u32, bytes: &[u8], out: &mut Vec<u8>) {
 
 /// `YYYYMMDD_HHMMSS` of seconds since 1970, in UTC.
 fn stamp(unix_s: u64) -> String {
-    let (mut day, second) = (unix_s / 86_400, unix_s % 86_400);
-    let leap = |y: u64| y.is_multiple_of(4) && (!y.is_multiple_of(100) || y.is_multiple_of(400));
-    let mut year = 1970;
-    while day >= 365 + u64::from(leap(year)) {
-        day -= 365 + u64::from(leap(year));
-        year += 1;
-    }
-    let lengths = [
-        31,
-        28 + u64::from(leap(year)),
-        31,
-        30,
-        31,
-        30,
-        31,
-        31,
-        30,
-        31,
-        30,
-        31,
-    ];
-    let mut month = 0;
-    while day >= lengths[month] {
-        day -= lengths[month];
-        month += 1;
-    }
-    let (hour, minute) = (second / 3600, second / 60 % 60);
-    let (month, day, second) = (month + 1, day + 1, second % 60);
-    format!("{year:04}{month:02}{day:02}_{hour:02}{minute:02}{second:02}")
+    let minute = sinew_view::date(unix_s as f64);
+    let minute = minute.replace(['-', ':'], "").replace(' ', "_");
+    format!("{minute}{:02}", unix_s % 60)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use crate::alerts::{Alert, Alerts};
 use crate::clearml::Clearml;
 use crate::config::{AlertsConfig, OtlpConfig, PrometheusConfig};
 use crate::facts::Run;
+use crate::files;
 use crate::logs::Logs;
 use crate::machine;
 use crate::mail::Mail;
@@ -197,27 +198,18 @@ impl Worker {
     /// Numbers of a step, to everything that keeps numbers.
     fn record(&mut self, step: u64, numbers: numbers::Numbers) {
         lock(&self.board).set(&numbers);
-        let written = self.wandb.as_mut().map(|w| w.row(step, &numbers, unix_s()));
-        if let Some(Err(error)) = written {
-            tracing::warn!(%error, "the offline run of W&B is not written any more");
-            self.wandb = None;
-        }
-        let written = self
-            .clearml
-            .as_mut()
-            .map(|c| c.row(step, &numbers, unix_s()));
-        if let Some(Err(error)) = written {
-            tracing::warn!(%error, "the offline session of ClearML is not written any more");
-            self.clearml = None;
-        }
-        let bytes = tfevents::scalars(unix_s(), step, &numbers);
-        let written = self.events.as_mut().map(|f| f.write_all(&bytes));
-        if let Some(Err(error)) = written {
-            tracing::warn!(%error, "event files are not written any more");
-            self.events = None;
-        }
+        let now = unix_s();
+        write(&mut self.wandb, "the offline run of W&B", |w| {
+            w.row(step, &numbers, now)
+        });
+        write(&mut self.clearml, "the offline session of ClearML", |c| {
+            c.row(step, &numbers, now)
+        });
+        write(&mut self.events, "the event file of TensorBoard", |f| {
+            f.write_all(&tfevents::scalars(now, step, &numbers))
+        });
         if let Some(mlflow) = &self.mlflow {
-            mlflow.record(step, numbers, unix_s());
+            mlflow.record(step, numbers, now);
         }
     }
 
@@ -257,9 +249,7 @@ impl Worker {
     fn write_text(&self) {
         if let Some(path) = self.prometheus.as_ref().and_then(|p| p.textfile.clone()) {
             let text = lock(&self.board).text();
-            let temporary = path.with_extension("new");
-            let written = std::fs::write(&temporary, text);
-            if let Err(error) = written.and_then(|()| std::fs::rename(&temporary, &path)) {
+            if let Err(error) = files::replace(&path, &text) {
                 tracing::warn!(%error, path = %path.display(), "metrics were not written");
             }
         }
@@ -294,6 +284,14 @@ impl Worker {
     }
 }
 
+/// Writes to a file, if there is one. After an error it is not written any more.
+fn write<T>(file: &mut Option<T>, what: &str, row: impl FnOnce(&mut T) -> std::io::Result<()>) {
+    if let Some(Err(error)) = file.as_mut().map(row) {
+        tracing::warn!(%error, what, "it is not written any more");
+        *file = None;
+    }
+}
+
 /// A request of OTLP.
 fn otlp_post(config: &OtlpConfig, url: &str, body: Vec<u8>) -> Request {
     Request {
@@ -312,13 +310,13 @@ fn export(
     sender: &Queue<Request>,
     mut episodes: Vec<Vec<PhaseSpan>>,
 ) {
+    let Some(url) = &config.url else {
+        return;
+    };
     episodes.retain(|e| {
         e.first()
             .is_some_and(|p| chosen(p.episode.as_str(), config.traced()))
     });
-    let Some(url) = &config.url else {
-        return;
-    };
     for part in episodes.chunks(EPISODES) {
         let body = spans::request(&config.service, run, part).encode_to_vec();
         sender.put(otlp_post(config, url, body));

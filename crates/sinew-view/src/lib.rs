@@ -37,7 +37,7 @@ pub use log::{say, writer};
 pub use page::{Limits, html};
 pub use pieces::pieces;
 pub use printer::{Out, Printer};
-pub use report::{ReportFile, RunFacts};
+pub use report::{ReportFile, RunFacts, date};
 pub use run::{RunSummary, WINDOW, lines, smoothed};
 pub use status::{Status, duration};
 pub use summary::{Summary, collected, measured};

@@ -530,7 +530,7 @@ pub(crate) fn time_split(steps: &[StepRecord], wall_s: f64) -> Vec<(&'static str
 
 /// Seconds since 1970 as a date and a time of day (days to a civil date: Howard Hinnant,
 /// "chrono-Compatible Low-Level Date Algorithms").
-pub(crate) fn date(unix_s: f64) -> String {
+pub fn date(unix_s: f64) -> String {
     let seconds = unix_s.max(0.0) as u64;
     let (days, rest) = (seconds / 86_400 + 719_468, seconds % 86_400);
     let (era, day) = (days / 146_097, days % 146_097);

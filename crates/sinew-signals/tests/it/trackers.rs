@@ -116,7 +116,7 @@ print(open(folder + '/files/report.html').read())
     );
 }
 
-/// A server with the methods of ClearML's API that an import calls; it keeps what it is told.
+/// A server with the methods of ClearML's API that an import calls; it records each call.
 const CLEARML: &str = "
 import base64, json, os, sys, tempfile, threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
