@@ -116,7 +116,9 @@ impl ApiError {
             Self::Sandbox(e) => match e {
                 SandboxError::Request { .. } => (StatusCode::BAD_REQUEST, "request"),
                 SandboxError::NotEnforced { .. } => (StatusCode::CONFLICT, "not_enforced"),
-                SandboxError::Busy { .. } => (StatusCode::SERVICE_UNAVAILABLE, "no_room"),
+                SandboxError::Busy { .. } | SandboxError::NoRoom { .. } => {
+                    (StatusCode::SERVICE_UNAVAILABLE, "no_room")
+                }
                 SandboxError::Unavailable { .. } => {
                     (StatusCode::SERVICE_UNAVAILABLE, "unavailable")
                 }

@@ -294,7 +294,11 @@ impl Api {
         let message = format!("{message} (from {})", self.url);
         match code.as_str() {
             "not_enforced" => SandboxError::NotEnforced { missing: message },
-            "unauthorized" | "unavailable" | "no_room" | "too_many" => SandboxError::Unavailable {
+            "no_room" | "too_many" => SandboxError::NoRoom {
+                level: self.level.into(),
+                reason: message,
+            },
+            "unauthorized" | "unavailable" => SandboxError::Unavailable {
                 level: self.level.into(),
                 reason: message,
             },
@@ -308,12 +312,6 @@ impl Api {
             _ => SandboxError::Died(message),
         }
     }
-}
-
-/// Whether a sandbox may be made later: the server has no room now.
-pub(crate) fn is_full(error: &SandboxError) -> bool {
-    let of_room = ["are live, the limit is", "no sandbox became free"];
-    matches!(error, SandboxError::Unavailable { reason, .. } if of_room.iter().any(|w| reason.contains(w)))
 }
 
 /// A file or an answer that is too long.

@@ -1,6 +1,6 @@
 //! The provider: how sandboxes of another host are made.
 
-use crate::api::{Api, is_full, too_long};
+use crate::api::{Api, too_long};
 use crate::remote_sandbox::{RemoteSandbox, snapshot_id, snapshot_of};
 use reqwest::Method;
 use serde::Deserialize;
@@ -136,8 +136,8 @@ impl RemoteProvider {
             let made = self.api.create(spec, snapshot).await;
             let again = match &made {
                 Err(SandboxError::Died(_)) => snapshot.is_none(),
-                Err(error) => is_full(error),
-                Ok(_) => false,
+                Err(SandboxError::NoRoom { .. }) => true,
+                _ => false,
             };
             if !again || Instant::now() + pause > end {
                 break made;

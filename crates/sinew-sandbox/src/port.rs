@@ -210,6 +210,14 @@ pub enum SandboxError {
         /// Most live sandboxes.
         limit: usize,
     },
+    /// A server has no room now; it may have some later.
+    #[error("sandbox level {level} has no room: {reason}")]
+    NoRoom {
+        /// Level asked for.
+        level: String,
+        /// What the server said.
+        reason: String,
+    },
     /// A request that no sandbox can take.
     #[error("{field} is {value}: {allowed}")]
     Request {
