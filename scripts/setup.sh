@@ -21,6 +21,7 @@ if [ "${1:-}" != demo ]; then
     need dockerd docker.io
     need podman podman
     need conmon conmon
+    need docker-registry docker-registry
     need busybox busybox-static
     need setpriv util-linux
     need qemu-system-x86_64 qemu-system-x86

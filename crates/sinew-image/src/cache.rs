@@ -15,9 +15,13 @@ use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Version of the unpacked format.
 const FORMAT: u32 = 1;
+
+/// Pause between two attempts to lock an entry.
+const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
 /// Search path for programs if the image has none.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -90,10 +94,7 @@ pub fn unpack(path: &Path, cache: &Path, limits: &UnpackLimits) -> Result<Image,
     let (path, tag) = split_tag(path);
     let source = Source::open(&path)?;
     let parts = documents::parts(&source, tag.as_deref(), limits)?;
-    let mut make = fs::DirBuilder::new();
-    make.recursive(true).mode(0o700);
-    make.create(cache).map_err(at(cache))?;
-    let cache = cache.canonicalize().map_err(at(cache))?;
+    let cache = prepare(cache)?;
     let name = format!("{}-{FORMAT}", parts.id);
     let folder = cache.join(&name);
     if let Some(image) = found(&folder, &parts.id) {
@@ -121,6 +122,19 @@ pub fn unpack(path: &Path, cache: &Path, limits: &UnpackLimits) -> Result<Image,
         fresh: true,
         ..image
     })
+}
+
+/// Creates the cache, and returns its path without links.
+pub(crate) fn prepare(cache: &Path) -> Result<PathBuf, ImageError> {
+    let mut make = fs::DirBuilder::new();
+    make.recursive(true).mode(0o700);
+    make.create(cache).map_err(at(cache))?;
+    cache.canonicalize().map_err(at(cache))
+}
+
+/// The image with this id, if it was unpacked.
+pub(crate) fn get(cache: &Path, id: &str) -> Option<Image> {
+    found(&cache.join(format!("{id}-{FORMAT}")), id)
 }
 
 /// Unpacks an archive of a root file system (tar, optionally compressed by gzip or zstd) into the new folder
@@ -177,6 +191,20 @@ fn lock(cache: &Path, name: &str, wait: bool) -> Result<Option<File>, ImageError
         Ok(()) => Ok(Some(file)),
         Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
         Err(e) => Err(io_error(format!("lock {}", path.display()), e)),
+    }
+}
+
+/// Locks an entry, and waits for another process that has the lock until `deadline`.
+pub(crate) fn lock_until(cache: &Path, name: &str, deadline: Instant) -> Result<File, ImageError> {
+    loop {
+        if let Some(held) = lock(cache, name, false)? {
+            return Ok(held);
+        }
+        if Instant::now() + LOCK_PAUSE > deadline {
+            let why = "another process holds it; its pull takes longer than this one may wait";
+            return Err(io_error(format!("lock {name}"), why));
+        }
+        std::thread::sleep(LOCK_PAUSE);
     }
 }
 

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 /// Annotation that names an image in an index (OCI image specification, annotations).
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 /// Maximum nesting depth of indexes.
-const MAX_DEPTH: usize = 4;
+pub(crate) const MAX_DEPTH: usize = 4;
 
 /// Default program of an image and its environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,22 +37,32 @@ impl ImageConfig {
 }
 
 /// Platform of a manifest.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Platform {
     architecture: String,
     os: String,
 }
 
 /// Reference to a blob.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Descriptor {
+pub(crate) struct Descriptor {
     #[serde(default)]
     media_type: String,
-    digest: String,
+    pub(crate) digest: String,
     size: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
     platform: Option<Platform>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     annotations: Option<BTreeMap<String, String>>,
+}
+
+impl Descriptor {
+    /// True for an index of manifests, also for Docker's kind of it.
+    pub(crate) fn is_index(&self) -> bool {
+        let kind = self.media_type.as_str();
+        kind.ends_with("image.index.v1+json") || kind.ends_with("manifest.list.v2+json")
+    }
 }
 
 /// OCI index, or manifest list of Docker.
@@ -135,7 +145,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 }
 
 /// Hexadecimal digits of a SHA-256 digest.
-fn sha256(digest: &str) -> Result<&str, ImageError> {
+pub(crate) fn sha256(digest: &str) -> Result<&str, ImageError> {
     let digits = digest.strip_prefix("sha256:").filter(|d| {
         d.len() == 64
             && d.bytes()
@@ -148,7 +158,7 @@ fn sha256(digest: &str) -> Result<&str, ImageError> {
 }
 
 /// Name of the file of a blob.
-fn blob_name(digest: &str) -> Result<String, ImageError> {
+pub(crate) fn blob_name(digest: &str) -> Result<String, ImageError> {
     Ok(format!("blobs/sha256/{}", sha256(digest)?))
 }
 
@@ -162,9 +172,15 @@ fn parse<T: for<'a> Deserialize<'a>>(name: &str, bytes: &[u8]) -> Result<T, Imag
 
 /// Reads a document and checks its digest and length.
 fn checked(source: &Source, descriptor: &Descriptor) -> Result<Vec<u8>, ImageError> {
+    let bytes = source.document(&blob_name(&descriptor.digest)?)?;
+    check(descriptor, &bytes)?;
+    Ok(bytes)
+}
+
+/// Checks digest and length of a document.
+pub(crate) fn check(descriptor: &Descriptor, bytes: &[u8]) -> Result<(), ImageError> {
     let name = blob_name(&descriptor.digest)?;
-    let bytes = source.document(&name)?;
-    let found = format!("sha256:{}", hex(&Sha256::digest(&bytes)));
+    let found = format!("sha256:{}", hex(&Sha256::digest(bytes)));
     if found != descriptor.digest || bytes.len() as u64 != descriptor.size {
         return Err(ImageError::Digest {
             blob: name,
@@ -172,7 +188,54 @@ fn checked(source: &Source, descriptor: &Descriptor) -> Result<Vec<u8>, ImageErr
             found: format!("{found} and {} bytes", bytes.len()),
         });
     }
-    Ok(bytes)
+    Ok(())
+}
+
+/// What tells a manifest from an index.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Kind {
+    media_type: Option<String>,
+    manifests: Option<serde_json::Value>,
+}
+
+/// Descriptor of a manifest or an index that came without one. `said` is the type that its sender named,
+/// which counts where the document itself names none.
+pub(crate) fn describe(bytes: &[u8], said: &str) -> Result<Descriptor, ImageError> {
+    let kind: Kind = parse("the image's manifest", bytes)?;
+    let shown = match kind.manifests.is_some() {
+        true => "application/vnd.oci.image.index.v1+json",
+        false => "application/vnd.oci.image.manifest.v1+json",
+    };
+    let known = said
+        .starts_with("application/vnd.")
+        .then(|| said.to_owned());
+    Ok(Descriptor {
+        media_type: kind.media_type.or(known).unwrap_or_else(|| shown.into()),
+        digest: format!("sha256:{}", hex(&Sha256::digest(bytes))),
+        size: bytes.len() as u64,
+        platform: None,
+        annotations: None,
+    })
+}
+
+/// The entry of an index that is made for this host: the first with its platform, else the first without any.
+pub(crate) fn choose(bytes: &[u8]) -> Result<Descriptor, ImageError> {
+    let index: Index = parse("the image's index", bytes)?;
+    let platforms = || index.manifests.iter().map(|d| (d, d.platform.as_ref()));
+    let fitting = platforms().find(|(_, p)| p.is_some_and(|p| fits(&p.os, &p.architecture)));
+    let chosen = fitting.or_else(|| platforms().find(|(_, p)| p.is_none()));
+    chosen.map(|(d, _)| d.clone()).ok_or_else(|| {
+        let all = platforms().filter_map(|(_, p)| p);
+        let all = all.map(|p| format!("{}/{}", p.os, p.architecture)).take(32);
+        foreign(all.collect::<Vec<_>>().join(", "))
+    })
+}
+
+/// Descriptor of the configuration that a manifest names.
+pub(crate) fn config_of(bytes: &[u8]) -> Result<Descriptor, ImageError> {
+    let manifest: Manifest = parse("the image's manifest", bytes)?;
+    Ok(manifest.config)
 }
 
 /// Operating system and architecture of this host in the spelling of images.
@@ -278,7 +341,7 @@ fn expand(
 ) -> Result<(), ImageError> {
     for descriptor in descriptors {
         let kind = descriptor.media_type.as_str();
-        if kind.ends_with("image.index.v1+json") || kind.ends_with("manifest.list.v2+json") {
+        if descriptor.is_index() {
             if depth == MAX_DEPTH {
                 return Err(ImageError::Limit {
                     what: "indexes within each other",

@@ -1,8 +1,10 @@
-//! Images as root file systems of sandboxes: OCI layouts and archives of `docker save`, unpacked once.
+//! Images as root file systems of sandboxes: OCI layouts, archives of `docker save` and images of registries,
+//! unpacked once.
 //!
 //! An image is a folder with an OCI image layout, a tar file of one, or a tar file of `docker save` (OCI
 //! image specification 1.1, Docker image specification 1.2). [`unpack`] applies its layers to a folder of a
-//! cache, named by the digest of the image's configuration.
+//! cache, named by the digest of the image's configuration. [`pull`] gets an image from a registry (OCI
+//! distribution specification 1.1) and unpacks it likewise.
 //!
 //! Invariants:
 //! - Every blob and every layer's content has the digest that identifies it.
@@ -10,16 +12,19 @@
 //!   `RESOLVE_IN_ROOT`, and a link at the end of a path is not followed.
 //! - Devices, set-user bits, owners and extended attributes of archives are dropped.
 //! - Bytes, entries, depth and compression ratio are limited.
+//! - A password goes to the host that it is for, over HTTPS or on loopback.
 //! - An entry of the cache is complete or absent, also after `kill -9`.
 
 mod cache;
 mod documents;
 mod layer;
+mod registry;
 mod snapshot;
 mod source;
 
 pub use cache::{Image, unpack, unpack_root};
 pub use documents::ImageConfig;
+pub use registry::{Credentials, PullLimits, is_registry, pull};
 pub use snapshot::{SnapshotArchive, read_snapshot, snapshot_digest, write_snapshot};
 
 use std::path::{Path, PathBuf};
@@ -131,6 +136,48 @@ pub enum ImageError {
         name: String,
         /// Searched folders.
         path: String,
+    },
+    /// The name is none of an image in a registry.
+    #[error(
+        "image {text:?}: {reason}; allowed: registry:HOST/NAME:TAG, or @sha256:DIGEST instead of or after \
+         :TAG; registry+http: for a registry that has no HTTPS"
+    )]
+    Reference {
+        /// The name.
+        text: String,
+        /// The part that is wrong.
+        reason: String,
+    },
+    /// The registry has no such image.
+    #[error(
+        "the registry has no image {image}, or shows it to other users only; check name, tag and credentials"
+    )]
+    Missing {
+        /// Name of the image.
+        image: String,
+    },
+    /// The registry does not let this user pull.
+    #[error(
+        "the registry does not let this user pull {image}: {reason}; set SINEW_REGISTRY_AUTH=\"{host}=USER:PASSWORD\", \
+         or `docker login {host}`"
+    )]
+    Unauthorized {
+        /// Name of the image.
+        image: String,
+        /// Host of the registry.
+        host: String,
+        /// Description of the problem.
+        reason: String,
+    },
+    /// The registry cannot be reached, or is in trouble.
+    #[error("registry {registry} cannot be reached: {reason}, after {attempts} attempts")]
+    Unreachable {
+        /// Host of the registry.
+        registry: String,
+        /// Description of the last failure.
+        reason: String,
+        /// Number of attempts.
+        attempts: u32,
     },
     /// A system call failed.
     #[error("{operation}: {message}")]

@@ -4,6 +4,7 @@
 
 use crate::egress::{self, EgressProxy};
 use crate::error::LevelError;
+use crate::volumes::volumes;
 use sinew_container::{Choice, ContainerConfig, ContainerProvider, EngineKind, Image};
 use sinew_recipe::{ContainerEngine, SandboxPlan};
 use sinew_sandbox::{Pool, PoolConfig, ProcessConfig, SandboxProvider};
@@ -75,7 +76,8 @@ pub(crate) fn unpooled(
 /// `sandbox.max_sandboxes`.
 pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider>, LevelError> {
     let proxy = egress::start(section)?;
-    let shows = proxy.as_ref().map(EgressProxy::shows).into_iter().collect();
+    let mut shows = volumes(&section.volumes)?;
+    shows.extend(proxy.as_ref().map(EgressProxy::shows));
     let pool = PoolConfig {
         floor: 0,
         ceiling: READY.min(section.max_sandboxes / 2),

@@ -1,22 +1,35 @@
 //! The root of sandboxes that `sandbox.image` names.
 
 use crate::error::LevelError;
-use sinew_image::{Image, ImageConfig, ImageError, UnpackLimits};
+use sinew_image::{Credentials, Image, ImageConfig, ImageError, PullLimits, UnpackLimits};
 use sinew_recipe::{Level, SandboxPlan};
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
-/// The root of sandboxes, unpacked into `sandbox.image_cache` if it is not there yet, with the program
-/// that it names. A folder that is a root already is used where it stands.
+/// Variable with credentials of registries: words `HOST=USER:PASSWORD`.
+const AUTH_VARIABLE: &str = "SINEW_REGISTRY_AUTH";
+
+/// Images of registries that this process has asked for, by name and cache. A tag means one image for as long
+/// as the process runs, whatever is pushed meanwhile.
+static PULLED: Mutex<BTreeMap<(String, String), Image>> = Mutex::new(BTreeMap::new());
+
+/// The root of sandboxes, pulled and unpacked into `sandbox.image_cache` if it is not there yet, with the
+/// program that it names. A folder that is a root already is used where it stands.
 ///
 /// `None` without an image; at level `container` also for a tar file of a plain root, and for the name of
 /// an image that Docker or Podman has.
 ///
 /// # Errors
-/// If the file is no image, is damaged, or is larger than the limits of unpacking.
+/// If the file is no image, is damaged, or is larger than the limits of unpacking; of a registry, what
+/// [`sinew_image::pull`] says.
 pub fn image(section: &SandboxPlan) -> Result<Option<Image>, LevelError> {
     let Some(path) = &section.image else {
         return Ok(None);
     };
+    if sinew_image::is_registry(path) {
+        return pulled(path, &section.image_cache).map(Some);
+    }
     let named = |e: &dyn std::fmt::Display| LevelError::system(format!("sandbox.image: {e}"));
     let path = Path::new(path);
     let container = section.level == Level::Container;
@@ -37,4 +50,37 @@ pub fn image(section: &SandboxPlan) -> Result<Option<Image>, LevelError> {
         Err(ImageError::NotAnImage { .. }) if container => Ok(None),
         unpacked => unpacked.map(Some).map_err(|e| named(&e)),
     }
+}
+
+/// An image of a registry.
+fn pulled(name: &str, cache: &str) -> Result<Image, LevelError> {
+    let mut all = PULLED.lock().unwrap_or_else(PoisonError::into_inner);
+    let key = (name.to_owned(), cache.to_owned());
+    if let Some(image) = all.get(&key) {
+        return Ok(image.clone());
+    }
+    let credentials = Credentials {
+        words: std::env::var(AUTH_VARIABLE).ok(),
+        docker: docker_config(),
+    };
+    let image = sinew_image::pull(name, Path::new(cache), &credentials, &PullLimits::default());
+    let image = image.map_err(|e| {
+        let text = format!("sandbox.image: {e}");
+        match e {
+            ImageError::Reference { .. } | ImageError::Missing { .. } => LevelError::Input(text),
+            ImageError::Unauthorized { .. } | ImageError::Unreachable { .. } => {
+                LevelError::Outside(text)
+            }
+            _ => LevelError::System(text),
+        }
+    })?;
+    all.insert(key, image.clone());
+    Ok(image)
+}
+
+/// Docker's configuration, where its own program looks for it.
+fn docker_config() -> Option<PathBuf> {
+    let of = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    let folder = of("DOCKER_CONFIG").or_else(|| Some(of("HOME")?.join(".docker")))?;
+    Some(folder.join("config.json"))
 }

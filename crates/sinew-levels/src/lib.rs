@@ -17,6 +17,7 @@ mod image;
 mod microvm;
 mod process;
 mod remote;
+mod volumes;
 #[cfg(feature = "wasm")]
 mod wasm;
 
@@ -27,6 +28,7 @@ use std::sync::Arc;
 
 pub use error::{LevelError, missing_feature};
 pub use image::image;
+pub use volumes::{parse as parse_volumes, volumes};
 
 /// A started level.
 type Provider = Result<Arc<dyn SandboxProvider>, LevelError>;

@@ -3,6 +3,7 @@
 use crate::egress::{self, EgressProxy};
 use crate::error::LevelError;
 use crate::image;
+use crate::volumes::volumes;
 use sinew_recipe::SandboxPlan;
 use sinew_sandbox::{Pool, PoolConfig, ProcessConfig, ProcessProvider, SandboxProvider};
 use std::sync::Arc;
@@ -19,6 +20,7 @@ pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider
     config.max_live = section.max_sandboxes;
     let proxy = egress::start(section)?;
     config.shows.extend(proxy.as_ref().map(EgressProxy::shows));
+    config.shows.extend(volumes(&section.volumes)?);
     let image = image::image(section)?;
     config.image = image.as_ref().map(|i| i.root.clone());
     let pool = PoolConfig::for_live(config.max_live);

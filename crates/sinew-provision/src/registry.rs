@@ -5,7 +5,7 @@ use crate::auth::{Tokens, random_hex};
 pub use crate::bounds::Bounds;
 use crate::error::{ApiError, bad};
 use sinew_sandbox::{Network, Sandbox, SandboxProvider, SandboxSpec, SandboxStats, Snapshot};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -151,6 +151,8 @@ pub struct Service {
     pub(crate) bounds: Bounds,
     /// Egress proxy, if the server has one.
     egress: Option<Arc<dyn Egress>>,
+    /// Environment variables of all sandboxes, where a request does not set them.
+    env: BTreeMap<String, String>,
     /// Concurrent file transfers, by owner.
     transfers: Mutex<HashMap<String, Arc<Semaphore>>>,
     /// Live sandboxes and snapshots.
@@ -215,8 +217,17 @@ impl Service {
             transfers: Mutex::default(),
             bounds,
             egress,
+            env: BTreeMap::new(),
             registry: Mutex::default(),
         }
+    }
+
+    /// Gives all sandboxes these environment variables, where a request does not set them: those of their
+    /// image.
+    #[must_use]
+    pub fn with_env(mut self, env: impl IntoIterator<Item = (String, String)>) -> Self {
+        self.env = env.into_iter().collect();
+        self
     }
 
     /// The registry. The guard is never held across an await, so that it cannot block a request for long.
@@ -279,7 +290,9 @@ impl Service {
             self.bounds.lease,
             self.bounds.max_lease,
         )?;
-        let env = env(&request.env)?;
+        let mut all = self.env.clone();
+        all.extend(request.env.clone());
+        let env = env(&all)?;
         if env.iter().map(|(n, v)| n.len() + v.len()).sum::<usize>() > MAX_ENV_BYTES {
             return Err(bad(
                 "env",

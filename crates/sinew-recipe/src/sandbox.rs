@@ -5,6 +5,8 @@ use crate::rule::Rules;
 use crate::section::{choice, section};
 use crate::{EnvMember, HarnessLevel, HarnessSection, RunPlan};
 use sinew_egress::EgressConfig;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 choice! {
     /// How code is kept apart from the host.
@@ -62,13 +64,17 @@ section! {
         cpu_s: f64 = 4.0;
         /// Maximum number of sandboxes at a time.
         max_sandboxes: usize = 64, in 1 to 16_384;
-        /// Root of sandboxes, for `process` and `container`: an OCI layout, a tar file of one or of
+        /// Root of sandboxes, for `process` and `container`: an image of a registry
+        /// (`registry:HOST/NAME:TAG`, or `@sha256:DIGEST`), an OCI layout, a tar file of one or of
         /// `docker save` (`:TAG` after it where it holds several), or a folder that is a root
         /// already; for `container` also a tar file of a root, or an image that Docker or Podman
         /// has. Left out: the system folders of the host.
         image: String;
-        /// Folder in which images are unpacked, once each; for `process` and `container`.
+        /// Folder in which images are pulled and unpacked, once each; for `process` and `container`.
         image_cache: String = ".cache/images".into();
+        /// Folders of this host that sandboxes see at `/volumes/NAME`, read-only, by their names; for
+        /// `process` and `container`. Without sockets and pipes, and none of the host's own.
+        volumes: BTreeMap<String, PathBuf> = BTreeMap::new();
         /// Folder of compiled interpreters, for `wasm`.
         wasm_modules: String = ".cache/wasm".into();
         /// What starts containers, for `container`.
@@ -165,6 +171,7 @@ fn python(plan: &RunPlan, rules: &mut Rules) {
         for (key, why) in [
             ("sandbox.cpu_s", "env.timeout_s bounds each call"),
             ("sandbox.image", "env.python names the interpreter"),
+            ("sandbox.volumes", "workers see no volumes"),
             ("sandbox.egress", "workers have no network"),
         ] {
             let reason = format!("has no effect with env.type = \"python\": {why}; remove it");
@@ -203,6 +210,7 @@ fn server(plan: &RunPlan, rules: &mut Rules) {
     for key in [
         "image",
         "image_cache",
+        "volumes",
         "wasm_modules",
         "container_engine",
         "container_socket",
@@ -233,6 +241,7 @@ fn levels(plan: &RunPlan, rules: &mut Rules) {
             rooted || outside,
             "process or container",
         ),
+        ("sandbox.volumes", rooted, "process or container"),
         ("sandbox.wasm_modules", wasm, "wasm"),
         ("sandbox.container_engine", container, "container"),
         ("sandbox.container_socket", container, "container"),

@@ -133,7 +133,7 @@ fn plan_rows(recipe: &RunPlan, report: &mut Report) {
         model_rows(recipe, report);
     }
     if recipe.env.needs().sandbox {
-        report.row("sandbox", sandbox(recipe));
+        sandbox_rows(recipe, report);
     }
     if recipe.engine.kind != EngineType::Embedded {
         report.row("engine", reach::engine(recipe));
@@ -339,6 +339,32 @@ fn data(recipe: &RunPlan) -> Result<String, Failure> {
     let loaded = sinew_wire::dataset(recipe, renderer.as_ref())?;
     let groups = loaded.map_or(0, |d| d.len());
     Ok(format!("{groups} rows to train on"))
+}
+
+/// The checks of an environment that runs code.
+fn sandbox_rows(recipe: &RunPlan, report: &mut Report) {
+    let image = image(recipe).transpose();
+    // What needs the image would say again why there is none.
+    if image.is_none_or(|row| report.row("image", row)) {
+        report.row("sandbox", sandbox(recipe));
+    }
+}
+
+/// Pulls `sandbox.image`, where it is one of a registry, and says which image that is.
+fn image(recipe: &RunPlan) -> Result<Option<String>, Failure> {
+    let name = recipe.sandbox.image.as_deref().unwrap_or_default();
+    if !sinew_image::is_registry(name) {
+        return Ok(None);
+    }
+    Ok(sinew_levels::image(&recipe.sandbox)?.map(|image| {
+        let how = if image.fresh {
+            "pulled into"
+        } else {
+            "found in"
+        };
+        let (mib, cache) = (image.bytes.div_ceil(1 << 20), &recipe.sandbox.image_cache);
+        format!("{name}: {how} {cache}: sha256:{}, {mib} MiB", image.id)
+    }))
 }
 
 /// Runs `print(6 * 7)` in a sandbox of the recipe, and lists the protections that are not in force.

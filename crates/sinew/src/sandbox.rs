@@ -32,10 +32,13 @@ pub(crate) enum SandboxCommand {
         /// Shell script
         #[arg(long)]
         shell: Option<String>,
-        /// Root of the sandbox: an OCI layout (folder or tar file), a tar file of `docker save`, or
-        /// a folder; PATH:TAG where it holds several images
+        /// Root of the sandbox: registry:HOST/NAME:TAG, an OCI layout (folder or tar file), a tar
+        /// file of `docker save`, or a folder; PATH:TAG where it holds several images
         #[arg(long)]
         image: Option<String>,
+        /// Folder that the sandbox sees at /volumes/NAME, read-only; may be given several times
+        #[arg(long, value_name = "NAME=FOLDER")]
+        volume: Vec<String>,
         /// Program and its arguments; left out: what the image names
         #[arg(last = true, conflicts_with_all = ["code", "shell"])]
         argv: Vec<String>,

@@ -32,6 +32,16 @@ pub(crate) struct SandboxOnlyArgs {
     /// Folder for a log of what each sandbox asked of the network
     #[arg(long, requires = "egress")]
     egress_audit: Option<PathBuf>,
+    /// Root of the sandboxes of level `process` and `container`, as `sandbox.image` of a recipe
+    #[arg(long, requires = "sandbox_only")]
+    image: Option<String>,
+    /// Folder in which the image is unpacked
+    #[arg(long, requires = "image", default_value = ".cache/images")]
+    image_cache: String,
+    /// Folder that sandboxes of level `process` and `container` see at /volumes/NAME, read-only;
+    /// may be given several times
+    #[arg(long, value_name = "NAME=FOLDER", requires = "sandbox_only")]
+    volume: Vec<String>,
     /// Folder of compiled interpreters: offers the level `wasm`, too
     #[arg(long, requires = "sandbox_only")]
     wasm_modules: Option<PathBuf>,
@@ -78,37 +88,28 @@ pub(crate) fn run(
             args.egress_audit.clone(),
         )?)),
     };
+    let section = SandboxPlan {
+        image: args.image.clone(),
+        image_cache: args.image_cache.clone(),
+        volumes: sinew_levels::parse_volumes(&args.volume)?,
+        max_sandboxes: args.max_sandboxes,
+        ..SandboxPlan::default()
+    };
+    let image = sinew_levels::image(&section)?;
     let mut config = ProcessConfig::new(&std::env::var("PATH").unwrap_or_default());
+    config
+        .shows
+        .extend(sinew_levels::volumes(&section.volumes)?);
+    config.image = image.as_ref().map(|i| i.root.clone());
     config.max_live = args.max_sandboxes;
     config.shows.extend(proxy.as_ref().map(|w| w.shows()));
     let provider = ProcessProvider::start(config).map_err(Failure::system)?;
     let mut providers: Vec<Arc<dyn SandboxProvider>> = vec![Arc::new(provider)];
-    if let Some(folder) = &args.wasm_modules {
-        providers.push(sinew_levels::sandboxes(&SandboxPlan {
-            level: Level::Wasm,
-            wasm_modules: folder.to_string_lossy().into_owned(),
-            max_sandboxes: args.max_sandboxes,
-            ..SandboxPlan::default()
-        })?);
-    }
-    if args.containers {
-        providers.push(sinew_levels::sandboxes(&SandboxPlan {
-            level: Level::Container,
-            max_sandboxes: args.max_sandboxes,
-            ..SandboxPlan::default()
-        })?);
-    }
-    if let Some(folder) = &args.microvm_images {
-        providers.push(sinew_levels::sandboxes(&SandboxPlan {
-            level: Level::Microvm,
-            microvm_images: folder.to_string_lossy().into_owned(),
-            max_sandboxes: args.max_sandboxes,
-            ..SandboxPlan::default()
-        })?);
-    }
+    providers.extend(other_levels(args, section)?);
     let bounds = args.bounds();
     let egress = proxy.map(|w| w as Arc<dyn Egress>);
-    let service = Arc::new(Service::new(providers, tokens, bounds, egress));
+    let env = image.map(|i| i.config.env).unwrap_or_default();
+    let service = Arc::new(Service::new(providers, tokens, bounds, egress).with_env(env));
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
     runtime.block_on(async {
         // A script may send one as soon as it reads the address.
@@ -130,6 +131,37 @@ pub(crate) fn run(
             }
         }
     })
+}
+
+/// The levels beside `process` that the command line asks for; containers as `section` says.
+fn other_levels(
+    args: &SandboxOnlyArgs,
+    section: SandboxPlan,
+) -> Result<Vec<Arc<dyn SandboxProvider>>, Failure> {
+    let mut providers = Vec::new();
+    if let Some(folder) = &args.wasm_modules {
+        providers.push(sinew_levels::sandboxes(&SandboxPlan {
+            level: Level::Wasm,
+            wasm_modules: folder.to_string_lossy().into_owned(),
+            max_sandboxes: args.max_sandboxes,
+            ..SandboxPlan::default()
+        })?);
+    }
+    if args.containers {
+        providers.push(sinew_levels::sandboxes(&SandboxPlan {
+            level: Level::Container,
+            ..section
+        })?);
+    }
+    if let Some(folder) = &args.microvm_images {
+        providers.push(sinew_levels::sandboxes(&SandboxPlan {
+            level: Level::Microvm,
+            microvm_images: folder.to_string_lossy().into_owned(),
+            max_sandboxes: args.max_sandboxes,
+            ..SandboxPlan::default()
+        })?);
+    }
+    Ok(providers)
 }
 
 /// The owners of `--token-file`, or one with a random token, which is returned to be printed. An address

@@ -1,0 +1,467 @@
+//! The pull half of the OCI distribution specification 1.1 over HTTP, with Docker's token authentication.
+//!
+//! Not with oci-client: its client cannot be given certificates (it panics on a machine without a store of
+//! them, also for HTTP), and it reads manifests and tokens of any length into memory.
+
+use super::PullLimits;
+use super::credentials::Login;
+use super::reference::{Reference, is_loopback};
+use crate::documents::hex;
+use crate::{ImageError, io_error};
+use reqwest::Url;
+use reqwest::blocking::Response;
+use reqwest::header::{
+    ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, RANGE, RETRY_AFTER, WWW_AUTHENTICATE,
+};
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use sinew_http::{cause, tls};
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Time for a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of redirects of a request: registries keep layers at other hosts.
+const MAX_REDIRECTS: usize = 5;
+/// Maximum bytes of a manifest, an index, a configuration or a token.
+const MAX_DOCUMENT: u64 = 4 << 20;
+/// Longest pause before a request is repeated.
+const MAX_PAUSE: Duration = Duration::from_secs(30);
+/// What a manifest may be.
+const MANIFESTS: &str = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, \
+     application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json";
+
+/// A repository of a registry.
+pub(super) struct Client<'a> {
+    /// Connections.
+    http: reqwest::blocking::Client,
+    /// The image.
+    reference: &'a Reference,
+    /// User and password, if there are any.
+    login: Option<Login>,
+    /// Value of the header `authorization`, once the registry has asked for one.
+    authorization: RefCell<Option<String>>,
+    /// Retries and pauses.
+    limits: &'a PullLimits,
+    /// End of the pull.
+    deadline: Instant,
+}
+
+/// Why an attempt failed.
+enum Failed {
+    /// It may work later, after a pause that the registry can name.
+    Now(String, Option<Duration>),
+    /// It will not work.
+    Ever(ImageError),
+}
+
+impl From<ImageError> for Failed {
+    fn from(e: ImageError) -> Self {
+        Self::Ever(e)
+    }
+}
+
+/// Answer to a request for a token.
+#[derive(Deserialize)]
+struct Token {
+    /// The token, by the name of Docker.
+    token: Option<String>,
+    /// The token, by the name of OAuth.
+    access_token: Option<String>,
+}
+
+/// A challenge of a registry.
+#[derive(Debug, PartialEq)]
+enum Challenge {
+    /// User and password with every request.
+    Basic,
+    /// A token of this address, for this service.
+    Bearer {
+        realm: String,
+        service: Option<String>,
+    },
+}
+
+/// The first challenge that is understood (RFC 9110, section 11.6.1).
+fn challenge(headers: &HeaderMap) -> Option<Challenge> {
+    headers.get_all(WWW_AUTHENTICATE).iter().find_map(|value| {
+        let (scheme, rest) = value.to_str().ok()?.split_once(' ')?;
+        if scheme.eq_ignore_ascii_case("basic") {
+            return Some(Challenge::Basic);
+        }
+        if !scheme.eq_ignore_ascii_case("bearer") {
+            return None;
+        }
+        let parameters = parameters(rest);
+        let of = |name: &str| {
+            parameters
+                .iter()
+                .find(|(n, _)| n.eq_ignore_ascii_case(name))
+        };
+        Some(Challenge::Bearer {
+            realm: of("realm")?.1.clone(),
+            service: of("service").map(|(_, v)| v.clone()),
+        })
+    })
+}
+
+/// Reads `a="b", c=d`.
+fn parameters(mut text: &str) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    while let Some((name, rest)) = text.split_once('=') {
+        let (value, after) = match rest.strip_prefix('"') {
+            Some(quoted) => quoted.split_once('"').unwrap_or((quoted, "")),
+            None => rest.split_once(',').unwrap_or((rest, "")),
+        };
+        let name = name.trim_matches([' ', ',']);
+        found.push((name.to_owned(), value.trim().to_owned()));
+        text = after;
+    }
+    found
+}
+
+impl<'a> Client<'a> {
+    /// A client of the repository of `reference`.
+    pub(super) fn new(
+        reference: &'a Reference,
+        login: Option<Login>,
+        limits: &'a PullLimits,
+        deadline: Instant,
+    ) -> Result<Self, ImageError> {
+        let http = reqwest::blocking::Client::builder()
+            .tls_backend_preconfigured(tls())
+            .user_agent(concat!("sinew/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(CONNECT_TIMEOUT)
+            // Of each read, too, so that a large layer may take longer.
+            .timeout(limits.stall)
+            .redirect(reqwest::redirect::Policy::limited(MAX_REDIRECTS))
+            .https_only(!reference.plain)
+            .build()
+            .map_err(|e| io_error("make an HTTP client", cause(&e)))?;
+        Ok(Self {
+            http,
+            reference,
+            login,
+            authorization: RefCell::new(None),
+            limits,
+            deadline,
+        })
+    }
+
+    /// The manifest or index that a tag or a digest names, and the type that the registry says it has.
+    pub(super) fn manifest(&self, target: &str) -> Result<(Vec<u8>, String), ImageError> {
+        self.retry(|| {
+            let answer = self.get(&format!("manifests/{target}"), Some(MANIFESTS), 0)?;
+            let kind = answer
+                .headers()
+                .get(CONTENT_TYPE)
+                .and_then(|v| v.to_str().ok());
+            let kind = kind.unwrap_or_default().to_owned();
+            Ok((document(answer)?, kind))
+        })
+    }
+
+    /// A blob that is a document.
+    pub(super) fn document(&self, digest: &str) -> Result<Vec<u8>, ImageError> {
+        self.retry(|| document(self.get(&format!("blobs/{digest}"), None, 0)?))
+    }
+
+    /// Writes a blob to `path`, which is there afterwards only if digest and length are right. What has come
+    /// before a connection broke is not asked for again.
+    pub(super) fn blob(&self, digest: &str, size: u64, path: &Path) -> Result<(), ImageError> {
+        let part = path.with_extension("part");
+        let at = |e: std::io::Error| io_error(part.display().to_string(), e);
+        let mut file = File::create(&part).map_err(at)?;
+        let (mut hash, mut have) = (Sha256::new(), 0);
+        self.retry(|| {
+            let mut answer = self.get(&format!("blobs/{digest}"), None, have)?;
+            if have > 0 && answer.status().as_u16() != 206 {
+                (hash, have) = (Sha256::new(), 0);
+                file.set_len(0).and_then(|()| file.rewind()).map_err(at)?;
+            }
+            let mut chunk = vec![0; 256 << 10];
+            loop {
+                self.in_time()?;
+                let read = answer
+                    .read(&mut chunk)
+                    .map_err(|e| Failed::Now(cause(&e), None))?;
+                if read == 0 {
+                    break;
+                }
+                have += read as u64;
+                if have > size {
+                    return Err(wrong(digest, size, "more bytes".into()).into());
+                }
+                hash.update(&chunk[..read]);
+                file.write_all(&chunk[..read]).map_err(at)?;
+            }
+            match have == size {
+                true => Ok(()),
+                false => Err(Failed::Now(
+                    format!("it ended after {have} of {size} bytes"),
+                    None,
+                )),
+            }
+        })?;
+        let found = format!("sha256:{}", hex(&hash.finalize()));
+        if found != digest {
+            return Err(wrong(digest, size, found));
+        }
+        std::fs::rename(&part, path).map_err(at)
+    }
+
+    /// Repeats what may work later, with pauses that double.
+    ///
+    /// # Errors
+    /// Those that are final, at once; [`ImageError::Unreachable`] with the last reason after
+    /// [`PullLimits::retries`] further attempts, or where the next one would begin after the deadline.
+    fn retry<T>(&self, mut attempt: impl FnMut() -> Result<T, Failed>) -> Result<T, ImageError> {
+        let mut pause = self.limits.pause;
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let (reason, named) = match attempt() {
+                Ok(value) => return Ok(value),
+                Err(Failed::Ever(e)) => return Err(e),
+                Err(Failed::Now(reason, named)) => (reason, named),
+            };
+            let wait = named.unwrap_or(pause).min(MAX_PAUSE);
+            if attempts > self.limits.retries || Instant::now() + wait > self.deadline {
+                return Err(ImageError::Unreachable {
+                    registry: self.reference.host.clone(),
+                    reason,
+                    attempts,
+                });
+            }
+            std::thread::sleep(wait);
+            pause *= 2;
+        }
+    }
+
+    /// Sends a request to a path of the repository, with what the registry asks for to let this user in.
+    ///
+    /// A challenge is answered once a request: a token can end between two of them, and one that is refused
+    /// right after it was made will be refused again. `from` is the first byte that is asked for; a registry
+    /// may answer with all of them (status 200 in place of 206).
+    fn get(&self, path: &str, accept: Option<&str>, from: u64) -> Result<Response, Failed> {
+        let url = format!("{}/{path}", self.reference.base());
+        let mut asked = false;
+        loop {
+            self.in_time()?;
+            let mut request = self.http.get(&url);
+            if let Some(accept) = accept {
+                request = request.header(ACCEPT, accept);
+            }
+            if from > 0 {
+                request = request.header(RANGE, format!("bytes={from}-"));
+            }
+            if let Some(value) = self.authorization.borrow().as_ref() {
+                request = request.header(AUTHORIZATION, value);
+            }
+            let answer = request.send().map_err(|e| Failed::Now(cause(&e), None))?;
+            let status = answer.status().as_u16();
+            match status {
+                200 | 206 => return Ok(answer),
+                401 if !asked => {
+                    asked = true;
+                    self.authorize(answer.headers())?;
+                }
+                401 | 403 => {
+                    return Err(self.unauthorized(&format!("it answered {status}")).into());
+                }
+                404 => {
+                    return Err(ImageError::Missing {
+                        image: self.reference.to_string(),
+                    }
+                    .into());
+                }
+                _ => return Err(self.other(status, answer.headers())),
+            }
+        }
+    }
+
+    /// A status that is no answer to the question: that of a registry in trouble is asked again.
+    fn other(&self, status: u16, headers: &HeaderMap) -> Failed {
+        let pause = headers.get(RETRY_AFTER).and_then(|v| v.to_str().ok());
+        let pause = pause.and_then(|v| v.parse().ok()).map(Duration::from_secs);
+        match status {
+            408 | 429 | 500..=599 => Failed::Now(format!("it answered {status}"), pause),
+            _ => Failed::Ever(ImageError::Document {
+                document: format!("the answer of registry {}", self.reference.host),
+                reason: format!("has the status {status}"),
+            }),
+        }
+    }
+
+    /// Does what a challenge asks for: the header for all further requests.
+    ///
+    /// Many registries ask for a token even of those who pull without a password.
+    fn authorize(&self, headers: &HeaderMap) -> Result<(), Failed> {
+        let login = self
+            .login
+            .as_ref()
+            .filter(|_| self.reference.may_see_password());
+        let value = match challenge(headers) {
+            None => {
+                return Err(self
+                    .unauthorized("it asks for neither Basic nor Bearer")
+                    .into());
+            }
+            Some(Challenge::Basic) => {
+                let login = login.ok_or_else(|| self.no_login())?;
+                basic(login)
+            }
+            Some(Challenge::Bearer { realm, service }) => {
+                format!("Bearer {}", self.token(&realm, service.as_deref(), login)?)
+            }
+        };
+        *self.authorization.borrow_mut() = Some(value);
+        Ok(())
+    }
+
+    /// A token to pull from the repository (Docker's token authentication).
+    ///
+    /// The address is the registry's word, so a password goes there over HTTPS or on loopback alone. The
+    /// token is for this repository and for pulling, whatever else the challenge names.
+    fn token(
+        &self,
+        realm: &str,
+        service: Option<&str>,
+        login: Option<&Login>,
+    ) -> Result<String, Failed> {
+        let refused = |why: &str| Failed::Ever(self.unauthorized(why));
+        let mut url = Url::parse(realm).map_err(|_| refused("the address for tokens is none"))?;
+        let host = url.host_str().unwrap_or_default();
+        let plain = url.scheme() == "http" && (is_loopback(host) || login.is_none());
+        if !(url.scheme() == "https" || (self.reference.plain && plain)) {
+            return Err(refused("its address for tokens is not https"));
+        }
+        let scope = format!("repository:{}:pull", self.reference.repository);
+        url.query_pairs_mut().append_pair("scope", &scope);
+        if let Some(service) = service {
+            url.query_pairs_mut().append_pair("service", service);
+        }
+        let mut request = self.http.get(url);
+        if let Some(login) = login {
+            request = request.header(AUTHORIZATION, basic(login));
+        }
+        let answer = request.send().map_err(|e| Failed::Now(cause(&e), None))?;
+        match answer.status().as_u16() {
+            200 => {}
+            400 | 401 | 403 if login.is_none() => return Err(self.no_login().into()),
+            400 | 401 | 403 => return Err(refused("it refuses user and password")),
+            status => return Err(self.other(status, answer.headers())),
+        }
+        let token: Token = serde_json::from_slice(&document(answer)?)
+            .map_err(|_| refused("its token is no JSON object"))?;
+        let token = token.token.or(token.access_token);
+        // A character that no header may have would be an error of the next request.
+        let token = token.filter(|t| t.bytes().all(|b| b.is_ascii_graphic()));
+        token.ok_or_else(|| refused("it sent no token"))
+    }
+
+    /// Credentials are asked for and there are none, or they must not be sent.
+    fn no_login(&self) -> ImageError {
+        match (&self.login, self.reference.may_see_password()) {
+            (Some(_), false) => {
+                self.unauthorized("passwords are sent over HTTPS and on loopback only")
+            }
+            _ => {
+                self.unauthorized("it asks for user and password, and there are none for this host")
+            }
+        }
+    }
+
+    /// The refusal of a registry, with what to do about it.
+    fn unauthorized(&self, reason: &str) -> ImageError {
+        ImageError::Unauthorized {
+            image: self.reference.to_string(),
+            host: self.reference.host.clone(),
+            reason: reason.into(),
+        }
+    }
+
+    /// Ends the pull after its time.
+    fn in_time(&self) -> Result<(), ImageError> {
+        match Instant::now() < self.deadline {
+            true => Ok(()),
+            false => Err(ImageError::Limit {
+                what: "seconds to pull",
+                limit: self.limits.time.as_secs(),
+            }),
+        }
+    }
+}
+
+/// Value of the header for a user and a password.
+fn basic((user, password): &Login) -> String {
+    use base64::Engine as _;
+    let text = base64::engine::general_purpose::STANDARD.encode(format!("{user}:{password}"));
+    format!("Basic {text}")
+}
+
+/// A blob that is not what the image says.
+fn wrong(digest: &str, size: u64, found: String) -> ImageError {
+    ImageError::Digest {
+        blob: format!("blob {digest} of the registry"),
+        expected: format!("{digest} and {size} bytes"),
+        found,
+    }
+}
+
+/// The body of an answer that is a document.
+fn document(answer: Response) -> Result<Vec<u8>, Failed> {
+    let mut bytes = Vec::new();
+    let read = answer.take(MAX_DOCUMENT + 1).read_to_end(&mut bytes);
+    read.map_err(|e| Failed::Now(cause(&e), None))?;
+    if bytes.len() as u64 > MAX_DOCUMENT {
+        return Err(Failed::Ever(ImageError::Limit {
+            what: "bytes in a document of its registry",
+            limit: MAX_DOCUMENT,
+        }));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn challenges_are_read_as_registries_write_them() {
+        let of = |values: &[&str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(WWW_AUTHENTICATE, value.parse().unwrap());
+            }
+            challenge(&headers)
+        };
+        let bearer = |realm: &str, service: Option<&str>| {
+            let (realm, service) = (realm.to_owned(), service.map(str::to_owned));
+            Some(Challenge::Bearer { realm, service })
+        };
+        let long =
+            r#"Bearer realm="https://a.io/token",service="r.io",scope="repository:a/b:pull,push""#;
+        assert_eq!(of(&[long]), bearer("https://a.io/token", Some("r.io")));
+        assert_eq!(
+            of(&["bearer realm=https://a.io, x=y"]),
+            bearer("https://a.io", None)
+        );
+        assert_eq!(
+            of(&["Negotiate", "Basic realm=\"x\""]),
+            Some(Challenge::Basic)
+        );
+        for wrong in [
+            "",
+            "Bearer",
+            "Bearer service=\"x\"",
+            "Digest realm=\"x\"",
+            "Bearer realm",
+        ] {
+            assert_eq!(of(&[wrong]), None, "{wrong}");
+        }
+    }
+}
