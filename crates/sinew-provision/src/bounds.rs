@@ -65,7 +65,7 @@ impl Default for Bounds {
             lease: Duration::from_secs(300),
             max_lease: Duration::from_secs(86_400),
             timeout: Duration::from_secs(30),
-            max_timeout: Duration::from_secs(3600),
+            max_timeout: Duration::from_secs(86_400),
             snapshot_bytes: 4 << 30,
             file_bytes: 64 << 20,
             archive_bytes: 1 << 30,

@@ -20,6 +20,8 @@ mod connections;
 mod egress_proxy;
 mod error;
 mod exec;
+#[cfg(test)]
+mod leases;
 mod registry;
 mod routes;
 mod server;

@@ -9,8 +9,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::Instant;
 
 /// Interval between checks for expired leases.
 const SWEEP: Duration = Duration::from_millis(250);
