@@ -49,6 +49,8 @@ pub struct Config {
 pub enum Start {
     /// A program that the sandbox sees, and its arguments.
     Argv(Vec<String>),
+    /// The same, with the terminal that its three files are as that of its session.
+    OnTerminal(Vec<String>),
     /// Code for a fork of the zygote.
     Python(String),
 }

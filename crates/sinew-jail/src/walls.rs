@@ -23,7 +23,7 @@ use crate::spec::Limits;
 use std::os::fd::RawFd;
 
 /// Steps that can fail; the number travels in a notice.
-pub(crate) const STEPS: [&str; 16] = [
+pub(crate) const STEPS: [&str; 17] = [
     "join the cgroup",
     "make namespaces",
     "mount the work folder",
@@ -40,6 +40,7 @@ pub(crate) const STEPS: [&str; 16] = [
     "execve",
     "enter the namespaces",
     "get the program",
+    "take the terminal",
 ];
 pub(crate) const JOIN: u32 = 0;
 pub(crate) const NAMESPACES: u32 = 1;
@@ -58,6 +59,7 @@ pub const EXECVE: u32 = 13;
 pub(crate) const OPTIONAL: u32 = 255;
 const ENTER: u32 = 14;
 pub(crate) const PROGRAM: u32 = 15;
+pub(crate) const TERMINAL: u32 = 16;
 
 /// What the zygote needs for its forks to enter namespaces, and all that is left in the spawner's bounding
 /// set: SETGID, SETUID, SETPCAP, SYS_CHROOT, SYS_PTRACE, SYS_ADMIN (capability.h).

@@ -5,9 +5,12 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sinew_sandbox::{ExecResult, Limits, Program};
+use sinew_sandbox::{ExecResult, Limits, Program, TerminalInput, TerminalSize};
 use std::collections::BTreeMap;
 use std::time::Duration;
+
+/// Maximum typed bytes of one request.
+const MAX_TYPED: usize = 64 << 10;
 
 /// Body of `POST /v1/sandboxes`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -132,6 +135,45 @@ pub struct ExecBody {
     pub stream: bool,
     /// Encode the output as Base64, for bytes that are not text.
     pub binary: bool,
+    /// Run on a terminal of this size. It needs `stream` and takes neither `python` nor `stdin`.
+    pub terminal: Option<TerminalSize>,
+}
+
+/// Body of `POST /v1/sandboxes/ID/terminal`. Exactly one of `typed_base64` and `size` is required.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TerminalBody {
+    /// Typed bytes as Base64.
+    pub typed_base64: Option<String>,
+    /// New size.
+    pub size: Option<TerminalSize>,
+}
+
+impl TerminalBody {
+    /// What happens at the terminal.
+    pub(crate) fn input(self) -> Result<TerminalInput, ApiError> {
+        match (self.typed_base64, self.size) {
+            (Some(text), None) => {
+                let typed = STANDARD.decode(text);
+                let typed =
+                    typed.map_err(|e| bad("typed_base64", e, "standard Base64 with padding"))?;
+                if typed.len() > MAX_TYPED {
+                    return Err(bad(
+                        "typed_base64",
+                        "too long",
+                        format!("at most {MAX_TYPED} bytes"),
+                    ));
+                }
+                Ok(TerminalInput::Typed(typed))
+            }
+            (None, Some(size)) => Ok(TerminalInput::Resized(size)),
+            _ => Err(bad(
+                "body",
+                "both or nothing",
+                "one of typed_base64 and size",
+            )),
+        }
+    }
 }
 
 impl ExecBody {

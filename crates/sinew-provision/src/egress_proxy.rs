@@ -23,7 +23,7 @@ use sinew_egress::{
 };
 use sinew_sandbox::{
     ExecOptions, ExecRequest, ExecResult, Network, Protection, Sandbox, SandboxError,
-    SandboxFuture, SandboxProvider, SandboxSpec, SandboxStats, Snapshot,
+    SandboxFuture, SandboxProvider, SandboxSpec, SandboxStats, Snapshot, Terminal,
 };
 use std::fs::File;
 use std::net::TcpListener;
@@ -287,6 +287,14 @@ impl Sandbox for Guarded {
         options: ExecOptions,
     ) -> SandboxFuture<'_, ExecResult> {
         self.inner.exec_with(request, options)
+    }
+
+    fn exec_on_terminal(
+        &mut self,
+        request: ExecRequest,
+        terminal: Terminal,
+    ) -> SandboxFuture<'_, ExecResult> {
+        self.inner.exec_on_terminal(request, terminal)
     }
 
     fn write_file<'a>(&'a mut self, path: &'a str, content: &'a [u8]) -> SandboxFuture<'a, ()> {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 
 /// Output chunks buffered between a program and its reader. A full queue blocks the program.
-const QUEUE: usize = 16;
+pub(crate) const QUEUE: usize = 16;
 
 /// Runs a program. Dropping the future kills it. The response is JSON, or NDJSON with `stream`.
 pub(crate) async fn exec(
@@ -79,10 +79,9 @@ fn streamed(
     if service.view(&owner, &id)?.busy {
         return Err(ApiError::Busy);
     }
-    let (sender, mut chunks) = mpsc::channel::<OutputChunk>(QUEUE);
-    let (lines, receiver) = mpsc::channel::<Value>(QUEUE);
-    let binary = body.binary;
-    let task = tokio::spawn(async move {
+    Ok(lines(async move |lines| {
+        let (sender, mut chunks) = mpsc::channel::<OutputChunk>(QUEUE);
+        let binary = body.binary;
         let forward = async {
             while let Some(chunk) = chunks.recv().await {
                 let line =
@@ -92,8 +91,22 @@ fn streamed(
                 }
             }
         };
-        let (ended, ()) = tokio::join!(run(&service, &owner, &id, &body, Some(sender)), forward);
-        let last = ended.map_or_else(|e| e.json(), |result| json!({ "result": result }));
+        tokio::join!(run(&service, &owner, &id, &body, Some(sender)), forward).0
+    }))
+}
+
+/// NDJSON response of an execution: what `run` sends, then `{"result": ...}` or `{"error": ...}`. A client
+/// that disconnects ends `run`.
+pub(crate) fn lines<F>(run: impl FnOnce(mpsc::Sender<Value>) -> F) -> Response
+where
+    F: Future<Output = Result<Value, ApiError>> + Send + 'static,
+{
+    let (lines, receiver) = mpsc::channel::<Value>(QUEUE);
+    let ended = run(lines.clone());
+    let task = tokio::spawn(async move {
+        let last = ended
+            .await
+            .map_or_else(|e| e.json(), |result| json!({ "result": result }));
         let _ = lines.send(last).await;
     });
     // A disconnected client drops the body, which drops the guard, which kills the program.
@@ -104,7 +117,7 @@ fn streamed(
         Some((Ok::<_, Infallible>(Bytes::from(line)), (receiver, guard)))
     });
     let headers = [(CONTENT_TYPE, "application/x-ndjson")];
-    Ok((headers, Body::from_stream(body)).into_response())
+    (headers, Body::from_stream(body)).into_response()
 }
 
 /// Aborts the task when dropped.

@@ -25,9 +25,10 @@ mod leases;
 mod registry;
 mod routes;
 mod server;
+mod terminal;
 mod transfer;
 
-pub use api::{CreateRequest, ExecBody, ForkRequest, LimitsRequest, SandboxView};
+pub use api::{CreateRequest, ExecBody, ForkRequest, LimitsRequest, SandboxView, TerminalBody};
 pub use auth::{Token, TokenError, Tokens};
 #[cfg(feature = "egress")]
 pub use egress_proxy::{EgressProxy, EgressStartError, WithEgress};

@@ -4,13 +4,15 @@ use crate::api::{CreateRequest, ForkRequest, SandboxView, env, seconds};
 use crate::auth::{Tokens, random_hex};
 pub use crate::bounds::Bounds;
 use crate::error::{ApiError, bad};
-use sinew_sandbox::{Network, Sandbox, SandboxProvider, SandboxSpec, SandboxStats, Snapshot};
+use sinew_sandbox::{
+    Network, Sandbox, SandboxProvider, SandboxSpec, SandboxStats, Snapshot, TerminalInput,
+};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::Instant;
 
 /// Interval between checks for expired leases.
@@ -59,11 +61,18 @@ pub(crate) struct Entry {
     sandbox: Arc<tokio::sync::Mutex<Option<Box<dyn Sandbox>>>>,
     /// True once the sandbox is being destroyed. Running operations stop.
     ending: watch::Sender<bool>,
+    /// Types at the terminal of the program that runs, if it has one.
+    terminal: Mutex<Option<mpsc::Sender<TerminalInput>>>,
     /// Serves the proxy's connections.
     _proxy: Option<Box<dyn Send + Sync>>,
 }
 
 impl Entry {
+    /// Where the terminal of the program that runs is typed at.
+    pub(crate) fn terminal(&self) -> MutexGuard<'_, Option<mpsc::Sender<TerminalInput>>> {
+        self.terminal.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// End of the lease.
     fn deadline(&self) -> MutexGuard<'_, Instant> {
         self.deadline.lock().unwrap_or_else(PoisonError::into_inner)
@@ -408,6 +417,7 @@ impl Service {
             deadline: Mutex::new(Instant::now() + lease),
             sandbox: Arc::new(tokio::sync::Mutex::new(Some(sandbox))),
             ending: watch::channel(false).0,
+            terminal: Mutex::default(),
             _proxy: serving,
         });
         let view = view(&id, &entry);

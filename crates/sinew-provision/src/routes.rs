@@ -7,6 +7,7 @@
 //! | `/sandboxes/ID` | GET: state, DELETE: destroy |
 //! | `/sandboxes/ID/exec`, `/reset`, `/snapshot`, `/fork` | POST |
 //! | `/sandboxes/ID/stats` | GET |
+//! | `/sandboxes/ID/terminal` | POST: type at the terminal of what runs |
 //! | `/sandboxes/ID/files/PATH` | GET: read, PUT: write |
 //! | `/snapshots` | POST: import a tar file |
 //! | `/snapshots/ID` | GET: export, DELETE |
@@ -14,10 +15,11 @@
 //! A handler checks the body, calls the [`Service`] with the owner of the token, and writes the answer.
 //! Objects of other owners do not exist for it.
 
-use crate::api::{CreateRequest, ExecBody, ForkRequest};
+use crate::api::{CreateRequest, ExecBody, ForkRequest, TerminalBody};
 use crate::error::{ApiError, bad};
 use crate::exec;
 use crate::registry::Service;
+use crate::terminal;
 use crate::transfer;
 use axum::body::Body;
 use axum::extract::rejection::JsonRejection;
@@ -69,6 +71,7 @@ pub fn router(service: Arc<Service>) -> Router {
         .route("/v1/sandboxes/{id}", get(view).delete(destroy))
         .route("/v1/sandboxes/{id}/exec", post(run))
         .route("/v1/sandboxes/{id}/stats", get(stats))
+        .route("/v1/sandboxes/{id}/terminal", post(typed))
         .route("/v1/sandboxes/{id}/reset", post(reset))
         .route("/v1/sandboxes/{id}/snapshot", post(snapshot))
         .route("/v1/sandboxes/{id}/fork", post(fork))
@@ -171,7 +174,23 @@ async fn run(
     body: Result<Json<Value>, JsonRejection>,
 ) -> HandlerResult {
     let body = json_body::<ExecBody>(body, &headers)?;
-    exec::exec(service, owner, id, body).await
+    match body.terminal {
+        Some(_) => terminal::start(service, owner, id, body),
+        None => exec::exec(service, owner, id, body).await,
+    }
+}
+
+/// `POST /v1/sandboxes/ID/terminal`: types at the terminal of what runs, or sets its size.
+async fn typed(
+    State(service): Api,
+    Owner(owner): Owner,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    body: Result<Json<Value>, JsonRejection>,
+) -> HandlerResult {
+    let body = json_body::<TerminalBody>(body, &headers)?;
+    terminal::input(&service, &owner, &id, body).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 /// `GET /v1/sandboxes/ID/stats`: resource use of a sandbox.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use sinew_http::{cause, tls};
 use sinew_sandbox::{
     Ending, ExecRequest, ExecResult, OutputChunk, OutputStream, Program, Protection, SandboxError,
-    SandboxSpec, Usage,
+    SandboxSpec, TerminalInput, TerminalSize, Usage,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -243,7 +243,7 @@ impl Api {
         id: &str,
         request: &ExecRequest,
         env: Vec<(String, String)>,
-        stream: bool,
+        (stream, terminal): (bool, Option<TerminalSize>),
     ) -> RequestBuilder {
         let env: serde_json::Map<String, Value> =
             env.into_iter().map(|(n, v)| (n, json!(v))).collect();
@@ -256,11 +256,23 @@ impl Api {
             Program::Shell(script) => ("shell", json!(script)),
         };
         body[field] = program;
+        if let Some(size) = terminal {
+            body["terminal"] = json!(size);
+        }
         if !request.stdin.is_empty() {
             body["stdin_base64"] = json!(STANDARD.encode(&request.stdin));
         }
         self.json(Method::POST, &format!("sandboxes/{id}/exec"), &body)
             .timeout(request.deadline + ANSWER_TIMEOUT)
+    }
+
+    /// The request that tells the server what happens at the terminal of a sandbox.
+    pub(crate) fn typed(&self, id: &str, input: TerminalInput) -> RequestBuilder {
+        let body = match input {
+            TerminalInput::Typed(bytes) => json!({ "typed_base64": STANDARD.encode(bytes) }),
+            TerminalInput::Resized(size) => json!({ "size": size }),
+        };
+        self.json(Method::POST, &format!("sandboxes/{id}/terminal"), &body)
     }
 
     /// The result of an execution that was not streamed.

@@ -5,7 +5,7 @@ use reqwest::{Method, Response};
 use serde_json::json;
 use sinew_sandbox::{
     ExecOptions, ExecRequest, ExecResult, OutputChunk, Sandbox, SandboxError, SandboxFuture,
-    SandboxStats, Snapshot,
+    SandboxStats, Snapshot, Terminal,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -67,6 +67,24 @@ impl Drop for Held {
     }
 }
 
+/// Where output goes as it comes. A closed channel is ignored.
+enum Output {
+    /// Of a program with pipes.
+    Pieces(Sender<OutputChunk>),
+    /// Of a program with a terminal.
+    Terminal(Sender<Vec<u8>>),
+}
+
+impl Output {
+    /// Waits while the channel is full.
+    async fn send(&self, chunk: OutputChunk) {
+        match self {
+            Self::Pieces(output) => drop(output.send(chunk).await),
+            Self::Terminal(output) => drop(output.send(chunk.bytes).await),
+        }
+    }
+}
+
 /// A sandbox on the server.
 #[derive(Debug)]
 pub(crate) struct RemoteSandbox {
@@ -121,18 +139,56 @@ impl RemoteSandbox {
         options: ExecOptions,
     ) -> Result<ExecResult, SandboxError> {
         let stream = options.output.is_some();
-        let asked = self.api.exec(self.held.id(), &request, options.env, stream);
+        let asked = self
+            .api
+            .exec(self.held.id(), &request, options.env, (stream, None));
         match options.output {
             None => self.api.ran(self.api.value(asked).await?),
-            Some(output) => self.streamed(self.api.send(asked).await?, &output).await,
+            Some(output) => {
+                let answer = self.api.send(asked).await?;
+                self.streamed(answer, Output::Pieces(output)).await
+            }
         }
     }
 
-    /// Hands output on as it comes. A closed channel is ignored.
+    /// Runs a program on a terminal. Whoever stops waiting, or closes the input, closes the connection, which
+    /// kills the program.
+    async fn run_on_terminal(
+        &self,
+        request: ExecRequest,
+        terminal: Terminal,
+    ) -> Result<ExecResult, SandboxError> {
+        let Terminal {
+            size,
+            env,
+            mut input,
+            output,
+        } = terminal;
+        let id = self.held.id();
+        let asked = self.api.exec(id, &request, env, (true, Some(size)));
+        let answer = self.api.send(asked).await?;
+        let show = Output::Terminal(output.clone());
+        let typed = async {
+            while let Some(event) = input.recv().await {
+                if self.api.send(self.api.typed(id, event)).await.is_err() {
+                    // A program that has ended takes nothing more; its end is on its way.
+                    std::future::pending::<()>().await;
+                }
+            }
+        };
+        let hung_up = || Err(self.api.lost("the terminal hung up"));
+        tokio::select! {
+            result = self.streamed(answer, show) => result,
+            () = typed => hung_up(),
+            () = output.closed() => hung_up(),
+        }
+    }
+
+    /// Hands output on as it comes.
     async fn streamed(
         &self,
         mut answer: Response,
-        output: &Sender<OutputChunk>,
+        output: Output,
     ) -> Result<ExecResult, SandboxError> {
         let mut rest = Vec::new();
         loop {
@@ -144,7 +200,7 @@ impl RemoteSandbox {
             while let Some(end) = rest.iter().position(|b| *b == b'\n') {
                 let line: Vec<u8> = rest.drain(..=end).collect();
                 match self.api.line(&line)? {
-                    Streamed::Output(chunk) => drop(output.send(chunk).await),
+                    Streamed::Output(chunk) => output.send(chunk).await,
                     Streamed::Ended(result) => return result,
                 }
             }
@@ -178,6 +234,17 @@ impl Sandbox for RemoteSandbox {
     ) -> SandboxFuture<'_, ExecResult> {
         Box::pin(async move {
             let result = self.run(request, options).await;
+            self.seen(result)
+        })
+    }
+
+    fn exec_on_terminal(
+        &mut self,
+        request: ExecRequest,
+        terminal: Terminal,
+    ) -> SandboxFuture<'_, ExecResult> {
+        Box::pin(async move {
+            let result = self.run_on_terminal(request, terminal).await;
             self.seen(result)
         })
     }

@@ -6,7 +6,7 @@ use sinew_provision::{Bounds, Service, Tokens, serve};
 use sinew_remote::{RemoteConfig, RemoteProvider};
 use sinew_sandbox::{
     Ending, ExecOptions, ExecRequest, Network, ProcessConfig, ProcessProvider, Program, Sandbox,
-    SandboxError, SandboxProvider, SandboxSpec,
+    SandboxError, SandboxProvider, SandboxSpec, Terminal, TerminalInput, TerminalSize,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -180,6 +180,75 @@ async fn output_comes_while_the_program_runs_and_a_dropped_call_ends_it() {
     };
     let result = tokio::time::timeout(Duration::from_secs(30), free).await;
     assert_eq!(result.unwrap().stdout, b"42\n");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_on_a_terminal_of_another_host() {
+    let server = Server::start(8).await;
+    let remote = server.connect();
+    let mut sandbox = remote.acquire(&SandboxSpec::default()).await.unwrap();
+    let shell = || ExecRequest {
+        program: Program::Argv(vec!["/bin/sh".into()]),
+        ..python("")
+    };
+    let session = || {
+        let (typing, input) = tokio::sync::mpsc::channel(4);
+        let (output, shown) = tokio::sync::mpsc::channel(4);
+        let size = TerminalSize {
+            rows: 30,
+            columns: 100,
+        };
+        let terminal = Terminal {
+            size,
+            env: vec![("A".into(), "b".into())],
+            input,
+            output,
+        };
+        (terminal, typing, shown)
+    };
+    async fn sees(shown: &mut tokio::sync::mpsc::Receiver<Vec<u8>>, text: &str) {
+        let mut all = String::new();
+        while !all.contains(text) {
+            let more = shown
+                .recv()
+                .await
+                .unwrap_or_else(|| panic!("no {text:?} in {all:?}"));
+            all += &String::from_utf8_lossy(&more);
+        }
+    }
+    let (terminal, typing, mut shown) = session();
+    let user = async {
+        let typed = |text: &str| TerminalInput::Typed(text.as_bytes().to_vec());
+        typing
+            .send(typed("stty size; echo $A-$((6 * 7))\n"))
+            .await
+            .unwrap();
+        sees(&mut shown, "30 100\r\nb-42\r\n").await;
+        let size = TerminalSize {
+            rows: 5,
+            columns: 7,
+        };
+        typing.send(TerminalInput::Resized(size)).await.unwrap();
+        typing.send(typed("stty size\n")).await.unwrap();
+        sees(&mut shown, "5 7\r\n").await;
+        typing.send(typed("exit 3\n")).await.unwrap();
+        while shown.recv().await.is_some() {}
+    };
+    let (result, ()) = tokio::join!(sandbox.exec_on_terminal(shell(), terminal), user);
+    assert_eq!(result.unwrap().ending, Ending::Exited { code: 3 });
+    assert_eq!(said(sandbox.as_mut(), "print(1)").await, "1");
+    // A user who hangs up ends the session there.
+    let (terminal, typing, mut shown) = session();
+    let user = async {
+        sees(&mut shown, "$ ").await;
+        drop(typing);
+        while shown.recv().await.is_some() {}
+    };
+    let (result, ()) = tokio::join!(sandbox.exec_on_terminal(shell(), terminal), user);
+    let error = result.unwrap_err();
+    assert!(error.to_string().contains("hung up"), "{error}");
+    drop(sandbox);
+    server.holds(0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -21,7 +21,7 @@ pub use pool::{Pool, PoolConfig, PoolStats};
 pub use port::{
     Ending, ExecOptions, ExecRequest, ExecResult, Limits, Network, OutputChunk, OutputStream,
     Program, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,
-    SandboxStats, Snapshot, Usage,
+    SandboxStats, Snapshot, Terminal, TerminalInput, TerminalSize, Usage,
 };
 pub use process::{ProcessConfig, ProcessProvider, enter_network, seccomp_filter};
 pub use program::{JAIL, jail_program};

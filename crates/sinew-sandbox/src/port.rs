@@ -55,6 +55,39 @@ pub struct ExecOptions {
     pub output: Option<tokio::sync::mpsc::Sender<OutputChunk>>,
 }
 
+/// Size of a terminal, in characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TerminalSize {
+    /// Lines.
+    pub rows: u16,
+    /// Characters of a line.
+    pub columns: u16,
+}
+
+/// What happens at a terminal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TerminalInput {
+    /// Bytes were typed.
+    Typed(Vec<u8>),
+    /// It has another size.
+    Resized(TerminalSize),
+}
+
+/// The terminal of an execution.
+#[derive(Debug)]
+pub struct Terminal {
+    /// Its size at the beginning.
+    pub size: TerminalSize,
+    /// Environment variables of this execution, after those of [`SandboxSpec::env`].
+    pub env: Vec<(String, String)>,
+    /// What is typed. When it closes, the terminal hangs up and the program is killed.
+    pub input: tokio::sync::mpsc::Receiver<TerminalInput>,
+    /// Gets what the program writes, as bytes that can command a terminal. A full channel holds the
+    /// program back; when it closes, the terminal hangs up.
+    pub output: tokio::sync::mpsc::Sender<Vec<u8>>,
+}
+
 /// A piece of output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutputChunk {
@@ -272,6 +305,17 @@ pub trait Sandbox: Send {
     ) -> SandboxFuture<'_, ExecResult> {
         let _ = (request, options);
         unsupported("take an environment or stream output")
+    }
+
+    /// Runs a program on a terminal of its own, which is its standard input, output and error. Nothing
+    /// is captured, so that [`Limits::output_bytes`] does not hold; `stdin` of the request is empty.
+    fn exec_on_terminal(
+        &mut self,
+        request: ExecRequest,
+        terminal: Terminal,
+    ) -> SandboxFuture<'_, ExecResult> {
+        let _ = (request, terminal);
+        unsupported("give a program a terminal")
     }
 
     /// Freezes the work folder. What runs later does not change the snapshot.

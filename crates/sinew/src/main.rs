@@ -32,6 +32,7 @@ mod runs;
 mod sandbox;
 mod serve;
 mod serve_sandbox;
+mod shell;
 mod signals;
 mod sim;
 mod tasks;

@@ -5,16 +5,21 @@
 
 use crate::lab::{self, LabArgs};
 use crate::output;
+use crate::shell;
 use clap::Subcommand;
 use serde_json::json;
-use sinew_recipe::{LEVEL_NAMES, SandboxPlan};
+use sinew_recipe::{LEVEL_NAMES, Level, SandboxPlan};
 use sinew_sandbox::{
     Ending, ExecRequest, ExecResult, Program, Sandbox, SandboxProvider, SandboxSpec,
 };
 use sinew_wire::Failure;
+use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+/// Maximum CPU time of a session in seconds: what a sandbox server gives at most.
+const MAX_SHELL_CPU_S: f64 = 3600.0;
 
 /// Sub-commands. `attack`, `bench` and `leaks` are those of `sinew-lab`.
 #[derive(Debug, Subcommand)]
@@ -65,6 +70,46 @@ pub(crate) enum SandboxCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Open a shell with a terminal in a fresh sandbox
+    #[command(
+        after_help = "Exit code: as that of `sinew sandbox run`; 130 if a signal ends the session.\n\
+                      Examples: sinew sandbox shell --image registry:docker.io/debian:12\n          \
+                      sinew sandbox shell --server http://10.0.0.7:8081 -- python3"
+    )]
+    Shell {
+        /// Root of the sandbox, as for `run`
+        #[arg(long, conflicts_with = "server")]
+        image: Option<String>,
+        /// Folder that the sandbox sees at /volumes/NAME, read-only; may be given several times
+        #[arg(long, value_name = "NAME=FOLDER", conflicts_with = "server")]
+        volume: Vec<String>,
+        /// Make the sandbox on this server (`sinew serve --sandbox-only`)
+        #[arg(long, value_name = "URL")]
+        server: Option<String>,
+        /// Environment variable with the token for the server
+        #[arg(
+            long,
+            value_name = "NAME",
+            default_value = "SINEW_SANDBOX_TOKEN",
+            requires = "server"
+        )]
+        server_key_env: String,
+        /// Program and its arguments; left out: /bin/sh
+        #[arg(last = true)]
+        argv: Vec<String>,
+        /// Wall-time limit of the session in seconds
+        #[arg(long, default_value_t = 3600.0)]
+        timeout: f64,
+        /// Memory limit in MiB
+        #[arg(long, default_value_t = 256)]
+        memory_mb: u64,
+        /// Refuse to run if a protection cannot be enforced
+        #[arg(long)]
+        strict: bool,
+        /// Level: process
+        #[arg(long, default_value = "process", value_parser = ["process"])]
+        level: String,
+    },
     /// Attack a sandbox from inside and report what held (runs sinew-lab)
     #[command(
         disable_help_flag = true,
@@ -104,10 +149,35 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
         SandboxCommand::Attack(args) => lab::run(lab::LAB, &["sandbox", "attack"], args),
         SandboxCommand::Bench(args) => lab::run(lab::LAB, &["sandbox", "bench"], args),
         SandboxCommand::Leaks(args) => lab::run(lab::LAB, &["sandbox", "leaks"], args),
+        SandboxCommand::Shell {
+            image,
+            volume,
+            server,
+            server_key_env,
+            argv,
+            timeout,
+            memory_mb,
+            strict,
+            level,
+        } => {
+            check_limits(*timeout, *memory_mb)?;
+            let section = SandboxPlan {
+                image: image.clone(),
+                volumes: volumes(volume, level)?,
+                server: server.clone(),
+                server_key_env: server_key_env.clone(),
+                memory_mb: *memory_mb,
+                strict: *strict,
+                cpu_s: timeout.min(MAX_SHELL_CPU_S),
+                ..at_level(level)?
+            };
+            shell(&section, argv, *timeout)
+        }
         SandboxCommand::Run {
             code,
             shell,
             image,
+            volume,
             argv,
             timeout,
             memory_mb,
@@ -117,21 +187,10 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
             save,
             json,
         } => {
-            if !sinew_recipe::is_time(*timeout) {
-                return Err(Failure::input(format!(
-                    "--timeout {timeout}: allowed: {}",
-                    sinew_recipe::TIME
-                )));
-            }
-            if !sinew_recipe::MEMORY_MB.contains(memory_mb) {
-                return Err(Failure::input(format!(
-                    "--memory-mb {memory_mb}: allowed: {} to {}",
-                    sinew_recipe::MEMORY_MB.start(),
-                    sinew_recipe::MEMORY_MB.end()
-                )));
-            }
+            check_limits(*timeout, *memory_mb)?;
             let section = SandboxPlan {
                 image: image.clone(),
+                volumes: volumes(volume, level)?,
                 memory_mb: *memory_mb,
                 strict: *strict,
                 cpu_s: *timeout,
@@ -149,6 +208,46 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
             let deadline = Duration::from_secs_f64(*timeout);
             exec(&section, program, deadline, &kept, *json)
         }
+    }
+}
+
+/// The volumes of `--volume`, which two levels have.
+fn volumes(arguments: &[String], level: &str) -> Result<BTreeMap<String, PathBuf>, Failure> {
+    let has = matches!(at_level(level)?.level, Level::Process | Level::Container);
+    if !has && !arguments.is_empty() {
+        return Err(Failure::input(format!(
+            "--volume with --level {level}: allowed with the level process and container"
+        )));
+    }
+    Ok(sinew_levels::parse_volumes(arguments)?)
+}
+
+/// Refuses times and memory that no sandbox has.
+fn check_limits(timeout: f64, memory_mb: u64) -> Result<(), Failure> {
+    if !sinew_recipe::is_time(timeout) {
+        let allowed = sinew_recipe::TIME;
+        return Err(Failure::input(format!(
+            "--timeout {timeout}: allowed: {allowed}"
+        )));
+    }
+    let range = sinew_recipe::MEMORY_MB;
+    if !range.contains(&memory_mb) {
+        return Err(Failure::input(format!(
+            "--memory-mb {memory_mb}: allowed: {} to {}",
+            range.start(),
+            range.end()
+        )));
+    }
+    Ok(())
+}
+
+/// A session on a terminal; its exit code is the program's.
+fn shell(section: &SandboxPlan, argv: &[String], timeout: f64) -> Result<(), Failure> {
+    let result = shell::run(section, argv, Duration::from_secs_f64(timeout))?;
+    shell::tell(&result);
+    match status(result.ending) {
+        0 => Ok(()),
+        code => Err(Failure::Program(code, String::new())),
     }
 }
 

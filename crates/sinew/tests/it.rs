@@ -83,6 +83,9 @@ mod runs;
 mod sandboxes;
 #[path = "it/serve.rs"]
 mod serve;
+#[cfg(feature = "egress")]
+#[path = "it/shell.rs"]
+mod shell;
 #[path = "it/simulation.rs"]
 mod simulation;
 #[path = "it/tail.rs"]

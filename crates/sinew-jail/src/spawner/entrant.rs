@@ -29,6 +29,8 @@ pub(super) enum Way {
         argv: Vec<CString>,
         env: Vec<CString>,
         files: Vec<OwnedFd>,
+        /// Whether its first file is the terminal of its session.
+        terminal: bool,
     },
     /// A fork of the zygote: it gets a plan when the namespaces are ready, then a program.
     Python {

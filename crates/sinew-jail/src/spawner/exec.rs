@@ -60,9 +60,10 @@ impl Spawner {
                 let python = python.ok_or(Error::NoSuch("program: the image has no python3"))?;
                 let argv = python::command(python.as_bytes(), code.as_bytes());
                 let argv = argv.map_err(|e| Error::refused("program", e.to_string()))?;
-                self.program(id, argv, env, files)?
+                self.program(id, argv, env, (files, false))?
             }
-            Start::Argv(argv) => self.program(id, c_strings(argv)?, env, files)?,
+            Start::Argv(argv) => self.program(id, c_strings(argv)?, env, (files, false))?,
+            Start::OnTerminal(argv) => self.program(id, c_strings(argv)?, env, (files, true))?,
         };
         if let Some(live) = self.live.get_mut(&id) {
             live.running = Some(entrant);
@@ -98,7 +99,7 @@ impl Spawner {
         id: u64,
         argv: Vec<CString>,
         env: Vec<(String, String)>,
-        files: Vec<OwnedFd>,
+        (files, terminal): (Vec<OwnedFd>, bool),
     ) -> Result<Entrant> {
         if argv.is_empty() {
             return Err(Error::NoSuch("program"));
@@ -116,7 +117,12 @@ impl Spawner {
         Ok(Entrant {
             serial,
             child: None,
-            way: Way::Program { argv, env, files },
+            way: Way::Program {
+                argv,
+                env,
+                files,
+                terminal,
+            },
         })
     }
 
@@ -181,7 +187,13 @@ impl Spawner {
         let live = self.live.get_mut(&id).ok_or(NO_SANDBOX)?;
         let entrant = live.running.as_mut().ok_or(Error::NoSuch("program"))?;
         let way = std::mem::replace(&mut entrant.way, Way::Started);
-        let Way::Program { argv, env, files } = way else {
+        let Way::Program {
+            argv,
+            env,
+            files,
+            terminal,
+        } = way
+        else {
             return Err(Error::NoSuch("program"));
         };
         live.spent.begin(&live.group, 0);
@@ -195,6 +207,7 @@ impl Spawner {
             init: init.as_raw_fd(),
             ruleset: live.ruleset.as_ref().map_or(-1, AsRawFd::as_raw_fd),
             files: &files,
+            terminal,
             argv: &argv,
             env: &env,
         };

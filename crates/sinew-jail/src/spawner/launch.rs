@@ -28,6 +28,8 @@ pub(super) struct Launch<'a> {
     pub(super) ruleset: RawFd,
     /// Its standard streams.
     pub(super) files: &'a [OwnedFd],
+    /// Whether the first of them is a terminal, which becomes that of the session that the plan begins.
+    pub(super) terminal: bool,
     pub(super) argv: &'a [CString],
     pub(super) env: &'a [CString],
 }
@@ -87,11 +89,27 @@ extern "C" fn child(shared: *mut libc::c_void) -> libc::c_int {
     let joined = joined.map_err(|e| (walls::JOIN, e.raw_os_error().unwrap_or(0)));
     let done = joined.and_then(|()| launch.plan.run([launch.init, launch.ruleset]));
     let placed = |()| place(&shared.files).map_err(|errno| (walls::EXECVE, errno));
-    let failure = match done.and_then(placed) {
+    let terminal = launch.terminal;
+    let taken = |()| match terminal {
+        true => take_terminal().map_err(|errno| (walls::TERMINAL, errno)),
+        false => Ok(()),
+    };
+    let failure = match done.and_then(placed).and_then(taken) {
         Err(failure) => failure,
         Ok(()) => (walls::EXECVE, execve(&shared.argv, &shared.env)),
     };
     shared.failure = Some(failure);
     // SAFETY: ends without destructors, which are the parent's to run.
     unsafe { libc::_exit(127) }
+}
+
+/// Makes standard input the terminal of this session, which has none yet: what is typed there can
+/// interrupt programs, and shells can move them to the background. Never one that is another session's.
+fn take_terminal() -> std::result::Result<(), i32> {
+    // SAFETY: the request takes a number, and errno is this thread's.
+    match unsafe { libc::ioctl(0, libc::TIOCSCTTY, 0) } {
+        0 => Ok(()),
+        // SAFETY: as above.
+        _ => Err(unsafe { *libc::__errno_location() }),
+    }
 }

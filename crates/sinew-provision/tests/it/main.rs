@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod hostile;
+mod terminal;
 mod watch;
 
 use serde_json::{Value, json};

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `provider` | makes sandboxes, waits while the limit of live ones is reached |
 //! | `sandbox`, `output` | one sandbox: executions, their streams, files |
+//! | `terminal` | the terminal of an execution |
 //! | `snapshot` | numbers of snapshots, given back when the last clone is dropped |
 //! | `client`, `supervisor` | the socket to a spawner, and the next spawner when one dies |
 
@@ -13,6 +14,7 @@ mod provider;
 mod sandbox;
 mod snapshot;
 mod supervisor;
+mod terminal;
 
 pub use provider::{ProcessConfig, ProcessProvider};
 

@@ -6,9 +6,10 @@
 use super::client::{Answer, Client, gone, io_error, unavailable};
 use super::output::{Bounds, Captured, capture, drain, feed};
 use super::snapshot::kept;
+use super::terminal;
 use crate::port::{
     Ending, ExecOptions, ExecRequest, ExecResult, OutputChunk, OutputStream, Program, Sandbox,
-    SandboxError, SandboxFuture, SandboxSpec, SandboxStats, Snapshot, Usage,
+    SandboxError, SandboxFuture, SandboxSpec, SandboxStats, Snapshot, Terminal, Usage,
 };
 use sinew_jail::protocol::{End, Exit, Request, Start, memory_file};
 use sinew_jail::walls::{EXECVE, step_name};
@@ -130,7 +131,7 @@ fn checked(program: Program) -> Result<Start, SandboxError> {
         Program::Shell(script) => Start::Argv(vec!["/bin/sh".into(), "-c".into(), script]),
     };
     let (bytes, zero) = match &start {
-        Start::Argv(argv) => (
+        Start::Argv(argv) | Start::OnTerminal(argv) => (
             argv.iter().map(String::len).sum(),
             argv.iter().any(|a| a.contains('\0')),
         ),
@@ -278,11 +279,7 @@ impl ProcessSandbox {
                 () = overflow.notified() => Ending::OutputLimit,
             };
             let _ = cutting.send(true);
-            self.client.tell(Request::Kill { id: self.id });
-            let told = tokio::time::timeout(KILL_GRACE, &mut ended).await;
-            let end = told
-                .map_err(|_| SandboxError::Died("it did not end after a kill".into()))?
-                .map_err(|_| gone())?;
+            let end = self.kill(&mut ended).await?;
             let _ = no_more.send(true);
             Ok((Some(cut), end))
         };
@@ -290,6 +287,74 @@ impl ProcessSandbox {
         let ((stdout, stderr, ()), (cut, end)) = tokio::try_join!(work, ending)?;
         let failed = |e| io_error("read output", e);
         Ok((cut, stdout.map_err(failed)?, stderr.map_err(failed)?, end))
+    }
+
+    /// Runs a program on a terminal until it ends, or its time, or the terminal hangs up.
+    async fn run_on_terminal(
+        &mut self,
+        request: ExecRequest,
+        mut terminal: Terminal,
+    ) -> Result<ExecResult, SandboxError> {
+        let started = Instant::now();
+        let refused = |field, value: &str, allowed: &str| SandboxError::Request {
+            field,
+            value: value.into(),
+            allowed: allowed.into(),
+        };
+        if !request.stdin.is_empty() {
+            return Err(refused(
+                "stdin",
+                "given",
+                "nothing, where there is a terminal",
+            ));
+        }
+        let Start::Argv(argv) = checked(request.program)? else {
+            return Err(refused(
+                "program",
+                "Python code",
+                "a program or a script, where there is a terminal",
+            ));
+        };
+        let env = [self.spec.env.clone(), std::mem::take(&mut terminal.env)].concat();
+        check_env(&env)?;
+        let (master, theirs) =
+            terminal::open(terminal.size).map_err(|e| io_error("open a terminal", e))?;
+        let raw: Vec<RawFd> = theirs.iter().map(AsRawFd::as_raw_fd).collect();
+        let exec = Request::Exec {
+            id: self.id,
+            start: Start::OnTerminal(argv),
+            env,
+        };
+        let mut ended = self.client.run(exec, &raw)?;
+        drop(theirs);
+        let mut guard = KillOnDrop::new(&self.client, self.id);
+        let cut = tokio::select! {
+            told = &mut ended => Err(told.map_err(|_| gone())?),
+            () = tokio::time::sleep_until((started + request.deadline).into()) => Ok(Ending::Timeout),
+            () = master.carry(&mut terminal) => Ok(Ending::Signalled { signal: libc::SIGHUP }),
+        };
+        let (cut, end) = match cut {
+            Err(end) => (None, end),
+            Ok(cut) => (Some(cut), self.kill(&mut ended).await?),
+        };
+        guard.armed = false;
+        master.finish(&terminal.output).await;
+        let nothing = Captured::default;
+        let result = self.result(started, cut, end, nothing(), nothing())?;
+        self.executions += 1;
+        self.cpu_s += result.usage.cpu_s;
+        Ok(result)
+    }
+
+    /// Kills what runs and waits for its end.
+    async fn kill(
+        &self,
+        ended: &mut tokio::sync::oneshot::Receiver<End>,
+    ) -> Result<End, SandboxError> {
+        self.client.tell(Request::Kill { id: self.id });
+        let told = tokio::time::timeout(KILL_GRACE, ended).await;
+        let told = told.map_err(|_| SandboxError::Died("it did not end after a kill".into()))?;
+        told.map_err(|_| gone())
     }
 
     /// Whether the program did not come to run because what earlier ones left in the sandbox takes
@@ -377,6 +442,14 @@ impl Sandbox for ProcessSandbox {
         options: ExecOptions,
     ) -> SandboxFuture<'_, ExecResult> {
         Box::pin(self.run(request, options))
+    }
+
+    fn exec_on_terminal(
+        &mut self,
+        request: ExecRequest,
+        terminal: Terminal,
+    ) -> SandboxFuture<'_, ExecResult> {
+        Box::pin(self.run_on_terminal(request, terminal))
     }
 
     fn write_file<'a>(&'a mut self, path: &'a str, content: &'a [u8]) -> SandboxFuture<'a, ()> {

@@ -6,6 +6,7 @@ mod crowd;
 mod ends;
 mod files;
 mod port;
+mod terminal;
 mod watch;
 
 use sinew_sandbox::{

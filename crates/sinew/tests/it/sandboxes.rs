@@ -130,3 +130,64 @@ fn episodes_run_in_sandboxes_of_a_server() {
     // A turn with a call of Python, and one with the answer.
     assert_eq!(gold["values"]["turns"], 4, "{report}");
 }
+
+/// A folder of data is seen, links in it do not lead to the host, and nothing of it can be changed.
+#[cfg(feature = "container")]
+#[test]
+fn volumes_are_seen_and_lead_nowhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let own = dir.path().join("books");
+    std::fs::create_dir_all(own.join("deep")).unwrap();
+    std::fs::write(own.join("deep/a"), "inside\n").unwrap();
+    std::fs::write(dir.path().join("secret"), "of the host\n").unwrap();
+    for (name, target) in [
+        ("up", "../secret".into()),
+        ("far", dir.path().join("secret").display().to_string()),
+        (
+            "climb",
+            "../".repeat(40) + dir.path().join("secret").to_str().unwrap(),
+        ),
+        ("host", "/etc/hostname".into()),
+    ] {
+        std::os::unix::fs::symlink(target, own.join(name)).unwrap();
+    }
+    let volume = format!("books={}", own.display());
+    let script = "cat /volumes/books/deep/a; cd /volumes/books; cat up far climb host; \
+         touch x; rm -f deep/a; echo y > deep/a; mkdir z; chmod 777 deep; ls /volumes; exit 0";
+    for level in ["process", "crun"] {
+        let args = [
+            "sandbox", "run", "--level", level, "--volume", &volume, "--shell", script,
+        ];
+        let told = sinew().args(args).output().unwrap();
+        let (shown, errors) = (
+            String::from_utf8_lossy(&told.stdout),
+            String::from_utf8_lossy(&told.stderr),
+        );
+        assert_eq!(shown, "inside\nbooks\n", "{level}: {errors}");
+        assert_eq!(
+            errors.matches("Read-only file system").count(),
+            5,
+            "{level}: {errors}"
+        );
+    }
+    assert_eq!(
+        std::fs::read_to_string(own.join("deep/a")).unwrap(),
+        "inside\n"
+    );
+    for (args, said) in [
+        (
+            ["--level", "wasm", "--volume", &volume],
+            "process and container",
+        ),
+        (["--level", "process", "--volume", "x=/"], "the host's"),
+        (["--level", "process", "--volume", "x"], "NAME=FOLDER"),
+    ] {
+        let refused = sinew()
+            .args(["sandbox", "run", "--code", "1"])
+            .args(args)
+            .output()
+            .unwrap();
+        let errors = crate::failure(&refused, 2);
+        assert!(errors.contains(said), "{errors}");
+    }
+}

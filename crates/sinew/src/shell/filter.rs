@@ -1,0 +1,246 @@
+//! What hostile code may say to a terminal.
+//!
+//! Text and what moves the cursor, paints and clears goes through. Left out is what makes a terminal do more
+//! than show (titles, clipboards, links, files, device control: ECMA-48 control strings), and what makes it
+//! answer (reports of position, device, modes, window), because an answer is typed at whatever reads next:
+//! after the session, that is a shell of the host.
+
+/// Maximum bytes of a control sequence; a longer one is left out.
+const MAX_SEQUENCE: usize = 64;
+
+/// Where a stream of bytes is.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum State {
+    /// Text.
+    #[default]
+    Text,
+    /// After ESC.
+    Escape,
+    /// In a control sequence: after ESC [.
+    Sequence,
+    /// In a control string, whose content is left out.
+    String,
+    /// After an ESC in one.
+    StringEscape,
+    /// After 0xC2, with which the control characters U+0080 to U+009F begin.
+    Control,
+}
+
+/// Lets through what a terminal may be told. It holds at most [`MAX_SEQUENCE`] bytes back.
+#[derive(Debug, Default)]
+pub(super) struct Filter {
+    state: State,
+    /// The sequence that has begun, with its ESC.
+    held: Vec<u8>,
+}
+
+impl Filter {
+    /// What of `bytes` a terminal may get, with what was held back of those before.
+    pub(super) fn pass(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(bytes.len());
+        for &byte in bytes {
+            self.state = self.next(byte, &mut out);
+        }
+        out
+    }
+
+    fn next(&mut self, byte: u8, out: &mut Vec<u8>) -> State {
+        match (self.state, byte) {
+            (State::Control, 0x80..=0x9f) => {
+                // The same as ESC and a letter, of which none is needed.
+                match byte {
+                    0x90 | 0x98 | 0x9d | 0x9e | 0x9f => State::String,
+                    0x9b => self.begin(b"\x1b["),
+                    _ => State::Text,
+                }
+            }
+            (State::Control, _) => {
+                out.push(0xc2);
+                self.state = State::Text;
+                self.next(byte, out)
+            }
+            // CAN and SUB end what has begun.
+            (State::Text, 0x18 | 0x1a) => State::Text,
+            (_, 0x18 | 0x1a) => State::Text,
+            (State::String, 0x07) => State::Text,
+            (State::String, 0x1b) => State::StringEscape,
+            (State::String, _) => State::String,
+            (State::StringEscape, b'\\') => State::Text,
+            (State::StringEscape, 0x1b) => State::StringEscape,
+            // Some terminals end a string at any ESC.
+            (State::StringEscape, _) => {
+                self.begin(b"\x1b");
+                self.escape(byte, out)
+            }
+            (State::Text, 0x1b) => self.begin(b"\x1b"),
+            (State::Text, 0xc2) => State::Control,
+            // ENQ is answered with a text that can be set.
+            (State::Text, 0x05) => State::Text,
+            (State::Text, _) => {
+                out.push(byte);
+                State::Text
+            }
+            (State::Escape, _) => self.escape(byte, out),
+            (State::Sequence, _) => self.sequence(byte, out),
+        }
+    }
+
+    /// Begins a sequence.
+    fn begin(&mut self, with: &[u8]) -> State {
+        self.held = with.to_vec();
+        match with.len() {
+            1 => State::Escape,
+            _ => State::Sequence,
+        }
+    }
+
+    /// A byte after ESC.
+    fn escape(&mut self, byte: u8, out: &mut Vec<u8>) -> State {
+        self.held.push(byte);
+        match byte {
+            b'[' => State::Sequence,
+            // DCS, SOS, OSC, PM, APC; the title of screen.
+            b'P' | b'X' | b']' | b'^' | b'_' | b'k' => State::String,
+            // DECID asks for the device.
+            b'Z' => State::Text,
+            0x1b => self.begin(b"\x1b"),
+            // Intermediate bytes: a character set and its like.
+            0x20..=0x2f if self.held.len() < MAX_SEQUENCE => State::Escape,
+            0x30..=0x7e => {
+                out.append(&mut self.held);
+                State::Text
+            }
+            _ => State::Text,
+        }
+    }
+
+    /// A byte of a control sequence.
+    fn sequence(&mut self, byte: u8, out: &mut Vec<u8>) -> State {
+        match byte {
+            0x1b => self.begin(b"\x1b"),
+            0x20..=0x3f => {
+                if self.held.len() < MAX_SEQUENCE {
+                    self.held.push(byte);
+                }
+                State::Sequence
+            }
+            0x40..=0x7e => {
+                self.held.push(byte);
+                if self.held.len() <= MAX_SEQUENCE && !asks(&self.held[2..]) {
+                    out.append(&mut self.held);
+                }
+                State::Text
+            }
+            // Control characters in a sequence are carried out, and it goes on.
+            0x07..=0x0d => {
+                out.push(byte);
+                State::Sequence
+            }
+            _ => State::Text,
+        }
+    }
+}
+
+/// True for a control sequence, without its ESC [, that a terminal answers or that moves its window.
+fn asks(sequence: &[u8]) -> bool {
+    let (Some(last), private) = (sequence.last(), sequence.first()) else {
+        return true;
+    };
+    match last {
+        // DA, DSR, XTWINOPS, DECREQTPARM; DECRQCRA and its like.
+        b'c' | b'n' | b't' | b'x' | b'y' => true,
+        // DECRQM; DECSTR and DECSCL set something.
+        b'p' => sequence.contains(&b'$'),
+        // XTVERSION; DECSCUSR sets the shape of the cursor.
+        b'q' => private == Some(&b'>'),
+        // The keyboard's protocol; without a mark the cursor is restored.
+        b'u' => private.is_some_and(|p| b"?<>=".contains(p)),
+        // XTSMGRAPHICS; scrolling.
+        b'S' => private == Some(&b'?'),
+        // Keyboard options.
+        b'm' => private.is_some_and(|p| b"?>".contains(p)),
+        // DECRQPSR, DECRQUPSS, DECRQDE, locator and checksum reports.
+        b'w' | b'v' | b'|' | b'{' | b'z' => true,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_and_painting_go_through() {
+        for text in [
+            "plain \u{e9} \u{4f60}\u{1f600}\r\n\t\u{8}\u{7}",
+            "\u{1b}[1;31mred\u{1b}[0m\u{1b}[2J\u{1b}[10;20H\u{1b}[?1049h\u{1b}[?25l\u{1b}[K\u{1b}[3S",
+            "\u{1b}(B\u{1b}7\u{1b}8\u{1b}M\u{1b}=\u{1b}c\u{1b}[2 q\u{1b}[!p\u{1b}[u",
+            "\u{a9}\u{b0}",
+        ] {
+            assert_eq!(
+                Filter::default().pass(text.as_bytes()),
+                text.as_bytes(),
+                "{text:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_answers_or_does_more_than_show_is_left_out() {
+        for hostile in [
+            "\u{1b}]0;title\u{7}",
+            "\u{1b}]52;c;cm0gLXJm\u{1b}\\",
+            "\u{1b}Pq#0\u{1b}\\",
+            "\u{1b}_Gf=1\u{1b}\\",
+            "\u{1b}^x\u{1b}\\",
+            "\u{1b}Xx\u{1b}\\",
+            "\u{1b}ktitle\u{1b}\\",
+            "\u{9d}0;title\u{9c}",
+            "\u{90}$q\u{9c}",
+            "\u{1b}[6n",
+            "\u{9b}6n",
+            "\u{1b}[c",
+            "\u{1b}[>c",
+            "\u{1b}[21t",
+            "\u{1b}[?1$p",
+            "\u{1b}[>q",
+            "\u{1b}[?u",
+            "\u{1b}Z",
+            "\u{5}",
+            "\u{85}",
+            "\u{1b}[1\u{1b}[6n",
+        ] {
+            let whole = Filter::default().pass(format!("a{hostile}b").as_bytes());
+            // A string ends at U+009C in some terminals and not in others: then what follows is left out.
+            let shown = String::from_utf8_lossy(&whole);
+            assert!(
+                shown == "ab" || (shown == "a" && hostile.ends_with('\u{9c}')),
+                "{hostile:?}: {shown:?}"
+            );
+            // The same, in pieces.
+            let mut filter = Filter::default();
+            let pieces: Vec<u8> = format!("a{hostile}b")
+                .bytes()
+                .flat_map(|b| filter.pass(&[b]))
+                .collect();
+            assert_eq!(pieces, whole, "{hostile:?}");
+        }
+    }
+
+    #[test]
+    fn a_sequence_without_an_end_takes_no_memory() {
+        let mut filter = Filter::default();
+        for start in ["\u{1b}[", "\u{1b}(", "\u{1b}]"] {
+            filter.pass(start.as_bytes());
+            let long = if start == "\u{1b}(" { b"(" } else { b"1" };
+            assert!(filter.pass(&long.repeat(100_000)).len() <= 100_000);
+            assert!(filter.held.len() <= MAX_SEQUENCE + 1);
+            filter.pass(b"\x18");
+        }
+        assert_eq!(filter.pass(b"x"), b"x");
+        let mut long = b"\x1b[".to_vec();
+        long.extend(b"1;".repeat(100));
+        long.extend(b"mx");
+        assert_eq!(Filter::default().pass(&long), b"x");
+    }
+}

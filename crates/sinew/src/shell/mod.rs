@@ -1,0 +1,135 @@
+//! `sinew sandbox shell`: a shell with a terminal in a fresh sandbox, here or on a sandbox server.
+//!
+//! The terminal of the user is never the one of the sandbox: bytes are carried between the two, and what
+//! comes out passes a [`filter`]. While a session runs the user's terminal is raw, so that keys like Ctrl-C
+//! go to the program; it is put back at every end but `kill -9`.
+
+mod filter;
+mod user;
+
+use crate::output;
+use crate::signals::StopSignals;
+use filter::Filter;
+use sinew_recipe::SandboxPlan;
+use sinew_sandbox::{Ending, ExecRequest, ExecResult, Program, Sandbox, Terminal, TerminalInput};
+use sinew_wire::Failure;
+use std::io::Write;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use user::UserTerminal;
+
+/// Pieces that wait between the two terminals, each way. A full queue holds the sender back.
+const QUEUE: usize = 16;
+
+/// What is run where no program is named.
+const SHELL: &str = "/bin/sh";
+
+/// What a session did at its end.
+enum End {
+    /// The program ended.
+    Ran(Result<ExecResult, Failure>),
+    /// A signal asked this process to end.
+    Stopped,
+}
+
+/// Runs `argv`, or a shell, on a terminal in a fresh sandbox of `section`. How it ended.
+///
+/// # Errors
+/// If standard input or output is no terminal, or no sandbox starts; [`Failure::Interrupt`] after a signal.
+pub(crate) fn run(
+    section: &SandboxPlan,
+    argv: &[String],
+    deadline: Duration,
+) -> Result<ExecResult, Failure> {
+    UserTerminal::check()?;
+    let provider = sinew_levels::sandboxes(section)?;
+    let spec = sinew_levels::sandbox_spec(section)?;
+    let argv = match argv.is_empty() {
+        true => vec![SHELL.to_owned()],
+        false => argv.to_vec(),
+    };
+    let request = ExecRequest {
+        program: Program::Argv(argv),
+        stdin: Vec::new(),
+        deadline,
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .map_err(Failure::system)?;
+    let end = runtime.block_on(async {
+        let mut signals = StopSignals::new()?;
+        let mut sandbox = provider.acquire(&spec).await.map_err(Failure::system)?;
+        let end = tokio::select! {
+            ran = session(sandbox.as_mut(), request) => End::Ran(ran),
+            () = signals.next() => End::Stopped,
+        };
+        sandbox.destroy().await.map_err(Failure::system)?;
+        Ok::<_, Failure>(end)
+    });
+    // A thread may wait for a key that nobody presses.
+    runtime.shutdown_background();
+    match end? {
+        End::Ran(ran) => ran,
+        End::Stopped => Err(Failure::Interrupt(
+            "interrupted; the sandbox is gone".into(),
+        )),
+    }
+}
+
+/// One program on a terminal, with the user's terminal at its side. The latter is put back when this is
+/// dropped.
+async fn session(sandbox: &mut dyn Sandbox, request: ExecRequest) -> Result<ExecResult, Failure> {
+    let user = UserTerminal::raw()?;
+    let mut resized = signal(SignalKind::window_change()).map_err(Failure::system)?;
+    let (typing, input) = mpsc::channel(QUEUE);
+    let (output, mut shown) = mpsc::channel::<Vec<u8>>(QUEUE);
+    let terminal = Terminal {
+        size: user.size(),
+        env: vec![("TERM".into(), user::kind())],
+        input,
+        output,
+    };
+    // The end of standard input hangs up: nothing else holds the other side.
+    let resizing = typing.downgrade();
+    user::read_keys(typing);
+    let sizes = async {
+        while resized.recv().await.is_some() {
+            let Some(typing) = resizing.upgrade() else {
+                break;
+            };
+            // A program that has ended has no size.
+            let _ = typing.send(TerminalInput::Resized(user.size())).await;
+        }
+        std::future::pending::<()>().await
+    };
+    let showing = async {
+        let mut filter = Filter::default();
+        while let Some(bytes) = shown.recv().await {
+            let bytes = filter.pass(&bytes);
+            // A terminal that takes nothing holds the program back, until its deadline.
+            let written = tokio::task::spawn_blocking(move || {
+                let mut out = std::io::stdout().lock();
+                out.write_all(&bytes).and_then(|()| out.flush())
+            });
+            if !matches!(written.await, Ok(Ok(()))) {
+                break;
+            }
+        }
+    };
+    let run = sandbox.exec_on_terminal(request, terminal);
+    tokio::select! {
+        (ran, ()) = async { tokio::join!(run, showing) } => ran.map_err(Failure::system),
+        () = sizes => Err(Failure::system("the terminal has no sizes any more")),
+    }
+}
+
+/// Says how a session ended where the program did not end by itself.
+pub(crate) fn tell(result: &ExecResult) {
+    match result.ending {
+        Ending::Exited { .. } => {}
+        ending => output::print_error(&format!("session ended: {ending}\n")),
+    }
+}
