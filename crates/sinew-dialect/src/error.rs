@@ -158,6 +158,13 @@ impl ApiError {
         }
     }
 
+    /// 410: the run that the gateway belonged to has ended; nothing will be trained any more.
+    pub fn run_ended() -> Self {
+        let message =
+            "the run has ended, so that no rollout will be trained any more: end the agent";
+        Self::new(410, ErrorKind::NotFound, "run_ended", message)
+    }
+
     /// 504: a deadline passed.
     pub fn deadline(message: impl Into<String>) -> Self {
         Self::new(504, ErrorKind::Server, "deadline", message)

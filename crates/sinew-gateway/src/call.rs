@@ -134,6 +134,8 @@ pub(crate) struct Caller {
     in_flight: Arc<Semaphore>,
     /// It takes no more calls.
     draining: AtomicBool,
+    /// It will never take any: nobody trains on them.
+    ended: AtomicBool,
 }
 
 impl Caller {
@@ -150,6 +152,7 @@ impl Caller {
             counters,
             in_flight: Arc::new(Semaphore::new(config.server.max_in_flight)),
             draining: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
             config,
         }
     }
@@ -157,6 +160,12 @@ impl Caller {
     /// Takes no more calls.
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Release);
+    }
+
+    /// Takes no more calls, and says that it never will.
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+        self.drain();
     }
 
     /// Calls that run now.
@@ -174,8 +183,11 @@ impl Caller {
     /// That calls are taken.
     ///
     /// # Errors
-    /// 503 after [`Caller::drain`].
+    /// 503 after [`Caller::drain`], 410 after [`Caller::end`].
     pub(crate) fn is_open(&self) -> Result<(), ApiError> {
+        if self.ended.load(Ordering::Acquire) {
+            return Err(ApiError::run_ended());
+        }
         match self.draining.load(Ordering::Acquire) {
             true => Err(ApiError::stopping("it takes no more calls")),
             false => Ok(()),

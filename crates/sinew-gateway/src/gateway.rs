@@ -145,6 +145,11 @@ impl Gateway {
         self.inner.caller.drain();
     }
 
+    /// As [`Gateway::drain`], for good: clients get status 410, so that they do not wait for the next session.
+    pub(crate) fn end(&self) {
+        self.inner.caller.end();
+    }
+
     /// Calls that run now.
     pub fn running(&self) -> usize {
         self.inner.caller.running()

@@ -103,6 +103,14 @@ impl Server {
         self.stop_within(std::future::pending()).await
     }
 
+    /// As [`Server::stop`], at the end of a run. For `notice` it still answers: new rollouts and calls get
+    /// status 410, so that agents end and do not wait for another session. Then running calls are cut.
+    pub async fn end(self, notice: Duration) -> usize {
+        self.gateway.end();
+        tokio::time::sleep(notice).await;
+        self.stop_within(std::future::ready(())).await
+    }
+
     /// As [`Server::stop`]; once `enough` is there, running calls get no more time.
     pub async fn stop_within(mut self, enough: impl Future<Output = ()>) -> usize {
         self.gateway.drain();

@@ -34,6 +34,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 
 /// Where the gateway of a run listens.
 #[derive(Clone, Debug, Default, Args)]
@@ -126,9 +127,13 @@ impl ServeAt {
         Ok(LiveServer {
             server: Some(server),
             runtime: session.runtime.clone(),
+            interrupted: None,
         })
     }
 }
+
+/// For how long agents from outside learn that their run has ended.
+const NOTICE: Duration = Duration::from_secs(1);
 
 /// A listening gateway; dropped, it lets running calls end.
 pub(crate) struct LiveServer {
@@ -136,12 +141,31 @@ pub(crate) struct LiveServer {
     server: Option<Server>,
     /// Waits for the calls that still run.
     runtime: Handle,
+    /// Whether the run was interrupted, so that agents should wait for its next session. Left out where
+    /// no agent opens rollouts.
+    interrupted: Option<watch::Receiver<bool>>,
+}
+
+impl LiveServer {
+    /// Says to agents from outside that the run has ended, unless it was interrupted.
+    fn with_notice(mut self, interrupted: watch::Receiver<bool>) -> Self {
+        self.interrupted = Some(interrupted);
+        self
+    }
 }
 
 impl Drop for LiveServer {
     fn drop(&mut self) {
-        if let Some(server) = self.server.take() {
-            self.runtime.block_on(server.stop());
+        let Some(server) = self.server.take() else {
+            return;
+        };
+        match &self.interrupted {
+            Some(interrupted) if !*interrupted.borrow() => {
+                self.runtime.block_on(server.end(NOTICE));
+            }
+            _ => {
+                self.runtime.block_on(server.stop());
+            }
         }
     }
 }
@@ -219,6 +243,7 @@ pub(crate) fn source(
         .map_err(|e| Failure::system(format!("journal of rollouts: {e}")))?;
     let server = session.serve.start(session, gateway, address)?;
     let idle = Duration::from_secs_f64(section.idle_s);
+    let server = server.with_notice(session.cancel.clone());
     let source = LiveSource::new(live, idle, session.cancel.clone(), Box::new(server));
     Ok(Some(match late.take() {
         Some(late) => Box::new(source.with_late(late)),

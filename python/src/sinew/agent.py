@@ -273,8 +273,8 @@ class RolloutFunction(Generic[P, R]):
 
         A rollout that fails, or that calls no model, is counted, logged under the name `sinew`, and ends
         alone. If none of the first `2 * group_size` ends well, their first error is raised: a run learns
-        nothing from that. A gateway that does not answer is tried again for `reconnect_s` seconds, while a
-        run is restarted for example; then the run counts as ended.
+        nothing from that. The gateway says when the run has ended. One that does not answer is tried again for
+        `reconnect_s` seconds, while a run is restarted for example; then the run counts as ended.
         """
         for name, value in (("concurrency", concurrency), ("group_size", group_size)):
             if value < 1:
@@ -431,7 +431,7 @@ class _Work:
             # The run has ended, and its gateway with it; or it was never there.
             return self._stop(None if self._good else e)
         except ApiError as e:
-            if e.status == 503 and "stopping" in str(e):
+            if e.code == "run_ended" or e.status == 503 and "stopping" in str(e):
                 return self._stop(None)
             if e.status == 429 or e.status >= 500:
                 return self._fail(task, e)

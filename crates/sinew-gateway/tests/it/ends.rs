@@ -1,6 +1,6 @@
 //! How calls end that nobody answers: at the gate, at a stop; and where they are seen until then.
 
-use crate::support::{Opened, World, answer, client, send, world_behind, world_in, world_with};
+use crate::support::{Opened, World, answer, client, send, world, world_behind, world_in, world_with};
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use sinew_gateway::{Capacity, CapacityPermit};
@@ -159,6 +159,24 @@ fn live_rollouts_are_listed_longest_in_their_phase_first() {
     assert_eq!(answer("GET", &url, &wrong, b"").status, 401);
     world.finish(&opened[1].id);
     assert_eq!(list("").ok()["total"], 2);
+}
+
+#[test]
+fn at_the_end_of_a_run_agents_learn_that_nothing_is_trained_any_more() {
+    let mut world = world(yes);
+    let rollout = world.open();
+    rollout.post("/chat/completions", &body()).ok();
+    world.end();
+    let open = || world.control("POST", "/rollouts", &json!({}));
+    world.until("it refuses rollouts", || open().status != 200);
+    for refused in [open(), rollout.post("/chat/completions", &body())] {
+        assert_eq!(refused.status, 410, "{refused:?}");
+        assert_eq!(refused.error("code"), "run_ended");
+        assert_eq!(refused.retry_after, None);
+    }
+    // What an agent did until then can still be finished.
+    let finish = format!("/rollouts/{}/finish", rollout.id);
+    world.control("POST", &finish, &json!({})).ok();
 }
 
 #[test]

@@ -254,6 +254,13 @@ impl World {
         }
     }
 
+    /// Ends for good, and says so for a minute.
+    pub(crate) fn end(&mut self) {
+        if let Some(server) = self.server.take() {
+            self.runtime.spawn(server.end(Duration::from_secs(60)));
+        }
+    }
+
     /// How many calls had to be cut.
     pub(crate) fn stop(&mut self) -> usize {
         let server = self.server.take();
