@@ -1,6 +1,8 @@
 //! How calls end that nobody answers: at the gate, at a stop; and where they are seen until then.
 
-use crate::support::{Opened, World, answer, client, send, world, world_behind, world_in, world_with};
+use crate::support::{
+    Opened, World, answer, client, send, world, world_behind, world_in, world_with,
+};
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use sinew_gateway::{Capacity, CapacityPermit};

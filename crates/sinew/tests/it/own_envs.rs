@@ -279,7 +279,7 @@ fn a_model_learns_beside_the_tools_of_an_mcp_server() {
         "{MODEL}tasks = \"tasks.jsonl\"\nreward = 'regex(\"[a-z]\")'\n\
          [env]\ntype = \"mcp\"\nservers = [{{ command = [\"python3\", \"server.py\"] }}]\nsessions = 8\n\
          [rollout]\ntasks_per_step = 4\ngroup_size = 8\nmax_turns = 2\nmax_turn_tokens = 4\n\
-         max_context_tokens = 1024\n[train]\nsteps = 20\nlearning_rate = 3e-3\nmicro_batch_tokens = 8192\n\
+         max_context_tokens = 1024\n[train]\nsteps = 12\nlearning_rate = 3e-3\nmicro_batch_tokens = 8192\n\
          [eval]\ntasks = 8\n"
     );
     fs::write(dir.path().join("own.toml"), text).unwrap();
