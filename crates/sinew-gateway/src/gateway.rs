@@ -145,7 +145,7 @@ impl Gateway {
         self.inner.caller.drain();
     }
 
-    /// As [`Gateway::drain`], for good: clients get status 410, so that they do not wait for the next session.
+    /// As [`Gateway::drain`], for good: clients get status 410, and wait for no other session.
     pub(crate) fn end(&self) {
         self.inner.caller.end();
     }

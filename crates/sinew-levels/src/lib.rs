@@ -67,7 +67,12 @@ pub fn sandboxes(section: &SandboxPlan) -> Provider {
 /// # Errors
 /// If the image cannot be unpacked.
 pub fn sandbox_spec(section: &SandboxPlan) -> Result<SandboxSpec, LevelError> {
-    let env = image(section)?.map(|i| i.config.env).unwrap_or_default();
+    // A server gives its images their variables itself.
+    let image = match section.server {
+        None => image(section)?,
+        Some(_) => None,
+    };
+    let env = image.map(|i| i.config.env).unwrap_or_default();
     Ok(SandboxSpec {
         env,
         live: section.live,

@@ -22,6 +22,7 @@ pub(crate) fn sandboxes(
         url: url.to_owned(),
         token,
         level: section.level.name(),
+        image: section.image.clone(),
         max_live: section.max_sandboxes,
     })
     .map_err(LevelError::system)?;

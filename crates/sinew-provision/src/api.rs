@@ -18,6 +18,8 @@ const MAX_TYPED: usize = 64 << 10;
 pub struct CreateRequest {
     /// Sandbox level. Default: the server's first level.
     pub level: Option<String>,
+    /// Name of an image that the server offers. Default: the root of the server's level.
+    pub image: Option<String>,
     /// Limits that differ from the server's defaults.
     pub limits: LimitsRequest,
     /// Environment variables of all executions.

@@ -23,6 +23,7 @@ mod exec;
 #[cfg(test)]
 mod leases;
 mod registry;
+mod roots;
 mod routes;
 mod server;
 mod terminal;

@@ -4,10 +4,11 @@ use crate::api::{CreateRequest, ForkRequest, SandboxView, env, seconds};
 use crate::auth::{Tokens, random_hex};
 pub use crate::bounds::Bounds;
 use crate::error::{ApiError, bad};
+use crate::roots::Roots;
 use sinew_sandbox::{
     Network, Sandbox, SandboxProvider, SandboxSpec, SandboxStats, Snapshot, TerminalInput,
 };
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fs::File;
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -153,16 +154,14 @@ impl Registry {
 
 /// Registry of sandboxes and snapshots, and the operations of the API.
 pub struct Service {
-    /// One provider per level. The first one is the default.
-    providers: Vec<Arc<dyn SandboxProvider>>,
+    /// What sandboxes can be made of.
+    pub(crate) roots: Roots,
     /// Valid tokens.
     pub(crate) tokens: Tokens,
     /// Limits of the server.
     pub(crate) bounds: Bounds,
     /// Egress proxy, if the server has one.
     egress: Option<Arc<dyn Egress>>,
-    /// Environment variables of all sandboxes, where a request does not set them.
-    env: BTreeMap<String, String>,
     /// Concurrent file transfers, by owner.
     transfers: Mutex<HashMap<String, Arc<Semaphore>>>,
     /// Live sandboxes and snapshots.
@@ -222,12 +221,11 @@ impl Service {
         egress: Option<Arc<dyn Egress>>,
     ) -> Self {
         Self {
-            providers,
+            roots: Roots::new(providers),
             tokens,
             transfers: Mutex::default(),
             bounds,
             egress,
-            env: BTreeMap::new(),
             registry: Mutex::default(),
         }
     }
@@ -236,7 +234,21 @@ impl Service {
     /// image.
     #[must_use]
     pub fn with_env(mut self, env: impl IntoIterator<Item = (String, String)>) -> Self {
-        self.env = env.into_iter().collect();
+        self.roots.set_env(env.into_iter().collect());
+        self
+    }
+
+    /// Offers an image by a name: sandboxes of it are made by `provider`, and have the variables `env` where
+    /// a request does not set them.
+    #[must_use]
+    pub fn with_image(
+        mut self,
+        name: String,
+        provider: Arc<dyn SandboxProvider>,
+        env: impl IntoIterator<Item = (String, String)>,
+    ) -> Self {
+        let env = env.into_iter().collect();
+        self.roots.add_image(name, provider, env);
         self
     }
 
@@ -249,23 +261,6 @@ impl Service {
     pub fn live(&self) -> (usize, usize) {
         let registry = self.lock();
         (registry.sandboxes.len(), registry.snapshots.len())
-    }
-
-    /// Providers of all levels.
-    pub(crate) fn levels(&self) -> impl Iterator<Item = &Arc<dyn SandboxProvider>> {
-        self.providers.iter()
-    }
-
-    /// Provider of a level, or of the default level.
-    fn provider(&self, level: Option<&str>) -> Result<&Arc<dyn SandboxProvider>, ApiError> {
-        let found = match level {
-            None => self.providers.first(),
-            Some(name) => self.providers.iter().find(|p| p.level() == name),
-        };
-        found.ok_or_else(|| {
-            let names: Vec<_> = self.providers.iter().map(|p| p.level()).collect();
-            bad("level", level.unwrap_or("nothing"), names.join(", "))
-        })
     }
 
     /// Reserves `n` sandboxes of an owner's quota.
@@ -300,7 +295,13 @@ impl Service {
             self.bounds.lease,
             self.bounds.max_lease,
         )?;
-        let mut all = self.env.clone();
+        let start = match &request.snapshot {
+            None => None,
+            Some(id) => Some(self.find_snapshot(owner, id)?),
+        };
+        let from = start.as_ref().map(|(provider, ..)| provider);
+        let provider = self.roots.chosen(request, from)?;
+        let mut all = self.roots.env(&provider).clone();
         all.extend(request.env.clone());
         let env = env(&all)?;
         if env.iter().map(|(n, v)| n.len() + v.len()).sum::<usize>() > MAX_ENV_BYTES {
@@ -317,23 +318,6 @@ impl Service {
                 "nothing, where egress is false: it names recordings",
             ));
         }
-        let start = match &request.snapshot {
-            None => None,
-            Some(id) => Some(self.find_snapshot(owner, id)?),
-        };
-        let provider = match (&start, request.level.as_deref()) {
-            (Some((provider, ..)), level) if level.is_none_or(|l| l == provider.level()) => {
-                Arc::clone(provider)
-            }
-            (Some((provider, ..)), level) => {
-                return Err(bad(
-                    "level",
-                    level.unwrap_or_default(),
-                    format!("{}, which made the snapshot", provider.level()),
-                ));
-            }
-            (None, level) => Arc::clone(self.provider(level)?),
-        };
         let defaults = start
             .as_ref()
             .map_or(&self.bounds.limits, |(_, spec, _)| &spec.limits);
@@ -606,10 +590,10 @@ impl Service {
     pub(crate) async fn import(
         &self,
         owner: &str,
-        level: Option<&str>,
+        (level, image): (Option<&str>, Option<&str>),
         archive: File,
     ) -> Result<String, ApiError> {
-        let provider = self.provider(level)?;
+        let provider = self.roots.provider(level, image)?;
         let _slot = self.reserve_snapshot(owner)?;
         let snapshot = provider
             .import_file(archive, self.bounds.max_limits.work_bytes)

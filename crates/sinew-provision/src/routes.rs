@@ -113,7 +113,7 @@ fn json_body<T: Default + DeserializeOwned>(
 
 /// Health check without a token: the levels that cannot create sandboxes now. The reason is not public.
 async fn health(State(service): Api) -> Response {
-    let broken = service.levels().filter(|p| p.health().is_err());
+    let broken = service.roots.providers().filter(|p| p.health().is_err());
     let broken: Vec<&str> = broken.map(|p| p.level()).collect();
     match broken.is_empty() {
         true => Json(json!({ "status": "ok" })).into_response(),
@@ -124,13 +124,15 @@ async fn health(State(service): Api) -> Response {
     }
 }
 
-/// `GET /v1/levels`: names and protections of all levels.
+/// `GET /v1/levels`: names and protections of all levels, and the names of images.
 async fn levels(State(service): Api, _owner: Owner) -> Json<Value> {
     let levels: Vec<Value> = service
+        .roots
         .levels()
         .map(|p| json!({ "level": p.level(), "protections": *p.protections() }))
         .collect();
-    Json(json!({ "levels": levels }))
+    let images: Vec<&str> = service.roots.images().collect();
+    Json(json!({ "levels": levels, "images": images }))
 }
 
 /// `POST /v1/sandboxes`: creates a sandbox.
@@ -261,6 +263,8 @@ async fn write(
 struct ImportQuery {
     /// Sandbox level. Default: the server's first level.
     level: Option<String>,
+    /// Name of the image of the sandboxes that will start from it. Default: none.
+    image: Option<String>,
     /// Expected digest of the body, `sha256:HEX`.
     digest: Option<String>,
 }
@@ -287,9 +291,8 @@ async fn import(
             format!("that of the body, {digest}"),
         ));
     }
-    let id = service
-        .import(&owner, query.level.as_deref(), received.file)
-        .await?;
+    let place = (query.level.as_deref(), query.image.as_deref());
+    let id = service.import(&owner, place, received.file).await?;
     let response = json!({ "snapshot": id, "digest": digest });
     Ok((StatusCode::CREATED, Json(response)).into_response())
 }

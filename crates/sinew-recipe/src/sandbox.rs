@@ -68,7 +68,7 @@ section! {
         /// (`registry:HOST/NAME:TAG`, or `@sha256:DIGEST`), an OCI layout, a tar file of one or of
         /// `docker save` (`:TAG` after it where it holds several), or a folder that is a root
         /// already; for `container` also a tar file of a root, or an image that Docker or Podman
-        /// has. Left out: the system folders of the host.
+        /// has. With `server`: the name of one of its images. Left out: the system folders of the host.
         image: String;
         /// Folder in which images are pulled and unpacked, once each; for `process` and `container`.
         image_cache: String = ".cache/images".into();
@@ -208,7 +208,6 @@ fn server(plan: &RunPlan, rules: &mut Rules) {
     let has_effect = !python || rewards.any(RewardSection::has_code);
     rules.unused("sandbox.server", reason, has_effect);
     for key in [
-        "image",
         "image_cache",
         "volumes",
         "wasm_modules",

@@ -35,6 +35,8 @@ pub(crate) struct Api {
     token: Arc<str>,
     /// Name of the level that is asked for.
     level: &'static str,
+    /// Name of the image that is asked for.
+    image: Option<String>,
 }
 
 impl std::fmt::Debug for Api {
@@ -126,7 +128,12 @@ impl Api {
     ///
     /// # Errors
     /// If the address is none.
-    pub(crate) fn new(url: &str, token: &str, level: &'static str) -> Result<Self, String> {
+    pub(crate) fn new(
+        url: &str,
+        token: &str,
+        level: &'static str,
+        image: Option<String>,
+    ) -> Result<Self, String> {
         if !(url.starts_with("http://") || url.starts_with("https://")) {
             return Err("allowed: http:// or https:// and a host".into());
         }
@@ -140,6 +147,7 @@ impl Api {
             url: url.trim_end_matches('/').into(),
             token: token.into(),
             level,
+            image,
         })
     }
 
@@ -199,6 +207,17 @@ impl Api {
         Ok(body)
     }
 
+    /// Where archives of snapshots go: below `/v1`, with the level and the image of the sandboxes that start
+    /// from them. Levels and images have names of letters, digits, `.`, `-` and `_`.
+    pub(crate) fn import_path(&self) -> String {
+        let image = self.image.as_ref().map(|name| format!("&image={name}"));
+        format!(
+            "snapshots?level={}{}",
+            self.level,
+            image.unwrap_or_default()
+        )
+    }
+
     /// Creates a sandbox, from a snapshot if there is one.
     pub(crate) async fn create(
         &self,
@@ -221,6 +240,9 @@ impl Api {
         });
         if spec.live {
             body["live"] = json!(true);
+        }
+        if let Some(image) = &self.image {
+            body["image"] = json!(image);
         }
         if let Some(snapshot) = snapshot {
             body["snapshot"] = json!(snapshot);

@@ -32,6 +32,8 @@ pub struct RemoteConfig {
     pub token: String,
     /// Level of the sandboxes, by its name.
     pub level: &'static str,
+    /// Name of one of the server's images; `None`: the root that it has without one.
+    pub image: Option<String>,
     /// Maximum number of sandboxes of this process at a time.
     pub max_live: usize,
 }
@@ -57,6 +59,34 @@ pub struct RemoteProvider {
 #[derive(Deserialize)]
 struct Levels {
     levels: Vec<LevelOffer>,
+    /// Names of images.
+    #[serde(default)]
+    images: Vec<String>,
+}
+
+impl Levels {
+    /// What the server reported of a level.
+    ///
+    /// # Errors
+    /// With what it has, if it has no such level, or no such image.
+    fn offer(self, level: &str, image: Option<&str>) -> Result<LevelOffer, String> {
+        if let Some(name) = image
+            && !self.images.iter().any(|own| own == name)
+        {
+            let allowed = match self.images.is_empty() {
+                true => "nothing, it offers none (--named-image)".into(),
+                false => self.images.join(", "),
+            };
+            return Err(format!(
+                "it has no image {name:?}; allowed for sandbox.image: {allowed}"
+            ));
+        }
+        let names: Vec<&str> = self.levels.iter().map(|o| o.level.as_str()).collect();
+        let names = names.join(", ");
+        let offer = self.levels.into_iter().find(|o| o.level == level);
+        offer
+            .ok_or_else(|| format!("it has no level {level:?}; allowed for sandbox.level: {names}"))
+    }
 }
 
 /// A level of the server.
@@ -73,14 +103,15 @@ impl RemoteProvider {
     ///
     /// # Errors
     /// [`SandboxError::Unavailable`] if the address is none, the server does not answer or refuses the token,
-    /// or it has no such level.
+    /// or it has no such level or image.
     pub fn connect(config: RemoteConfig) -> Result<Self, SandboxError> {
         let level = config.level;
         let unavailable = |reason: String| SandboxError::Unavailable {
             level: level.into(),
             reason: format!("sandbox.server = {:?}: {reason}", config.url),
         };
-        let api = Api::new(&config.url, &config.token, level).map_err(unavailable)?;
+        let image = config.image.clone();
+        let api = Api::new(&config.url, &config.token, level, image).map_err(unavailable)?;
         let asked = (
             config.url.trim_end_matches('/').to_owned(),
             config.token.clone(),
@@ -88,15 +119,9 @@ impl RemoteProvider {
         // A blocking client must not be used on a thread of a runtime.
         let answer = std::thread::spawn(move || levels(&asked.0, &asked.1)).join();
         let answer = answer.unwrap_or_else(|_| Err("the request failed".into()));
-        let offers = answer.map_err(unavailable)?.levels;
-        let names: Vec<&str> = offers.iter().map(|o| o.level.as_str()).collect();
-        let names = names.join(", ");
-        let offer = offers.into_iter().find(|o| o.level == level);
-        let offer = offer.ok_or_else(|| {
-            unavailable(format!(
-                "it has no level {level:?}; allowed for sandbox.level: {names}"
-            ))
-        })?;
+        let answer = answer.map_err(unavailable)?;
+        let offer = answer.offer(level, config.image.as_deref());
+        let offer = offer.map_err(unavailable)?;
         Ok(Self {
             api,
             level,
@@ -253,7 +278,7 @@ impl SandboxProvider for RemoteProvider {
             if bytes.len() as u64 > max_bytes {
                 return Err(too_long(max_bytes));
             }
-            let path = format!("snapshots?level={}", self.level);
+            let path = self.api.import_path();
             let request = self.api.request(Method::POST, &path).body(bytes);
             let id = self.api.text(&self.api.value(request).await?, "snapshot")?;
             Ok(snapshot_of(&self.api, self.level, &id))

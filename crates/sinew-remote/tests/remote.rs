@@ -30,7 +30,10 @@ impl Server {
             ..Bounds::default()
         };
         let tokens = Tokens::parse(&format!("ann:{TOKEN}")).unwrap();
-        let service = Arc::new(Service::new(vec![provider], tokens, bounds, None));
+        let other = Arc::new(ProcessProvider::start(ProcessConfig::new("")).unwrap());
+        let service = Service::new(vec![provider], tokens, bounds, None);
+        let env = [("KIND".to_owned(), "other".to_owned())];
+        let service = Arc::new(service.with_image("other".into(), other, env));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let own = Arc::clone(&service);
@@ -45,6 +48,7 @@ impl Server {
             url: self.url.clone(),
             token: TOKEN.into(),
             level: "process",
+            image: None,
             max_live: 8,
         }
     }
@@ -147,6 +151,42 @@ async fn snapshots_are_forked_exported_and_imported() {
     assert!(refused.contains("same sandbox server"), "{refused}");
     let mut here = local.fork(&spec, &here).await.unwrap();
     assert_eq!(said(here.as_mut(), read).await, "1");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sandboxes_of_a_named_image_have_its_variables_and_their_own_snapshots() {
+    let server = Server::start(8).await;
+    let of = |image: &str| {
+        RemoteProvider::connect(RemoteConfig {
+            image: Some(image.into()),
+            ..server.config()
+        })
+    };
+    let refused = of("else").err().unwrap().to_string();
+    assert!(
+        refused.contains("\"else\"") && refused.contains("allowed for sandbox.image: other"),
+        "{refused}"
+    );
+    let (plain, other) = (server.connect(), of("other").unwrap());
+    let kind = "import os\nprint(os.environ.get('KIND'))";
+    let spec = SandboxSpec::default();
+    let mut without = plain.acquire(&spec).await.unwrap();
+    assert_eq!(said(without.as_mut(), kind).await, "None");
+    let mut first = other.acquire(&spec).await.unwrap();
+    assert_eq!(said(first.as_mut(), kind).await, "other");
+    first.write_file("x", b"1").await.unwrap();
+    let snapshot = first.snapshot().await.unwrap();
+    let archive = other.export(&snapshot).await.unwrap();
+    let copy = other.import(&archive, 1 << 20).await.unwrap();
+    for snapshot in [&snapshot, &copy] {
+        let mut fork = other.fork(&spec, snapshot).await.unwrap();
+        assert_eq!(said(fork.as_mut(), kind).await, "other");
+        assert_eq!(said(fork.as_mut(), "print(open('x').read())").await, "1");
+    }
+    // What another root made is refused.
+    let here = without.snapshot().await.unwrap();
+    let refused = other.fork(&spec, &here).await.err().unwrap().to_string();
+    assert!(refused.contains("image"), "{refused}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -217,11 +217,7 @@ pub(crate) fn source(
         on_open: Box::new(move || opened.opened()),
         on_finish: Box::new(move |trace| finished.finished(trace)),
     };
-    let journal = Journal::open(
-        &session.dir.path().join("journal"),
-        JournalOptions::default(),
-    );
-    let journal = journal.map_err(|e| Failure::input(format!("journal of rollouts: {e}")))?;
+    let journal = journal(session.dir)?;
     let gateway = Gateway::new(
         GatewayConfig {
             format: parts.renderer.turn_format(),
@@ -249,4 +245,10 @@ pub(crate) fn source(
         Some(late) => Box::new(source.with_late(late)),
         None => Box::new(source),
     }))
+}
+
+/// Where rollouts that are open outlive the process.
+fn journal(dir: &RunDir) -> Result<Journal, Failure> {
+    let journal = Journal::open(&dir.path().join("journal"), JournalOptions::default());
+    journal.map_err(|e| Failure::input(format!("journal of rollouts: {e}")))
 }

@@ -353,7 +353,7 @@ fn sandbox_rows(recipe: &RunPlan, report: &mut Report) {
 /// Pulls `sandbox.image`, where it is one of a registry, and says which image that is.
 fn image(recipe: &RunPlan) -> Result<Option<String>, Failure> {
     let name = recipe.sandbox.image.as_deref().unwrap_or_default();
-    if !sinew_image::is_registry(name) {
+    if recipe.sandbox.server.is_some() || !sinew_image::is_registry(name) {
         return Ok(None);
     }
     Ok(sinew_levels::image(&recipe.sandbox)?.map(|image| {

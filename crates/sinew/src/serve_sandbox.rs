@@ -13,9 +13,13 @@ use sinew_provision::{Bounds, Egress, Service, Tokens};
 use sinew_recipe::{Level, SandboxPlan};
 use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
 use sinew_wire::Failure;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+
+/// Maximum number of named images.
+const MAX_NAMED: usize = 64;
 
 /// Arguments of `sinew serve --sandbox-only`.
 #[derive(Debug, Args)]
@@ -35,8 +39,12 @@ pub(crate) struct SandboxOnlyArgs {
     /// Root of the sandboxes of level `process` and `container`, as `sandbox.image` of a recipe
     #[arg(long, requires = "sandbox_only")]
     image: Option<String>,
-    /// Folder in which the image is unpacked
-    #[arg(long, requires = "image", default_value = ".cache/images")]
+    /// Another root, for sandboxes of level `process` that name it (`"image": NAME`); may be given several
+    /// times
+    #[arg(long, value_name = "NAME=IMAGE", requires = "sandbox_only")]
+    named_image: Vec<String>,
+    /// Folder in which images are unpacked
+    #[arg(long, requires = "sandbox_only", default_value = ".cache/images")]
     image_cache: String,
     /// Folder that sandboxes of level `process` and `container` see at /volumes/NAME, read-only;
     /// may be given several times
@@ -95,21 +103,18 @@ pub(crate) fn run(
         max_sandboxes: args.max_sandboxes,
         ..SandboxPlan::default()
     };
-    let image = sinew_levels::image(&section)?;
-    let mut config = ProcessConfig::new(&std::env::var("PATH").unwrap_or_default());
-    config
-        .shows
-        .extend(sinew_levels::volumes(&section.volumes)?);
-    config.image = image.as_ref().map(|i| i.root.clone());
-    config.max_live = args.max_sandboxes;
-    config.shows.extend(proxy.as_ref().map(|w| w.shows()));
-    let provider = ProcessProvider::start(config).map_err(Failure::system)?;
-    let mut providers: Vec<Arc<dyn SandboxProvider>> = vec![Arc::new(provider)];
+    let shows: Vec<_> = proxy.as_ref().map(|w| w.shows()).into_iter().collect();
+    let (provider, env) = processes(&section, &shows)?;
+    let named = named_images(args, &section, &shows)?;
+    let mut providers = vec![provider];
     providers.extend(other_levels(args, section)?);
     let bounds = args.bounds();
     let egress = proxy.map(|w| w as Arc<dyn Egress>);
-    let env = image.map(|i| i.config.env).unwrap_or_default();
-    let service = Arc::new(Service::new(providers, tokens, bounds, egress).with_env(env));
+    let mut service = Service::new(providers, tokens, bounds, egress).with_env(env);
+    for (name, (provider, env)) in named {
+        service = service.with_image(name, provider, env);
+    }
+    let service = Arc::new(service);
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
     runtime.block_on(async {
         // A script may send one as soon as it reads the address.
@@ -131,6 +136,63 @@ pub(crate) fn run(
             }
         }
     })
+}
+
+/// Makes sandboxes of a root, with the environment variables of its image.
+type Rooted = (Arc<dyn SandboxProvider>, Vec<(String, String)>);
+
+/// The level `process` with the image and the volumes of `section`, and with what else `shows` names.
+fn processes(section: &SandboxPlan, shows: &[(PathBuf, PathBuf)]) -> Result<Rooted, Failure> {
+    let image = sinew_levels::image(section)?;
+    let mut config = ProcessConfig::new(&std::env::var("PATH").unwrap_or_default());
+    config
+        .shows
+        .extend(sinew_levels::volumes(&section.volumes)?);
+    config.image = image.as_ref().map(|i| i.root.clone());
+    config.max_live = section.max_sandboxes;
+    config.shows.extend_from_slice(shows);
+    let provider = ProcessProvider::start(config).map_err(Failure::system)?;
+    let env = image.map(|i| i.config.env).unwrap_or_default();
+    Ok((Arc::new(provider), env))
+}
+
+/// The images of `--named-image`, pulled and unpacked, by their names.
+fn named_images(
+    args: &SandboxOnlyArgs,
+    section: &SandboxPlan,
+    shows: &[(PathBuf, PathBuf)],
+) -> Result<BTreeMap<String, Rooted>, Failure> {
+    if args.named_image.len() > MAX_NAMED {
+        let count = args.named_image.len();
+        return Err(Failure::input(format!(
+            "--named-image: {count} of them; allowed: at most {MAX_NAMED}, as each has a process of its own"
+        )));
+    }
+    let mut images = BTreeMap::new();
+    for argument in &args.named_image {
+        let wrong = |why: &str| {
+            Failure::input(format!(
+                "--named-image {argument:?}: {why}; allowed: NAME=IMAGE, with a name of letters, digits, '.', \
+                 '-' and '_'"
+            ))
+        };
+        let (name, image) = argument
+            .split_once('=')
+            .ok_or_else(|| wrong("it has no ="))?;
+        let plain = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
+        if name.is_empty() || name.len() > 64 || !name.chars().all(plain) {
+            return Err(wrong("that is no name of 1 to 64 characters"));
+        }
+        let section = SandboxPlan {
+            image: Some(image.to_owned()),
+            ..section.clone()
+        };
+        let rooted = processes(&section, shows)?;
+        if images.insert(name.to_owned(), rooted).is_some() {
+            return Err(wrong("the name is there twice"));
+        }
+    }
+    Ok(images)
 }
 
 /// The levels beside `process` that the command line asks for; containers as `section` says.

@@ -157,6 +157,7 @@ class Sandboxes(HttpClient):
         self,
         *,
         level: str | None = None,
+        image: str | None = None,
         limits: Mapping[str, float] | None = None,
         env: Mapping[str, str] | None = None,
         strict: bool | None = None,
@@ -166,12 +167,13 @@ class Sandboxes(HttpClient):
     ) -> Sandbox:
         """A fresh sandbox, or one that starts with a snapshot's files.
 
-        `limits` may hold `cpu_s`, `memory_bytes`, `processes`, `output_bytes`, `work_bytes` and
+        `image` is the name of one of the server's images (`--named-image`). `limits` may hold `cpu_s`, `memory_bytes`, `processes`, `output_bytes`, `work_bytes` and
         `open_files`. After `lease_s` without use the server destroys it. `strict` refuses a
         host that lacks a protection.
         """
         asked = {
             "level": level,
+            "image": image,
             "limits": None if limits is None else dict(limits),
             "env": None if env is None else dict(env),
             "strict": strict,
@@ -186,6 +188,11 @@ class Sandboxes(HttpClient):
         """Levels of isolation and what each enforces on this host, the default first."""
         levels: list[dict[str, Any]] = self._http.json("GET", "/v1/levels", repeatable=True)["levels"]
         return levels
+
+    def images(self) -> list[str]:
+        """Names of images that sandboxes can be made of."""
+        images: list[str] = self._http.json("GET", "/v1/levels", repeatable=True)["images"]
+        return images
 
     def list(self) -> Sequence[Sandbox]:
         """The sandboxes of this token's owner."""

@@ -152,11 +152,22 @@ fn programs_of_an_image_of_a_registry_run_in_it() {
             .contains("registry:HOST/NAME:TAG")
     );
     checked(folder, &tag);
-    served(folder, &pinned);
+    served(folder, &["--image", &pinned], "{}");
+    let named = format!("team.bb-1={pinned}");
+    served(
+        folder,
+        &["--named-image", &named],
+        r#"{"image": "team.bb-1"}"#,
+    );
     drop(registry);
     // What is pinned and here needs no registry.
     assert!(sinew(folder, &["--image", &pinned]).status.success());
-    // A registry that wants credentials: the recipe is right, and something is needed first.
+    needs_credentials(folder);
+}
+
+/// A registry that wants credentials: the recipe is right, and something is needed first.
+#[cfg(feature = "container")]
+fn needs_credentials(folder: &Path) {
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let name = format!("registry:{}/bb:1", closed.local_addr().unwrap());
     std::thread::spawn(move || {
@@ -206,9 +217,9 @@ fn checked(folder: &Path, image: &str) {
     );
 }
 
-/// A server of sandboxes whose root is the image, with its variables.
+/// A server of sandboxes: what `asked` asks for has the image as its root, with its variables.
 #[cfg(feature = "container")]
-fn served(folder: &Path, image: &str) {
+fn served(folder: &Path, offered: &[&str], asked: &str) {
     let mut serve = Command::new(env!("CARGO_BIN_EXE_sinew"));
     serve.args([
         "serve",
@@ -216,10 +227,9 @@ fn served(folder: &Path, image: &str) {
         "--listen",
         "127.0.0.1:0",
         "--json",
-        "--image",
-        image,
     ]);
     let mut child = serve
+        .args(offered)
         .current_dir(folder)
         .stdout(Stdio::piped())
         .spawn()
@@ -231,12 +241,12 @@ fn served(folder: &Path, image: &str) {
     let said: Value = serde_json::from_str(&line).unwrap();
     let code = r#"
 import json, sys, urllib.request
-url, token = sys.argv[1:]
+url, token, asked = sys.argv[1:]
 def post(path, body):
     headers = {"Authorization": "Bearer " + token, "Content-Type": "application/json"}
     request = urllib.request.Request(url + path, data=json.dumps(body).encode(), headers=headers)
     return json.load(urllib.request.urlopen(request))
-box = post("/v1/sandboxes", {"env": {"OWN": "x"}})["id"]
+box = post("/v1/sandboxes", {"env": {"OWN": "x"}, **json.loads(asked)})["id"]
 print(post(f"/v1/sandboxes/{box}/exec", {"shell": "cat /etc/motd; echo $GREETING $OWN; ls /usr/bin/python3; cat /volumes/books/a"})["stdout"])
 "#;
     let told = Command::new("/usr/bin/python3")
@@ -245,6 +255,7 @@ print(post(f"/v1/sandboxes/{box}/exec", {"shell": "cat /etc/motd; echo $GREETING
             code,
             said["url"].as_str().unwrap(),
             said["token"].as_str().unwrap(),
+            asked,
         ])
         .output();
     child.kill().unwrap();

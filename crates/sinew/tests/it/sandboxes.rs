@@ -102,7 +102,18 @@ fn episodes_run_in_sandboxes_of_a_server() {
         run
     };
     for (sandbox, token, code, said) in [
-        ("image = \"x\"\n", api.token.as_str(), 2, "sandbox.image"),
+        (
+            "volumes = { x = \"/tmp\" }\n",
+            api.token.as_str(),
+            2,
+            "sandbox.volumes",
+        ),
+        (
+            "image = \"x\"\n",
+            &api.token,
+            1,
+            "has no image \"x\"; allowed for sandbox.image: nothing",
+        ),
         (
             "level = \"wasm\"\n",
             &api.token,
