@@ -36,7 +36,7 @@ macro_rules! module {
 }
 
 /// All modules with their sources.
-const MODULES: [(&str, &str); 26] = [
+const MODULES: [(&str, &str); 25] = [
     module!("worlds"),
     module!("worlds", "bargain"),
     module!("worlds", "duo"),
@@ -57,7 +57,6 @@ const MODULES: [(&str, &str); 26] = [
     module!("bridges", "human_eval"),
     module!("bridges", "push"),
     module!("bridges", "reasoning"),
-    module!("bridges", "science"),
     module!("bridges", "spiel"),
     module!("bridges", "swe"),
     module!("bridges", "tau2"),

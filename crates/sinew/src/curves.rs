@@ -26,7 +26,8 @@ pub(crate) enum HeldOut {
 /// Writes `out`, an SVG with one curve for each run, named by its folder.
 ///
 /// # Errors
-/// If a folder has no records of what is drawn, or `out` cannot be written; an existing file is replaced whole.
+/// If a folder has no records of what is drawn, or `out` cannot be written; an existing file is replaced
+/// whole.
 pub(crate) fn run(runs: &[PathBuf], held_out: Option<HeldOut>, out: &Path) -> Result<(), Failure> {
     let mut curves = Vec::new();
     for dir in runs {

@@ -1,8 +1,7 @@
 //! Steps a second of environments through the whole loop of rollouts, and what a session holds.
 //!
-//! | real | not there |
-//! |---|---|
-//! | the machine of episodes, admission, the chat template, calls read from tokens, the environment, its score, a store in memory | a model: the turns of the gold policy are given as tokens at once |
+//! Real are the machine of episodes, admission, the chat template, calls read from tokens, the environment, its
+//! score, and a store in memory. There is no model: the turns of the gold policy are given as tokens at once.
 //!
 //! Every episode must be solved: one that fails or goes another way is an error, so that a fast wrong loop is
 //! no figure. A step is a turn that the environment answered.
