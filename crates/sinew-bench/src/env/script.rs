@@ -29,6 +29,9 @@ pub(super) struct Script(Vec<Run>);
 
 impl Script {
     /// Asks the gold policy about each task, and renders its turns as a model would write them.
+    ///
+    /// # Errors
+    /// If an environment refuses a task, or the template cannot show a turn.
     pub(super) fn of(
         envs: &dyn EnvFactory,
         renderer: &dyn Renderer,
@@ -116,6 +119,7 @@ pub(super) struct ScriptedEngine {
 }
 
 impl ScriptedEngine {
+    /// An engine for the turns of `script`, which end with the first stop token of `renderer`.
     pub(super) fn new(script: &Script, renderer: &dyn Renderer) -> Self {
         let token = |id: &TokenId| SampledToken {
             id: *id,
@@ -137,6 +141,7 @@ impl ScriptedEngine {
 }
 
 impl Engine for ScriptedEngine {
+    /// Gives all tokens of the turn and its end, before it returns.
     fn submit(&self, request: GenerateRequest, mut sink: EventSink) -> Result<(), EngineError> {
         let turn = self.turns.get(&request.sampling.seed);
         let tokens = turn
@@ -152,14 +157,17 @@ impl Engine for ScriptedEngine {
         Ok(())
     }
 
+    /// Requests are over when they are accepted.
     fn abort(&self, _: RequestId) {}
 
     fn pause(&self, _: bool) {}
 
+    /// There are none.
     fn load_weights(&self, _: PolicyVersion, _: Arc<dyn TensorSource>) -> Result<(), EngineError> {
         Ok(())
     }
 
+    /// Nothing waits, and there is no bound on tokens.
     fn status(&self) -> EngineStatus {
         EngineStatus::default()
     }

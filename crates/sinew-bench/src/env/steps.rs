@@ -1,7 +1,12 @@
 //! Steps a second of environments through the whole loop of rollouts, and what a session holds.
 //!
-//! Real are the machine of episodes, admission, the chat template, calls read from tokens, the environment, its
-//! score, and a store in memory. There is no model: the turns of the gold policy are given as tokens at once.
+//! Real are the machine of episodes, admission, the chat template, calls that are read from tokens, the
+//! environment, its score, and a store in memory. There is no model: turns of the gold policy are given as
+//! tokens at once.
+//!
+//! What is printed for an environment: the memory that a session adds, of this process and its workers
+//! together; where it is native, its steps alone, with its own calls and nothing else; its steps through the
+//! loop at each number of episodes.
 //!
 //! Every episode must be solved: one that fails or goes another way is an error, so that a fast wrong loop is
 //! no figure. A step is a turn that the environment answered.
@@ -80,16 +85,24 @@ struct World {
 }
 
 /// Measures the environments that `wanted` names.
+///
+/// # Errors
+/// If one does not start, has no gold policy, or is not solved by it.
 pub(super) fn run(
     wanted: &dyn Fn(&str) -> bool,
     peers: &Peers,
     printer: Printer,
 ) -> Result<(), BenchError> {
     let runtime = Runtime::new().map_err(BenchError::system)?;
-    for name in names().into_iter().filter(|n| wanted(n)) {
-        let world = World::open(name, &runtime)?;
+    let names = names().into_iter().filter(|n| wanted(n));
+    let worlds = names.map(|name| World::open(name, &runtime));
+    let worlds = worlds.collect::<Result<Vec<_>, _>>()?;
+    // Before anything has run: what a wave gave back would be taken for a session.
+    for world in &worlds {
         printer.row(&runtime.block_on(world.memory())?);
-        if NATIVE.contains(&name) {
+    }
+    for world in &worlds {
+        if NATIVE.contains(&world.name) {
             printer.row(&world.alone(&runtime, peers)?);
         }
         for at_once in LEVELS.into_iter().filter(|n| *n <= world.most) {
@@ -208,7 +221,10 @@ impl World {
         })
     }
 
-    /// Runs episodes to their end; gives their steps.
+    /// Runs episodes to their end, as many at once as `at_once`; gives their steps.
+    ///
+    /// # Errors
+    /// If an episode does not solve its task, or the store is full.
     async fn wave(&self, at_once: usize, episodes: usize) -> Result<usize, BenchError> {
         let store = Arc::new(MemoryStore::new(STORE_BYTES));
         let mut runner = Runner::new(self.parts(at_once), store, at_once);
@@ -249,6 +265,7 @@ impl World {
         }
     }
 
+    /// What the episodes share. A wave has an engine and an admission of its own.
     fn parts(&self, at_once: usize) -> EpisodeParts {
         let engine: Arc<dyn sinew_types::Engine> =
             Arc::new(ScriptedEngine::new(&self.script, self.renderer.as_ref()));

@@ -8,7 +8,7 @@ import inspect
 import random
 
 from sinew import Done, Env, Step, ToolError, tool
-from sinew.worlds import bargain, household, memory, phone, physics, research, survival
+from sinew.worlds import bargain, household, memory, phone, physics, survival
 
 #: Commands of one turn; what follows is not run.
 LINES = 4
@@ -247,17 +247,6 @@ class Table(Commands):
     @classmethod
     def gold(cls, task):
         return ["\n".join(super().gold(task))]
-
-
-class Research(Commands):
-    class world(research.Research):
-        people = 6
-        hops = (1,)
-
-        @tool
-        def search(self, query: str):
-            return [found["page"] for found in super().search(query)][:3]
-
 
 
 class Survival(Commands):
