@@ -12,17 +12,23 @@ import random
 from typing import Any
 
 from sinew import Step, ToolError
+from sinew.worlds import small
 from sinew.worlds.bargain import Bargain, ConnectThree
+from sinew.worlds.duo import Propose, Verify
 from sinew.worlds.household import Household
-from sinew.worlds.memory import Memory
+from sinew.worlds.memory import Graph, Memory
 from sinew.worlds.phone import Phone
 from sinew.worlds.physics import Tabletop
+from sinew.worlds.reflect import Order
 from sinew.worlds.repo import SOURCES, Repo
 from sinew.worlds.research import Research
 from sinew.worlds.retail import Retail
 from sinew.worlds.survival import Survival
 
 WORLDS = [Bargain, ConnectThree, Household, Memory, Phone, Tabletop, Repo, Research, Retail, Survival]
+WORLDS += [Graph, Order, Propose, Verify]
+#: The same in few words.
+SMALL = [small.Bargain, small.Connect, small.House, small.Memory, small.Phone, small.Survival, small.Table]
 
 
 class Task(dict):
@@ -111,7 +117,7 @@ def calls_are_limited(world: type) -> None:
     """Useless calls end in an error that says so, and never in a success."""
     row, calls = rows(world)[0], {
         "Household": ("look", {}), "Survival": ("move", {"direction": "north"}), "Retail": ("find_customer", {"email": "x"}),
-        "Research": ("search", {"query": "a"}), "Memory": ("recall", {}), "Phone": ("scroll", {"direction": "up"}),
+        "Research": ("search", {"query": "a"}), "Memory": ("recall", {}), "Graph": ("recall", {}), "Phone": ("scroll", {"direction": "up"}),
         "Tabletop": ("move", {"x": 1.0, "y": 1.0}), "Repo": ("list_files", {}),
     }  # fmt: skip
     if world.__name__ in calls:
@@ -128,7 +134,7 @@ def a_word_that_always_wins(world: type) -> None:
     for row in others:
         won += success(Player(world, row).play(draw.choice(kept)).score())
     # The few bugs of the repository and the opening moves of a game repeat.
-    limit = 0.5 if world in (ConnectThree, Repo) else 0.3
+    limit = 0.5 if world in (ConnectThree, Repo, small.Connect) else 0.3
     assert won / len(others) <= limit, (world, won, len(others))
 
 
@@ -162,6 +168,93 @@ def cheats_in_the_repository() -> None:
     assert player.seen[-1] == "All tests pass.", player.seen[-1]
     assert not player.score()["reward"]
     assert set(SOURCES) == set(player.env.files) - {"test_all.py"}
+
+
+def repairs_must_be_safe() -> None:
+    """The check that fails is taken out: all tests of the repository pass, and what it kept out comes in."""
+    row = next(r for r in rows(Repo, count=100) if r["file"] == "web.py" and "'..'" in swapped(r))
+    lines = Repo.repository("web.py", row["at"])["web.py"].splitlines()
+    at = next(n for n, line in enumerate(lines, 1) if "'..'" in line)
+    player = Player(Repo, row).play([("edit", {"file": "web.py", "line": at, "text": "        if False:"}), ("run_tests", {})])
+    assert player.seen[-1] == "All tests pass.", player.seen[-1]
+    score = player.score()
+    assert score["works"] and not score["safe"] and not score["reward"], score
+    # A right repair that runs code from a text.
+    player = Player(Repo, row).play(Repo.gold(Task(row))[:-1])
+    assert player.score()["reward"]
+    text = player.env.files["web.py"].splitlines()[at - 1].replace("'..'", "eval(repr('..'))")
+    player.play([("edit", {"file": "web.py", "line": at, "text": text}), ("run_tests", {})])
+    score = player.score()
+    assert player.seen[-1] == "All tests pass." and score["works"] and not score["safe"] and not score["reward"], score
+
+
+def swapped(row: dict[str, Any]) -> str:
+    """The lines that the bug changed."""
+    right, wrong = Repo.repository("stats.py", 0)["web.py"], Repo.repository(row["file"], row["at"])[row["file"]]
+    return "".join(line for line in wrong.splitlines() if line not in right)
+
+
+def corrections_do_not_pay_for_mistakes() -> None:
+    for row in rows(Order):
+        (gold,) = Order.gold(Task(row))
+        swapped = " ".join(reversed(gold.split()))
+        at_once = Player(Order, row).play([gold]).score()
+        assert at_once["reward"] == 1.0
+        # Wrong on purpose, then right; letters twice, all orders at once, and words around the letters.
+        for first in ("", swapped, gold.replace(gold[0], gold[2]), f"{gold} {swapped}", f"The answer is {gold}"):
+            score = Player(Order, row).play([first, gold]).score()
+            assert score["success"] and (first == swapped or score["reward"] == Order.gain), (first, score)
+            assert score["reward"] < 1.0 or score["first"] == 1.0, (first, score)
+        # A right answer that is taken back.
+        player = Player(Order, row)
+        player.env.s["scores"] = [1.0]
+        assert player.play(["no", "no"]).score()["reward"] == 0.0
+        # Feedback names broken rules alone: no more than the prompt said.
+        for seen in Player(Order, row).play([swapped]).seen[1:]:
+            told = seen.removeprefix("Broken: ").rstrip(".").split("; ")
+            assert seen == "The end." or all(rule in row["prompt"] for rule in told), seen
+
+
+def roles_earn_by_themselves() -> None:
+    def earned(world: type, row: dict[str, Any], turns: list[str]) -> list[float]:
+        player = Player(world, row).play(turns)
+        return player.env.s["earned"]
+
+    judged = {"right": 0, "wrong": 0}
+    for row in rows(Verify, count=100):
+        right = str(row["total"])
+        judged[row["kind"]] += 1
+        assert (row["shown"] == row["total"]) == (row["kind"] == "right")
+        # What is shown does not depend on what was said, so that a wrong answer buys no easy verdict.
+        shown = {Player(Verify, row).play([said]).seen[-1] for said in (right, "1", "")}
+        assert len(shown) == 1
+        for text in (f"{right} or {int(right) + 1}", f"about {right}", ""):
+            assert earned(Verify, row, [text])[0] == 0.0, text
+        for verdict in ("right wrong", "right or wrong", "", right):
+            assert earned(Verify, row, [right, verdict]) == [1.0, 0.0], verdict
+    assert judged == {"right": 50, "wrong": 50}
+    for row in rows(Propose):
+        first, answer = Propose.gold(Task(row))
+        assert earned(Propose, row, [first, answer])[0] >= Propose.enough
+        # No sum, two of them, one with zeros in front, one that is too long; and a solution of another sum.
+        for text in ("1 + ", f"{first}\n{first}", "007 + 008", f"{'1' * 10} + 1", "1+1", "-5 + 5", "١ + ٢"):
+            assert earned(Propose, row, [text, "0"]) == [0.0, 0.0], text
+        assert earned(Propose, row, [first, "2"])[1] == 0.0
+        # A sum that is always right is worth little.
+        assert earned(Propose, row, ["1 + 1", "2"])[0] < 0.92
+
+
+def lines_are_commands() -> None:
+    for row in rows(small.Phone, count=3):
+        player = Player(small.Phone, row).play(["dance", "tap", "tap x", "tap 1, 2", "tap 1\n" * 9])
+        errors = [str(seen).startswith("error") for seen in player.seen[1:]]
+        assert errors[:4] == [True] * 4, player.seen
+        # Four lines of a turn are run, and an error ends it.
+        assert 1 <= player.env.inner.s["used"] <= 4 and not success(player.score())
+    # No name but those of tools is a command.
+    for line in ("start x", "reward", "__init__", "spend", "snapshot"):
+        for world in SMALL:
+            assert str(Player(world, rows(world, count=1)[0]).play([line]).seen[-1]).startswith("error: allowed"), line
 
 
 def cheats_with_customers() -> None:
@@ -224,6 +317,26 @@ def things_are_bound_to_places() -> None:
         assert not success(Player(Memory, row).play([word] * 5).score())
 
 
+def ways_over_notes() -> None:
+    for row in rows(Graph):
+        book, asked = Graph.story(row["world"])
+        facts = [fact for page in book for fact in page]
+        newest = {(who, relation): what for who, relation, what in facts}
+        for who, _, what in asked:
+            assert newest[newest[who, "knows"], "lives in"] == what
+        # A walk shows what was noted, and nothing of the pages.
+        way = [("follow", {"subject": asked[0][0], "relations": ["knows", "lives in"]})]
+        assert Player(Graph, row).play(way).seen[-1] == f"no note: {asked[0][0]} knows"
+        # The newest note counts.
+        notes = [("store", {"subject": "x", "relation": "knows", "object": y}) for y in ("y", "z")]
+        seen = Player(Graph, row).play([*notes, ("follow", {"subject": "x", "relations": ["knows"]})]).seen
+        assert seen[-1] == "x knows z"
+        for relations in ([], ["knows"] * 6):
+            assert "allowed: 1 to 5" in Player(Graph, row).play([("follow", {"subject": "x", "relations": relations})]).seen[-1]
+        # An answer before the pages are read is refused, and the first place that was read is no better than a guess.
+        assert "read all pages" in Player(Graph, row).play([("answer", {"word": asked[0][2]})]).seen[-1]
+
+
 def energy_is_lost_and_no_disc_leaves_the_table() -> None:
     draw = random.Random(5)
     for row in rows(Tabletop, count=10):
@@ -246,11 +359,21 @@ def main() -> None:
             a_word_that_always_wins,
         ):
             check(world)
+    for world in SMALL:
+        gold_wins_and_silence_does_not(world)
+        splits_differ_and_seeds_repeat(world)
+        saved_in_the_middle(world)
+        a_word_that_always_wins(world)
+    corrections_do_not_pay_for_mistakes()
+    roles_earn_by_themselves()
+    lines_are_commands()
     cheats_in_the_repository()
+    repairs_must_be_safe()
     cheats_with_customers()
     cheats_in_research()
     cheats_on_the_phone()
     things_are_bound_to_places()
+    ways_over_notes()
     energy_is_lost_and_no_disc_leaves_the_table()
     print("ok")
 

@@ -163,8 +163,11 @@ The peers need Python environments with benches/peers/litellm.txt and benches/pe
 without one its rows say so."
     )]
     Gateway(gateway::GatewayArgs),
-    /// Measure what Python environments and rewards cost in their workers
-    #[command(after_help = "Example: sinew bench env --json")]
+    /// Measure steps of environments through the whole loop, and what Python costs in its workers
+    #[command(
+        after_help = "Example: sinew bench env --only steps --env tiny,household:Household --json\n\
+The peer needs a Python environment with Gymnasium; without one its row says so."
+    )]
     Env(env::EnvArgs),
     /// Measure how much engine, tools and trainer wait for each other, and what the store costs
     #[command(

@@ -36,16 +36,19 @@ macro_rules! module {
 }
 
 /// All modules with their sources.
-const MODULES: [(&str, &str); 22] = [
+const MODULES: [(&str, &str); 25] = [
     module!("worlds"),
     module!("worlds", "bargain"),
+    module!("worlds", "duo"),
     module!("worlds", "household"),
     module!("worlds", "memory"),
     module!("worlds", "phone"),
     module!("worlds", "physics"),
+    module!("worlds", "reflect"),
     module!("worlds", "repo"),
     module!("worlds", "research"),
     module!("worlds", "retail"),
+    module!("worlds", "small"),
     module!("worlds", "survival"),
     module!("bridges"),
     module!("bridges", "arena"),

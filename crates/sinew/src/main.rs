@@ -119,11 +119,16 @@ enum Command {
     )]
     Episodes(EpisodesArgs),
     /// Draw the learning curves of runs into one SVG
-    #[command(after_help = "Example: sinew plot runs/seed-0 runs/seed-1 --out learning.svg")]
+    #[command(
+        after_help = "Examples: sinew plot runs/seed-0 runs/seed-1 --out learning.svg\n          sinew plot runs/chain --held-out success --out held-out.svg"
+    )]
     Plot {
-        /// Folders of runs
+        /// Folders of runs; with --held-out also of chains
         #[arg(required = true)]
         runs: Vec<PathBuf>,
+        /// Draw what held-out episodes showed, in place of the success of training episodes
+        #[arg(long)]
+        held_out: Option<curves::HeldOut>,
         /// File to write
         #[arg(long)]
         out: PathBuf,
@@ -443,7 +448,11 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Fork(args) => replay::fork(&args),
         Command::Runs(args) => runs::run(&args),
         Command::Episodes(args) => episodes::list(&args),
-        Command::Plot { runs, out } => curves::run(&runs, &out),
+        Command::Plot {
+            runs,
+            held_out,
+            out,
+        } => curves::run(&runs, held_out, &out),
         Command::View(args) => view::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Gc(args) => gc::run(&args),

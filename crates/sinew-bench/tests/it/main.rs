@@ -56,6 +56,7 @@ fn a_soak_of_agents_loses_nothing() {
 fn wrong_input_is_refused_with_what_is_allowed() {
     for (args, hint) in [
         (&["compute", "--only", "speed"][..], "scaling"),
+        (&["env", "--env", "moon"], "household:Household"),
         (&["soak", "--turns", "1"], "--turns"),
         (&["pipeline", "--only", "speed"], "interleave"),
         (&["pipeline", "--longest-ms", "1"], "--shortest-ms"),
@@ -138,4 +139,30 @@ fn the_pipeline_is_measured_beside_ideal_schedules() {
         .filter(|n| n.to_string_lossy().starts_with("sinew-bench-"))
         .collect();
     assert!(left.is_empty(), "{left:?}");
+}
+
+/// Steps of a native environment and of one in Python through the whole loop; how many, is not asked here.
+#[test]
+fn steps_are_measured_at_every_number_of_episodes() {
+    let rows = rows(&["env", "--only", "steps", "--env", "tiny,memory:Memory"]);
+    let names: Vec<&str> = rows.iter().map(|r| r["name"].as_str().unwrap()).collect();
+    let of = |world: &str| names.iter().filter(|n| n.starts_with(world)).count();
+    // Memory, three numbers of episodes, and what is native alone.
+    assert_eq!((of("tiny: "), of("memory:Memory: ")), (5, 4), "{names:?}");
+    for row in &rows {
+        assert!(row["value"].as_f64().unwrap() >= 0.0, "{row}");
+        assert_eq!(
+            row["unit"] == "KiB",
+            row["name"].as_str().unwrap().contains("memory of")
+        );
+    }
+    // Without a Python for the peer its row says so.
+    let alone = rows
+        .iter()
+        .find(|r| r["name"] == "tiny: steps alone, without the loop");
+    let alone = alone.unwrap();
+    assert_eq!(
+        (&alone["met"], &alone["peer"]),
+        (&false.into(), &"Gymnasium".into())
+    );
 }

@@ -104,6 +104,17 @@ fn the_shipped_chain_learns_in_every_stage() {
         page.contains("<svg") && page.contains("href=\"grpo/report.html\""),
         "{page}"
     );
+    // Held-out episodes of both stages make one curve; without the flag a chain has no steps of its own.
+    let svg = run.join("held-out.svg");
+    let plot = |more: &[&str]| {
+        let mut command = sinew();
+        command.arg("plot").arg(&run).args(more).arg("--out");
+        command.arg(&svg).output().unwrap()
+    };
+    assert!(plot(&["--held-out", "success"]).status.success());
+    let drawn = fs::read_to_string(&svg).unwrap();
+    assert!(drawn.contains("Success of held-out episodes"), "{drawn}");
+    assert!(failure(&plot(&[]), 2).contains("no such file"));
     let gold = sinew()
         .args(["episodes", "--purpose", "train", "--json", "--run-dir"])
         .arg(run.join("sft"))

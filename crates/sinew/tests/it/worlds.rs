@@ -2,17 +2,22 @@
 
 use crate::{root, run_ok, sinew};
 use serde_json::Value;
-use sinew_recipe::Recipe;
+use sinew_recipe::{ChainPlan, Recipe};
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 
-const WORLDS: [&str; 10] = [
+const WORLDS: [&str; 14] = [
     "bargain:Bargain",
     "bargain:ConnectThree",
+    "duo:Propose",
+    "duo:Verify",
     "household:Household",
+    "memory:Graph",
     "memory:Memory",
     "phone:Phone",
     "physics:Tabletop",
+    "reflect:Order",
     "repo:Repo",
     "research:Research",
     "retail:Retail",
@@ -78,15 +83,21 @@ fn a_class_derives_from_a_world_and_unknown_worlds_are_named() {
     );
 }
 
+/// Chains of a folder, with their paths.
+fn chains(folder: &str) -> Vec<(PathBuf, ChainPlan)> {
+    let entries = fs::read_dir(root().join(folder)).unwrap();
+    let paths = entries.map(|e| e.unwrap().path()).filter(|p| p.is_file());
+    let chain = |path: PathBuf| match Recipe::load(&path).unwrap() {
+        Recipe::Chain(chain) => (path, chain),
+        Recipe::Run(_) => panic!("{}: no chain", path.display()),
+    };
+    paths.map(chain).collect()
+}
+
 #[test]
 fn each_world_has_a_recipe_that_can_be_read() {
-    let recipes = fs::read_dir(root().join("recipes/worlds")).unwrap();
     let mut named = Vec::new();
-    for recipe in recipes {
-        let path = recipe.unwrap().path();
-        let Recipe::Chain(chain) = Recipe::load(&path).unwrap() else {
-            panic!("{}: no chain", path.display());
-        };
+    for (path, chain) in chains("recipes/worlds") {
         assert_eq!(chain.stages.len(), 2, "{}", path.display());
         let text = fs::read_to_string(&path).unwrap();
         let is = |world: &&&str| text.contains(&format!("\"sinew.worlds.{world}\""));
@@ -94,4 +105,15 @@ fn each_world_has_a_recipe_that_can_be_read() {
     }
     named.sort_unstable();
     assert_eq!(named, WORLDS);
+}
+
+/// Models from scratch read and write them: `sinew check` plays their gold runs.
+#[test]
+fn recipes_of_small_worlds_pass_every_check() {
+    let dir = tempfile::tempdir().unwrap();
+    for (path, _) in chains("recipes/worlds/small") {
+        let mut command = sinew();
+        let said = run_ok(command.current_dir(dir.path()).arg("check").arg(&path));
+        assert!(said.contains("are solved"), "{}: {said}", path.display());
+    }
 }

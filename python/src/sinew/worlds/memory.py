@@ -156,3 +156,72 @@ class Memory(Env):
         for who, relation, what in asked:
             way.append([("recall", {"subject": who, "relation": relation}), ("answer", {"word": what})])
         return way
+
+
+class Graph(Memory):
+    """Notes as a graph that is walked: who is known by whom, and where people live. A question needs two facts of different pages."""
+
+    system = "You read pages, one after the other; none is shown again. Keep notes, newer facts replace older ones; `follow` walks from note to note. Then answer."
+    people = 4
+    questions = 2
+    #: The relations on the way of a question.
+    way = ("knows", "lives in")
+
+    @classmethod
+    def story(cls, world):
+        draw, now, book = random.Random(world), {}, []
+        people = draw.sample(PEOPLE, cls.people)
+
+        def fact(who, relation):
+            others = RELATIONS["lives in"] if relation == "lives in" else [p for p in people if p != who]
+            now[who, relation] = draw.choice(others)
+            return who, relation, now[who, relation]
+
+        for _ in range(cls.pages):
+            book.append([fact(draw.choice(people), draw.choice(cls.way)) for _ in range(cls.facts)])
+        # A first question can always be asked: the last page completes its way.
+        first, second = cls.way
+        if (people[0], first) not in now:
+            book[-1].append(fact(people[0], first))
+        if (now[people[0], first], second) not in now:
+            book[-1].append(fact(now[people[0], first], second))
+        ends = {who: now.get((now[who, first], second)) for who in people if (who, first) in now}
+        asked = [(who, f"{first} who {second}", what) for who, what in ends.items() if what]
+        return book, asked[: cls.questions]
+
+    @tool
+    def follow(self, subject: str, relations: list[str]):
+        """Walk over the notes.
+
+        Args:
+            subject: where the way begins
+            relations: what to follow, one after the other
+        """
+        self.spend()
+        if not 1 <= len(relations) <= 5:
+            raise ToolError(f"there are {len(relations)} relations; allowed: 1 to 5")
+        at, seen = subject, []
+        for relation in relations:
+            found = [note for note in self.s["notes"] if note[:2] == [at, relation]]
+            if not found:
+                return "; ".join([*seen, f"no note: {at} {relation}"])
+            # The newest counts.
+            seen.append(" ".join(found[-1]))
+            at = found[-1][2]
+        return "; ".join(seen)
+
+    @classmethod
+    def gold(cls, task):
+        book, asked = cls.story(task.world)
+        turns, kept = [], set()
+        for page in book:
+            turn = []
+            for who, relation, what in page:
+                if (who, relation) in kept:
+                    turn.append(("forget", {"subject": who, "relation": relation}))
+                turn.append(("store", {"subject": who, "relation": relation, "object": what}))
+                kept.add((who, relation))
+            turns.append([*turn, ("next_page", {})])
+        for who, _, what in asked:
+            turns += [("follow", {"subject": who, "relations": list(cls.way)}), ("answer", {"word": what})]
+        return turns

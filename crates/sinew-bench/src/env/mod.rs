@@ -1,7 +1,22 @@
-//! What Python workers cost: a step, a session, a score.
+//! What environments cost: steps through the whole loop, and of Python workers a step, a session, a score.
+//!
+//! | part | measures |
+//! |---|---|
+//! | `step` | what a worker adds to a call of a method in Python |
+//! | `memory` | two workers with a thousand open sessions |
+//! | `scores` | a reward in Python, many asked for at the same time |
+//! | `steps` | environments with the gold policy in place of a model, at 1, 64 and 1,024 episodes at once |
+//!
+//! Everything runs on the host that is measured, in sandboxes where a run would have them. A development
+//! build says little about native environments: only kernels and loops around them are optimized there.
+
+mod memory;
+mod script;
+mod steps;
 
 use super::row::{Better, Printer, Row, Summary};
 use crate::BenchError;
+use crate::peers::Peers;
 use clap::Args;
 use futures::StreamExt;
 use serde_json::{Value, json};
@@ -11,7 +26,8 @@ use sinew_bridge::{
 use sinew_env::{Action, Env, EnvFactory, Reward, RewardSample};
 use sinew_types::{Task, TaskId, ToolCall};
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 /// The measured module.
 const MODULE: &str = include_str!("env.py");
@@ -42,17 +58,35 @@ pub(crate) struct EnvArgs {
     /// One JSON object a row
     #[arg(long)]
     json: bool,
-    /// Only these parts: step, memory, scores
+    /// Only these parts: step, memory, scores, steps
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
+    /// Environments of the part steps, such as tiny or household:Household; left out: all
+    #[arg(long, value_delimiter = ',')]
+    env: Vec<String>,
+    /// Python that has the peer of the part steps, Gymnasium
+    #[arg(long)]
+    peer_python: Option<PathBuf>,
+    /// Folder of the peers' programs
+    #[arg(long, default_value = "benches/peers")]
+    peers: PathBuf,
 }
 
 /// Names that `--only` takes.
-const PARTS: [&str; 3] = ["step", "memory", "scores"];
+const PARTS: [&str; 4] = ["step", "memory", "scores", "steps"];
+/// Longest time of the peer.
+const PEER_LIMIT: Duration = Duration::from_secs(120);
 
 /// `sinew bench env`.
 pub(super) fn run(args: &EnvArgs) -> Result<(), BenchError> {
     let wanted = super::selected(&args.only, &PARTS)?;
+    let names = steps::names();
+    if let Some(unknown) = args.env.iter().find(|e| !names.contains(&e.as_str())) {
+        let names = names.join(", ");
+        return Err(BenchError::input(format!(
+            "--env {unknown}: allowed: {names}"
+        )));
+    }
     let module = Module::write()?;
     let runtime = tokio::runtime::Runtime::new().map_err(BenchError::system)?;
     let printer = Printer::new(args.json);
@@ -72,6 +106,16 @@ pub(super) fn run(args: &EnvArgs) -> Result<(), BenchError> {
             let reward = PythonReward::new(workers, 0, function).map_err(BenchError::system)?;
             printer.row(&runtime.block_on(scores(&reward))?);
         }
+    }
+    if wanted("steps") {
+        let peers = Peers {
+            python: args.peer_python.clone(),
+            scripts: args.peers.clone(),
+            limit: PEER_LIMIT,
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+        };
+        let named = |name: &str| args.env.is_empty() || args.env.iter().any(|e| e == name);
+        steps::run(&named, &peers, printer)?;
     }
     Ok(())
 }
