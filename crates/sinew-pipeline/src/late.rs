@@ -182,7 +182,7 @@ impl Shelf {
     }
 
     /// Adds the episodes of a group that ended, in addition to others of the same name.
-    pub(crate) fn add_another(&mut self, group: &[Trace]) {
+    pub fn add_another(&mut self, group: &[Trace]) {
         if let Some(first) = group.first() {
             let place = GroupId::new(first.episode.as_str());
             self.join_at(|_| &place, group);
@@ -237,13 +237,13 @@ impl Shelf {
     }
 
     /// Groups of those whose rewards have not come; the others could be given.
-    pub(crate) fn pending(&self) -> usize {
+    pub fn pending(&self) -> usize {
         let pending = |g: &&Entry| !g.taken && g.pending;
         self.groups.values().filter(pending).count()
     }
 
     /// Leaves the oldest groups out while more wait than may; those that nothing can hold back need it.
-    pub(crate) fn bound(&mut self, found: &mut Settled) {
+    pub fn bound(&mut self, found: &mut Settled) {
         let most = self.config.max_waiting;
         let order = self.in_order();
         for id in order.iter().take(order.len().saturating_sub(most)) {

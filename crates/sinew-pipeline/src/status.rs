@@ -12,10 +12,7 @@ pub(crate) const EQUAL: &str = "equal rewards in the group";
 pub(crate) const TOO_OLD: &str = "late: ";
 
 /// How reasons of rollouts begin that their policy left behind before they were finished.
-pub(crate) const BEHIND: &str = "too old: ";
-
-/// How reasons of rollouts begin that ended without a score.
-pub(crate) const UNSCORED: &str = "unscored: ";
+pub const BEHIND: &str = "too old: ";
 
 /// How reasons of episodes begin whose rewards are not what they seem.
 pub(crate) const SUSPICIOUS: &str = "suspicious: ";
