@@ -40,8 +40,8 @@ mod trust;
 pub use config::PipelineConfig;
 pub use core::{
     Command, CoreConfig, CoreState, Decide, Ended as EndedEpisode, EvalConfig, EvalSet, Event,
-    Follows, Goal, OpenDraws, Overlap, PipelineCore, Roster, RunCounts, Samples as SampleKind,
-    Showed, Stop, TaskSampling, UpdateCommit, When, showed,
+    Follows, Goal, LateGroups, OpenDraws, Overlap, PipelineCore, Roster, RunCounts,
+    Samples as SampleKind, Showed, Stop, TaskSampling, UpdateCommit, When, showed,
 };
 pub use cross::{CrossPolicy, CrossPolicyConfig};
 pub use curriculum::{ByType, Curriculum, EnvironmentShare, TaskShares};

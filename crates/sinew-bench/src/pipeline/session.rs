@@ -150,6 +150,7 @@ impl Shape {
                 max_staleness: updates as u64,
                 updates_per_step: 1,
                 in_order: false,
+                late: None,
             }),
             tasks: TaskSampling::Uniform,
             train_tasks: TASKS,

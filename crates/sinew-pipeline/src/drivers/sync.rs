@@ -140,6 +140,8 @@ pub(crate) struct Driver {
     /// What engine and trainer wait for, and sums over all steps so far.
     pub(super) watch: Watch,
     totals: Totals,
+    /// When groups that wait for rewards are looked at next, where training overlaps.
+    pub(super) look_due: Option<Instant>,
     /// Groups that are being scored.
     pub(super) scoring: usize,
     /// Episodes whose outcome is not the stored one.
@@ -190,7 +192,8 @@ impl Driver {
         }
         p.resume_episodes(live)?;
         p.settle_consumed()?;
-        let shelf = shelf::restore(p.late.as_ref(), &p.store, tasks, &mut state)?;
+        let overlaps = p.config.core.overlap.is_some();
+        let shelf = shelf::restore(p.late.as_ref(), &p.store, (tasks, overlaps), &mut state)?;
         let driver = Self {
             core: PipelineCore::new(Arc::clone(&p.config.core), state),
             samples: p.saved.samples,
@@ -201,6 +204,7 @@ impl Driver {
             uncommitted: BTreeMap::new(),
             shelf,
             progress: (0, 0),
+            look_due: None,
             scoring: 0,
             rescored: HashSet::new(),
             taken: None,
@@ -256,16 +260,16 @@ impl Driver {
             }
             Command::ScoreGroup { members } => self.score_group(members)?,
             Command::Fetch { step } => vec![self.fetch(step)?],
-            Command::Settle { step, groups, wait } => vec![self.settle(step, &groups, wait)?],
+            Command::Settle { step, groups, wait } => self.settle(step, &groups, wait)?,
             Command::Recall { step } => vec![self.recall(step)?],
             Command::Compare { groups } => vec![self.compare(&groups)?],
             Command::Score {
                 step,
                 groups,
                 counts,
-                too_old,
+                left_out,
             } => {
-                self.step.left_out.extend(too_old);
+                self.step.left_out.extend(left_out);
                 self.score(step, &groups, counts)?
             }
             Command::Weigh {
@@ -325,11 +329,11 @@ impl Driver {
     pub(super) fn wait_episodes(&mut self) -> Result<Vec<Command>, PipelineError> {
         let (bus, progress) = (self.p.bus.clone(), self.progress);
         let wall_s = (self.p.started, self.p.saved.wall_s);
-        let reminded = &mut self.reminded;
-        // A group that is scored meanwhile wakes no wait: such a wait ends at its first look.
-        let overlaps = self.p.config.core.overlap.is_some();
-        let waker = (overlaps && self.scoring > 0).then(|| self.p.rollouts.waker());
-        let mut failed = Ok(());
+        // A group that is scored meanwhile, or a reward that comes, wakes no wait: such a wait ends at its
+        // first look.
+        let looks = self.overlaps() && (self.scoring > 0 || self.awaited() > 0);
+        let waker = looks.then(|| self.p.rollouts.waker());
+        let (mut failed, reminded) = (Ok(()), &mut self.reminded);
         let ended = self.p.rollouts.ended(&mut |seen| {
             waker.iter().for_each(|wake| wake());
             let told = tell(&bus, seen, progress, wall_s, reminded);
