@@ -37,7 +37,12 @@ impl Driver {
     /// Ends the intervals of a step, or of the run.
     pub(super) fn waits(&mut self) -> Waits {
         self.look(None);
-        self.watch.take()
+        let (loop_disk_s, episodes_disk_s) = self.disk.take(self.p.store.traces.waited_s());
+        Waits {
+            loop_disk_s,
+            episodes_disk_s,
+            ..self.watch.take()
+        }
     }
 
     /// Rows by how many updates the oldest token of their episode is behind the weights that are trained.

@@ -5,6 +5,7 @@
 //! them overlap: see `overlap`. An error of a port ends the session; what was committed stays, and the next
 //! session goes on from it.
 
+use super::disk::DiskTime;
 use super::measurements::Measurements;
 use super::shelf;
 use super::work::{Desk, SharedLearner, Task, lock, none_runs};
@@ -139,6 +140,7 @@ pub(crate) struct Driver {
     pub(super) live: u64,
     /// What engine and trainer wait for, and sums over all steps so far.
     pub(super) watch: Watch,
+    pub(super) disk: DiskTime,
     totals: Totals,
     /// When groups that wait for rewards are looked at next, where training overlaps.
     pub(super) look_due: Option<Instant>,
@@ -211,6 +213,7 @@ impl Driver {
             desk: Desk::default(),
             live,
             watch: Watch::default(),
+            disk: DiskTime::from(p.store.traces.waited_s()),
             totals: Totals::of(&written.steps),
             reminded: None,
             earlier,
@@ -640,8 +643,11 @@ impl Driver {
             self.samples,
         );
         let state = serde_json::to_value(saved).map_err(PipelineError::system)?;
+        let began = Instant::now();
         lock(&self.p.learner).save(self.core.step(), state)?;
-        self.p.rollouts.save()
+        let saved = self.p.rollouts.save();
+        self.disk.saved(began);
+        saved
     }
 
     /// Ends the step: its record goes over the bus.
