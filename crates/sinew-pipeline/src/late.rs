@@ -8,7 +8,7 @@
 use crate::error::PipelineError;
 use crate::rows::by_group;
 use crate::score_records::{completed, grouped};
-use crate::status::TOO_OLD;
+use crate::status::{NOT_GIVEN, came_late};
 use sinew_env::waits_for_group;
 use sinew_store::{Cursor, Filter, Inbox, MAX_PAGE, ScoreRecord, ScoreRule, TraceStore};
 use sinew_types::{EpisodeEnd, EpisodeId, GroupId, Trace};
@@ -78,8 +78,10 @@ pub struct Shelf {
     groups: BTreeMap<GroupId, Entry>,
     /// The last score that was seen.
     seen: Cursor,
-    /// Nothing changed since the last look, but for the time.
+    /// Nothing changed since the last look, but for the time and the policy.
     quiet: bool,
+    /// The policy of the last look.
+    version: u64,
 }
 
 /// What a look at the shelf found.
@@ -130,6 +132,7 @@ impl Shelf {
             groups: BTreeMap::new(),
             seen: Cursor::default(),
             quiet: false,
+            version: 0,
         }
     }
 
@@ -182,7 +185,7 @@ impl Shelf {
     }
 
     /// Adds the episodes of a group that ended, in addition to others of the same name.
-    pub(crate) fn add_another(&mut self, group: &[Trace]) {
+    pub fn add_another(&mut self, group: &[Trace]) {
         if let Some(first) = group.first() {
             let place = GroupId::new(first.episode.as_str());
             self.join_at(|_| &place, group);
@@ -237,13 +240,13 @@ impl Shelf {
     }
 
     /// Groups of those whose rewards have not come; the others could be given.
-    pub(crate) fn pending(&self) -> usize {
+    pub fn pending(&self) -> usize {
         let pending = |g: &&Entry| !g.taken && g.pending;
         self.groups.values().filter(pending).count()
     }
 
     /// Leaves the oldest groups out while more wait than may; those that nothing can hold back need it.
-    pub(crate) fn bound(&mut self, found: &mut Settled) {
+    pub fn bound(&mut self, found: &mut Settled) {
         let most = self.config.max_waiting;
         let order = self.in_order();
         for id in order.iter().take(order.len().saturating_sub(most)) {
@@ -264,7 +267,8 @@ impl Shelf {
     ) -> Result<Settled, PipelineError> {
         let Look { now_s, most, .. } = look;
         let mut found = Settled::default();
-        if self.changed(store)? || self.due(now_s) {
+        let moved = std::mem::replace(&mut self.version, look.version) != look.version;
+        if self.changed(store)? || self.due(now_s) || moved {
             let (fresh, old) = self.ready(store, look, &mut found)?;
             let ready = fresh.len() + old.len();
             let mut names = look.names.clone();
@@ -300,20 +304,16 @@ impl Shelf {
             if let Some(entry) = self.groups.get_mut(&id) {
                 entry.pending = state == State::Waiting;
             }
-            match state {
-                State::Waiting => {}
-                State::Expired(reason) => self.leave_out(&id, &reason, found),
-                State::Ready => {
-                    let late = behind > self.config.max_staleness;
-                    match self.config.after {
-                        After::Drop if late => {
-                            let reason = self.too_old(behind);
-                            self.leave_out(&id, &reason, found);
-                        }
-                        After::Offline if late => old.push(id),
-                        _ => fresh.push(id),
-                    }
+            let (most, after) = (self.config.max_staleness, self.config.after);
+            match (state, after) {
+                (State::Expired(reason), _) => self.leave_out(&id, &reason, found),
+                // Rewards would come for nothing: the policy only moves on.
+                (_, After::Drop) if behind > most => {
+                    self.leave_out(&id, &came_late(behind, most), found);
                 }
+                (State::Waiting, _) => {}
+                (State::Ready, After::Offline) if behind > most => old.push(id),
+                (State::Ready, _) => fresh.push(id),
             }
         }
         Ok((fresh, old))
@@ -390,15 +390,10 @@ impl Shelf {
         Ok(match self.config.partial && answered > 0 {
             true => State::Ready,
             false => State::Expired(format!(
-                "reward {name}: not given within {} s",
+                "{NOT_GIVEN}{name}: not given within {} s",
                 self.config.wait_s
             )),
         })
-    }
-
-    fn too_old(&self, behind: u64) -> String {
-        let allowed = self.config.max_staleness;
-        format!("{TOO_OLD}{behind} updates behind, allowed: {allowed} (reward.late.max_staleness)")
     }
 
     /// Marks a group as handed out, all of it to be left out.

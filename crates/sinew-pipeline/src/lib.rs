@@ -21,13 +21,9 @@ mod formats;
 mod groups;
 mod health;
 mod in_flight;
-mod intake;
 mod keep;
 mod late;
 mod learner;
-mod live_feed;
-mod live_late;
-mod live_source;
 mod parallel;
 mod ports;
 mod record;
@@ -44,8 +40,8 @@ mod trust;
 pub use config::PipelineConfig;
 pub use core::{
     Command, CoreConfig, CoreState, Decide, Ended as EndedEpisode, EvalConfig, EvalSet, Event,
-    Follows, Goal, OpenDraws, Overlap, PipelineCore, Roster, RunCounts, Samples as SampleKind,
-    Showed, Stop, TaskSampling, UpdateCommit, When, showed,
+    Follows, Goal, LateGroups, OpenDraws, Overlap, PipelineCore, Roster, RunCounts,
+    Samples as SampleKind, Showed, Stop, TaskSampling, UpdateCommit, When, showed,
 };
 pub use cross::{CrossPolicy, CrossPolicyConfig};
 pub use curriculum::{ByType, Curriculum, EnvironmentShare, TaskShares};
@@ -57,12 +53,9 @@ pub use formats::{FormatCounts, grammars, masks};
 pub use groups::{GroupParts, GroupRewards};
 pub use health::{Alarm, Health};
 pub use in_flight::FILE as IN_FLIGHT;
-pub use intake::{FinishedRollout, Intake, IntakeBatch, IntakeConfig, MAX_WAITING};
 pub use keep::Decided;
 pub use late::{After, InboxScores, Late, LateConfig, LateScores, Look, Settled, Shelf, settle};
 pub use learner::{EmbeddedLearner, LearnerConfig, PolicyConfig};
-pub use live_feed::{LIVE, LiveRollouts};
-pub use live_source::LiveSource;
 pub use parallel::{COMMAND as WORKER_COMMAND, WorkerGroup, work};
 pub use ports::{
     Earlier as InFlightOf, Given, GroupScores, Learner, RolloutReading, Rollouts, SampleSource,
@@ -73,10 +66,10 @@ pub use record::{
     divergence,
 };
 pub use rollouts::{BOARD, ChangedParts, EngineRollouts, LONGEST, RolloutParts, TurnSchedule};
-pub use rows::by_group;
+pub use rows::{Rows, by_group};
 pub use schedule::{Draw, shuffled};
 pub use score_records::completed;
 pub use scoring_models::{ReferenceWeights, ScoringModels};
 pub use sinew_rollout::Waits;
 pub use state::{RunStore, Samples, SavedState};
-pub use status::{Counted, SampleStatus};
+pub use status::{BEHIND, Counted, SampleStatus};

@@ -12,10 +12,22 @@ pub(crate) const EQUAL: &str = "equal rewards in the group";
 pub(crate) const TOO_OLD: &str = "late: ";
 
 /// How reasons of rollouts begin that their policy left behind before they were finished.
-pub(crate) const BEHIND: &str = "too old: ";
+pub const BEHIND: &str = "too old: ";
 
-/// How reasons of rollouts begin that ended without a score.
-pub(crate) const UNSCORED: &str = "unscored: ";
+/// How reasons of episodes begin whose rewards did not come in time.
+pub(crate) const NOT_GIVEN: &str = "reward ";
+
+/// Whether a reason is one of those for which a step counts an episode that is in none of its groups.
+pub(crate) fn is_counted(why: &str) -> bool {
+    [TOO_OLD, BEHIND, NOT_GIVEN]
+        .iter()
+        .any(|begin| why.starts_with(begin))
+}
+
+/// The reason of a sample whose rewards came when the policy had moved on.
+pub(crate) fn came_late(behind: u64, allowed: u64) -> String {
+    format!("{TOO_OLD}{behind} updates behind, allowed: {allowed} (reward.late.max_staleness)")
+}
 
 /// How reasons of episodes begin whose rewards are not what they seem.
 pub(crate) const SUSPICIOUS: &str = "suspicious: ";

@@ -5,7 +5,7 @@
 
 use crate::rule::Rules;
 use crate::section::choice;
-use crate::{RunPlan, StoreKind};
+use crate::{LateAfter, LateSection, RunPlan, StoreKind};
 use sinew_algo::Algorithm;
 
 choice! {
@@ -78,10 +78,11 @@ fn overlaps(plan: &RunPlan, rules: &mut Rules) {
          mode = \"sync\"",
         plan.harness.live().is_none(),
     );
+    let late = plan.reward.as_ref().and_then(|r| r.late());
     needs(
-        "cannot be combined with [reward.late], whose groups wait by rules of their own: remove it, or use \
-         mode = \"sync\"",
-        plan.reward.as_ref().and_then(|r| r.late()).is_none(),
+        "trains groups in the order of their draws, and those of [reward.late] are complete in any order: use \
+         mode = \"async\" or \"sync\", or remove [reward.late]",
+        late.is_none() || plan.train.mode == TrainMode::Async,
     );
     needs(
         "cannot be combined with rollout.cross_policy, which mixes policies by steps: remove it, or use mode = \
@@ -91,6 +92,31 @@ fn overlaps(plan: &RunPlan, rules: &mut Rules) {
     needs(
         "needs store.type = \"disk\": a session that goes on takes up the episodes that were not trained yet",
         plan.store.kind == StoreKind::Disk,
+    );
+    if let Some(late) = late {
+        late_groups(plan, late, rules);
+    }
+}
+
+/// Groups that wait for rewards from outside while others are trained.
+fn late_groups(plan: &RunPlan, late: &LateSection, rules: &mut Rules) {
+    let begun = plan.max_staleness();
+    rules.custom(
+        "reward.late.max_staleness",
+        late.max_staleness,
+        format!(
+            "allowed: {begun} to 1000000. Groups are begun for steps {begun} updates ahead \
+             (train.max_staleness), and would be too old when they are trained"
+        ),
+        late.max_staleness >= begun,
+    );
+    rules.custom(
+        "reward.late.after",
+        "\"offline\"",
+        "has no effect of its own with train.mode = \"async\", which trains every group with its correction: \
+         use a larger reward.late.max_staleness"
+            .into(),
+        late.after == LateAfter::Drop,
     );
 }
 

@@ -666,6 +666,13 @@ fn a_mode_says_how_old_samples_may_be() {
         let again = toml::to_string(&plan).unwrap();
         assert_eq!(RunPlan::parse(Path::new("r.toml"), &again).unwrap(), plan);
     }
+    // With rewards that come late, the correction is for those.
+    let late = "[reward.late]\nnames = [\"thumbs\"]\nmax_staleness = 30";
+    let plan = overlapped("mode = \"async\"", late).unwrap();
+    assert_eq!(
+        (plan.max_staleness(), plan.run_facts().max_staleness),
+        (1, 30)
+    );
 }
 
 #[test]
@@ -705,6 +712,21 @@ fn a_mode_is_refused_where_it_cannot_hold() {
             "mode = \"async\"",
             "[rollout.cross_policy]\nshare = 0.5",
             "rollout.cross_policy",
+        ),
+        (
+            "mode = \"one_step_off\"",
+            "[reward.late]\nnames = [\"thumbs\"]",
+            "those of [reward.late] are complete in any order",
+        ),
+        (
+            "mode = \"async\"\nmax_staleness = 17",
+            "[reward.late]\nnames = [\"thumbs\"]",
+            "allowed: 17 to 1000000",
+        ),
+        (
+            "mode = \"async\"",
+            "[reward.late]\nnames = [\"thumbs\"]\nafter = \"offline\"",
+            "use a larger reward.late.max_staleness",
         ),
     ] {
         let e = overlapped(train, more).unwrap_err();

@@ -25,6 +25,10 @@ pub struct Waits {
     pub trainer_groups_s: f64,
     /// Measurements, publication, commits, checkpoints.
     pub trainer_other_s: f64,
+    /// Commits and checkpoints: the loop waited until they were on disk. Part of the others.
+    pub loop_disk_s: f64,
+    /// Episodes waited until they were on disk, all of them added up: others go on meanwhile.
+    pub episodes_disk_s: f64,
 }
 
 impl Waits {
@@ -41,6 +45,14 @@ impl Waits {
         ]
     }
 
+    /// What was waited for until it was on disk, by name; part of [`rows`](Self::rows).
+    pub fn disk_rows(&self) -> [(&'static str, f64); 2] {
+        [
+            ("loop waits for disk", self.loop_disk_s),
+            ("episodes for disk, sum", self.episodes_disk_s),
+        ]
+    }
+
     /// Adds those of a later time.
     pub fn add(&mut self, later: &Self) {
         self.engine_busy_s += later.engine_busy_s;
@@ -50,6 +62,8 @@ impl Waits {
         self.trainer_busy_s += later.trainer_busy_s;
         self.trainer_groups_s += later.trainer_groups_s;
         self.trainer_other_s += later.trainer_other_s;
+        self.loop_disk_s += later.loop_disk_s;
+        self.episodes_disk_s += later.episodes_disk_s;
     }
 }
 
@@ -128,6 +142,7 @@ mod tests {
             trainer_busy_s: 5.0,
             trainer_groups_s: 4.0,
             trainer_other_s: 2.0,
+            ..Waits::default()
         };
         assert_eq!(seen, expected);
         let all: f64 = seen.rows().iter().map(|(_, s)| s).sum();

@@ -9,6 +9,7 @@
 //! | [`GoldSource`] | runs of the environment's own solutions |
 //! | [`PoolSource`] | trajectories of outside systems, leased from a pool over HTTP |
 //! | [`QueueSource`] | episodes that other processes put into a queue, leased by rows |
+//! | [`LiveSource`] | rollouts that agents which run already finish at a gateway of the run |
 //!
 //! # Invariants
 //!
@@ -26,18 +27,27 @@
 //! | `gold` | runs of the gold policy, played step by step |
 //! | `pool_client`, `pool_source` | requests to a pool, and what a step leases of it |
 //! | `queue_source`, `holds` | the same of a queue, and its rows until their update is committed |
+//! | `intake` | rollouts of agents put together to groups, pure |
+//! | `live_feed`, `live_source`, `live_late` | from the gateway to a step, with rewards that come later |
 //! | `ledger` | what a step leased, written before it is used |
 
 mod dataset;
 mod gold;
 mod holds;
+mod intake;
 mod ledger;
+mod live_feed;
+mod live_late;
+mod live_source;
 mod pool_client;
 mod pool_source;
 mod queue_source;
 
 pub use dataset::{Dataset, DatasetConfig, DatasetSource, StoredEpisodes};
 pub use gold::{GoldRuns, GoldSource, unused as unused_gold};
+pub use intake::{FinishedRollout, Intake, IntakeBatch, IntakeConfig, MAX_WAITING};
+pub use live_feed::{LIVE, LiveRollouts};
+pub use live_source::LiveSource;
 pub use pool_client::PoolClient;
 pub use pool_source::{PoolSource, PoolSourceConfig};
 pub use queue_source::{QueueSource, QueueSourceConfig};

@@ -132,6 +132,8 @@ impl PoolSource {
             }
             if !ids.is_empty() {
                 taken.leases.push((lease, ids));
+                // Before the next wait: a step that is killed in it gives back what it leased.
+                self.ledger.note(&taken)?;
             }
             if *self.cancel.borrow() {
                 self.give_back(&taken)?;
@@ -143,9 +145,6 @@ impl PoolSource {
                 }
                 std::thread::sleep(POLL.min(self.wait));
             }
-        }
-        if !traces.is_empty() {
-            self.ledger.note(&taken)?;
         }
         let first = (step - 1) * wanted.groups as u64;
         let own = |(place, t): (u64, Trace)| Trace {
@@ -270,7 +269,11 @@ impl SampleSource for PoolSource {
             let stored = wanted.store.commit_batch(&traces);
             stored.map_err(PipelineError::system)?;
         }
-        let lost = self.acknowledge(wanted.step)?;
+        // Without any, what the ledger has of the step was given back.
+        let lost = match traces.is_empty() {
+            true => BTreeSet::new(),
+            false => self.acknowledge(wanted.step)?,
+        };
         let mut given = Given::default();
         for group in by_group(traces) {
             let reason = match unusable(wanted.algorithm, &group) {

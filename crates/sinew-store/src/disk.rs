@@ -32,7 +32,9 @@ use sinew_types::{EpisodeId, Trace};
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// Most bytes of one commit: opening a store reads each unindexed one whole.
 const MAX_FRAME: u64 = 1 << 30;
@@ -83,6 +85,8 @@ pub struct DiskStore {
     pub(crate) connection: Mutex<Connection>,
     /// Commits that wait for `writer`.
     waiting: Group,
+    /// Nanoseconds for which callers waited until something was durable.
+    waited_ns: AtomicU64,
     /// What opening found and repaired.
     recovery: Recovery,
     /// Held as long as the store is open.
@@ -115,6 +119,7 @@ impl DiskStore {
             writer: Mutex::new(writer),
             connection: Mutex::new(connection),
             waiting: Group::default(),
+            waited_ns: AtomicU64::new(0),
             recovery: opened.recovery,
             _lock: lock,
         };
@@ -320,37 +325,22 @@ impl DiskStore {
     }
 }
 
-/// Takes the lock of a store, for as long as the file is open. The lock of a killed process is free at
-/// once.
-fn lock(directory: &Path) -> Result<File, StoreError> {
-    let path = directory.join("lock");
-    let file = File::create(&path).map_err(|e| StoreError::io(&path, e))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(StoreError::Locked {
-            path: directory.to_owned(),
-        }),
-        Err(TryLockError::Error(e)) => Err(StoreError::io(&path, e)),
+/// Calls that wait for the medium.
+impl DiskStore {
+    /// Does such a call, and notes how long it took.
+    fn timed<T>(&self, write: impl FnOnce() -> T) -> T {
+        let began = Instant::now();
+        let done = write();
+        let passed = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.waited_ns.fetch_add(passed, Ordering::Relaxed);
+        done
     }
-}
 
-impl TraceStore for DiskStore {
-    fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<Committed>, StoreError> {
-        // Encoding is the larger part of the work; it is done before anything is locked.
-        let mut entries = Vec::with_capacity(traces.len());
-        for trace in traces {
-            trace.validate()?;
-            signed("draw", trace.origin.draw)?;
-            entries.push((Entry::of(trace), self.encode(trace)?));
-        }
-        let bytes = group::frame_bytes(&entries);
-        if bytes > MAX_FRAME {
-            return Err(StoreError::Argument {
-                field: "bytes of the batch",
-                value: bytes,
-                allowed: format!("up to {MAX_FRAME}; commit fewer traces at a time"),
-            });
-        }
+    /// Commits the encoded traces of one call, together with others that wait.
+    fn commit_ticket(
+        &self,
+        entries: Vec<(Entry, codec::Encoded)>,
+    ) -> Result<Vec<Committed>, StoreError> {
         let ticket = self.waiting.join(entries)?;
         let mut writer = guard(&self.writer)?;
         let mut connection = guard(&self.connection)?;
@@ -364,15 +354,8 @@ impl TraceStore for DiskStore {
         }
     }
 
-    fn get(&self, episode: &EpisodeId) -> Result<Option<Trace>, StoreError> {
-        reader::read_trace(&self.segments, &self.connection, episode)
-    }
-
-    fn list(&self, filter: &Filter) -> Result<Page, StoreError> {
-        listing::list(&*guard(&self.connection)?, filter)
-    }
-
-    fn commit_update(&self, update: &TrainedBatch, again: bool) -> Result<Committed, StoreError> {
+    /// Marks the episodes of an update.
+    fn mark_update(&self, update: &TrainedBatch, again: bool) -> Result<Committed, StoreError> {
         signed("step", update.step)?;
         store::check_batch(&update.batch, &update.episodes)?;
         let mut writer = guard(&self.writer)?;
@@ -407,17 +390,8 @@ impl TraceStore for DiskStore {
         Ok(Committed::New)
     }
 
-    fn trained_batches(&self) -> Result<Vec<TrainedBatch>, StoreError> {
-        index::batches(&*guard(&self.connection)?)
-    }
-
-    fn stats(&self) -> Result<StoreStats, StoreError> {
-        let bytes = self.used_bytes()?;
-        let stats = index::stats(&*guard(&self.connection)?)?;
-        Ok(StoreStats { bytes, ..stats })
-    }
-
-    fn put_scores(
+    /// Adds scores to the ledger.
+    fn add_scores(
         &self,
         records: &[ScoreRecord],
     ) -> Result<Vec<Result<Committed, ScoreRefused>>, StoreError> {
@@ -454,6 +428,74 @@ impl TraceStore for DiskStore {
             pairs.try_for_each(|(record, &at)| ledger::insert(tx, record, at).map(drop))
         })?;
         Ok(out)
+    }
+}
+
+/// Takes the lock of a store, for as long as the file is open. The lock of a killed process is free at
+/// once.
+fn lock(directory: &Path) -> Result<File, StoreError> {
+    let path = directory.join("lock");
+    let file = File::create(&path).map_err(|e| StoreError::io(&path, e))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(StoreError::Locked {
+            path: directory.to_owned(),
+        }),
+        Err(TryLockError::Error(e)) => Err(StoreError::io(&path, e)),
+    }
+}
+
+impl TraceStore for DiskStore {
+    fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<Committed>, StoreError> {
+        // Encoding is the larger part of the work; it is done before anything is locked.
+        let mut entries = Vec::with_capacity(traces.len());
+        for trace in traces {
+            trace.validate()?;
+            signed("draw", trace.origin.draw)?;
+            entries.push((Entry::of(trace), self.encode(trace)?));
+        }
+        let bytes = group::frame_bytes(&entries);
+        if bytes > MAX_FRAME {
+            return Err(StoreError::Argument {
+                field: "bytes of the batch",
+                value: bytes,
+                allowed: format!("up to {MAX_FRAME}; commit fewer traces at a time"),
+            });
+        }
+        self.timed(|| self.commit_ticket(entries))
+    }
+
+    fn get(&self, episode: &EpisodeId) -> Result<Option<Trace>, StoreError> {
+        reader::read_trace(&self.segments, &self.connection, episode)
+    }
+
+    fn list(&self, filter: &Filter) -> Result<Page, StoreError> {
+        listing::list(&*guard(&self.connection)?, filter)
+    }
+
+    fn commit_update(&self, update: &TrainedBatch, again: bool) -> Result<Committed, StoreError> {
+        self.timed(|| self.mark_update(update, again))
+    }
+
+    fn trained_batches(&self) -> Result<Vec<TrainedBatch>, StoreError> {
+        index::batches(&*guard(&self.connection)?)
+    }
+
+    fn waited_s(&self) -> f64 {
+        self.waited_ns.load(Ordering::Relaxed) as f64 / 1e9
+    }
+
+    fn stats(&self) -> Result<StoreStats, StoreError> {
+        let bytes = self.used_bytes()?;
+        let stats = index::stats(&*guard(&self.connection)?)?;
+        Ok(StoreStats { bytes, ..stats })
+    }
+
+    fn put_scores(
+        &self,
+        records: &[ScoreRecord],
+    ) -> Result<Vec<Result<Committed, ScoreRefused>>, StoreError> {
+        self.timed(|| self.add_scores(records))
     }
 
     fn scores(&self, episode: &EpisodeId) -> Result<Vec<ScoreRecord>, StoreError> {

@@ -365,6 +365,12 @@ pub trait TraceStore: Send + Sync + fmt::Debug {
     /// How much there is.
     fn stats(&self) -> Result<StoreStats, StoreError>;
 
+    /// Seconds for which callers waited until something was durable, all of them added up since the store was
+    /// opened; 0 where nothing is.
+    fn waited_s(&self) -> f64 {
+        0.0
+    }
+
     /// Stores scores of episodes that can be read. Durable before it returns, with one synchronization for
     /// all of them. Each is taken or refused alone; a record that is there, to the last field, is a
     /// duplicate. At most [`crate::MAX_SCORE_BATCH`] at a time.

@@ -153,6 +153,11 @@ fn waits_table(out: &mut String, s: &Summary<'_>) {
     for (name, seconds) in rows.into_iter().filter(|(_, seconds)| *seconds > 0.0) {
         share(out, name, seconds, s.ended.wall_s);
     }
+    let disk = s.ended.totals.waits.disk_rows().into_iter();
+    for (name, seconds) in disk.filter(|(_, seconds)| *seconds > 0.0) {
+        let percent = 100.0 * seconds / s.ended.wall_s.max(1e-9);
+        let _ = writeln!(out, "{name:22} {:>7}  {percent:>4.1} %", duration(seconds));
+    }
     let staleness = s.ended.totals.staleness.iter();
     let behind: Vec<String> = staleness.map(|(n, rows)| format!("{n}: {rows}")).collect();
     if s.ended.totals.staleness.keys().any(|n| *n > 0) {

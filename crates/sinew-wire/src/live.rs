@@ -20,13 +20,11 @@ use sinew_gateway::{
     Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, RolloutSpec, Secret, Server,
     TrainingHooks,
 };
-use sinew_pipeline::{
-    IntakeConfig, LIVE, Late, LiveRollouts, LiveSource, MAX_WAITING, RunEvent, RunStore,
-    SampleSource,
-};
+use sinew_pipeline::{Late, RunEvent, RunStore, SampleSource};
 use sinew_project::RunDir;
 use sinew_recipe::{HarnessSection, RunPlan};
 use sinew_rollout::{EpisodeOptions, EpisodeParts};
+use sinew_sources::{IntakeConfig, LIVE, LiveRollouts, LiveSource, MAX_WAITING};
 use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;

@@ -9,8 +9,8 @@ use sinew_env::{Split, Taskset};
 use sinew_model::{LoraConfig, Projection};
 use sinew_pipeline::{
     After, ByType, ChangedParts, CoreConfig, EnvironmentShare, EvalConfig, Goal, IN_FLIGHT,
-    LateConfig, LearnerConfig, Overlap, PipelineConfig, PolicyConfig, SampleKind, TaskDraws,
-    TaskSampling, TaskShares, TurnSchedule,
+    LateConfig, LateGroups, LearnerConfig, Overlap, PipelineConfig, PolicyConfig, SampleKind,
+    TaskDraws, TaskSampling, TaskShares, TurnSchedule,
 };
 use sinew_project::{RunDir, RunDirError};
 use sinew_recipe::{
@@ -278,10 +278,10 @@ fn core(
         stop_decided: r.stop_decided,
         retries: algorithm.repair().retries(),
         refill: algorithm.refill(),
-        // As many rounds as can wait.
         overlap: overlap(recipe),
+        // As many rounds as can wait.
         late_rounds: late_config(recipe)
-            .filter(|_| recipe.harness.live().is_none())
+            .filter(|_| recipe.harness.live().is_none() && recipe.train.mode == TrainMode::Sync)
             .map(|l| l.max_waiting.div_ceil(r.tasks_per_step) as u32),
         tasks: sampling(recipe, taskset)?,
         train_tasks: taskset.len(Split::Train),
@@ -329,6 +329,10 @@ fn overlap(recipe: &RunPlan) -> Option<Overlap> {
         max_staleness: recipe.max_staleness(),
         updates_per_step: recipe.train.minibatches as u64,
         in_order,
+        late: late_config(recipe).map(|late| LateGroups {
+            max_waiting: late.max_waiting,
+            max_staleness: late.max_staleness,
+        }),
     })
 }
 

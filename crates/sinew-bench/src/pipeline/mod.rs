@@ -370,6 +370,7 @@ impl Bench<'_> {
         };
         let calls = self.calls(self.args.turns as usize);
         let (mut walls, mut cpus) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+        let mut shares = Vec::new();
         let others = CpuTime::now();
         for round in 0..self.args.rounds as usize {
             // Each is first as often as the other: what a run leaves behind is not put down to one.
@@ -377,13 +378,23 @@ impl Bench<'_> {
                 let place = (round + turn) % 2;
                 let shape = [disk, memory][place];
                 let (start, cpu) = (Instant::now(), cpu_s());
-                in_folder(&shape, &World::new(calls, Tool::Sleep))?;
+                let ran = in_folder(&shape, &World::new(calls, Tool::Sleep))?;
+                if shape.durable {
+                    shares.push(ran.loop_disk_share());
+                }
                 walls[place].push(start.elapsed().as_secs_f64());
                 cpus[place].extend(cpu_s().zip(cpu).map(|(now, then)| now - then));
             }
         }
         let others = CpuTime::others_since(others);
         let size = self.args.episodes;
+        let share = Summary::of(shares, Better::Less).unwrap_or_default();
+        let row = Row::new(
+            format!("durable: the loop waits for commits and checkpoints ({size} episodes)"),
+            "%",
+            share,
+        );
+        self.printer.row(&row.at_most(2.0).others(others));
         for (what, [disk, memory]) in [("wall time", walls), ("CPU time", cpus)] {
             let more = disk.iter().zip(&memory).map(|(d, m)| (d / m - 1.0) * 100.0);
             let more = Summary::of(more.collect(), Better::Less).unwrap_or_default();

@@ -92,6 +92,14 @@ pub(super) struct Ran {
     pub(super) timeline: Timeline,
 }
 
+impl Ran {
+    /// Percent of the time in which the loop waited until something was on disk.
+    pub(super) fn loop_disk_share(&self) -> f64 {
+        let waited: f64 = self.steps.iter().map(|s| s.waits.loop_disk_s).sum();
+        100.0 * waited / self.wall_s.max(1e-9)
+    }
+}
+
 /// Steps as they come.
 struct Steps(Arc<Mutex<Vec<StepRecord>>>);
 
@@ -150,6 +158,7 @@ impl Shape {
                 max_staleness: updates as u64,
                 updates_per_step: 1,
                 in_order: false,
+                late: None,
             }),
             tasks: TaskSampling::Uniform,
             train_tasks: TASKS,

@@ -63,6 +63,18 @@ pub struct Overlap {
     /// ended: what is trained is a function of the seed. Otherwise updates take the groups that are complete,
     /// and weights are replaced between two tokens.
     pub in_order: bool,
+    /// Rewards come from outside, some of them late. Needs updates that take what is complete.
+    pub late: Option<LateGroups>,
+}
+
+/// How groups wait for rewards from outside while others run and are trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LateGroups {
+    /// No group is begun while so many wait. An update that as many groups could not be taken for, because
+    /// they are too old or have no rewards, is made of those that are there.
+    pub max_waiting: usize,
+    /// Optimizer updates that a group may be behind the weights when it is trained.
+    pub max_staleness: u64,
 }
 
 /// What the decisions of a run depend on.
@@ -93,7 +105,7 @@ pub struct CoreConfig {
     /// Rounds in which groups that teach nothing are replaced.
     pub refill: u32,
     /// Groups wait for rewards from outside; while none has them, so many more rounds of groups are run in
-    /// a step. `None`: every reward is there when its episode ends.
+    /// a step. `None`: every reward is there when its episode ends, or generation overlaps with training.
     pub late_rounds: Option<u32>,
     /// Generation and training overlap; `None`: they take turns.
     pub overlap: Option<Overlap>,
@@ -107,6 +119,11 @@ pub struct CoreConfig {
 }
 
 impl CoreConfig {
+    /// Whether rewards may come from outside after their episode.
+    pub(crate) fn is_late(&self) -> bool {
+        self.late_rounds.is_some() || self.overlap.is_some_and(|o| o.late.is_some())
+    }
+
     /// Draws that each step has to itself.
     pub fn draws_per_step(&self) -> u64 {
         // Given episodes replace no others.

@@ -9,6 +9,11 @@
 //! with older tokens, because its episodes took long, is left out with the reason. A group without a signal
 //! is replaced at once, `algorithm.refill` times the groups of a step for each update; further ones take a
 //! place in the update.
+//!
+//! Where rewards come from outside, a group that waits for them takes no place: others are begun and trained,
+//! see `late`.
+
+mod late;
 
 use super::config::{CoreConfig, Overlap, TaskSampling};
 use super::messages::{Command, OpenDraws, RunCounts, UpdateCommit};
@@ -16,18 +21,26 @@ use super::roster::{Ended, Follows, Roster, Showed};
 use super::{Batch, PipelineCore, Stage};
 use crate::curriculum::{Curriculum, Request};
 use crate::schedule::{Draw, draw_of, train_groups, uniform_tasks};
-use crate::status::BEHIND;
+use crate::status::{BEHIND, came_late};
 use sinew_types::{EpisodeId, GroupId};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+/// What a group is worth.
+#[derive(Debug)]
+pub(super) struct Worth {
+    /// Its rewards teach something.
+    pub(super) signal: bool,
+    /// The oldest weights that sampled a token of it; without sampled tokens there are none.
+    pub(super) oldest: Option<u64>,
+    /// Task and reward of an episode without others, whose reward came from outside.
+    pub(super) alone: Option<(String, f64)>,
+}
 
 /// A group whose members have all ended and are scored.
 #[derive(Debug)]
 struct Complete {
     roster: Roster,
-    /// Its rewards teach something.
-    signal: bool,
-    /// The oldest weights that sampled a token of it; without sampled tokens there are none.
-    oldest: Option<u64>,
+    worth: Worth,
 }
 
 /// Tasks of draws, in the order of the draws.
@@ -88,6 +101,10 @@ pub(super) struct Flow {
     /// Groups by draw: those that run or are being scored or weighed, and those that wait for their update.
     open: BTreeMap<u64, Roster>,
     complete: BTreeMap<u64, Complete>,
+    /// Draws of open groups whose episodes have ended and wait for rewards.
+    waiting: BTreeSet<u64>,
+    /// Groups left out since the last update.
+    given_up: usize,
     /// The draws of open groups, by their names and by their episodes.
     groups: HashMap<GroupId, u64>,
     episodes: HashMap<EpisodeId, u64>,
@@ -208,19 +225,14 @@ impl Flow {
 
     /// Notes what a group is worth: all of it, or its first episodes, after which it is complete, or those
     /// that are given begin.
-    fn weighed(
-        &mut self,
-        group: &GroupId,
-        (signal, oldest): (bool, Option<u64>),
-        stored: Vec<EpisodeId>,
-    ) -> Vec<Draw> {
+    fn weighed(&mut self, group: &GroupId, worth: Worth, stored: Vec<EpisodeId>) -> Vec<Draw> {
         let Some(draw) = self.groups.get(group).copied() else {
             return Vec::new();
         };
         let Some(mut roster) = self.open.remove(&draw) else {
             return Vec::new();
         };
-        if roster.holds(group) && signal {
+        if roster.holds(group) && worth.signal {
             let more = roster.release(group);
             self.open.insert(draw, roster);
             self.begun(draw, &more);
@@ -228,12 +240,7 @@ impl Flow {
         }
         roster.cut(group, stored);
         self.groups.remove(group);
-        let complete = Complete {
-            roster,
-            signal,
-            oldest,
-        };
-        self.complete.insert(draw, complete);
+        self.complete.insert(draw, Complete { roster, worth });
         Vec::new()
     }
 
@@ -251,7 +258,7 @@ impl Flow {
                 break;
             }
             choice.draws.push(*draw);
-            match group.signal || choice.replaced >= spare {
+            match group.worth.signal || choice.replaced >= spare {
                 true => choice.filled += 1,
                 false => choice.replaced += 1,
             }
@@ -261,29 +268,39 @@ impl Flow {
 
     /// Groups that take a place in an update to come.
     fn places(&self, config: &CoreConfig) -> usize {
-        let spent = self.complete.values().filter(|g| !g.signal).count();
+        let spent = self.complete.values().filter(|g| !g.worth.signal);
         let spare = config.refill as usize * config.tasks_per_step;
-        self.open.len() + self.complete.len() - spent.min(spare)
+        let runs = self.open.len() - self.waiting.len();
+        runs + self.complete.len() - spent.count().min(spare)
     }
 
     /// Leaves groups out that are too old for weights of `version`.
     fn drop_old(&mut self, version: u64, overlap: &Overlap) {
-        let behind = |g: &Complete| g.oldest.map_or(0, |oldest| version.saturating_sub(oldest));
-        let old = |g: &Complete| behind(g) > overlap.max_staleness;
+        let behind = |g: &Complete| {
+            let oldest = g.worth.oldest;
+            oldest.map_or(0, |oldest| version.saturating_sub(oldest))
+        };
+        let most = overlap
+            .late
+            .map_or(overlap.max_staleness, |l| l.max_staleness);
+        let old = |g: &Complete| behind(g) > most;
         let draws: Vec<u64> = self
             .complete
             .iter()
             .filter_map(|(draw, g)| old(g).then_some(*draw))
             .collect();
         for group in draws.iter().filter_map(|draw| self.complete.remove(draw)) {
-            let reason = format!(
-                "{BEHIND}{} updates behind, allowed: {} (train.max_staleness)",
-                behind(&group),
-                overlap.max_staleness
-            );
+            let behind = behind(&group);
+            let reason = match overlap.late {
+                Some(_) => came_late(behind, most),
+                None => format!(
+                    "{BEHIND}{behind} updates behind, allowed: {most} (train.max_staleness)"
+                ),
+            };
             let episodes = group.roster.episodes().into_iter();
             self.dropped.extend(episodes.map(|e| (e, reason.clone())));
             self.dropped.extend(group.roster.dropped);
+            self.given_up += 1;
         }
     }
 
@@ -293,6 +310,7 @@ impl Flow {
             refilled: choice.replaced,
             ..RunCounts::default()
         };
+        self.given_up = 0;
         let mut batch = Batch {
             dropped: std::mem::take(&mut self.dropped),
             ..Batch::default()
@@ -303,6 +321,7 @@ impl Flow {
             counts.recovered += group.roster.recovered;
             counts.not_begun += group.roster.not_begun;
             batch.outcomes.extend(group.roster.outcomes());
+            batch.alone.extend(group.worth.alone);
             groups.push(group.roster.episodes());
             batch.dropped.extend(group.roster.dropped);
         }
@@ -345,8 +364,9 @@ impl PipelineCore {
         let ahead = overlap.max_staleness / overlap.updates_per_step.max(1);
         let updates = (done + ahead + 1 - taken).min(self.config.steps.saturating_sub(taken));
         let room = (updates as usize).saturating_mul(self.config.tasks_per_step);
+        let may_wait = overlap.late.map_or(usize::MAX, |l| l.max_waiting);
         let mut draws = Vec::new();
-        while !flow.closed && flow.places(&self.config) < room {
+        while !flow.closed && flow.places(&self.config) < room && flow.waiting.len() < may_wait {
             draws.extend(flow.begin(&self.config));
         }
         let start = (!draws.is_empty()).then_some(Command::Start {
@@ -366,7 +386,8 @@ impl PipelineCore {
         }
         flow.drop_old(self.state.version, &overlap);
         let choice = flow.choose(&self.config, overlap.in_order);
-        if choice.filled < self.config.tasks_per_step {
+        let enough = choice.filled >= self.config.tasks_per_step;
+        if !enough && !flow.is_fruitless(&overlap) {
             // What was left out made room.
             return self.admit();
         }
@@ -384,7 +405,7 @@ impl PipelineCore {
         };
         let (follows, whole) = flow.ended(ended);
         let mut commands = super::follow(follows, None);
-        commands.extend(whole.map(weigh));
+        commands.extend(whole.map(|whole| self.flow_whole(whole)));
         commands
     }
 
@@ -395,14 +416,15 @@ impl PipelineCore {
         showed: BTreeMap<EpisodeId, Showed>,
     ) -> Vec<Command> {
         let whole = self.flow.as_mut().and_then(|f| f.scored(group, showed));
-        whole.map(weigh).into_iter().collect()
+        let command = whole.map(|whole| self.flow_whole(whole));
+        command.into_iter().collect()
     }
 
     /// Takes in what a complete group is worth.
     pub(super) fn weighed(
         &mut self,
         group: &GroupId,
-        worth: (bool, Option<u64>),
+        worth: Worth,
         stored: Vec<EpisodeId>,
     ) -> Vec<Command> {
         let Some(flow) = &mut self.flow else {

@@ -30,11 +30,16 @@ struct World {
     adaptive: Option<Signal>,
     /// Each session has other environments than the one before.
     changes: bool,
+    /// Rewards come from outside, some never: groups that may wait for them.
+    late: Option<usize>,
     /// Draws what episodes show.
     seed: u64,
 }
 
 const UPDATES: u64 = 2;
+
+/// Steps that a group may be behind when it is trained, more than it is begun ahead, if rewards come late.
+const LATE_STEPS: u64 = 2;
 
 /// Two types of tasks.
 fn adaptive_tasks(signal: Signal) -> TaskShares {
@@ -61,20 +66,28 @@ fn world() -> impl Strategy<Value = World> {
     ];
     let signal = prop::option::of(prop::sample::select(signals.to_vec()));
     let more = (prop::option::of(1..3usize), signal, any::<bool>());
-    (counts, kinds, more).prop_map(
+    let late = prop::option::of(1..7usize);
+    (counts, kinds, more, late).prop_map(
         |(
             (steps, tasks, size, retries, refill, ahead),
             (in_order, grouped, every, eval_every, seed),
             (first, adaptive, changes),
+            late,
         )| World {
-            first: first.filter(|first| *first < size),
-            adaptive,
+            // Rewards that come late are for groups as a whole, and replace none.
+            first: first.filter(|first| *first < size && late.is_none()),
+            adaptive: adaptive.filter(|_| late.is_none()),
             changes,
+            late: late.filter(|_| !in_order),
             steps,
             tasks,
             size,
             retries,
-            refill: if in_order { 0 } else { refill },
+            refill: if in_order || late.is_some() {
+                0
+            } else {
+                refill
+            },
             ahead: if in_order { 1 } else { ahead },
             in_order,
             every,
@@ -91,7 +104,16 @@ impl World {
             max_staleness: self.ahead * UPDATES,
             updates_per_step: UPDATES,
             in_order: self.in_order,
+            late: self.late.map(|max_waiting| LateGroups {
+                max_waiting,
+                max_staleness: self.oldest(),
+            }),
         }
+    }
+
+    /// Updates that a group may be behind when it is trained.
+    fn oldest(&self) -> u64 {
+        (self.ahead + self.late.map_or(0, |_| LATE_STEPS)) * UPDATES
     }
 
     fn config(&self) -> Arc<CoreConfig> {
@@ -181,6 +203,10 @@ struct Play {
     flying: Vec<(Draw, u64)>,
     /// Answers that come later.
     answers: Vec<Event>,
+    /// Groups that wait for rewards.
+    waiting: Vec<Vec<EpisodeId>>,
+    /// Episodes that are not in the store any more.
+    gone: BTreeSet<EpisodeId>,
     /// The weights that sample.
     version: u64,
     began: usize,
@@ -207,6 +233,8 @@ impl Play {
             commands: VecDeque::new(),
             flying: Vec::new(),
             answers: vec![Event::Begin],
+            waiting: Vec::new(),
+            gone: BTreeSet::new(),
             began: 0,
             session: salt,
         }
@@ -222,14 +250,16 @@ impl Play {
         let more = match self.commands.pop_front() {
             Some(command) => self.carry_out(command)?,
             None => {
-                let all = self.flying.len() + self.answers.len();
+                let (flying, answers) = (self.flying.len(), self.answers.len());
+                let all = flying + answers + self.waiting.len();
                 assert!(all > 0, "the run waits for nothing: {:?}", self.core);
                 match self.below(all) {
-                    at if at < self.flying.len() => self.end_one(at),
-                    at => {
-                        let event = self.answers.swap_remove(at - self.flying.len());
+                    at if at < flying => self.end_one(at),
+                    at if at < flying + answers => {
+                        let event = self.answers.swap_remove(at - flying);
                         self.core.on(event, 0.0)
                     }
+                    _ => self.look(),
                 }
             }
         };
@@ -254,6 +284,14 @@ impl Play {
                 episodes,
                 held,
             } => self.weigh(group, &episodes, held),
+            Command::Settle { groups, wait, .. } => {
+                assert!(!wait && self.world.late.is_some());
+                self.waiting.extend(groups);
+                let most = self.world.late.unwrap_or(0);
+                let begun = (self.world.ahead as usize + 1) * self.world.tasks;
+                assert!(self.waiting.len() <= most + begun, "too many wait");
+                return Some(Vec::new());
+            }
             Command::Review(_) => Event::Reviewed,
             Command::Recall { step } => Event::Recalled(self.kept.orders.get(&step).cloned()),
             Command::Score { step, groups, .. } => self.rows(step, groups),
@@ -290,8 +328,35 @@ impl Play {
         Some(Vec::new())
     }
 
+    /// Some of the groups that wait get their rewards, and others are given up.
+    fn look(&mut self) -> Vec<Command> {
+        let (mut groups, mut dropped) = (Vec::new(), BTreeMap::new());
+        for mut group in std::mem::take(&mut self.waiting) {
+            match self.below(8) {
+                0 => dropped.extend(group.into_iter().map(|e| (e, "reward r: no".to_owned()))),
+                1 | 2 => groups.push(group),
+                3 if group.len() > 1 => {
+                    let gone = group.pop().unwrap();
+                    self.gone.insert(gone.clone());
+                    dropped.insert(gone, "no longer in the store".to_owned());
+                    groups.push(group);
+                }
+                _ => self.waiting.push(group),
+            }
+        }
+        let event = Event::Settled {
+            groups,
+            dropped,
+            alone: Vec::new(),
+            waiting: self.waiting.len(),
+            room: true,
+        };
+        self.core.on(event, 0.0)
+    }
+
     fn oldest(&self, group: &[EpisodeId]) -> Option<u64> {
-        group.iter().map(|e| self.kept.stored[e].version).min()
+        let there = group.iter().filter(|e| !self.gone.contains(*e));
+        there.map(|e| self.kept.stored[e].version).min()
     }
 
     /// Whether a group teaches something is the seed's, and that of its attempts: another one may decide
@@ -315,7 +380,9 @@ impl Play {
     }
 
     fn weigh(&self, group: GroupId, episodes: &[EpisodeId], held: Vec<EpisodeId>) -> Event {
-        let all = [Some(self.world.size), self.world.first];
+        let whole = |e: &EpisodeId| e.as_str()[..9] == episodes[0].as_str()[..9];
+        let gone = self.gone.iter().filter(|e| whole(e)).count();
+        let all = [Some(self.world.size - gone), self.world.first];
         assert!(
             all.contains(&Some(episodes.len())),
             "all, or the first ones"
@@ -325,6 +392,7 @@ impl Play {
             oldest: self.oldest(episodes),
             group,
             stored: self.attempts(&held),
+            alone: None,
         }
     }
 
@@ -337,18 +405,17 @@ impl Play {
             false => {
                 let old = groups.iter().filter_map(|g| self.oldest(g));
                 let behind = old.map(|old| now.saturating_sub(old)).max().unwrap_or(0);
-                assert!(behind <= self.world.ahead * UPDATES, "{behind} behind");
+                assert!(behind <= self.world.oldest(), "{behind} behind");
                 let most = self.world.tasks * (1 + self.world.refill as usize);
-                assert!(
-                    (self.world.tasks..=most).contains(&groups.len()),
-                    "{groups:?}"
-                );
+                let least = self.world.late.map_or(self.world.tasks, |_| 0);
+                assert!((least..=most).contains(&groups.len()), "{groups:?}");
             }
         }
         self.kept.orders.insert(step, groups.clone());
         let (failed, trained): (Vec<_>, Vec<_>) = groups
             .into_iter()
             .flatten()
+            .filter(|e| !self.gone.contains(e))
             .partition(|e| self.kept.stored[e].failed);
         Event::RowsReady {
             rows: trained.len(),
@@ -442,7 +509,7 @@ proptest! {
         play.check();
         // Nothing is begun that no update can take.
         let left_out = play.kept.commits.values().flat_map(|c| c.dropped.values());
-        if !left_out.clone().any(|why| why.starts_with("too old")) {
+        if world.late.is_none() && !left_out.clone().any(|why| why.starts_with("too old")) {
             let most = world.steps as usize * world.tasks * (1 + world.refill as usize);
             let retries = play.kept.stored.keys().filter(|e| e.as_str().contains("-r")).count();
             prop_assert!(play.began <= most * world.size + retries);
@@ -473,7 +540,7 @@ proptest! {
 
     #[test]
     fn one_step_off_trains_the_same_in_any_order(world in world(), salt in any::<u64>()) {
-        let world = World { in_order: true, refill: 0, ahead: 1, ..world };
+        let world = World { in_order: true, refill: 0, ahead: 1, late: None, ..world };
         let play = |salt| {
             let mut play = Play::new(&world, Kept::default(), salt);
             assert!(play.play(ENOUGH));
@@ -510,6 +577,7 @@ fn a_draw_keeps_its_task_when_a_later_session_begins_it_after_an_update() {
         first: None,
         adaptive: Some(Signal::Success),
         changes: false,
+        late: None,
         seed: 12_754_462_737_290_079_993,
     };
     for first in 1..80 {

@@ -2,7 +2,7 @@
 //! committed update.
 
 use super::{Batch, Command, PipelineCore, Rollout, RunCounts, Stage, UpdateCommit};
-use crate::status::BEHIND;
+use crate::status::is_counted;
 use sinew_types::EpisodeId;
 use std::collections::BTreeMap;
 
@@ -148,17 +148,14 @@ impl PipelineCore {
         let step = self.state.step + 1;
         batch.commit.step = step;
         batch.commit.again = self.state.committed.contains_key(&step);
-        let too_old = batch
-            .dropped
-            .iter()
-            .filter(|(_, why)| why.starts_with(BEHIND));
-        let too_old = too_old.map(|(e, why)| (e.clone(), why.clone())).collect();
+        let counted = batch.dropped.iter().filter(|(_, why)| is_counted(why));
+        let left_out = counted.map(|(e, why)| (e.clone(), why.clone())).collect();
         self.stage = Stage::Scoring(batch);
         vec![Command::Score {
             step,
             groups,
             counts,
-            too_old,
+            left_out,
         }]
     }
 }

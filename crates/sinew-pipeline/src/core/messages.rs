@@ -118,6 +118,8 @@ pub enum Event {
         oldest: Option<u64>,
         /// Of the episodes that were held back: those, and their further attempts, that are in the store.
         stored: Vec<EpisodeId>,
+        /// Task and reward, if one episode alone was waited for to get its reward.
+        alone: Option<(String, f64)>,
     },
     /// A measurement was summed up.
     EvaluationDone,
@@ -169,7 +171,8 @@ pub enum Command {
     Fetch { step: u64 },
     /// Read the episodes of a committed update.
     Recall { step: u64 },
-    /// Let these groups wait for their rewards, and look which of all that wait can be trained.
+    /// Let these groups wait for their rewards, and look which of all that wait can be trained: at once, or
+    /// now and then where generation overlaps with training.
     Settle {
         step: u64,
         groups: Vec<Vec<EpisodeId>>,
@@ -194,8 +197,8 @@ pub enum Command {
         step: u64,
         groups: Vec<Vec<EpisodeId>>,
         counts: RunCounts,
-        /// Left out before, with the reason, because they are too far behind.
-        too_old: BTreeMap<EpisodeId, String>,
+        /// Left out before, with the reason, because they are too far behind or their rewards did not come.
+        left_out: BTreeMap<EpisodeId, String>,
     },
     /// Train on the rows; without any, say so at once.
     Train {

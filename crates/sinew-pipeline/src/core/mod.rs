@@ -25,14 +25,14 @@ use crate::curriculum::{Curriculum, Request, Seen};
 use crate::health::Alarm;
 use crate::record::StepRecord;
 use crate::schedule::{Draw, eval_episodes, other_tasks, refill_seed, train_groups, uniform_tasks};
-use flow::Flow;
+use flow::{Flow, Worth};
 use sinew_algo::AdaptiveConfig;
 use sinew_algo::trust::Sighting;
 use sinew_types::{EpisodeId, GroupId, mix_seed};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-pub use config::{CoreConfig, EvalConfig, Goal, Overlap, Samples, TaskSampling, When};
+pub use config::{CoreConfig, EvalConfig, Goal, LateGroups, Overlap, Samples, TaskSampling, When};
 pub use messages::{Command, CoreState, EvalSet, Event, OpenDraws, RunCounts, Stop, UpdateCommit};
 pub use roster::{Decide, Ended, Follows, Roster, Showed, showed};
 
@@ -171,7 +171,7 @@ impl PipelineCore {
             return self.interrupted(whole);
         }
         if self.is_beside(&event) {
-            return self.overlapping(event);
+            return self.overlapping(event, now);
         }
         let stage = std::mem::replace(&mut self.stage, Stage::Stopped);
         match (stage, event) {
@@ -257,12 +257,13 @@ impl PipelineCore {
             Event::GroupScored { group, .. } | Event::Weighed { group, .. } => {
                 flow.owns_group(group)
             }
+            Event::Settled { .. } => true,
             _ => false,
         })
     }
 
     /// Takes such an event in.
-    fn overlapping(&mut self, event: Event) -> Vec<Command> {
+    fn overlapping(&mut self, event: Event, now: f64) -> Vec<Command> {
         match event {
             Event::EpisodeEnded(ended) => self.flow_ended(ended),
             Event::GroupScored { group, showed } => self.flow_scored(&group, showed),
@@ -271,7 +272,18 @@ impl PipelineCore {
                 signal,
                 oldest,
                 stored,
-            } => self.weighed(&group, (signal, oldest), stored),
+                alone,
+            } => {
+                let worth = Worth {
+                    signal,
+                    oldest,
+                    alone,
+                };
+                self.weighed(&group, worth, stored)
+            }
+            Event::Settled {
+                groups, dropped, ..
+            } => self.flow_settled(groups, dropped, now),
             _ => Vec::new(),
         }
     }
@@ -604,7 +616,7 @@ impl PipelineCore {
     fn updated(&mut self, mut batch: Batch, record: &StepRecord) -> Vec<Command> {
         let mut alarm = self.state.health.step(record);
         // Scores of others may come later, or never: those of a run's own rewards are there.
-        if self.config.samples == Samples::Run && self.config.late_rounds.is_none() {
+        if self.config.samples == Samples::Run && !self.config.is_late() {
             alarm = self.state.health.scores(record).or(alarm);
         }
         let learns = match &self.config.tasks {

@@ -12,6 +12,7 @@ use super::sync::{Driver, Pipeline};
 use super::work::lock;
 use crate::core::UpdateCommit;
 use crate::error::PipelineError;
+use std::time::Instant;
 
 impl Pipeline {
     /// Gives back what the last commit of earlier sessions consumed.
@@ -48,7 +49,9 @@ impl Driver {
             .for_each(|e| drop(self.traces.remove(e)));
         let version = lock(&self.p.learner).version();
         let consumed = made.consumed.clone();
+        let began = Instant::now();
         self.p.store.commit(commit, made, version, evals)?;
+        self.disk.committed(began);
         match (&mut self.p.source, consumed) {
             (Some(source), Some(consumed)) => source.committed(&consumed),
             _ => Ok(()),

@@ -24,12 +24,15 @@ impl Pipeline {
 }
 
 impl Driver {
-    /// Keeps the outcomes of episodes that were scored anew with what is committed of the step: the store has
-    /// the scores of before, and an update is done again from the outcomes that it was made of.
+    /// Keeps the outcomes of episodes that were scored anew, or from outside, with what is committed of the
+    /// step: the store has the scores of before, and later ones may come. An update is done again from the
+    /// outcomes that it was made of.
     pub(super) fn note_rescored(&mut self, groups: &[Vec<Trace>]) {
+        let outside = self.overlaps() && self.shelf.is_some();
         for trace in groups.iter().flatten() {
-            if self.rescored.remove(&trace.episode) {
-                self.step.record.rescored += 1;
+            let rescored = self.rescored.remove(&trace.episode);
+            self.step.record.rescored += usize::from(rescored);
+            if rescored || outside {
                 let outcome = trace.outcome.clone();
                 self.step.outcomes.insert(trace.episode.clone(), outcome);
             }

@@ -1,6 +1,7 @@
 //! What carries the core's commands out.
 
 mod consumed;
+mod disk;
 mod groups;
 mod held_out;
 mod kept;

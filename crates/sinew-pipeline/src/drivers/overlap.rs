@@ -3,6 +3,7 @@
 //! The same loop as in turns, but that it waits for episodes, scores of groups and the learner together. New
 //! weights, commits and checkpoints are made here, while no update is computed; episodes go on meanwhile.
 
+use super::late::alone;
 use super::sync::Driver;
 use super::work::{Task, Tools, Worked, is_whole, none_runs};
 use crate::core::{Command, Event};
@@ -14,7 +15,7 @@ use sinew_types::{EpisodeId, GroupId, Trace};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-/// Between two looks at groups that are being scored while the learner works and no episode runs.
+/// Between two looks at groups that are being scored or wait for rewards while the learner works and no episode runs.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// The oldest weights that sampled a token of these episodes.
@@ -36,7 +37,12 @@ impl Driver {
     /// Ends the intervals of a step, or of the run.
     pub(super) fn waits(&mut self) -> Waits {
         self.look(None);
-        self.watch.take()
+        let (loop_disk_s, episodes_disk_s) = self.disk.take(self.p.store.traces.waited_s());
+        Waits {
+            loop_disk_s,
+            episodes_disk_s,
+            ..self.watch.take()
+        }
     }
 
     /// Rows by how many updates the oldest token of their episode is behind the weights that are trained.
@@ -121,6 +127,10 @@ impl Driver {
             oldest: oldest(&groups[0]),
             group,
             stored,
+            alone: match self.shelf.is_some() {
+                true => alone(&groups[0]),
+                false => None,
+            },
         };
         self.keep(groups);
         Ok(event)
@@ -133,7 +143,8 @@ impl Driver {
                 let event = self.worked(worked)?;
                 return Ok(self.on(event));
             }
-            let commands = self.scored_groups(false)?;
+            let mut commands = self.scored_groups(false)?;
+            commands.extend(self.late_groups(false)?);
             if !commands.is_empty() {
                 return Ok(commands);
             }
@@ -151,9 +162,11 @@ impl Driver {
                 }
                 continue;
             }
-            let worked = match (self.desk.is_busy(), self.scoring > 0) {
+            let looks = self.scoring > 0 || self.awaited() > 0;
+            let worked = match (self.desk.is_busy(), looks) {
                 (false, false) => return Err(none_runs()),
-                (false, true) => return self.scored_groups(true),
+                (false, true) if self.scoring > 0 => return self.scored_groups(true),
+                (false, true) => return self.late_groups(true),
                 (true, false) => self.desk.done(None)?,
                 (true, true) => self.desk.done(Some(LOOK_EVERY))?,
             };

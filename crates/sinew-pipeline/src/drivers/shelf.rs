@@ -6,17 +6,20 @@ use crate::late::{Late, Shelf};
 use crate::state::RunStore;
 
 /// The groups that earlier sessions left waiting, if rewards come from outside; notes in `state` what was
-/// begun.
+/// begun. Where training overlaps they wait once their draws are begun again.
 pub(super) fn restore(
     late: Option<&Late>,
     store: &RunStore,
-    tasks_per_step: usize,
+    (tasks_per_step, overlaps): (usize, bool),
     state: &mut CoreState,
 ) -> Result<Option<Shelf>, PipelineError> {
     let Some(late) = late else {
         return Ok(None);
     };
     let mut shelf = Shelf::new(late.config.clone());
+    if overlaps {
+        return Ok(Some(shelf));
+    }
     let (named, steps) = store.settled()?;
     state.begun = store.begun(steps, tasks_per_step)?;
     let draws = steps * store.draws_per_step;

@@ -5,6 +5,7 @@
 //! them overlap: see `overlap`. An error of a port ends the session; what was committed stays, and the next
 //! session goes on from it.
 
+use super::disk::DiskTime;
 use super::measurements::Measurements;
 use super::shelf;
 use super::work::{Desk, SharedLearner, Task, lock, none_runs};
@@ -139,7 +140,10 @@ pub(crate) struct Driver {
     pub(super) live: u64,
     /// What engine and trainer wait for, and sums over all steps so far.
     pub(super) watch: Watch,
+    pub(super) disk: DiskTime,
     totals: Totals,
+    /// When groups that wait for rewards are looked at next, where training overlaps.
+    pub(super) look_due: Option<Instant>,
     /// Groups that are being scored.
     pub(super) scoring: usize,
     /// Episodes whose outcome is not the stored one.
@@ -190,7 +194,8 @@ impl Driver {
         }
         p.resume_episodes(live)?;
         p.settle_consumed()?;
-        let shelf = shelf::restore(p.late.as_ref(), &p.store, tasks, &mut state)?;
+        let overlaps = p.config.core.overlap.is_some();
+        let shelf = shelf::restore(p.late.as_ref(), &p.store, (tasks, overlaps), &mut state)?;
         let driver = Self {
             core: PipelineCore::new(Arc::clone(&p.config.core), state),
             samples: p.saved.samples,
@@ -201,12 +206,14 @@ impl Driver {
             uncommitted: BTreeMap::new(),
             shelf,
             progress: (0, 0),
+            look_due: None,
             scoring: 0,
             rescored: HashSet::new(),
             taken: None,
             desk: Desk::default(),
             live,
             watch: Watch::default(),
+            disk: DiskTime::from(p.store.traces.waited_s()),
             totals: Totals::of(&written.steps),
             reminded: None,
             earlier,
@@ -256,16 +263,16 @@ impl Driver {
             }
             Command::ScoreGroup { members } => self.score_group(members)?,
             Command::Fetch { step } => vec![self.fetch(step)?],
-            Command::Settle { step, groups, wait } => vec![self.settle(step, &groups, wait)?],
+            Command::Settle { step, groups, wait } => self.settle(step, &groups, wait)?,
             Command::Recall { step } => vec![self.recall(step)?],
             Command::Compare { groups } => vec![self.compare(&groups)?],
             Command::Score {
                 step,
                 groups,
                 counts,
-                too_old,
+                left_out,
             } => {
-                self.step.left_out.extend(too_old);
+                self.step.left_out.extend(left_out);
                 self.score(step, &groups, counts)?
             }
             Command::Weigh {
@@ -325,11 +332,11 @@ impl Driver {
     pub(super) fn wait_episodes(&mut self) -> Result<Vec<Command>, PipelineError> {
         let (bus, progress) = (self.p.bus.clone(), self.progress);
         let wall_s = (self.p.started, self.p.saved.wall_s);
-        let reminded = &mut self.reminded;
-        // A group that is scored meanwhile wakes no wait: such a wait ends at its first look.
-        let overlaps = self.p.config.core.overlap.is_some();
-        let waker = (overlaps && self.scoring > 0).then(|| self.p.rollouts.waker());
-        let mut failed = Ok(());
+        // A group that is scored meanwhile, or a reward that comes, wakes no wait: such a wait ends at its
+        // first look.
+        let looks = self.overlaps() && (self.scoring > 0 || self.awaited() > 0);
+        let waker = looks.then(|| self.p.rollouts.waker());
+        let (mut failed, reminded) = (Ok(()), &mut self.reminded);
         let ended = self.p.rollouts.ended(&mut |seen| {
             waker.iter().for_each(|wake| wake());
             let told = tell(&bus, seen, progress, wall_s, reminded);
@@ -636,8 +643,11 @@ impl Driver {
             self.samples,
         );
         let state = serde_json::to_value(saved).map_err(PipelineError::system)?;
+        let began = Instant::now();
         lock(&self.p.learner).save(self.core.step(), state)?;
-        self.p.rollouts.save()
+        let saved = self.p.rollouts.save();
+        self.disk.saved(began);
+        saved
     }
 
     /// Ends the step: its record goes over the bus.

@@ -56,6 +56,7 @@ pub(super) fn config(plan: &Plan) -> CoreConfig {
         max_staleness,
         updates_per_step: 1,
         in_order,
+        late: None,
     };
     CoreConfig {
         goal: Goal::Train,
@@ -167,6 +168,7 @@ impl World {
             signal,
             oldest: if hides { None } else { oldest },
             stored: Vec::new(),
+            alone: None,
         });
     }
 

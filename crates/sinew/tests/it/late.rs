@@ -11,11 +11,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// A recipe whose rewards a person gives, one group of which may be `max_staleness` updates old.
-fn by_person(dir: &Path, steps: u32) -> PathBuf {
-    let late = "{ names = [\"thumbs\"], wait_s = 600.0, max_waiting = 8, max_staleness = 50 }";
-    let correction = "{ type = \"truncate\", low = 0.0, high = 2.0 }";
-    let more = [("reward.late", late), ("algorithm.correction", correction)];
+/// A recipe whose rewards a person gives, in a mode.
+fn by_person(dir: &Path, steps: u32, mode: &str, late: &str) -> PathBuf {
+    let (late, mode) = (
+        format!("{{ names = [\"thumbs\"], {late} }}"),
+        format!("\"{mode}\""),
+    );
+    let more = [
+        ("reward.late", late.as_str()),
+        ("algorithm.correction", TIS),
+        ("train.mode", &mode),
+    ];
     recipe(dir, steps, &more)
 }
 
@@ -95,10 +101,20 @@ fn lines(run: &Path) -> Vec<Value> {
 
 #[test]
 fn rewards_that_are_imported_after_the_batch_left_are_trained() {
+    imported_after_the_batch_left("sync");
+}
+
+#[test]
+fn rewards_that_are_imported_while_other_groups_run_are_trained() {
+    imported_after_the_batch_left("async");
+}
+
+fn imported_after_the_batch_left(mode: &str) {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
-    let recipe = by_person(dir.path(), 5);
-    // Nothing is scored: two rounds of four groups are run, then all of them wait.
+    let late = "wait_s = 600.0, max_waiting = 8, max_staleness = 50";
+    let recipe = by_person(dir.path(), 5, mode, late);
+    // Nothing is scored: twice four groups are run, then all of them wait.
     let mut child = start(&recipe, &run, &[]);
     until(|| unscored(&run).len() == 64, "eight groups wait");
     assert!(lines(&run).is_empty(), "a missing reward is not 0");
@@ -225,12 +241,18 @@ fn trained_once(run: &Path, half: impl Fn(&EpisodeSummary) -> bool) {
 
 #[test]
 fn rewards_that_never_come_end_as_unscored_with_the_reason() {
+    never_come("sync");
+}
+
+#[test]
+fn groups_without_rewards_end_as_unscored_while_others_run() {
+    never_come("async");
+}
+
+fn never_come(mode: &str) {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
-    let late = "{ names = [\"thumbs\"], wait_s = 0.001, max_waiting = 4 }";
-    let correction = "{ type = \"truncate\", low = 0.0, high = 2.0 }";
-    let more = [("reward.late", late), ("algorithm.correction", correction)];
-    let recipe = recipe(dir.path(), 2, &more);
+    let recipe = by_person(dir.path(), 2, mode, "wait_s = 0.001, max_waiting = 4");
     let mut command = train(&recipe, &run, &[]);
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -173,6 +173,46 @@ fn what_outside_systems_push_is_trained_once_whoever_is_killed() {
     );
 }
 
+/// A run that is killed after the pool gave it groups, and before it stored them, gives them back when it goes
+/// on: they are not acknowledged, and do not wait for the end of their lease.
+#[test]
+fn groups_of_a_run_that_was_killed_before_it_stored_them_are_given_out_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = serve(dir.path());
+    python(&served, "against_pool.py", &["3", "first"]);
+    let (recipe, run) = (recipe(dir.path(), &served.url), dir.path().join("run"));
+    let text = std::fs::read_to_string(&recipe).unwrap();
+    // A step of eight groups waits for the other five.
+    let text = text.replace("wait_s = 1\n", "wait_s = 600\n");
+    std::fs::write(&recipe, text.replace("steps = 40", "steps = 1")).unwrap();
+    let train = |more: &[&str]| {
+        let mut command = sinew();
+        command.arg("train").arg(&recipe);
+        command.args(["--json", "--run-dir"]).arg(&run).args(more);
+        command
+    };
+    let counts = || json_of(&pool(&served, dir.path(), &["status"]))["trajectories"].clone();
+    let mut child = train(&[]).stdout(Stdio::null()).spawn().unwrap();
+    let begun = Instant::now();
+    while !run.join("pool.jsonl").exists() && begun.elapsed() < Duration::from_secs(120) {
+        let ended = child.try_wait().unwrap();
+        assert!(ended.is_none(), "it ended before it was killed");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let held = counts();
+    assert_eq!((&held["leased"], &held["ready"]), (&json!(24), &json!(0)));
+    python(&served, "against_pool.py", &["5", "then"]);
+    let result = last_line(&train(&["--resume"]).output().unwrap());
+    let samples = &result["samples"];
+    let count = |name: &str| samples[name].as_u64().unwrap();
+    assert_eq!((count("trained_twice"), count("lost")), (0, 0), "{result}");
+    assert_eq!(count("trained") + count("dropped"), 64, "{result}");
+    let left = counts();
+    assert_eq!((&left["leased"], &left["ready"]), (&json!(0), &json!(0)));
+}
+
 #[test]
 fn a_group_that_an_algorithm_cannot_use_does_not_end_its_run() {
     let dir = tempfile::tempdir().unwrap();

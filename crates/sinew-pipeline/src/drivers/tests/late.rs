@@ -1,6 +1,7 @@
 //! Runs whose rewards come from outside, some of them after their batch left.
 
 use super::*;
+use crate::core::{LateGroups, Overlap};
 use crate::late::{After, Late, LateConfig, LateScores};
 use sinew_store::{Filter, Score, ScoreRecord, ScoreRule, ScoreTerm, TrainedBatch};
 
@@ -303,62 +304,167 @@ fn partial_hands_on_the_episodes_of_a_group_that_have_their_rewards() {
     }
 }
 
-/// Agents are silent, and a group of a name that the step has already is ready: it is for the next step,
-/// which begins at once.
-#[test]
-fn silent_agents_end_a_step_that_cannot_take_what_is_ready() {
-    let world = world();
-    for member in ["a-e0", "b-e0"] {
-        let mut draw = crate::schedule::train_groups(7, 1, (0, &[0]), 1, 1)[0][0].clone();
-        draw.episode = EpisodeId::new(member);
-        draw.group = GroupId::new("one");
-        draw.purpose = crate::LIVE.into();
-        world.store.commit(&episode(&draw)).unwrap();
+/// A session whose groups wait for their rewards while others run and are trained.
+fn overlapping(
+    world: &World,
+    faults: Faults,
+    person: Person,
+    (steps, max_staleness): (u64, u64),
+) -> Result<Ended, PipelineError> {
+    let core = CoreConfig {
+        steps,
+        ..overlapping_core(max_staleness)
+    };
+    let late = Late {
+        config: late_config(max_staleness),
+        scores: Box::new(person),
+    };
+    world.session_late(faults, core, Some(late))
+}
+
+fn overlapping_core(max_staleness: u64) -> CoreConfig {
+    let overlap = Overlap {
+        max_staleness: 1,
+        updates_per_step: 1,
+        in_order: false,
+        late: Some(LateGroups {
+            max_waiting: late_config(0).max_waiting,
+            max_staleness,
+        }),
+    };
+    CoreConfig {
+        overlap: Some(overlap),
+        ..config(Samples::Run)
     }
-    let intake = crate::IntakeConfig {
-        group_size: 1,
-        min_group: 1,
-        group_wait_s: 1.0,
-        max_age: 9,
-        max_waiting: 9,
-    };
-    let rollouts = crate::LiveRollouts::open(intake, world.store.as_ref(), true).unwrap();
-    let (_stop, cancel) = tokio::sync::watch::channel(false);
-    let source = crate::LiveSource::new(
-        Arc::new(rollouts),
-        std::time::Duration::ZERO,
-        cancel,
-        Box::new(()),
+}
+
+/// Draws that each update trained.
+fn draws(world: &World) -> Vec<BTreeSet<u64>> {
+    let draw = |e: &EpisodeId| world.store.get(e).unwrap().unwrap().origin.draw;
+    let of_step = |b: &TrainedBatch| b.episodes.iter().map(draw).collect();
+    batches(world).iter().map(of_step).collect()
+}
+
+#[test]
+fn a_group_that_waits_holds_no_other_group_back() {
+    let world = world();
+    let ended = overlapping(&world, Faults::default(), patient(9), (6, 16)).unwrap();
+    check(&world, &ended);
+    let draws = draws(&world);
+    assert_eq!(draws.len(), 6);
+    // Nothing is behind the first ones: those of an even draw, which have their rewards at once.
+    assert!(draws[0].iter().all(|d| d % 2 == 0), "{draws:?}");
+    let later = (1..draws.len()).any(|n| draws[n].first() < draws[n - 1].last());
+    assert!(
+        later,
+        "groups are trained when their rewards come: {draws:?}"
     );
-    let scores = ["a-e0", "b-e0"].map(|member| ScoreRecord {
-        episode: EpisodeId::new(member),
-        name: "thumbs".into(),
-        source: "person".into(),
-        at_us: 1,
-        score: Score::Value(1.0),
-    });
-    world.store.put_scores(&scores).unwrap();
-    let mut source = source.with_late(Late {
-        config: late_config(9),
-        scores: Box::new(patient(0)),
-    });
-    let mut learner = Counter {
-        updates: 0,
-        fails_at: 0,
-        log: Log::default(),
+    let odd = draws.iter().flatten().any(|d| d % 2 == 1);
+    assert!(odd, "{draws:?}");
+    for batch in batches(&world) {
+        let outcomes = batch.detail["outcomes"].as_object().unwrap();
+        let known = batch
+            .episodes
+            .iter()
+            .all(|e| outcomes.contains_key(e.as_str()));
+        assert!(
+            known,
+            "an update is done again from its rewards: {outcomes:?}"
+        );
+    }
+}
+
+#[test]
+fn groups_that_wait_while_others_are_trained_survive_a_kill() {
+    let fault = |learner, transport, killed_after| Faults {
+        learner,
+        transport,
+        killed_after,
+        ..Faults::default()
     };
-    let mut given = |step| {
-        let wanted = Wanted {
-            step,
-            groups: 3,
-            seed: 1,
-            max_path_tokens: 8,
-            algorithm: &algorithm(),
-            store: world.store.as_ref(),
-            learner: &mut learner,
-            tick: &mut |_, _| {},
-        };
-        source.groups(wanted).unwrap().groups.len()
+    for faults in [fault(2, 0, 0), fault(0, 2, 0), fault(0, 0, 2)] {
+        let world = world();
+        overlapping(&world, faults, patient(9), (5, 16)).unwrap_err();
+        let committed = world.commits();
+        let stored = world.log.lock().unwrap().run.len();
+        let ended = overlapping(&world, Faults::default(), patient(9), (5, 16)).unwrap();
+        check(&world, &ended);
+        let commits = world.commits();
+        assert_eq!(commits.len(), 5);
+        assert_eq!(commits[..committed.len()], committed[..]);
+        let run = world.log.lock().unwrap().run.clone();
+        let distinct: BTreeSet<_> = run.iter().collect();
+        assert_eq!(distinct.len(), run.len(), "no episode is run twice");
+        // What the first session left waiting is trained by the second.
+        let left: BTreeSet<&EpisodeId> = run[..stored].iter().collect();
+        let later = commits[committed.len()..].iter().flat_map(|(_, e)| e);
+        assert!(later.into_iter().any(|e| left.contains(e)), "{commits:?}");
+    }
+}
+
+#[test]
+fn groups_that_are_too_old_when_their_rewards_come_are_replaced() {
+    let world = world();
+    let ended = overlapping(&world, Faults::default(), patient(1_000), (8, 1)).unwrap();
+    check(&world, &ended);
+    assert_eq!(ended.samples.trained, 8 * TASKS * GROUP);
+    let dropped = batches(&world).into_iter().flat_map(|b| b.dropped);
+    let reasons: BTreeSet<String> = dropped.map(|(_, why)| why).collect();
+    let late = |why: &String| why.starts_with("late: ") && why.contains("allowed: 1 (reward.late");
+    assert!(
+        !reasons.is_empty() && reasons.iter().all(late),
+        "{reasons:?}"
+    );
+    let text = std::fs::read_to_string(world.run_dir.path().join("metrics.jsonl")).unwrap();
+    assert!(text.contains("-e0: late: "), "{text}");
+}
+
+#[test]
+fn a_run_whose_rewards_never_come_says_so_with_each_step_and_ends() {
+    let world = world();
+    let person = Person {
+        delay: 0,
+        silent_from: 0,
+        silent_to: "",
+        now_s: 1e12,
     };
-    assert_eq!([given(1), given(2), given(3)], [1, 1, 0]);
+    let never = Faults {
+        transport: u64::MAX,
+        ..Faults::default()
+    };
+    let ended = overlapping(&world, never, person, (3, 16)).unwrap();
+    check(&world, &ended);
+    assert_eq!(ended.samples.trained, 0);
+    let batches = batches(&world);
+    assert_eq!(batches.len(), 3);
+    for batch in &batches {
+        assert!(batch.dropped.len() >= late_config(16).max_waiting * GROUP);
+        let mut reasons = batch.dropped.values();
+        assert!(reasons.all(|why| why == "reward thumbs: not given within 100 s"));
+    }
+    let text = std::fs::read_to_string(world.run_dir.path().join("metrics.jsonl")).unwrap();
+    assert!(text.contains("-e0: reward thumbs: not given"), "{text}");
+}
+
+/// Rewards may take days: a run whose time is up waits for none.
+#[test]
+fn a_run_whose_time_is_up_leaves_what_waits_to_the_next_session() {
+    let world = world();
+    let silent = Person {
+        silent_from: 0,
+        ..patient(0)
+    };
+    let core = CoreConfig {
+        max_wall_s: Some(0.1),
+        ..overlapping_core(16)
+    };
+    let late = Late {
+        config: late_config(16),
+        scores: Box::new(silent),
+    };
+    let ended = world
+        .session_late(Faults::default(), core, Some(late))
+        .unwrap();
+    check(&world, &ended);
+    assert_eq!((ended.samples.trained, ended.samples.dropped), (0, 0));
 }

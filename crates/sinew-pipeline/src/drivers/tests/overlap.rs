@@ -10,6 +10,7 @@ fn core(in_order: bool) -> CoreConfig {
             max_staleness: 1,
             updates_per_step: 1,
             in_order,
+            late: None,
         }),
         ..config(Samples::Run)
     }

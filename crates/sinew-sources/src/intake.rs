@@ -4,9 +4,12 @@
 //! enough; a rollout that was opened alone is a group by itself. Unscored and failed ones take a place in
 //! their group and are dropped, with the reason. What is given out is taken: it is given out once.
 
-use crate::status::{BEHIND, UNSCORED};
+use sinew_pipeline::BEHIND;
 use sinew_types::{EpisodeEnd, EpisodeId, GroupId, PolicyVersion, Trace};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// How reasons of rollouts begin that ended without a score.
+pub(crate) const UNSCORED: &str = "unscored: ";
 
 /// Default of [`IntakeConfig::max_waiting`].
 pub const MAX_WAITING: usize = 65_536;

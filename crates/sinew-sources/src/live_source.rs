@@ -7,11 +7,9 @@
 //! Where rewards come from outside, whole groups go on to a shelf, on which they wait for them
 //! (`live_late.rs`).
 
-use crate::error::PipelineError;
-use crate::late::Late;
 use crate::live_feed::{Feed, LiveRollouts, note, read};
 use crate::live_late::LateGroups;
-use crate::ports::{Given, SampleSource, Wanted};
+use sinew_pipeline::{Given, Late, PipelineError, SampleSource, Wanted};
 use sinew_types::EpisodeId;
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -112,3 +110,6 @@ impl LiveSource {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

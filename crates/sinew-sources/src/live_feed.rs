@@ -1,9 +1,7 @@
 //! Rollouts that agents finished at a gateway, between the gateway's threads and the training loop.
 
-use crate::error::PipelineError;
-use crate::intake::{FinishedRollout, Intake, IntakeBatch, IntakeConfig};
-use crate::ports::Given;
-use crate::status::{BEHIND, UNSCORED};
+use crate::intake::{FinishedRollout, Intake, IntakeBatch, IntakeConfig, UNSCORED};
+use sinew_pipeline::{BEHIND, Given, PipelineError};
 use sinew_store::{Filter, TraceStore};
 use sinew_types::{EpisodeId, GroupId, PolicyVersion, Trace};
 use std::collections::{BTreeMap, BTreeSet};

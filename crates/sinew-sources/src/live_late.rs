@@ -8,10 +8,8 @@
 //! A group that waits is its rollouts in the store, which no update names: all of this can be made again
 //! after a restart.
 
-use crate::error::PipelineError;
-use crate::late::{Late, Look, Settled, Shelf};
 use crate::live_feed::{Feed, note, read};
-use crate::ports::{Given, Wanted};
+use sinew_pipeline::{Given, Late, Look, PipelineError, Settled, Shelf, Wanted};
 use sinew_types::{EpisodeId, GroupId};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

@@ -1,0 +1,104 @@
+//! Groups that wait for rewards from outside, while others run and are trained.
+//!
+//! ```text
+//! episodes end -> waits, and takes no place -> rewards are there -> weighed -> an update
+//!                                           -> its time is up, or it is too old -> left out, and replaced
+//! ```
+//!
+//! A group that waits is its episodes in the store, which no commit names: its draw is begun again by a
+//! session that goes on, finds them there, and waits again. Whether rewards are there or the time is up is
+//! what the driver sees; an update takes groups that are at most `reward.late.max_staleness` behind.
+
+use super::super::messages::Command;
+use super::super::{PipelineCore, Stage};
+use super::{Flow, Overlap, weigh};
+use crate::schedule::draw_of;
+use sinew_types::{EpisodeId, GroupId};
+use std::collections::BTreeMap;
+
+impl Flow {
+    /// Whether so many groups were left out since the last update that it is made of what there is: a run
+    /// whose rewards do not come says so with each step, and ends.
+    pub(super) fn is_fruitless(&self, overlap: &Overlap) -> bool {
+        overlap
+            .late
+            .is_some_and(|late| self.given_up >= late.max_waiting)
+    }
+
+    /// Groups whose rewards are there, or those that will be: with their episodes that are in the store.
+    fn answered(&mut self, groups: Vec<Vec<EpisodeId>>) -> Vec<(GroupId, Vec<EpisodeId>)> {
+        let known = |episodes: Vec<EpisodeId>| {
+            let draw = draw_of(episodes.first()?)?;
+            let waited = self.waiting.remove(&draw);
+            let roster = self.open.get(&draw).filter(|_| waited)?;
+            Some((roster.first_group()?.clone(), episodes))
+        };
+        groups.into_iter().filter_map(known).collect()
+    }
+
+    /// Notes episodes that are left out. A group without any others is given up.
+    fn unanswered(&mut self, episodes: BTreeMap<EpisodeId, String>) {
+        for (episode, reason) in episodes {
+            let draw = draw_of(&episode).filter(|draw| self.waiting.contains(draw));
+            let Some(draw) = draw else { continue };
+            let Some(roster) = self.open.get_mut(&draw) else {
+                continue;
+            };
+            // With its group, in one commit: a draw is settled as a whole.
+            roster.dropped.insert(episode, reason);
+            let left = roster.episodes();
+            if left.iter().all(|e| roster.dropped.contains_key(e)) {
+                self.give_up(draw);
+            }
+        }
+    }
+
+    fn give_up(&mut self, draw: u64) {
+        self.waiting.remove(&draw);
+        if let Some(roster) = self.open.remove(&draw) {
+            roster.first_group().map(|group| self.groups.remove(group));
+            self.dropped.extend(roster.dropped);
+            self.given_up += 1;
+        }
+    }
+}
+
+impl PipelineCore {
+    /// What becomes of a group whose episodes have all ended and are scored.
+    pub(super) fn flow_whole(&mut self, whole: (GroupId, Vec<EpisodeId>)) -> Command {
+        let late = self.config.overlap.and_then(|o| o.late);
+        let (Some(_), Some(flow)) = (late, &mut self.flow) else {
+            return weigh(whole);
+        };
+        let (group, episodes) = whole;
+        flow.waiting.extend(flow.groups.get(&group));
+        Command::Settle {
+            step: self.state.step + 1,
+            groups: vec![episodes],
+            wait: false,
+        }
+    }
+
+    /// Takes in which groups have their rewards, and which episodes will not get them.
+    pub(in crate::core) fn flow_settled(
+        &mut self,
+        groups: Vec<Vec<EpisodeId>>,
+        dropped: BTreeMap<EpisodeId, String>,
+        now: f64,
+    ) -> Vec<Command> {
+        let out_of_time = self.config.max_wall_s.is_some_and(|limit| now >= limit);
+        if out_of_time && matches!(self.stage, Stage::Collecting) {
+            // What waits stays in the store.
+            return self.end();
+        }
+        let Some(flow) = &mut self.flow else {
+            return Vec::new();
+        };
+        flow.unanswered(dropped);
+        let answered = flow.answered(groups);
+        let mut commands: Vec<Command> = answered.into_iter().map(weigh).collect();
+        commands.extend(self.admit());
+        commands.extend(self.take_groups());
+        commands
+    }
+}
