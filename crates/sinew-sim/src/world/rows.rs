@@ -440,7 +440,7 @@ impl World {
         let stats = self.queue.stats();
         let score = self.expect(stats)?.of(SCORE);
         let (leased, held) = (score.leased, self.scorers.jobs.len());
-        if held > self.scorers.all || (held > 0 && leased == 0 && self.wall_ahead_ms == 0) {
+        if held > self.scorers.all || (held > 0 && leased == 0 && !self.wall_was_set) {
             let why = format!("{held} scorers work, {leased} rows are leased to them");
             return Some(Violation::new("leases", why));
         }
