@@ -99,8 +99,8 @@ impl Bucket {
         self.count -= 1;
     }
 
-    /// Removes `before`, whose place `held` is to take. Blocks that both begin with stay: most of a context is
-    /// that of the turn before. They are to be added with the rest, or given up.
+    /// Removes `before`, whose place `held` is to take. Blocks that both begin with stay: most of a context
+    /// is that of the turn before. They are to be added with the rest, or given up.
     pub(super) fn follow(&mut self, before: &Held, held: &mut Held) {
         let both = before.blocks.iter().zip(&held.blocks);
         held.kept = both.take_while(|(a, b)| a == b).count();
