@@ -379,6 +379,8 @@ impl EpisodeMachine {
             }
         };
         let node = &mut self.trace.nodes[id as usize];
+        node.tokens.reserve(tokens.len());
+        node.logprobs.reserve(tokens.len());
         for token in tokens {
             let at = node.tokens.len() as u32;
             node.tokens.push(token.id);

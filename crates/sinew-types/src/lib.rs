@@ -35,7 +35,7 @@ pub use ids::{EpisodeId, GroupId, PolicyVersion, RequestId, TaskId, TokenId};
 pub use inputs::{EpisodeInput, Given, Gives};
 pub use message::{Message, Role, ToolCall, ToolSpec};
 pub use origin::{Component, MAX_EXTERNAL, Origin, Provenance, Sampling};
-pub use seed::{GOLDEN_GAMMA, SplitMix64, finalize64, mix_hash, mix_seed};
+pub use seed::{GOLDEN_GAMMA, SplitMix64, Spread, SpreadMap, finalize64, mix_hash, mix_seed};
 pub use signal::{
     Aggregation, Correction, Divergence, KlEstimator, KlSpec, LossSpec, RejectionLevel,
     RejectionMetric, RowMasks, Surrogate, TeacherSpec, TrainRow, TrainRowError,

@@ -2,6 +2,9 @@
 //!
 //! A run is repeated from its seed alone, so these numbers must not change between versions.
 
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
 /// The increment of SplitMix64: 2^64 divided by the golden ratio, odd.
 pub const GOLDEN_GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
 
@@ -23,6 +26,29 @@ pub const fn mix_seed(seed: u64, index: u64) -> u64 {
 /// Extends a hash by one word. The order of the words counts.
 pub const fn mix_hash(hash: u64, word: u64) -> u64 {
     finalize64((hash ^ word.wrapping_mul(GOLDEN_GAMMA)).wrapping_add(GOLDEN_GAMMA))
+}
+
+/// A map by hashes: each is its own hash, as it is spread already.
+pub type SpreadMap<V> = HashMap<u64, V, BuildHasherDefault<Spread>>;
+
+/// The hasher of a [`SpreadMap`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Spread(u64);
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = mix_hash(self.0, u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
 }
 
 /// The generator: a stream of 64-bit numbers from a seed.

@@ -4,7 +4,8 @@
 //! first and for the last whole block of each prompt; of a new prompt the longest part that is known counts,
 //! then the mean of all. It says where a request runs, never what is sampled.
 
-use std::collections::{HashMap, VecDeque};
+use sinew_types::SpreadMap;
+use std::collections::VecDeque;
 
 /// Share of the newest request in a mean: a policy that changes says more or less than it did.
 const NEWEST: f64 = 0.2;
@@ -33,7 +34,7 @@ impl Mean {
 #[derive(Debug, Default)]
 pub(super) struct Lengths {
     all: Mean,
-    by_block: HashMap<u64, Mean>,
+    by_block: SpreadMap<Mean>,
     order: VecDeque<u64>,
 }
 

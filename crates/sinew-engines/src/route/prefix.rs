@@ -4,31 +4,35 @@
 //! again and nothing else happens. It is cleared when the engine gets other weights. Blocks lead to
 //! their engines, so that a look does not depend on how many engines there are.
 
-use sinew_types::{TokenId, mix_hash};
+use sinew_types::{GOLDEN_GAMMA, SpreadMap, TokenId, mix_hash};
 use std::collections::VecDeque;
-use std::collections::hash_map::{Entry, HashMap};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::hash_map::Entry;
 
 /// Hashes of a growing text's whole blocks; each covers everything before it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BlockHashes {
     /// One for each whole block.
     hashes: Vec<u64>,
-    /// Tokens of the block that is not whole yet.
-    tail: Vec<TokenId>,
+    /// Tokens of the block that is not whole yet: their number, and a polynomial of them.
+    open: (usize, u64),
 }
 
 impl BlockHashes {
     /// Appends tokens and hashes each block of `block_tokens` that they complete.
     pub(super) fn push(&mut self, tokens: &[TokenId], block_tokens: usize) {
+        let size = block_tokens.max(1);
+        let (mut count, mut sum) = self.open;
+        self.hashes.reserve((count + tokens.len()) / size);
         for &token in tokens {
-            self.tail.push(token);
-            if self.tail.len() >= block_tokens.max(1) {
-                let start = self.hashes.last().copied().unwrap_or(0x5EED);
-                let fold = |h, t: TokenId| mix_hash(h, u64::from(t));
-                self.hashes.push(self.tail.drain(..).fold(start, fold));
+            sum = sum.wrapping_mul(GOLDEN_GAMMA) ^ (u64::from(token) + 1);
+            count += 1;
+            if count >= size {
+                let before = self.hashes.last().copied().unwrap_or(0x5EED);
+                self.hashes.push(mix_hash(before, sum));
+                (count, sum) = (0, 0);
             }
         }
+        self.open = (count, sum);
     }
 
     pub(super) fn hashes(&self) -> &[u64] {
@@ -132,9 +136,15 @@ impl EngineSet {
 /// The blocks that engines probably have in their caches; of each engine the oldest are forgotten first.
 #[derive(Debug, Default)]
 pub(super) struct SeenBlocks {
-    holders: HashMap<u64, EngineSet, BuildHasherDefault<Spread>>,
-    /// Of each engine.
-    order: Vec<VecDeque<u64>>,
+    holders: SpreadMap<EngineSet>,
+    engines: Vec<Memory>,
+}
+
+/// What an engine was given, the oldest first, and how much of it is forgotten.
+#[derive(Debug, Default)]
+struct Memory {
+    order: VecDeque<u64>,
+    forgotten: u64,
 }
 
 impl SeenBlocks {
@@ -162,10 +172,10 @@ impl SeenBlocks {
 
     /// Adds blocks of an engine and forgets its oldest ones beyond `max`.
     pub(super) fn remember(&mut self, engine: usize, hashes: &[u64], max: usize) {
-        if self.order.len() <= engine {
-            self.order.resize_with(engine + 1, VecDeque::new);
+        if self.engines.len() <= engine {
+            self.engines.resize_with(engine + 1, Memory::default);
         }
-        let order = &mut self.order[engine];
+        let order = &mut self.engines[engine].order;
         for &hash in hashes {
             let new = match self.holders.entry(hash) {
                 Entry::Occupied(mut there) => there.get_mut().insert(engine),
@@ -178,48 +188,38 @@ impl SeenBlocks {
                 order.push_back(hash);
             }
         }
-        while self.order[engine].len() > max {
-            if let Some(old) = self.order[engine].pop_front() {
-                self.forget(engine, old);
-            }
+        while self.engines[engine].order.len() > max {
+            self.forget_oldest(engine);
         }
     }
 
     /// Forgets all blocks of an engine.
     pub(super) fn clear(&mut self, engine: usize) {
-        let order = self.order.get_mut(engine).map(std::mem::take);
-        for hash in order.unwrap_or_default() {
-            self.forget(engine, hash);
-        }
+        while self.forget_oldest(engine) {}
     }
 
-    fn forget(&mut self, engine: usize, hash: u64) {
+    /// Blocks that an engine has forgotten so far: as long as the number stays, all that it was given since
+    /// is there.
+    pub(super) fn forgotten(&self, engine: usize) -> u64 {
+        self.engines.get(engine).map_or(0, |e| e.forgotten)
+    }
+
+    /// Whether there was one to forget.
+    fn forget_oldest(&mut self, engine: usize) -> bool {
+        let Some(memory) = self.engines.get_mut(engine) else {
+            return false;
+        };
+        let Some(hash) = memory.order.pop_front() else {
+            return false;
+        };
+        memory.forgotten += 1;
         if let Entry::Occupied(mut there) = self.holders.entry(hash) {
             there.get_mut().remove(engine);
             if there.get().is_empty() {
                 there.remove();
             }
         }
-    }
-}
-
-/// Block hashes are spread already: each is its own hash.
-#[derive(Default)]
-pub(super) struct Spread(u64);
-
-impl Hasher for Spread {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
-        }
-    }
-
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
+        true
     }
 }
 
@@ -290,7 +290,8 @@ mod tests {
             let mut seen = SeenBlocks::default();
             for chunk in hashes.chunks(7) {
                 seen.remember(0, chunk, max);
-                prop_assert!(seen.order[0].len() <= max && seen.holders.len() == seen.order[0].len());
+                let held = seen.engines[0].order.len();
+                prop_assert!(held <= max && seen.holders.len() == held);
             }
         }
     }

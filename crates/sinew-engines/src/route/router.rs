@@ -139,6 +139,7 @@ impl Router {
             arrival: self.arrivals,
             blocks: Default::default(),
             prompt_blocks: 0,
+            remembered: (0, 0),
             rest: 1.0,
             attempt: None,
             version: self.version,
@@ -187,18 +188,19 @@ impl Router {
         if tokens.is_empty() {
             return;
         }
-        let ids: Vec<_> = tokens.iter().map(|t| t.id).collect();
-        state.blocks.push(&ids, self.config.block_tokens);
-        state.sampled.extend_from_slice(&ids);
-        state.attempt_tokens += ids.len();
+        let (before, count) = (state.sampled.len(), tokens.len());
+        state.sampled.extend(tokens.iter().map(|t| t.id));
+        let ids = &state.sampled[before..];
+        state.blocks.push(ids, self.config.block_tokens);
+        state.attempt_tokens += count;
         state.failures = 0;
         if let (Some(mean), Some((_, engine))) = (self.lengths.mean(), state.attempt) {
-            let done = (ids.len() as f64 / mean).min((state.rest - LEAST).max(0.0));
+            let done = (count as f64 / mean).min((state.rest - LEAST).max(0.0));
             state.rest -= done;
             self.engines[engine].load -= done;
             self.loads.changed(engine, &self.engines[engine]);
         }
-        self.counters.sampled_tokens += ids.len() as u64;
+        self.counters.sampled_tokens += count as u64;
         let (request, version) = (state.id, state.version);
         // Nothing is known of the masks.
         let choice = state.law.clone().map(|law| Choice {
@@ -247,8 +249,13 @@ impl Router {
         {
             target.breaker.succeeded();
             target.trouble = None;
-            let max = self.config.max_blocks;
-            self.seen.remember(engine, state.blocks.hashes(), max);
+            let (count, forgotten) = state.remembered;
+            let known = match self.seen.forgotten(engine) == forgotten {
+                true => count,
+                false => 0,
+            };
+            let new = &state.blocks.hashes()[known..];
+            self.seen.remember(engine, new, self.config.max_blocks);
         }
         self.finish(request, end.reason);
     }
@@ -648,7 +655,7 @@ impl Router {
         best.map(|i| (i, 0))
     }
 
-    /// Starts an attempt of a request on an engine.
+    /// Starts an attempt of a request on an engine, which has seen `matched` leading blocks of it.
     fn start(&mut self, request: RequestId, engine: usize, matched: usize) {
         let id = AttemptId(self.next_attempt);
         let version = self.version;
@@ -666,8 +673,10 @@ impl Router {
         state.rest = self.lengths.rest(prompt, state.sampled.len());
         target.load += state.rest;
         self.loads.changed(engine, target);
-        let max = self.config.max_blocks;
-        self.seen.remember(engine, state.blocks.hashes(), max);
+        let blocks = state.blocks.hashes();
+        state.remembered = (blocks.len(), self.seen.forgotten(engine));
+        let new = blocks.get(matched..).unwrap_or_default();
+        self.seen.remember(engine, new, self.config.max_blocks);
         let moved = state.failed_on.take().is_some_and(|last| last != engine);
         self.counters.failovers += u64::from(moved);
         self.counters.replayed_tokens += state.sampled.len() as u64;

@@ -169,6 +169,8 @@ pub(super) struct RequestState {
     pub(super) blocks: BlockHashes,
     /// Whole blocks of its prompt.
     pub(super) prompt_blocks: usize,
+    /// Blocks of it that its engine was given when its attempt began, and what the engine had forgotten then.
+    pub(super) remembered: (usize, u64),
     /// What its attempt is expected to go on for, in requests of mean length.
     pub(super) rest: f64,
     /// The attempt that runs, and where.

@@ -4,8 +4,8 @@
 //! reserve is 100). Shared tokens are exact here: contexts are compared block by block from their
 //! first token on, as a prefix cache does.
 
-use sinew_types::{GOLDEN_GAMMA, TokenId};
-use std::collections::HashMap;
+use sinew_types::{GOLDEN_GAMMA, SpreadMap, TokenId};
+use std::collections::hash_map::Entry;
 
 /// Tokens of a block: what usual engines share.
 pub(super) const BLOCK_TOKENS: usize = 16;
@@ -17,6 +17,8 @@ pub(super) struct Held {
     blocks: Vec<u64>,
     /// All its tokens.
     tokens: usize,
+    /// Its first blocks that the bucket counts already, before it is added: see [`Bucket::follow`].
+    kept: usize,
 }
 
 impl Held {
@@ -30,6 +32,7 @@ impl Held {
         Self {
             blocks: blocks.collect(),
             tokens: context.len(),
+            kept: 0,
         }
     }
 
@@ -54,7 +57,7 @@ fn mix(hash: u64, id: TokenId) -> u64 {
 /// Who holds which blocks.
 #[derive(Debug, Default)]
 pub(super) struct Bucket {
-    holders: HashMap<u64, u32>,
+    holders: SpreadMap<u32>,
     tails: usize,
     count: usize,
     reserve: usize,
@@ -77,12 +80,12 @@ impl Bucket {
     /// What [`Bucket::add`] would add to [`Bucket::used`].
     pub(super) fn cost(&self, held: &Held) -> usize {
         let new = |hash: &&u64| !self.holders.contains_key(*hash);
-        let blocks = held.blocks.iter().filter(new).count();
+        let blocks = held.blocks[held.kept..].iter().filter(new).count();
         blocks * BLOCK_TOKENS + held.tail() + self.reserve
     }
 
     pub(super) fn add(&mut self, held: &Held) {
-        for &hash in &held.blocks {
+        for &hash in &held.blocks[held.kept..] {
             *self.holders.entry(hash).or_default() += 1;
         }
         self.tails += held.tail();
@@ -91,22 +94,43 @@ impl Bucket {
 
     /// `held` must have been added.
     pub(super) fn remove(&mut self, held: &Held) {
-        for hash in &held.blocks {
-            if let Some(holders) = self.holders.get_mut(hash) {
-                *holders -= 1;
-                if *holders == 0 {
-                    self.holders.remove(hash);
+        self.release(&held.blocks);
+        self.tails -= held.tail();
+        self.count -= 1;
+    }
+
+    /// Removes `before`, whose place `held` is to take. Blocks that both begin with stay: most of a context
+    /// is that of the turn before. They are to be added with the rest, or given up.
+    pub(super) fn follow(&mut self, before: &Held, held: &mut Held) {
+        let both = before.blocks.iter().zip(&held.blocks);
+        held.kept = both.take_while(|(a, b)| a == b).count();
+        self.release(&before.blocks[held.kept..]);
+        self.tails -= before.tail();
+        self.count -= 1;
+    }
+
+    /// Removes the blocks that [`Bucket::follow`] let stay.
+    pub(super) fn give_up(&mut self, held: &mut Held) {
+        let kept = std::mem::take(&mut held.kept);
+        self.release(&held.blocks[..kept]);
+    }
+
+    fn release(&mut self, blocks: &[u64]) {
+        for &hash in blocks {
+            if let Entry::Occupied(mut holders) = self.holders.entry(hash) {
+                *holders.get_mut() -= 1;
+                if *holders.get() == 0 {
+                    holders.remove();
                 }
             }
         }
-        self.tails -= held.tail();
-        self.count -= 1;
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn a_shared_beginning_is_counted_once() {
@@ -128,6 +152,36 @@ mod tests {
         assert_eq!(bucket.used(), 164);
         bucket.remove(&b);
         assert_eq!(bucket.used(), 0);
+    }
+
+    proptest! {
+        /// As if the context before were removed and the next one added.
+        #[test]
+        fn one_that_follows_another_is_counted_as_one_that_is_new(
+            contexts in prop::collection::vec(prop::collection::vec(0..2u32, 0..60), 3),
+            gives_up: bool,
+        ) {
+            let [other, before, next] = &contexts[..] else { unreachable!() };
+            let (other, before, mut next) = (Held::of(other), Held::of(before), Held::of(next));
+            let mut buckets = [Bucket::new(7), Bucket::new(7)];
+            for bucket in &mut buckets {
+                bucket.add(&other);
+                bucket.add(&before);
+            }
+            let [slow, fast] = &mut buckets;
+            slow.remove(&before);
+            let needed = slow.used() + slow.cost(&next);
+            fast.follow(&before, &mut next);
+            prop_assert_eq!(fast.used() + fast.cost(&next), needed);
+            if gives_up {
+                fast.give_up(&mut next);
+                prop_assert_eq!(fast.used(), slow.used());
+            }
+            slow.add(&Held { kept: 0, ..next.clone() });
+            fast.add(&next);
+            prop_assert_eq!((fast.used(), fast.used()), (needed, slow.used()));
+            prop_assert_eq!(&fast.holders, &slow.holders);
+        }
     }
 
     #[test]

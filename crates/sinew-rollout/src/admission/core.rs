@@ -182,7 +182,7 @@ impl AdmissionCore {
     /// known does at once.
     pub fn ask_turn(&mut self, key: EpisodeKey, context: &[TokenId], now_s: f64) -> Ticket {
         let ticket = Ticket(self.number());
-        let held = Held::of(context);
+        let mut held = Held::of(context);
         match self.episodes.get(&key) {
             None => {
                 self.granted.push(ticket);
@@ -193,13 +193,16 @@ impl AdmissionCore {
                 self.grant_turn(ticket, key, held);
                 return ticket;
             }
-            Some(Phase::Acting { .. }) => {
-                self.let_go(key);
+            Some(Phase::Acting { held: before, .. }) => {
+                self.bucket.follow(before, &mut held);
+                self.acting_by_size.remove(&(before.tokens(), key));
+                self.set(key, Phase::Paused);
                 // The smallest of those that act give way to the growth of one that generates.
                 if self.make_way(&held, |_| true) {
                     self.grant_turn(ticket, key, held);
                     return ticket;
                 }
+                self.bucket.give_up(&mut held);
                 self.counts.pauses += 1;
             }
             Some(Phase::Starting) => {

@@ -63,8 +63,8 @@ pub(super) struct Curves {
     ages: BTreeMap<u64, AttemptId>,
     /// Those whose prompts are computed, in order.
     prefill: VecDeque<Waiting>,
-    /// Those without room, in order.
-    waiting: BTreeMap<u64, Waiting>,
+    /// Those without room, by arrival.
+    waiting: VecDeque<Waiting>,
     /// Room in use is this and the progress of every sequence that generates.
     kv_fixed: f64,
     /// Contexts of earlier attempts.
@@ -94,7 +94,7 @@ impl Curves {
             ends: BTreeSet::new(),
             ages: BTreeMap::new(),
             prefill: VecDeque::new(),
-            waiting: BTreeMap::new(),
+            waiting: VecDeque::new(),
             kv_fixed: 0.0,
             cache: Cache::default(),
             arrivals: 0,
@@ -165,7 +165,7 @@ impl Curves {
             cached: None,
             left: 0.0,
         };
-        self.waiting.insert(arrival, waiting);
+        self.waiting.push_back(waiting);
         self.admit();
     }
 
@@ -315,12 +315,13 @@ impl Curves {
             cached: Some(running.cached),
             left: 0.0,
         };
-        self.waiting.insert(arrival, waiting);
+        let at = self.waiting.partition_point(|w| w.arrival < arrival);
+        self.waiting.insert(at, waiting);
     }
 
     /// Lets attempts begin in the order of their arrival, as far as there is room.
     fn admit(&mut self) {
-        while let Some(first) = self.waiting.values().next() {
+        while let Some(first) = self.waiting.front() {
             let running = self.running.len() + self.prefill.len();
             let context = first.job.prompt.len() + first.sampled;
             let free = self.speed.kv as f64 - self.kv_used();
@@ -332,7 +333,7 @@ impl Curves {
             {
                 return;
             }
-            let Some((_, mut next)) = self.waiting.pop_first() else {
+            let Some(mut next) = self.waiting.pop_front() else {
                 return;
             };
             let own = self.cache.len_of(next.job.episode).min(context);
@@ -385,7 +386,7 @@ impl Curves {
                 self.kv_fixed -= (gone.job.prompt.len() + gone.sampled) as f64;
             }
         } else {
-            self.waiting.retain(|_, w| w.job.attempt != attempt);
+            self.waiting.retain(|w| w.job.attempt != attempt);
         }
         self.admit();
     }

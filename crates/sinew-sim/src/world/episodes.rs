@@ -10,8 +10,8 @@ use crate::check::Bug;
 use crate::engine::VOCAB;
 use sinew_pipeline::Draw;
 use sinew_rollout::{
-    EpisodeCommand, EpisodeEvent, EpisodeKey, EpisodeLimits, EpisodeMachine, EpisodeSpec, RunInfo,
-    Ticket, Took,
+    EpisodeCommand, EpisodeEvent, EpisodeKey, EpisodeLimits, EpisodeMachine, EpisodeSpec, Rank,
+    RunInfo, Ticket, Took,
 };
 use sinew_types::{
     FailureKind, Outcome, SamplingParams, Task, TaskId, Timing, TokenId, Trace, mix_hash, mix_seed,
@@ -192,11 +192,20 @@ impl World {
             return self.waiting.pop_front();
         }
         let now_s = self.now_s();
-        let rank = |slot: &u32| {
-            self.outlook
-                .rank(&spec(&self.episodes[*slot as usize].draw), now_s)
+        // Of a task and now alone; members of a group follow each other.
+        let mut last: Option<(usize, Rank)> = None;
+        let mut rank = |slot: u32| {
+            let draw = &self.episodes[slot as usize].draw;
+            match last {
+                Some((task, rank)) if task == draw.task => rank,
+                _ => {
+                    let rank = self.outlook.rank(&spec(draw), now_s);
+                    last = Some((draw.task, rank));
+                    rank
+                }
+            }
         };
-        let at = (0..self.waiting.len()).min_by_key(|at| rank(&self.waiting[*at]))?;
+        let at = (0..self.waiting.len()).min_by_key(|at| rank(self.waiting[*at]))?;
         self.waiting.remove(at)
     }
 

@@ -46,7 +46,10 @@ impl World {
             FaultKind::SlowDisk => {
                 self.scorers.slow = (fault.by.max(0.0), self.now + micros(fault.for_s));
             }
-            FaultKind::ClockJump => self.wall_ahead_ms += (fault.by * 1e3) as i64,
+            FaultKind::ClockJump => {
+                self.wall_ahead_ms += (fault.by * 1e3) as i64;
+                self.wall_was_set = true;
+            }
             FaultKind::Kill => self.kill(&fault),
         }
     }

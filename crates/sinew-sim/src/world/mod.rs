@@ -146,6 +146,8 @@ pub(crate) struct World {
     kept: Kept,
     /// What the wall clock is ahead of the virtual time, in milliseconds.
     wall_ahead_ms: i64,
+    /// It was set at some time: a lease that began before may have run out since.
+    wall_was_set: bool,
     /// What became of every episode.
     pub(crate) ledger: Ledger,
     /// Counters of the report.
@@ -199,6 +201,7 @@ impl World {
             scorers: Scorers::new(plan.scoring.scorers),
             kept: Kept::default(),
             wall_ahead_ms: 0,
+            wall_was_set: false,
             ledger: Ledger::new(checks, plan.ahead() as u64),
             measure: Measure::new(&plan),
             dead: false,

@@ -344,14 +344,19 @@ impl World {
         self.measure.inputs += 1;
         let leased = self.queue.lease(&ask, wall_ms);
         let lease = self.expect(leased).and_then(|loan| loan.lease);
+        self.updates.renewed = self.now;
         self.updates.lease = lease.map(|lease| (lease, ready));
     }
 
-    /// The trainer keeps what it leased.
+    /// The trainer keeps what it leased: it renews after a third of the lease's time, as that of a run does.
     pub(super) fn renew_rows(&mut self) {
+        if self.now < self.updates.renewed + TRAIN_LEASE_MS * 1000 / 3 {
+            return;
+        }
         let Some((lease, keys)) = self.updates.lease.take() else {
             return;
         };
+        self.updates.renewed = self.now;
         let wall_ms = self.wall_ms();
         self.measure.inputs += 1;
         let renewed = self
@@ -435,7 +440,7 @@ impl World {
         let stats = self.queue.stats();
         let score = self.expect(stats)?.of(SCORE);
         let (leased, held) = (score.leased, self.scorers.jobs.len());
-        if held > self.scorers.all || (held > 0 && leased == 0 && self.wall_ahead_ms == 0) {
+        if held > self.scorers.all || (held > 0 && leased == 0 && !self.wall_was_set) {
             let why = format!("{held} scorers work, {leased} rows are leased to them");
             return Some(Violation::new("leases", why));
         }

@@ -8,6 +8,7 @@
 
 use super::rows::{Order, Stored};
 use super::{Happening, World};
+use crate::agenda::Micros;
 use crate::check::Bug;
 use crate::plan::{Mode, Plan};
 use sinew_pipeline::{
@@ -31,6 +32,8 @@ pub(super) struct Updates {
     pub(super) ended: HashMap<EpisodeId, Arc<Stored>>,
     /// The trainer's lease and its rows.
     pub(super) lease: Option<(LeaseId, Vec<String>)>,
+    /// When the lease was last made or renewed.
+    pub(super) renewed: Micros,
     /// Weights that sample.
     pub(super) version: u64,
     pub(super) version_to_come: u64,

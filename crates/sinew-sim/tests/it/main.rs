@@ -3,6 +3,7 @@
 
 mod pipeline;
 mod plans;
+mod published;
 mod schedules;
 mod tail;
 mod tidy;

@@ -1,7 +1,7 @@
 //! Plans that are handed out: each runs, and says what its documentation says.
 
 use crate::root;
-use sinew_sim::{PRESETS, Plan, Report, advise, claims, simulate, svg, text};
+use sinew_sim::{PRESETS, Plan, Report, advise, simulate, svg, text};
 use std::path::Path;
 
 /// A plan of a size that a test can run: few groups, few updates, coarse ids.
@@ -26,10 +26,7 @@ fn run(plan: Plan) -> Report {
 
 #[test]
 fn every_preset_runs() {
-    for (name, _) in PRESETS
-        .iter()
-        .filter(|(name, _)| !name.starts_with("areal"))
-    {
+    for (name, _) in PRESETS {
         let plan = Plan::parse(Path::new(name), &format!("preset = \"{name}\"\n")).unwrap();
         run(small(plan));
     }
@@ -96,19 +93,4 @@ fn what_to_buy_next_is_what_is_short() {
         "{:?}",
         report.next
     );
-}
-
-/// A waiting tail is what asynchrony saves: Relax's set-up, at an eighth of its answers.
-/// `sinew sim --published`
-/// runs all set-ups at their size.
-#[test]
-fn a_published_gain_of_asynchrony_comes_out() {
-    let rate = |name: &str| {
-        let text = format!("preset = \"{name}\"\n[engines]\ngrain = 512\n");
-        let plan = Plan::parse(Path::new(name), &text).unwrap();
-        simulate(&plan, false).unwrap().throughput.trained_per_s
-    };
-    let gain = rate("relax-async") / rate("relax-colocate");
-    assert!((1.1..2.5).contains(&gain), "{gain}");
-    assert_eq!(claims().len(), 5);
 }
