@@ -64,6 +64,14 @@ pub(crate) struct EnvArgs {
     /// Environments of the part steps, such as tiny or household:Household; left out: all
     #[arg(long, value_delimiter = ',')]
     env: Vec<String>,
+    /// Episodes at once in the part steps, each up to 1024
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1,64,1024",
+        value_parser = clap::value_parser!(u16).range(1..=1024)
+    )]
+    at_once: Vec<u16>,
     /// Python that has the peer of the part steps, Gymnasium
     #[arg(long)]
     peer_python: Option<PathBuf>,
@@ -115,7 +123,7 @@ pub(super) fn run(args: &EnvArgs) -> Result<(), BenchError> {
             threads: std::thread::available_parallelism().map_or(1, usize::from),
         };
         let named = |name: &str| args.env.is_empty() || args.env.iter().any(|e| e == name);
-        steps::run(&named, &peers, printer)?;
+        steps::run(&named, &args.at_once, &peers, printer)?;
     }
     Ok(())
 }

@@ -32,8 +32,8 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-/// Episodes at once.
-const LEVELS: [usize; 3] = [1, 64, 1024];
+/// Most sessions at once.
+const MOST: usize = 1024;
 /// Native environments, which need no sandbox.
 const NATIVE: [&str; 4] = ["tiny", "search", "sycophancy", "sources"];
 /// Worlds in Python. The last one runs code in processes of its own: one session a worker.
@@ -84,12 +84,13 @@ struct World {
     most: usize,
 }
 
-/// Measures the environments that `wanted` names.
+/// Measures the environments that `wanted` names, with each number of episodes of `at_once`.
 ///
 /// # Errors
 /// If one does not start, has no gold policy, or is not solved by it.
 pub(super) fn run(
     wanted: &dyn Fn(&str) -> bool,
+    at_once: &[u16],
     peers: &Peers,
     printer: Printer,
 ) -> Result<(), BenchError> {
@@ -105,7 +106,8 @@ pub(super) fn run(
         if NATIVE.contains(&world.name) {
             printer.row(&world.alone(&runtime, peers)?);
         }
-        for at_once in LEVELS.into_iter().filter(|n| *n <= world.most) {
+        let levels = at_once.iter().map(|n| usize::from(*n));
+        for at_once in levels.filter(|n| *n <= world.most) {
             printer.row(&runtime.block_on(world.steps(at_once))?);
         }
     }
@@ -129,8 +131,8 @@ impl World {
                 let (kind, (config, _)) = native(name)?;
                 let Needs { alphabet, .. } = kind.needs;
                 match alphabet {
-                    Some(letters) => (config, Arc::new(TinyRenderer::new(letters)), LEVELS[2]),
-                    None => (config, Arc::new(bytes()?), LEVELS[2]),
+                    Some(letters) => (config, Arc::new(TinyRenderer::new(letters)), MOST),
+                    None => (config, Arc::new(bytes()?), MOST),
                 }
             } else {
                 let (keys, most) = python(name);
@@ -310,8 +312,8 @@ fn python(name: &str) -> (Python, usize) {
     let mut keys = Python::new(&format!("sinew.worlds.{name}"));
     let isolated = name == ISOLATED;
     keys.workers = if isolated { 16 } else { super::WORKERS };
-    keys.sessions_per_worker = if isolated { 1 } else { LEVELS[2] };
-    (keys, if isolated { 16 } else { LEVELS[2] })
+    keys.sessions_per_worker = if isolated { 1 } else { MOST };
+    (keys, if isolated { 16 } else { MOST })
 }
 
 /// The first training tasks.
