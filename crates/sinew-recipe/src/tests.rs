@@ -676,6 +676,30 @@ fn a_mode_says_how_old_samples_may_be() {
 }
 
 #[test]
+fn rewards_that_come_late_need_a_mode_that_takes_what_is_complete() {
+    for (train, more, part) in [
+        (
+            "mode = \"one_step_off\"",
+            "[reward.late]\nnames = [\"thumbs\"]",
+            "those of [reward.late] are complete in any order",
+        ),
+        (
+            "mode = \"async\"\nmax_staleness = 17",
+            "[reward.late]\nnames = [\"thumbs\"]",
+            "allowed: 17 to 1000000",
+        ),
+        (
+            "mode = \"async\"",
+            "[reward.late]\nnames = [\"thumbs\"]\nafter = \"offline\"",
+            "use a larger reward.late.max_staleness",
+        ),
+    ] {
+        let e = overlapped(train, more).unwrap_err();
+        assert!(e.contains(part), "{part}: {e}");
+    }
+}
+
+#[test]
 fn a_mode_is_refused_where_it_cannot_hold() {
     for (train, more, part) in [
         (
@@ -712,21 +736,6 @@ fn a_mode_is_refused_where_it_cannot_hold() {
             "mode = \"async\"",
             "[rollout.cross_policy]\nshare = 0.5",
             "rollout.cross_policy",
-        ),
-        (
-            "mode = \"one_step_off\"",
-            "[reward.late]\nnames = [\"thumbs\"]",
-            "those of [reward.late] are complete in any order",
-        ),
-        (
-            "mode = \"async\"\nmax_staleness = 17",
-            "[reward.late]\nnames = [\"thumbs\"]",
-            "allowed: 17 to 1000000",
-        ),
-        (
-            "mode = \"async\"",
-            "[reward.late]\nnames = [\"thumbs\"]\nafter = \"offline\"",
-            "use a larger reward.late.max_staleness",
         ),
     ] {
         let e = overlapped(train, more).unwrap_err();

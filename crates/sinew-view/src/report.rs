@@ -125,6 +125,8 @@ impl ReportFile {
 }
 
 impl Recorder for ReportFile {
+    /// Keeps what steps and measurements show. The page is written now and then, and at the end: a run that
+    /// is killed leaves one that is not old.
     fn record(&mut self, event: &RunEvent) -> Result<(), PipelineError> {
         match event {
             RunEvent::Resumed { steps, evals } => {

@@ -146,17 +146,14 @@ fn time_table(out: &mut String, s: &Summary<'_>) {
     }
 }
 
-/// What engine and trainer waited for; each column of causes adds up to the wall time.
+/// What engine and trainer waited for; each column of causes adds up to the wall time. The last lines are the
+/// waits for the disk, which are part of the others: those of the loop, and those of all episodes added up.
 fn waits_table(out: &mut String, s: &Summary<'_>) {
     let _ = writeln!(out, "\nwhat engine and trainer waited for");
-    let rows = s.ended.totals.waits.rows();
-    for (name, seconds) in rows.into_iter().filter(|(_, seconds)| *seconds > 0.0) {
+    let waits = &s.ended.totals.waits;
+    let rows = waits.rows().into_iter().chain(waits.disk_rows());
+    for (name, seconds) in rows.filter(|(_, seconds)| *seconds > 0.0) {
         share(out, name, seconds, s.ended.wall_s);
-    }
-    let disk = s.ended.totals.waits.disk_rows().into_iter();
-    for (name, seconds) in disk.filter(|(_, seconds)| *seconds > 0.0) {
-        let percent = 100.0 * seconds / s.ended.wall_s.max(1e-9);
-        let _ = writeln!(out, "{name:22} {:>7}  {percent:>4.1} %", duration(seconds));
     }
     let staleness = s.ended.totals.staleness.iter();
     let behind: Vec<String> = staleness.map(|(n, rows)| format!("{n}: {rows}")).collect();
@@ -165,10 +162,13 @@ fn waits_table(out: &mut String, s: &Summary<'_>) {
     }
 }
 
-/// A line of the time table.
+/// A line of the time table: a name, its time and its share of the whole, with a digit behind the point where
+/// that is small, since a bound of two percent is among what the table has to show.
 fn share(out: &mut String, name: &str, seconds: f64, whole: f64) {
     let percent = 100.0 * seconds / whole.max(1e-9);
-    let _ = writeln!(out, "{name:22} {:>7}  {percent:>4.0} %", duration(seconds));
+    let digits = usize::from(percent < 9.95);
+    let time = duration(seconds);
+    let _ = writeln!(out, "{name:22} {time:>7}  {percent:>4.digits$} %");
 }
 
 /// Commands that can be copied as they are.

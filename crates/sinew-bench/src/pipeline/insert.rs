@@ -100,6 +100,12 @@ fn payload(trace: &Trace) -> usize {
     4 * numbers.sum::<usize>()
 }
 
+/// Seconds of CPU time of this thread, which do not depend on what else the machine does.
+fn thread_cpu_s() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
 /// Bytes of all files below a folder.
 fn on_disk(folder: &Path) -> std::io::Result<u64> {
     let mut bytes = 0;
@@ -119,21 +125,23 @@ pub(super) fn run(rows: usize, printer: Printer) -> Result<(), BenchError> {
     let path = folder.path().join("store");
     let cpu = CpuTime::now();
     let store = DiskStore::open(&path, StoreOptions::default()).map_err(BenchError::system)?;
-    let (mut rates, mut bytes) = (Vec::new(), 0);
+    let (mut rates, mut core_rates, mut bytes) = (Vec::new(), Vec::new(), 0);
     let part = rows.div_ceil(PARTS);
     let mut next = 0;
     while next < rows {
         let end = (next + part).min(rows);
-        let (mut inserting, count) = (0.0, end - next);
+        let (mut inserting, mut computing, count) = (0.0, 0.0, end - next);
         while next < end {
             let traces: Vec<Trace> = (next..(next + BATCH).min(end)).map(episode).collect();
             next += traces.len();
             bytes += traces.iter().map(payload).sum::<usize>();
-            let start = Instant::now();
+            let (start, cpu) = (Instant::now(), thread_cpu_s());
             store.commit_batch(&traces).map_err(BenchError::system)?;
             inserting += start.elapsed().as_secs_f64();
+            computing += thread_cpu_s() - cpu;
         }
         rates.push(count as f64 / inserting);
+        core_rates.push(count as f64 / computing);
     }
     drop(store);
     let others = CpuTime::others_since(cpu);
@@ -157,6 +165,9 @@ pub(super) fn run(rows: usize, printer: Printer) -> Result<(), BenchError> {
         all,
     );
     printer.row(&row.others(others));
+    let core = Summary::of(core_rates, Better::More).unwrap_or_default();
+    let name = format!("store: inserts a second of CPU time, median over {rows} rows");
+    printer.row(&Row::new(name, "rows/s", core).others(others));
     let disk = on_disk(&path).map_err(BenchError::system)? as f64;
     let size = Summary {
         median: disk / bytes as f64,

@@ -15,7 +15,8 @@ use sinew_types::{EpisodeId, GroupId, Trace};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-/// Between two looks at groups that are being scored or wait for rewards while the learner works and no episode runs.
+/// Between two looks at groups that are being scored or wait for rewards, while the learner works and no
+/// episode runs.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// The oldest weights that sampled a token of these episodes.
