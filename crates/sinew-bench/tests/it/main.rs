@@ -101,8 +101,8 @@ fn the_pipeline_is_measured_beside_ideal_schedules() {
         ("interleave: ", 3, 2),
         ("sandboxes", 3, 2),
         ("overlap: ", 9, 1),
-        ("durable: ", 4, 2),
-        ("store: ", 3, 2),
+        ("durable: ", 5, 3),
+        ("store: ", 4, 2),
     ] {
         let rows = of(part);
         // A host that cannot isolate processes has one row that says so.

@@ -364,9 +364,10 @@ impl PipelineCore {
         let ahead = overlap.max_staleness / overlap.updates_per_step.max(1);
         let updates = (done + ahead + 1 - taken).min(self.config.steps.saturating_sub(taken));
         let room = (updates as usize).saturating_mul(self.config.tasks_per_step);
+        // Each group that runs may be one that waits.
         let may_wait = overlap.late.map_or(usize::MAX, |l| l.max_waiting);
         let mut draws = Vec::new();
-        while !flow.closed && flow.places(&self.config) < room && flow.waiting.len() < may_wait {
+        while !flow.closed && flow.places(&self.config) < room && flow.open.len() < may_wait {
             draws.extend(flow.begin(&self.config));
         }
         let start = (!draws.is_empty()).then_some(Command::Start {
