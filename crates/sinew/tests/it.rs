@@ -73,6 +73,10 @@ mod queue;
 mod queue_commits;
 #[path = "it/queue_served.rs"]
 mod queue_served;
+// Its images run at level `container`, too.
+#[cfg(feature = "container")]
+#[path = "it/registry.rs"]
+mod registry;
 #[path = "it/replay.rs"]
 mod replay;
 #[path = "it/resume.rs"]
