@@ -14,6 +14,7 @@ use sinew_sandbox::{ExecOptions, ExecRequest, OutputChunk, SandboxError};
 use std::convert::Infallible;
 use std::fs::File;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// Output chunks buffered between a program and its reader. A full queue blocks the program.
@@ -33,6 +34,13 @@ pub(crate) async fn exec(
     Ok(axum::Json(value).into_response())
 }
 
+/// Wall time of an execution, which the server bounds.
+pub(crate) fn deadline(service: &Service, body: &ExecBody) -> Result<Duration, ApiError> {
+    let bounds = &service.bounds;
+    let (default, max) = (bounds.timeout, bounds.max_timeout);
+    seconds("timeout_s", body.timeout_s, default, max)
+}
+
 /// Runs a program to its end. Sends output chunks to `output` as they arrive.
 async fn run(
     service: &Service,
@@ -41,13 +49,7 @@ async fn run(
     body: &ExecBody,
     output: Option<mpsc::Sender<OutputChunk>>,
 ) -> Result<Value, ApiError> {
-    let bounds = &service.bounds;
-    let deadline = seconds(
-        "timeout_s",
-        body.timeout_s,
-        bounds.timeout,
-        bounds.max_timeout,
-    )?;
+    let deadline = deadline(service, body)?;
     let request = ExecRequest {
         program: body.program()?,
         stdin: body.stdin()?,

@@ -1,7 +1,7 @@
 //! Executions on a terminal: output is streamed by `POST /v1/sandboxes/ID/exec`, what is typed comes by
 //! requests of its own. So a session needs nothing but plain requests, which any proxy lets through.
 
-use crate::api::{self, ExecBody, TerminalBody, seconds};
+use crate::api::{self, ExecBody, TerminalBody};
 use crate::error::{ApiError, bad};
 use crate::exec::{self, QUEUE};
 use crate::registry::{Entry, Service};
@@ -46,13 +46,7 @@ pub(crate) fn start(
             "nothing, where there is python or stdin",
         ));
     }
-    let bounds = &service.bounds;
-    let deadline = seconds(
-        "timeout_s",
-        body.timeout_s,
-        bounds.timeout,
-        bounds.max_timeout,
-    )?;
+    let deadline = exec::deadline(&service, &body)?;
     let env = api::env(&body.env)?;
     let (entry, mut guard) = service.lock_sandbox(&owner, &id, deadline)?;
     let (typing, input) = mpsc::channel(QUEUE);
