@@ -134,7 +134,7 @@ pub(crate) struct Caller {
     in_flight: Arc<Semaphore>,
     /// It takes no more calls.
     draining: AtomicBool,
-    /// It will never take any: nobody trains on them.
+    /// It will never take any again: what they sample would not be trained.
     ended: AtomicBool,
 }
 

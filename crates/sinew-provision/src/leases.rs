@@ -35,7 +35,7 @@ async fn a_lease_of_hours_holds_and_ends_and_is_renewed_by_use() {
     assert_eq!(service.live().0, 2);
     service.view("ann", &used.id).unwrap();
     tokio::time::sleep(HOUR + Duration::from_secs(2)).await;
-    // The one that nobody used is gone, the other one has its eight hours again.
+    // The one that was not used is gone, the other one has its eight hours again.
     assert_eq!(service.live().0, 1);
     tokio::time::sleep(6 * HOUR).await;
     assert_eq!(service.live().0, 1);

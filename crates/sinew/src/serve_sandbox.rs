@@ -195,7 +195,7 @@ fn named_images(
     Ok(images)
 }
 
-/// The levels beside `process` that the command line asks for; containers as `section` says.
+/// The levels in addition to `process` that the command line asks for; containers as `section` says.
 fn other_levels(
     args: &SandboxOnlyArgs,
     section: SandboxPlan,

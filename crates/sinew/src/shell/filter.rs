@@ -26,7 +26,7 @@ enum State {
     Control,
 }
 
-/// Lets through what a terminal may be told. It holds at most [`MAX_SEQUENCE`] bytes back.
+/// Lets through what a terminal may receive. It holds at most [`MAX_SEQUENCE`] bytes back.
 #[derive(Debug, Default)]
 pub(super) struct Filter {
     state: State,

@@ -69,7 +69,7 @@ pub(crate) fn run(
         sandbox.destroy().await.map_err(Failure::system)?;
         Ok::<_, Failure>(end)
     });
-    // A thread may wait for a key that nobody presses.
+    // A thread may wait for a key that is never pressed.
     runtime.shutdown_background();
     match end? {
         End::Ran(ran) => ran,
