@@ -23,6 +23,7 @@ mod init;
 mod judge;
 mod lab;
 mod output;
+mod panics;
 mod pool;
 mod queue;
 mod replay;
@@ -382,6 +383,7 @@ fn main() -> ExitCode {
     if let Some(code) = sinew_levels::child_main_if_requested() {
         return ExitCode::from(u8::try_from(code).unwrap_or(1));
     }
+    panics::install();
     // Not a command of the table: a run starts it, and a mistyped command must not become it.
     let mut words = std::env::args_os().skip(1);
     let is_worker = words
