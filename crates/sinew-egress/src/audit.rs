@@ -3,9 +3,10 @@
 //! Lines are written when a request ends, so that they contain its bytes and duration. The number of lines is
 //! limited. If a line cannot be written, further requests are refused until the log is writable again.
 
+use crate::policy::Reason;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
-use std::io::{Seek, SeekFrom, Write};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -151,6 +152,44 @@ impl Audit {
     }
 }
 
+/// Bytes that are read of one log: more than a session can write with the default quota.
+const MAX_READ: u64 = 1 << 30;
+
+/// Requests of which replays found no answer, by the logs in a folder, in the order of the logs' names:
+/// method and URL of each, and the detail of its line. A folder that is not there has none.
+///
+/// # Errors
+/// If a log cannot be read.
+pub fn not_recorded(folder: &Path) -> std::io::Result<Vec<(String, String)>> {
+    let mut logs = Vec::new();
+    match std::fs::read_dir(folder) {
+        Ok(entries) => {
+            for entry in entries {
+                logs.push(entry?.path());
+            }
+        }
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+        Err(e) => return Err(e),
+    }
+    logs.sort();
+    let mut requests = Vec::new();
+    for path in logs {
+        let mut text = String::new();
+        File::open(&path)?
+            .take(MAX_READ)
+            .read_to_string(&mut text)?;
+        let lines = text.lines().map(serde_json::from_str::<AuditLine>);
+        let missed = lines
+            .filter_map(Result::ok)
+            .filter(|l| l.reason.as_deref() == Some(Reason::NotRecorded.name()));
+        requests.extend(missed.map(|line| {
+            let request = format!("{} {}", line.method, line.url);
+            (request, line.detail.unwrap_or_default())
+        }));
+    }
+    Ok(requests)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -186,5 +225,36 @@ mod tests {
         assert_eq!(lines.len(), kept + 2);
         let detail = lines[kept].detail.as_deref().unwrap_or_default();
         assert!(detail.contains("2 line"), "{detail}");
+    }
+    #[test]
+    fn requests_without_an_answer_are_found_in_the_order_of_logs() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(not_recorded(&dir.path().join("none")).unwrap().is_empty());
+        let line = |url: &str, reason: Option<&str>| AuditLine {
+            method: "GET".into(),
+            url: url.into(),
+            reason: reason.map(Into::into),
+            detail: Some(format!("why {url}")),
+            ..AuditLine::default()
+        };
+        for (log, lines) in [
+            (
+                "b.jsonl",
+                [line("u3", Some("not_recorded")), line("u4", None)],
+            ),
+            (
+                "a.jsonl",
+                [
+                    line("u1", Some("no_rule")),
+                    line("u2", Some("not_recorded")),
+                ],
+            ),
+        ] {
+            let audit = Audit::create(Some(&dir.path().join(log)), 10).unwrap();
+            lines.into_iter().for_each(|l| audit.write(l).unwrap());
+        }
+        let found = not_recorded(dir.path()).unwrap();
+        let expected = [("GET u2", "why u2"), ("GET u3", "why u3")];
+        assert_eq!(found, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
     }
 }

@@ -58,7 +58,7 @@ mod upstream;
 
 pub use address::{Cidr, forbidden};
 #[cfg(feature = "proxy")]
-pub use audit::AuditLine;
+pub use audit::{AuditLine, not_recorded};
 #[cfg(feature = "proxy")]
 pub use authority::Authority;
 #[cfg(feature = "proxy")]
@@ -71,5 +71,7 @@ pub use policy::{
 #[cfg(feature = "proxy")]
 pub use proxy::{Proxy, ProxyError, ProxyOptions, Served, Session, environment};
 pub use quota::{Quota, Used};
+#[cfg(feature = "proxy")]
+pub use record::begin_empty;
 #[cfg(feature = "proxy")]
 pub use upstream::{Resolve, SystemResolver};

@@ -203,6 +203,27 @@ fn plain_name(name: &str) -> bool {
     !name.is_empty() && name.len() <= 200 && !name.starts_with('.') && name.bytes().all(fine)
 }
 
+/// Makes an empty recording of an episode that has none: a replay of it answers nothing.
+///
+/// # Errors
+/// If the name is no plain file name, or the folder cannot be written.
+pub fn begin_empty(folder: &Path, episode: &str) -> io::Result<()> {
+    let path = recording(folder, episode)?;
+    fs::create_dir_all(folder.join("episodes"))?;
+    File::options().create(true).append(true).open(path)?;
+    Ok(())
+}
+
+/// File of an episode's recording.
+fn recording(folder: &Path, episode: &str) -> io::Result<PathBuf> {
+    if plain_name(episode) {
+        return Ok(folder.join("episodes").join(format!("{episode}.jsonl")));
+    }
+    let text =
+        format!("episode {episode:?}; allowed: 1 to 200 of a-z, A-Z, 0-9, -, _ and . inside");
+    Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+}
+
 /// Writes a file atomically through a temporary file.
 fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
     let folder = path
@@ -232,13 +253,7 @@ impl Recordings {
         episode: &str,
         quota: Arc<FolderQuota>,
     ) -> io::Result<Self> {
-        if !plain_name(episode) {
-            let text = format!(
-                "episode {episode:?}; allowed: 1 to 200 of a-z, A-Z, 0-9, -, _ and . inside"
-            );
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
-        }
-        let path = folder.join("episodes").join(format!("{episode}.jsonl"));
+        let path = recording(folder, episode)?;
         let mut state = State::default();
         match mode {
             Mode::Record => {

@@ -4,7 +4,7 @@
 //! with the name of the feature, and not as one with an unknown key.
 
 use crate::error::LevelError;
-use sinew_egress::EgressConfig;
+use sinew_egress::{EgressConfig, Mode};
 use sinew_recipe::SandboxPlan;
 use sinew_sandbox::SandboxProvider;
 use std::path::{Path, PathBuf};
@@ -28,6 +28,72 @@ pub fn load(path: &Path) -> Result<EgressConfig, LevelError> {
         .map_err(|e| LevelError::input(format!("--egress {}: {e}", path.display())))?;
     toml::from_str(&text)
         .map_err(|e| LevelError::input(format!("--egress {}: {e}", path.display())))
+}
+
+/// Folder of what the network answered, in the folder of a run.
+const RECORDINGS: &str = "network";
+/// Folder of audit logs, in the scratch folder of a replay.
+const AUDIT: &str = "audit";
+
+/// The section of a run in `run_dir`: with `mode = "record"`, what the network answers is kept there.
+pub fn recorded(section: &SandboxPlan, run_dir: &Path) -> SandboxPlan {
+    let mut section = section.clone();
+    if let Some(rules) = records(&mut section) {
+        rules.folder = Some(run_dir.join(RECORDINGS));
+    }
+    section
+}
+
+/// The section where there is no run whose folder could hold recordings: nothing is recorded.
+pub fn unrecorded(section: &SandboxPlan) -> SandboxPlan {
+    let mut section = section.clone();
+    if let Some(rules) = records(&mut section) {
+        rules.mode = Mode::Live;
+    }
+    section
+}
+
+/// The rules of a section that records without a folder.
+fn records(section: &mut SandboxPlan) -> Option<&mut EgressConfig> {
+    let rules = section.egress.as_mut()?;
+    (rules.mode == Mode::Record && rules.folder.is_none()).then_some(rules)
+}
+
+/// The section by which episodes of the run in `run_dir` are run again: what was recorded answers, and the
+/// network is never used. `scratch` is an empty folder: audit logs go there, and recordings of a run that
+/// recorded nothing are looked for there. What the rules of a replay say of their mode does not count.
+pub fn replayed(section: &SandboxPlan, run_dir: &Path, scratch: &Path) -> SandboxPlan {
+    let mut section = section.clone();
+    if let Some(rules) = &mut section.egress {
+        let kept = run_dir.join(RECORDINGS);
+        rules.folder = Some(match kept.is_dir() {
+            true => kept,
+            false => scratch.join(RECORDINGS),
+        });
+        rules.mode = Mode::Replay;
+        section.egress_audit = Some(scratch.join(AUDIT).to_string_lossy().into_owned());
+    }
+    section
+}
+
+/// Requests that sandboxes of [`replayed`] made and of which no answer was recorded, in the order of their
+/// sandboxes: method and URL of each, and why it was not answered.
+///
+/// # Errors
+/// If a log cannot be read.
+#[cfg(feature = "egress")]
+pub fn not_recorded(scratch: &Path) -> Result<Vec<(String, String)>, LevelError> {
+    sinew_egress::not_recorded(&scratch.join(AUDIT))
+        .map_err(|e| LevelError::system(format!("log of the egress proxy: {e}")))
+}
+
+/// A build without proxies has no logs.
+///
+/// # Errors
+/// Never.
+#[cfg(not(feature = "egress"))]
+pub fn not_recorded(_: &Path) -> Result<Vec<(String, String)>, LevelError> {
+    Ok(Vec::new())
 }
 
 /// The proxy of a recipe's sandboxes; `None` without `[sandbox.egress]`.

@@ -19,11 +19,12 @@
 
 use crate::registry::Egress;
 use sinew_egress::{
-    EgressConfig, Policy, Proxy, ProxyOptions, Served, SystemResolver, environment,
+    EgressConfig, Mode, Policy, Proxy, ProxyOptions, Served, SystemResolver, begin_empty,
+    environment,
 };
 use sinew_sandbox::{
     ExecOptions, ExecRequest, ExecResult, Network, Protection, Sandbox, SandboxError,
-    SandboxFuture, SandboxProvider, SandboxSpec, SandboxStats, Snapshot, Terminal,
+    SandboxFuture, SandboxProvider, SandboxSpec, SandboxStats, Snapshot, Terminal, next_of_owner,
 };
 use std::fs::File;
 use std::net::TcpListener;
@@ -117,15 +118,25 @@ impl EgressProxy {
         environment(PORT, Some(&format!("{FOLDER_INSIDE}/bundle.pem")))
     }
 
-    /// A session of the proxy for one sandbox: its own log, quotas and connections.
-    fn open(&self, name: &str, listener: TcpListener) -> Result<Served, String> {
-        let log = self.audit.as_ref().map(|dir| unused(dir, name));
+    /// A session of the proxy for one sandbox of an episode: its own log, quotas and connections.
+    fn open(&self, episode: &str, log: &str, listener: TcpListener) -> Result<Served, String> {
+        let log = self.audit.as_ref().map(|dir| unused(dir, log));
         let log = log.transpose()?;
         let session = self
             .proxy
-            .session(name, self.policy.clone(), &self.config, log.as_deref())
+            .session(episode, self.policy.clone(), &self.config, log.as_deref())
             .map_err(|e| e.to_string())?;
         session.serve(listener).map_err(|e| e.to_string())
+    }
+
+    /// In replay, an episode of which nothing was recorded gets no answer, and each request is logged.
+    fn begins_empty(&self, episode: &str) -> Result<(), String> {
+        match (self.config.mode, &self.config.folder) {
+            (Mode::Replay, Some(folder)) => {
+                begin_empty(folder, episode).map_err(|e| format!("recordings of {episode}: {e}"))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -175,12 +186,14 @@ impl Egress for EgressProxy {
             ));
         }
         // No owner's name has a dot.
-        Ok(Box::new(self.open(&format!("{owner}.{name}"), listener)?))
+        let name = format!("{owner}.{name}");
+        Ok(Box::new(self.open(&name, &name, listener)?))
     }
 }
 
 /// Gives every sandbox of a provider a session of the proxy. Sandboxes have a loopback interface alone;
-/// the proxy listens there.
+/// the proxy listens there. What is recorded has the name of the sandbox's owner
+/// ([`owned`](sinew_sandbox::owned)), so that the episode can be replayed; logs are numbered.
 #[expect(missing_debug_implementations, reason = "a provider has none")]
 pub struct WithEgress {
     inner: Arc<dyn SandboxProvider>,
@@ -211,7 +224,12 @@ impl WithEgress {
     async fn open(&self, mut inner: Box<dyn Sandbox>) -> Result<Box<dyn Sandbox>, SandboxError> {
         let listener = inner.listen_inside(PORT).await?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let served = self.proxy.open(&format!("sandbox-{number:06}"), listener);
+        let log = format!("sandbox-{number:06}");
+        let episode = next_of_owner().unwrap_or_else(|| log.clone());
+        let served = self
+            .proxy
+            .begins_empty(&episode)
+            .and_then(|()| self.proxy.open(&episode, &log, listener));
         let served = served.map_err(|message| SandboxError::Io {
             operation: "open the egress proxy".into(),
             message,

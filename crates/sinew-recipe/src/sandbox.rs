@@ -147,7 +147,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     python(plan, rules);
     server(plan, rules);
     levels(plan, rules);
-    egress(s, rules);
+    egress(plan, rules);
 }
 
 /// Keys that workers of Python environments cannot follow.
@@ -256,7 +256,8 @@ fn levels(plan: &RunPlan, rules: &mut Rules) {
     rules.unused("sandbox.live", reason.into(), wasm);
 }
 
-fn egress(s: &SandboxPlan, rules: &mut Rules) {
+fn egress(plan: &RunPlan, rules: &mut Rules) {
+    let s = &plan.sandbox;
     let Some(egress) = &s.egress else {
         let reason = "has no effect without [sandbox.egress]; remove it".into();
         rules.unused("sandbox.egress_audit", reason, false);
@@ -266,15 +267,30 @@ fn egress(s: &SandboxPlan, rules: &mut Rules) {
     let has_network = matches!(s.level, Level::Process | Level::Container);
     rules.custom("sandbox.egress", "{ ... }", reason.into(), has_network);
     use sinew_egress::Mode;
-    let named = matches!(egress.mode, Mode::Record | Mode::Replay);
-    let allowed = "live, cache; episodes are recorded and replayed by name, over `sinew serve \
+    let allowed = "live, record, cache; `sinew replay` replays what was recorded, and so does `sinew serve \
          --sandbox-only --egress FILE`";
     rules.allowed(
         "sandbox.egress.mode",
         format!("{:?}", egress.mode),
         allowed,
-        !named,
+        egress.mode != Mode::Replay,
     );
+    let mut egress = egress.clone();
+    if egress.mode == Mode::Record {
+        rules.custom(
+            "sandbox.egress.folder",
+            "a folder",
+            "a run with mode = \"record\" keeps its recordings in network/ of its own folder; \
+             remove it"
+                .into(),
+            egress.folder.is_none(),
+        );
+        let reason =
+            "needs harness.type = \"built_in\": episodes of agent programs are not replayed";
+        let built_in = plan.harness.is_built_in();
+        rules.custom("sandbox.egress.mode", "\"record\"", reason.into(), built_in);
+        egress.folder = Some("network".into());
+    }
     // Whether the variables of credentials are set is found out where they are needed.
     if let Err(e) = egress.policy(&|_| Some("0123456789abcdef".into())) {
         rules.custom("sandbox.egress", "{ ... }", e.to_string(), false);

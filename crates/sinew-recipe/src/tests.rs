@@ -338,6 +338,27 @@ fn refuse(cases: &[(&str, [&str; 2])]) {
 }
 
 #[test]
+fn a_run_records_the_network_in_its_own_folder_and_replays_by_a_command() {
+    let recipe = parse("[sandbox.egress]\nmode = \"record\"\n").unwrap();
+    assert_eq!(recipe.sandbox.egress.unwrap().folder, None);
+    let program = "[harness]\ntype = \"command\"\ncommand = [\"python3\", \"a.py\"]\n";
+    refuse(&[
+        (
+            "[sandbox.egress]\nmode = \"replay\"\nfolder = \"x\"\n",
+            ["sandbox.egress.mode", "live, record, cache"],
+        ),
+        (
+            "[sandbox.egress]\nmode = \"record\"\nfolder = \"x\"\n",
+            ["sandbox.egress.folder", "network/ of its own folder"],
+        ),
+        (
+            &format!("{program}[sandbox.egress]\nmode = \"record\"\n"),
+            ["sandbox.egress.mode", "needs harness.type = \"built_in\""],
+        ),
+    ]);
+}
+
+#[test]
 fn temperatures_that_log_probs_cannot_be_told_at_are_refused() {
     refuse(&[
         (

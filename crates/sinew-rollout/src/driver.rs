@@ -9,6 +9,7 @@ use crate::gauges::Phase;
 use crate::in_flight::{self, InFlight, Log, SavedEpisode};
 use crate::parts::{EpisodeOptions, EpisodeParts};
 use sinew_env::{CallNotation, Env, EnvError, EnvFuture, StepResult};
+use sinew_sandbox::owned;
 use sinew_types::{
     Engine, EngineEvent, EpisodeId, FailureKind, FinishReason, GenerateRequest, Message, RequestId,
     SamplingParams, Timing, TokenId, ToolSpec, Trace, mix_seed,
@@ -132,14 +133,16 @@ pub async fn run_episode(
         started,
         log,
     };
+    // Each beginning numbers its sandboxes anew: what was recorded of one that was given up is gone.
+    let owner = spec.episode.as_str();
     if let Some((all, earlier)) = saved.take() {
-        if running.take_up(&mut machine, (all, &earlier)).await {
+        if owned(owner, running.take_up(&mut machine, (all, &earlier))).await {
             return running.over(machine);
         }
         machine = options.machine(spec, &parts.run);
         running.again(&machine);
     }
-    running.play(&mut machine).await;
+    owned(owner, running.play(&mut machine)).await;
     running.over(machine)
 }
 

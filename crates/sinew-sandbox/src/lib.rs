@@ -10,6 +10,7 @@
 pub mod archive;
 mod characters;
 mod null;
+mod owner;
 mod pool;
 mod port;
 mod process;
@@ -17,6 +18,7 @@ mod program;
 
 pub use characters::Characters;
 pub use null::NullProvider;
+pub use owner::{next_of_owner, owned};
 pub use pool::{Pool, PoolConfig, PoolStats};
 pub use port::{
     Ending, ExecOptions, ExecRequest, ExecResult, Limits, Network, OutputChunk, OutputStream,

@@ -1,7 +1,13 @@
-//! What happens when: a heap of happenings by time, and by the order in which they were put down.
+//! What happens when: happenings by time, and by the order in which they were put down.
+//!
+//! Most of a large plan wait for tools that take long. They lie in buckets without an order, so that the heap
+//! of those that are due soon stays small enough for the processor's caches.
 
 use std::cmp::{Ordering, Reverse};
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
+
+/// A bucket is two to this power of microseconds: about a quarter of a second.
+const BUCKET_BITS: u32 = 18;
 
 /// A virtual time in microseconds since the start of the simulation.
 pub(crate) type Micros = u64;
@@ -19,7 +25,7 @@ pub(crate) fn seconds(at: Micros) -> f64 {
 /// One entry. Equal times keep the order of their entry, so that a run is a function of its seed.
 #[derive(Debug)]
 struct Entry<T> {
-    /// Up to where it has worked, in seconds.
+    /// When it happens.
     at: Micros,
     /// Order of entry.
     number: u64,
@@ -50,8 +56,12 @@ impl<T> Ord for Entry<T> {
 /// Happenings to come.
 #[derive(Debug)]
 pub(crate) struct Agenda<T> {
-    /// The soonest first.
-    heap: BinaryHeap<Reverse<Entry<T>>>,
+    /// Those of the bucket `open` and of earlier ones, the soonest first.
+    near: BinaryHeap<Reverse<Entry<T>>>,
+    /// Those of later buckets.
+    far: BTreeMap<Micros, Vec<Reverse<Entry<T>>>>,
+    /// Number of the bucket that was opened last.
+    open: Micros,
     /// Order of entry.
     number: u64,
 }
@@ -59,7 +69,9 @@ pub(crate) struct Agenda<T> {
 impl<T> Default for Agenda<T> {
     fn default() -> Self {
         Self {
-            heap: BinaryHeap::new(),
+            near: BinaryHeap::new(),
+            far: BTreeMap::new(),
+            open: 0,
             number: 0,
         }
     }
@@ -70,16 +82,70 @@ impl<T> Agenda<T> {
     pub(crate) fn add(&mut self, at: Micros, what: T) {
         self.number += 1;
         let number = self.number;
-        self.heap.push(Reverse(Entry { at, number, what }));
+        let (bucket, entry) = (at >> BUCKET_BITS, Reverse(Entry { at, number, what }));
+        match bucket <= self.open {
+            true => self.near.push(entry),
+            false => self.far.entry(bucket).or_default().push(entry),
+        }
     }
 
     /// The next happening with its time.
     pub(crate) fn next(&mut self) -> Option<(Micros, T)> {
-        self.heap.pop().map(|Reverse(entry)| (entry.at, entry.what))
+        if self.near.is_empty()
+            && let Some((bucket, entries)) = self.far.pop_first()
+        {
+            self.open = bucket;
+            self.near = BinaryHeap::from(entries);
+        }
+        self.near.pop().map(|Reverse(entry)| (entry.at, entry.what))
     }
 
     /// Keeps those that `stays` says.
     pub(crate) fn retain(&mut self, stays: impl Fn(&T) -> bool) {
-        self.heap.retain(|Reverse(entry)| stays(&entry.what));
+        self.near.retain(|Reverse(entry)| stays(&entry.what));
+        self.far.retain(|_, entries| {
+            entries.retain(|Reverse(entry)| stays(&entry.what));
+            !entries.is_empty()
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sinew_types::SplitMix64;
+
+    /// As one sorted list of times and numbers would give them.
+    #[test]
+    fn happenings_come_by_time_and_then_by_entry() {
+        let mut draws = SplitMix64::new(7);
+        let (mut agenda, mut list) = (Agenda::default(), Vec::<(Micros, usize)>::new());
+        let (mut now, mut given) = (0, 0);
+        for number in 0..20_000 {
+            match draws.next_u64() % 100 {
+                // Now and then some go.
+                0 => {
+                    agenda.retain(|n: &usize| !n.is_multiple_of(7));
+                    list.retain(|(_, n)| !n.is_multiple_of(7));
+                }
+                1..48 => {
+                    let first = agenda.next();
+                    assert_eq!(first, list.iter().min().copied());
+                    list.retain(|one| Some(*one) != first);
+                    now = first.map_or(now, |(at, _)| at);
+                    given += usize::from(first.is_some());
+                }
+                // Many fall on one time, within a bucket and many buckets on.
+                _ => {
+                    let at = now + draws.next_u64() % 30 * 100_000;
+                    agenda.add(at, number);
+                    list.push((at, number));
+                }
+            }
+        }
+        list.sort_unstable();
+        let rest: Vec<_> = std::iter::from_fn(|| agenda.next()).collect();
+        assert_eq!(rest, list);
+        assert!(given > 5_000 && !list.is_empty(), "{given} {}", list.len());
     }
 }

@@ -87,9 +87,10 @@ pub fn collection(
     let mut pins = Pins::weights(recipe, &session)?;
     let renderer = renderer(&recipe.model, &recipe.env)?;
     let apart = how.queue.as_ref().is_some_and(|q| q.apart);
+    let in_run = env::in_run(recipe, session.dir.path());
     let world = match apart {
-        false => env::world_with(recipe, &session.tasks, &session.bench)?,
-        true => env::world_unscored(recipe, &session.tasks)?,
+        false => env::world_with(&in_run, &session.tasks, &session.bench)?,
+        true => env::world_unscored(&in_run, &session.tasks)?,
     };
     pins.inputs(recipe, world.envs.as_ref(), &session, None)?;
     let store = store::open_store(&recipe.store, session.dir)?.traces;

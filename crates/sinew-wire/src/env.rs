@@ -12,6 +12,7 @@ use sinew_env::{
     Unscored,
 };
 use sinew_judge::Bench;
+use sinew_levels::egress::{recorded, unrecorded};
 use sinew_levels::sandbox_spec;
 use sinew_model::{Dataset, resolve_dataset};
 use sinew_recipe::{HeldOut, RewardSection, RunPlan, TasksPlan};
@@ -299,7 +300,19 @@ pub fn world(recipe: &RunPlan, tasks: &Tasks) -> Result<World, Failure> {
     if cfg!(not(feature = "mcp")) && mcp {
         return Err(sinew_levels::missing_feature("env.type = \"mcp\"", "mcp").into());
     }
-    world_with(recipe, tasks, &Bench::default())
+    let recipe = RunPlan {
+        sandbox: unrecorded(&recipe.sandbox),
+        ..recipe.clone()
+    };
+    world_with(&recipe, tasks, &Bench::default())
+}
+
+/// The recipe of a run in `folder`, whose sandboxes keep there what they are to record.
+pub(crate) fn in_run(recipe: &RunPlan, folder: &Path) -> RunPlan {
+    RunPlan {
+        sandbox: recorded(&recipe.sandbox, folder),
+        ..recipe.clone()
+    }
 }
 
 /// As [`world`], with the judges of a run.

@@ -206,7 +206,8 @@ pub fn pipeline(
     let device = device()?;
     let mut pins = Pins::weights(recipe, &session)?;
     let renderer = renderer(&recipe.model, &recipe.env)?;
-    let World { taskset, envs } = env::world_with(recipe, &session.tasks, &session.bench)?;
+    let in_run = env::in_run(recipe, dir.path());
+    let World { taskset, envs } = env::world_with(&in_run, &session.tasks, &session.bench)?;
     let data = plan::dataset(recipe, renderer.as_ref())?;
     let digest = data.as_ref().map(Dataset::digest);
     pins.inputs(recipe, envs.as_ref(), &session, digest)?;

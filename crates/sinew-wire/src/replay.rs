@@ -8,17 +8,19 @@ use crate::run_model::RunModel;
 use crate::{device, plan, run_info};
 use sinew_env::{EnvFactory, Said};
 use sinew_judge::Bench;
+use sinew_levels::egress;
 use sinew_recipe::{ModelSection, RUN, RunPlan};
 use sinew_render::Renderer;
 use sinew_rollout::{
-    AdmissionConfig, EpisodeOptions, EpisodeParts, Forked, Playback, Replayed, fork, replay,
-    spec_of, tasks_of,
+    AdmissionConfig, Change, EpisodeOptions, EpisodeParts, Forked, Playback, Replayed, fork,
+    replay, spec_of, tasks_of,
 };
 use sinew_tensor::Cpu;
 use sinew_types::{Engine, EpisodeId, PolicyVersion, Task, TaskId, Trace, mix_seed};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tempfile::TempDir;
 
 /// Purpose of episodes that were forked: no run trains them.
 const FORK: &str = "fork";
@@ -27,6 +29,8 @@ const FORK: &str = "fork";
 pub struct Replayer {
     recipe: RunPlan,
     folder: PathBuf,
+    /// Logs of what the network was asked.
+    scratch: TempDir,
     world: World,
     renderer: Arc<dyn Renderer>,
     device: Cpu,
@@ -42,7 +46,8 @@ impl std::fmt::Debug for Replayer {
 }
 
 impl Replayer {
-    /// The parts of the run in `folder`; `recipe` is its own, or another one to compare it with.
+    /// The parts of the run in `folder`; `recipe` is its own, or another one to compare it with. Its
+    /// sandboxes get from the network what was recorded, and nothing else.
     ///
     /// # Errors
     /// If a program from outside drove the turns, or a part cannot be made.
@@ -55,8 +60,14 @@ impl Replayer {
             )));
         }
         let tasks: Tasks = env::tasks(&recipe)?;
+        let scratch = TempDir::new().map_err(Failure::system)?;
+        let offline = RunPlan {
+            sandbox: egress::replayed(&recipe.sandbox, folder, scratch.path()),
+            ..recipe.clone()
+        };
         Ok(Self {
-            world: env::world_with(&recipe, &tasks, &Bench::default())?,
+            world: env::world_with(&offline, &tasks, &Bench::default())?,
+            scratch,
             renderer: renderer(&recipe.model, &recipe.env)?,
             device: device()?,
             options: plan::episode_options(&recipe.rollout),
@@ -106,7 +117,10 @@ impl Replayer {
         let playback = Arc::new(Playback::new(trace).map_err(Failure::input)?);
         let parts = self.parts(playback, Arc::clone(&self.world.envs));
         let again = replay(&parts, &self.options, trace, task).await;
-        again.map_err(Failure::input)
+        let mut again = again.map_err(Failure::input)?;
+        let missed = egress::not_recorded(self.scratch.path())?;
+        again.changes.splice(0..0, missed.into_iter().map(missing));
+        Ok(again)
     }
 
     /// The newest weights of the run as an engine.
@@ -145,8 +159,21 @@ impl Replayer {
         let id = format!("{}-fork-{turn}-{number}", trace.episode);
         let mut spec = spec_of(trace, task, EpisodeId::new(id), FORK);
         spec.seed = mix_seed(spec.seed, number);
-        let forked = fork(&parts, &self.options, (trace, turn), &spec, engine).await;
+        let forked = fork(&parts, &self.options, (trace, turn), &spec, engine);
+        // What was recorded is of the episode that is forked.
+        let forked = sinew_sandbox::owned(trace.episode.as_str(), forked).await;
         forked.map_err(Failure::input)
+    }
+}
+
+/// A request to the network of which no answer was recorded. It comes before the other changes, which may
+/// follow from it.
+fn missing((request, why): (String, String)) -> Change {
+    Change {
+        turn: None,
+        field: format!("network request {request}"),
+        was: "not made".to_owned(),
+        is: why,
     }
 }
 

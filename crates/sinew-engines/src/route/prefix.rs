@@ -198,6 +198,15 @@ impl SeenBlocks {
         while self.forget_oldest(engine) {}
     }
 
+    /// Forgets all blocks of all engines, without a look for each.
+    pub(super) fn clear_all(&mut self) {
+        self.holders.clear();
+        for memory in &mut self.engines {
+            memory.forgotten += memory.order.len() as u64;
+            memory.order.clear();
+        }
+    }
+
     /// Blocks that an engine has forgotten so far: as long as the number stays, all that it was given since
     /// is there.
     pub(super) fn forgotten(&self, engine: usize) -> u64 {
@@ -265,6 +274,13 @@ mod tests {
                 if what == 0 {
                     seen.clear(engine);
                     own.clear();
+                    continue;
+                }
+                if what == 1 {
+                    let before = (seen.forgotten(engine), own.len() as u64);
+                    seen.clear_all();
+                    prop_assert_eq!(seen.forgotten(engine), before.0 + before.1);
+                    alone.clear();
                     continue;
                 }
                 let hashes: Vec<u64> = (first..).take(count).collect();

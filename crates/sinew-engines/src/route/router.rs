@@ -475,6 +475,9 @@ impl Router {
         if changed {
             self.version = version;
         }
+        if results.len() == self.engines.len() && results.iter().all(|(_, r)| r.is_ok()) {
+            self.seen.clear_all();
+        }
         for (index, result) in results {
             let Some(engine) = self.engines.get_mut(*index) else {
                 continue;

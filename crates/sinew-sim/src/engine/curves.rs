@@ -9,7 +9,8 @@ use super::cache::Cache;
 use super::{Job, Load, News, Speed, drawn};
 use crate::agenda::{Micros, micros, seconds};
 use sinew_engines::AttemptId;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use sinew_types::{SpreadMap, finalize64};
+use std::collections::{BTreeSet, VecDeque};
 
 /// Rounding of progress in ids.
 const CLOSE: f64 = 1e-6;
@@ -55,12 +56,10 @@ pub(super) struct Curves {
     at: f64,
     /// Ids that a sequence which ran all the time would have.
     progress: f64,
-    /// Sequences that generate.
-    running: HashMap<AttemptId, Running>,
+    /// Sequences that generate, by the spread numbers of their attempts.
+    running: SpreadMap<Running>,
     /// By the progress at which they end, as the bits of a number that is never negative.
     ends: BTreeSet<(u64, AttemptId)>,
-    /// By arrival: the youngest gives way.
-    ages: BTreeMap<u64, AttemptId>,
     /// Those whose prompts are computed, in order.
     prefill: VecDeque<Waiting>,
     /// Those without room, by arrival.
@@ -90,9 +89,8 @@ impl Curves {
             speed,
             at: 0.0,
             progress: 0.0,
-            running: HashMap::new(),
+            running: SpreadMap::default(),
             ends: BTreeSet::new(),
-            ages: BTreeMap::new(),
             prefill: VecDeque::new(),
             waiting: VecDeque::new(),
             kv_fixed: 0.0,
@@ -222,11 +220,17 @@ impl Curves {
         // The youngest loses its room; one alone always has enough.
         while self.kv_used() + CLOSE * self.running.len() as f64 >= self.speed.kv as f64
             && self.running.len() + self.prefill.len() > 1
-            && let Some((_, attempt)) = self.ages.pop_last()
+            && let Some(attempt) = self.youngest()
         {
             self.preempt(attempt);
         }
         self.admit();
+    }
+
+    /// The sequence that came last: it gives way.
+    fn youngest(&self) -> Option<AttemptId> {
+        let last = self.running.values().max_by_key(|r| r.arrival)?;
+        Some(last.job.attempt)
     }
 
     /// Ids that a sequence has sampled by now.
@@ -237,10 +241,9 @@ impl Curves {
 
     /// Takes a sequence out of the batch: it, and what it has sampled.
     fn leave(&mut self, attempt: AttemptId) -> Option<(Running, usize)> {
-        let running = self.running.remove(&attempt)?;
+        let running = self.running.remove(&finalize64(attempt.0))?;
         let end = running.from + running.job.length as f64;
         self.ends.remove(&(end.to_bits(), attempt));
-        self.ages.remove(&running.arrival);
         self.kv_fixed -= running.job.prompt.len() as f64 - running.from;
         let sampled = self.sampled_of(&running);
         Some((running, sampled))
@@ -283,12 +286,12 @@ impl Curves {
     pub(super) fn flush(&mut self, news: &mut Vec<News>) {
         let mut due: Vec<(AttemptId, usize)> = self
             .running
-            .iter()
-            .map(|(id, r)| (*id, self.sampled_of(r)))
+            .values()
+            .map(|r| (r.job.attempt, self.sampled_of(r)))
             .collect();
         due.sort_unstable();
         for (attempt, sampled) in due {
-            let Some(running) = self.running.get_mut(&attempt) else {
+            let Some(running) = self.running.get_mut(&finalize64(attempt.0)) else {
                 continue;
             };
             let told = std::mem::replace(&mut running.told, sampled);
@@ -364,7 +367,6 @@ impl Curves {
         self.kv_fixed += ready.job.prompt.len() as f64 - from;
         let end = from + ready.job.length as f64;
         self.ends.insert((end.to_bits(), attempt));
-        self.ages.insert(ready.arrival, attempt);
         let running = Running {
             from,
             told: ready.told,
@@ -372,7 +374,7 @@ impl Curves {
             cached: ready.cached.unwrap_or(0),
             job: ready.job,
         };
-        self.running.insert(attempt, running);
+        self.running.insert(finalize64(attempt.0), running);
         self.make_room();
     }
 

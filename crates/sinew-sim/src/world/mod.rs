@@ -35,6 +35,8 @@ use updates::Updates;
 
 /// Between two looks of admission at the engines, as in the runner.
 const LOOK_S: f64 = 0.25;
+/// Ids of a block of the router's memory, at least: blocks of single ids would cost a look for each id.
+const BLOCK_IDS: usize = 2;
 /// The wall clock at the start, in milliseconds: room for a clock that is set back.
 const WALL_MS: i64 = 1_000_000_000_000;
 
@@ -428,16 +430,72 @@ fn admission(plan: &Plan, grain: usize) -> AdmissionCore {
     AdmissionCore::new(config)
 }
 
-fn router(plan: &Plan, grain: usize, version: u64) -> Router {
+/// The router's rules in ids. Its memory of an engine is of as many tokens as in a run.
+fn router_config(plan: &Plan, grain: usize) -> RouterConfig {
     let defaults = RouterConfig::default();
-    let config = RouterConfig {
+    let block = defaults.block_tokens.div_ceil(grain).max(BLOCK_IDS);
+    let remembered = defaults.max_blocks * defaults.block_tokens;
+    RouterConfig {
         max_waiting: plan.places().max(defaults.max_waiting),
         max_running: plan.engines.max_running,
-        block_tokens: defaults.block_tokens.div_ceil(grain),
-        max_blocks: defaults.max_blocks.div_ceil(grain),
+        block_tokens: block,
+        max_blocks: remembered.div_ceil(block * grain),
         reserve_tokens: defaults.reserve_tokens.div_ceil(grain),
         ..defaults
-    };
+    }
+}
+
+fn router(plan: &Plan, grain: usize, version: u64) -> Router {
     let names = (0..plan.engines.count).map(|n| format!("engine-{n}"));
+    let config = router_config(plan, grain);
     Router::new(config, names.collect(), PolicyVersion(version))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    /// Two engines, and contexts that take five times what 1,024 blocks of 64 tokens hold.
+    fn plan(grain: usize) -> Plan {
+        let text = format!(
+            "name = \"coarse\"\n\
+             [run]\nmode = \"async\"\nmax_staleness = 8\nupdates = 100\nmax_s = 600\n\
+             [rollout]\ngroups_per_update = 64\ngroup_size = 4\nin_flight = 64\n\
+             [episode]\nturns = 12\nprompt_tokens = 2048\nturn_tokens = 256\n\
+             observation_tokens = 512\n\
+             [tools]\ncall_s = {{ uniform = [1, 9] }}\nsandboxes = 64\n\
+             [engines]\ncount = 2\nkv_tokens = 2000000\ngrain = {grain}\n"
+        );
+        Plan::parse(Path::new("coarse.toml"), &text).unwrap()
+    }
+
+    #[test]
+    fn the_router_remembers_as_many_tokens_at_any_grain() {
+        let defaults = RouterConfig::default();
+        let tokens = defaults.max_blocks * defaults.block_tokens;
+        for grain in (0..=12).map(|bits| 1 << bits) {
+            let config = router_config(&plan(grain), grain);
+            let block = config.block_tokens * grain;
+            assert!(config.block_tokens >= BLOCK_IDS && block >= defaults.block_tokens);
+            let held = config.max_blocks * block;
+            assert!((tokens..tokens + block).contains(&held), "{grain}: {held}");
+        }
+    }
+
+    #[test]
+    fn episodes_of_a_coarse_plan_find_their_engine_again() {
+        let hits = |grain| {
+            let mut world = World::new(Arc::new(plan(grain)), true, None);
+            assert_eq!(world.run(), End::Time);
+            let counters = world.router.counters();
+            assert!(counters.attempts > 1000, "{counters:?}");
+            counters.affinity_hits as f64 / counters.attempts as f64
+        };
+        let (fine, coarse) = (hits(1), hits(64));
+        assert!(
+            fine > 0.9 && (fine - coarse).abs() < 0.03,
+            "{fine} {coarse}"
+        );
+    }
 }

@@ -4,8 +4,16 @@ use crate::resume::{done, recipe};
 use crate::sinew;
 use serde_json::{Value, json};
 use std::fs;
+#[cfg(feature = "egress")]
+use std::io::{Read, Write};
+#[cfg(feature = "egress")]
+use std::net::TcpListener;
 use std::path::Path;
+#[cfg(feature = "egress")]
+use std::path::PathBuf;
 use std::process::Output;
+#[cfg(feature = "egress")]
+use std::sync::{Arc, Mutex};
 
 /// A command about a run.
 fn ask(run: &Path, arguments: &[&str]) -> Output {
@@ -194,4 +202,115 @@ fn what_cannot_be_done_again_is_refused() {
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
         assert!(text.contains(said), "{arguments:?}: {text}");
     }
+}
+
+/// A server that answers a word, which can be changed, and counts what it was asked.
+#[cfg(feature = "egress")]
+fn server() -> (u16, Arc<Mutex<(&'static str, usize)>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let says = Arc::new(Mutex::new(("yes", 0)));
+    let own = Arc::clone(&says);
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut stream, mut head) = (stream.unwrap(), Vec::new());
+            let mut byte = [0];
+            while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap_or(0) == 1 {
+                head.push(byte[0]);
+            }
+            let mut own = own.lock().unwrap();
+            own.1 += 1;
+            let (word, bytes) = (own.0, own.0.len());
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {bytes}\r\nconnection: close");
+            let _ = write!(stream, "{head}\r\n\r\n{word}");
+        }
+    });
+    (port, says)
+}
+
+/// A run whose episodes are scored by a program that asks the network.
+#[cfg(feature = "egress")]
+fn asks_the_network(dir: &Path, mode: &str, port: u16) -> PathBuf {
+    let program = format!(
+        "import sys, urllib.request\nurl = 'http://127.0.0.1:{port}/open/x'\n\
+         body = urllib.request.urlopen(url, timeout=20).read().decode()\nsys.exit(body != 'yes')\n"
+    );
+    let row = |i: usize| json!({ "question": format!("Say {i}"), "check": program }).to_string();
+    let rows: Vec<String> = (0..20).map(row).collect();
+    fs::write(dir.join("tasks.jsonl"), rows.join("\n")).unwrap();
+    let text = format!(
+        "seed = 1\ntasks = {{ source = \"tasks.jsonl\", prompt = \"{{{{ question }}}}\" }}\n\
+         reward = \"program(check)\"\n[model]\ntype = \"scratch\"\nd_model = 32\nlayers = 1\nheads = 2\n\
+         kv_heads = 1\nd_ff = 64\n[rollout]\ntasks_per_step = 2\ngroup_size = 2\nmax_turn_tokens = 4\n\
+         max_context_tokens = 160\n[train]\nsteps = 1\n[eval]\ntasks = 1\n[sandbox.egress]\n\
+         mode = \"{mode}\"\n[[sandbox.egress.rules]]\nhost = \"127.0.0.1\"\nscheme = \"http\"\n\
+         ports = [{port}]\npaths = [\"/open/*\"]\naddresses = [\"127.0.0.1/32\"]\n"
+    );
+    fs::write(dir.join("net.toml"), text).unwrap();
+    let mut command = sinew();
+    let arguments = ["train", "net.toml", "--json", "--run-dir", mode];
+    let output = command.current_dir(dir).args(arguments).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("\"samples\""), "{text}{errors}");
+    dir.join(mode)
+}
+
+/// As [`answer`], in the folder of the recipe, whose tasks are found from there.
+#[cfg(feature = "egress")]
+fn again(dir: &Path, run: &Path, episode: &str) -> (Value, Option<i32>, String) {
+    let mut command = sinew();
+    command.current_dir(dir).args(["replay", episode, "--json"]);
+    let output = command.arg("--run-dir").arg(run).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    let said = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {errors}"));
+    (said, output.status.code(), errors)
+}
+
+#[cfg(feature = "egress")]
+#[test]
+fn the_network_of_an_episode_answers_as_recorded_and_is_never_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let (port, says) = server();
+    let run = asks_the_network(dir.path(), "record", port);
+    let episode = &episodes(&run, 1)[0];
+    let (stored, _) = answer(&run, &["show", episode]);
+    assert_eq!(stored["outcome"]["reward"], 1.0, "{stored}");
+    let asked = says.lock().unwrap().1;
+    assert!(asked >= 4, "{asked}");
+
+    // The server has changed since: the recorded answer counts.
+    says.lock().unwrap().0 = "no";
+    let (same, code, errors) = again(dir.path(), &run, episode);
+    assert_eq!(
+        (code, &same["equal"]),
+        (Some(0), &json!(true)),
+        "{same}{errors}"
+    );
+
+    // Without its recording, the request is the first difference, by name.
+    let request = format!("network request GET http://127.0.0.1:{port}/open/x");
+    let recording = run.join(format!("network/episodes/{episode}.jsonl"));
+    fs::remove_file(&recording).unwrap();
+    let missed = |run: &Path, episode: &str| {
+        let (other, code, errors) = again(dir.path(), run, episode);
+        let first = &other["changes"][0];
+        assert_eq!(
+            (code, &first["field"]),
+            (Some(1), &json!(request)),
+            "{other}{errors}"
+        );
+        assert!(errors.contains(&format!("first {request}")), "{errors}");
+        let fields: Vec<&Value> = other["changes"].as_array().unwrap().iter().collect();
+        assert!(fields.iter().any(|c| c["field"] == "reward"), "{other}");
+    };
+    missed(&run, episode);
+
+    // A run that recorded nothing is as one without this recording.
+    says.lock().unwrap().0 = "yes";
+    let live = asks_the_network(dir.path(), "live", port);
+    let before = says.lock().unwrap().1;
+    assert!(before > asked && !live.join("network").exists());
+    missed(&live, &episodes(&live, 1)[0]);
+    assert_eq!(says.lock().unwrap().1, before, "replays use no network");
 }
