@@ -152,6 +152,15 @@ impl PythonCode {
     ) -> Result<Arc<dyn SandboxProvider>, StartError> {
         let mut config = ProcessConfig::new("");
         config.python.clone_from(&self.interpreter);
+        self.provider_of(config, max_live)
+    }
+
+    /// Sandboxes that show the folders of the code.
+    fn provider_of(
+        &self,
+        mut config: ProcessConfig,
+        max_live: usize,
+    ) -> Result<Arc<dyn SandboxProvider>, StartError> {
         config.shows.clone_from(&self.shows);
         config.max_live = max_live;
         config.acquire_timeout = Duration::from_secs(10);
@@ -161,6 +170,46 @@ impl PythonCode {
         let provider =
             ProcessProvider::start(config).map_err(|e| StartError::Worker(e.to_string()))?;
         Ok(Arc::new(provider))
+    }
+
+    /// The same code for an interpreter of an image: of the host's folders only those of the modules are in
+    /// its search path.
+    pub(crate) fn with_python(&self, python: String) -> Self {
+        let own = self.loads.iter().filter_map(|load| load.file.as_deref());
+        let own: Vec<String> = own
+            .filter_map(|file| file.rsplit_once('/').map(|(folder, _)| folder.to_owned()))
+            .collect();
+        let places = self
+            .places
+            .iter()
+            .filter(|(inside, _)| own.contains(inside));
+        let shows = self
+            .shows
+            .iter()
+            .filter(|(_, inside)| own.contains(&text(inside)));
+        Self {
+            python,
+            path: self
+                .path
+                .iter()
+                .filter(|p| own.contains(p))
+                .cloned()
+                .collect(),
+            places: places.cloned().collect(),
+            shows: shows.cloned().collect(),
+            ..self.clone()
+        }
+    }
+
+    /// Sandboxes of the process level whose root is an unpacked image, with the folders of the code.
+    pub(crate) fn image_provider(
+        &self,
+        root: &Path,
+        max_live: usize,
+    ) -> Result<Arc<dyn SandboxProvider>, StartError> {
+        let mut config = ProcessConfig::new("");
+        config.image = Some(root.to_path_buf());
+        self.provider_of(config, max_live)
     }
 
     /// Shows the folders of the targets, and puts them at the begin of the search path, as Python does with

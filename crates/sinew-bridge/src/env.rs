@@ -11,8 +11,9 @@
 
 use crate::counts::{Counts, counted};
 use crate::error::{CallError, StartError};
+use crate::session::Session;
 use crate::worker::THREADED;
-use crate::workers::{PythonWorkers, Session};
+use crate::workers::PythonWorkers;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_env::{

@@ -3,6 +3,7 @@
 use crate::code::PythonCode;
 use crate::env::PythonEnvFactory;
 use crate::error::StartError;
+use crate::images::TaskImages;
 use crate::target::{Target, TargetKind};
 use crate::tasks::PythonTasks;
 use crate::workers::{PythonWorkers, WorkersConfig};
@@ -55,6 +56,10 @@ pub struct Python {
     /// Python interpreter, whose packages the class can import: a path, or a name in `PATH`.
     #[serde(default = "default_python")]
     pub python: String,
+    /// Python interpreter in each image of `sandbox.images`, as a path there, such as
+    /// `/opt/miniconda3/bin/python3`. Empty: `python3` in `/usr/bin`, `/usr/local/bin` or `/bin`.
+    #[serde(default)]
+    pub image_python: String,
     /// Attributes of the class to set before it is used, such as `{ rooms = 5 }`. Each must exist, with a
     /// value of the same type.
     #[serde(default)]
@@ -110,6 +115,7 @@ impl Python {
             timeout_s: default_timeout(),
             startup_timeout_s: default_startup(),
             python: default_python(),
+            image_python: String::new(),
             options: Map::new(),
         }
     }
@@ -137,6 +143,10 @@ impl Python {
         let mut config = WorkersConfig::new(provider);
         if let Some(sandboxes) = sandboxes {
             config.spec = sandboxes.spec;
+            config.images = TaskImages {
+                images: sandboxes.images,
+                python: self.image_python.clone(),
+            };
         }
         config.workers = self.workers;
         config.sessions_per_worker = self.sessions_per_worker;
@@ -162,6 +172,10 @@ impl EnvConfig for Python {
         if !(1..=10_000).contains(&self.sessions_per_worker) {
             let value = self.sessions_per_worker.to_string();
             return wrong("sessions_per_worker", value, "allowed: 1 to 10000");
+        }
+        if !self.image_python.is_empty() && !self.image_python.starts_with('/') {
+            let reason = "allowed: a path in the images that begins with /";
+            return wrong("image_python", format!("{:?}", self.image_python), reason);
         }
         check_timeouts(&[
             ("timeout_s", self.timeout_s),
@@ -199,6 +213,10 @@ impl EnvConfig for Python {
     /// The class decides, and describes itself when its workers start.
     fn gives(&self) -> Gives {
         Gives::MAYBE
+    }
+
+    fn task_images(&self) -> bool {
+        true
     }
 
     /// The folder of the module.

@@ -29,12 +29,14 @@ mod env;
 mod error;
 mod frame;
 mod http;
+mod images;
 mod kind;
 mod mcp;
 mod plan;
 mod reward;
 mod rows;
 mod runtime;
+mod session;
 mod target;
 mod tasks;
 mod worker;
@@ -60,6 +62,7 @@ pub use http::{
     CaseOutcome, ConformanceOptions, ConformanceRow, EnvServer, HTTP_KIND, Http, HttpEnvFactory,
     ServeOptions, conformance, serve_env,
 };
+pub use images::TaskImages;
 pub use kind::{KIND, Python};
 #[cfg(feature = "mcp")]
 pub use mcp::McpEnvFactory;

@@ -14,24 +14,21 @@
 
 use crate::code::PythonCode;
 use crate::error::{CallError, StartError};
+use crate::images::{Common, ImageWorkers, TaskImages};
 use crate::plan::Plan;
 use crate::runtime::{OwnRuntime, block_on, spawn};
-use crate::worker::{Refused, THREADED, Worker};
+use crate::session::{Session, Starts, gone};
+use crate::worker::{Refused, Worker};
 use serde_json::{Value, json};
 use sinew_sandbox::{SandboxProvider, SandboxSpec};
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-/// Starts of workers within [`WINDOW`], in addition to one of each. A pool that needs more waits.
-const MAX_RESTARTS: usize = 32;
 /// Workers that may end before they get a call, until the call fails.
 const MAX_UNSENT: usize = 16;
-/// Time over which starts are counted.
-const WINDOW: Duration = Duration::from_secs(60);
 
 /// Sizes and limits of a pool.
 #[derive(Clone)]
@@ -49,6 +46,8 @@ pub struct WorkersConfig {
     pub timeout: Duration,
     /// Deadline of the start of a worker with its imports, and of waiting for a free session.
     pub startup_timeout: Duration,
+    /// Images in which the sessions of tasks that name one run, in as many workers again.
+    pub images: TaskImages,
 }
 
 impl std::fmt::Debug for WorkersConfig {
@@ -73,6 +72,7 @@ impl WorkersConfig {
             sessions_per_worker: 256,
             timeout: Duration::from_secs(30),
             startup_timeout: Duration::from_secs(60),
+            images: TaskImages::default(),
         }
     }
 
@@ -130,8 +130,8 @@ pub(crate) struct Inner {
     /// Ids are unique in the pool, not only in a worker, so that no session can reach one of a worker before
     /// it.
     next_session: AtomicU64,
-    /// Times of the last starts.
-    starts: Mutex<VecDeque<Instant>>,
+    /// Bounds the starts.
+    starts: Starts,
     /// Number of all starts.
     started: AtomicU64,
 }
@@ -145,6 +145,8 @@ pub struct PythonWorkers {
     handle: Handle,
     /// Descriptions of the targets by the first worker, in the order of the targets.
     targets: Arc<Vec<Value>>,
+    /// Workers in images, if tasks may name some.
+    images: Option<Arc<ImageWorkers>>,
     /// Ends all tasks, and with them the processes, when the last clone is dropped.
     _runtime: Arc<OwnRuntime>,
 }
@@ -166,6 +168,7 @@ impl PythonWorkers {
     /// If the code does not load, or no worker starts in time.
     pub fn start(config: WorkersConfig, code: PythonCode) -> Result<Self, StartError> {
         config.check()?;
+        let images = in_images(&config, &code)?;
         let broken = |e: std::io::Error| StartError::Worker(e.to_string());
         let runtime = OwnRuntime::start().map_err(broken)?;
         let gone = || StartError::Worker("its runtime is gone".into());
@@ -182,7 +185,7 @@ impl PythonWorkers {
             sessions_per_worker: config.sessions_per_worker,
             sessions: Arc::new(Semaphore::new(config.workers * config.sessions_per_worker)),
             next_session: AtomicU64::new(1),
-            starts: Mutex::default(),
+            starts: Starts::new(config.workers),
             started: AtomicU64::new(0),
         });
         let first = Arc::clone(&inner);
@@ -195,6 +198,7 @@ impl PythonWorkers {
             inner,
             handle,
             targets: Arc::new(worker.targets.clone()),
+            images,
             _runtime: Arc::new(runtime),
         })
     }
@@ -204,9 +208,12 @@ impl PythonWorkers {
         self.inner.started.load(Ordering::Relaxed)
     }
 
-    /// Maximum number of sessions at once.
+    /// Maximum number of sessions at once. Where tasks name images, each may need a worker of its own.
     pub fn max_sessions(&self) -> usize {
-        self.inner.slots.len() * self.inner.sessions_per_worker
+        match &self.images {
+            Some(_) => self.inner.slots.len(),
+            None => self.inner.slots.len() * self.inner.sessions_per_worker,
+        }
     }
 
     /// Deadline of one call.
@@ -262,24 +269,41 @@ impl PythonWorkers {
         saved: Option<String>,
     ) -> Result<(Session, Value), CallError> {
         let (inner, handle) = (Arc::clone(&self.inner), self.handle.clone());
+        let images = self.images.clone();
         let opened = spawn(&self.handle, async move {
-            let session = Inner::session(inner, handle).await?;
-            let request = json!({
-                "op": "open", "target": target, "session": session.id, "task": task, "restore": saved,
-            });
-            let timeout = session.timeout;
-            let answer = session.worker.call(request, THREADED, timeout).await;
-            Ok((session, answer.map_err(Refused::into_error)?))
+            let named = images.as_ref().map(|i| i.named(&task)).transpose()?;
+            let session = match (&images, named.flatten()) {
+                (Some(images), Some(image)) => {
+                    ImageWorkers::session(images, &image, handle).await?
+                }
+                _ => Inner::session(inner, handle).await?,
+            };
+            let request = json!({"op": "open", "target": target, "task": task, "restore": saved});
+            let answer = session.call(request).await?;
+            Ok((session, answer))
         });
         opened.await.unwrap_or_else(|_| Err(gone()))
     }
 }
 
-/// The error of a call after the end of the pool.
-fn gone() -> CallError {
-    CallError::Lost {
-        reason: "the pool of workers is gone".into(),
+/// The workers in images of a pool, if tasks may name some.
+fn in_images(
+    config: &WorkersConfig,
+    code: &PythonCode,
+) -> Result<Option<Arc<ImageWorkers>>, StartError> {
+    if config.images.images.is_empty() {
+        return Ok(None);
     }
+    let common = Common {
+        code: code.clone(),
+        spec: config.spec.clone(),
+        workers: config.workers,
+        sessions_per_worker: config.sessions_per_worker,
+        timeout: config.timeout,
+        startup_timeout: config.startup_timeout,
+    };
+    let made = ImageWorkers::new(config.images.clone(), common)?;
+    Ok(Some(Arc::new(made)))
 }
 
 impl Inner {
@@ -322,38 +346,10 @@ impl Inner {
 
     /// Starts a worker, once one more start is allowed.
     async fn start(&self) -> Result<Arc<Worker>, CallError> {
-        self.wait_for_start().await?;
+        self.starts.wait(self.plan.startup_timeout).await?;
         let worker = Arc::new(Worker::start(&self.plan).await?);
         self.started.fetch_add(1, Ordering::Relaxed);
         Ok(worker)
-    }
-
-    /// Waits until a worker may start: code that kills each worker must not take the time of the host for
-    /// ever.
-    async fn wait_for_start(&self) -> Result<(), CallError> {
-        let give_up = Instant::now() + self.plan.startup_timeout;
-        loop {
-            let wait = {
-                let mut starts = self.starts.lock().unwrap_or_else(PoisonError::into_inner);
-                while starts.front().is_some_and(|s| s.elapsed() >= WINDOW) {
-                    starts.pop_front();
-                }
-                if starts.len() < self.slots.len() + MAX_RESTARTS {
-                    starts.push_back(Instant::now());
-                    return Ok(());
-                }
-                let oldest = starts.front().map(Instant::elapsed).unwrap_or_default();
-                WINDOW.saturating_sub(oldest)
-            };
-            if Instant::now() + wait > give_up {
-                return Err(CallError::Busy(format!(
-                    "workers ended {} times within {} s; look for what crashes or hangs in the code",
-                    MAX_RESTARTS,
-                    WINDOW.as_secs()
-                )));
-            }
-            tokio::time::sleep(wait).await;
-        }
     }
 
     /// Calls any worker. One that ends before it gets the call is replaced.
@@ -399,13 +395,9 @@ impl Inner {
             _permit: permit,
         };
         let worker = this.worker(slot).await?;
-        Ok(Session {
-            id: this.next_session.fetch_add(1, Ordering::Relaxed),
-            worker,
-            handle,
-            timeout: this.plan.timeout,
-            seat: Some(seat),
-        })
+        let id = this.next_session.fetch_add(1, Ordering::Relaxed);
+        let timeout = this.plan.timeout;
+        Ok(Session::new(id, worker, handle, timeout, Box::new(seat)))
     }
 }
 
@@ -436,52 +428,5 @@ impl Drop for Seat {
     fn drop(&mut self) {
         let users = &self.inner.slots[self.slot].users;
         users.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// One session of a worker. Dropping it closes the session in the background.
-pub(crate) struct Session {
-    id: u64,
-    worker: Arc<Worker>,
-    handle: Handle,
-    /// Deadline of one call.
-    timeout: Duration,
-    /// Kept until the worker has closed the session. `None` after that.
-    seat: Option<Seat>,
-}
-
-impl Session {
-    /// Calls the session.
-    pub(crate) async fn call(&self, mut request: Value) -> Result<Value, CallError> {
-        request["session"] = self.id.into();
-        let (worker, timeout) = (Arc::clone(&self.worker), self.timeout);
-        let called = spawn(&self.handle, async move {
-            let called = worker.call(request, THREADED, timeout).await;
-            called.map_err(Refused::into_error)
-        });
-        called.await.unwrap_or_else(|_| Err(gone()))
-    }
-
-    /// Closes the session. The seat is free when the worker has answered.
-    pub(crate) async fn close(mut self) -> Result<Value, CallError> {
-        let seat = self.seat.take();
-        let closed = self.call(json!({"op": "close"})).await;
-        drop(seat);
-        closed
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        let Some(seat) = self.seat.take() else {
-            return;
-        };
-        let (worker, id, timeout) = (Arc::clone(&self.worker), self.id, self.timeout);
-        self.handle.spawn(async move {
-            // An error of closing has no one to report to: the session is over.
-            let close = json!({"op": "close", "session": id});
-            let _ = worker.call(close, THREADED, timeout).await;
-            drop(seat);
-        });
     }
 }

@@ -36,7 +36,7 @@ macro_rules! module {
 }
 
 /// All modules with their sources.
-const MODULES: [(&str, &str); 25] = [
+const MODULES: [(&str, &str); 27] = [
     module!("worlds"),
     module!("worlds", "bargain"),
     module!("worlds", "duo"),
@@ -53,10 +53,12 @@ const MODULES: [(&str, &str); 25] = [
     module!("bridges"),
     module!("bridges", "arena"),
     module!("bridges", "bfcl"),
+    module!("bridges", "crafter"),
     module!("bridges", "gym"),
     module!("bridges", "human_eval"),
     module!("bridges", "push"),
     module!("bridges", "reasoning"),
+    module!("bridges", "science"),
     module!("bridges", "spiel"),
     module!("bridges", "swe"),
     module!("bridges", "tau2"),

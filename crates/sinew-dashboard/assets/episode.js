@@ -6,6 +6,8 @@ import { chip, duration, get, h, here, link, num, patch, plural, s, seg, segment
 const NAMES = { prompt: "Prompt", sampled: "Model", forced: "Closing tokens", observation: "Environment" };
 /** Log-probs at which the colour changes: probabilities 0.9, 0.5, 0.2, 0.05, 0.01. */
 const LIMITS = [-0.105, -0.693, -1.609, -2.996, -4.605];
+/** Limits between the colours of advantages, relative to the largest of the episode, and of probability ratios. */
+const SIGNS = [-0.5, -0.05, 0.05, 0.5], RATIOS = [0.5, 0.9, 1.11, 2];
 /** Ends of a turn that are worth a word. */
 const CUT = { length: "cut at its limit of tokens", context_full: "context full", aborted: "aborted" };
 const finish = (node) => node.finish?.type ?? node.finish;
@@ -17,7 +19,8 @@ export async function episodePage({ run, params, signal, keys, title }) {
   title(id);
   const view = params.get("view") ?? "text", color = params.get("color") ?? "logprob";
   const path = chosenPath(e, params.get("leaf")), ink = h("div", { class: "ink" }, h("span", { class: "mute" }, "Point at a token to see what was recorded of it."));
-  const turns = path.map((n) => turn(e.nodes[n], { view, color, ink }));
+  learned(e);
+  const turns = path.map((n) => turn(e.nodes[n], { view, color, ink, largest: e.largest }));
   rows(keys, () => turns);
   keys.v = () => patch({ view: view === "text" ? "tokens" : "text" });
   keys.u = () => { location.hash = link("episodes", { run }); };
@@ -37,27 +40,35 @@ export async function comparePage({ run, params, signal, keys, title }) {
   keys.v = () => patch({ view: view === "text" ? "tokens" : "text" });
   keys.u = () => { location.hash = link("episodes", { run, group: both[0].group }); };
   const ink = h("div", { class: "ink" }, h("span", { class: "mute" }, "Point at a token to see what was recorded of it."));
+  both.forEach(learned);
   const paths = both.map((e) => chosenPath(e, null).map((n) => e.nodes[n]));
   let same = 0;
   while (paths[0][same] && paths[1][same] && key(paths[0][same]) === key(paths[1][same])) same++;
   const note = both[0].task === both[1].task ? `Both are of task ${both[0].task}.` : "These are different tasks.";
   return h("div", { class: "stack" },
     h("div", { class: "row" }, segment([["text", "text"], ["tokens", "tokens"]], view, (v) => patch({ view: v })), h("span", { class: "mute" }, `${note} ${same ? `The first ${plural(same, "node")} are equal.` : ""}`)),
-    view === "tokens" && h("section", { class: "card" }, h("div", { class: "row" }, colours(color)), scale(color, both[0]), ink),
+    view === "tokens" && h("section", { class: "card" }, h("div", { class: "row" }, colours(color, both.some((e) => e.signals))), scale(color, both.find((e) => e.signals) ?? both[0]), ink),
     h("div", { class: "pair" }, both.map((e, i) => h("div", { class: "stack" },
       h("section", { class: "card" }, h("div", { class: "row" }, h("a", { class: "mono", href: link("episode", { run, id: ids[i] }) }, ids[i]), outcome(summary(e)), h("b", { class: "num" }, e.reward === null ? "" : `reward ${num(e.reward)}`)),
         h("div", { class: "mute" }, `${plural(e.sampled, "sampled token")} · ${duration(e.timing.total_s)} · ${e.end_text}`)),
-      failure(e), paths[i].map((node, n) => turn(node, { view, color, ink, same: n < same }))))));
+      failure(e), paths[i].map((node, n) => turn(node, { view, color, ink, same: n < same, largest: e.largest }))))));
 }
 
 const key = (n) => `${n.kind}:${n.pieces ? n.pieces.join("") : JSON.stringify(n.messages)}`;
 const summary = (e) => ({ end: e.end.type, waits: e.waits, unscored: e.outcome.unscored, success: e.outcome.success });
 
 function toolbar(e, view, color) {
-  return h("div", { class: "row" }, segment([["text", "text"], ["tokens", "tokens"]], view, (v) => patch({ view: v })), view === "tokens" && colours(color), h("span", { class: "grow" }), outcome(summary(e)));
+  return h("div", { class: "row" }, segment([["text", "text"], ["tokens", "tokens"]], view, (v) => patch({ view: v })), view === "tokens" && colours(color, e.signals), h("span", { class: "grow" }), outcome(summary(e)));
 }
 
-const colours = (color) => segment([["logprob", "log-prob"], ["kind", "kind"], ["version", "version"]], color, (c) => patch({ color: c }));
+const colours = (color, trained) => segment([["logprob", "log-prob"], ["kind", "kind"], ["version", "version"], ...(trained ? [["advantage", "advantage"], ["ratio", "ratio"]] : [])], color, (c) => patch({ color: c }));
+
+/** Gives each node what training gave its tokens, by place; and the episode its largest advantage. */
+function learned(e) {
+  const all = (e.signals ?? []).flat();
+  e.largest = Math.max(0, ...all.map((t) => Math.abs(t.advantage)));
+  e.nodes.forEach((node, n) => { node.signals = new Map((e.signals?.[n] ?? []).map((t) => [t.at, t])); });
+}
 
 function failure(e) {
   if (e.end.type === "failed") return h("div", { class: "notice bad" }, e.end_text);
@@ -129,16 +140,24 @@ function tokens(node, o) {
   for (const [start, len, v] of node.versions) for (let i = start; i < Math.min(start + len, version.length); i++) version[i] = v;
   node.pieces.forEach((piece, i) => {
     const lp = node.logprobs[i], kind = forced.has(i) ? "forced" : node.kind;
-    box.append(h("span", { class: paint(o.color, kind, lp, version[i]), "data-i": i }, piece));
+    box.append(h("span", { class: trained(o, node.signals.get(i)) ?? paint(o.color, kind, lp, version[i]), "data-i": i }, piece));
   });
   box.addEventListener("pointerover", (e) => {
     const i = e.target.dataset.i;
     if (i === undefined) return;
-    const lp = node.logprobs[i], kind = forced.has(Number(i)) ? "forced" : node.kind;
+    const lp = node.logprobs[i], kind = forced.has(Number(i)) ? "forced" : node.kind, t = node.signals.get(Number(i));
     o.ink.replaceChildren(h("b", {}, JSON.stringify(node.pieces[i])), ` ${kind}`, lp === undefined ? "" : ` · log-prob ${lp.toFixed(4)} · probability ${(100 * Math.exp(lp)).toFixed(1)} %`,
-      version[i] === null ? "" : ` · weights ${version[i]}`, node.temperature === 1 ? "" : ` · temperature ${num(node.temperature)}`, ` · node ${node.id}, token ${i}`);
+      version[i] === null ? "" : ` · weights ${version[i]}`, t ? ` · advantage ${num(t.advantage)}` : "", t && t.ratio !== null ? ` · ratio ${t.ratio.toFixed(4)}` : "",
+      node.temperature === 1 ? "" : ` · temperature ${num(node.temperature)}`, ` · node ${node.id}, token ${i}`);
   });
   return box;
+}
+
+/** The colour of what training gave a token; null: another colour is chosen, or there is nothing. */
+function trained(o, t) {
+  if (o.color !== "advantage" && o.color !== "ratio") return null;
+  const [value, limits] = o.color === "ratio" ? [t?.ratio, RATIOS] : [t && t.advantage / (o.largest || 1), SIGNS];
+  return value === undefined || value === null ? "" : `sg${limits.filter((limit) => value >= limit).length}`;
 }
 
 function paint(color, kind, lp, version) {
@@ -155,6 +174,8 @@ function scale(color, e) {
     const all = [...new Set(e.nodes.flatMap((n) => n.versions.map((v) => v[2])))].sort((a, b) => a - b);
     return h("div", { class: "scale" }, "weights", all.slice(0, 12).map((v) => h("span", { class: `v${v % 6}` }, String(v))));
   }
+  const signs = color === "ratio" ? ["< 0.5", "< 0.9", "about 1", "≥ 1.11", "≥ 2"] : color === "advantage" ? ["much worse", "worse", "about 0", "better", "much better"] : null;
+  if (signs) return h("div", { class: "scale" }, color === "ratio" ? "trained over sampled" : `of ±${num(e.largest)}`, signs.map((t, i) => h("span", { class: `sg${i}` }, t)));
   return h("div", { class: "scale" }, "probability", ["≥ 0.9", "≥ 0.5", "≥ 0.2", "≥ 0.05", "≥ 0.01", "below"].map((t, i) => h("span", { class: `lp${i}` }, t)));
 }
 

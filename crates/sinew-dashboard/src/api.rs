@@ -13,8 +13,9 @@ use axum::Json;
 use axum::extract::{Path, Query, State};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use sinew_project::{TokenSignal, token_signals};
 use sinew_store::{Cursor, EndKind, Filter};
-use sinew_types::{EpisodeId, GroupId};
+use sinew_types::{EpisodeId, GroupId, Trace};
 use sinew_view::{LIVE_FILE, LiveState};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -234,9 +235,24 @@ pub(crate) async fn one_episode(
             ..Filter::default()
         };
         view["siblings"] = listed(&run, &group)?["episodes"].take();
+        view["signals"] = json!(signals(&run, &trace, &view["siblings"])?);
         Ok(view)
     })
     .await
+}
+
+/// What training gave the episode's tokens, for each node; `None` if it was not trained, or nothing was kept.
+fn signals(
+    run: &Run,
+    trace: &Trace,
+    group: &Value,
+) -> Result<Option<Vec<Vec<TokenSignal>>>, ViewError> {
+    let mut rows = group.as_array().into_iter().flatten();
+    let own = rows.find(|row| row["episode"] == json!(trace.episode));
+    let Some(step) = own.and_then(|row| row["update"].as_u64()) else {
+        return Ok(None);
+    };
+    token_signals(&run.path, step, trace).map_err(ViewError::system)
 }
 
 /// `GET /api/runs/RUN/errors`: what went wrong, with causes.

@@ -32,7 +32,9 @@ pub use port::{
     Action, CallError, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture,
     Observation, ResetResult, StepResult, gold_run, validate,
 };
-pub use registry::{ENVIRONMENTS, EnvConfig, EnvKind, KeyError, Needs, Sandboxes};
+pub use registry::{
+    ENVIRONMENTS, EnvConfig, EnvKind, IMAGE_COLUMN, KeyError, Needs, Sandboxes, TaskImage,
+};
 pub use reward::{
     GROUP_PENDING, GroupReward, Preference, Reward, RewardSample, Score, Unscored, waits_for_group,
     with_group,

@@ -12,6 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sinew_sandbox::{SandboxProvider, SandboxSpec};
 use sinew_types::{Given, Gives};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -71,6 +72,20 @@ pub struct Sandboxes {
     pub provider: Arc<dyn SandboxProvider>,
     /// Limits and contents of each sandbox.
     pub spec: SandboxSpec,
+    /// Images that tasks may name in their column [`IMAGE_COLUMN`], by name. Empty: they name none.
+    pub images: BTreeMap<String, TaskImage>,
+}
+
+/// Column of a task with the name of its image.
+pub const IMAGE_COLUMN: &str = "image";
+
+/// An unpacked image: the root of the sandbox of a task that names it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TaskImage {
+    /// Folder with its files.
+    pub root: PathBuf,
+    /// Its environment variables.
+    pub env: Vec<(String, String)>,
 }
 
 impl fmt::Debug for Sandboxes {
@@ -78,6 +93,7 @@ impl fmt::Debug for Sandboxes {
         f.debug_struct("Sandboxes")
             .field("level", &self.provider.level())
             .field("spec", &self.spec)
+            .field("images", &self.images.keys())
             .finish()
     }
 }
@@ -97,6 +113,12 @@ pub trait EnvConfig: fmt::Debug + Send + Sync {
     /// [`Given::Maybe`] here; its factory may know more
     /// ([`Capabilities::gives`](crate::Capabilities::gives)).
     fn gives(&self) -> Gives;
+
+    /// Whether it makes the sandbox of a task from the image that the task names
+    /// ([`Sandboxes::images`]).
+    fn task_images(&self) -> bool {
+        false
+    }
 
     /// Folders of the host that code which the model can influence may read: solutions must not lie there.
     fn shows(&self) -> Vec<PathBuf> {

@@ -24,7 +24,14 @@ fn factory(keys: &str) -> Arc<dyn EnvFactory> {
     let keys = ValueDeserializer::parse(keys).unwrap();
     let (config, _) = KIND.read(keys).unwrap();
     config.check().unwrap();
-    config.factory(Some(Sandboxes { provider, spec })).unwrap()
+    let images = Default::default();
+    config
+        .factory(Some(Sandboxes {
+            provider,
+            spec,
+            images,
+        }))
+        .unwrap()
 }
 
 fn prove(script: &str) -> Action {

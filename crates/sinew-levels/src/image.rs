@@ -27,10 +27,34 @@ pub fn image(section: &SandboxPlan) -> Result<Option<Image>, LevelError> {
     let Some(path) = &section.image else {
         return Ok(None);
     };
+    unpacked("sandbox.image", path, section)
+}
+
+/// The images of `sandbox.images`, by their names, each as [`image`].
+///
+/// # Errors
+/// As [`image`], with the name of the image.
+pub fn task_images(section: &SandboxPlan) -> Result<BTreeMap<String, Image>, LevelError> {
+    let one = |(name, path): (&String, &String)| {
+        let key = format!("sandbox.images.{name}");
+        let image = unpacked(&key, path, section)?;
+        let image = image.ok_or_else(|| {
+            LevelError::input(format!(
+                "{key} = {path:?}: no image; allowed: registry:HOST/NAME:TAG, an OCI layout or a tar \
+                 file of one, a root"
+            ))
+        })?;
+        Ok((name.clone(), image))
+    };
+    section.images.iter().map(one).collect()
+}
+
+/// The root that the key `key` names.
+fn unpacked(key: &str, path: &str, section: &SandboxPlan) -> Result<Option<Image>, LevelError> {
     if sinew_image::is_registry(path) {
-        return pulled(path, &section.image_cache).map(Some);
+        return pulled(key, path, &section.image_cache).map(Some);
     }
-    let named = |e: &dyn std::fmt::Display| LevelError::system(format!("sandbox.image: {e}"));
+    let named = |e: &dyn std::fmt::Display| LevelError::system(format!("{key}: {e}"));
     let path = Path::new(path);
     let container = section.level == Level::Container;
     if container && !path.exists() && !sinew_image::is_packed(path) {
@@ -53,7 +77,7 @@ pub fn image(section: &SandboxPlan) -> Result<Option<Image>, LevelError> {
 }
 
 /// An image of a registry.
-fn pulled(name: &str, cache: &str) -> Result<Image, LevelError> {
+fn pulled(field: &str, name: &str, cache: &str) -> Result<Image, LevelError> {
     let mut all = PULLED.lock().unwrap_or_else(PoisonError::into_inner);
     let key = (name.to_owned(), cache.to_owned());
     if let Some(image) = all.get(&key) {
@@ -65,7 +89,7 @@ fn pulled(name: &str, cache: &str) -> Result<Image, LevelError> {
     };
     let image = sinew_image::pull(name, Path::new(cache), &credentials, &PullLimits::default());
     let image = image.map_err(|e| {
-        let text = format!("sandbox.image: {e}");
+        let text = format!("{field}: {e}");
         match e {
             ImageError::Reference { .. } | ImageError::Missing { .. } => LevelError::Input(text),
             ImageError::Unauthorized { .. } | ImageError::Unreachable { .. } => {

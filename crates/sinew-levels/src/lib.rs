@@ -27,7 +27,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use error::{LevelError, missing_feature};
-pub use image::image;
+pub use image::{image, task_images};
 pub use volumes::{parse as parse_volumes, volumes};
 
 /// A started level.

@@ -14,7 +14,8 @@ use sinew_train::checkpoint::CheckpointStore;
 use sinew_train::{
     Commit, ModelPolicy, Progress, TrainError, Trainer, TrainerConfig, score_rows, score_values,
 };
-use sinew_types::{Clock, LossSpec, PolicyVersion, TensorSource, TokenKind, Trace};
+use sinew_types::{Clock, LossSpec, PolicyVersion, TensorSource, TokenKind, Trace, TrainRow};
+use std::fmt;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -53,8 +54,11 @@ pub struct LearnerConfig {
     pub config_hash: String,
 }
 
+/// Is given what a step trained: its number, its rows, and their log-probabilities by the trainer
+/// ([`sinew_train::StepReport::logprobs`]).
+pub type RowSink = Box<dyn FnMut(u64, &[TrainRow], &[Option<Vec<f32>>]) + Send>;
+
 /// Trains and remembers.
-#[derive(Debug)]
 pub struct EmbeddedLearner {
     trainer: Trainer<ModelPolicy>,
     scorers: ScoringModels,
@@ -68,6 +72,16 @@ pub struct EmbeddedLearner {
     config_hash: String,
     /// Tokenizer files, which make a checkpoint a whole model.
     files: Vec<(String, Vec<u8>)>,
+    row_sink: Option<RowSink>,
+}
+
+impl fmt::Debug for EmbeddedLearner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EmbeddedLearner")
+            .field("trainer", &self.trainer)
+            .field("run_dir", &self.run_dir)
+            .finish_non_exhaustive()
+    }
 }
 
 /// An error of the trainer; of one that names numbers which are not finite, with a hint.
@@ -164,7 +178,14 @@ impl EmbeddedLearner {
             partial: false,
             config_hash: config.config_hash,
             files,
+            row_sink: None,
         })
+    }
+
+    /// Gives the rows of each step to `sink`, once it is trained.
+    pub fn record_rows(&mut self, sink: RowSink) {
+        self.trainer.keep_logprobs();
+        self.row_sink = Some(sink);
     }
 
     /// Reports each micro-batch to `tell`, and stops between two of them once `cancel` is true.
@@ -361,6 +382,9 @@ impl Learner for EmbeddedLearner {
         record.metrics = serde_json::to_value(&report.metrics).map_err(system)?;
         record.preference = batch.report.preference;
         record.train_phases = serde_json::to_value(report.seconds).map_err(system)?;
+        if let Some(sink) = &mut self.row_sink {
+            sink(record.step, &batch.rows, &report.logprobs);
+        }
         Ok(())
     }
 

@@ -55,7 +55,7 @@ pub use health::{Alarm, Health};
 pub use in_flight::FILE as IN_FLIGHT;
 pub use keep::Decided;
 pub use late::{After, InboxScores, Late, LateConfig, LateScores, Look, Settled, Shelf, settle};
-pub use learner::{EmbeddedLearner, LearnerConfig, PolicyConfig};
+pub use learner::{EmbeddedLearner, LearnerConfig, PolicyConfig, RowSink};
 pub use parallel::{COMMAND as WORKER_COMMAND, WorkerGroup, work};
 pub use ports::{
     Earlier as InFlightOf, Given, GroupScores, Learner, RolloutReading, Rollouts, SampleSource,

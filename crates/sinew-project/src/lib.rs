@@ -14,6 +14,7 @@ mod pinned;
 mod place;
 mod propose;
 mod run_dir;
+mod token_signals;
 
 pub use copy::{checkpoint_of, copy_before};
 pub use init::{InitError, Start, init, init_from};
@@ -24,3 +25,4 @@ pub use run_dir::{
     COLLECTION, Resume, RunDir, RunDirError, RunEnd, end_of, holds_run, in_use, is_collection,
     recipe, store_path, summary, write_atomic,
 };
+pub use token_signals::{TokenSignal, TokenSignals, token_signals};

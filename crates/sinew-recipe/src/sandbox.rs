@@ -70,6 +70,10 @@ section! {
         /// already; for `container` also a tar file of a root, or an image that Docker or Podman
         /// has. With `server`: the name of one of its images. Left out: the system folders of the host.
         image: String;
+        /// Images that rows of `[tasks]` may name in their column `image`, by name, for `env.type =
+        /// "python"`: the worker of such an episode runs in that image. Each is named as `image` is. At
+        /// most 512.
+        images: BTreeMap<String, String> = BTreeMap::new();
         /// Folder in which images are pulled and unpacked, once each; for `process` and `container`.
         image_cache: String = ".cache/images".into();
         /// Folders of this host that sandboxes see at `/volumes/NAME`, read-only, by their names; for
@@ -144,10 +148,41 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let env = plan.env.name();
     let reason = format!("has no effect: env.type = \"{env}\" runs no code; remove it");
     rules.unused("sandbox", reason, used);
+    images(plan, rules);
     python(plan, rules);
     server(plan, rules);
     levels(plan, rules);
     egress(plan, rules);
+}
+
+/// Maximum number of images that tasks may name.
+const MAX_IMAGES: usize = 512;
+/// Maximum characters of the name of an image.
+const MAX_IMAGE_NAME: usize = 128;
+
+/// Images that tasks name.
+fn images(plan: &RunPlan, rules: &mut Rules) {
+    let images = &plan.sandbox.images;
+    let members = plan.env.members();
+    rules.unused(
+        "sandbox.images",
+        "has an effect with env.type = \"python\" only; remove it".into(),
+        members.iter().any(|m| m.config().task_images()),
+    );
+    rules.allowed(
+        "sandbox.images",
+        format!("{} images", images.len()),
+        &format!("at most {MAX_IMAGES}"),
+        images.len() <= MAX_IMAGES,
+    );
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:".contains(c);
+    for (name, image) in images {
+        let fits = (1..=MAX_IMAGE_NAME).contains(&name.len()) && name.chars().all(plain);
+        let allowed = format!("names of 1 to {MAX_IMAGE_NAME} of a-z, A-Z, 0-9, -, _, ., / and :");
+        rules.allowed("sandbox.images", format!("{name:?}"), &allowed, fits);
+        let reason = format!("image {name:?} is empty; allowed: what sandbox.image may be");
+        rules.custom("sandbox.images", "\"\"", reason, !image.is_empty());
+    }
 }
 
 /// Keys that workers of Python environments cannot follow.
@@ -170,7 +205,10 @@ fn python(plan: &RunPlan, rules: &mut Rules) {
     if plan.harness.is_built_in() && alone {
         for (key, why) in [
             ("sandbox.cpu_s", "env.timeout_s bounds each call"),
-            ("sandbox.image", "env.python names the interpreter"),
+            (
+                "sandbox.image",
+                "env.python names the interpreter; images of tasks are sandbox.images",
+            ),
             ("sandbox.volumes", "workers see no volumes"),
             ("sandbox.egress", "workers have no network"),
         ] {

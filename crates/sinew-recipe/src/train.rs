@@ -57,6 +57,9 @@ section! {
         checkpoint_every: u64 = 5;
         /// Checkpoints that are kept, 1 or more.
         keep_checkpoints: usize = 2;
+        /// Newest steps of which advantage and probability ratio of every trained token are kept, for
+        /// `sinew view`; 0: none.
+        token_signals: usize = 0, in 0 to 100_000;
     }
 }
 

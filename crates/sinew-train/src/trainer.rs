@@ -143,6 +143,7 @@ pub struct Trainer<P> {
     clock: Clock,
     progress: Option<ProgressSink>,
     comm: Box<dyn Comm>,
+    keeps_logprobs: bool,
 }
 
 impl<P: fmt::Debug> fmt::Debug for Trainer<P> {
@@ -163,6 +164,8 @@ struct StepState<'a> {
     rows: &'a [TrainRow],
     spec: &'a LossSpec,
     prox: Vec<Prox>,
+    /// Of each row when it is first trained; empty if they are not kept.
+    logprobs: Vec<Prox>,
     report: StepReport,
     /// Over the whole step.
     sums: MetricSums,
@@ -186,12 +189,18 @@ impl<P: Policy> Trainer<P> {
             clock,
             progress: None,
             comm: Box::new(SingleProcess),
+            keeps_logprobs: false,
         })
     }
 
     /// Reports each micro-batch to `sink`.
     pub fn on_progress(&mut self, sink: ProgressSink) {
         self.progress = Some(sink);
+    }
+
+    /// From now on reports have each row's log-probabilities ([`StepReport::logprobs`]).
+    pub fn keep_logprobs(&mut self) {
+        self.keeps_logprobs = true;
     }
 
     /// The policy being trained.
@@ -246,6 +255,7 @@ impl<P: Policy> Trainer<P> {
             rows,
             spec,
             prox: vec![None; rows.len()],
+            logprobs: kept(self.keeps_logprobs, rows),
             report: StepReport::new(&packing),
             sums: MetricSums::default(),
             first: MetricSums::default(),
@@ -265,6 +275,7 @@ impl<P: Policy> Trainer<P> {
         state
             .report
             .finish(&state.sums, &state.first, self.version());
+        state.report.logprobs = state.logprobs;
         Ok(state.report)
     }
 
@@ -324,7 +335,8 @@ impl<P: Policy> Trainer<P> {
     ) -> Result<(), TrainError> {
         self.policy.zero_gradients();
         let first = state.report.updates == 0 && state.report.skipped.is_empty();
-        let own = self.hand_out(batches, scale, state)?;
+        let shares = self.hand_out(batches, scale, state)?;
+        let own = &shares[0];
         for (index, &batch) in own.iter().enumerate() {
             let batch = &batches[batch];
             let sums = self.micro_batch(batch, scale, state)?;
@@ -334,7 +346,8 @@ impl<P: Policy> Trainer<P> {
             }
             self.report_progress(state, (index + 1, own.len()), batch.tokens.len())?;
         }
-        self.gather(first, state)?;
+        let rows = |share: &Vec<usize>| ranks::rows_of(batches, share);
+        self.gather(first, state, shares.iter().map(rows).collect())?;
         self.apply(state)
     }
 
@@ -404,6 +417,7 @@ impl<P: Policy> Trainer<P> {
         };
         let scores = self.policy.forward(batch, want)?;
         check_scores(batch, &scores, want)?;
+        state.keep_logprobs(batch, &scores);
         let forwarded = (self.clock)();
         let (grads, sums) = derive(batch, &scores, scale, state)?;
         let derived = (self.clock)();
@@ -416,6 +430,23 @@ impl<P: Policy> Trainer<P> {
         state.report.micro_batches += 1;
         Ok(sums)
     }
+}
+
+impl StepState<'_> {
+    /// Keeps the log-probabilities of rows that were not trained before in this step.
+    fn keep_logprobs(&mut self, batch: &MicroBatch, scores: &Scores) {
+        for packed in &batch.rows {
+            let length = self.rows[packed.row].tokens.len();
+            if let Some(kept) = self.logprobs.get_mut(packed.row) {
+                kept.get_or_insert_with(|| spread(length, packed, &scores.logprobs));
+            }
+        }
+    }
+}
+
+/// Room for the log-probabilities of each row, if they are kept.
+fn kept(keeps: bool, rows: &[TrainRow]) -> Vec<Prox> {
+    vec![None; if keeps { rows.len() } else { 0 }]
 }
 
 /// A column of the row's length with the trained tokens' values.

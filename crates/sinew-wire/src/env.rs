@@ -8,12 +8,12 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use sinew_bridge::{PythonRows, RowLimits};
 use sinew_env::{
-    EnvFactory, MixtureFactory, MixtureTasks, Reward, RewardSample, Rewarded, Score, Taskset,
-    Unscored,
+    EnvFactory, IMAGE_COLUMN, MixtureFactory, MixtureTasks, Reward, RewardSample, Rewarded,
+    Sandboxes, Score, Split, TaskImage, Taskset, Unscored,
 };
 use sinew_judge::Bench;
 use sinew_levels::egress::{recorded, unrecorded};
-use sinew_levels::sandbox_spec;
+use sinew_levels::{sandbox_spec, task_images};
 use sinew_model::{Dataset, resolve_dataset};
 use sinew_recipe::{HeldOut, RewardSection, RunPlan, TasksPlan};
 use sinew_tasks::{Source, Splits, TableConfig, TableTaskset, TasksError};
@@ -355,11 +355,65 @@ impl Reward for Apart {
     }
 }
 
+/// Refuses a task that names an image which the recipe does not have.
+fn known_images(
+    recipe: &RunPlan,
+    world: &sinew_recipe::World<'_>,
+    tasks: &dyn Taskset,
+) -> Result<(), Failure> {
+    let images = &recipe.sandbox.images;
+    if images.is_empty() || !world.env.config().task_images() {
+        return Ok(());
+    }
+    for split in [Split::Train, Split::HeldOut] {
+        for index in 0..tasks.len(split) {
+            let task = tasks.get(split, index).map_err(Failure::input)?;
+            let Some(named) = task.data.get(IMAGE_COLUMN) else {
+                continue;
+            };
+            if named.as_str().is_none_or(|name| !images.contains_key(name)) {
+                let allowed: Vec<&str> = images.keys().take(20).map(String::as_str).collect();
+                return Err(Failure::input(format!(
+                    "task {}: {IMAGE_COLUMN} = {named}: sandbox.images has no such image; allowed: {}{}; \
+                     add it to [sandbox.images], or correct the row",
+                    task.id,
+                    allowed.join(", "),
+                    if images.len() > allowed.len() {
+                        ", ..."
+                    } else {
+                        ""
+                    }
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Adds the images that tasks may name, pulled and unpacked, so that no episode finds one missing.
+fn with_images(recipe: &RunPlan, mut sandboxes: Sandboxes) -> Result<Sandboxes, Failure> {
+    let unpacked = task_images(&recipe.sandbox)?;
+    let images = unpacked.into_iter().map(|(name, image)| {
+        let env = image.config.env;
+        let root = image.root;
+        (name, TaskImage { root, env })
+    });
+    sandboxes.images = images.collect();
+    Ok(sandboxes)
+}
+
 /// The environments, with the rewards of the recipe, or without where there are no judges.
 fn made_world(recipe: &RunPlan, tasks: &Tasks, bench: Option<&Bench>) -> Result<World, Failure> {
+    for (world, taskset) in recipe.worlds().into_iter().zip(&tasks.each) {
+        member(
+            recipe,
+            &world,
+            known_images(recipe, &world, taskset.as_ref()),
+        )?;
+    }
     let sandboxes = match recipe.env.needs().sandbox {
         false => None,
-        true => Some(sandboxed(&recipe.sandbox)?),
+        true => Some(with_images(recipe, sandboxed(&recipe.sandbox)?)?),
     };
     let mut envs = Vec::new();
     for (world, taskset) in recipe.worlds().into_iter().zip(&tasks.each) {

@@ -10,7 +10,7 @@ use crate::{Session, clock, plan, scoring};
 use sinew_algo::Algorithm;
 use sinew_model::Params;
 use sinew_pipeline::{EmbeddedLearner, PipelineError, RunEvent, SavedState, TrainProgress};
-use sinew_project::{Resume, RunDir};
+use sinew_project::{Resume, RunDir, TokenSignals};
 use sinew_recipe::RunPlan;
 use sinew_tensor::Cpu;
 use std::path::Path;
@@ -41,6 +41,7 @@ pub(crate) fn begin(
     };
     pins.keep(session, saved.step)?;
     follow(&mut learner, session, saved.wall_s);
+    record_tokens(&mut learner, recipe, dir);
     Ok((learner, saved))
 }
 
@@ -84,6 +85,21 @@ fn follow(learner: &mut EmbeddedLearner, session: &Session<'_>, earlier_s: f64) 
             wall_s: earlier_s + started.elapsed().as_secs_f64(),
         }));
     });
+}
+
+/// Keeps advantage and ratio of trained tokens, if the recipe says so.
+fn record_tokens(learner: &mut EmbeddedLearner, recipe: &RunPlan, dir: &RunDir) {
+    let keep = recipe.train.token_signals;
+    if keep == 0 {
+        return;
+    }
+    let signals = TokenSignals::new(dir.path(), keep);
+    learner.record_rows(Box::new(move |step, rows, logprobs| {
+        // Only viewers read it: the run goes on.
+        if let Err(error) = signals.write(step, rows, logprobs) {
+            tracing::error!(step, %error, "train.token_signals: not written");
+        }
+    }));
 }
 
 /// A worker of `train.data_parallel`: computes its share of each gradient until its parent closes the

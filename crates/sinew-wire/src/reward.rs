@@ -60,6 +60,7 @@ pub(crate) fn sandboxed(section: &SandboxPlan) -> Result<Sandboxes, Failure> {
     Ok(Sandboxes {
         provider: sandboxes(section)?,
         spec: sandbox_spec(section)?,
+        images: BTreeMap::new(),
     })
 }
 

@@ -18,15 +18,18 @@ use crate::peers::Peers;
 use crate::row::{Better, Printer, Row, Summary};
 use sinew_bridge::Python;
 use sinew_env::{
-    ENVIRONMENTS, EnvConfig, EnvFactory, EnvKind, Needs, Split, Taskset, registry::ReadConfig,
+    ENVIRONMENTS, EnvConfig, EnvFactory, EnvKind, Needs, Sandboxes, Split, Taskset,
+    registry::ReadConfig,
 };
 use sinew_render::{Renderer, TinyRenderer, byte_renderer};
 use sinew_rollout::{
     Admission, AdmissionConfig, BuiltInLoop, EpisodeLimits, EpisodeOptions, EpisodeParts,
     EpisodeSpec, Gauges, RunInfo, Runner,
 };
+use sinew_sandbox::SandboxSpec;
 use sinew_store::MemoryStore;
 use sinew_types::{EpisodeId, GroupId, SamplingParams, Task, TokenKind};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
@@ -34,16 +37,22 @@ use tokio::sync::watch;
 
 /// Most sessions at once.
 const MOST: usize = 1024;
-/// Native environments, which need no sandbox.
-const NATIVE: [&str; 4] = ["tiny", "search", "sycophancy", "sources"];
+/// Native environments. The last one runs code in sandboxes.
+const NATIVE: [&str; 5] = ["tiny", "search", "sycophancy", "sources", "tool_math"];
+/// Most sessions at once of an environment with a sandbox in each.
+const SANDBOXES: usize = 64;
 /// Worlds in Python. The last one runs code in processes of its own: one session a worker.
-const WORLDS: [&str; 10] = [
+const WORLDS: [&str; 14] = [
     "bargain:Bargain",
     "bargain:ConnectThree",
+    "duo:Propose",
+    "duo:Verify",
     "household:Household",
+    "memory:Graph",
     "memory:Memory",
     "phone:Phone",
     "physics:Tabletop",
+    "reflect:Order",
     "research:Research",
     "retail:Retail",
     "survival:Survival",
@@ -126,20 +135,25 @@ impl World {
     /// The environment with its gold policy on the first tasks.
     fn open(name: &'static str, runtime: &Runtime) -> Result<Self, BenchError> {
         let bytes = || byte_renderer().map_err(BenchError::system);
+        let mut sandboxes = None;
         let (config, renderer, most): (Arc<dyn EnvConfig>, Arc<dyn Renderer>, usize) =
             if NATIVE.contains(&name) {
                 let (kind, (config, _)) = native(name)?;
-                let Needs { alphabet, .. } = kind.needs;
+                let Needs {
+                    alphabet, sandbox, ..
+                } = kind.needs;
+                sandboxes = sandbox.then(self::sandboxes).transpose()?;
+                let most = if sandbox { SANDBOXES } else { MOST };
                 match alphabet {
-                    Some(letters) => (config, Arc::new(TinyRenderer::new(letters)), MOST),
-                    None => (config, Arc::new(bytes()?), MOST),
+                    Some(letters) => (config, Arc::new(TinyRenderer::new(letters)), most),
+                    None => (config, Arc::new(bytes()?), most),
                 }
             } else {
                 let (keys, most) = python(name);
                 (Arc::new(keys), Arc::new(bytes()?), most)
             };
         let tasks = config.taskset(0).map_err(BenchError::system)?;
-        let envs = config.factory(None).map_err(BenchError::system)?;
+        let envs = config.factory(sandboxes).map_err(BenchError::system)?;
         let tasks = first(tasks.as_ref())?;
         let script = Script::of(envs.as_ref(), renderer.as_ref(), tasks, runtime)?;
         Ok(Self {
@@ -305,6 +319,15 @@ impl World {
             score_timeout: PATIENCE,
         }
     }
+}
+
+/// Sandboxes of the process level.
+fn sandboxes() -> Result<Sandboxes, BenchError> {
+    Ok(Sandboxes {
+        provider: crate::programs::sandboxes()?,
+        spec: SandboxSpec::default(),
+        images: BTreeMap::new(),
+    })
 }
 
 /// Keys of a world in Python, and its most sessions at once.

@@ -5,6 +5,7 @@
 mod env;
 mod hostile;
 mod http;
+mod images;
 #[cfg(feature = "mcp")]
 mod mcp;
 mod reward;

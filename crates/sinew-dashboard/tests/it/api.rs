@@ -112,6 +112,15 @@ fn an_episode_has_its_tokens_and_a_run_its_errors_and_its_time() {
         nodes[1]["logprobs"].as_array().unwrap().len()
     );
     assert_eq!(episode["siblings"].as_array().unwrap().len(), 4);
+    // The first step alone has what training gave its tokens.
+    let signals = episode["signals"][1].as_array().unwrap();
+    assert_eq!(
+        signals.len(),
+        nodes[1]["logprobs"].as_array().unwrap().len()
+    );
+    assert!(signals[0]["ratio"].as_f64().unwrap() > 0.8, "{signals:?}");
+    let later = served.get("/api/runs/a/episodes/d00000003-e0").1;
+    assert!(later["signals"].is_null() && later["nodes"].is_array());
     assert_eq!(served.get("/api/runs/a/episodes/none").0, 404);
     assert_eq!(served.get("/api/runs/zzz/curves").0, 404);
 

@@ -19,6 +19,11 @@ const PAGES: &[(&str, &str)] = &[
     ("errors", "?run=a"),
     ("episode", "?run=a&id=d00000000-e0"),
     ("episode", "?run=a&id=d00000000-e0&view=tokens"),
+    (
+        "episode",
+        "?run=a&id=d00000000-e0&view=tokens&color=advantage",
+    ),
+    ("episode", "?run=a&id=d00000000-e0&view=tokens&color=ratio"),
     ("compare", "?run=a&a=d00000001-e0&b=d00000001-e1"),
 ];
 

@@ -5,8 +5,8 @@ use sinew_render::Renderer;
 use sinew_store::{DiskStore, StoreOptions, TraceStore, TrainedBatch};
 use sinew_types::{
     Content, EpisodeEnd, EpisodeId, FailureKind, FinishReason, GroupId, Media, MediaSource,
-    Message, NO_PARENT, Node, Origin, Outcome, Part, PolicyVersion, Provenance, Role,
-    TRACE_FORMAT_VERSION, TaskId, Timing, TokenKind, ToolCall, Trace, VersionSpan,
+    Message, NO_PARENT, Node, Origin, Outcome, Part, PathToken, PolicyVersion, Provenance, Role,
+    TRACE_FORMAT_VERSION, TaskId, Timing, TokenKind, ToolCall, Trace, TrainRow, VersionSpan,
 };
 use sinew_view::{LiveRow, LiveState, SpanRow};
 use std::fmt::Write;
@@ -53,6 +53,9 @@ pub(crate) fn run(folder: &Path, steps: u64, groups: u64, lift: f64) {
                 false,
             )
             .unwrap();
+        if step == 1 {
+            token_signals(folder, step, &traces);
+        }
         let record = record(step, steps, lift, &traces);
         let _ = writeln!(metrics, "{}", serde_json::to_string(&record).unwrap());
     }
@@ -65,6 +68,41 @@ pub(crate) fn run(folder: &Path, steps: u64, groups: u64, lift: f64) {
         "{\"state\":\"ended\",\"why\":null}",
     )
     .unwrap();
+}
+
+/// What training gave the tokens of a step: advantages by outcome, and probabilities that changed a little.
+fn token_signals(folder: &Path, step: u64, traces: &[Trace]) {
+    let path = |trace: &Trace, leaf| {
+        let path = trace.path_tokens(leaf);
+        let trained = |t: &PathToken| t.logprob.is_some();
+        let weight = |t| if trained(t) { 1.0 } else { 0.0 };
+        let sign = if trace.outcome.success { 1.5 } else { -0.5 };
+        let change = |t: &PathToken| 0.3 * (noise(u64::from(t.id)) as f32 - 0.5);
+        let row = TrainRow {
+            episode: trace.episode.clone(),
+            tokens: path.iter().map(|t| t.id).collect(),
+            weights: path.iter().map(weight).collect(),
+            share: 1.0,
+            advantages: path.iter().map(|t| sign * weight(t)).collect(),
+            temperatures: Vec::new(),
+            behaviour_logprobs: path.iter().map(|t| t.logprob.unwrap_or(0.0)).collect(),
+            ref_logprobs: None,
+            prox_logprobs: None,
+            values: None,
+            returns: None,
+            teacher_top: None,
+            masks: None,
+            oldest_version: PolicyVersion(0),
+        };
+        let logprobs = path.iter().map(|t| t.logprob.unwrap_or(0.0) + change(t));
+        (row, Some(logprobs.collect()))
+    };
+    let all = traces
+        .iter()
+        .flat_map(|t| t.leaves().into_iter().map(move |leaf| path(t, leaf)));
+    let (rows, logprobs): (Vec<_>, Vec<_>) = all.unzip();
+    let signals = sinew_project::TokenSignals::new(folder, 1);
+    signals.write(step, &rows, &logprobs).unwrap();
 }
 
 /// The curve that all numbers follow.

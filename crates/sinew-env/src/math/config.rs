@@ -110,7 +110,7 @@ impl EnvConfig for ToolMath {
     }
 
     fn factory(&self, sandboxes: Option<Sandboxes>) -> Result<Arc<dyn EnvFactory>, EnvError> {
-        let Some(Sandboxes { provider, spec }) = sandboxes else {
+        let Some(Sandboxes { provider, spec, .. }) = sandboxes else {
             return Err(EnvError::Sandbox("tool_math was given no sandboxes".into()));
         };
         let config = ToolMathConfig {

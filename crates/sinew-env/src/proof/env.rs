@@ -146,7 +146,7 @@ impl ProofWorld {
         if let Some(used) = self.sandbox.take() {
             used.destroy().await.map_err(failed)?;
         }
-        let Sandboxes { provider, spec } = self.factory.sandboxes.as_ref();
+        let Sandboxes { provider, spec, .. } = self.factory.sandboxes.as_ref();
         let sandbox = self
             .sandbox
             .insert(provider.acquire(spec).await.map_err(failed)?);

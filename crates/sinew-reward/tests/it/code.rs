@@ -21,6 +21,7 @@ pub(crate) fn made(name: &str, seconds: f64, path: &str) -> Result<Arc<dyn Rewar
         sandboxes: Some(Sandboxes {
             provider: Arc::new(provider),
             spec: SandboxSpec::default(),
+            images: BTreeMap::new(),
         }),
         spec: SandboxSpec::default(),
         workers: 1,

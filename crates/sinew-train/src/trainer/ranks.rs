@@ -6,7 +6,7 @@
 //! reports are gathered by all; if none says that it failed, the gradients are summed, and rank 0 applies
 //! them.
 
-use super::{StepReport, StepState, TrainError, Trainer};
+use super::{Prox, StepReport, StepState, TrainError, Trainer, kept};
 use crate::comm::{Comm, CommError};
 use crate::loss::MetricSums;
 use crate::pack::{MicroBatch, Packing, pack};
@@ -23,6 +23,8 @@ struct Shard {
     /// Factor on the rows' weights.
     scale: f64,
     micro_batch_tokens: usize,
+    /// Whether the log-probabilities of rows are wanted.
+    keeps_logprobs: bool,
 }
 
 /// What a process reports of its part, in addition to the gradient.
@@ -33,6 +35,8 @@ struct ShardReport {
     sums: Vec<u64>,
     computed_tokens: usize,
     micro_batches: usize,
+    /// Of its rows; empty if they are not wanted.
+    logprobs: Vec<Prox>,
 }
 
 /// The message of each rank to all when its part is computed: its report, or why it failed.
@@ -54,6 +58,12 @@ fn share(batches: &[MicroBatch], ranks: usize) -> Vec<Vec<usize>> {
         batches
     });
     sorted.collect()
+}
+
+/// Rows of a process's micro-batches, in their order.
+pub(super) fn rows_of(batches: &[MicroBatch], share: &[usize]) -> Vec<usize> {
+    let packed = share.iter().flat_map(|&b| &batches[b].rows);
+    packed.map(|p| p.row).collect()
 }
 
 /// A message of the protocol: they are JSON, in which `f64` and `f32` keep their bits.
@@ -124,6 +134,7 @@ impl<P: Policy> Trainer<P> {
             rows: &shard.rows,
             spec: &shard.spec,
             prox: vec![None; shard.rows.len()],
+            logprobs: kept(shard.keeps_logprobs, &shard.rows),
             report: StepReport::new(&packing),
             sums: MetricSums::default(),
             first: MetricSums::default(),
@@ -138,24 +149,24 @@ impl<P: Policy> Trainer<P> {
             sums: state.sums.to_bits(),
             computed_tokens: state.report.computed_tokens,
             micro_batches: state.report.micro_batches,
+            logprobs: state.logprobs,
         })
     }
 
-    /// Sends all but this process's share of `batches`, and the weights; returns the indices that
-    /// stay here.
+    /// Sends all but this process's share of `batches`, and the weights; returns the indices of each
+    /// process, this one first.
     pub(super) fn hand_out(
         &mut self,
         batches: &[MicroBatch],
         scale: f64,
         state: &StepState<'_>,
-    ) -> Result<Vec<usize>, TrainError> {
+    ) -> Result<Vec<Vec<usize>>, TrainError> {
         let ranks = self.comm.ranks();
         if ranks == 1 {
-            return Ok((0..batches.len()).collect());
+            return Ok(vec![(0..batches.len()).collect()]);
         }
-        let mut shares = share(batches, ranks);
-        let rows_of = |share: &Vec<usize>| {
-            let packed = share.iter().flat_map(|&b| &batches[b].rows);
+        let shares = share(batches, ranks);
+        let rows = |share: &Vec<usize>| {
             let row = |index: usize| TrainRow {
                 prox_logprobs: state.rows[index]
                     .prox_logprobs
@@ -163,20 +174,21 @@ impl<P: Policy> Trainer<P> {
                     .or_else(|| state.prox[index].clone()),
                 ..state.rows[index].clone()
             };
-            packed.map(|p| row(p.row)).collect()
+            rows_of(batches, share).into_iter().map(row).collect()
         };
         for (rank, share) in shares.iter().enumerate().skip(1) {
             let shard = Shard {
-                rows: rows_of(share),
+                rows: rows(share),
                 spec: state.spec.clone(),
                 scale,
                 micro_batch_tokens: self.config.micro_batch_tokens,
+                keeps_logprobs: self.keeps_logprobs,
             };
             let message = encode(&*self.comm, &shard)?;
             self.comm.send(rank, &message)?;
         }
         self.policy.broadcast_weights(&mut *self.comm)?;
-        Ok(shares.swap_remove(0))
+        Ok(shares)
     }
 
     /// The answers of all ranks.
@@ -188,11 +200,12 @@ impl<P: Policy> Trainer<P> {
         all.iter().enumerate().map(parse).collect()
     }
 
-    /// Adds the reports and the gradients of the other ranks.
+    /// Adds the reports and the gradients of the other ranks. `rows` are those that each was given.
     pub(super) fn gather(
         &mut self,
         first: bool,
         state: &mut StepState<'_>,
+        rows: Vec<Vec<usize>>,
     ) -> Result<(), TrainError> {
         if self.comm.ranks() == 1 {
             return Ok(());
@@ -209,6 +222,11 @@ impl<P: Policy> Trainer<P> {
             state.report.loss += report.loss;
             state.report.computed_tokens += report.computed_tokens;
             state.report.micro_batches += report.micro_batches;
+            for (&row, column) in rows[rank].iter().zip(report.logprobs) {
+                if let Some(kept) = state.logprobs.get_mut(row) {
+                    *kept = kept.take().or(column);
+                }
+            }
         }
         Ok(self.policy.reduce_gradients(&mut *self.comm)?)
     }

@@ -86,6 +86,11 @@ pub struct StepReport {
     pub gap_max_abs: Option<f64>,
     /// Where the time was spent.
     pub seconds: PhaseSeconds,
+    /// For each row, log-probabilities at its trained tokens when it was first trained, in nats, and 0 elsewhere.
+    /// Empty unless they are kept ([`Trainer::keep_logprobs`](crate::Trainer::keep_logprobs)); `None` of a row
+    /// that was not trained.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub logprobs: Vec<Option<Vec<f32>>>,
 }
 
 impl StepReport {
@@ -108,6 +113,7 @@ impl StepReport {
             gap_mean_abs: None,
             gap_max_abs: None,
             seconds: PhaseSeconds::default(),
+            logprobs: Vec::new(),
         }
     }
 

@@ -621,6 +621,36 @@ fn masks_go_wherever_rows_go() {
     }
 }
 
+/// Asserts that two columns agree.
+fn close(a: Option<&[f32]>, b: Option<&[f32]>) {
+    let (a, b) = (a.unwrap(), b.unwrap());
+    assert_eq!(a.len(), b.len());
+    let mut pairs = a.iter().zip(b);
+    assert!(pairs.all(|(a, b)| (a - b).abs() < 1e-4), "{a:?} {b:?}");
+}
+
+/// Asserts that each row has a log-probability at its trained tokens, and 0 elsewhere; `fresh`: those of the
+/// policy that sampled it.
+fn check_logprobs(rows: &[TrainRow], report: &StepReport, fresh: bool) {
+    assert_eq!(report.logprobs.len(), rows.len());
+    for (row, kept) in rows.iter().zip(&report.logprobs) {
+        let kept = kept.as_deref().unwrap();
+        for (t, &logprob) in kept.iter().enumerate() {
+            let trained = row.weights[t] != 0.0;
+            assert!(trained == (logprob < 0.0), "{t}: {kept:?}");
+            let gap = (logprob - row.behaviour_logprobs[t]).abs();
+            assert!(!fresh || !trained || gap < 1e-4, "{t}: {kept:?}");
+        }
+    }
+}
+
+#[test]
+fn log_probabilities_are_reported_only_if_they_are_kept() {
+    let mut trainer = trainer(TrainerConfig::new(64, 0.05));
+    let rows = batch(trainer.policy());
+    assert!(trainer.step(&rows, &clip()).unwrap().logprobs.is_empty());
+}
+
 #[test]
 fn several_processes_compute_what_one_does() {
     let spec = LossSpec {
@@ -637,11 +667,16 @@ fn several_processes_compute_what_one_does() {
         };
         let mut one = trainer(config);
         let mut shared: Vec<_> = [1, 2, 5].map(|n| with_others(config, n)).into();
+        one.keep_logprobs();
+        shared.iter_mut().for_each(Trainer::keep_logprobs);
         for _ in 0..4 {
             let rows = batch(one.policy());
             let alone = one.step(&rows, &spec).unwrap();
+            check_logprobs(&rows, &alone, minibatches == 1);
             for several in &mut shared {
                 let report = several.step(&rows, &spec).unwrap();
+                let pairs = report.logprobs.iter().zip(&alone.logprobs);
+                pairs.for_each(|(a, b)| close(a.as_deref(), b.as_deref()));
                 assert!((report.loss - alone.loss).abs() < 1e-6, "{report:?}");
                 assert!((report.grad_norm - alone.grad_norm).abs() < 1e-5);
                 let tokens = |r: &StepReport| r.metrics.trained_tokens;

@@ -93,6 +93,8 @@ fn wrong_options_and_missing_packages_are_named() {
             "allowed: random, first, search",
         ),
         ("textworld:TextWorld", "{}", "pip install textworld==1.7.0"),
+        ("crafter:Crafter", "{}", "pip install crafter==1.8.3"),
+        ("science:Science", "{}", "pip install scienceworld==1.2.3"),
     ] {
         let mut command = sinew();
         command.args(["env", "check", &format!("sinew.bridges.{module}")]);
@@ -140,6 +142,18 @@ fn larger_packages_keep_the_checks_where_they_are_installed() {
         ),
         ("textarena", "arena:Arena", json!({}), &["determinism"][..]),
         (
+            "crafter",
+            "crafter:Crafter",
+            json!({}),
+            &["leaks", "determinism"][..],
+        ),
+        (
+            "scienceworld",
+            "science:Science",
+            json!({}),
+            &["gold", "null", "random", "determinism"][..],
+        ),
+        (
             "mujoco",
             "gym:Gym",
             json!({"id": "InvertedPendulum-v5"}),
@@ -149,7 +163,11 @@ fn larger_packages_keep_the_checks_where_they_are_installed() {
         let Some(python) = interpreter(set) else {
             continue;
         };
-        let found = checked(&python, &format!("sinew.bridges.{module}"), &options, 4);
+        // A world of Crafter, and a program of ScienceWorld, take seconds to start.
+        let slow = ["crafter", "scienceworld"].contains(&set);
+        let tasks = if slow { 2 } else { 4 };
+        let module = format!("sinew.bridges.{module}");
+        let found = checked(&python, &module, &options, tasks);
         passed(&found, names);
     }
 }

@@ -119,3 +119,64 @@ fn programs_of_an_image_run_in_it() {
     let errors = String::from_utf8_lossy(&told.stderr).into_owned();
     assert!(errors.contains("roots of its own"), "{errors}");
 }
+
+/// What `sinew check` says about a recipe whose tasks name images.
+fn checked(folder: &Path, row: &str, sandbox: &str) -> String {
+    let class = "from sinew import Env\n\nclass E(Env):\n    def reward(self, task):\n        return True\n";
+    std::fs::write(folder.join("mine.py"), class).unwrap();
+    let rows: String = (0..40)
+        .map(|n| format!("{{\"prompt\": \"p{n}\", {row}}}\n"))
+        .collect();
+    std::fs::write(folder.join("rows.jsonl"), rows).unwrap();
+    let recipe = format!(
+        "model = {{ type = \"scratch\", d_model = 32, layers = 1, heads = 2, kv_heads = 1, d_ff = 64 }}\n\
+         tasks = \"rows.jsonl\"\n[env]\ntype = \"python\"\nmodule = \"mine.py:E\"\nworkers = 1\n\
+         [algorithm]\ntype = \"grpo\"\n[sandbox]\n{sandbox}\n"
+    );
+    std::fs::write(folder.join("r.toml"), recipe).unwrap();
+    let mut check = Command::new(env!("CARGO_BIN_EXE_sinew"));
+    let told = check
+        .args(["check", "r.toml"])
+        .current_dir(folder)
+        .output()
+        .unwrap();
+    assert_ne!(told.status.code(), Some(0), "{row} {sandbox}");
+    [told.stdout, told.stderr]
+        .map(|text| String::from_utf8_lossy(&text).into_owned())
+        .concat()
+}
+
+#[test]
+fn images_of_tasks_are_those_that_the_recipe_names() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("root")).unwrap();
+    let one = "images = { one = \"root\", other = \"root\" }";
+    for (row, sandbox, said) in [
+        (
+            "\"image\": \"two\"",
+            one,
+            &["image = \"two\"", "no such image; allowed: one, other;"][..],
+        ),
+        ("\"image\": 7", one, &["image = 7", "allowed: one, other;"]),
+        (
+            "\"image\": \"one\"",
+            one,
+            &["image \"one\" has no /usr/bin/python3"],
+        ),
+        (
+            "\"image\": \"one\"",
+            "images = { one = \"nowhere\" }",
+            &["sandbox.images.one", "nowhere is no image"],
+        ),
+        (
+            "\"image\": \"one\"",
+            "images = { \"a b\" = \"root\" }",
+            &["sandbox.images = \"a b\"", "allowed: names of 1 to 128"],
+        ),
+    ] {
+        let text = checked(folder.path(), row, sandbox);
+        for part in said {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+}

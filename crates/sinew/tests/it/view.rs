@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 /// What an address with the token of a link answers.
 fn get(url: &str, path: &str) -> Value {
@@ -25,6 +25,73 @@ fn get(url: &str, path: &str) -> Value {
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 200"), "{path}: {text}");
     serde_json::from_str(body).unwrap()
+}
+
+/// A dashboard over one run, and its address.
+fn view(run: &Path) -> (Child, String) {
+    let mut command = sinew();
+    let mut viewing = command
+        .args(["view", "--json"])
+        .arg(run)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(viewing.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    let line: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(line["runs"], 1);
+    (viewing, line["url"].as_str().unwrap().to_owned())
+}
+
+#[test]
+fn trained_tokens_of_the_newest_steps_have_their_advantage_and_ratio() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("kept");
+    // A part of the rows is trained by another process.
+    let keys = [("train.token_signals", "2"), ("train.data_parallel", "2")];
+    let recipe = crate::resume::recipe(dir.path(), 4, &keys);
+    crate::resume::done(&recipe, &run, &[]);
+    assert_eq!(std::fs::read_dir(run.join("tokens")).unwrap().count(), 2);
+
+    let (mut viewing, url) = view(&run);
+    let signals = |step: u32| -> Vec<(f64, Value)> {
+        let page = format!("/api/runs/kept/episodes?purpose=train&step={step}&limit=200");
+        let page = get(&url, &page);
+        let episodes = page["episodes"].as_array().unwrap();
+        let one = |e: &Value| {
+            let id = e["episode"].as_str().unwrap();
+            let episode = get(&url, &format!("/api/runs/kept/episodes/{id}"));
+            (e["reward"].as_f64().unwrap(), episode["signals"].clone())
+        };
+        episodes.iter().map(one).collect()
+    };
+    assert!(signals(1).iter().all(|(_, signals)| signals.is_null()));
+    let kept = signals(4);
+    let tokens = |signals: &Value| -> Vec<Value> {
+        let nodes = signals.as_array().into_iter().flatten();
+        nodes.flat_map(|n| n.as_array().unwrap().clone()).collect()
+    };
+    let all: Vec<Value> = kept.iter().flat_map(|(_, s)| tokens(s)).collect();
+    assert!(!all.is_empty());
+    for token in &all {
+        // The weights that sampled it are those that were trained.
+        assert!(
+            (token["ratio"].as_f64().unwrap() - 1.0).abs() < 1e-3,
+            "{token}"
+        );
+    }
+    // Of the trained episodes, the best has a higher advantage than the worst.
+    let mut trained: Vec<(f64, f64)> = kept
+        .iter()
+        .filter_map(|(reward, s)| Some((*reward, tokens(s).first()?["advantage"].as_f64()?)))
+        .collect();
+    trained.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (worst, best) = (trained[0], trained[trained.len() - 1]);
+    assert!(worst.1 < best.1, "{trained:?}");
+    viewing.kill().unwrap();
+    viewing.wait().unwrap();
 }
 
 #[test]
@@ -55,20 +122,8 @@ fn a_run_is_seen_while_it_works_and_afterwards_and_its_signals_arrive() {
     assert!(lines.last().unwrap().unwrap().contains("\"eval\""));
     assert!(child.wait().unwrap().success());
 
-    let mut command = sinew();
-    let mut viewing = command
-        .args(["view", "--json"])
-        .arg(&run)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(viewing.stdout.take().unwrap())
-        .read_line(&mut line)
-        .unwrap();
-    let line: Value = serde_json::from_str(&line).unwrap();
-    assert_eq!(line["runs"], 1);
-    let url = line["url"].as_str().unwrap();
+    let (mut viewing, url) = view(&run);
+    let url = url.as_str();
     let curves = get(url, "/api/runs/seen/curves");
     assert_eq!(curves["step"].as_array().unwrap().len(), 60);
     let live = get(url, "/api/runs/seen/live");

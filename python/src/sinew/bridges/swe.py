@@ -1,7 +1,8 @@
 """Tasks in the form of SWE-bench: repair a repository so that failing tests pass, and passing ones still do.
 
 Rows are those of SWE-bench (`instance_id`, `problem_statement`, `test_patch`, `FAIL_TO_PASS`, `PASS_TO_PASS`), given by the recipe's
-`[tasks]`. A class of yours stands next to a folder with the sources of each row at its base commit, as an archive without history::
+`[tasks]`. A row with the column `image` runs in that image of `sandbox.images`, which has the repository in `folder` and the packages of
+its tests. Else a class of yours stands next to a folder with the sources of each row at its base commit, as an archive without history::
 
     git archive --format tar --output repos/INSTANCE.tar BASE_COMMIT
 
@@ -32,6 +33,10 @@ class Swe(Env):
     system = "You repair a repository. Look at it with tools, change files, run its tests, and call `submit` when the issue is solved."
     #: Folder of archives, relative to the file of the class.
     archives = "repos"
+    #: Folder of the repository in images, and the interpreter that runs its tests; empty: the one of the worker.
+    folder, interpreter = "/testbed", ""
+    #: Whether an image may have `.git` in that folder: code of the model can read it, with commits after the base if there are some.
+    history = False
     #: `pytest` or `unittest`: how test ids are written and run.
     runner = "pytest"
     #: Seconds of one run of tests, and calls of an episode.
@@ -41,7 +46,17 @@ class Swe(Env):
         self.task = task
         self.root = tempfile.mkdtemp(prefix="swe-")
         self.used = 0
-        self.unpack(self.root)
+        if not self.in_image():
+            self.unpack(self.root)
+            return
+        if not os.path.isdir(self.folder):
+            raise FileNotFoundError(f"{self.folder}: not in image {task.image}; set `folder` to where its repository is")
+        if not self.history and os.path.exists(os.path.join(self.folder, ".git")):
+            raise RuntimeError(f"{self.folder}/.git is in image {task.image}: remove it, or its later commits, and set `history`")
+        copied(self.folder, self.root)
+
+    def in_image(self):
+        return "image" in self.task
 
     def unpack(self, folder):
         file = getattr(sys.modules[type(self).__module__], "__file__", None)
@@ -118,14 +133,16 @@ class Swe(Env):
         return Done("submitted")
 
     def command(self, names):
+        python = self.interpreter or sys.executable
         if self.runner == "pytest":
-            return [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", *names]
-        modules = [name.removesuffix(".py").replace("/", ".") for name in names]
-        return [sys.executable, "-m", "unittest", "-v", *modules]
+            return [python, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", *names]
+        modules = [name[: -len(".py")].replace("/", ".") for name in names]
+        return [python, "-m", "unittest", "-v", *modules]
 
     def ran(self, root, names):
         """Results by test id, and what was printed."""
-        path = os.pathsep.join([root, *(p for p in sys.path if p)])
+        # Packages of the worker are of no use to another interpreter.
+        path = os.pathsep.join([root, *(p for p in sys.path if p and not self.interpreter)])
         env = dict(os.environ, PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1")
         try:
             done = subprocess.run(
@@ -162,7 +179,10 @@ class Swe(Env):
     def restored(self, folder, files):
         """Puts the files of tests back as they were: the model may have changed them."""
         with tempfile.TemporaryDirectory(prefix="swe-") as first:
-            self.unpack(first)
+            if self.in_image():
+                first = self.folder
+            else:
+                self.unpack(first)
             for name in files:
                 source, target = os.path.join(first, name), os.path.join(folder, name)
                 if os.path.exists(source):
@@ -178,7 +198,7 @@ class Swe(Env):
 def copied(source, target):
     """Copies a tree without owners and times, which a sandbox does not let one set."""
     for at, folders, files in os.walk(source):
-        folders[:] = [name for name in folders if name != "__pycache__"]
+        folders[:] = [name for name in folders if name not in ("__pycache__", ".git")]
         into = os.path.join(target, os.path.relpath(at, source))
         os.makedirs(into, exist_ok=True)
         for name in files:
