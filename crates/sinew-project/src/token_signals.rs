@@ -96,8 +96,9 @@ impl TokenSignals {
     }
 }
 
-/// What `step` of the run in `run_dir` gave the tokens of an episode: for each node its trained tokens, in their
-/// order. `None` if nothing was recorded of them. A token that several rows trained has the first one's.
+/// What `step` of the run in `run_dir` gave the tokens of an episode: for each node its trained tokens, in
+/// their order. `None` if nothing was recorded of them. A token that several rows trained has the first
+/// one's.
 ///
 /// # Errors
 /// If the file cannot be read.

@@ -86,9 +86,9 @@ pub struct StepReport {
     pub gap_max_abs: Option<f64>,
     /// Where the time was spent.
     pub seconds: PhaseSeconds,
-    /// For each row, log-probabilities at its trained tokens when it was first trained, in nats, and 0 elsewhere.
-    /// Empty unless they are kept ([`Trainer::keep_logprobs`](crate::Trainer::keep_logprobs)); `None` of a row
-    /// that was not trained.
+    /// For each row, log-probabilities at its trained tokens when it was first trained, in nats, and 0
+    /// elsewhere; `None` of a row that was not trained. Empty unless they are kept
+    /// ([`Trainer::keep_logprobs`](crate::Trainer::keep_logprobs)).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub logprobs: Vec<Option<Vec<f32>>>,
 }
