@@ -226,6 +226,7 @@ mod tests {
         let detail = lines[kept].detail.as_deref().unwrap_or_default();
         assert!(detail.contains("2 line"), "{detail}");
     }
+
     #[test]
     fn requests_without_an_answer_are_found_in_the_order_of_logs() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,13 +1,13 @@
 """Crafter: a world of which a part is seen, where one gathers, crafts, eats and fights for 22 achievements.
 
-The package draws pictures. Here the part of the world that they show is told in words: what lies ahead, the nearest of each kind, what is
+The package draws pictures. Here the part of the world that they show is described in words: what lies ahead, the nearest of each kind, what is
 carried. The reward is the package's: 1 for each first achievement, and a tenth of each point of health.
 """
 
 from sinew.bridges import package
 from sinew.bridges.gym import Gym
 
-#: What lies everywhere is not told.
+#: What lies everywhere is not described.
 COMMON = ("grass", "path", "sand")
 #: Values of the player that are no things that it carries.
 VALUES = ("health", "food", "drink", "energy")
