@@ -79,6 +79,7 @@ pub fn sandbox_spec(section: &SandboxPlan) -> Result<SandboxSpec, LevelError> {
         limits: Limits {
             cpu_s: section.cpu_s,
             memory_bytes: section.memory_mb << 20,
+            work_bytes: section.work_mb << 20,
             processes: section.processes,
             ..Limits::default()
         },

@@ -58,6 +58,9 @@ section! {
         server_key_env: String = "SINEW_SANDBOX_TOKEN".into();
         /// Memory of a sandbox, in MiB.
         memory_mb: u64 = 256, in 32 to 65_536;
+        /// Bytes of files in the work folder and in `/tmp` together, in MiB, and the longest file or piece
+        /// of shared memory. They count as memory, too.
+        work_mb: u64 = 16, in 1 to 65_536;
         /// Processes and threads of a sandbox.
         processes: u64 = 16, in 1 to 4096;
         /// CPU time of one program, in seconds.
