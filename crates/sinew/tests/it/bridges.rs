@@ -173,6 +173,29 @@ fn larger_packages_keep_the_checks_where_they_are_installed() {
 }
 
 #[test]
+fn tasks_of_browser_gym_keep_the_checks_where_it_is_installed() {
+    let Some(python) = interpreter("browsergym") else {
+        return;
+    };
+    let mut check = sinew();
+    check.current_dir(root()).args(["env", "check", "--json"]);
+    check.args(["--tasks", "2", "--timeout-s", "300"]);
+    let found = run_ok(check.arg("recipes/bridges/browsergym.toml"));
+    let found: Value = serde_json::from_str(&found).unwrap();
+    passed(&found, &["gold", "null", "random", "determinism"]);
+    let mut wrong = sinew();
+    wrong.args(["env", "check", "sinew.bridges.browsergym:BrowserGym"]);
+    wrong.args(["--options", r#"{"names": ["miniwob.clik-test"]}"#]);
+    let refused = wrong.arg("--python").arg(python).output().unwrap();
+    let error = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success(), "{error}");
+    assert!(
+        error.contains("miniwob.clik-test") && error.contains("allowed: miniwob.cli"),
+        "{error}"
+    );
+}
+
+#[test]
 fn functions_of_human_eval_are_tested_in_sandboxes() {
     let dir = tempfile::tempdir().unwrap();
     let recipe = format!(
