@@ -12,6 +12,12 @@
 //! full windows has the largest weight, so that it is measured first. The other signals choose within an
 //! order of kinds ([`Dial`](crate::Dial)) or among tasks ([`Pool`](crate::Pool)).
 //!
+//! The success rate of a kind says nothing of where its variance is: half of its tasks always solved and half
+//! never have the same rate as tasks that are solved half of the time, and teach nothing to an objective that
+//! compares the episodes of a task. With the signal `mixed`, the trials are groups, and one is a success if its
+//! rewards differ; the weight is the posterior mean, the expected share of groups that teach (those that
+//! dynamic sampling keeps: Yu et al. 2025, arXiv 2503.14476, section 3.2).
+//!
 //! Pure: equal outcomes and seeds give equal draws.
 
 use serde::{Deserialize, Serialize};
@@ -28,6 +34,8 @@ pub enum Signal {
     Success,
     /// Variance of the rewards.
     Reward,
+    /// Share of groups whose rewards differ.
+    Mixed,
     /// Absolute change of the success rate over two windows of episodes: what is being learned or forgotten.
     Progress,
     /// Types are levels, easiest first by the numbers in their names: those are drawn that the policy solves
@@ -229,6 +237,7 @@ impl Trials {
                 let (a, b) = self.posterior(config);
                 product(a, b)
             }
+            Signal::Mixed => self.success_rate(config),
             Signal::Reward => {
                 let (a, b) = (config.prior_successes, config.prior_failures);
                 let mean = self.reward / self.count.max(f64::MIN_POSITIVE);
@@ -250,7 +259,8 @@ pub struct Estimates {
 }
 
 impl Estimates {
-    /// Adds the outcomes of one step: kind, success, reward. Earlier outcomes are discounted once per step,
+    /// Adds the outcomes of one step: kind, success, reward; with [`Signal::Mixed`] an outcome is that of a
+    /// group, and a success if its rewards differ. Earlier outcomes are discounted once per step,
     /// independently of the number of outcomes.
     pub fn update<'a>(
         &mut self,
@@ -365,6 +375,12 @@ mod tests {
             signal: Signal::Reward,
             ..c
         };
+        let by_groups = AdaptiveConfig {
+            signal: Signal::Mixed,
+            ..c
+        };
+        // Beta(2, 4): one group of four is mixed.
+        close(trials(1, 3).weight(&by_groups), 2.0 / 6.0);
         // Spread of (1, 1, 0, 0) about 1/2 is 1; prior: two of 1/6.
         close(trials(2, 2).weight(&by_reward), (2.0 / 6.0 + 1.0) / 6.0);
         close(trials(4, 0).weight(&by_reward), (2.0 / 6.0) / 6.0);

@@ -75,10 +75,20 @@ pub(crate) fn cpu_s() -> Option<f64> {
     Some(CpuTime::now()?.own / TICKS)
 }
 
-/// Most memory this process ever held, bytes.
+/// Maximum memory that this process ever held, bytes.
 pub(crate) fn peak_memory() -> Option<f64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
+    status_bytes("self", "VmHWM:")
+}
+
+/// Resident memory of a process (its number, or `self`), bytes; `None` if it has ended.
+pub(crate) fn resident_memory(process: &str) -> Option<f64> {
+    status_bytes(process, "VmRSS:")
+}
+
+/// A line of proc_pid_status(5) in bytes.
+fn status_bytes(process: &str, name: &str) -> Option<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix(name))?;
     let kib: f64 = line.split_whitespace().next()?.parse().ok()?;
     Some(kib * 1024.0)
 }

@@ -70,16 +70,19 @@ fn layout(tar: &[u8]) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// Writes an exported tar file as an OCI layout: a tar file if `path` ends in `.tar`, else a new folder.
-/// Returns the digest of the files.
+/// Writes an exported tar file as an OCI layout: a tar file if `path` ends in `.tar`, which replaces the one
+/// before, else a new folder. It is complete or absent. Returns the digest of the files.
 ///
 /// # Errors
 /// [`ImageError::Io`] if the path cannot be written, or the folder exists.
 pub fn write_snapshot(tar: &[u8], path: &Path) -> Result<String, ImageError> {
     let failed = |e: std::io::Error| io_error(format!("write {}", path.display()), e);
     let files = layout(tar);
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
+    let parent = parent.unwrap_or(Path::new("."));
     if path.extension().is_some_and(|e| e == "tar") {
-        let mut builder = tar::Builder::new(Vec::new());
+        let new = tempfile::NamedTempFile::new_in(parent).map_err(failed)?;
+        let mut builder = tar::Builder::new(new);
         for (name, content) in &files {
             let mut header = tar::Header::new_gnu();
             header.set_mode(0o644);
@@ -87,14 +90,20 @@ pub fn write_snapshot(tar: &[u8], path: &Path) -> Result<String, ImageError> {
             let appended = builder.append_data(&mut header, name, content.as_slice());
             appended.map_err(failed)?;
         }
-        let bytes = builder.into_inner().map_err(failed)?;
-        std::fs::write(path, bytes).map_err(failed)?;
+        let new = builder.into_inner().map_err(failed)?;
+        new.as_file().sync_all().map_err(failed)?;
+        new.persist(path).map_err(|e| failed(e.error))?;
     } else {
-        std::fs::create_dir(path).map_err(failed)?;
-        std::fs::create_dir_all(path.join("blobs/sha256")).map_err(failed)?;
-        for (name, content) in &files {
-            std::fs::write(path.join(name), content).map_err(failed)?;
+        // A rename replaces an empty folder.
+        if path.exists() {
+            return Err(failed(std::io::ErrorKind::AlreadyExists.into()));
         }
+        let new = tempfile::tempdir_in(parent).map_err(failed)?;
+        std::fs::create_dir_all(new.path().join("blobs/sha256")).map_err(failed)?;
+        for (name, content) in &files {
+            std::fs::write(new.path().join(name), content).map_err(failed)?;
+        }
+        std::fs::rename(new.path(), path).map_err(failed)?;
     }
     Ok(snapshot_digest(tar))
 }

@@ -332,6 +332,23 @@ pub(crate) struct Seen {
     pub(crate) reward: f64,
 }
 
+/// The episodes of each task as one outcome: its type, whether their rewards differ, and their mean. A task
+/// of one episode has none: nothing is compared.
+fn groups(seen: &[Seen]) -> Vec<(&str, bool, f64)> {
+    let mut by_task: BTreeMap<usize, Vec<&Seen>> = BTreeMap::new();
+    for one in seen {
+        by_task.entry(one.task).or_default().push(one);
+    }
+    let mut outcomes = Vec::with_capacity(by_task.len());
+    for group in by_task.values().filter(|group| group.len() > 1) {
+        let first = group[0];
+        let mixed = group.iter().any(|s| s.reward != first.reward);
+        let mean = group.iter().map(|s| s.reward).sum::<f64>() / group.len() as f64;
+        outcomes.push((first.kind.as_str(), mixed, mean));
+    }
+    outcomes
+}
+
 fn is_zero(n: &u64) -> bool {
     *n == 0
 }
@@ -480,8 +497,13 @@ impl Curriculum {
 
     /// Takes in what became of a step.
     pub(crate) fn learn(&mut self, shares: &TaskShares, config: &AdaptiveConfig, seen: &[Seen]) {
-        let outcomes = seen.iter().map(|s| (s.kind.as_str(), s.success, s.reward));
-        self.update(config, outcomes);
+        match config.signal {
+            Signal::Mixed => self.update(config, groups(seen)),
+            _ => {
+                let outcomes = seen.iter().map(|s| (s.kind.as_str(), s.success, s.reward));
+                self.update(config, outcomes);
+            }
+        }
         match config.signal {
             Signal::Aim => self.turn_dials(shares, config, seen),
             Signal::Pools => {
@@ -495,7 +517,7 @@ impl Curriculum {
                     (rated.1, rated.2) = (successes, trials);
                 }
             }
-            Signal::Success | Signal::Reward | Signal::Progress => {}
+            Signal::Success | Signal::Reward | Signal::Mixed | Signal::Progress => {}
         }
     }
 

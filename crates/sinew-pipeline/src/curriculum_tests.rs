@@ -305,6 +305,38 @@ fn solved_and_hopeless_tasks_go_to_pools_that_are_drawn_rarely() {
 }
 
 #[test]
+fn types_are_drawn_by_the_share_of_their_groups_that_are_mixed() {
+    let taskset = TinyTaskset::new(0);
+    let tasks = all_of(&taskset, ByType::Adaptive);
+    let (config, mut c) = (signal(Signal::Mixed), Curriculum::default());
+    let near = |task: &usize| taskset.kind(Split::Train, *task).unwrap() == "corridor-1";
+    let (near, far): (Vec<usize>, Vec<usize>) = (0..taskset.len(Split::Train)).partition(near);
+    // Both types are solved half of the time: each near task in one of two episodes, half of the far ones
+    // in both.
+    let mixed = near[..4].iter().flat_map(|t| [(*t, true), (*t, false)]);
+    let whole = far[..4].iter().flat_map(|t| [(*t, t % 2 == 0); 2]);
+    let learned: Vec<Seen> = mixed
+        .chain(whole)
+        .map(|(task, success)| seen(&taskset, task, success))
+        .collect();
+    c.learn(&tasks, &config, &learned);
+    // Beta(1 + 4, 1) and Beta(1, 1 + 4), with a floor of 0.2 for both.
+    let shares = c.shares(&config, &tasks);
+    assert!(
+        (shares["corridor-1"] - (0.1 + 0.8 * 5.0 / 6.0)).abs() < 1e-12,
+        "{shares:?}"
+    );
+    assert_eq!(restored(&c), c);
+    // An episode alone says nothing.
+    c.learn(&tasks, &config, &[seen(&taskset, far[0], true)]);
+    let after = c.shares(&config, &tasks);
+    assert!(
+        after["corridor-1"] < shares["corridor-1"],
+        "forgotten a little"
+    );
+}
+
+#[test]
 fn pools_of_too_many_tasks_are_refused() {
     let taskset = TinyTaskset::new(0);
     let environment = EnvironmentShare {

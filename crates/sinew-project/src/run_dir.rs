@@ -268,7 +268,8 @@ impl RunDir {
         let end = serde_json::json!({ "state": state, "why": why });
         // It is information only: a folder that cannot be written has failed in other ways already.
         if let Err(e) = write_atomic(&self.path.join(END), end.to_string().as_bytes()) {
-            tracing::warn!("{}: {e}", self.path.join(END).display());
+            let path = self.path.join(END);
+            tracing::warn!(error = %e, path = %path.display(), "the end of the run was not written");
         }
     }
 

@@ -67,10 +67,10 @@ section! {
         /// Order in which tasks are drawn.
         sampling: TaskOrder = TaskOrder::Uniform;
         /// What `adaptive` follows. `success`: types are drawn by the expected variance of their outcome.
-        /// `reward`: by the variance of their rewards. `progress`: by how much their success rate changes,
-        /// up or down. `aim`: types are levels, by the numbers in their names; the level is looked for that
-        /// is solved as often as `target` says. `pools`: tasks that their last group solved, or failed, are
-        /// drawn rarely.
+        /// `reward`: by the variance of their rewards. `mixed`: by the share of their groups whose rewards
+        /// differ. `progress`: by how much their success rate changes, up or down. `aim`: types are levels,
+        /// by the numbers in their names; the level is looked for that is solved as often as `target` says.
+        /// `pools`: tasks that their last group solved, or failed, are drawn rarely.
         signal: Signal = AdaptiveConfig::default().signal;
         /// Successes of the prior, above 0.
         prior_successes: f64 = AdaptiveConfig::default().prior_successes;
@@ -98,7 +98,7 @@ section! {
         /// Success rate of its last group from which on a task is easy; above `hard_at`, at most 1.
         easy_at: f64 = AdaptiveConfig::default().easy_at;
         /// Shares move between the environments of `[[env]]`, too: their weights multiply what the signal
-        /// says. With `success`, `reward` and `progress`.
+        /// says. With `success`, `reward`, `mixed` and `progress`.
         across: bool = AdaptiveConfig::default().across;
     }
 }
@@ -124,7 +124,7 @@ const ORDER: [&str; 14] = [
 /// The keys of [`ORDER`] that a signal reads.
 fn read(signal: Signal) -> &'static [&'static str] {
     match signal {
-        Signal::Success | Signal::Reward => &[
+        Signal::Success | Signal::Reward | Signal::Mixed => &[
             "prior_successes",
             "prior_failures",
             "floor",
@@ -373,6 +373,7 @@ fn signal_name(signal: Signal) -> &'static str {
     match signal {
         Signal::Success => "success",
         Signal::Reward => "reward",
+        Signal::Mixed => "mixed",
         Signal::Progress => "progress",
         Signal::Aim => "aim",
         Signal::Pools => "pools",
@@ -395,6 +396,13 @@ fn order(plan: &RunPlan, rules: &mut Rules) {
         let reason = format!("has no effect with tasks.signal = \"{name}\"; remove it");
         rules.unused(&format!("tasks.{key}"), reason, false);
     }
+    rules.custom(
+        "tasks.signal",
+        "\"mixed\"",
+        "needs groups, rollout.group_size of 2 or more: it counts those whose rewards differ"
+            .into(),
+        config.signal != Signal::Mixed || plan.rollout.group_size > 1,
+    );
     rules.custom(
         "tasks.across",
         config.across,

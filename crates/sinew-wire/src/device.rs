@@ -23,7 +23,7 @@ pub fn device() -> Result<Cpu, Failure> {
             if let Err(error) = KernelSet::parse("amx")
                 && error.is_about_this_system()
             {
-                tracing::warn!("{error}");
+                tracing::warn!(%error, "this processor's AMX cannot be used");
             }
             KernelSet::detect()
         }

@@ -21,6 +21,7 @@ mod export;
 mod gc;
 mod init;
 mod judge;
+mod kept;
 mod lab;
 mod output;
 mod panics;

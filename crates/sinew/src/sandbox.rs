@@ -3,19 +3,18 @@
 //! `run` makes a sandbox as a recipe would, runs one program in it and destroys it. What the program wrote
 //! is hostile: on a terminal, control characters are shown and not carried out.
 
+use crate::kept::Kept;
 use crate::lab::{self, LabArgs};
 use crate::output;
 use crate::shell;
 use clap::Subcommand;
 use serde_json::json;
 use sinew_recipe::{LEVEL_NAMES, Level, SandboxPlan};
-use sinew_sandbox::{
-    Ending, ExecRequest, ExecResult, Program, Sandbox, SandboxProvider, SandboxSpec,
-};
+use sinew_sandbox::{Ending, ExecRequest, ExecResult, Program};
 use sinew_wire::Failure;
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Maximum CPU time of a session in seconds: what a sandbox server gives at most.
@@ -59,13 +58,8 @@ pub(crate) enum SandboxCommand {
         /// Level: process, wasm, container (or an engine of it) or microvm (or its monitor)
         #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm", "qemu", "firecracker"])]
         level: String,
-        /// Start with the files of this snapshot, of any level: an OCI layout (folder or tar file)
-        #[arg(long, value_name = "PATH")]
-        from: Option<PathBuf>,
-        /// Keep the files afterwards as a snapshot, named by its SHA-256: a tar file if PATH ends in
-        /// .tar, else a new folder
-        #[arg(long, value_name = "PATH")]
-        save: Option<PathBuf>,
+        #[command(flatten)]
+        kept: Kept,
         /// One JSON object
         #[arg(long)]
         json: bool,
@@ -109,6 +103,8 @@ pub(crate) enum SandboxCommand {
         /// Level: process
         #[arg(long, default_value = "process", value_parser = ["process"])]
         level: String,
+        #[command(flatten)]
+        kept: Kept,
     },
     /// Attack a sandbox from inside and report what held (runs sinew-lab)
     #[command(
@@ -159,6 +155,7 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
             memory_mb,
             strict,
             level,
+            kept,
         } => {
             check_limits(*timeout, *memory_mb)?;
             let section = SandboxPlan {
@@ -171,7 +168,7 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
                 cpu_s: timeout.min(MAX_SHELL_CPU_S),
                 ..at_level(level)?
             };
-            shell(&section, argv, *timeout)
+            shell(&section, argv, *timeout, kept)
         }
         SandboxCommand::Run {
             code,
@@ -183,8 +180,7 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
             memory_mb,
             strict,
             level,
-            from,
-            save,
+            kept,
             json,
         } => {
             check_limits(*timeout, *memory_mb)?;
@@ -201,12 +197,8 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
                 (None, Some(script)) => Program::Shell(script.clone()),
                 (None, None) => words(&section, argv)?,
             };
-            let kept = Kept {
-                from: from.as_deref(),
-                save: save.as_deref(),
-            };
             let deadline = Duration::from_secs_f64(*timeout);
-            exec(&section, program, deadline, &kept, *json)
+            exec(&section, program, deadline, kept, *json)
         }
     }
 }
@@ -242,8 +234,8 @@ fn check_limits(timeout: f64, memory_mb: u64) -> Result<(), Failure> {
 }
 
 /// A session on a terminal; its exit code is the program's.
-fn shell(section: &SandboxPlan, argv: &[String], timeout: f64) -> Result<(), Failure> {
-    let result = shell::run(section, argv, Duration::from_secs_f64(timeout))?;
+fn shell(section: &SandboxPlan, argv: &[String], timeout: f64, kept: &Kept) -> Result<(), Failure> {
+    let result = shell::run(section, argv, Duration::from_secs_f64(timeout), kept)?;
     shell::tell(&result);
     match status(result.ending) {
         0 => Ok(()),
@@ -303,51 +295,6 @@ fn probe(level: &str, as_json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Snapshots that an execution starts from and leaves.
-struct Kept<'a> {
-    /// Snapshot to start from; `None`: an empty work folder.
-    from: Option<&'a Path>,
-    /// Path of the snapshot to leave.
-    save: Option<&'a Path>,
-}
-
-/// Largest snapshot that is read: what the largest work folder takes.
-const MAX_SNAPSHOT_BYTES: u64 = 1 << 30;
-
-/// A fresh sandbox, or one with the files of a snapshot, of whatever level that was taken at.
-///
-/// # Errors
-/// If the snapshot cannot be read or is larger than a work folder, or no sandbox starts.
-async fn begin(
-    provider: &dyn SandboxProvider,
-    spec: &SandboxSpec,
-    from: Option<&Path>,
-) -> Result<Box<dyn Sandbox>, Failure> {
-    let Some(path) = from else {
-        return provider.acquire(spec).await.map_err(Failure::system);
-    };
-    let archive = sinew_image::read_snapshot(path, MAX_SNAPSHOT_BYTES);
-    let archive = archive.map_err(Failure::input)?;
-    let made = async {
-        let snapshot = provider
-            .import(&archive.tar, spec.limits.work_bytes)
-            .await?;
-        provider.fork(spec, &snapshot).await
-    };
-    made.await.map_err(Failure::system)
-}
-
-/// Writes the files of a sandbox as a snapshot; their digest.
-async fn save(
-    provider: &dyn SandboxProvider,
-    sandbox: &mut dyn Sandbox,
-    path: &Path,
-) -> Result<String, Failure> {
-    let snapshot = sandbox.snapshot().await.map_err(Failure::system)?;
-    let archive = provider.export(&snapshot).await.map_err(Failure::system)?;
-    sinew_image::write_snapshot(&archive, path).map_err(Failure::system)
-}
-
 /// Runs one program in a sandbox of `section`, prints what it wrote and destroys the sandbox, also after an
 /// error.
 ///
@@ -357,9 +304,10 @@ fn exec(
     section: &SandboxPlan,
     program: Program,
     deadline: Duration,
-    kept: &Kept<'_>,
+    kept: &Kept,
     as_json: bool,
 ) -> Result<(), Failure> {
+    kept.check()?;
     let provider = sinew_levels::sandboxes(section)?;
     let spec = sinew_levels::sandbox_spec(section)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -367,19 +315,19 @@ fn exec(
         .build()
         .map_err(Failure::system)?;
     let (result, digest) = runtime.block_on(async {
-        let mut sandbox = begin(provider.as_ref(), &spec, kept.from).await?;
+        let mut sandbox = kept.begin(provider.as_ref(), &spec).await?;
         let request = ExecRequest {
             program,
             stdin: Vec::new(),
             deadline,
         };
         let result = sandbox.exec(request).await.map_err(Failure::system);
-        let digest = match (&result, kept.save) {
-            (Ok(_), Some(path)) => Some(save(provider.as_ref(), sandbox.as_mut(), path).await),
-            _ => None,
+        let digest = match &result {
+            Ok(_) => kept.leave(provider.as_ref(), sandbox.as_mut()).await,
+            Err(_) => Ok(None),
         };
         sandbox.destroy().await.map_err(Failure::system)?;
-        Ok::<_, Failure>((result?, digest.transpose()?))
+        Ok::<_, Failure>((result?, digest?))
     })?;
     show(&result, digest.as_deref(), as_json)
 }

@@ -1,6 +1,6 @@
 //! Resident memory of this process and of all its children, which are the workers.
 
-use crate::BenchError;
+use crate::{BenchError, machine};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Resident bytes of this process and its descendants. Pages that several of them share count for each.
@@ -18,18 +18,9 @@ pub(super) fn resident() -> Result<f64, BenchError> {
         }
     }
     let family = family(&parents, std::process::id());
-    let kib = family.iter().map(|pid| {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        held(&status).unwrap_or_default()
-    });
-    Ok(kib.sum::<f64>() * 1024.0)
-}
-
-/// Resident KiB of a process, by its lines of proc_pid_status(5).
-fn held(status: &str) -> Option<f64> {
-    let mut lines = status.lines();
-    let line = lines.find_map(|l| l.strip_prefix("VmRSS:"))?;
-    line.trim().split(' ').next()?.parse().ok()
+    let bytes = family.iter();
+    let bytes = bytes.map(|pid| machine::resident_memory(&pid.to_string()).unwrap_or_default());
+    Ok(bytes.sum())
 }
 
 /// The parent of a process, by its line of proc_pid_stat(5).
@@ -60,7 +51,6 @@ mod tests {
     fn children_of_children_count_and_others_do_not() {
         assert_eq!(parent("7 (a b) c) S 3 7 7 0"), Some(3));
         assert_eq!(parent(""), None);
-        assert_eq!(held("Name:\tx\nVmRSS:\t    12 kB\n"), Some(12.0));
         let parents = BTreeMap::from([(2, 1), (3, 2), (4, 3), (5, 1), (6, 5)]);
         assert_eq!(family(&parents, 2), BTreeSet::from([2, 3, 4]));
         let before = resident().unwrap();

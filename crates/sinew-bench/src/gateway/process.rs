@@ -1,6 +1,6 @@
 //! Server processes under measurement: start, CPU time, memory, end.
 
-use crate::BenchError;
+use crate::{BenchError, machine};
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -107,12 +107,8 @@ impl Process {
     pub(super) fn resident_bytes(&self) -> Result<f64, BenchError> {
         let id = self.child.id();
         let id = id.ok_or_else(|| BenchError::system("the server has ended"))?;
-        let path = format!("/proc/{id}/status");
-        let status = std::fs::read_to_string(&path).map_err(BenchError::system)?;
-        let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
-        let kib = line.and_then(|l| l.trim().strip_suffix(" kB")?.parse::<f64>().ok());
-        kib.map(|k| k * 1024.0)
-            .ok_or_else(|| BenchError::system(format!("{path}: no VmRSS")))
+        machine::resident_memory(&id.to_string())
+            .ok_or_else(|| BenchError::system(format!("/proc/{id}/status: no VmRSS")))
     }
 }
 

@@ -273,7 +273,7 @@ async fn renew(remote: Remote, id: String, lease_s: f64, lost: Arc<AtomicBool>) 
                 lost.store(true, Ordering::Relaxed);
                 return;
             }
-            Err(e) => tracing::debug!("a lease was not renewed: {e}"),
+            Err(e) => tracing::debug!(error = %e, "a lease was not renewed"),
             Ok(_) => {}
         }
     }

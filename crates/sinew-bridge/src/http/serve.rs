@@ -245,7 +245,7 @@ impl Episode {
         if let Some(mut env) = world.env.take()
             && let Err(e) = env.close().await
         {
-            tracing::debug!("an episode did not close: {e}");
+            tracing::debug!(error = %e, "an episode did not close");
         }
     }
 }

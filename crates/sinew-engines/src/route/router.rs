@@ -475,7 +475,8 @@ impl Router {
         if changed {
             self.version = version;
         }
-        if results.len() == self.engines.len() && results.iter().all(|(_, r)| r.is_ok()) {
+        let all = results.len() == self.engines.len() && results.iter().all(|(_, r)| r.is_ok());
+        if all {
             self.seen.clear_all();
         }
         for (index, result) in results {
@@ -486,7 +487,9 @@ impl Router {
                 Ok(()) => {
                     engine.version = Some(version);
                     engine.trouble = None;
-                    self.seen.clear(*index);
+                    if !all {
+                        self.seen.clear(*index);
+                    }
                 }
                 Err(error) => {
                     engine.version = None;

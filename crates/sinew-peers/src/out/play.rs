@@ -257,7 +257,7 @@ impl Play {
         if let Some(mut env) = self.env.take()
             && let Err(e) = env.close().await
         {
-            tracing::debug!("an episode did not close: {e}");
+            tracing::debug!(error = %e, "an episode did not close");
         }
     }
 }

@@ -427,7 +427,7 @@ impl Env for Episode {
                 // Some servers have no such route: their worlds live on by their own choice.
                 let closed = place.post("/close", json!({"id": id})).await;
                 if let Err(e) = closed {
-                    tracing::debug!("an episode did not close: {e}");
+                    tracing::debug!(error = %e, "an episode did not close");
                 }
             }
             Ok(())

@@ -60,6 +60,7 @@ fn world() -> impl Strategy<Value = World> {
     let kinds = (any::<bool>(), any::<bool>(), 1..4u64, 0..3u64, any::<u64>());
     let signals = [
         Signal::Success,
+        Signal::Mixed,
         Signal::Progress,
         Signal::Aim,
         Signal::Pools,

@@ -241,7 +241,10 @@ async fn read(client: Arc<Client>, mut output: ChildStdout) {
         }
         searched = buffer.len();
         if buffer.len() > MAX_MESSAGE {
-            tracing::warn!("the browser sent a message of more than {MAX_MESSAGE} bytes");
+            tracing::warn!(
+                max_bytes = MAX_MESSAGE,
+                "the browser sent a message that is too long"
+            );
             break;
         }
         match output.read_buf(&mut buffer).await {

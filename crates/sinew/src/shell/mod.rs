@@ -7,6 +7,7 @@
 mod filter;
 mod user;
 
+use crate::kept::Kept;
 use crate::output;
 use crate::signals::StopSignals;
 use filter::Filter;
@@ -33,16 +34,20 @@ enum End {
     Stopped,
 }
 
-/// Runs `argv`, or a shell, on a terminal in a fresh sandbox of `section`. How it ended.
+/// Runs `argv`, or a shell, on a terminal in a sandbox of `section`. How it ended. What `kept` keeps is also kept
+/// after a signal and at the end of the time.
 ///
 /// # Errors
-/// If standard input or output is no terminal, or no sandbox starts; [`Failure::Interrupt`] after a signal.
+/// If standard input or output is no terminal, no sandbox starts, or the files cannot be kept;
+/// [`Failure::Interrupt`] after a signal.
 pub(crate) fn run(
     section: &SandboxPlan,
     argv: &[String],
     deadline: Duration,
+    kept: &Kept,
 ) -> Result<ExecResult, Failure> {
     UserTerminal::check()?;
+    kept.check()?;
     let provider = sinew_levels::sandboxes(section)?;
     let spec = sinew_levels::sandbox_spec(section)?;
     let argv = match argv.is_empty() {
@@ -61,17 +66,22 @@ pub(crate) fn run(
         .map_err(Failure::system)?;
     let end = runtime.block_on(async {
         let mut signals = StopSignals::new()?;
-        let mut sandbox = provider.acquire(&spec).await.map_err(Failure::system)?;
+        let mut sandbox = kept.begin(provider.as_ref(), &spec).await?;
         let end = tokio::select! {
             ran = session(sandbox.as_mut(), request) => End::Ran(ran),
             () = signals.next() => End::Stopped,
         };
+        let digest = kept.leave(provider.as_ref(), sandbox.as_mut()).await;
         sandbox.destroy().await.map_err(Failure::system)?;
-        Ok::<_, Failure>(end)
+        Ok::<_, Failure>((end, digest))
     });
     // A thread may wait for a key that is never pressed.
     runtime.shutdown_background();
-    match end? {
+    let (end, digest) = end?;
+    if let Some(digest) = digest? {
+        output::print_error(&format!("snapshot {digest}\n"));
+    }
+    match end {
         End::Ran(ran) => ran,
         End::Stopped => Err(Failure::Interrupt(
             "interrupted; the sandbox is gone".into(),

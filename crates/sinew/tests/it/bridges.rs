@@ -228,9 +228,7 @@ fn pages_of_browsergym_are_played_in_a_sandbox_where_it_is_installed() {
     let said = run_ok(python_of(&python).arg("-c").arg(PAGES).arg(&served.url));
     assert_eq!(said.trim(), "ok", "{said}");
     served.stop();
-    // The sandbox of a class that is checked alone has no room for a browser.
     for (options, said) in [
-        ("{}", "256 of sandbox.work_mb"),
         (
             "{\"ids\": [\"miniwob.click-buton\"]}",
             "did you mean miniwob.click-button",

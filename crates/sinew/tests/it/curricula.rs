@@ -76,6 +76,10 @@ fn killed_runs_draw_the_same_by_every_curriculum() {
             ],
         ),
         (
+            "mixed groups",
+            vec![sampling, ("tasks.signal", "\"mixed\"")],
+        ),
+        (
             "a dial",
             vec![sampling, ("tasks.signal", "\"aim\""), ("tasks.gain", "1.5")],
         ),
@@ -140,6 +144,14 @@ fn settings_without_effect_are_refused() {
         (
             &[("tasks.sampling", "\"adaptive\""), ("tasks.across", "true")],
             "without [[env]]",
+        ),
+        (
+            &[
+                ("tasks.sampling", "\"adaptive\""),
+                ("tasks.signal", "\"mixed\""),
+                ("rollout.group_size", "1"),
+            ],
+            "needs groups",
         ),
         (
             &[

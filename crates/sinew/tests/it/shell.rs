@@ -43,6 +43,18 @@ if steps == "exit":
     types(b"printf '\\033]0;title\\007\\033[6n\\033[31mre''d\\033[0m\\n'\r")
     sees(rb"\x1b\[31mred\x1b\[0m\r\n")
     types(b"exit 7\r")
+elif steps in ("leave", "leave and die"):
+    types(b"echo $((6 * 7)) >> note; cat note\r")
+    sees(rb"42\r\n")
+    if steps == "leave":
+        types(b"exit 0\r")
+    else:
+        types(b"sleep 60\r")
+        sees(rb"sleep 60\r\n")
+        os.kill(child.pid, signal.SIGTERM)
+elif steps == "take":
+    types(b"cat note; exit 0\r")
+    sees(rb"42\r\n42\r\n")
 elif steps == "kill":
     os.kill(child.pid, signal.SIGTERM)
 elif steps == "time":
@@ -91,4 +103,35 @@ fn a_shell_runs_on_a_server() {
     let api = Api::start(&[]);
     let url = format!("http://{}", api.address);
     ended(&session("exit", &["--server", &url], Some(&api.token)), 7);
+}
+
+#[test]
+fn what_a_session_leaves_is_what_the_next_one_starts_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("state.tar");
+    let state = state.to_str().unwrap();
+    ended(&session("leave", &["--save", state], None), 0);
+    let again = ["--from", state, "--save", state];
+    // The signal kills a program, and what it wrote is kept.
+    ended(&session("leave and die", &again, None), 130);
+    ended(&session("take", &["--from", state], None), 0);
+    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+}
+
+#[test]
+fn a_place_that_cannot_be_written_is_refused_before_a_program_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    for (path, why) in [
+        ("missing/x.tar", "its folder is missing"),
+        (".", "it exists"),
+    ] {
+        let mut run = sinew();
+        run.current_dir(folder.path())
+            .args(["sandbox", "run", "--shell", "echo ran", "--save", path]);
+        let ran = run.output().unwrap();
+        let error = crate::failure(&ran, 2);
+        assert!(error.contains("--save") && error.contains(why), "{error}");
+        assert!(ran.stdout.is_empty());
+    }
 }

@@ -120,6 +120,11 @@ class BrowserGym(Env):
         for name in cls.imports:
             package(name, name.partition(".")[0])
         os.environ.setdefault("MINIWOB_URL", f"file://{pages()}/html/miniwob/")
+        if not os.access(cls.browser, os.X_OK):
+            raise FileNotFoundError(
+                f"options.browser is {cls.browser!r}, and there is no such program where the worker runs: apt-get install "
+                "--no-install-recommends chromium, or name Chromium's own program below /usr"
+            )
         cls.kinds = known(cls.ids)
         cls.flatten = staticmethod(package("browsergym.utils.obs", CORE).flatten_axtree_to_str)
         parameters = list(inspect.signature(cls.flatten).parameters)[2:]
@@ -129,16 +134,11 @@ class BrowserGym(Env):
         cls.actions = offered(cls.subsets)
         if all(kind in SOLUTIONS for kind in cls.kinds):
             cls.gold = cls.solved
-        cls.try_browser()
+        cls.prepared = False
 
     @classmethod
-    def try_browser(cls):
-        """Starts Chromium once, so that what is missing is said before the first episode."""
-        if not os.access(cls.browser, os.X_OK):
-            raise FileNotFoundError(
-                f"options.browser is {cls.browser!r}, and there is no such program where the worker runs: apt-get install "
-                "--no-install-recommends chromium, or name Chromium's own program below /usr"
-            )
+    def prepare(cls):
+        """Before the first episode: says what is missing, and makes the package start this Chromium. The worker that reads `tasks` has no room for it."""
         free = shutil.disk_usage("/tmp").free
         if free < SPACE:
             raise RuntimeError(f"/tmp of the worker has {free >> 20} MiB, and Chromium needs {SPACE >> 20} or more: {NEEDS}")
@@ -153,11 +153,7 @@ class BrowserGym(Env):
         def launch(self, args=(), **named):
             return own(self, args=[*args, *FLAGS], **dict(named, executable_path=program))
 
-        cls.playwright.BrowserType.launch = launch
-        try:
-            cls.core._get_global_playwright().chromium.launch().close()
-        except cls.playwright.Error as error:
-            raise RuntimeError(f"{cls.browser} ended at its start: {NEEDS} ({short(error)})") from error
+        cls.playwright.BrowserType.launch, cls.prepared = launch, True
 
     @property
     def system(self):
@@ -166,6 +162,8 @@ class BrowserGym(Env):
 
     @classmethod
     def made(cls, kind):
+        if not cls.prepared:
+            cls.prepare()
         gymnasium = package("gymnasium", "gymnasium==1.4.0")
         # Checks of spaces would refuse the picture that is missing.
         env = gymnasium.make(f"browsergym/{kind}", disable_env_checker=True, **{"timeout": PATIENCE, **cls.arguments}).unwrapped

@@ -65,7 +65,7 @@ impl Tally {
     /// Counts a wrong answer.
     fn wrong(&mut self, what: &str) {
         if self.wrong == 0 {
-            tracing::error!("soak: {what}");
+            tracing::error!(what, "a wrong answer in the soak");
         }
         self.wrong += 1;
     }

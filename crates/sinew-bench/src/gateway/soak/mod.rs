@@ -13,9 +13,9 @@ mod agent;
 mod proof;
 
 use super::process::raise_files;
-use crate::BenchError;
 use crate::clock;
 use crate::row::{Printer, Row, Summary};
+use crate::{BenchError, machine};
 use agent::{Agents, Left, Tally};
 use clap::Args;
 use proof::Proven;
@@ -338,17 +338,15 @@ async fn quiet(gateway: &Gateway, all: bool) -> Result<(), BenchError> {
 
 /// Measures now.
 fn level(journal: &Path) -> Result<Level, BenchError> {
-    let status = std::fs::read_to_string("/proc/self/status").map_err(BenchError::system)?;
-    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|l| l.trim().strip_suffix(" kB")?.parse::<f64>().ok());
-    let kib = kib.ok_or_else(|| BenchError::system("/proc/self/status: no VmRSS"))?;
+    let resident = machine::resident_memory("self");
+    let resident = resident.ok_or_else(|| BenchError::system("/proc/self/status: no VmRSS"))?;
     let entries = |path: &Path| {
         let found = std::fs::read_dir(path).map_err(BenchError::system)?;
         Ok::<_, BenchError>(found.count() as f64)
     };
     let tasks = tokio::runtime::Handle::current().metrics();
     Ok(Level {
-        resident_mib: kib / 1024.0,
+        resident_mib: resident / f64::from(1 << 20),
         files: entries(Path::new("/proc/self/fd"))?,
         tasks: tasks.num_alive_tasks() as f64,
         journal_files: entries(journal)?,
