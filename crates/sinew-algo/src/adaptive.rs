@@ -14,8 +14,8 @@
 //!
 //! The success rate of a kind says nothing of where its variance is: half of its tasks always solved and half
 //! never have the same rate as tasks that are solved half of the time, and teach nothing to an objective that
-//! compares the episodes of a task. With the signal `mixed`, the trials are groups, and one is a success if its
-//! rewards differ; the weight is the posterior mean, the expected share of groups that teach (those that
+//! compares the episodes of a task. With the signal `mixed`, the trials are groups, and one is a success if
+//! its rewards differ; the weight is the posterior mean, the expected share of groups that teach (those that
 //! dynamic sampling keeps: Yu et al. 2025, arXiv 2503.14476, section 3.2).
 //!
 //! Pure: equal outcomes and seeds give equal draws.

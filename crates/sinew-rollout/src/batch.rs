@@ -152,7 +152,7 @@ impl Runner {
                 _ = looks.tick() => self.parts.admission.look(),
                 () = begun.notified(), if self.parts.outlook.is_some() => {}
                 () = self.wake.notified() => return Ok(Vec::new()),
-                _ = cancel.wait_for(|&stop| stop) => {
+                () = stopped(cancel) => {
                     self.running.shutdown().await;
                     return Err(BatchError::Cancelled);
                 }
@@ -230,6 +230,12 @@ impl Runner {
         let first = outlook.first(firsts.map(|(at, (spec, _))| (at, spec)))?;
         self.waiting.remove(first)
     }
+}
+
+/// Waits until the batch is to end. What `wait_for` gives keeps senders waiting as long as it lives, and an
+/// episode that is shut down meanwhile may be one of them.
+async fn stopped(cancel: &mut watch::Receiver<bool>) {
+    let _ = cancel.wait_for(|&stop| stop).await;
 }
 
 /// The trace of an episode whose task panicked: it has no nodes, since nothing that the task did can be

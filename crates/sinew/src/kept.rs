@@ -1,7 +1,8 @@
 //! `--from` and `--save`: files that a sandbox of the command line starts with, and what it leaves.
 //!
 //! A folder of the host that sandboxes write to would have no quota, and would change under those that read
-//! it. A snapshot is what the work folder holds at the end, within its limits, and replaces the last one whole.
+//! it. A snapshot is what the work folder holds at the end, within its limits, and replaces the last one
+//! whole.
 
 use clap::Args;
 use sinew_sandbox::{Sandbox, SandboxError, SandboxProvider, SandboxSpec};

@@ -76,17 +76,45 @@ impl Harness for Sleeps {
     }
 }
 
+/// Episodes that ask the batch to end, and again a little later, as judges without a budget do.
+struct Stops(watch::Sender<bool>);
+
+impl Harness for Stops {
+    fn name(&self) -> &str {
+        "stops"
+    }
+
+    fn run<'a>(
+        &'a self,
+        _: &'a EpisodeParts,
+        _: &'a EpisodeOptions,
+        _: &'a EpisodeSpec,
+    ) -> BoxFuture<'a, Trace> {
+        Box::pin(async move {
+            self.0.send_replace(true);
+            std::thread::sleep(Duration::from_millis(100));
+            self.0.send_replace(true);
+            std::future::pending().await
+        })
+    }
+}
+
 fn runner(places: usize, longest_first: bool) -> (Runner, Arc<Mutex<Vec<String>>>) {
     let begun: Arc<Mutex<Vec<String>>> = Arc::default();
+    let harness = Arc::new(Sleeps(Arc::clone(&begun)));
+    (runner_of(harness, places, longest_first), begun)
+}
+
+fn runner_of(harness: Arc<dyn Harness>, places: usize, longest_first: bool) -> Runner {
     let (engine, renderer) = (Arc::new(Idle), Arc::new(TinyRenderer::new("l")));
     let bounds = AdmissionConfig::new(places, 8);
     let parts = EpisodeParts {
         outlook: longest_first.then(Arc::default),
-        harness: Arc::new(Sleeps(Arc::clone(&begun))),
+        harness,
         ..EpisodeParts::new(engine, renderer, Arc::new(Idle), bounds)
     };
     let store = Arc::new(MemoryStore::new(1 << 20));
-    (Runner::new(parts, store, places), begun)
+    Runner::new(parts, store, places)
 }
 
 /// Groups of `size` episodes that take so many seconds each.
@@ -173,4 +201,29 @@ async fn what_is_stopped_is_not_heard_of_again() {
     for episode in &stopped {
         assert!(runner.store.get(episode).unwrap().is_none(), "{episode}");
     }
+}
+
+/// A batch that ends does not wait for an episode which waits to say that the batch is to end.
+#[test]
+fn episodes_that_ask_for_the_end_together_do_not_block_it() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
+    let (stop, mut cancel) = watch::channel(false);
+    let handle = runtime.handle().clone();
+    let ended = handle.block_on(async {
+        let mut runner = runner_of(Arc::new(Stops(stop)), 4, false);
+        start(&mut runner, &[0.0, 0.0], 2);
+        let ended = runner.ended(&mut cancel);
+        tokio::time::timeout(Duration::from_secs(20), ended).await
+    });
+    // A thread that is blocked would be waited for.
+    runtime.shutdown_background();
+    assert!(
+        matches!(ended, Ok(Err(BatchError::Cancelled))),
+        "{}",
+        ended.is_err()
+    );
 }

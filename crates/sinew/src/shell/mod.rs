@@ -34,8 +34,8 @@ enum End {
     Stopped,
 }
 
-/// Runs `argv`, or a shell, on a terminal in a sandbox of `section`. How it ended. What `kept` keeps is also kept
-/// after a signal and at the end of the time.
+/// Runs `argv`, or a shell, on a terminal in a sandbox of `section`. How it ended. What `kept` keeps is also
+/// kept after a signal and at the end of the time.
 ///
 /// # Errors
 /// If standard input or output is no terminal, no sandbox starts, or the files cannot be kept;
