@@ -11,6 +11,7 @@ use crate::{ImageError, UnpackLimits, io_error};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 /// Media type of the layer.
@@ -70,6 +71,13 @@ fn layout(tar: &[u8]) -> Vec<(String, Vec<u8>)> {
     files
 }
 
+/// Temporary files and folders with these rights, less those that the process gives to nobody (umask).
+fn named(mode: u32) -> tempfile::Builder<'static, 'static> {
+    let mut builder = tempfile::Builder::new();
+    builder.permissions(std::fs::Permissions::from_mode(mode));
+    builder
+}
+
 /// Writes an exported tar file as an OCI layout: a tar file if `path` ends in `.tar`, which replaces the one
 /// before, else a new folder. It is complete or absent. Returns the digest of the files.
 ///
@@ -81,7 +89,7 @@ pub fn write_snapshot(tar: &[u8], path: &Path) -> Result<String, ImageError> {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
     let parent = parent.unwrap_or(Path::new("."));
     if path.extension().is_some_and(|e| e == "tar") {
-        let new = tempfile::NamedTempFile::new_in(parent).map_err(failed)?;
+        let new = named(0o666).tempfile_in(parent).map_err(failed)?;
         let mut builder = tar::Builder::new(new);
         for (name, content) in &files {
             let mut header = tar::Header::new_gnu();
@@ -98,7 +106,7 @@ pub fn write_snapshot(tar: &[u8], path: &Path) -> Result<String, ImageError> {
         if path.exists() {
             return Err(failed(std::io::ErrorKind::AlreadyExists.into()));
         }
-        let new = tempfile::tempdir_in(parent).map_err(failed)?;
+        let new = named(0o777).tempdir_in(parent).map_err(failed)?;
         std::fs::create_dir_all(new.path().join("blobs/sha256")).map_err(failed)?;
         for (name, content) in &files {
             std::fs::write(new.path().join(name), content).map_err(failed)?;
