@@ -85,9 +85,14 @@ pub(crate) fn resident_memory(process: &str) -> Option<f64> {
     status_bytes(process, "VmRSS:")
 }
 
-/// A line of proc_pid_status(5) in bytes.
+/// Bytes of a line of a process's proc_pid_status(5).
 fn status_bytes(process: &str, name: &str) -> Option<f64> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    line_bytes(&status, name)
+}
+
+/// Bytes of a line of proc_pid_status(5), which counts in KiB.
+fn line_bytes(status: &str, name: &str) -> Option<f64> {
     let line = status.lines().find_map(|l| l.strip_prefix(name))?;
     let kib: f64 = line.split_whitespace().next()?.parse().ok()?;
     Some(kib * 1024.0)
@@ -208,5 +213,12 @@ mod tests {
         assert_eq!((t.own, t.all, t.busy), (350.0, 9610.0, 1510.0));
         assert!(CpuTime::parse("nonsense", total).is_none());
         assert!(CpuTime::parse(own, "cpu 1 2").is_none());
+    }
+
+    #[test]
+    fn memory_is_read_from_the_status_of_a_process() {
+        let status = "Name:\tx\nVmRSS:\t    12 kB\n";
+        assert_eq!(line_bytes(status, "VmRSS:"), Some(12.0 * 1024.0));
+        assert_eq!(line_bytes(status, "VmHWM:"), None);
     }
 }
