@@ -71,7 +71,7 @@ fn layout(tar: &[u8]) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// Temporary files and folders with these rights, less those that the process gives to nobody (umask).
+/// Makes temporary files and folders with these rights, minus those of the umask.
 fn named(mode: u32) -> tempfile::Builder<'static, 'static> {
     let mut builder = tempfile::Builder::new();
     builder.permissions(std::fs::Permissions::from_mode(mode));

@@ -22,8 +22,8 @@ ARGUMENTS = ("viewport", "slow_mo", "timeout", "locale", "timezone_id", "tags_to
 #: Actions that are not offered. Without a network, `goto` would show files of the worker or run scripts in the page; the others
 #: give files of the worker to the page.
 WITHHELD = ("goto", "upload_file", "mouse_upload_file")
-#: Roles that are not shown: lines of a text, which Chromium tells besides the text.
-UNTOLD = ["InlineTextBox", "LineBreak"]
+#: Roles that are not shown: lines of a text, which Chromium reports in addition to the text.
+HIDDEN = ["InlineTextBox", "LineBreak"]
 #: The longest text of an action, in characters, and of an error of one.
 LONGEST_ACTION, LONGEST_ERROR = 2000, 500
 #: The longest wait that an action asks for, in milliseconds: one beyond the deadline of a call would end the worker.
@@ -79,7 +79,7 @@ class BrowserGym(Env):
     subsets = ["bid"]
     #: Of the package's environment: `viewport`, `slow_mo`, `timeout`, `pre_observation_delay`, ...
     arguments = {}
-    #: Of the package's `flatten_axtree_to_str`: what is told of the tree.
+    #: Of the package's `flatten_axtree_to_str`: what is shown of the tree.
     tree = {"with_clickable": True, "filter_visible_only": True}
     #: Characters of a page that are shown.
     longest = 8000
@@ -157,8 +157,8 @@ class BrowserGym(Env):
 
     @property
     def system(self):
-        told = [f"{a.signature}: {a.description.partition('. ')[0].rstrip('.')}." for a in self.actions.action_set.values()]
-        return "You do a task in a browser, one action a turn. Elements have their ids in brackets. Actions:\n" + "\n".join(told)
+        actions = [f"{a.signature}: {a.description.partition('. ')[0].rstrip('.')}." for a in self.actions.action_set.values()]
+        return "You do a task in a browser, one action a turn. Elements have their ids in brackets. Actions:\n" + "\n".join(actions)
 
     @classmethod
     def made(cls, kind):
@@ -174,7 +174,7 @@ class BrowserGym(Env):
         self.total, self.over, self.used, self.errors, self.taken = 0.0, False, 0, 0, []
         self.env = self.inside(self.made, task.kind)
         seen, _ = self.inside(self.env.reset, seed=task.seed)
-        self.told = len(self.env.chat.messages)
+        self.shown = len(self.env.chat.messages)
         self.page = self.describe(seen)
         return f"{goal(seen)}\n\n{self.page}"
 
@@ -185,30 +185,30 @@ class BrowserGym(Env):
             active = int(seen["active_page_index"][0])
             names = [f"{i}{' (active)' if i == active else ''}: {title}" for i, title in enumerate(seen["open_pages_titles"])]
             lines.append(f"Tabs: {'; '.join(names)}")
-        for message in seen["chat_messages"][self.told :]:
+        for message in seen["chat_messages"][self.shown :]:
             if message["role"] == "user":
                 lines.append(f"Message: {message['message']}")
-        self.told = len(seen["chat_messages"])
-        tree = self.told_tree(seen, **self.tree)
+        self.shown = len(seen["chat_messages"])
+        tree = self.shown_tree(seen, **self.tree)
         if len(tree) > self.longest:
             tree = f"{tree[: self.longest]}\n({len(tree) - self.longest} more characters of this page are not shown)"
         return "\n".join([*lines, tree])
 
     @classmethod
-    def told_tree(cls, seen, **arguments):
-        """The tree of a page by the package's function, which leaves out generic elements: those that can be clicked are told."""
+    def shown_tree(cls, seen, **arguments):
+        """The tree of a page by the package's function, which leaves out generic elements: those that can be clicked are shown."""
         properties, nodes = seen["extra_element_properties"], seen["axtree_object"]["nodes"]
         named = {node["nodeId"]: node for node in nodes}
         for node in nodes:
             role, name = node["role"], node.get("name", {})
             if role["value"] == "StaticText" and not name.get("value", "").strip():
-                role["value"] = UNTOLD[0]
+                role["value"] = HIDDEN[0]
             elif role["value"] == "generic" and properties.get(node.get("browsergym_id"), {}).get("clickable"):
                 texts = [named[i]["name"]["value"] for i in node["childIds"] if i in named and named[i]["role"]["value"] == "StaticText"]
                 role["value"], node["name"] = "element", {"value": name.get("value") or " ".join(texts).strip()}
             # Where the pages of a package lie says nothing of a task.
             node["properties"] = [p for p in node.get("properties", []) if not str(p["value"].get("value")).startswith("file:")]
-        return cls.flatten(seen["axtree_object"], properties, **{"ignored_roles": UNTOLD, **arguments})
+        return cls.flatten(seen["axtree_object"], properties, **{"ignored_roles": HIDDEN, **arguments})
 
     def parsed(self, text):
         """The action of a text, if it is one."""
@@ -259,7 +259,7 @@ class BrowserGym(Env):
         return {"reward": self.total, "success": self.total >= self.solved_at, "actions": self.used, "action_errors": self.errors}
 
     def state(self):
-        # Pages do not tell their whole state: what was done since the seed stands for it.
+        # Pages do not show their whole state: what was done since the seed stands for it.
         return [self.page, self.taken]
 
     def close(self):
@@ -288,7 +288,7 @@ class BrowserGym(Env):
         env = cls.inside(cls.made, task.kind)
         try:
             seen, _ = cls.inside(env.reset, seed=task.seed)
-            return [("act", {"action": action}) for action in SOLUTIONS[task.kind](goal(seen), cls.told_tree(seen))]
+            return [("act", {"action": action}) for action in SOLUTIONS[task.kind](goal(seen), cls.shown_tree(seen))]
         finally:
             cls.inside(cls.ended, env)
 
