@@ -54,7 +54,7 @@ impl Peers {
         let python = self
             .python
             .as_ref()
-            .ok_or("give --peer-python: a Python with benches/peers/requirements.txt")?;
+            .ok_or("give --peer-python: a Python with the packages that benches/peers names")?;
         let path = self.scripts.join(script);
         if !path.is_file() {
             return Err(format!("{} is missing: see --peers", path.display()));

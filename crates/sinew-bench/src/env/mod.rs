@@ -72,7 +72,7 @@ pub(crate) struct EnvArgs {
         value_parser = clap::value_parser!(u16).range(1..=1024)
     )]
     at_once: Vec<u16>,
-    /// Python that has the peer of the part steps, Gymnasium
+    /// Python that has the peers of the part steps, Gymnasium and verifiers (benches/peers/environments.txt)
     #[arg(long)]
     peer_python: Option<PathBuf>,
     /// Folder of the peers' programs

@@ -24,7 +24,7 @@ use sinew_env::{
 use sinew_render::{Renderer, TinyRenderer, byte_renderer};
 use sinew_rollout::{
     Admission, AdmissionConfig, BuiltInLoop, EpisodeLimits, EpisodeOptions, EpisodeParts,
-    EpisodeSpec, Gauges, RunInfo, Runner,
+    EpisodeSpec, Gauges, RunInfo, Runner, TurnOrder,
 };
 use sinew_sandbox::SandboxSpec;
 use sinew_store::MemoryStore;
@@ -68,10 +68,10 @@ const WAVES: usize = 3;
 const ALONE: usize = 16;
 /// Steps a second that the tiny environment is to reach with many at once.
 const TINY: f64 = 10_000.0;
-/// Times faster than the same environment in Python under Gymnasium's vector API.
+/// Times faster than the same environment in Python, under Gymnasium's vector API or the loop of `verifiers`.
 const TIMES: f64 = 20.0;
-/// Environments of the peer at once.
-const PEER: &str = "64";
+/// Environments of the peers at once.
+const PEER: usize = 64;
 /// Longest time of an episode, far above any.
 const PATIENCE: Duration = Duration::from_secs(600);
 /// Bound of the store of a wave.
@@ -118,6 +118,9 @@ pub(super) fn run(
         let levels = at_once.iter().map(|n| usize::from(*n));
         for at_once in levels.filter(|n| *n <= world.most) {
             printer.row(&runtime.block_on(world.steps(at_once))?);
+        }
+        if world.name == "tiny" {
+            printer.row(&world.beside_verifiers(&runtime, peers)?);
         }
     }
     Ok(())
@@ -208,17 +211,47 @@ impl World {
         if self.name != "tiny" {
             return Ok(row);
         }
-        Ok(match peers.run("gymnasium_corridor.py", &[PEER]) {
-            Ok(peer) => row
-                .against(&peer.version, peer.summary.median, Better::More)
-                .target(TIMES),
-            Err(why) => row.without_peer("Gymnasium", why),
-        })
+        Ok(
+            match peers.run("gymnasium_corridor.py", &[&PEER.to_string()]) {
+                Ok(peer) => row
+                    .against(&peer.version, peer.summary.median, Better::More)
+                    .target(TIMES),
+                Err(why) => row.without_peer("Gymnasium", why),
+            },
+        )
+    }
+
+    /// Waves of episodes through the whole loop, compared with the loop of `verifiers` around the same
+    /// environment, whose model takes no time either.
+    fn beside_verifiers(&self, runtime: &Runtime, peers: &Peers) -> Result<Row, BenchError> {
+        let cpu = CpuTime::now();
+        let rates = runtime.block_on(self.rates(PEER))?;
+        let name = format!("{}: loop of {PEER} at once, whole episodes", self.name);
+        let row = Row::new(name, "steps/s", rates).others(CpuTime::others_since(cpu));
+        Ok(
+            match peers.run("verifiers_corridor.py", &[&PEER.to_string()]) {
+                Ok(peer) => row
+                    .against(&peer.version, peer.summary.median, Better::More)
+                    .target(TIMES),
+                Err(why) => row.without_peer("verifiers", why),
+            },
+        )
     }
 
     /// Waves of episodes through the whole loop.
     async fn steps(&self, at_once: usize) -> Result<Row, BenchError> {
         let cpu = CpuTime::now();
+        let rates = self.rates(at_once).await?;
+        let name = format!("{}: steps through the loop, {at_once} at once", self.name);
+        let row = Row::new(name, "steps/s", rates).others(CpuTime::others_since(cpu));
+        Ok(match self.name == "tiny" && at_once > 1 {
+            true => row.at_least(TINY),
+            false => row,
+        })
+    }
+
+    /// Steps a second of each wave of episodes.
+    async fn rates(&self, at_once: usize) -> Result<Summary, BenchError> {
         let episodes = at_once.max(ALONE);
         let mut rates = Vec::new();
         for wave in 0..=WAVES {
@@ -228,13 +261,7 @@ impl World {
                 rates.push(steps as f64 / start.elapsed().as_secs_f64());
             }
         }
-        let summary = Summary::of(rates, Better::More).unwrap_or_default();
-        let name = format!("{}: steps through the loop, {at_once} at once", self.name);
-        let row = Row::new(name, "steps/s", summary).others(CpuTime::others_since(cpu));
-        Ok(match self.name == "tiny" && at_once > 1 {
-            true => row.at_least(TINY),
-            false => row,
-        })
+        Ok(Summary::of(rates, Better::More).unwrap_or_default())
     }
 
     /// Runs episodes to their end, as many at once as `at_once`; gives their steps.
@@ -295,6 +322,7 @@ impl World {
             envs: Arc::clone(&self.envs),
             harness: Arc::new(BuiltInLoop),
             outlook: None,
+            turn_order: TurnOrder::default(),
             in_flight: None,
             gauges: Arc::new(Gauges::default()),
             admission: Admission::new(bounds, engine),

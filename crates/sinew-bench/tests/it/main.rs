@@ -148,8 +148,8 @@ fn steps_are_measured_at_every_number_of_episodes() {
     let rows = rows(&asked.split(' ').collect::<Vec<_>>());
     let names: Vec<&str> = rows.iter().map(|r| r["name"].as_str().unwrap()).collect();
     let of = |world: &str| names.iter().filter(|n| n.starts_with(world)).count();
-    // Memory, two numbers of episodes, and what is native alone.
-    assert_eq!((of("tiny: "), of("memory:Memory: ")), (4, 3), "{names:?}");
+    // Memory, two numbers of episodes, and of `tiny` what is compared with others: alone, and its loop.
+    assert_eq!((of("tiny: "), of("memory:Memory: ")), (5, 3), "{names:?}");
     for row in &rows {
         assert!(row["value"].as_f64().unwrap() >= 0.0, "{row}");
         assert_eq!(
@@ -157,13 +157,12 @@ fn steps_are_measured_at_every_number_of_episodes() {
             row["name"].as_str().unwrap().contains("memory of")
         );
     }
-    // Without a Python for the peer its row says so.
-    let alone = rows
-        .iter()
-        .find(|r| r["name"] == "tiny: steps alone, without the loop");
-    let alone = alone.unwrap();
-    assert_eq!(
-        (&alone["met"], &alone["peer"]),
-        (&false.into(), &"Gymnasium".into())
-    );
+    // Without a Python for the peers their rows say so.
+    for (name, peer) in [
+        ("tiny: steps alone, without the loop", "Gymnasium"),
+        ("tiny: loop of 64 at once, whole episodes", "verifiers"),
+    ] {
+        let row = rows.iter().find(|r| r["name"] == name).unwrap();
+        assert_eq!((&row["met"], &row["peer"]), (&false.into(), &peer.into()));
+    }
 }
