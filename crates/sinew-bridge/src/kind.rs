@@ -11,9 +11,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sinew_env::{
-    EnvConfig, EnvError, EnvFactory, EnvKind, KeyError, Needs, Sandboxes, Taskset, TasksetError,
+    EnvConfig, EnvError, EnvFactory, EnvKind, KeyError, Needs, Sandboxes, TaskImage, Taskset,
+    TasksetError,
 };
+use sinew_sandbox::SandboxSpec;
 use sinew_types::Gives;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -134,21 +137,30 @@ impl Python {
                 allowed: "env.type = \"python\" runs at level \"process\"".into(),
             });
         }
+        let (spec, images) = sandboxes.map_or_else(Default::default, |s| (s.spec, s.images));
+        self.start(self.workers, spec, images)
+    }
+
+    /// `workers` processes with these limits, which may load these images.
+    fn start(
+        &self,
+        workers: usize,
+        spec: SandboxSpec,
+        images: BTreeMap<String, TaskImage>,
+    ) -> Result<PythonWorkers, StartError> {
         let target = Target::parse(&self.module, TargetKind::Env, Path::new("."))?;
         let target = target.with_options(self.options.clone());
         let search = std::env::var("PATH").unwrap_or_default();
         let code = PythonCode::find(&[target], &self.python, &search)?;
         // All may be replaced at the same moment, and a dead one leaves after its successor has come.
-        let provider = code.process_provider(2 * self.workers)?;
+        let provider = code.process_provider(2 * workers)?;
         let mut config = WorkersConfig::new(provider);
-        if let Some(sandboxes) = sandboxes {
-            config.spec = sandboxes.spec;
-            config.images = TaskImages {
-                images: sandboxes.images,
-                python: self.image_python.clone(),
-            };
-        }
-        config.workers = self.workers;
+        config.spec = spec;
+        config.images = TaskImages {
+            images,
+            python: self.image_python.clone(),
+        };
+        config.workers = workers;
         config.sessions_per_worker = self.sessions_per_worker;
         config.timeout = Duration::from_secs_f64(self.timeout_s);
         config.startup_timeout = Duration::from_secs_f64(self.startup_timeout_s);
@@ -185,11 +197,16 @@ impl EnvConfig for Python {
 
     /// Rows of the class's own `tasks`, read by a worker that ends at once.
     fn taskset(&self, seed: u64) -> Result<Arc<dyn Taskset>, TasksetError> {
-        let single = Self {
-            workers: 1,
-            ..self.clone()
-        };
-        let workers = single.workers(None).map_err(|e| TasksetError::Config {
+        self.taskset_within(seed, &SandboxSpec::default())
+    }
+
+    fn taskset_within(
+        &self,
+        seed: u64,
+        limits: &SandboxSpec,
+    ) -> Result<Arc<dyn Taskset>, TasksetError> {
+        let workers = self.start(1, limits.clone(), BTreeMap::new());
+        let workers = workers.map_err(|e| TasksetError::Config {
             taskset: self.module.clone(),
             field: "env.module",
             value: self.module.clone(),

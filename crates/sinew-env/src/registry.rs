@@ -106,6 +106,16 @@ pub trait EnvConfig: fmt::Debug + Send + Sync {
     /// Creates the taskset. Equal seeds yield equal tasks.
     fn taskset(&self, seed: u64) -> Result<Arc<dyn Taskset>, TasksetError>;
 
+    /// As [`taskset`](Self::taskset), with limits for code of a user that makes the tasks. Without effect on
+    /// tasks that no such code makes.
+    fn taskset_within(
+        &self,
+        seed: u64,
+        _limits: &SandboxSpec,
+    ) -> Result<Arc<dyn Taskset>, TasksetError> {
+        self.taskset(seed)
+    }
+
     /// Creates the factory. `sandboxes` is `Some` if and only if [`Needs::sandbox`] is set.
     fn factory(&self, sandboxes: Option<Sandboxes>) -> Result<Arc<dyn EnvFactory>, EnvError>;
 

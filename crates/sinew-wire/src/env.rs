@@ -128,7 +128,8 @@ fn taskset(
     if recipe.harness.live().is_some() {
         return Ok((Arc::new(sinew_env::NoTasks), None, None));
     }
-    let tasks = world.env.config().taskset(recipe.seed);
+    let limits = sandbox_spec(&recipe.sandbox)?;
+    let tasks = world.env.config().taskset_within(recipe.seed, &limits);
     let tasks = tasks.map_err(|e| Failure::input(format!("env: {e}")))?;
     Ok((tasks, None, None))
 }

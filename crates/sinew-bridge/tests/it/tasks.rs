@@ -1,8 +1,9 @@
 //! Tasks that a class gives itself.
 
 use crate::support::{Sizes, workers};
-use sinew_bridge::{PythonRows, PythonTasks, RowLimits, TargetKind};
-use sinew_env::{Split, Taskset};
+use sinew_bridge::{Python, PythonRows, PythonTasks, RowLimits, TargetKind};
+use sinew_env::{EnvConfig, Split, Taskset};
+use sinew_sandbox::SandboxSpec;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -60,6 +61,23 @@ fn bad_rows_and_missing_tasks_are_named() {
         let error = read(tasks).unwrap_err();
         assert!(error.contains(said), "{error}");
     }
+}
+
+#[test]
+fn tasks_are_read_within_the_limits_of_the_sandbox() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("big.py");
+    let source = "class E:\n    def step(self, text): return text\n    @staticmethod\n    \
+        def tasks(split):\n        return [str(len(bytearray(200 << 20)))]\n";
+    std::fs::write(&file, source).unwrap();
+    let keys = serde_json::json!({ "module": format!("{}:E", file.display()) });
+    let config: Python = serde_json::from_value(keys).unwrap();
+    let prompt = config.taskset(5).unwrap().get(Split::Train, 0).unwrap();
+    assert_eq!(prompt.prompt, (200 << 20).to_string());
+    let mut small = SandboxSpec::default();
+    small.limits.memory_bytes = 128 << 20;
+    let error = config.taskset_within(5, &small).err().unwrap().to_string();
+    assert!(error.contains("memory"), "{error}");
 }
 
 /// Rows of a function `f`, within small limits.
