@@ -443,6 +443,7 @@ impl<'a> Running<'a> {
         let (gauges, deadline) = (Arc::clone(&self.parts.gauges), Some(self.deadline));
         let _in_phase = gauges.enter(&self.spec.episode, Phase::Generate, deadline);
         let id = RequestId(self.parts.requests.fetch_add(1, Ordering::Relaxed));
+        let order = self.parts.turn_order;
         let request = GenerateRequest {
             id,
             prompt,
@@ -452,10 +453,9 @@ impl<'a> Running<'a> {
                 seed: mix_seed(self.spec.seed, u64::from(machine.turns())),
                 ..self.options.sampling.clone()
             },
-            // Later turns first: they free their KV capacity sooner.
             priority: match &self.parts.outlook {
-                Some(outlook) => outlook.priority(self.spec, machine.turns()),
-                None => machine.turns() as i32,
+                Some(outlook) => outlook.priority(self.spec, order, machine.turns()),
+                None => order.priority(machine.turns()),
             },
         };
         // Each event carries at least one token or is the last one, so that the engine's

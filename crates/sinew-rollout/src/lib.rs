@@ -56,7 +56,7 @@ pub use harness::{
     ProgramError, ProgramHarness, Programs, ServiceConfig, ServiceHarness, grade_answer,
 };
 pub use in_flight::{InFlight, Resumed, SavedEpisode};
-pub use outlook::{Outlook, OutlookCore, Rank, Took};
+pub use outlook::{Outlook, OutlookCore, Rank, Took, TurnOrder};
 pub use parts::{EpisodeOptions, EpisodeParts, Harness};
 pub use playback::{ContextChange, Playback, PlaybackError};
 pub use replay::{Change, Drift, Forked, Replayed, changes, drift, fork, replay, spec_of};

@@ -27,6 +27,31 @@ const REMEMBERED: usize = 1 << 16;
 /// Steps of a request's priority: tenths of a second, up to 28 hours, above the number of the turn.
 const PRIORITY: (f64, f64, i32) = (10.0, 1e6, 1 << 10);
 
+/// Which of two requests goes first where places are short, of episodes that are expected to go on for
+/// equally long, or of which nothing is expected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TurnOrder {
+    /// Those with fewer turns behind them, which have more before them: for a step that ends with its last
+    /// episode.
+    #[default]
+    FewestFirst,
+    /// Those with more turns behind them, which end sooner and free their KV capacity: for training that
+    /// takes groups as they complete.
+    MostFirst,
+}
+
+impl TurnOrder {
+    /// Priority of a request with so many turns before it, in `0..1024`; the larger goes first.
+    pub(crate) fn priority(self, turns: u32) -> i32 {
+        let last = PRIORITY.2 - 1;
+        let turns = i32::try_from(turns).unwrap_or(last).min(last);
+        match self {
+            Self::FewestFirst => last - turns,
+            Self::MostFirst => turns,
+        }
+    }
+}
+
 /// A moving mean.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mean {
@@ -221,13 +246,13 @@ impl Outlook {
         first.map(|(at, _)| at)
     }
 
-    /// Priority of a turn's request: of an episode that will go on for longer it is larger, and of two
-    /// equal ones that of the later turn, which frees its KV capacity sooner.
-    pub(crate) fn priority(&self, spec: &EpisodeSpec, turn: u32) -> i32 {
-        let (per_second, most, turns) = PRIORITY;
+    /// Priority of a request: of an episode that will go on for longer it is larger, and of two equal ones
+    /// as `order` says by the turns before it.
+    pub(crate) fn priority(&self, spec: &EpisodeSpec, order: TurnOrder, turns: u32) -> i32 {
+        let (per_second, most, step) = PRIORITY;
         let remaining = self.lock().remaining(spec, self.now_s());
         let steps = (remaining * per_second).min(most) as i32;
-        steps * turns + (turn as i32).clamp(0, turns - 1)
+        steps * step + order.priority(turns)
     }
 
     fn now_s(&self) -> f64 {
@@ -329,6 +354,31 @@ mod tests {
         core.began(&one, 5.0);
         assert!(core.remaining(&one, 5.5) < core.remaining(&one, 5.0));
         assert_eq!(core.remaining(&one, 500.0), 0.0);
+    }
+
+    #[test]
+    fn the_expected_rest_counts_before_the_turns() {
+        let (most, fewest) = (TurnOrder::MostFirst, TurnOrder::FewestFirst);
+        for turns in [0, 1, 7, 2000] {
+            assert!(most.priority(turns) <= most.priority(turns + 1));
+            assert!(fewest.priority(turns) >= fewest.priority(turns + 1));
+        }
+        assert_eq!(
+            (most.priority(u32::MAX), fewest.priority(u32::MAX)),
+            (1023, 0)
+        );
+        let outlook = Outlook::default();
+        let (long, short) = (spec("long", 0), spec("short", 0));
+        let took = [(&long, 90.0), (&short, 10.0)];
+        for (spec, seconds) in took {
+            outlook.lock().began(spec, 0.0);
+            outlook.lock().ended(spec, Took::Seconds(seconds), 0.0);
+        }
+        for (order, turns) in [(most, [0, 9]), (fewest, [9, 0])] {
+            let of = |spec, turns| outlook.priority(spec, order, turns);
+            assert!(of(&long, turns[0]) > of(&short, turns[1]));
+            assert!(of(&long, turns[1]) > of(&long, turns[0]));
+        }
     }
 
     #[test]

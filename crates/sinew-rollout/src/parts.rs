@@ -4,7 +4,7 @@ use crate::admission::Admission;
 use crate::episode::{EpisodeLimits, EpisodeMachine, EpisodeSpec, RunInfo};
 use crate::gauges::Gauges;
 use crate::in_flight::InFlight;
-use crate::outlook::Outlook;
+use crate::outlook::{Outlook, TurnOrder};
 use futures::future::BoxFuture;
 use sinew_env::EnvFactory;
 use sinew_render::Renderer;
@@ -45,6 +45,8 @@ pub struct EpisodeParts {
     pub admission: Arc<Admission>,
     /// Where the episodes that are expected to take longest begin first; `None`: in the order of their draws.
     pub outlook: Option<Arc<Outlook>>,
+    /// Whose requests the engine prefers, of episodes that are not expected to differ.
+    pub turn_order: TurnOrder,
     /// Where training episodes write down how far they have come; `None`: nowhere, so that each begins at its
     /// beginning.
     pub in_flight: Option<Arc<InFlight>>,

@@ -93,9 +93,9 @@ use sinew_pipeline::{
     RolloutParts, RunEvent, TurnSchedule,
 };
 use sinew_project::{Resume, RunDir};
-use sinew_recipe::{EngineType, Order, RunPlan};
+use sinew_recipe::{EngineType, Order, RunPlan, TrainMode};
 use sinew_render::Renderer;
-use sinew_rollout::{EpisodeOptions, EpisodeParts, RunInfo};
+use sinew_rollout::{EpisodeOptions, EpisodeParts, RunInfo, TurnOrder};
 use sinew_sources::Dataset;
 use sinew_store::TraceStore;
 use sinew_tensor::Cpu;
@@ -188,6 +188,10 @@ fn episode_parts(
     parts.run = Arc::new(run);
     let longest_first = recipe.rollout.order == Order::LongestFirst;
     parts.outlook = longest_first.then(Arc::default);
+    parts.turn_order = match recipe.train.mode {
+        TrainMode::Sync => TurnOrder::FewestFirst,
+        TrainMode::OneStepOff | TrainMode::Async => TurnOrder::MostFirst,
+    };
     parts.harness = harness::build(recipe, &parts, session)?;
     Ok(parts)
 }

@@ -33,7 +33,7 @@ use sinew_pipeline::{
 use sinew_render::{Renderer, TinyRenderer};
 use sinew_rollout::{
     Admission, AdmissionConfig, BuiltInLoop, EpisodeLimits, EpisodeOptions, EpisodeParts, Gauges,
-    RunInfo,
+    RunInfo, TurnOrder,
 };
 use sinew_store::{DiskStore, MemoryStore, StoreOptions, TraceStore};
 use sinew_tensor::Cpu;
@@ -325,6 +325,10 @@ impl Shape {
             envs: Arc::new(world.clone()),
             harness: Arc::new(BuiltInLoop),
             outlook: None,
+            turn_order: match self.staleness {
+                None => TurnOrder::FewestFirst,
+                Some(_) => TurnOrder::MostFirst,
+            },
             in_flight: None,
             gauges: Arc::new(Gauges::default()),
             admission: Admission::new(bounds, Arc::clone(engine)),

@@ -27,6 +27,7 @@ use crate::action;
 use crate::admission::{Admission, AdmissionConfig};
 use crate::driver::run_episode;
 use crate::episode::EpisodeSpec;
+use crate::outlook::TurnOrder;
 use crate::parts::{EpisodeOptions, EpisodeParts, Harness};
 use futures::future::BoxFuture;
 use sinew_env::{Env, EnvError, EnvFactory};
@@ -72,6 +73,7 @@ impl EpisodeParts {
             harness: Arc::new(BuiltInLoop),
             gauges: Arc::default(),
             outlook: None,
+            turn_order: TurnOrder::default(),
             in_flight: None,
             requests: Arc::new(AtomicU64::new(1)),
             run: Arc::default(),
