@@ -120,7 +120,7 @@ pub(super) fn run(
             printer.row(&runtime.block_on(world.steps(at_once))?);
         }
         if world.name == "tiny" {
-            printer.row(&world.beside_verifiers(&runtime, peers)?);
+            printer.row(&world.compared_with_verifiers(&runtime, peers)?);
         }
     }
     Ok(())
@@ -132,6 +132,16 @@ fn native(name: &str) -> Result<(&'static EnvKind, ReadConfig), BenchError> {
     let kind = kind.ok_or_else(|| BenchError::system(format!("no environment {name}")))?;
     let keys = toml::de::ValueDeserializer::parse("{}").map_err(BenchError::system)?;
     Ok((kind, kind.read(keys).map_err(BenchError::system)?))
+}
+
+/// The row compared with what a peer's program makes of as many environments, or why it makes nothing.
+fn compared(row: Row, peers: &Peers, (peer, program): (&str, &str)) -> Row {
+    match peers.run(program, &[&PEER.to_string()]) {
+        Ok(made) => row
+            .against(&made.version, made.summary.median, Better::More)
+            .target(TIMES),
+        Err(why) => row.without_peer(peer, why),
+    }
 }
 
 impl World {
@@ -211,31 +221,17 @@ impl World {
         if self.name != "tiny" {
             return Ok(row);
         }
-        Ok(
-            match peers.run("gymnasium_corridor.py", &[&PEER.to_string()]) {
-                Ok(peer) => row
-                    .against(&peer.version, peer.summary.median, Better::More)
-                    .target(TIMES),
-                Err(why) => row.without_peer("Gymnasium", why),
-            },
-        )
+        Ok(compared(row, peers, ("Gymnasium", "gymnasium_corridor.py")))
     }
 
     /// Waves of episodes through the whole loop, compared with the loop of `verifiers` around the same
     /// environment, whose model takes no time either.
-    fn beside_verifiers(&self, runtime: &Runtime, peers: &Peers) -> Result<Row, BenchError> {
+    fn compared_with_verifiers(&self, runtime: &Runtime, peers: &Peers) -> Result<Row, BenchError> {
         let cpu = CpuTime::now();
         let rates = runtime.block_on(self.rates(PEER))?;
         let name = format!("{}: loop of {PEER} at once, whole episodes", self.name);
         let row = Row::new(name, "steps/s", rates).others(CpuTime::others_since(cpu));
-        Ok(
-            match peers.run("verifiers_corridor.py", &[&PEER.to_string()]) {
-                Ok(peer) => row
-                    .against(&peer.version, peer.summary.median, Better::More)
-                    .target(TIMES),
-                Err(why) => row.without_peer("verifiers", why),
-            },
-        )
+        Ok(compared(row, peers, ("verifiers", "verifiers_corridor.py")))
     }
 
     /// Waves of episodes through the whole loop.
