@@ -35,7 +35,7 @@ impl Spawner {
         };
         let group = self.host.hierarchy.create(&name, &bounds)?;
         let more = self.more_may_wait();
-        let live = Live::new(creation, group, (files, user), net_ns);
+        let live = Live::new(creation, group, (files, user), net_ns, self.python_last);
         self.live.insert(id, live);
         if !more {
             return Ok(());

@@ -18,9 +18,9 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 
 impl Spawner {
-    /// Asks for an interpreter that waits in the sandbox.
+    /// Asks for an interpreter that waits in the sandbox, if the next program is expected to need one.
     pub(super) fn warm_up(&mut self, id: u64) -> Result<()> {
-        let wanted = |live: &Live| live.creation.warm && live.warm.is_none();
+        let wanted = |live: &Live| live.creation.warm && live.python_next && live.warm.is_none();
         if self.zygote.is_none() || !self.live.get(&id).is_some_and(wanted) {
             return Ok(());
         }
@@ -48,9 +48,12 @@ impl Spawner {
                 expected: 3,
             });
         }
+        let python = matches!(start, Start::Python(_));
         let live = self.idle(id)?;
-        live.run = seq;
-        if live.init.is_none() {
+        (live.run, live.python_next) = (seq, python);
+        let ready = live.init.is_some();
+        self.python_last = python;
+        if !ready {
             self.start_init(id)?;
         }
         let entrant = match start {

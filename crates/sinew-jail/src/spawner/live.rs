@@ -46,6 +46,8 @@ pub(super) struct Live {
     pub(super) serial: u32,
     /// An interpreter that waits for a program.
     pub(super) warm: Option<Entrant>,
+    /// The next program is expected to be of Python, as the last one was.
+    pub(super) python_next: bool,
     pub(super) running: Option<Entrant>,
     /// Number of the request that runs.
     pub(super) run: u64,
@@ -74,6 +76,7 @@ impl Live {
         group: Group,
         (files, user): (Files, Option<Rc<User>>),
         net_ns: Option<OwnedFd>,
+        python_next: bool,
     ) -> Self {
         Self {
             creation,
@@ -85,6 +88,7 @@ impl Live {
             init: None,
             serial: 0,
             warm: None,
+            python_next,
             running: None,
             run: 0,
             ended: None,

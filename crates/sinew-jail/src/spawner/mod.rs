@@ -77,6 +77,9 @@ struct Spawner {
     /// Forks that read and write archives, by the descriptor of each.
     archivers: HashMap<RawFd, Archiver>,
     warming: Warming,
+    /// The last program that was begun in any sandbox is of Python. A fork of the interpreter that no program
+    /// uses takes as long as a small program.
+    python_last: bool,
 }
 
 /// Runs as a spawner with this [`Config`] in JSON; the socket to the program that started it is standard
@@ -149,6 +152,7 @@ impl Spawner {
             stores,
             archivers: HashMap::new(),
             warming: Warming::default(),
+            python_last: true,
         };
         let zygote = match config.zygote {
             _ if config.python.is_none() => Ok(()),

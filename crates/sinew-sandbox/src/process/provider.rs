@@ -43,7 +43,7 @@ pub struct ProcessConfig {
     /// `execve`. All of them share its hash seed and its layout of addresses.
     pub zygote: bool,
     /// Keep an interpreter waiting in each sandbox for its next Python program: quicker, at the
-    /// price of its memory (about 1 MB) and of work lost when other programs are run.
+    /// price of its memory (about 1 MB). None waits where the last program was another one.
     pub warm_python: bool,
     /// Mount the files of each sandbox in the spawner, as kernels before 6.15 need it anyway.
     pub attached_mounts: bool,

@@ -1,7 +1,8 @@
 //! How Python programs end: told exactly, with all that they wrote, and nothing goes on.
 
-use crate::{exec, groups, provider, python, small, spawner_pid, text, with};
+use crate::{OK, children, exec, groups, provider, python, small, spawner_pid, text, with};
 use sinew_sandbox::{Ending, Limits, Program, SandboxProvider, SandboxSpec};
+use std::time::Duration;
 
 const fn exited(code: i32) -> Ending {
     Ending::Exited { code }
@@ -179,7 +180,7 @@ async fn the_end_of_the_main_process_hides_no_child_and_no_limit() {
     );
     assert_eq!(python(sandbox.as_mut(), &child).await.ending, exited(3));
     let alive = sandbox.read_file("alive", 100).await.unwrap();
-    tokio::time::sleep(std::time::Duration::from_millis(30)).await;
+    tokio::time::sleep(Duration::from_millis(30)).await;
     assert_eq!(sandbox.read_file("alive", 100).await.unwrap(), alive);
 
     // Children that were waited for count.
@@ -256,4 +257,41 @@ fn endings_are_written_by_the_names_that_they_have_in_json() {
             name.to_owned() + &number.collect::<String>()
         );
     }
+}
+
+/// A fork of the interpreter costs as much as a small program, which shell tools need not pay.
+#[tokio::test]
+async fn an_interpreter_waits_where_the_last_program_was_python() {
+    let provider = provider();
+    let mut one = provider.acquire(&small()).await.unwrap();
+    let spawner = children(spawner_pid())[0];
+    let interpreters = async |expected: usize| {
+        let mut seen = 0;
+        // One that is made ready comes some milliseconds after the end of a program.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        for _ in 0..500 {
+            let mut open = vec![spawner];
+            seen = 0;
+            while let Some(pid) = open.pop() {
+                let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+                seen += usize::from(name.is_ok_and(|n| n.starts_with("python")));
+                open.extend(children(pid));
+            }
+            if seen == expected {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{seen} interpreters, expected {expected}");
+    };
+    let program = || Program::Argv(vec!["/bin/true".into()]);
+    // The one that forks, and the one that waits.
+    interpreters(2).await;
+    assert_eq!(exec(one.as_mut(), program(), 5000).await.ending, OK);
+    interpreters(1).await;
+    let mut two = provider.acquire(&small()).await.unwrap();
+    assert_eq!(exec(two.as_mut(), program(), 5000).await.ending, OK);
+    interpreters(1).await;
+    assert_eq!(python(one.as_mut(), "print(1)").await.ending, OK);
+    interpreters(2).await;
 }
