@@ -38,17 +38,13 @@ class Right(BaseHTTPRequestHandler):
         pass
 
     def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        base = {"id": "x", "created": 0, "model": "m", "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}}
-        said = {"role": "assistant", "content": ">"}
-        if body.get("stream"):
-            chunk = {**base, "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": said, "finish_reason": "stop"}]}
-            data, kind = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode(), "text/event-stream"
-        else:
-            whole = {**base, "object": "chat.completion", "choices": [{"index": 0, "message": said, "finish_reason": "stop"}]}
-            data, kind = json.dumps(whole).encode(), "application/json"
+        self.rfile.read(int(self.headers["content-length"]))
+        said = {"index": 0, "message": {"role": "assistant", "content": ">"}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        answer = {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [said], "usage": usage}
+        data = json.dumps(answer).encode()
         self.send_response(200)
-        self.send_header("content-type", kind)
+        self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
