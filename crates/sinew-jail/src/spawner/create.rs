@@ -50,7 +50,8 @@ impl Spawner {
     /// A listener of the host's inside.
     pub(super) fn listen(&self, id: u64, port: u16) -> Result<OwnedFd> {
         let live = self.live.get(&id).ok_or(NO_SANDBOX)?;
-        let net_ns = live.net_ns.as_ref();
+        let loopback = live.creation.network == Network::Loopback;
+        let net_ns = live.net_ns.as_ref().filter(|_| loopback);
         let net_ns = net_ns.ok_or(Error::NoSuch("interface: its network is not `loopback`"))?;
         self.host.networks.listen(net_ns, port)
     }

@@ -85,11 +85,7 @@ impl Spawner {
         let (id, serial) = (notice.id, notice.serial);
         match notice.kind {
             Notice::READY => {
-                let init = self.live.get_mut(&id).and_then(|l| l.init.as_mut());
-                if let Some(init) = init.filter(|init| init.serial == serial) {
-                    init.ready = true;
-                    self.advance(id);
-                }
+                self.init_ready(id, serial);
             }
             Notice::FORKED => {
                 if let Some(zygote) = &mut self.zygote {
@@ -118,6 +114,23 @@ impl Spawner {
             }
             _ => {}
         }
+    }
+
+    /// Namespaces are complete. Later ones of the sandbox take the network from the first: to make one and to
+    /// take it apart costs the machine a sixth of a small program.
+    fn init_ready(&mut self, id: u64, serial: u32) {
+        let Some(live) = self.live.get_mut(&id) else {
+            return;
+        };
+        let Some(init) = live.init.as_mut().filter(|init| init.serial == serial) else {
+            return;
+        };
+        init.ready = true;
+        if live.net_ns.is_none() {
+            let number = init.child.number();
+            live.net_ns = number.and_then(|number| self.host.network_of(number));
+        }
+        self.advance(id);
     }
 
     /// Asks the zygote for a fork in the PID namespace of the sandbox. It is known by its number when

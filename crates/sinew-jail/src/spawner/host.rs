@@ -136,6 +136,15 @@ impl Host {
         let numbers = listed.unwrap_or_default();
         numbers.split_whitespace().flat_map(str::parse).collect()
     }
+
+    /// The network namespace of a child, which lasts as long as this file is open; `None` where it cannot be
+    /// opened.
+    pub(super) fn network_of(&self, child: i32) -> Option<OwnedFd> {
+        let proc = self.own_proc.as_ref()?.as_fd();
+        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
+        let path = format!("{child}/ns/net");
+        openat(proc, path.as_str(), flags, Mode::empty()).ok()
+    }
 }
 
 /// What this process may do on the host.

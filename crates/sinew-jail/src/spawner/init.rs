@@ -5,8 +5,9 @@
 //!
 //! It is a fork of the spawner and takes the mounts from there: copies of the sandbox's own two folders,
 //! a new `/proc`, and nothing else that can be written to. Each execution has a new one, so that no
-//! namespace, message queue or mount outlives an execution. It waits with no capability, no open file,
-//! and a filter that allows nothing but that.
+//! message queue or mount outlives an execution. The network namespace alone stays: nothing in it can be
+//! set from inside, and sockets end with their processes. It waits with no capability, no open file, and
+//! a filter that allows nothing but that.
 
 use super::Spawner;
 use super::children::{Child, Role};
@@ -31,7 +32,7 @@ struct Init<'a> {
     files: &'a Files,
     confinement: Confinement<'a>,
     ruleset: Option<&'a OwnedFd>,
-    /// The network that it shares with the sandbox's other executions; else it makes a new one.
+    /// The network that it shares with the sandbox's earlier executions; else it makes a new one.
     net_ns: Option<&'a OwnedFd>,
     /// Whether it starts in the root that programs see; else that is at [`root::ROOT`].
     at_root: bool,

@@ -38,7 +38,8 @@ pub(super) struct Live {
     pub(super) user: Option<Rc<User>>,
     /// Of landlock, for these files.
     pub(super) ruleset: Option<OwnedFd>,
-    /// With a loopback interface: shared by all its executions, as the host's listeners are in it.
+    /// Shared by all its executions: made with the sandbox where it has a loopback interface, which the
+    /// host's listeners are in, else that of the first execution.
     pub(super) net_ns: Option<OwnedFd>,
     /// First process of its namespaces, which each execution has new.
     pub(super) init: Option<InitState>,
