@@ -19,13 +19,13 @@ pub(crate) fn sinew() -> Result<PathBuf, BenchError> {
         .ok_or_else(|| BenchError::input("there is no `sinew` beside this program or on PATH"))
 }
 
-/// Sandboxes of the process level, without a pool; an interpreter waits in each.
+/// Sandboxes of the process level, without a pool; an interpreter waits in each. More than `at_once` wait.
 ///
 /// # Errors
 /// If this host cannot isolate processes.
-pub(crate) fn sandboxes() -> Result<Arc<dyn SandboxProvider>, BenchError> {
+pub(crate) fn sandboxes(at_once: usize) -> Result<Arc<dyn SandboxProvider>, BenchError> {
     let mut config = ProcessConfig::new(&std::env::var("PATH").unwrap_or_default());
-    config.warm_python = true;
+    (config.warm_python, config.max_live) = (true, at_once);
     let provider = ProcessProvider::start(config).map_err(BenchError::system)?;
     Ok(Arc::new(provider))
 }

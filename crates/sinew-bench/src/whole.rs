@@ -209,7 +209,7 @@ fn step_seconds(bench: &Bench, precision: Precision) -> Result<Vec<f64>, BenchEr
         engine: &engine,
         sandboxes: {
             let _inside = runtime.enter();
-            programs::sandboxes()?
+            programs::sandboxes(count)?
         },
         runtime: &runtime,
         send,

@@ -208,7 +208,7 @@ impl Bench<'_> {
         let runtime = tokio::runtime::Runtime::new().map_err(BenchError::system)?;
         let provider = {
             let _inside = runtime.enter();
-            programs::sandboxes()
+            programs::sandboxes(self.args.sandboxes as usize)
         };
         let tool = match provider {
             Ok(provider) => Tool::Sandbox(provider),
