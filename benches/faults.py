@@ -444,8 +444,9 @@ class Bench:
         return self.alone[mode]
 
     def state(self, run):
-        """What `sinew runs` says of the run."""
-        told = subprocess.run([self.sinew, "runs", "--json", run.parent], stdout=subprocess.PIPE, text=True)
+        """What `sinew runs` says of the run; `none` where it was killed before there was one."""
+        told = subprocess.run([self.sinew, "runs", "--json", run.parent], stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, text=True)
         lines = [json.loads(line) for line in told.stdout.splitlines()]
         return lines[0].get("state") if lines else "none"
 
