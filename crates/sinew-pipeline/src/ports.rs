@@ -114,6 +114,8 @@ impl WeightsTransport for Arc<dyn Engine> {
 pub struct RolloutReading {
     /// Seconds of computing since the engine's start.
     pub engine_busy_s: f64,
+    /// Seconds for which episodes waited for sandboxes, all of them added up.
+    pub sandbox_s: f64,
     /// Since the engine's start.
     pub preemptions: u64,
     pub admission: AdmissionReading,

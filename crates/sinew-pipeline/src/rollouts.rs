@@ -325,6 +325,7 @@ impl Rollouts for EngineRollouts {
         let engine = self.parts.engine.status();
         RolloutReading {
             engine_busy_s: engine.busy_s,
+            sandbox_s: self.parts.sandbox_wait.seconds(),
             preemptions: engine.preemptions,
             admission: self.parts.admission.reading(),
             resumed: match &self.in_flight {

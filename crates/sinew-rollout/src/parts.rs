@@ -8,6 +8,7 @@ use crate::outlook::{Outlook, TurnOrder};
 use futures::future::BoxFuture;
 use sinew_env::EnvFactory;
 use sinew_render::Renderer;
+use sinew_sandbox::SandboxWait;
 use sinew_types::{Engine, SamplingParams, Trace};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -47,6 +48,8 @@ pub struct EpisodeParts {
     pub outlook: Option<Arc<Outlook>>,
     /// Whose requests the engine prefers, of episodes that are not expected to differ.
     pub turn_order: TurnOrder,
+    /// How long episodes have waited for sandboxes of their environments.
+    pub sandbox_wait: Arc<SandboxWait>,
     /// Where training episodes write down how far they have come; `None`: nowhere, so that each begins at its
     /// beginning.
     pub in_flight: Option<Arc<InFlight>>,

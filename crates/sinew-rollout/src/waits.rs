@@ -29,6 +29,8 @@ pub struct Waits {
     pub loop_disk_s: f64,
     /// Episodes waited until they were on disk, all of them added up: others go on meanwhile.
     pub episodes_disk_s: f64,
+    /// Episodes waited for sandboxes of their environments, until one was free and made, all added up.
+    pub episodes_sandbox_s: f64,
 }
 
 impl Waits {
@@ -45,11 +47,12 @@ impl Waits {
         ]
     }
 
-    /// What was waited for until it was on disk, by name; part of [`rows`](Self::rows).
-    pub fn disk_rows(&self) -> [(&'static str, f64); 2] {
+    /// Waits by name that are part of [`rows`](Self::rows). Sums over episodes can be longer than the run.
+    pub fn part_rows(&self) -> [(&'static str, f64); 3] {
         [
             ("loop waits for disk", self.loop_disk_s),
             ("episodes for disk, sum", self.episodes_disk_s),
+            ("episodes for sandboxes, sum", self.episodes_sandbox_s),
         ]
     }
 
@@ -64,6 +67,7 @@ impl Waits {
         self.trainer_other_s += later.trainer_other_s;
         self.loop_disk_s += later.loop_disk_s;
         self.episodes_disk_s += later.episodes_disk_s;
+        self.episodes_sandbox_s += later.episodes_sandbox_s;
     }
 }
 
@@ -86,15 +90,16 @@ pub struct Watch {
     /// Of the last look.
     now_s: f64,
     busy_s: f64,
+    sandbox_s: f64,
     /// Since the last look: what the trainer does, and whether episodes run.
     pub trainer: Trainer,
     running: bool,
 }
 
 impl Watch {
-    /// Ends an interval at `now_s` seconds, with `busy_s` of the engine's counter; from now on episodes run
-    /// or not.
-    pub fn look(&mut self, (now_s, busy_s): (f64, f64), running: bool) {
+    /// Ends an interval at `now_s` seconds, with `busy_s` of the engine's counter and `sandbox_s` of the
+    /// waits for sandboxes; from now on episodes run or not.
+    pub fn look(&mut self, now_s: f64, (busy_s, sandbox_s): (f64, f64), running: bool) {
         let passed = (now_s - self.now_s).max(0.0);
         let busy = (busy_s - self.busy_s).clamp(0.0, passed);
         self.sums.engine_busy_s += busy;
@@ -109,7 +114,9 @@ impl Watch {
             Trainer::WaitsForGroups => &mut self.sums.trainer_groups_s,
             Trainer::Other => &mut self.sums.trainer_other_s,
         } += passed;
-        (self.now_s, self.busy_s, self.running) = (now_s, busy_s, running);
+        self.sums.episodes_sandbox_s += (sandbox_s - self.sandbox_s).max(0.0);
+        (self.now_s, self.busy_s, self.sandbox_s) = (now_s, busy_s, sandbox_s);
+        self.running = running;
     }
 
     /// The sums since the last call.
@@ -125,14 +132,14 @@ mod tests {
     #[test]
     fn each_second_is_put_down_to_one_cause_of_engine_and_trainer() {
         let mut watch = Watch::default();
-        watch.look((1.0, 0.0), true); // loading
+        watch.look(1.0, (0.0, 0.0), true); // loading
         watch.trainer = Trainer::WaitsForGroups;
-        watch.look((5.0, 1.5), false); // a rollout
+        watch.look(5.0, (1.5, 6.0), false); // a rollout
         watch.trainer = Trainer::Works;
-        watch.look((7.0, 1.5), true); // an update
-        watch.look((10.0, 3.5), false); // an update, while episodes run
+        watch.look(7.0, (1.5, 6.0), true); // an update
+        watch.look(10.0, (3.5, 6.5), false); // an update, while episodes run
         watch.trainer = Trainer::Other;
-        watch.look((11.0, 3.5), false); // a checkpoint
+        watch.look(11.0, (3.5, 6.5), false); // a checkpoint
         let seen = watch.take();
         let expected = Waits {
             engine_busy_s: 3.5,
@@ -142,6 +149,7 @@ mod tests {
             trainer_busy_s: 5.0,
             trainer_groups_s: 4.0,
             trainer_other_s: 2.0,
+            episodes_sandbox_s: 6.5,
             ..Waits::default()
         };
         assert_eq!(seen, expected);

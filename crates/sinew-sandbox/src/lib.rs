@@ -15,6 +15,7 @@ mod pool;
 mod port;
 mod process;
 mod program;
+mod timed;
 
 pub use characters::Characters;
 pub use null::NullProvider;
@@ -28,3 +29,4 @@ pub use port::{
 pub use process::{ProcessConfig, ProcessProvider, enter_network, seccomp_filter};
 pub use program::{JAIL, jail_program};
 pub use sinew_jail::spawner::ETC_FILES;
+pub use timed::{SandboxWait, TimedProvider};

@@ -69,6 +69,7 @@ pub(crate) fn of_step(r: &StepRecord) -> Numbers {
         ("time/trainer_other_s", r.waits.trainer_other_s),
         ("time/loop_disk_s", r.waits.loop_disk_s),
         ("time/episodes_disk_s", r.waits.episodes_disk_s),
+        ("time/episodes_sandbox_s", r.waits.episodes_sandbox_s),
         ("speed/sampled_tokens_per_s", r.sampled_tokens_per_s),
         ("speed/trained_tokens", r.trained_tokens as f64),
         ("engine/preemptions", r.admission.preemptions as f64),

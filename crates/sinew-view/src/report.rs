@@ -322,8 +322,8 @@ impl Report<'_> {
             let _ = write!(html, "<tr><td>{name}<td>{seconds:.1}<td>{share:.0} %");
         }
         let waits = Totals::of(self.steps).waits;
-        let rows = waits.rows().into_iter().chain(waits.disk_rows());
-        for (name, seconds) in rows.filter(|row| row.1 > 0.0) {
+        let rows = waits.rows().into_iter().chain(waits.part_rows());
+        for (name, seconds) in rows.filter(|row| row.1 >= 0.05) {
             let _ = write!(html, "<tr><td>in steps: {name}<td>{seconds:.1}<td>");
         }
         html + "</table>"

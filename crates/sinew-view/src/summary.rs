@@ -21,6 +21,8 @@ pub struct Summary<'a> {
     pub ended: &'a Ended,
     /// Records of all steps.
     pub history: &'a [StepRecord],
+    /// Maximum number of sandboxes, where more episodes than that may run at once.
+    pub sandboxes: Option<usize>,
 }
 
 impl Summary<'_> {
@@ -146,14 +148,19 @@ fn time_table(out: &mut String, s: &Summary<'_>) {
     }
 }
 
-/// What engine and trainer waited for; each column of causes adds up to the wall time. The last lines are the
-/// waits for the disk, which are part of the others: those of the loop, and those of all episodes added up.
+/// What engine and trainer waited for; each column of causes adds up to the wall time. The last lines are
+/// part of the others: the loop's waits for the disk, and what all episodes waited for, added up.
 fn waits_table(out: &mut String, s: &Summary<'_>) {
     let _ = writeln!(out, "\nwhat engine and trainer waited for");
     let waits = &s.ended.totals.waits;
-    let rows = waits.rows().into_iter().chain(waits.disk_rows());
-    for (name, seconds) in rows.filter(|(_, seconds)| *seconds > 0.0) {
+    let rows = waits.rows().into_iter().chain(waits.part_rows());
+    // What would be shown as 0.0 % is not shown.
+    for (name, seconds) in rows.filter(|(_, seconds)| *seconds >= 5e-4 * s.ended.wall_s) {
         share(out, name, seconds, s.ended.wall_s);
+    }
+    let waited_s = waits.episodes_sandbox_s;
+    if let Some(hint) = sandbox_hint(waited_s, s.ended.wall_s, s.sandboxes) {
+        let _ = writeln!(out, "{hint}");
     }
     let staleness = s.ended.totals.staleness.iter();
     let behind: Vec<String> = staleness.map(|(n, rows)| format!("{n}: {rows}")).collect();
@@ -162,13 +169,24 @@ fn waits_table(out: &mut String, s: &Summary<'_>) {
     }
 }
 
+/// What to do where one episode or more waited for a sandbox at any time, and there may be fewer of them than
+/// of episodes.
+fn sandbox_hint(waited_s: f64, wall_s: f64, sandboxes: Option<usize>) -> Option<String> {
+    let most = sandboxes.filter(|_| waited_s >= wall_s.max(1e-9))?;
+    let waiting = waited_s / wall_s.max(1e-9);
+    Some(format!(
+        "{waiting:.0} episodes on average waited for a sandbox: raise sandbox.max_sandboxes (now {most}), or lower \
+         rollout.max_in_flight"
+    ))
+}
+
 /// A line of the time table: a name, its time and its share of the whole, with a digit behind the point where
 /// that is small, since a bound of two percent is among what the table has to show.
 fn share(out: &mut String, name: &str, seconds: f64, whole: f64) {
     let percent = 100.0 * seconds / whole.max(1e-9);
     let digits = usize::from(percent < 9.95);
     let time = duration(seconds);
-    let _ = writeln!(out, "{name:22} {time:>7}  {percent:>4.digits$} %");
+    let _ = writeln!(out, "{name:27} {time:>7}  {percent:>4.digits$} %");
 }
 
 /// Commands that can be copied as they are.
@@ -192,4 +210,22 @@ fn next_commands(out: &mut String, s: &Summary<'_>) {
         "more steps: raise train.steps (now {}) in {dir}/recipe.toml, then\n  sinew train {dir}/recipe.toml --run-dir {dir} --resume",
         s.steps
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sandbox_hint;
+
+    #[test]
+    fn a_run_whose_episodes_waited_for_sandboxes_says_what_to_raise() {
+        let hint = sandbox_hint(500.0, 10.0, Some(64)).unwrap();
+        assert!(
+            hint.starts_with("50 episodes on average waited for a sandbox"),
+            "{hint}"
+        );
+        assert!(hint.contains("sandbox.max_sandboxes (now 64)"), "{hint}");
+        assert_eq!(sandbox_hint(9.0, 10.0, Some(64)), None, "less than one");
+        assert_eq!(sandbox_hint(500.0, 10.0, None), None, "there are enough");
+        assert_eq!(sandbox_hint(0.0, 0.0, Some(64)), None);
+    }
 }

@@ -185,7 +185,7 @@ struct Made<'a> {
 
 impl Made<'_> {
     fn gold(&self) -> source::Gold<'_> {
-        let World { taskset, envs } = &self.world;
+        let World { taskset, envs, .. } = &self.world;
         let shown = (envs.as_ref(), self.renderer.as_ref());
         source::Gold {
             taskset,
@@ -223,10 +223,11 @@ impl Made<'_> {
         if how.engine.is_some() {
             run.provenance.kernels = None;
         }
-        let envs = Arc::clone(&self.world.envs);
+        let (envs, wait) = (&self.world.envs, &self.world.sandbox_wait);
+        let made = (Arc::clone(envs), Arc::clone(wait));
         let with = (engine, &self.renderer);
         Ok(RolloutParts {
-            episode: episode_parts(self.recipe, self.session, run, with, envs)?,
+            episode: episode_parts(self.recipe, self.session, run, with, made)?,
             taskset: Arc::clone(&self.world.taskset),
             options: plan::episode_options(&self.recipe.rollout),
             max_in_flight: self.recipe.rollout.max_in_flight,

@@ -16,6 +16,7 @@ use sinew_levels::egress::{recorded, unrecorded};
 use sinew_levels::{sandbox_spec, task_images};
 use sinew_model::{Dataset, resolve_dataset};
 use sinew_recipe::{HeldOut, RewardSection, RunPlan, TasksPlan};
+use sinew_sandbox::{SandboxWait, TimedProvider};
 use sinew_tasks::{Source, Splits, TableConfig, TableTaskset, TasksError};
 use sinew_types::TaskId;
 use std::collections::BTreeMap;
@@ -46,6 +47,8 @@ pub struct World {
     pub taskset: Arc<dyn Taskset>,
     /// Starts the environment of a task, with the rewards of the recipe around it.
     pub envs: Arc<dyn EnvFactory>,
+    /// How long environments have waited for sandboxes.
+    pub sandbox_wait: Arc<SandboxWait>,
 }
 
 impl std::fmt::Debug for Tasks {
@@ -412,9 +415,15 @@ fn made_world(recipe: &RunPlan, tasks: &Tasks, bench: Option<&Bench>) -> Result<
             known_images(recipe, &world, taskset.as_ref()),
         )?;
     }
+    let sandbox_wait = Arc::<SandboxWait>::default();
     let sandboxes = match recipe.env.needs().sandbox {
         false => None,
-        true => Some(with_images(recipe, sandboxed(&recipe.sandbox)?)?),
+        true => {
+            let mut sandboxes = with_images(recipe, sandboxed(&recipe.sandbox)?)?;
+            let timed = TimedProvider::new(sandboxes.provider, Arc::clone(&sandbox_wait));
+            sandboxes.provider = Arc::new(timed);
+            Some(sandboxes)
+        }
     };
     let mut envs = Vec::new();
     for (world, taskset) in recipe.worlds().into_iter().zip(&tasks.each) {
@@ -451,5 +460,6 @@ fn made_world(recipe: &RunPlan, tasks: &Tasks, bench: Option<&Bench>) -> Result<
     Ok(World {
         taskset: Arc::clone(&tasks.all),
         envs,
+        sandbox_wait,
     })
 }

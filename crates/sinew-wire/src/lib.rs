@@ -96,6 +96,7 @@ use sinew_project::{Resume, RunDir};
 use sinew_recipe::{EngineType, Order, RunPlan, TrainMode};
 use sinew_render::Renderer;
 use sinew_rollout::{EpisodeOptions, EpisodeParts, RunInfo, TurnOrder};
+use sinew_sandbox::SandboxWait;
 use sinew_sources::Dataset;
 use sinew_store::TraceStore;
 use sinew_tensor::Cpu;
@@ -178,7 +179,7 @@ fn episode_parts(
     session: &Session<'_>,
     run: RunInfo,
     (engine, renderer): (&Arc<dyn Engine>, &Arc<dyn Renderer>),
-    envs: Arc<dyn EnvFactory>,
+    (envs, sandbox_wait): (Arc<dyn EnvFactory>, Arc<SandboxWait>),
 ) -> Result<EpisodeParts, Failure> {
     let mut bounds = admission::config(&recipe.rollout, &recipe.harness);
     bounds.max_running = bounds
@@ -186,6 +187,7 @@ fn episode_parts(
         .min(envs.capabilities().places.unwrap_or(usize::MAX));
     let mut parts = EpisodeParts::new(Arc::clone(engine), Arc::clone(renderer), envs, bounds);
     parts.run = Arc::new(run);
+    parts.sandbox_wait = sandbox_wait;
     let longest_first = recipe.rollout.order == Order::LongestFirst;
     parts.outlook = longest_first.then(Arc::default);
     parts.turn_order = match recipe.train.mode {
@@ -211,7 +213,8 @@ pub fn pipeline(
     let mut pins = Pins::weights(recipe, &session)?;
     let renderer = renderer(&recipe.model, &recipe.env)?;
     let in_run = env::in_run(recipe, dir.path());
-    let World { taskset, envs } = env::world_with(&in_run, &session.tasks, &session.bench)?;
+    let world = env::world_with(&in_run, &session.tasks, &session.bench)?;
+    let (taskset, envs) = (world.taskset, world.envs);
     let data = plan::dataset(recipe, renderer.as_ref())?;
     let digest = data.as_ref().map(Dataset::digest);
     pins.inputs(recipe, envs.as_ref(), &session, digest)?;
@@ -239,7 +242,8 @@ pub fn pipeline(
     let mut late = late(recipe, &session);
     let own = engine::threads(recipe, &device);
     let (engine, cross) = engine::engines(recipe, &own, renderer.as_ref(), &grammars, &learner)?;
-    let episode = episode_parts(recipe, &session, run, (&engine, &renderer), envs)?;
+    let made = (envs, world.sandbox_wait);
+    let episode = episode_parts(recipe, &session, run, (&engine, &renderer), made)?;
     let transport = publish::transport(recipe, engine, &learner, &session)?;
     let options = plan::episode_options(&recipe.rollout);
     let live = live::source(recipe, &session, (&episode, &options), &store, &mut late)?;

@@ -94,7 +94,7 @@ const TRIED: usize = 3;
 /// If there is no gold policy, or one of the runs fails or does not fit the limits of `[rollout]`.
 pub fn check_gold(recipe: &RunPlan) -> Result<String, Failure> {
     let renderer = renderer(&recipe.model, &recipe.env)?;
-    let World { taskset, envs } = world(recipe, &tasks(recipe)?)?;
+    let World { taskset, envs, .. } = world(recipe, &tasks(recipe)?)?;
     let gold = Gold {
         taskset: &taskset,
         envs: &envs,

@@ -490,7 +490,7 @@ async fn in_time<T>(what: &str, played: impl Future<Output = T>) -> Result<T, Fa
 /// The solutions of some tasks must succeed in their environment: else a reward or a tool is broken,
 /// and no training could find that out.
 fn solvable(recipe: &RunPlan, world: &sinew_wire::World) -> Result<String, Failure> {
-    let sinew_wire::World { taskset, envs } = world;
+    let sinew_wire::World { taskset, envs, .. } = world;
     let tasks = some_tasks(taskset.as_ref(), GOLD_TASKS)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -136,7 +136,7 @@ fn check_recipe(
         ..plan.clone()
     };
     let tasks = sinew_wire::tasks(&plan)?;
-    let sinew_wire::World { taskset, envs } = sinew_wire::world(&plan, &tasks)?;
+    let sinew_wire::World { taskset, envs, .. } = sinew_wire::world(&plan, &tasks)?;
     let some = (0..args.tasks.min(taskset.len(Split::Train)))
         .map(|i| taskset.get(Split::Train, i).map_err(Failure::system))
         .collect::<Result<Vec<_>, _>>()?;

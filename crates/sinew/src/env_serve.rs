@@ -204,7 +204,7 @@ fn served(args: &ServeArgs) -> Result<Served, Failure> {
 /// Tasks, environments and rewards of a recipe.
 fn of_plan(plan: &RunPlan) -> Result<Served, Failure> {
     let tasks = sinew_wire::tasks(plan)?;
-    let sinew_wire::World { taskset, envs } = sinew_wire::world(plan, &tasks)?;
+    let sinew_wire::World { taskset, envs, .. } = sinew_wire::world(plan, &tasks)?;
     let example = taskset.get(Split::Train, 0).ok();
     Ok(Served {
         has_tasks: !taskset.is_empty(Split::Train),

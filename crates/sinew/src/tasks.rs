@@ -53,7 +53,7 @@ struct Shown {
 pub(crate) fn run(args: &TasksArgs) -> Result<(), Failure> {
     let recipe = RunPlan::load(&args.recipe).map_err(Failure::input)?;
     let tasks = sinew_wire::tasks(&recipe)?;
-    let sinew_wire::World { taskset, envs } = sinew_wire::world(&recipe, &tasks)?;
+    let sinew_wire::World { taskset, envs, .. } = sinew_wire::world(&recipe, &tasks)?;
     let renderer = sinew_wire::renderer(&recipe.model, &recipe.env)?;
     let split = match args.split {
         SplitArg::Train => Split::Train,

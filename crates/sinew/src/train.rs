@@ -82,8 +82,11 @@ pub(crate) fn train(
     if !options.json {
         let history: Vec<StepRecord> =
             sinew_view::lines(&dir.metrics_path()).map_err(Failure::system)?;
+        let most = recipe.sandbox.max_sandboxes;
+        let bound = recipe.env.needs().sandbox && most < recipe.rollout.max_in_flight;
         let summary = Summary {
             steps: recipe.train.steps,
+            sandboxes: bound.then_some(most),
             run_dir: dir.path(),
             ended: &ended,
             history: &history,

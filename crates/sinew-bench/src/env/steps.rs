@@ -23,8 +23,7 @@ use sinew_env::{
 };
 use sinew_render::{Renderer, TinyRenderer, byte_renderer};
 use sinew_rollout::{
-    Admission, AdmissionConfig, BuiltInLoop, EpisodeLimits, EpisodeOptions, EpisodeParts,
-    EpisodeSpec, Gauges, RunInfo, Runner, TurnOrder,
+    AdmissionConfig, EpisodeLimits, EpisodeOptions, EpisodeParts, EpisodeSpec, Runner,
 };
 use sinew_sandbox::SandboxSpec;
 use sinew_store::MemoryStore;
@@ -312,19 +311,8 @@ impl World {
             max_starting: at_once,
             ..AdmissionConfig::new(at_once, self.script.longest())
         };
-        EpisodeParts {
-            engine: Arc::clone(&engine),
-            renderer: Arc::clone(&self.renderer),
-            envs: Arc::clone(&self.envs),
-            harness: Arc::new(BuiltInLoop),
-            outlook: None,
-            turn_order: TurnOrder::default(),
-            in_flight: None,
-            gauges: Arc::new(Gauges::default()),
-            admission: Admission::new(bounds, engine),
-            requests: Arc::default(),
-            run: Arc::new(RunInfo::default()),
-        }
+        let (renderer, envs) = (Arc::clone(&self.renderer), Arc::clone(&self.envs));
+        EpisodeParts::new(engine, renderer, envs, bounds)
     }
 
     /// Limits that no gold run reaches.
@@ -348,7 +336,7 @@ impl World {
 /// Sandboxes of the process level.
 fn sandboxes() -> Result<Sandboxes, BenchError> {
     Ok(Sandboxes {
-        provider: crate::programs::sandboxes()?,
+        provider: crate::programs::sandboxes(SANDBOXES)?,
         spec: SandboxSpec::default(),
         images: BTreeMap::new(),
     })

@@ -31,10 +31,7 @@ use sinew_pipeline::{
     StepRecord, TaskSampling,
 };
 use sinew_render::{Renderer, TinyRenderer};
-use sinew_rollout::{
-    Admission, AdmissionConfig, BuiltInLoop, EpisodeLimits, EpisodeOptions, EpisodeParts, Gauges,
-    RunInfo, TurnOrder,
-};
+use sinew_rollout::{AdmissionConfig, EpisodeLimits, EpisodeOptions, EpisodeParts, TurnOrder};
 use sinew_store::{DiskStore, MemoryStore, StoreOptions, TraceStore};
 use sinew_tensor::Cpu;
 use sinew_train::TrainerConfig;
@@ -319,22 +316,13 @@ impl Shape {
         renderer: &TinyRenderer,
     ) -> EpisodeParts {
         let bounds = AdmissionConfig::new(self.in_flight(), self.turn_tokens());
-        EpisodeParts {
-            engine: Arc::clone(engine),
-            renderer: Arc::new(renderer.clone()),
-            envs: Arc::new(world.clone()),
-            harness: Arc::new(BuiltInLoop),
-            outlook: None,
-            turn_order: match self.staleness {
-                None => TurnOrder::FewestFirst,
-                Some(_) => TurnOrder::MostFirst,
-            },
-            in_flight: None,
-            gauges: Arc::new(Gauges::default()),
-            admission: Admission::new(bounds, Arc::clone(engine)),
-            requests: Arc::default(),
-            run: Arc::new(RunInfo::default()),
-        }
+        let (renderer, envs) = (Arc::new(renderer.clone()), Arc::new(world.clone()));
+        let mut parts = EpisodeParts::new(Arc::clone(engine), renderer, envs, bounds);
+        parts.turn_order = match self.staleness {
+            None => TurnOrder::FewestFirst,
+            Some(_) => TurnOrder::MostFirst,
+        };
+        parts
     }
 
     /// Limits of an episode. None of them is reached: the world ends its episodes.

@@ -29,9 +29,10 @@ impl Driver {
     /// Notes what the time since the last look was spent on; from now on the trainer does this.
     pub(super) fn look(&mut self, trainer: Option<Trainer>) {
         let now_s = self.p.started.elapsed().as_secs_f64();
-        let busy_s = self.p.rollouts.reading().engine_busy_s;
+        let reading = self.p.rollouts.reading();
         let running = self.progress.0 < self.progress.1;
-        self.watch.look((now_s, busy_s), running);
+        let counters = (reading.engine_busy_s, reading.sandbox_s);
+        self.watch.look(now_s, counters, running);
         self.watch.trainer = trainer.unwrap_or(self.watch.trainer);
     }
 

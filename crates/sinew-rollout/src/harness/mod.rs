@@ -74,6 +74,7 @@ impl EpisodeParts {
             gauges: Arc::default(),
             outlook: None,
             turn_order: TurnOrder::default(),
+            sandbox_wait: Arc::default(),
             in_flight: None,
             requests: Arc::new(AtomicU64::new(1)),
             run: Arc::default(),

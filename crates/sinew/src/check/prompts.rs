@@ -24,7 +24,7 @@ struct Size {
 /// Renders prompts with the model's tokenizer and template. Refused is a recipe in which most tasks have no
 /// room for the shortest turn of their solution: nothing could be learned.
 pub(super) fn prompts(recipe: &RunPlan, world: &sinew_wire::World) -> Result<String, Failure> {
-    let sinew_wire::World { taskset, envs } = world;
+    let sinew_wire::World { taskset, envs, .. } = world;
     let renderer = sinew_wire::renderer(&recipe.model, &recipe.env)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
