@@ -60,6 +60,8 @@ function total(title, parts, totals) {
 function tools(time) {
   const sum = (key) => time.steps.reduce((a, r) => a + r[key], 0);
   const rows = [["generation, summed over episodes", sum("generate_s")], ["environments, tools and scores, summed over episodes", sum("tool_s")], ["rollouts, wall time", sum("rollout_s")], ["training, wall time", sum("train_s")], ["publishing weights", sum("publish_s")], ["checkpoints", sum("checkpoint_s")]];
+  const sandboxes = time.steps.reduce((a, r) => a + r.waits.episodes_sandbox_s, 0);
+  if (sandboxes >= 0.05) rows.splice(2, 0, ["of it, waits for sandboxes", sandboxes]);
   const ages = Object.entries(time.staleness);
   return card("Episodes, weights and disk", `${num(sum("episodes"))} episodes in these steps`,
     h("dl", { class: "facts sums" }, rows.map(([name, v]) => [h("dt", {}, name), h("dd", { class: "num right" }, duration(v))])),
