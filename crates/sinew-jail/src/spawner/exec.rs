@@ -51,11 +51,10 @@ impl Spawner {
         let python = matches!(start, Start::Python(_));
         let live = self.idle(id)?;
         (live.run, live.python_next) = (seq, python);
-        let ready = live.init.is_some();
-        self.python_last = python;
-        if !ready {
+        if live.init.is_none() {
             self.start_init(id)?;
         }
+        self.python_last = python;
         let entrant = match start {
             Start::Python(code) if self.zygote.is_some() => self.python(id, &code, &env, files)?,
             Start::Python(code) => {

@@ -84,9 +84,7 @@ impl Spawner {
     fn noticed(&mut self, notice: Notice) {
         let (id, serial) = (notice.id, notice.serial);
         match notice.kind {
-            Notice::READY => {
-                self.init_ready(id, serial);
-            }
+            Notice::READY => self.init_ready(id, serial),
             Notice::FORKED => {
                 if let Some(zygote) = &mut self.zygote {
                     zygote.answered();
