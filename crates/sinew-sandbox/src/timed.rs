@@ -16,12 +16,20 @@ impl SandboxWait {
         self.0.load(Ordering::Relaxed) as f64 / 1e6
     }
 
+    /// Counts a call, also one that is given up: that is how a wait past a deadline ends.
     async fn of<T>(&self, call: SandboxFuture<'_, T>) -> Result<T, crate::SandboxError> {
-        let began = Instant::now();
-        let result = call.await;
-        let us = began.elapsed().as_micros() as u64;
-        self.0.fetch_add(us, Ordering::Relaxed);
-        result
+        let _counted = Counted(self, Instant::now());
+        call.await
+    }
+}
+
+/// Adds the time since its instant when it is dropped.
+struct Counted<'a>(&'a SandboxWait, Instant);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        let us = self.1.elapsed().as_micros() as u64;
+        self.0.0.fetch_add(us, Ordering::Relaxed);
     }
 }
 
@@ -124,6 +132,11 @@ mod tests {
         let spec = SandboxSpec::default();
         let both = futures::future::join(timed.acquire(&spec), timed.acquire(&spec)).await;
         assert!(both.0.is_ok() && both.1.is_ok());
-        assert!(wait.seconds() >= 0.04, "{}", wait.seconds());
+        let seen = wait.seconds();
+        assert!(seen >= 0.04, "{seen}");
+        let short = Duration::from_millis(5);
+        let given_up = tokio::time::timeout(short, timed.acquire(&spec)).await;
+        assert!(given_up.is_err());
+        assert!(wait.seconds() >= seen + 0.005, "{seen}, {}", wait.seconds());
     }
 }

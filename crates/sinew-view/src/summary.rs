@@ -169,11 +169,11 @@ fn waits_table(out: &mut String, s: &Summary<'_>) {
     }
 }
 
-/// What to do where one episode or more waited for a sandbox at any time, and there may be fewer of them than
+/// What to do where on average one episode or more waited for a sandbox, and there may be fewer of them than
 /// of episodes.
 fn sandbox_hint(waited_s: f64, wall_s: f64, sandboxes: Option<usize>) -> Option<String> {
-    let most = sandboxes.filter(|_| waited_s >= wall_s.max(1e-9))?;
     let waiting = waited_s / wall_s.max(1e-9);
+    let most = sandboxes.filter(|_| waiting >= 1.0)?;
     Some(format!(
         "{waiting:.0} episodes on average waited for a sandbox: raise sandbox.max_sandboxes (now {most}), or lower \
          rollout.max_in_flight"
