@@ -20,7 +20,7 @@ use sinew_env::{
     Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
     ResetResult, Score, StepResult, Unscored,
 };
-use sinew_types::{Given, Gives, Message, Outcome, Task, ToolCall, ToolSpec};
+use sinew_types::{Given, Gives, Message, Outcome, Task, ToolCall, ToolSpec, is_reward};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -429,9 +429,9 @@ impl PythonEnv {
         let request = json!({"op": "step", "turn": turn});
         let mut stepped: Stepped = parsed(self.ask(request).await?)?;
         self.saved = stepped.snapshot.take();
-        if !stepped.reward.is_finite() {
+        if !is_reward(stepped.reward) {
             return Err(EnvError::Worker(
-                "the reward of a turn is not finite".into(),
+                "the reward of a turn is beyond 1e30".into(),
             ));
         }
         self.count(&action, &stepped);

@@ -367,6 +367,6 @@ def _finite(value, name):
             % (name, type(value).__name__)
         )
     number = float(value)
-    if not math.isfinite(number):
-        raise ValueError("%s is %s: a finite number is needed" % (name, number))
+    if not abs(number) <= 1e30:
+        raise ValueError("%s is %s: a finite number of magnitude up to 1e30 is needed" % (name, number))
     return number

@@ -7,7 +7,7 @@
 //! 3. Sampled nodes have one finite log-probability of at most 0 and one version for each token
 //!    (`sft` and `dpo` can leave the log-probabilities out), and a temperature in range.
 //! 4. Messages, where given, are equal to the decoded tokens.
-//! 5. The reward is finite (`sft` can leave it out).
+//! 5. Rewards are finite and of magnitude up to 1e30 (`sft` can leave the outcome's out).
 //! 6. The trace is valid as a whole; the filter of its task type admits it.
 //!
 //! An item of text only is rendered with this model's template, for `sft` and `dpo`.
@@ -24,7 +24,7 @@ use sinew_render::{Renderer, parse_tokens};
 use sinew_types::{
     EpisodeEnd, EpisodeId, GroupId, Message, NO_PARENT, Node, NodeId, Origin, Outcome,
     PolicyVersion, Provenance, TEMPERATURES, TRACE_FORMAT_VERSION, TaskId, Timing, TokenKind,
-    Trace, VersionSpan,
+    Trace, VersionSpan, is_reward,
 };
 use std::collections::BTreeMap;
 
@@ -231,7 +231,7 @@ impl Checker<'_> {
         );
         out.finish = pushed.finish.clone();
         out.state_hash = pushed.state_hash;
-        out.process_reward = finite("process_reward", pushed.process_reward.unwrap_or(0.0))?;
+        out.process_reward = bounded("process_reward", pushed.process_reward.unwrap_or(0.0))?;
         if sampled {
             out.logprobs = logprobs(node, pushed, kind)?;
             out.temperature = temperature(node, pushed)?;
@@ -287,7 +287,7 @@ impl Checker<'_> {
     /// Fills in reward, metrics, end and start.
     fn outcome(&self, from: &Trajectory, kind: Kind, trace: &mut Trace) -> Result<(), Reason> {
         let reward = match (from.reward, kind) {
-            (Some(reward), _) => finite("reward", reward)?,
+            (Some(reward), _) => bounded("reward", reward)?,
             (None, Kind::Sft) => 1.0,
             (None, _) => {
                 return Err(Reason::RewardMissing {
@@ -298,7 +298,7 @@ impl Checker<'_> {
         let metrics: BTreeMap<String, f64> = from.metrics.clone().unwrap_or_default();
         self.limit("metrics", metrics.len(), MAX_METRICS)?;
         for (name, value) in &metrics {
-            finite(&format!("metrics.{name}"), *value)?;
+            bounded(&format!("metrics.{name}"), *value)?;
         }
         trace.outcome = Outcome {
             reward,
@@ -308,6 +308,7 @@ impl Checker<'_> {
             unscored_reason: None,
             answer: None,
         };
+        bounded("the total reward", trace.total_reward())?;
         trace.end = from.end.clone().unwrap_or(EpisodeEnd::Terminated);
         if matches!(trace.end, EpisodeEnd::Failed { .. }) {
             return Err(Reason::Schema {
@@ -315,7 +316,7 @@ impl Checker<'_> {
             });
         }
         trace.timing = Timing {
-            started_unix_s: finite("started_unix_s", from.started_unix_s.unwrap_or(self.now_s))?,
+            started_unix_s: bounded("started_unix_s", from.started_unix_s.unwrap_or(self.now_s))?,
             ..Timing::default()
         };
         Ok(())
@@ -385,9 +386,9 @@ fn clipped(text: &str) -> String {
     text.chars().take(200).collect()
 }
 
-/// Refuses a number that is not finite.
-fn finite(field: &str, value: f64) -> Result<f64, Reason> {
-    match value.is_finite() {
+/// Refuses a number that is not finite, or too large for sums and differences.
+fn bounded(field: &str, value: f64) -> Result<f64, Reason> {
+    match is_reward(value) {
         true => Ok(value),
         false => Err(Reason::NotFinite {
             field: field.into(),
@@ -442,6 +443,11 @@ fn logprobs(node: NodeId, pushed: &PushedNode, kind: Kind) -> Result<Vec<f32>, R
 fn versions(node: NodeId, pushed: &PushedNode, kind: Kind) -> Result<Vec<VersionSpan>, Reason> {
     let tokens = pushed.tokens.len();
     let wrong = |detail: String| Err(Reason::Versions { node, detail });
+    let own = pushed.versions.iter().flatten().map(|span| span.version);
+    let named = pushed.version.map(PolicyVersion);
+    if let Some(version) = own.chain(named).find(|v| i64::try_from(v.0).is_err()) {
+        return wrong(format!("version {} is beyond 2^63 - 1", version.0));
+    }
     match (&pushed.versions, pushed.version) {
         (Some(_), Some(_)) => wrong("give either version or versions".into()),
         (None, Some(version)) => Ok(whole(tokens, PolicyVersion(version))),

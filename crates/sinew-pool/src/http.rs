@@ -205,6 +205,12 @@ impl From<PoolError> for Refusal {
             PoolError::Store(StoreError::Queue(QueueError::Full { .. })) => {
                 Self(429, "pool_full", text)
             }
+            PoolError::Store(StoreError::Queue(QueueError::TooLarge { .. })) => {
+                Self(413, "too_many_rows", text)
+            }
+            PoolError::Store(StoreError::Queue(QueueError::Argument { .. })) => {
+                Self(400, "invalid_value", text)
+            }
             PoolError::Store(StoreError::DiskFull { .. } | StoreError::Full { .. }) => {
                 Self(507, "no_space", text)
             }

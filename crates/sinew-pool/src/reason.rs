@@ -101,8 +101,8 @@ pub enum Reason {
     /// Versions that are missing, or do not cover the tokens.
     #[error("node {node}: {detail}")]
     Versions { node: NodeId, detail: String },
-    /// A number that is infinite or not a number.
-    #[error("{field} is {value}, expected a finite number")]
+    /// A number that is infinite, not a number, or too large.
+    #[error("{field} is {value}, expected a finite number of magnitude up to 1e30")]
     NotFinite { field: String, value: String },
     /// No reward, for a kind that compares rewards.
     #[error("reward is missing: kind {kind} compares rewards")]

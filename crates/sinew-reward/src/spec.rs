@@ -4,6 +4,7 @@
 //! between the parts have no meaning. A message of an error names the column of the first character that
 //! does not fit.
 
+use sinew_types::is_reward;
 use std::fmt;
 
 /// A reward by name with its arguments.
@@ -131,8 +132,8 @@ impl Parser<'_> {
         let text = &self.rest()[..number];
         if text.starts_with(|c: char| c.is_ascii_digit() || "+-.".contains(c)) {
             let value: f64 = text.parse().map_err(|_| self.expected("a number"))?;
-            if !value.is_finite() {
-                return Err(self.expected("a finite number"));
+            if !is_reward(value) {
+                return Err(self.expected("a finite number up to 1e30"));
             }
             self.at += number;
             return Ok(Argument::Number(value));

@@ -6,7 +6,7 @@
 //! they came, and a record that comes again changes nothing.
 
 use serde::{Deserialize, Serialize};
-use sinew_types::{EpisodeId, MAX_REWARD, Outcome, Trace};
+use sinew_types::{EpisodeId, MAX_REWARD, Outcome, Trace, is_reward};
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 
@@ -103,8 +103,8 @@ impl ScoreRecord {
             return Err(refused("at", self.at_us.to_string(), allowed));
         }
         let score = match &self.score {
-            Score::Value(value) if !value.is_finite() => {
-                let allowed = "a finite number, or null with a reason";
+            Score::Value(value) if !is_reward(*value) => {
+                let allowed = "a finite number of magnitude up to 1e30, or null with a reason";
                 return Err(refused("value", value.to_string(), allowed));
             }
             Score::Value(value) => Score::Value(value + 0.0),
@@ -189,7 +189,7 @@ impl ScoreRule {
                 }
             }
         }
-        if !sum.is_finite() || sum.abs() > MAX_REWARD {
+        if !is_reward(sum) {
             let why =
                 || format!("the sum of the rewards is {sum:e}, allowed: up to {MAX_REWARD:e}");
             missing = missing.or_else(|| Some(why()));

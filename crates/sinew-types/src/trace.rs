@@ -17,6 +17,11 @@ use std::collections::BTreeMap;
 /// by a small deviation overflows `f32`.
 pub const MAX_REWARD: f64 = 1e30;
 
+/// Whether a number may be a reward: finite, and of a magnitude up to [`MAX_REWARD`].
+pub fn is_reward(value: f64) -> bool {
+    value.abs() <= MAX_REWARD
+}
+
 /// Version of the serialized form. Older ones are converted when they are read, newer ones are refused: a
 /// reader that ignored a field it does not know might train another distribution than the one sampled.
 pub const TRACE_FORMAT_VERSION: u32 = 3;
@@ -323,8 +328,10 @@ pub enum TraceError {
         field: &'static str,
         why: String,
     },
-    #[error("trace {episode}: {field} is {value}")]
-    NotFinite {
+    #[error(
+        "trace {episode}: {field} is {value:e}, allowed: a finite number of magnitude up to {MAX_REWARD:e}"
+    )]
+    Reward {
         episode: EpisodeId,
         field: &'static str,
         value: f64,
@@ -355,12 +362,18 @@ impl Trace {
                 expected: TRACE_FORMAT_VERSION,
             });
         }
-        if !self.outcome.reward.is_finite() {
-            return Err(TraceError::NotFinite {
-                episode: episode(),
-                field: "outcome.reward",
-                value: self.outcome.reward,
-            });
+        let total = self.total_reward();
+        for (field, value) in [
+            ("outcome.reward", self.outcome.reward),
+            ("the total reward", total),
+        ] {
+            if !is_reward(value) {
+                return Err(TraceError::Reward {
+                    episode: episode(),
+                    field,
+                    value,
+                });
+            }
         }
         for (index, node) in self.nodes.iter().enumerate() {
             self.validate_node(index as NodeId, node)?;
@@ -377,8 +390,8 @@ impl Trace {
                 parent: node.parent,
             });
         }
-        if !node.process_reward.is_finite() {
-            return Err(TraceError::NotFinite {
+        if !is_reward(node.process_reward) {
+            return Err(TraceError::Reward {
                 episode: episode(),
                 field: "process_reward",
                 value: node.process_reward,
@@ -564,7 +577,7 @@ impl Trace {
     /// [`MAX_REWARD`], with the reason; metrics of that kind are removed. What agents, environments and
     /// servers say is bounded so before it is stored.
     pub fn bound_rewards(&mut self) {
-        let fits = |value: f64| value.abs() <= MAX_REWARD;
+        let fits = is_reward;
         let turns = self.nodes.iter().map(|n| n.process_reward);
         let all = std::iter::once(self.outcome.reward).chain(turns);
         let found = all.chain([self.total_reward()]).find(|v| !fits(*v));

@@ -20,7 +20,7 @@ use sinew_env::{
     Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
     ResetResult, Score, StepResult, Unscored,
 };
-use sinew_types::{Given, Gives, Message, Outcome, Role, Task, ToolSpec};
+use sinew_types::{Given, Gives, Message, Outcome, Role, Task, ToolSpec, is_reward};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -386,8 +386,8 @@ impl HttpEnv {
         if let Some(fault) = called.error.as_ref().filter(|f| f.kind == FaultKind::Infra) {
             return Err(worker(cut(&fault.text, MAX_ERROR)));
         }
-        if !called.reward.is_finite() {
-            return Err(worker("the reward of a call is not finite"));
+        if !is_reward(called.reward) {
+            return Err(worker("the reward of a call is beyond 1e30"));
         }
         Ok(called)
     }

@@ -12,7 +12,7 @@ use sinew_env::{
     Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
     ResetResult, Score, StepResult,
 };
-use sinew_types::{Message, Outcome, Role, Task};
+use sinew_types::{Message, Outcome, Role, Task, is_reward};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -202,8 +202,8 @@ fn read(answer: Value) -> Result<Answered, Refusal> {
                 Value::Bool(yes) => f64::from(u8::from(*yes)),
                 value => value.as_f64().unwrap_or(f64::NAN),
             };
-            if !reward.is_finite() {
-                return Err(Refusal::Failed("the reward is not finite".into()));
+            if !is_reward(reward) {
+                return Err(Refusal::Failed("the reward is no number up to 1e30".into()));
             }
             Ok(Answered {
                 observation: data["observation"].clone(),

@@ -15,7 +15,7 @@ use sinew_env::{
     Action, CallNotation, Capabilities, Env, EnvConfig, EnvError, EnvFactory, EnvFuture, EnvKind,
     KeyError, Needs, Observation, ResetResult, Sandboxes, Score, StepResult, Taskset, TasksetError,
 };
-use sinew_types::{Given, Gives, Message, Outcome, Role, Task, ToolSpec};
+use sinew_types::{Given, Gives, Message, Outcome, Role, Task, ToolSpec, is_reward};
 use std::sync::Arc;
 
 /// The environment of the registry.
@@ -339,8 +339,8 @@ impl Episode {
             Value::Null => 0.0,
             value => value.as_f64().unwrap_or(f64::NAN),
         };
-        if !reward.is_finite() {
-            return Err(worker("POST /step: the reward is not finite"));
+        if !is_reward(reward) {
+            return Err(worker("POST /step: the reward is no number up to 1e30"));
         }
         self.rewards = (self.rewards.0 + reward, reward);
         turn.done = answer["done"].as_bool().unwrap_or(false);

@@ -64,6 +64,50 @@ fn a_stream_of_pyarrow_is_read() {
     assert_eq!(send(&pool, "/pool/trajectories", ARROW, short).status, 400);
 }
 
+#[test]
+fn a_bad_row_is_quarantined_and_the_others_are_admitted() {
+    let pool = pool();
+    let changed = |id: &str, change: &dyn Fn(&mut Value)| {
+        let mut row = trajectory(id);
+        change(&mut row);
+        row
+    };
+    let rows = [
+        trajectory("good"),
+        changed("turn", &|r| r["nodes"][1]["process_reward"] = json!(1e308)),
+        changed("outcome", &|r| r["reward"] = json!(-2e30)),
+        changed("metric", &|r| r["metrics"] = json!({"m": 1e31})),
+        changed("version", &|r| {
+            r["nodes"][1]["version"] = json!(1_u64 << 63)
+        }),
+        changed("sum", &|r| {
+            r["reward"] = json!(1e30);
+            r["nodes"][1]["process_reward"] = json!(1e30);
+        }),
+        trajectory("too"),
+    ];
+    let (status, told) = push_of(&pool, 10.0, &rows);
+    assert_eq!(status, 200, "{told}");
+    assert_eq!(
+        (&told["admitted"], &told["quarantined"]),
+        (&json!(2), &json!(5)),
+        "{told}"
+    );
+    let codes: Vec<_> = (1..6)
+        .map(|i| told["items"][i]["reason"]["code"].clone())
+        .collect();
+    assert_eq!(
+        codes,
+        [
+            "not_finite",
+            "not_finite",
+            "not_finite",
+            "versions",
+            "not_finite"
+        ]
+    );
+}
+
 /// Changes one place of a JSON value: the `n`-th leaf or container, counted from the root.
 fn mutate(value: &mut Value, n: &mut usize, to: &Value) {
     if *n == 0 {

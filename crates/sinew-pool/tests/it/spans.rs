@@ -226,3 +226,15 @@ fn wrong_spans_are_told_as_a_partial_success() {
     assert!(page.to_string().contains("blob"), "{page}");
     assert_eq!(call(&pool, 10.0, "POST", "/v1/traces", &json!({})).0, 400);
 }
+
+#[test]
+fn more_spans_than_the_pool_holds_are_the_clients_error() {
+    let pool = open(None, config(json!({"max_quarantine": 4})));
+    let own = json!({"gen_ai.operation.name": "chat"});
+    let spans: Vec<_> = (0..5)
+        .map(|n| span(n + 1, Some(n), &own, json!([])))
+        .collect();
+    let (status, told) = send(&pool, 10.0, &spans);
+    assert_eq!(status, 413, "{told}");
+    assert_eq!(told["error"]["code"], "too_many_rows");
+}
