@@ -46,7 +46,10 @@ impl Pinned {
         let path = run_dir.join(FILE);
         let damaged = |message: String| RunDirError::Damaged {
             path: path.clone(),
-            message,
+            message: format!(
+                "{message}\n  hint: it keeps which weights, rows and functions the run stands on, so that none \
+                 changes unseen; without the file those of now are taken"
+            ),
         };
         match std::fs::read_to_string(&path) {
             Ok(text) => serde_json::from_str(&text).map_err(|e| damaged(e.to_string())),

@@ -202,7 +202,10 @@ impl RunDir {
         };
         let damaged = |message: String| RunDirError::Damaged {
             path: path.clone(),
-            message,
+            message: format!(
+                "{message}\n  hint: it is the recipe of the last session, which this one is compared with; \
+                 without began.toml, recipe.toml is taken for it"
+            ),
         };
         let text = std::fs::read_to_string(&path).map_err(|e| damaged(e.to_string()))?;
         let old = RunPlan::saved(&text).map_err(|e| damaged(e.to_string()))?;

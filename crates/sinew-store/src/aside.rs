@@ -1,4 +1,5 @@
-//! Damaged SQLite files are put aside, so that a person can look at them.
+//! Damaged SQLite files are put aside, so that a person can look at them. New ones have another name until
+//! they are whole, so that a file that holds nothing is never taken for one that holds no rows.
 
 use crate::error::StoreError;
 use std::path::{Path, PathBuf};
@@ -27,6 +28,31 @@ pub(crate) fn remove(path: &Path) -> Result<(), StoreError> {
         }
     }
     Ok(())
+}
+
+/// The name of a file that is not whole yet.
+pub(crate) fn part(path: &Path) -> PathBuf {
+    with_suffix(path, ".part")
+}
+
+/// Gives a file its name, once everything in it is on the medium and nobody has it open.
+pub(crate) fn name(path: &Path) -> Result<(), StoreError> {
+    let part = part(path);
+    let named = std::fs::File::open(&part).and_then(|file| {
+        file.sync_all()?;
+        std::fs::rename(&part, path)?;
+        // The name is in the folder.
+        path.parent()
+            .map_or(Ok(()), |folder| std::fs::File::open(folder)?.sync_all())
+    });
+    named.map_err(|e| StoreError::io(path, e))?;
+    // Without the file they are nothing.
+    remove(&part)
+}
+
+/// Whether a file is there without a byte in it.
+pub(crate) fn is_hollow(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|file| file.is_file() && file.len() == 0)
 }
 
 /// Renames a damaged file to `FILE.damaged`, in the place of one that was put aside before.

@@ -104,12 +104,15 @@ impl DiskStore {
         std::fs::create_dir_all(directory).map_err(|e| StoreError::io(directory, e))?;
         let lock = lock(directory)?;
         let segments = SegmentDir::open(directory.join("segments"))?;
-        let (mut connection, index_remade) = remake::open(directory, options.accept_loss)?;
-        legacy::move_out(&mut connection, directory)?;
-        facets::renew(&mut connection)?;
-        let mut opened = recover::run(&segments, &mut connection, options.accept_loss)?;
-        opened.recovery.index_remade = index_remade;
-        facets::fill(&segments, &mut connection)?;
+        let mut found = remake::open(directory, options.accept_loss)?;
+        legacy::move_out(&mut found.connection, directory)?;
+        facets::renew(&mut found.connection)?;
+        let mut opened = recover::run(&segments, &mut found.connection, options.accept_loss)?;
+        // A new store has nothing to index.
+        let remade = found.remade.clone();
+        opened.recovery.index_remade = remade.filter(|_| opened.recovery.indexed > 0);
+        facets::fill(&segments, &mut found.connection)?;
+        let connection = found.accepted()?;
         let (segment, length) = opened.end;
         let writer = Writer::new(segments.clone(), segment, length, options.segment_bytes);
         let store = Self {

@@ -1,27 +1,66 @@
-//! A damaged index is put aside and begun anew; recovery then fills it from the segments.
+//! An index that is missing or damaged is begun anew; recovery then fills it from the segments.
+//!
+//! The new one has another name until recovery has accepted the segments: an index without episodes would
+//! else say that there are none.
 
 use crate::aside;
 use crate::error::StoreError;
 use crate::index;
 use crate::schema;
 use rusqlite::Connection;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// Opens the index of a store. With the reason, if it had to be begun anew.
-pub(crate) fn open(
-    directory: &Path,
-    accept_loss: bool,
-) -> Result<(Connection, Option<String>), StoreError> {
-    let path = directory.join(schema::FILE_NAME);
-    let reason = match index::open(&path) {
-        Ok(connection) => return Ok((connection, None)),
-        Err(StoreError::DamagedIndex { reason, .. }) => reason,
-        Err(other) => return Err(other),
-    };
-    // Of an earlier format, whose queues lie nowhere else.
-    if index::holds_queue_rows(&path) && !accept_loss {
-        return Err(StoreError::LostQueue { path, reason });
+/// The index of a store.
+pub(crate) struct Found {
+    pub(crate) connection: Connection,
+    /// It was begun anew, for this reason.
+    pub(crate) remade: Option<String>,
+    path: PathBuf,
+}
+
+impl Found {
+    /// The index under its name: recovery has filled it.
+    pub(crate) fn accepted(self) -> Result<Connection, StoreError> {
+        if self.remade.is_none() {
+            return Ok(self.connection);
+        }
+        self.connection.close().map_err(|(_, e)| e)?;
+        aside::name(&self.path)?;
+        index::open(&self.path)
     }
-    aside::put_aside(&path)?;
-    Ok((index::open(&path)?, Some(reason)))
+}
+
+/// Opens the index of a store, or begins one.
+pub(crate) fn open(directory: &Path, accept_loss: bool) -> Result<Found, StoreError> {
+    let path = directory.join(schema::FILE_NAME);
+    let reason = match path.try_exists() {
+        Ok(false) => "it was missing".to_owned(),
+        _ if aside::is_hollow(&path) => "it was empty".to_owned(),
+        _ => match index::open(&path) {
+            Ok(connection) => {
+                return Ok(Found {
+                    connection,
+                    remade: None,
+                    path,
+                });
+            }
+            Err(StoreError::DamagedIndex { reason, .. }) => {
+                // Of an earlier format, whose queues lie nowhere else.
+                if index::holds_queue_rows(&path) && !accept_loss {
+                    return Err(StoreError::LostQueue { path, reason });
+                }
+                aside::put_aside(&path)?;
+                reason
+            }
+            Err(other) => return Err(other),
+        },
+    };
+    let part = aside::part(&path);
+    // Of an attempt that was refused, or cut short.
+    aside::remove(&part)?;
+    Ok(Found {
+        connection: index::open(&part)?,
+        remade: Some(reason),
+        path,
+    })
 }

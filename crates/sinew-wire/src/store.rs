@@ -11,9 +11,15 @@ use sinew_store::{DiskStore, MemoryStore, Recovery, StoreError, StoreOptions};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Capacity of a store in memory; what does not fit is refused.
 const MEMORY_STORE_BYTES: u64 = 4 << 30;
+
+/// Time in which a store that another process holds must become free.
+const LOCK_WAIT: Duration = Duration::from_secs(10);
+/// Between two looks at it.
+const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
 /// The store of a run, with the trained episodes that it has just lost.
 ///
@@ -28,7 +34,7 @@ pub(crate) fn open_store(plan: &StorePlan, dir: &RunDir) -> Result<RunStore, Fai
             draws_per_step: 1,
         });
     }
-    let store = disk_store(&dir.store(), dir.accepts_loss())
+    let store = free_store(&dir.store(), dir.accepts_loss())
         .map_err(|e| Failure::system(format!("store: {e}")))?;
     let recovery = store.recovery();
     let gone = recovery.torn_trained.iter().chain(&recovery.lost_trained);
@@ -39,6 +45,27 @@ pub(crate) fn open_store(plan: &StorePlan, dir: &RunDir) -> Result<RunStore, Fai
         forgets: false,
         draws_per_step: 1,
     })
+}
+
+/// Opens the store of a run, which `sinew reward import` may hold for a moment.
+fn free_store(folder: &Path, accept_loss: bool) -> Result<DiskStore, StoreError> {
+    let began = Instant::now();
+    let mut said = false;
+    loop {
+        match disk_store(folder, accept_loss) {
+            Err(StoreError::Locked { .. }) if began.elapsed() < LOCK_WAIT => {
+                if !said {
+                    sinew_view::say(&format!(
+                        "store: another process holds {}: waiting for it",
+                        folder.display()
+                    ));
+                }
+                said = true;
+                std::thread::sleep(LOCK_PAUSE);
+            }
+            opened => return opened,
+        }
+    }
 }
 
 /// Opens a store for writing, and logs each damage that it repaired or went around.
@@ -63,7 +90,7 @@ pub fn disk_store(folder: &Path, accept_loss: bool) -> Result<DiskStore, StoreEr
     if let Some(reason) = index_remade {
         tracing::error!(
             store = %folder.display(), reason,
-            "the index was damaged: it was made anew from the segments, the old one is index.sqlite.damaged"
+            "the index was made anew from the segments; a damaged one is kept as index.sqlite.damaged"
         );
     }
     for stretch in damaged {

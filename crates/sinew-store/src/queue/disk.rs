@@ -176,22 +176,36 @@ fn open(path: &Path, core: &mut QueueCore) -> Result<Table, StoreError> {
         StoreError::Index(source) => bad_file(path, source),
         other => other,
     };
-    let opened = (|| {
-        let connection = Connection::open(path)?;
-        // No second process, and no shared memory next to the file.
-        connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
-        connection.pragma_update(None, "journal_mode", "WAL")?;
-        connection.pragma_update(None, "synchronous", "FULL")?;
-        connection.set_prepared_statement_cache_capacity(32);
-        let mut table = Table {
+    if aside::is_hollow(path) {
+        return Err(StoreError::LostQueue {
             path: path.to_owned(),
-            connection,
-        };
-        table.prepare()?;
-        core.apply(table.changes()?);
-        Ok(table)
-    })();
-    opened.map_err(blame)
+            reason: "it has no bytes, and a queue without rows has some".into(),
+        });
+    }
+    if !path.exists() {
+        let part = aside::part(path);
+        aside::remove(&part)?;
+        drop(open_at(&part, &mut QueueCore::new(QueueLimits::default())).map_err(blame)?);
+        aside::name(path)?;
+    }
+    open_at(path, core).map_err(blame)
+}
+
+/// Opens a file that is whole, or makes one.
+fn open_at(path: &Path, core: &mut QueueCore) -> Result<Table, StoreError> {
+    let connection = Connection::open(path)?;
+    // No second process, and no shared memory next to the file.
+    connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
+    connection.pragma_update(None, "journal_mode", "WAL")?;
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    connection.set_prepared_statement_cache_capacity(32);
+    let mut table = Table {
+        path: path.to_owned(),
+        connection,
+    };
+    table.prepare()?;
+    core.apply(table.changes()?);
+    Ok(table)
 }
 
 /// What an error of SQLite says of the file.

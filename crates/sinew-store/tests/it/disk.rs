@@ -3,8 +3,8 @@
 use crate::support::{id, trace};
 use proptest::prelude::*;
 use sinew_store::{
-    Committed, DiskStore, Filter, GcPolicy, MemoryStore, StoreError, StoreOptions, TraceStore,
-    TrainedBatch,
+    Committed, DiskStore, Filter, GcPolicy, MemoryStore, StoreError, StoreOptions, StoreReader,
+    TraceStore, TrainedBatch,
 };
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -525,4 +525,63 @@ fn a_store_with_traces_of_old_formats_opens() {
     assert_eq!(store.gc(policy).unwrap().episodes, 2);
     assert_eq!(store.get(&id(40)).unwrap(), Some(trace(40, 9)));
     assert_eq!(store.stats().unwrap().episodes, 4);
+}
+
+/// An index that recovery has not filled would say that there are no episodes.
+#[test]
+fn a_refused_store_is_left_without_an_index() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    for n in 0..12 {
+        store.commit(&trace(n, 60)).unwrap();
+    }
+    drop(store);
+    let first = segments(directory.path()).remove(0);
+    let file = OpenOptions::new().write(true).open(first).unwrap();
+    file.write_all_at(&[0xff; 40], 200).unwrap();
+    for begun in [false, true] {
+        remove_index(directory.path());
+        if begun {
+            // Of a program that was killed before it had written anything.
+            fs::write(directory.path().join("index.sqlite"), "").unwrap();
+        }
+        for _ in 0..2 {
+            let refused = DiskStore::open(directory.path(), options());
+            assert!(matches!(refused, Err(StoreError::Damaged(_))));
+            let read = StoreReader::open(directory.path());
+            assert!(matches!(read, Err(StoreError::Missing { .. })), "{read:?}");
+        }
+    }
+    let accepting = StoreOptions {
+        accept_loss: true,
+        ..options()
+    };
+    let store = DiskStore::open(directory.path(), accepting).unwrap();
+    let reason = store.recovery().index_remade.as_deref();
+    assert_eq!(reason, Some("it was empty"));
+    drop(store);
+    let reader = StoreReader::open(directory.path()).unwrap();
+    assert!(!reader.list(&Filter::default()).unwrap().episodes.is_empty());
+    let left = fs::read_dir(directory.path()).unwrap().flatten();
+    let parts = left.filter(|f| f.file_name().to_string_lossy().contains(".part"));
+    assert_eq!(parts.count(), 0);
+}
+
+#[test]
+fn a_queue_without_a_byte_is_lost_and_not_empty() {
+    let directory = tempfile::tempdir().unwrap();
+    let limits = sinew_store::queue::QueueLimits::default();
+    let open = |accept| {
+        sinew_store::queue::DiskQueue::in_store(directory.path(), "q", limits, accept).map(drop)
+    };
+    open(false).unwrap();
+    open(false).unwrap();
+    let path = directory.path().join("queue/q.sqlite");
+    fs::write(&path, "").unwrap();
+    for _ in 0..2 {
+        let lost = open(false).unwrap_err();
+        assert!(matches!(lost, StoreError::LostQueue { .. }), "{lost}");
+    }
+    open(true).unwrap();
+    open(false).unwrap();
 }

@@ -375,10 +375,12 @@ impl CheckpointStore {
                     }),
                 }
             }
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) if e.kind() == io::ErrorKind::NotFound && names.is_empty() => {}
             Err(e) => skipped.push(Skipped {
                 name: LATEST.to_owned(),
-                reason: e.to_string(),
+                reason: format!(
+                    "{e}: it names the newest checkpoint, which is looked for by its number"
+                ),
             }),
         }
         for name in names {
