@@ -5,7 +5,7 @@
 
 use crate::audit::{Audit, AuditLine};
 use crate::authority::Authority;
-use crate::body::{Problem, failed_with};
+use crate::body::{Problem, failed, failed_with};
 use crate::config::Mode;
 use crate::policy::Policy;
 use crate::quota::{Meter, Quota};
@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio_rustls::rustls::ClientConfig;
 
@@ -54,6 +54,29 @@ pub(crate) struct Inner {
     pub(crate) started: Instant,
     /// Free connections.
     pub(crate) slots: Arc<Semaphore>,
+    /// Free look-ups.
+    pub(crate) lookups: Arc<Semaphore>,
+    /// Bytes that bodies of requests may still hold.
+    pub(crate) held_up: Arc<Semaphore>,
+    /// Bytes that whole responses may still hold.
+    pub(crate) held_down: Arc<Semaphore>,
+}
+
+/// Bytes of a session's memory, given back on drop.
+pub(crate) type Held = OwnedSemaphorePermit;
+
+/// Takes bytes of memory, and waits for them until `deadline`. All at once, so that two requests that wait
+/// for each other's bytes do not exist.
+pub(crate) async fn hold(
+    memory: &Arc<Semaphore>,
+    bytes: u64,
+    deadline: tokio::time::Instant,
+) -> Result<Held, Problem> {
+    let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+    let held = Arc::clone(memory).acquire_many_owned(bytes);
+    let held = tokio::time::timeout_at(deadline, held).await;
+    held.map_err(|_| failed("other requests of this sandbox held all of its held_bytes"))?
+        .map_err(failed)
 }
 
 impl Inner {

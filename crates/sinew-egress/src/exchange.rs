@@ -3,9 +3,9 @@
 //! Steps of a request:
 //! 1. Count it against the quota. A full quota or an unwritable audit log refuses it.
 //! 2. Check the headers ([`crate::request`]) and the rules ([`crate::policy`]).
-//! 3. Read the complete body, at most `request_bytes`.
+//! 3. Read the complete body, at most `request_bytes`, within the bytes that the sandbox may hold.
 //! 4. In live mode, forward the request and stream the response. In the other modes, find or fetch a complete
-//!    response and store it.
+//!    response and store it. Quotas are asked before anything is read or hashed.
 //! 5. Remove the secret from a response whose request had a credential.
 //! 6. Write the audit line after the last byte.
 //!
@@ -13,22 +13,22 @@
 
 use crate::body::{Body, Problem, failed, failed_with, full, refusal};
 use crate::config::Mode;
-use crate::connection::{AuditEntry, Connection, Inner};
+use crate::connection::{AuditEntry, Connection, Held, Inner, hold};
 use crate::policy::{Credential, Denial, Reason, RequestInfo, Rule};
-use crate::record::{self, RecordedResponse, Recordings};
+use crate::record::{self, RecordedResponse};
 use crate::request::{
-    Target, absolute_target, check_head, check_overrides, end_to_end, head_bytes,
+    Target, absolute_target, check_head, check_hidden, check_overrides, end_to_end, head_bytes,
 };
 use crate::scrub::{Scrubber, scrub};
 use crate::tunnel;
 use crate::upstream::{self, Io};
 use bytes::Bytes;
 use futures::stream;
-use http_body_util::{BodyExt, Limited, StreamBody};
+use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Body as _, Frame, Incoming};
 use hyper::header::{
-    ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, HOST, HeaderMap, HeaderValue, IF_RANGE,
-    RANGE,
+    ACCEPT_ENCODING, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, HOST, HeaderMap, HeaderValue,
+    IF_RANGE, RANGE,
 };
 use hyper::http::request::Parts;
 use hyper::service::service_fn;
@@ -44,6 +44,8 @@ use std::time::Duration;
 const MAX_HEAD_BYTES: usize = 64 << 10;
 /// Maximum number of headers of a request or response.
 const MAX_HEADERS: usize = 128;
+/// Bytes of a recorded response that are handed out at once.
+const PIECE_BYTES: usize = 64 << 10;
 
 /// Handles one request of a sandbox.
 pub(crate) async fn respond(connection: Connection, request: Request<Incoming>) -> Response<Body> {
@@ -70,9 +72,20 @@ pub(crate) async fn respond(connection: Connection, request: Request<Incoming>) 
 /// Body of a response.
 enum ResponseBody {
     /// Complete body, from a recording.
-    Whole(Bytes),
+    Whole(Whole),
     /// Body that is still arriving from the server.
     Streaming(StreamingBody),
+}
+
+/// A complete body, with the memory that it holds until the client has taken it.
+struct Whole(Bytes, Option<Held>);
+
+/// A response that is not streamed, unless it is too large for the cache.
+enum Fetched {
+    /// All of it.
+    Whole(RecordedResponse, Option<Held>),
+    /// Only the head has been read.
+    Streaming(ResponseHead, StreamingBody),
 }
 
 /// Status and headers of a response.
@@ -97,6 +110,8 @@ struct Outgoing {
     headers: HeaderMap,
     /// Complete body.
     body: Bytes,
+    /// Memory of the body, until the server has answered.
+    held: Held,
     /// End of the request's time.
     deadline: tokio::time::Instant,
 }
@@ -125,31 +140,37 @@ async fn forward(
     };
     let rule = session.policy.request(&info)?;
     check_overrides(&parts.headers, rule)?;
+    check_hidden(&parts, rule)?;
     let first = parts.method.as_str().len() + parts.uri.to_string().len();
     session.meter.up(head_bytes(first, &parts.headers))?;
-    let body = read_body(session, body, deadline).await?;
+    let (body, held) = read_body(session, body, deadline).await?;
     entry.line.bytes_up = body.len() as u64;
-    let outgoing = outgoing(parts, target, body, deadline);
-    let Some(recordings) = &session.recordings else {
+    let outgoing = outgoing(parts, target, (body, held), deadline);
+    if session.recordings.is_none() {
         let (head, body) = send(connection, rule, outgoing, entry).await?;
         return Ok((head, ResponseBody::Streaming(body)));
-    };
-    let (response, decision) = recorded(connection, rule, outgoing, recordings, entry).await?;
+    }
+    let (fetched, decision) = recorded(connection, rule, outgoing, entry).await?;
     entry.allowed(decision);
+    let (response, held) = match fetched {
+        Fetched::Whole(response, held) => (response, held),
+        Fetched::Streaming(head, body) => return Ok((head, ResponseBody::Streaming(body))),
+    };
     let head = ResponseHead {
         status: StatusCode::from_u16(response.status).map_err(failed)?,
         headers: response.headers,
     };
     entry.line.bytes_down = response.body.len() as u64;
-    Ok((head, ResponseBody::Whole(response.body)))
+    let whole = Whole(response.body, held);
+    Ok((head, ResponseBody::Whole(whole)))
 }
 
-/// Reads the complete body of a request, at max `request_bytes`.
+/// Reads the complete body of a request, at max `request_bytes`, and counts it as it arrives.
 async fn read_body(
     session: &Inner,
-    body: Incoming,
+    mut body: Incoming,
     deadline: tokio::time::Instant,
-) -> Result<Bytes, Problem> {
+) -> Result<(Bytes, Held), Problem> {
     let max = session.quota.request_bytes;
     let too_long = || {
         Denial::new(
@@ -160,21 +181,36 @@ async fn read_body(
     if body.size_hint().lower() > max {
         return Err(too_long().into());
     }
-    let read = tokio::time::timeout_at(deadline, Limited::new(body, max as usize).collect()).await;
-    let read = read.map_err(|_| failed("the request's body did not arrive in time"))?;
-    let bytes = read.map_err(
-        |e| match e.downcast_ref::<http_body_util::LengthLimitError>() {
-            Some(_) => too_long().into(),
-            None => failed(format!("the request's body broke off: {e}")),
-        },
-    )?;
-    let bytes = bytes.to_bytes();
-    session.meter.up(bytes.len())?;
-    Ok(bytes)
+    session.meter.may_up(body.size_hint().lower())?;
+    let most = body.size_hint().upper().unwrap_or(max).min(max);
+    let held = hold(&session.held_up, most, deadline).await?;
+    let mut bytes = Vec::new();
+    loop {
+        let frame = tokio::time::timeout_at(deadline, body.frame()).await;
+        let frame = frame.map_err(|_| failed("the request's body did not arrive in time"))?;
+        let Some(frame) = frame else {
+            return Ok((bytes.into(), held));
+        };
+        let broken = |e| failed(format!("the request's body broke off: {e}"));
+        // Trailers are discarded.
+        let Ok(data) = frame.map_err(broken)?.into_data() else {
+            continue;
+        };
+        if (bytes.len() + data.len()) as u64 > most {
+            return Err(too_long().into());
+        }
+        session.meter.up(data.len())?;
+        bytes.extend_from_slice(&data);
+    }
 }
 
 /// Removes the headers of the client's connection.
-fn outgoing(parts: Parts, target: Target, body: Bytes, deadline: tokio::time::Instant) -> Outgoing {
+fn outgoing(
+    parts: Parts,
+    target: Target,
+    (body, held): (Bytes, Held),
+    deadline: tokio::time::Instant,
+) -> Outgoing {
     let path = parts
         .uri
         .path_and_query()
@@ -191,6 +227,7 @@ fn outgoing(parts: Parts, target: Target, body: Bytes, deadline: tokio::time::In
         path,
         headers,
         body,
+        held,
         deadline,
     }
 }
@@ -200,19 +237,30 @@ async fn recorded(
     connection: &Connection,
     rule: &Rule,
     mut outgoing: Outgoing,
-    recordings: &Recordings,
     entry: &mut AuditEntry,
-) -> Result<(RecordedResponse, &'static str), Problem> {
-    let mode = connection.session.mode;
+) -> Result<(Fetched, &'static str), Problem> {
+    let session = &connection.session;
+    let Some(recordings) = &session.recordings else {
+        return Err(failed("the session has no recordings"));
+    };
+    let mode = session.mode;
     // A 304 response without a body cannot be recorded.
     outgoing.headers.remove("if-none-match");
     outgoing.headers.remove("if-modified-since");
     let (method, url) = (outgoing.method.to_string(), outgoing.url.clone());
     let key = record::key(mode, &method, &url, &outgoing.headers, &outgoing.body);
     let ordinal = recordings.ordinal(&key);
-    if let Some(response) = recordings.find(&key, ordinal).map_err(unreadable)? {
-        connection.session.meter.down(response.body.len())?;
-        return Ok((response, "replayed"));
+    if let Some(found) = recordings.find(&key, ordinal).map_err(unreadable)? {
+        let bytes = found.bytes();
+        if bytes > session.quota.held_bytes {
+            return Err(too_large(session, bytes));
+        }
+        session.meter.may_down(bytes)?;
+        let held = hold(&session.held_down, bytes, outgoing.deadline).await?;
+        session.meter.down(bytes as usize)?;
+        let read = tokio::task::spawn_blocking(move || found.read()).await;
+        let response = read.map_err(failed)?.map_err(unreadable)?;
+        return Ok((Fetched::Whole(response, Some(held)), "replayed"));
     }
     if mode == Mode::Replay {
         let detail = format!(
@@ -222,11 +270,15 @@ async fn recorded(
         return Err(Denial::new(Reason::NotRecorded, detail).into());
     }
     let request_headers = outgoing.headers.clone();
-    let response = match fetch(connection, rule, outgoing, entry).await {
-        Ok(response) => response,
+    let (response, held) = match fetch(connection, rule, outgoing, entry).await {
+        Ok(Fetched::Whole(response, held)) => (response, held),
+        Ok(streaming) => {
+            entry.line.detail = Some("not kept: larger than held_bytes".into());
+            return Ok((streaming, "allowed"));
+        }
         // The shared cache must not store failures and quota errors.
         Err(problem) if mode == Mode::Cache => return Err(problem),
-        Err(problem) => as_response(problem, entry).await?,
+        Err(problem) => (as_response(problem, entry).await?, None),
     };
     if mode == Mode::Record
         || record::shareable(
@@ -243,7 +295,14 @@ async fn recorded(
             Err(e) => return Err(failed_with("the response cannot be recorded", e)),
         }
     }
-    Ok((response, "allowed"))
+    Ok((Fetched::Whole(response, held), "allowed"))
+}
+
+/// Refusal of a response that is larger than what the sandbox may hold.
+fn too_large(session: &Inner, bytes: u64) -> Problem {
+    let most = session.quota.held_bytes;
+    let detail = format!("the response of {bytes} bytes is larger than held_bytes, {most}");
+    Denial::new(Reason::Quota, detail).into()
 }
 
 /// Failure for unreadable recordings. The sandbox does not see the cause.
@@ -269,28 +328,53 @@ async fn as_response(
     })
 }
 
-/// Fetches the complete response of a server.
+/// Fetches the complete response of a server. In the cache's mode a response that says that it is larger
+/// than what may be held is streamed.
 async fn fetch(
     connection: &Connection,
     rule: &Rule,
     outgoing: Outgoing,
     entry: &mut AuditEntry,
-) -> Result<RecordedResponse, Problem> {
-    let empty = outgoing.method == Method::HEAD;
+) -> Result<Fetched, Problem> {
+    let (empty, deadline) = (outgoing.method == Method::HEAD, outgoing.deadline);
+    let session = &connection.session;
     let (head, mut stream) = send(connection, rule, outgoing, entry).await?;
+    let length = head.headers.get(CONTENT_LENGTH);
+    let length = length.and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
+    let most = session.quota.held_bytes;
+    let expected = if empty { 0 } else { length.unwrap_or(most) };
+    session
+        .meter
+        .may_down(length.filter(|_| !empty).unwrap_or(0))?;
+    if expected > most {
+        return match session.mode {
+            Mode::Cache => Ok(Fetched::Streaming(head, stream)),
+            _ => Err(too_large(session, expected)),
+        };
+    }
+    let mut held = hold(&session.held_down, expected, deadline).await?;
     let mut body = Vec::new();
     while let Some(chunk) = stream.next().await {
-        body.extend_from_slice(&chunk?);
+        let chunk = chunk?;
+        let bytes = (body.len() + chunk.len()) as u64;
+        if bytes > expected {
+            return Err(too_large(session, bytes));
+        }
+        body.extend_from_slice(&chunk);
     }
+    body.shrink_to_fit();
+    // What a response without a length did not need.
+    drop(held.split(held.num_permits() - body.len()));
     let mut headers = head.headers;
     if !empty {
         headers.remove(CONTENT_LENGTH);
     }
-    Ok(RecordedResponse {
+    let response = RecordedResponse {
         status: head.status.as_u16(),
         headers,
         body: body.into(),
-    })
+    };
+    Ok(Fetched::Whole(response, Some(held)))
 }
 
 /// Adds the secret to a request.
@@ -324,10 +408,13 @@ async fn send(
         path,
         mut headers,
         body,
+        held,
         ..
     } = outgoing;
     let authority = HeaderValue::from_str(&target.authority()).map_err(failed)?;
     headers.insert(HOST, authority);
+    // One request for each connection: what a server might read behind its body is no further one.
+    headers.insert(CONNECTION, HeaderValue::from_static("close"));
     if let Some(credential) = &rule.credential {
         add_credential(&mut headers, credential)?;
         entry.line.credential = Some(credential.name.clone());
@@ -339,13 +426,7 @@ async fn send(
     *request.uri_mut() = uri;
     *request.headers_mut() = headers;
     let exchange = async {
-        let (stream, address) = upstream::open(
-            session.shared.resolver.as_ref(),
-            &session.shared.upstream_tls,
-            rule,
-            &target,
-        )
-        .await?;
+        let (stream, address) = upstream::open(session, rule, &target).await?;
         let mut builder = hyper::client::conn::http1::Builder::new();
         builder
             .max_headers(MAX_HEADERS)
@@ -364,6 +445,7 @@ async fn send(
         Ok::<_, Problem>((response, address))
     };
     let exchanged = tokio::time::timeout_at(deadline, exchange).await;
+    drop(held);
     let (response, address): (Response<Incoming>, SocketAddr) =
         exchanged.map_err(|_| failed(format!("{} gave no response in time", target.host)))??;
     entry.allowed("allowed");
@@ -461,7 +543,7 @@ impl StreamingBody {
 fn finish(head: ResponseHead, rest: ResponseBody, mut entry: AuditEntry) -> Response<Body> {
     entry.line.status = Some(head.status.as_u16());
     let body = match rest {
-        ResponseBody::Whole(bytes) => full(bytes),
+        ResponseBody::Whole(whole) => return respond_whole(head, whole),
         ResponseBody::Streaming(body) => {
             let chunks = stream::unfold(Some((body, entry)), |state| async {
                 let (mut body, mut entry) = state?;
@@ -482,6 +564,29 @@ fn finish(head: ResponseHead, rest: ResponseBody, mut entry: AuditEntry) -> Resp
     let mut response = Response::new(body);
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers;
+    response
+}
+
+/// Response with a complete body, which is handed out in pieces: its memory counts until the last one.
+fn respond_whole(head: ResponseHead, Whole(bytes, held): Whole) -> Response<Body> {
+    let length = bytes.len();
+    let pieces = stream::unfold((bytes, held), |(mut bytes, held)| async move {
+        if bytes.is_empty() {
+            return None;
+        }
+        let piece = bytes.split_to(bytes.len().min(PIECE_BYTES));
+        Some((Ok(Frame::data(piece)), (bytes, held)))
+    });
+    let body = match length {
+        0 => full(Bytes::new()),
+        _ => StreamBody::new(Box::pin(pieces)).boxed(),
+    };
+    let mut response = Response::new(body);
+    *response.status_mut() = head.status;
+    *response.headers_mut() = head.headers;
+    if length > 0 {
+        response.headers_mut().insert(CONTENT_LENGTH, length.into());
+    }
     response
 }
 

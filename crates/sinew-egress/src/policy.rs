@@ -145,11 +145,26 @@ impl PathPattern {
     }
 }
 
-/// Non-ASCII characters that some servers normalize to dots or slashes.
-const LOOKALIKES: [char; 10] = [
-    '\u{2024}', '\u{fe52}', '\u{ff0e}', '\u{2044}', '\u{2215}', '\u{29f8}', '\u{ff0f}', '\u{2216}',
-    '\u{fe68}', '\u{ff3c}',
-];
+/// True for a character that some servers normalize to ASCII, such as dots, slashes and percent signs of
+/// other widths and scripts, or that they drop: whole blocks, since tables of normalization grow.
+fn lookalike(c: char) -> bool {
+    matches!(c,
+        // Invisible characters.
+        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}'
+        | '\u{180b}'..='\u{180f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}'
+        | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}'
+        // Backslashes of Japanese and Korean encodings, and full stops of other scripts.
+        | '\u{a5}' | '\u{20a9}' | '\u{589}' | '\u{660}' | '\u{66a}' | '\u{6d4}' | '\u{6f0}'
+        | '\u{701}' | '\u{702}' | '\u{1362}' | '\u{1803}' | '\u{1809}' | '\u{2cf9}' | '\u{a4f8}'
+        | '\u{a60e}' | '\u{10a50}' | '\u{1d16d}' | '\u{1735}' | '\u{2571}' | '\u{2572}'
+        // Punctuation, letter-like and enclosed characters, fractions, mathematical operators.
+        | '\u{bc}'..='\u{be}' | '\u{2000}'..='\u{206f}' | '\u{2100}'..='\u{218f}'
+        | '\u{2200}'..='\u{22ff}' | '\u{2460}'..='\u{24ff}' | '\u{2980}'..='\u{29ff}'
+        // Forms of other widths, and marks of Chinese, Japanese and Korean.
+        | '\u{3000}'..='\u{303f}' | '\u{3200}'..='\u{33ff}' | '\u{fe10}'..='\u{fe1f}'
+        | '\u{fe30}'..='\u{fe6f}' | '\u{ff00}'..='\u{ffef}' | '\u{1f100}'..='\u{1f1ff}'
+    )
+}
 
 /// Decodes percent escapes. Returns `None` for an invalid escape.
 fn unescaped(path: &str) -> Option<Vec<u8>> {
@@ -183,7 +198,7 @@ fn ambiguous(path: &str) -> bool {
     if slashes(&text) != slashes(path) {
         return true;
     }
-    let odd = |c: char| matches!(c, '%' | '\\') || c.is_control() || LOOKALIKES.contains(&c);
+    let odd = |c: char| matches!(c, '%' | '\\') || c.is_control() || lookalike(c);
     text.contains(odd)
         || text.split('/').any(|segment| {
             let name = segment.split(';').next().unwrap_or_default();
@@ -496,6 +511,15 @@ mod tests {
             // Characters that some servers normalize to dots and slashes.
             "/v1/%ef%bc%8e%ef%bc%8e/admin",
             "/v1/..%ef%bc%8fadmin",
+            "/v1/%e2%80%a5/admin",
+            "/v1/%e3%80%82%ef%bd%a1/admin",
+            "/v1/.%c2%ad./admin",
+            "/v1/.%e2%80%8b./admin",
+            "/v1/..%c2%a5admin",
+            "/v1/..%e2%a7%b5admin",
+            "/v1/%ef%b8%b0/admin",
+            "/v1/%e2%92%88./admin",
+            "/v1/%ef%bc%852e/admin",
             "/v1/..%u2215admin",
             "/v1/..%2",
             "/v1/%zz",

@@ -143,6 +143,9 @@ impl Proxy {
                 recordings,
                 started: Instant::now(),
                 slots: Arc::new(Semaphore::new(quota.connections as usize)),
+                lookups: Arc::new(Semaphore::new(quota.lookups as usize)),
+                held_up: Arc::new(Semaphore::new(quota.held_bytes as usize)),
+                held_down: Arc::new(Semaphore::new(quota.held_bytes as usize)),
             }),
         })
     }
@@ -214,6 +217,11 @@ impl Session {
                     tokio::time::sleep(Duration::from_millis(10)).await;
                     continue;
                 };
+                // The kernel closes a connection whose client takes nothing for so long.
+                let wait_ms = (inner.quota.request_s * 1000.0) as u32;
+                if rustix::net::sockopt::set_tcp_user_timeout(&stream, wait_ms).is_err() {
+                    continue;
+                }
                 let connection = Connection {
                     session: Arc::clone(&inner),
                     tasks: Arc::clone(&own),

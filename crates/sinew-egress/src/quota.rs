@@ -22,6 +22,11 @@ pub struct Quota {
     pub session_s: f64,
     /// Concurrent connections. Further ones wait.
     pub connections: u64,
+    /// Concurrent look-ups of names, including those whose client has gone. Further ones wait.
+    pub lookups: u64,
+    /// Bytes held in memory: of all bodies of requests, and of all responses of the modes that record,
+    /// replay and cache. What would exceed them waits; a larger response is refused, or not cached.
+    pub held_bytes: u64,
 }
 
 impl Default for Quota {
@@ -34,6 +39,8 @@ impl Default for Quota {
             request_s: 60.0,
             session_s: 3600.0,
             connections: 16,
+            lookups: 4,
+            held_bytes: 32 << 20,
         }
     }
 }
@@ -47,12 +54,23 @@ impl Quota {
             ("bytes_down", self.bytes_down),
             ("request_bytes", self.request_bytes),
             ("connections", self.connections),
+            ("lookups", self.lookups),
         ];
         if let Some((field, value)) = counts.iter().find(|(_, v)| *v == 0) {
             return Err((field, value.to_string(), "at least 1"));
         }
         if self.connections > 1024 {
             return Err(("connections", self.connections.to_string(), "1 to 1024"));
+        }
+        if self.lookups > 64 {
+            return Err(("lookups", self.lookups.to_string(), "1 to 64"));
+        }
+        if !(self.request_bytes..=1 << 30).contains(&self.held_bytes) {
+            return Err((
+                "held_bytes",
+                self.held_bytes.to_string(),
+                "request_bytes to 1073741824",
+            ));
         }
         if self.request_bytes > 64 << 20 {
             return Err((
@@ -146,6 +164,20 @@ impl Meter {
         let fits = total <= self.quota.bytes_up;
         fits.then_some(())
             .ok_or_else(|| used_up("bytes_up", self.quota.bytes_up))
+    }
+
+    /// Whether so many bytes may go to a server. Nothing is counted.
+    pub(crate) fn may_up(&self, bytes: u64) -> Result<(), Denial> {
+        let fits = self.up.load(Ordering::Relaxed).saturating_add(bytes) <= self.quota.bytes_up;
+        fits.then_some(())
+            .ok_or_else(|| used_up("bytes_up", self.quota.bytes_up))
+    }
+
+    /// Whether so many bytes may come from a server. Nothing is counted.
+    pub(crate) fn may_down(&self, bytes: u64) -> Result<(), Denial> {
+        let fits = self.down.load(Ordering::Relaxed).saturating_add(bytes) <= self.quota.bytes_down;
+        fits.then_some(())
+            .ok_or_else(|| used_up("bytes_down", self.quota.bytes_down))
     }
 
     /// Counts bytes from a server.

@@ -9,7 +9,8 @@ use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{self, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,6 +24,11 @@ const VOLATILE: [&str; 6] = [
     "tracestate",
     "idempotency-key",
 ];
+
+/// Maximum bytes of the recording of an episode, without its bodies.
+const MAX_LOG_BYTES: u64 = 256 << 20;
+/// Maximum bytes of a cached response, without its body.
+const MAX_ENTRY_BYTES: u64 = 1 << 20;
 
 /// A stored response.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,6 +162,87 @@ pub(crate) struct Recordings {
     state: Mutex<State>,
 }
 
+/// A stored response whose body is not read yet.
+#[derive(Debug)]
+pub(crate) struct Found {
+    entry: Entry,
+    path: PathBuf,
+    /// The body.
+    file: File,
+    /// Length of the body.
+    bytes: u64,
+}
+
+impl Found {
+    /// Length of the body.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Reads the body and checks it.
+    pub(crate) fn read(self) -> io::Result<RecordedResponse> {
+        let Self {
+            entry,
+            path,
+            file,
+            bytes,
+        } = self;
+        let mut body = Vec::new();
+        file.take(bytes).read_to_end(&mut body)?;
+        let bad = |what: &str| {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("{}: {what}", path.display()),
+            )
+        };
+        if blake3::hash(&body).to_hex().as_str() != entry.body {
+            return Err(bad("the content is not what its name says"));
+        }
+        let mut headers = HeaderMap::new();
+        for (name, value) in entry.headers {
+            let value: Option<Vec<u8>> = value.chars().map(|c| u8::try_from(c).ok()).collect();
+            let name: HeaderName = name.parse().map_err(|_| bad("a recorded header's name"))?;
+            let value = value.and_then(|v| HeaderValue::from_bytes(&v).ok());
+            headers.append(name, value.ok_or_else(|| bad("a recorded header's value"))?);
+        }
+        Ok(RecordedResponse {
+            status: entry.status,
+            headers,
+            body: body.into(),
+        })
+    }
+}
+
+/// Opens a regular file. Anything else, such as a pipe that nobody writes, is refused and not waited for.
+fn open_regular(path: &Path) -> io::Result<File> {
+    let nonblock = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).map_err(io::Error::other)?;
+    let file = File::options()
+        .read(true)
+        .custom_flags(nonblock)
+        .open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let text = format!("{name} is no regular file");
+            Err(io::Error::new(io::ErrorKind::InvalidData, text))
+        }
+    }
+}
+
+/// Reads a regular file of at most `max` bytes.
+fn read_regular(path: &Path, max: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open_regular(path)?.take(max + 1).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > max {
+        true => {
+            let text = format!("it is larger than {max} bytes");
+            Err(io::Error::new(io::ErrorKind::FileTooLarge, text))
+        }
+        false => Ok(bytes),
+    }
+}
+
 /// BLAKE3 hash of a request. Equal requests have equal keys.
 pub(crate) fn key(mode: Mode, method: &str, url: &str, headers: &HeaderMap, body: &[u8]) -> String {
     let mut hasher = blake3::Hasher::new();
@@ -263,7 +350,8 @@ impl Recordings {
             Mode::Replay => {
                 // Errors do not contain the folder, because the episode's name may come from a client.
                 let name = format!("{episode}.jsonl");
-                let text = fs::read_to_string(&path)
+                let text = read_regular(&path, MAX_LOG_BYTES)
+                    .and_then(|bytes| String::from_utf8(bytes).map_err(io::Error::other))
                     .map_err(|e| io::Error::new(e.kind(), format!("{name}: {e}")))?;
                 // An incomplete last line was never sent to a client.
                 let whole = text.rfind('\n').map_or("", |end| &text[..end]);
@@ -303,45 +391,34 @@ impl Recordings {
         *seen - 1
     }
 
-    /// Finds a stored response.
-    pub(crate) fn find(&self, key: &str, ordinal: u64) -> io::Result<Option<RecordedResponse>> {
+    /// Finds a stored response. Its body is not read yet.
+    pub(crate) fn find(&self, key: &str, ordinal: u64) -> io::Result<Option<Found>> {
         let entry = match self.mode {
             Mode::Replay => self.lock().entries.remove(&(key.into(), ordinal)),
-            Mode::Cache => match fs::read(self.cache_path(key)) {
+            Mode::Cache => match read_regular(&self.cache_path(key), MAX_ENTRY_BYTES) {
                 Ok(bytes) => Some(serde_json::from_slice(&bytes)?),
                 Err(e) if e.kind() == io::ErrorKind::NotFound => None,
                 Err(e) => return Err(e),
             },
             Mode::Live | Mode::Record => None,
         };
-        entry.map(|e: Entry| self.response(e)).transpose()
-    }
-
-    /// Reads the body of an entry and checks it.
-    fn response(&self, entry: Entry) -> io::Result<RecordedResponse> {
-        let path = self.folder.join("bodies").join(&entry.body);
-        let body = fs::read(&path)?;
-        let bad = |what: &str| {
-            io::Error::new(
-                io::ErrorKind::InvalidData,
-                format!("{}: {what}", path.display()),
-            )
-        };
-        if blake3::hash(&body).to_hex().as_str() != entry.body {
-            return Err(bad("the content is not what its name says"));
-        }
-        let mut headers = HeaderMap::new();
-        for (name, value) in entry.headers {
-            let value: Option<Vec<u8>> = value.chars().map(|c| u8::try_from(c).ok()).collect();
-            let name: HeaderName = name.parse().map_err(|_| bad("a recorded header's name"))?;
-            let value = value.and_then(|v| HeaderValue::from_bytes(&v).ok());
-            headers.append(name, value.ok_or_else(|| bad("a recorded header's value"))?);
-        }
-        Ok(RecordedResponse {
-            status: entry.status,
-            headers,
-            body: body.into(),
-        })
+        let found = entry.map(|entry: Entry| {
+            // A name that is no hash could lead to another folder.
+            if entry.body.len() != 64 || !entry.body.bytes().all(|b| b.is_ascii_hexdigit()) {
+                let text = format!("{:?} is no name of a body", entry.body);
+                return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+            }
+            let path = self.folder.join("bodies").join(&entry.body);
+            let file = open_regular(&path)?;
+            let bytes = file.metadata()?.len();
+            Ok(Found {
+                entry,
+                path,
+                file,
+                bytes,
+            })
+        });
+        found.transpose()
     }
 
     /// File of a cached response.
@@ -397,6 +474,35 @@ mod tests {
         Recordings::open(mode, folder, episode, Arc::new(quota))
     }
 
+    fn read(from: &Recordings, key: &str, ordinal: u64) -> io::Result<Option<RecordedResponse>> {
+        from.find(key, ordinal)?.map(Found::read).transpose()
+    }
+
+    #[test]
+    fn only_regular_files_are_recordings() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = open(Mode::Record, dir.path(), "e").unwrap();
+        record.store("k", 0, &response("true")).unwrap();
+        let (log, other) = (
+            dir.path().join("episodes/e.jsonl"),
+            dir.path().join("other"),
+        );
+        fs::rename(&log, &other).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", &log).unwrap();
+        let error = open(Mode::Replay, dir.path(), "e").unwrap_err().to_string();
+        assert!(error.contains("no regular file"), "{error}");
+        fs::remove_file(&log).unwrap();
+        fs::rename(&other, &log).unwrap();
+        let replay = open(Mode::Replay, dir.path(), "e").unwrap();
+        let body = fs::read_dir(dir.path().join("bodies")).unwrap();
+        let body = body.flatten().next().unwrap().path();
+        fs::remove_file(&body).unwrap();
+        // Nobody writes it.
+        rustix::fs::mkfifoat(rustix::fs::CWD, &body, rustix::fs::Mode::RUSR).unwrap();
+        let error = read(&replay, "k", 0).unwrap_err().to_string();
+        assert!(error.contains("no regular file"), "{error}");
+    }
+
     #[test]
     fn folder_quota_holds_over_restarts() {
         let dir = tempfile::tempdir().unwrap();
@@ -433,7 +539,7 @@ mod tests {
                 .unwrap();
         }
         let replay = open(Mode::Replay, dir.path(), "e-1").unwrap();
-        let next = || replay.find("k", replay.ordinal("k")).unwrap();
+        let next = || read(&replay, "k", replay.ordinal("k")).unwrap();
         assert_eq!(
             (next(), next(), next()),
             (Some(response("first")), Some(response("second")), None)
@@ -453,7 +559,7 @@ mod tests {
         fs::write(body.path(), "false").unwrap();
         let replay = open(Mode::Replay, dir.path(), "e").unwrap();
         assert_eq!(
-            replay.find("k", 0).unwrap_err().kind(),
+            read(&replay, "k", 0).unwrap_err().kind(),
             io::ErrorKind::InvalidData
         );
         for name in ["../e", "", ".e", "a/b", "a\0"] {
@@ -509,8 +615,8 @@ mod tests {
         let whole = fs::read(&path).unwrap();
         fs::write(&path, &whole[..whole.len() - 9]).unwrap();
         let replay = open(Mode::Replay, dir.path(), "e").unwrap();
-        assert_eq!(replay.find("k", 0).unwrap(), Some(response("first")));
-        assert_eq!(replay.find("k", 1).unwrap(), None);
+        assert_eq!(read(&replay, "k", 0).unwrap(), Some(response("first")));
+        assert_eq!(read(&replay, "k", 1).unwrap(), None);
         fs::write(&path, [b"{]\n", whole.as_slice()].concat()).unwrap();
         let error = open(Mode::Replay, dir.path(), "e").unwrap_err();
         assert!(error.to_string().contains("e.jsonl, line 1"), "{error}");
@@ -543,7 +649,7 @@ mod tests {
             };
             let replay = open(again, &dir, "e").unwrap();
             for n in 0..=failed + 1 {
-                let found = replay.find(&format!("k{n}"), 0).unwrap();
+                let found = read(&replay, &format!("k{n}"), 0).unwrap();
                 assert_eq!(
                     found,
                     (n != failed).then(|| large(n)),

@@ -25,15 +25,24 @@ const HOP_BY_HOP: [&str; 10] = [
     "http2-settings",
 ];
 
-/// Headers that make some servers use another method.
-const METHOD_HEADERS: [&str; 3] = [
-    "x-http-method-override",
-    "x-http-method",
-    "x-method-override",
+/// Parts of the names of headers that make some servers use another path: `X-Original-URL`,
+/// `X-Forwarded-Prefix`, `Destination` and many more.
+const PATH_WORDS: [&str; 8] = [
+    "url",
+    "uri",
+    "path",
+    "rewrite",
+    "prefix",
+    "script-name",
+    "destination",
+    "resource",
 ];
 
-/// Headers that make some servers use another path.
-const PATH_HEADERS: [&str; 3] = ["x-original-url", "x-original-uri", "x-rewrite-url"];
+/// Whether some servers take the method from a header of this name, such as `X-HTTP-Method-Override`.
+fn names_method(plain: &str) -> bool {
+    (plain.contains("method") || plain.contains("verb") || plain.contains("override"))
+        && plain != "access-control-request-method"
+}
 
 /// Destination of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,12 +157,37 @@ pub(crate) fn check_overrides(headers: &HeaderMap, rule: &Rule) -> Result<(), De
     for name in headers.keys() {
         // Some servers treat `_` and `-` as equal.
         let plain = name.as_str().replace('_', "-");
-        let method = !rule.methods.is_empty() && METHOD_HEADERS.contains(&plain.as_str());
-        let path = !rule.paths.is_empty() && PATH_HEADERS.contains(&plain.as_str());
+        let method = !rule.methods.is_empty() && names_method(&plain);
+        let path = !rule.paths.is_empty() && PATH_WORDS.iter().any(|word| plain.contains(word));
         if method || path {
             let detail = format!("{name} names another request than the one that the rule allows");
             return Err(malformed(detail));
         }
+    }
+    Ok(())
+}
+
+/// Refuses what would bring another request than the one that a rule with methods or paths allows: a body
+/// where the method has none, which some servers leave on the connection and read as the next request, and
+/// the parameter `_method`, which some servers take for the method.
+pub(crate) fn check_hidden(parts: &Parts, rule: &Rule) -> Result<(), Denial> {
+    if rule.methods.is_empty() && rule.paths.is_empty() {
+        return Ok(());
+    }
+    let plain = ["GET", "HEAD", "OPTIONS", "TRACE"].contains(&parts.method.as_str());
+    let length = parts.headers.get(CONTENT_LENGTH);
+    let body = length.is_some_and(|n| n != "0") || parts.headers.contains_key(TRANSFER_ENCODING);
+    if plain && body {
+        let detail = format!(
+            "{} with a body; allowed where the rule names no methods or paths",
+            parts.method
+        );
+        return Err(malformed(detail));
+    }
+    let pairs = parts.uri.query().unwrap_or_default().split(['&', ';']);
+    let mut names = pairs.map(|pair| pair.split('=').next().unwrap_or_default());
+    if !rule.methods.is_empty() && names.any(|name| name.eq_ignore_ascii_case("_method")) {
+        return Err(malformed("the parameter _method names another method"));
     }
     Ok(())
 }

@@ -1,7 +1,8 @@
 //! Attempts of hostile sandboxes and servers to bypass the proxy.
 
-use crate::world::{World, body, config, get, ok, rule, status};
-use sinew_egress::{RuleConfig, RuleScheme};
+use crate::world::{World, body, config, get, header, ok, rule, status};
+use sinew_egress::{EgressConfig, Mode, Quota, RuleConfig, RuleScheme};
+use std::sync::atomic::Ordering;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 #[tokio::test]
@@ -351,4 +352,123 @@ async fn slow_request_headers_time_out() {
         "{sent} bytes of {}: {response}",
         full.len()
     );
+}
+
+#[tokio::test]
+async fn bodies_bring_no_further_request() {
+    let world = World::new();
+    let server = world.plain(|_, _| ok("x")).await;
+    world.names.set("a.test", &[&["127.0.0.1"]]);
+    world.names.set("b.test", &[&["127.0.0.1"]]);
+    let narrow = RuleConfig {
+        methods: vec!["GET".into()],
+        paths: vec!["/health".into()],
+        ..rule("a.test", RuleScheme::Http, server.port)
+    };
+    let wide = rule("b.test", RuleScheme::Http, server.port);
+    let client = world.client(&config(vec![narrow, wide]));
+    let second = "DELETE /all HTTP/1.1\r\nhost: x\r\n\r\n";
+    let chunked = format!("{:x}\r\n{second}\r\n0\r\n\r\n", second.len());
+    let ask = async |host: &str, query: &str, framing: &str, body: &str| {
+        let port = server.port;
+        let head =
+            format!("GET http://{host}:{port}/health{query} HTTP/1.1\r\nhost: {host}:{port}\r\n");
+        status(
+            &client
+                .raw(format!("{head}{framing}connection: close\r\n\r\n{body}"))
+                .await,
+        )
+    };
+    let length = format!("content-length: {}\r\n", second.len());
+    assert_eq!(ask("a.test", "", &length, second).await, 400);
+    assert_eq!(
+        ask("a.test", "", "transfer-encoding: chunked\r\n", &chunked).await,
+        400
+    );
+    assert_eq!(ask("a.test", "?a=1&_method=DELETE", "", "").await, 400);
+    assert_eq!(server.requests(), 0);
+    assert_eq!(ask("a.test", "", "content-length: 0\r\n", "").await, 200);
+    assert_eq!(ask("b.test", "", &length, second).await, 200);
+    let seen = server.seen.lock().unwrap();
+    for request in seen.iter() {
+        assert_eq!(header(request, "connection"), Some("close"), "{request}");
+    }
+}
+
+#[tokio::test]
+async fn names_that_nobody_answers_cost_their_sandbox_alone() {
+    let world = World::new();
+    let server = world.plain(|_, _| ok("answer")).await;
+    world.names.set("a.test", &[&["127.0.0.1"]]);
+    let any = RuleConfig {
+        host: "*.hangs.test".into(),
+        ..rule("a.test", RuleScheme::Http, 80)
+    };
+    let mut rules = config(vec![any, rule("a.test", RuleScheme::Http, server.port)]);
+    rules.quota.connections = 64;
+    let (hostile, neighbour) = (
+        world.client_for("one", &rules),
+        world.client_for("two", &rules),
+    );
+    for n in 0..40 {
+        let mut stream = tokio::net::TcpStream::connect(hostile.address)
+            .await
+            .unwrap();
+        let ask = get(&format!("http://n{n}.hangs.test/"));
+        stream.write_all(ask.as_bytes()).await.unwrap();
+        while hostile.session.used().requests <= n {
+            tokio::task::yield_now().await;
+        }
+        // The client goes, and the look-up of the system goes on.
+        drop(stream);
+    }
+    let answer = neighbour
+        .get(&format!("http://a.test:{}/", server.port))
+        .await;
+    assert_eq!(body(&answer), "answer");
+    let most = Quota::default().lookups as usize;
+    assert_eq!(world.names.hanging.load(Ordering::Relaxed), most);
+}
+
+#[tokio::test]
+async fn answers_that_nobody_reads_hold_no_more_than_their_quota() {
+    let world = World::new();
+    let large = "x".repeat(12 << 20);
+    let answer = ok(&large);
+    let server = world.plain(move |_, _| answer.clone()).await;
+    world.names.set("a.test", &[&["127.0.0.1"]]);
+    let in_mode = |mode, held_bytes| EgressConfig {
+        mode,
+        folder: Some(world.dir.path().join("recordings")),
+        quota: Quota {
+            held_bytes,
+            request_s: 2.0,
+            ..Quota::default()
+        },
+        ..config(vec![rule("a.test", RuleScheme::Http, server.port)])
+    };
+    let url = format!("http://a.test:{}/", server.port);
+    let hostile = world.client_for("one", &in_mode(Mode::Record, 16 << 20));
+    let mut idle = tokio::net::TcpStream::connect(hostile.address)
+        .await
+        .unwrap();
+    idle.write_all(get(&url).as_bytes()).await.unwrap();
+    let mut start = [0; 12];
+    idle.read_exact(&mut start).await.unwrap();
+    assert_eq!(&start, b"HTTP/1.1 200");
+    // Its session holds 12 of 16 MiB until the client reads.
+    let second = hostile.get(&url).await;
+    assert!(
+        second.contains("held_bytes"),
+        "{}",
+        &second[..second.len().min(400)]
+    );
+    let neighbour = world.client_for("two", &in_mode(Mode::Record, 16 << 20));
+    assert_eq!(body(&neighbour.get(&url).await).len(), large.len());
+    // What cannot be held is not recorded, and passes by the cache.
+    let small = world.client_for("three", &in_mode(Mode::Record, 8 << 20));
+    assert_eq!(status(&small.get(&url).await), 429);
+    let cache = world.client_for("four", &in_mode(Mode::Cache, 8 << 20));
+    assert_eq!(body(&cache.get(&url).await).len(), large.len());
+    drop(idle);
 }

@@ -61,12 +61,15 @@ async fn plain_requests_get_new_framing() {
         "{seen}"
     );
     assert!(lower.contains("x-kept: 2"), "{seen}");
+    // Of this proxy: one request for each connection.
+    assert!(lower.contains("connection: close\r\n"), "{seen}");
+    assert_eq!(lower.matches("connection").count(), 1, "{seen}");
     for gone in [
         "x-hop",
         "proxy-",
         "upgrade",
         "transfer-encoding",
-        "connection",
+        "keep-alive",
     ] {
         assert!(!lower.contains(gone), "{gone} in {seen}");
     }

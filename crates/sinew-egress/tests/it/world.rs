@@ -9,6 +9,7 @@ use sinew_egress::{
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -24,6 +25,8 @@ pub(crate) const SECRET: &str = "sk-0123456789abcdef";
 pub(crate) struct Names {
     pub(crate) results: Mutex<HashMap<String, Vec<Vec<IpAddr>>>>,
     pub(crate) queries: Mutex<Vec<String>>,
+    /// Look-ups of names below `hangs.test`, which nobody answers.
+    pub(crate) hanging: AtomicUsize,
 }
 
 impl Names {
@@ -44,6 +47,10 @@ impl Resolve for Names {
     fn resolve<'a>(&'a self, name: &'a str) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
         Box::pin(async move {
             self.queries.lock().unwrap().push(name.into());
+            if name.ends_with(".hangs.test") {
+                self.hanging.fetch_add(1, Ordering::Relaxed);
+                std::future::pending::<()>().await;
+            }
             let mut results = self.results.lock().unwrap();
             let lists = results.get_mut(name).ok_or(io::ErrorKind::NotFound)?;
             Ok(if lists.len() > 1 {
