@@ -26,11 +26,13 @@ use sinew_types::{
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, sleep_until};
 
 /// Events taken from the engine at once.
 const EVENT_BATCH: usize = 64;
+/// Formats that are compiled at a time in the process.
+static COMPILING: Semaphore = Semaphore::const_new(1);
 
 /// What a call needs to run.
 pub(crate) struct Work {
@@ -167,8 +169,8 @@ impl Driver {
         let mut submitted = 0;
         for request in requests {
             let sink = sink(sender.clone(), Arc::clone(&overflow), stream);
-            if let Err(error) = self.work.engine.submit(request, sink) {
-                self.stop(self.refused(error));
+            if let Err(error) = self.submit(request, sink).await {
+                self.stop(error);
                 break;
             }
             submitted += 1;
@@ -198,6 +200,35 @@ impl Driver {
                 completion_tokens: sampled as u32,
             },
         }))
+    }
+
+    /// Hands a request to the engine. A format may take seconds to compile: that happens on a thread of its
+    /// own, in turn with those of other rollouts, so that formats take one processor at most.
+    async fn submit(&self, request: GenerateRequest, sink: EventSink) -> Result<(), ApiError> {
+        if request.sampling.format.is_none() {
+            let submitted = self.work.engine.submit(request, sink);
+            return submitted.map_err(|e| self.refused(e));
+        }
+        let turn = async {
+            let own = Arc::clone(&self.work.rollout.compiling).lock_owned().await;
+            (own, COMPILING.acquire().await)
+        };
+        let turn = tokio::select! {
+            turn = turn => turn,
+            () = self.running.cancel_asked() => return Err(self.running.cancelled()),
+            () = sleep_until(self.running.deadline) => {
+                return Err(ApiError::deadline("the format could not be compiled in time"));
+            }
+        };
+        let engine = Arc::clone(&self.work.engine);
+        let submitted = tokio::task::spawn_blocking(move || {
+            let submitted = engine.submit(request, sink);
+            drop(turn);
+            submitted
+        });
+        let submitted = submitted.await;
+        let submitted = submitted.map_err(|e| ApiError::server("engine_failed", e.to_string()))?;
+        submitted.map_err(|e| self.refused(e))
     }
 
     /// The error of a request that the engine does not take.

@@ -33,6 +33,8 @@ pub(crate) struct Rollout {
     /// A call ended.
     idle: Notify,
     pub(crate) answers: Arc<Answers>,
+    /// Held by the call whose format is compiled: a rollout compiles one at a time.
+    pub(crate) compiling: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// The calls that a retry may join.
@@ -62,6 +64,7 @@ impl Rollout {
             calls: Mutex::default(),
             idle: Notify::new(),
             answers: Arc::new(answers),
+            compiling: Arc::default(),
         })
     }
 

@@ -3,6 +3,7 @@
 //! Forced text has one tokenization, that of the model's tokenizer (the "canonical" flag of `llguidance`):
 //! the mask allows a single token there. The policy is the softmax over the tokens of the mask.
 
+use crate::bounds;
 use crate::cache::Cache;
 use crate::lark;
 use crate::{Encode, GrammarError, Grammars, Mask, Matcher, Vocabulary, format_hash};
@@ -171,6 +172,7 @@ impl GuidedGrammars {
     fn compile(&self, format: &Format) -> Result<Compiled, GrammarError> {
         let kind = format.grammar.name();
         let wrong = |why: String| GrammarError::Compile { kind, why };
+        bounds::check(format).map_err(wrong)?;
         let built = self.built()?;
         let grammar: TopLevelGrammar = lark::grammar(format, &built.specials).map_err(wrong)?;
         let parser = built.factory.create_parser(grammar);

@@ -11,8 +11,10 @@
 //!   not on time, other requests or caches.
 //! - No mask is empty. Where no text may follow, the mask allows the end token only.
 //! - A case that a matcher cannot decide is an error, never a mask that allows every token.
+//! - Formats whose compilation has no bound are refused before it.
 //! - This crate reads no clock, file or network.
 
+mod bounds;
 mod cache;
 mod error;
 mod guided;
