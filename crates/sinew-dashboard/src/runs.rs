@@ -188,7 +188,7 @@ impl<T> Default for Lines<T> {
 impl<T: DeserializeOwned + Clone> Lines<T> {
     /// Reads on. A line that is no record is left out: a newer version may write more than this one knows.
     fn read(&mut self, path: &Path) -> Arc<Vec<T>> {
-        let Ok(mut file) = std::fs::File::open(path) else {
+        let Ok(mut file) = sinew_view::open_regular(path) else {
             *self = Self::default();
             return Arc::clone(&self.rows);
         };
@@ -203,7 +203,11 @@ impl<T: DeserializeOwned + Clone> Lines<T> {
         let mut text = Vec::new();
         let read = file
             .seek(SeekFrom::Start(self.offset))
-            .and_then(|_| file.read_to_end(&mut text));
+            // What was there when it was opened, also if a link leads to something that grows.
+            .and_then(|_| {
+                file.take(meta.1.saturating_sub(self.offset))
+                    .read_to_end(&mut text)
+            });
         let whole = text.iter().rposition(|b| *b == b'\n').map_or(0, |i| i + 1);
         if read.is_ok() && whole > 0 {
             self.offset += whole as u64;

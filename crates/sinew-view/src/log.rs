@@ -3,6 +3,7 @@
 //! Lines and the view share standard error: without this a warning would land in the middle of a drawing.
 //! There is one view in a process, so that where lines go is a static.
 
+use crate::visible::visible;
 use std::io::Write;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Mutex, PoisonError};
@@ -25,13 +26,16 @@ pub(crate) fn undivert() {
     *VIEW.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }
 
-/// Writes a line, or several.
+/// Writes a line, or several. Text of models, environments and data in it cannot control the terminal.
 pub fn say(text: &str) {
+    let text = visible(text);
     let view = VIEW.lock().unwrap_or_else(PoisonError::into_inner);
-    let text = match view.as_ref().map(|v| v.try_send(text.to_owned())) {
-        Some(Ok(())) => return,
-        Some(Err(TrySendError::Full(text) | TrySendError::Disconnected(text))) => text,
-        None => text.to_owned(),
+    let text = match view.as_ref() {
+        Some(view) => match view.try_send(text) {
+            Ok(()) => return,
+            Err(TrySendError::Full(text) | TrySendError::Disconnected(text)) => text,
+        },
+        None => text,
     };
     let _ = writeln!(std::io::stderr(), "{text}");
 }
@@ -76,10 +80,10 @@ mod tests {
         event.write_all(b"first ").unwrap();
         event.write_all(b"line\n").unwrap();
         drop(event);
-        say("second");
+        say("second\x1b[2J");
         undivert();
         say("after the view");
         let seen: Vec<String> = lines.try_iter().collect();
-        assert_eq!(seen, ["first line", "second"]);
+        assert_eq!(seen, ["first line", "second\\u{1b}[2J"]);
     }
 }

@@ -16,7 +16,7 @@
 
 use crate::log;
 use crate::status::{duration, told};
-use crate::visible::visible;
+use crate::visible::{json_line, visible};
 use serde_json::{Value, json};
 use sinew_pipeline::{
     CollectProgress, DIVERGENCE_ALARM, EpisodeStats, EvalRecord, PipelineError, Recorder, RunEvent,
@@ -66,7 +66,8 @@ impl Printer {
         if self.out == Out::Json {
             let mut out = std::io::stdout().lock();
             // A closed pipe ends quietly.
-            let _ = writeln!(out, "{value}").and_then(|()| out.flush());
+            let line = json_line(value);
+            let _ = writeln!(out, "{line}").and_then(|()| out.flush());
         }
     }
 

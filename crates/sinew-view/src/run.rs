@@ -11,6 +11,9 @@ use sinew_pipeline::{
 };
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// What `sinew show RUN --json` prints.
@@ -43,10 +46,42 @@ pub struct RunSummary {
     admission: AdmissionRecord,
 }
 
+/// Maximum bytes of a file of records.
+const MAX_RECORD_BYTES: u64 = 2 << 30;
+
+/// Opens a file of a run for reading. Folders of runs come from other people, too: what is no regular file,
+/// such as a pipe that nobody writes or a device without an end, is an error and not waited for.
+///
+/// # Errors
+/// If it cannot be opened, or is no regular file.
+pub fn open_regular(path: &Path) -> std::io::Result<File> {
+    let nonblock = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let file = File::options()
+        .read(true)
+        .custom_flags(nonblock)
+        .open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(std::io::Error::other("it is no regular file")),
+    }
+}
+
 /// The whole lines of a file that a run may be writing; none if it is not there yet.
 /// A file that cannot be parsed is an error that names it.
 pub fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, String> {
-    let text = match std::fs::read_to_string(path) {
+    let text = open_regular(path).and_then(|file| {
+        let mut text = String::new();
+        file.take(MAX_RECORD_BYTES).read_to_string(&mut text)?;
+        Ok(text)
+    });
+    let text = match text {
+        Ok(text) if text.len() as u64 == MAX_RECORD_BYTES => {
+            let most = MAX_RECORD_BYTES;
+            return Err(format!(
+                "{}: it is larger than {most} bytes",
+                path.display()
+            ));
+        }
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
         Err(e) => return Err(format!("{}: {e}", path.display())),
@@ -257,6 +292,26 @@ mod tests {
             RunSummary::read(dir.path(), "t".into(), 9)
                 .unwrap_err()
                 .contains("metrics.jsonl")
+        );
+    }
+
+    #[test]
+    fn only_regular_files_are_records() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        // Nobody writes the pipe, and the device has no end.
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RUSR).unwrap();
+        assert!(
+            lines::<StepRecord>(&path)
+                .unwrap_err()
+                .contains("no regular file")
+        );
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
+        assert!(
+            lines::<StepRecord>(&path)
+                .unwrap_err()
+                .contains("no regular file")
         );
     }
 }

@@ -11,12 +11,33 @@ use std::fmt::Write;
 pub fn visible(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        let mark = matches!(c, '\u{200e}' | '\u{200f}');
-        let direction = mark || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        if (c.is_control() && !matches!(c, '\n' | '\t')) || direction {
+        if commands(c) && !matches!(c, '\n' | '\t') {
             let _ = write!(out, "{}", c.escape_unicode());
         } else {
             out.push(c);
+        }
+    }
+    out
+}
+
+/// Whether a terminal would obey a character, or show others in another order because of it.
+fn commands(c: char) -> bool {
+    let mark = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}');
+    c.is_control() || mark || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// A value as one line of JSON that is fit for a terminal, too: JSON itself escapes only some of the
+/// characters that a terminal obeys.
+pub fn json_line(value: &serde_json::Value) -> String {
+    let text = value.to_string();
+    if !text.contains(commands) {
+        return text;
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match commands(c) {
+            true => _ = write!(out, "\\u{:04x}", u32::from(c)),
+            false => out.push(c),
         }
     }
     out
@@ -35,5 +56,12 @@ mod tests {
             "a\\u{1b}[2J\\u{7}\\u{9b}31m\\u{d}\\u{8}\\u{7f}\\u{202e}b\n\tcafé 日本 🦀"
         );
         assert!(!shown.chars().any(|c| c.is_control() && !"\n\t".contains(c)));
+        let value = serde_json::json!({"k": format!("{text}\u{61c}")});
+        let line = json_line(&value);
+        assert!(!line.contains(commands), "{line:?}");
+        assert_eq!(
+            serde_json::from_str::<serde_json::Value>(&line).unwrap(),
+            value
+        );
     }
 }

@@ -63,7 +63,7 @@ fn download_progress() -> ProgressSink {
         }
         if last.1.elapsed() >= PROGRESS_PAUSE {
             last.1 = Instant::now();
-            eprintln!("{}", progress_line(&now));
+            sinew_view::say(&progress_line(&now));
         }
     })
 }

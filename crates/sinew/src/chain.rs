@@ -95,7 +95,7 @@ impl Stages for Trainer<'_> {
                 )
             },
         );
-        output::print_error(&format!(
+        output::say_error(&format!(
             "stage {n} of {}: {}, begins with {with}\n",
             begin.of, begin.name
         ));

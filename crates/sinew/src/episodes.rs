@@ -121,7 +121,7 @@ pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
             color: std::io::stdout().is_terminal(),
             tokens: args.tokens,
         };
-        output::print(&sinew_view::text(&trace, renderer.as_ref(), options));
+        output::print_as_it_is(sinew_view::text(&trace, renderer.as_ref(), options).as_bytes());
     }
     Ok(())
 }

@@ -380,11 +380,32 @@ fn finite(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Most files that the program lets itself open.
+const MAX_OPEN_FILES: u64 = 65_536;
+
+/// Raises the limit of open files to what the system allows: connections, sandboxes and stores share them.
+fn raise_open_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let Some(current) = limit.current else { return };
+    let current = limit
+        .maximum
+        .map_or(MAX_OPEN_FILES, |most| most.min(MAX_OPEN_FILES))
+        .max(current);
+    let raised = Rlimit {
+        current: Some(current),
+        ..limit
+    };
+    // Where that is refused, servers take their share of fewer.
+    let _ = setrlimit(Resource::Nofile, raised);
+}
+
 fn main() -> ExitCode {
     if let Some(code) = sinew_levels::child_main_if_requested() {
         return ExitCode::from(u8::try_from(code).unwrap_or(1));
     }
     panics::install();
+    raise_open_files();
     // Not a command of the table: a run starts it, and a mistyped command must not become it.
     let mut words = std::env::args_os().skip(1);
     let is_worker = words
@@ -409,7 +430,7 @@ fn main() -> ExitCode {
         Err(failure) => {
             eprint_failure(&failure);
             if let Some(hint) = recipe.and_then(|recipe| sinew_project::wrong_folder(&recipe)) {
-                output::print_error(&format!("  hint: {hint}\n"));
+                output::say_error(&format!("  hint: {hint}\n"));
             }
             ExitCode::from(failure.code())
         }
@@ -558,7 +579,7 @@ impl RunArgs {
             allow_change: self.allow_change.clone(),
         });
         if self.resume && resume.is_none() {
-            output::print_error(&format!(
+            output::say_error(&format!(
                 "sinew: {} holds no run to resume: this starts it\n",
                 path.display()
             ));

@@ -3,21 +3,40 @@
 //! Errors of writing are ignored: the reader of a pipe may close it, as `head` does, and the command still
 //! ends with the exit code of its own work. Everything is flushed at once, for readers that wait for a line.
 
-use std::io::Write;
+use sinew_view::{json_line, visible};
+use std::io::{IsTerminal, Write};
 
-/// Prints text as it is. Text of models and programs must be made visible before.
+/// Prints text. What models, environments and data sets wrote in it cannot control the terminal.
 pub(crate) fn print(text: &str) {
+    print_as_it_is(visible(text).as_bytes());
+}
+
+/// Prints bytes as they are: painted text whose parts were made visible before, or what a program wrote
+/// where standard output is no terminal.
+pub(crate) fn print_as_it_is(bytes: &[u8]) {
     let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    let _ = out.write_all(bytes).and_then(|()| out.flush());
 }
 
-/// Prints what a program wrote to its standard error.
-pub(crate) fn print_error(text: &str) {
+/// Prints text to standard error, as [`print`] does.
+pub(crate) fn say_error(text: &str) {
     let mut out = std::io::stderr().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    let _ = out
+        .write_all(visible(text).as_bytes())
+        .and_then(|()| out.flush());
 }
 
-/// Prints one JSON line. Text in it needs no care: JSON escapes control characters.
+/// Prints what a program wrote to its standard error: as it is, unless that is a terminal.
+pub(crate) fn print_error(bytes: &[u8]) {
+    let mut out = std::io::stderr().lock();
+    let text = match out.is_terminal() {
+        true => visible(&String::from_utf8_lossy(bytes)).into_bytes(),
+        false => bytes.to_vec(),
+    };
+    let _ = out.write_all(&text).and_then(|()| out.flush());
+}
+
+/// Prints one JSON line.
 pub(crate) fn print_json(value: &serde_json::Value) {
-    print(&format!("{value}\n"));
+    print_as_it_is((json_line(value) + "\n").as_bytes());
 }

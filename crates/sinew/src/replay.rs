@@ -2,7 +2,7 @@
 //! their middle.
 
 use crate::episodes::stored_episode;
-use crate::output::{print, print_json};
+use crate::output::{print, print_as_it_is, print_json};
 use crate::signals;
 use clap::Args;
 use serde_json::json;
@@ -345,7 +345,7 @@ fn show(args: &ForkArgs, replayer: &Replayer, trace: &Trace, stored: bool) -> Re
         color: std::io::stdout().is_terminal(),
         tokens: false,
     };
-    print(&sinew_view::text(trace, replayer.renderer(), options));
+    print_as_it_is(sinew_view::text(trace, replayer.renderer(), options).as_bytes());
     let hint = match (stored, &trace.end) {
         (_, EpisodeEnd::Failed { message, .. }) => format!("failed: {}", visible(message)),
         (true, _) => format!(

@@ -332,24 +332,6 @@ fn exec(
     show(&result, digest.as_deref(), as_json)
 }
 
-/// Whether a character changes the direction of the text around it.
-fn turns(c: char) -> bool {
-    matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-}
-
-/// What hostile code wrote, for a terminal: no sequence of it reaches the terminal as a command.
-fn visible(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '\n' | '\t' => shown.push(c),
-            c if c.is_control() || turns(c) => shown.extend(c.escape_default()),
-            c => shown.push(c),
-        }
-    }
-    shown
-}
-
 /// Prints a result: as one JSON object, or output and the reason of a bad end apart.
 fn show(result: &ExecResult, digest: Option<&str>, as_json: bool) -> Result<(), Failure> {
     if as_json {
@@ -367,18 +349,14 @@ fn show(result: &ExecResult, digest: Option<&str>, as_json: bool) -> Result<(), 
             code => Err(Failure::Program(code, String::new())),
         };
     }
-    let shown = |bytes: &[u8], terminal: bool| {
-        let text = String::from_utf8_lossy(bytes);
-        match terminal {
-            true => visible(&text),
-            false => text.into_owned(),
-        }
-    };
-    output::print(&shown(&result.stdout, std::io::stdout().is_terminal()));
+    match std::io::stdout().is_terminal() {
+        true => output::print(&String::from_utf8_lossy(&result.stdout)),
+        false => output::print_as_it_is(&result.stdout),
+    }
     if let Some(digest) = digest {
         output::print(&format!("snapshot {digest}\n"));
     }
-    output::print_error(&shown(&result.stderr, std::io::stderr().is_terminal()));
+    output::print_error(&result.stderr);
     let how = match result.ending {
         Ending::Exited { code: 0 } => return Ok(()),
         Ending::Exited { code } => format!("exited with code {code}"),
@@ -414,19 +392,5 @@ fn status(ending: Ending) -> u8 {
         Ending::OutOfMemory | Ending::OutputLimit => 137,
         Ending::Denied => 159,
         Ending::TooManyProcesses | Ending::SandboxDied => 1,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::visible;
-
-    #[test]
-    fn what_a_program_wrote_cannot_command_a_terminal() {
-        let shown = visible("a\tb\n\u{1b}]0;title\u{7}\r\u{9b}2J\u{202e}\u{e9}");
-        assert_eq!(
-            shown,
-            "a\tb\n\\u{1b}]0;title\\u{7}\\r\\u{9b}2J\\u{202e}\u{e9}"
-        );
     }
 }

@@ -1,9 +1,9 @@
 //! What hostile code may say to a terminal.
 //!
-//! Text and what moves the cursor, paints and clears goes through. Left out is what makes a terminal do more
-//! than show (titles, clipboards, links, files, device control: ECMA-48 control strings), and what makes it
-//! answer (reports of position, device, modes, window), because an answer is typed at whatever reads next:
-//! after the session, that is a shell of the host.
+//! Text and what is known to move the cursor, paint and clear goes through, nothing else. Left out is what
+//! makes a terminal do more than show (titles, clipboards, links, files, printers, device control), and what
+//! makes it answer (reports of position, size, device, modes, window), because an answer is typed at whatever
+//! reads next: after the session, that is a shell of the host.
 
 /// Maximum bytes of a control sequence; a longer one is left out.
 const MAX_SEQUENCE: usize = 64;
@@ -22,6 +22,8 @@ enum State {
     String,
     /// After an ESC in one.
     StringEscape,
+    /// Before the last byte of an escape sequence that is left out.
+    Swallow,
     /// After 0xC2, with which the control characters U+0080 to U+009F begin.
     Control,
 }
@@ -32,6 +34,8 @@ pub(super) struct Filter {
     state: State,
     /// The sequence that has begun, with its ESC.
     held: Vec<u8>,
+    /// Bytes that the character in progress still needs.
+    inside: u8,
 }
 
 impl Filter {
@@ -56,7 +60,7 @@ impl Filter {
             }
             (State::Control, _) => {
                 out.push(0xc2);
-                self.state = State::Text;
+                (self.state, self.inside) = (State::Text, 1);
                 self.next(byte, out)
             }
             // CAN and SUB end what has begun.
@@ -73,10 +77,26 @@ impl Filter {
                 self.escape(byte, out)
             }
             (State::Text, 0x1b) => self.begin(b"\x1b"),
+            (State::Swallow, 0x20..=0x2f) => State::Swallow,
+            (State::Swallow, _) => State::Text,
             (State::Text, 0xc2) => State::Control,
+            // A byte inside of a character; alone, some terminals take it for a control character.
+            (State::Text, 0x80..=0xbf) => {
+                if self.inside > 0 {
+                    self.inside -= 1;
+                    out.push(byte);
+                }
+                State::Text
+            }
             // ENQ is answered with a text that can be set.
             (State::Text, 0x05) => State::Text,
             (State::Text, _) => {
+                self.inside = match byte {
+                    0xc3..=0xdf => 1,
+                    0xe0..=0xef => 2,
+                    0xf0..=0xf4 => 3,
+                    _ => 0,
+                };
                 out.push(byte);
                 State::Text
             }
@@ -104,8 +124,10 @@ impl Filter {
             // DECID asks for the device.
             b'Z' => State::Text,
             0x1b => self.begin(b"\x1b"),
+            // The size of controls that the terminal sends, and another encoding than UTF-8.
+            b' ' | b'%' => State::Swallow,
             // Intermediate bytes: a character set and its like.
-            0x20..=0x2f if self.held.len() < MAX_SEQUENCE => State::Escape,
+            0x21..=0x2f if self.held.len() < MAX_SEQUENCE => State::Escape,
             0x30..=0x7e => {
                 out.append(&mut self.held);
                 State::Text
@@ -126,7 +148,7 @@ impl Filter {
             }
             0x40..=0x7e => {
                 self.held.push(byte);
-                if self.held.len() <= MAX_SEQUENCE && !asks(&self.held[2..]) {
+                if self.held.len() <= MAX_SEQUENCE && paints(&self.held[2..]) {
                     out.append(&mut self.held);
                 }
                 State::Text
@@ -141,26 +163,44 @@ impl Filter {
     }
 }
 
-/// True for a control sequence, without its ESC [, that a terminal answers or that moves its window.
-fn asks(sequence: &[u8]) -> bool {
-    let (Some(last), private) = (sequence.last(), sequence.first()) else {
-        return true;
+/// Private modes (DECSET) that a program may set: those that paint, and those whose reports end with the
+/// session, since the reset after it turns them off.
+const PRIVATE_MODES: [&[u8]; 20] = [
+    b"1", b"3", b"5", b"6", b"7", b"12", b"25", b"45", b"47", b"66", b"69", b"1000", b"1002",
+    b"1003", b"1004", b"1005", b"1006", b"1049", b"2004", b"2026",
+];
+
+/// Whether a control sequence, without its ESC [, only paints, clears or moves the cursor. All others are
+/// left out: those that a terminal answers, that move its window, print, or set what outlasts the session.
+fn paints(sequence: &[u8]) -> bool {
+    let Some((last, before)) = sequence.split_last() else {
+        return false;
     };
+    let digits = |b: &u8| b.is_ascii_digit() || b";:".contains(b);
+    let plain = before.iter().all(digits);
     match last {
-        // DA, DSR, XTWINOPS, DECREQTPARM; DECRQCRA and its like.
-        b'c' | b'n' | b't' | b'x' | b'y' => true,
-        // DECRQM; DECSTR and DECSCL set something.
-        b'p' => sequence.contains(&b'$'),
-        // XTVERSION; DECSCUSR sets the shape of the cursor.
-        b'q' => private == Some(&b'>'),
-        // The keyboard's protocol; without a mark the cursor is restored.
-        b'u' => private.is_some_and(|p| b"?<>=".contains(p)),
-        // XTSMGRAPHICS; scrolling.
-        b'S' => private == Some(&b'?'),
-        // Keyboard options.
-        b'm' => private.is_some_and(|p| b"?>".contains(p)),
-        // DECRQPSR, DECRQUPSS, DECRQDE, locator and checksum reports.
-        b'w' | b'v' | b'|' | b'{' | b'z' => true,
+        // With a mark, clearing spares what is protected.
+        b'J' | b'K' => before
+            .strip_prefix(b"?")
+            .unwrap_or(before)
+            .iter()
+            .all(digits),
+        b'A'..=b'I' | b'L' | b'M' | b'P' | b'S' | b'X' | b'Z' | b'@' | b'`' => plain,
+        b'a' | b'b' | b'd'..=b'g' | b'm' | b'r' | b's' | b'u' => plain,
+        // With more parameters it asks for the mouse.
+        b'T' => plain && !before.contains(&b';'),
+        b'h' | b'l' => match before.strip_prefix(b"?") {
+            Some(modes) => modes
+                .split(|b| *b == b';')
+                .all(|m| PRIVATE_MODES.contains(&m)),
+            // Insert and replace.
+            None => before == b"4",
+        },
+        // The shape of the cursor, and a soft reset.
+        b'q' => before
+            .strip_suffix(b" ")
+            .is_some_and(|b| b.iter().all(digits)),
+        b'p' => before == b"!",
         _ => false,
     }
 }
@@ -206,6 +246,20 @@ mod tests {
             "\u{1b}[>q",
             "\u{1b}[?u",
             "\u{1b}Z",
+            // Printers, sizes in band, the preferred character set, saved modes, colors that change.
+            "\u{1b}[5i",
+            "\u{1b}[?5i",
+            "\u{1b}[i",
+            "\u{1b}[?2048h",
+            "\u{1b}[?25;2048h",
+            "\u{1b}[?2031h",
+            "\u{1b}[&u",
+            "\u{1b}[?1000r",
+            "\u{1b}[20h",
+            "\u{1b}[1;2;3;4;5T",
+            "\u{1b}[1 F",
+            "\u{1b}%@",
+            "\u{1b} G",
             "\u{5}",
             "\u{85}",
             "\u{1b}[1\u{1b}[6n",
@@ -242,5 +296,15 @@ mod tests {
         long.extend(b"1;".repeat(100));
         long.extend(b"mx");
         assert_eq!(Filter::default().pass(&long), b"x");
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_left_out() {
+        let mixed = b"a\x9b6n\xc3\xa9\xe4\xbd\xa0\x85\xf0\x9f\x98\x80\x9d0;t\x07b";
+        let shown = Filter::default().pass(mixed);
+        assert_eq!(
+            String::from_utf8(shown).unwrap(),
+            "a6n\u{e9}\u{4f60}\u{1f600}0;t\u{7}b"
+        );
     }
 }

@@ -79,7 +79,7 @@ pub(crate) fn run(
     runtime.shutdown_background();
     let (end, digest) = end?;
     if let Some(digest) = digest? {
-        output::print_error(&format!("snapshot {digest}\n"));
+        output::say_error(&format!("snapshot {digest}\n"));
     }
     match end {
         End::Ran(ran) => ran,
@@ -140,6 +140,6 @@ async fn session(sandbox: &mut dyn Sandbox, request: ExecRequest) -> Result<Exec
 pub(crate) fn tell(result: &ExecResult) {
     match result.ending {
         Ending::Exited { .. } => {}
-        ending => output::print_error(&format!("session ended: {ending}\n")),
+        ending => output::say_error(&format!("session ended: {ending}\n")),
     }
 }
