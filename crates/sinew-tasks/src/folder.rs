@@ -111,15 +111,32 @@ fn read_folder(path: &Path, rows: &mut Rows) -> Result<(), TasksError> {
         });
     }
     if !tasks.is_empty() {
-        return tasks.iter().try_for_each(|task| read_task(task, rows));
+        return tasks
+            .iter()
+            .try_for_each(|task| read_task(path, task, rows));
     }
     files.iter().try_for_each(|file| read_file(file, rows))
 }
 
+/// Reads a file of a folder of tasks. A link of somebody's tasks that leads out of their folder would show the
+/// model, and whoever sees its prompts, a file of the user.
+fn read_inside(root: &Path, file: &Path) -> Result<String, TasksError> {
+    let real = |path: &Path| path.canonicalize().map_err(|e| read_error(path, e));
+    if !real(file)?.starts_with(real(root)?) {
+        return Err(TasksError::Format {
+            path: file.into(),
+            reason:
+                "it is a link that leads out of the folder of tasks; allowed: files of the folder"
+                    .into(),
+        });
+    }
+    fs::read_to_string(file).map_err(|e| read_error(file, e))
+}
+
 /// One task folder: the keys of `task.toml`, the text as `prompt`, and its path as `folder`.
-fn read_task(dir: &Path, rows: &mut Rows) -> Result<(), TasksError> {
+fn read_task(root: &Path, dir: &Path, rows: &mut Rows) -> Result<(), TasksError> {
     let path = dir.join(TASK_FILE);
-    let text = fs::read_to_string(&path).map_err(|e| read_error(&path, e))?;
+    let text = read_inside(root, &path)?;
     let mut columns: Map<String, Value> = toml::from_str(&text).map_err(|e| {
         let before = e.span().map_or("", |s| &text[..s.start]);
         row_error(&path, before.lines().count().max(1), e.message())
@@ -127,7 +144,7 @@ fn read_task(dir: &Path, rows: &mut Rows) -> Result<(), TasksError> {
     for name in PROMPT_FILES {
         let file = dir.join(name);
         if file.is_file() {
-            let prompt = fs::read_to_string(&file).map_err(|e| read_error(&file, e))?;
+            let prompt = read_inside(root, &file)?;
             columns.entry("prompt").or_insert(prompt.trim_end().into());
         }
     }

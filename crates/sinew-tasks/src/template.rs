@@ -6,9 +6,36 @@ use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior};
 use serde_json::Value;
 use sinew_types::{Message, Role};
+use std::io::{self, Write};
 
 /// Work that one template may do, so that an endless loop is an error.
 const FUEL: u64 = 1_000_000;
+
+/// Maximum bytes of one text that a template makes.
+const MAX_BYTES: usize = 16 << 20;
+
+/// Output of a template, up to [`MAX_BYTES`].
+#[derive(Default)]
+struct Bounded {
+    bytes: Vec<u8>,
+    /// More was to be written.
+    full: bool,
+}
+
+impl Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.full |= self.bytes.len() + bytes.len() > MAX_BYTES;
+        if self.full {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
 
 /// Name of the prompt's template in messages.
 const PROMPT: &str = "prompt";
@@ -109,7 +136,20 @@ impl PromptTemplate {
     /// Fills a template in for a row.
     fn text(&self, name: &'static str, row: &Row) -> Result<String, TasksError> {
         let template = self.env.get_template(name);
-        let text = template.and_then(|t| t.render(Serde(&row.columns)));
+        let mut text = Bounded::default();
+        let rendered = template.and_then(|t| {
+            t.render_captured_to(Serde(&row.columns), &mut text)
+                .map(drop)
+        });
+        if text.full {
+            let why = format!("tasks.{name}: the text is larger than {MAX_BYTES} bytes");
+            return Err(row.error(why));
+        }
+        let text = rendered.and_then(|()| {
+            let broken =
+                |e: std::string::FromUtf8Error| Error::new(ErrorKind::WriteFailure, e.to_string());
+            String::from_utf8(text.bytes).map_err(broken)
+        });
         text.map_err(|e| {
             let hint = match e.kind() {
                 ErrorKind::UndefinedError => format!("; columns: {}", columns(row)),

@@ -120,6 +120,48 @@ fn a_folder_has_its_splits_or_its_task_folders() {
 }
 
 #[test]
+fn links_that_leave_a_folder_of_tasks_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    file(&dir, "private", "a key\n");
+    file(&dir, "own/one/task.toml", "level = 2\n");
+    file(&dir, "own/two/task.toml", "level = 2\n");
+    file(&dir, "own/two/prompt.md", "Do it.\n");
+    file(&dir, "own/shared.md", "Do it as well.\n");
+    let prompt = dir.path().join("own/one/prompt.md");
+    let open = || {
+        let mut settings = config(&dir.path().join("own"));
+        settings.prompt = None;
+        TableTaskset::open(settings).map(|table| table.get(Split::Train, 0).unwrap().prompt)
+    };
+    std::os::unix::fs::symlink("../../private", &prompt).unwrap();
+    let error = open().unwrap_err().to_string();
+    assert!(error.contains("leads out of the folder"), "{error}");
+    std::fs::remove_file(&prompt).unwrap();
+    std::os::unix::fs::symlink("../shared.md", &prompt).unwrap();
+    let read = open().unwrap();
+    assert!(read.starts_with("Do it"), "{read}");
+}
+
+#[test]
+fn prompts_without_an_end_are_errors() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = file(&dir, "a.jsonl", "{\"question\": \"x\"}\n");
+    let long = "{% for i in range(1000) %}{{ question * 100000 }}{% endfor %}";
+    for (prompt, said) in [
+        (long, "larger than"),
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "fuel",
+        ),
+    ] {
+        let mut settings = config(&path);
+        settings.prompt = Some(prompt.into());
+        let error = TableTaskset::open(settings).unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
+}
+
+#[test]
 fn a_bad_row_is_named_with_its_line() {
     let dir = tempfile::tempdir().unwrap();
     let cases = [
