@@ -48,7 +48,9 @@ use sinew_env::{counts, turn};
 /// What clients and servers of other protocols over HTTP share with `http/`: limits, requests, keys, and the
 /// runtime of a client. `sinew-peers` is the user.
 pub mod remote {
-    pub use crate::http::{MAX_BODY, MAX_TEXT, Remote, RemoteError, address, cut, has_key};
+    pub use crate::http::{
+        MAX_BODY, MAX_TEXT, NO_JSON, NO_KEY, Remote, RemoteError, ServeKey, address, cut,
+    };
     pub use crate::kind::check_timeouts;
     pub use crate::runtime::{OwnRuntime, block_on, spawn};
 }

@@ -50,7 +50,8 @@ fn main() -> std::io::Result<()> {
         let url = dashboard.url();
         if options.iter().all(|o| o != "--paint") {
             eprintln!("{url}");
-            return dashboard.serve().await;
+            dashboard.serve().await;
+            return Ok(());
         }
         let server = tokio::spawn(dashboard.serve());
         tokio::task::spawn_blocking(move || paint(&url)).await?;

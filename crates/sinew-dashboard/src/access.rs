@@ -1,16 +1,22 @@
-//! Access: a random token, first in the URL, then in a cookie; or `Authorization: Bearer` for scripts.
+//! Access: a random token, in the URL of the first request or in `Authorization: Bearer`; browsers then have
+//! a cookie.
 //!
-//! The token keeps other users of the machine and pages of other sites out. The cookie's name has the port,
-//! so that several dashboards of one machine do not take each other's place.
+//! The token keeps other users of the machine and pages of other sites out. Browsers send a cookie to every
+//! port of a host, so that other servers of the machine see it: it is another random text than the token, it
+//! opens nothing in an address or as a bearer, and only together with the port in its name. The name keeps
+//! several dashboards of one machine from taking each other's place.
 
 use axum::http::{HeaderMap, Uri, header};
 
 /// Random bytes of a token.
 const BYTES: usize = 24;
 
-/// A token in hexadecimal.
+/// A token and the text of its cookie, in hexadecimal.
 #[derive(Clone)]
-pub(crate) struct Token(String);
+pub(crate) struct Token {
+    token: String,
+    cookie: String,
+}
 
 impl std::fmt::Debug for Token {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -24,27 +30,27 @@ impl Token {
     /// # Errors
     /// If the system gives no random bytes.
     pub(crate) fn random() -> Result<Self, getrandom::Error> {
-        let mut bytes = [0; BYTES];
-        getrandom::fill(&mut bytes)?;
-        Ok(Self(bytes.iter().map(|b| format!("{b:02x}")).collect()))
+        let text = || {
+            let mut bytes = [0; BYTES];
+            getrandom::fill(&mut bytes)?;
+            Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
+        };
+        Ok(Self {
+            token: text()?,
+            cookie: text()?,
+        })
     }
 
     /// For the link.
     pub(crate) fn as_str(&self) -> &str {
-        &self.0
-    }
-
-    /// In a time that does not depend on where they differ.
-    fn is(&self, given: &str) -> bool {
-        let differ = self.0.bytes().zip(given.bytes());
-        given.len() == self.0.len() && differ.fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
+        &self.token
     }
 
     /// Whether the query has it, as `?token=...`.
     pub(crate) fn is_in_query(&self, uri: &Uri) -> bool {
         let pairs = uri.query().unwrap_or_default().split('&');
         let mut given = pairs.filter_map(|p| p.strip_prefix("token="));
-        given.any(|t| self.is(t))
+        given.any(|t| same(&self.token, t))
     }
 
     /// Whether the headers have it.
@@ -54,16 +60,22 @@ impl Token {
         let name = format!("sinew_view_{port}=");
         let cookies = text(header::COOKIE).unwrap_or_default().split(';');
         let mut cookies = cookies.filter_map(|c| c.trim().strip_prefix(name.as_str()));
-        bearer.is_some_and(|t| self.is(t)) || cookies.any(|t| self.is(t))
+        bearer.is_some_and(|t| same(&self.token, t)) || cookies.any(|t| same(&self.cookie, t))
     }
 
     /// The header that sets the cookie.
     pub(crate) fn cookie(&self, port: u16) -> String {
         format!(
             "sinew_view_{port}={}; HttpOnly; SameSite=Lax; Path=/",
-            self.0
+            self.cookie
         )
     }
+}
+
+/// Compares in a time that does not depend on where the texts differ.
+fn same(own: &str, given: &str) -> bool {
+    let differ = own.bytes().zip(given.bytes());
+    given.len() == own.len() && differ.fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
 }
 
 #[cfg(test)]
@@ -84,6 +96,12 @@ mod tests {
         let cookie = token.cookie(80);
         let pair = cookie.split(';').next().unwrap();
         assert!(headers(header::COOKIE, format!("x=1; {pair}")));
+        // The cookie is not the token, and neither stands for the other.
+        let secret = pair.split_once('=').unwrap().1;
+        assert!(!query(&format!("/?token={secret}")));
+        assert!(!headers(header::AUTHORIZATION, format!("Bearer {secret}")));
+        let token_as_cookie = format!("sinew_view_80={}", token.as_str());
+        assert!(!headers(header::COOKIE, token_as_cookie));
         assert!(!headers(header::COOKIE, pair.replace("_80", "_81")));
         assert!(headers(
             header::AUTHORIZATION,

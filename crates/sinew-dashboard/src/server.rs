@@ -9,16 +9,19 @@ use crate::runs::{Ports, Runs};
 use crate::shared::{Changes, Shared};
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use sinew_http::server::{self, ConnectionLimits, Guard, Key};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
+/// Connections of pages at a time. Each page that is open holds one for changes.
+const CONNECTIONS: usize = 256;
 /// Requests that read files at a time.
 const READERS: usize = 8;
 
@@ -86,16 +89,18 @@ impl Dashboard {
     }
 
     /// Serves until the future is dropped.
-    ///
-    /// # Errors
-    /// Of the listener.
-    pub async fn serve(self) -> std::io::Result<()> {
+    pub async fn serve(self) {
         let watch = events::watch(Arc::clone(&self.shared.runs), self.shared.changes.clone());
-        let serve = axum::serve(self.listener, router(self.shared));
-        tokio::select! {
-            ended = serve.into_future() => ended,
-            () = watch => Ok(()),
-        }
+        let limits = ConnectionLimits {
+            with_key: CONNECTIONS,
+            ..ConnectionLimits::default()
+        };
+        let (token, port) = (self.shared.token.clone(), self.shared.port);
+        let guard = Guard::new(limits, move |parts| {
+            let opens = token.is_in_headers(&parts.headers, port);
+            opens.then_some(Key::Operator)
+        });
+        server::serve(self.listener, router(self.shared), guard, watch).await;
     }
 }
 
@@ -143,6 +148,20 @@ async fn guard(State(shared): State<Shared>, request: Request, next: Next) -> Re
     response
 }
 
+/// The path and the query of an address without the token. With two slashes in front a browser would take
+/// the path for another host.
+fn same_site(uri: &Uri) -> String {
+    let path = uri.path().trim_start_matches(['/', '\\']);
+    let pairs = uri.query().unwrap_or_default().split('&');
+    let rest: Vec<_> = pairs
+        .filter(|p| !p.is_empty() && !p.starts_with("token="))
+        .collect();
+    match rest.is_empty() {
+        true => format!("/{path}"),
+        false => format!("/{path}?{}", rest.join("&")),
+    }
+}
+
 /// The answer to a request: a refusal, the cookie, or what was asked for. The token leaves the address with
 /// the first answer, so that it is in no link that is copied from there.
 async fn admitted(shared: Shared, request: Request, next: Next) -> Response {
@@ -151,7 +170,7 @@ async fn admitted(shared: Shared, request: Request, next: Next) -> Response {
         return (StatusCode::METHOD_NOT_ALLOWED, why).into_response();
     }
     if shared.token.is_in_query(request.uri()) {
-        let to = request.uri().path().to_owned();
+        let to = same_site(request.uri());
         let answer = (
             StatusCode::SEE_OTHER,
             [

@@ -59,8 +59,9 @@ pub struct ServerLimits {
     /// Maximum model calls at the same time, over all rollouts.
     /// Default 8,192.
     pub max_in_flight: usize,
-    /// Maximum open connections.
-    /// Default 16,384. Further ones wait in the backlog of the socket.
+    /// Maximum open connections with a key, at most half of the files that the process may open. One
+    /// rollout has a quarter of them. A request on a further one gets status 429.
+    /// Default 16,384.
     pub max_connections: usize,
     /// Maximum bytes of a request body.
     /// Default 16 MiB.

@@ -47,6 +47,7 @@ use sinew_dialect::chat::Chat;
 use sinew_dialect::completions::Completions;
 use sinew_dialect::responses::Responses;
 use sinew_dialect::{Dialect, openai_error};
+use sinew_http::server::Key;
 use sinew_types::EpisodeId;
 use std::sync::Arc;
 
@@ -198,6 +199,17 @@ impl IntoResponse for Refused {
     }
 }
 
+/// The answer above the number of connections.
+pub(crate) fn too_many_connections(text: String) -> Response {
+    let error = ApiError {
+        status: 429,
+        code: "too_many_connections",
+        retry_after_s: Some(1),
+        ..ApiError::bad_request("too_many_connections", text)
+    };
+    Refused(error).into_response()
+}
+
 /// An error whose body a dialect wrote.
 fn refusal(error: &ApiError, body: &Value) -> Response {
     let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -222,6 +234,17 @@ impl Service {
     /// Whether a request has the control token.
     fn is_control(&self, headers: &HeaderMap) -> bool {
         bearer(headers).is_some_and(|key| self.control.matches(key))
+    }
+
+    /// The key that a request has, if it opens anything.
+    pub(crate) fn key(&self, headers: &HeaderMap) -> Option<Key> {
+        if self.is_control(headers) {
+            return Some(Key::Operator);
+        }
+        let rollouts = self.gateway.rollouts();
+        rollouts
+            .named(bearer(headers), trace(headers))
+            .map(Key::Named)
     }
 
     /// The open rollout whose key the request has.

@@ -1,26 +1,20 @@
 //! The listening side: connections, their limits, the end.
 //!
-//! One task accepts, one task serves each connection, and one task drives each call, which outlives its
-//! connection. Stopping refuses new calls first, waits for running ones, cuts the rest, and closes
+//! Connections are served and bounded by [`sinew_http::server`]. One task drives each call, which outlives
+//! its connection. Stopping refuses new calls first, waits for running ones, cuts the rest, and closes
 //! connections last, so that every client gets an answer.
 
 use crate::gateway::Gateway;
-use crate::routes::{Service, addressed, plain_path, router};
+use crate::routes::{Service, addressed, plain_path, router, too_many_connections};
 use crate::secret::Secret;
 use axum::Router;
-use hyper::server::conn::http1;
-use hyper::service::{Service as _, service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
+use axum::response::Response;
+use sinew_http::server::{self, ConnectionLimits, Guard};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
-use tokio::task::{JoinHandle, JoinSet};
-
-/// Minimum of the buffer that hyper reads a head with.
-const MIN_HEAD_BYTES: usize = 8192;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 /// Time to hand out the last answers once no call runs.
 const FLUSH: Duration = Duration::from_secs(5);
@@ -80,9 +74,9 @@ impl Server {
             gateway: gateway.clone(),
             control: Secret::new(control_token),
         };
-        let router = router(service, more);
+        let router = router(service.clone(), more);
         let (stop, stopped) = watch::channel(false);
-        let task = tokio::spawn(accept(listener, gateway.clone(), router, stopped));
+        let task = tokio::spawn(run(listener, gateway.clone(), service, router, stopped));
         Ok(Self {
             gateway,
             address: bound,
@@ -137,86 +131,55 @@ impl Drop for Server {
     }
 }
 
-async fn accept(
+/// Serves until `stopped` is true, and ends rollouts that nobody uses.
+async fn run(
     listener: TcpListener,
     gateway: Gateway,
+    service: Service,
     router: Router,
     mut stopped: watch::Receiver<bool>,
 ) {
-    let limits = gateway.config().server;
-    let places = Arc::new(Semaphore::new(limits.max_connections));
-    let mut sweep = tokio::time::interval(gateway.sweep_every());
-    let mut connections = JoinSet::new();
-    loop {
-        // Above the limit, new connections wait in the backlog of the socket.
-        let next = async {
-            let permit = Arc::clone(&places).acquire_owned().await;
-            (permit, listener.accept().await)
-        };
-        tokio::select! {
-            (permit, accepted) = next => match accepted {
-                Ok((stream, _)) => {
-                    let connection = serve(stream, gateway.clone(), router.clone(), stopped.clone());
-                    connections.spawn(async move {
-                        connection.await;
-                        drop(permit);
-                    });
-                }
-                Err(error) => {
-                    // Out of file descriptors, or the client was faster: go on, but not hotly.
-                    tracing::warn!(%error, "a connection was not accepted");
-                    tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-                }
-            },
-            _ = sweep.tick() => gateway.sweep().await,
-            Some(_) = connections.join_next(), if !connections.is_empty() => {}
-            _ = stopped.changed() => break,
+    let sweep = async {
+        let mut ticks = tokio::time::interval(gateway.sweep_every());
+        loop {
+            ticks.tick().await;
+            gateway.sweep().await;
         }
-    }
-    drop(listener);
-    let drained = async { while connections.join_next().await.is_some() {} };
-    if tokio::time::timeout(FLUSH, drained).await.is_err() {
+    };
+    // An error says that the server was dropped.
+    let stop = async { drop(stopped.wait_for(|stopped| *stopped).await) };
+    let serving = server::serve(listener, router, guard(service), stop);
+    let open = tokio::select! {
+        open = serving => open,
+        () = sweep => return,
+    };
+    if !open.close(FLUSH).await {
         tracing::warn!("answers were not taken when the gateway stopped");
     }
-    connections.shutdown().await;
 }
 
-async fn serve(
-    stream: TcpStream,
-    gateway: Gateway,
-    router: Router,
-    mut stopped: watch::Receiver<bool>,
-) {
-    let limits = gateway.config().server;
-    // The kernel ends a connection whose client takes nothing for so long, which would else hold
-    // its place for ever.
-    let wait_ms = u32::try_from(limits.write_timeout.as_millis()).unwrap_or(u32::MAX);
-    if let Err(error) = rustix::net::sockopt::set_tcp_user_timeout(&stream, wait_ms) {
-        tracing::warn!(%error, "a connection cannot be bounded in time");
-        return;
-    }
-    // Small events must not wait for more of them.
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "no TCP_NODELAY");
-    }
-    let router = TowerToHyperService::new(router);
-    let answer = service_fn(move |request| router.call(addressed(&gateway, plain_path(request))));
-    let mut builder = http1::Builder::new();
-    builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(limits.read_timeout)
-        .max_buf_size(limits.max_head_bytes.max(MIN_HEAD_BYTES));
-    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), answer));
-    tokio::select! {
-        result = connection.as_mut() => {
-            if let Err(error) = result {
-                tracing::debug!(%error, "a connection ended early");
-            }
-            return;
-        }
-        _ = stopped.changed() => connection.as_mut().graceful_shutdown(),
-    }
-    if let Err(error) = connection.await {
-        tracing::debug!(%error, "a connection ended early");
-    }
+/// Connections count against the rollout of their key; the control token has all places.
+fn guard(service: Service) -> Guard {
+    let limits = service.gateway.config().server;
+    let connections = ConnectionLimits {
+        with_key: limits.max_connections,
+        per_key: limits.max_connections,
+        key_time: limits.read_timeout,
+        head_time: limits.read_timeout,
+        // Each route bounds its body.
+        body_time: None,
+        write_time: limits.write_timeout,
+        head_bytes: limits.max_head_bytes,
+        ..ConnectionLimits::default()
+    };
+    let gateway = service.gateway.clone();
+    Guard::new(connections, move |parts| service.key(&parts.headers))
+        .rewriting(move |request| addressed(&gateway, plain_path(request)))
+        .refusing(too_many)
+}
+
+/// The answer above the number of connections.
+fn too_many(limit: usize) -> Response {
+    let text = format!("{limit} connections are open, which is the limit: close some");
+    too_many_connections(text)
 }

@@ -1,8 +1,13 @@
-//! What every HTTP client of Sinew shares: the certificates that it trusts, and errors in one line.
+//! The parts that HTTP clients and servers of Sinew share: trusted certificates, errors in one line, and the
+//! server behind every listener.
 //!
 //! Invariants:
 //! - Trust does not depend on the machine: Mozilla's root certificates are built into the program.
-//! - Nothing here opens a connection.
+//! - Without the feature `server` nothing here opens a connection.
+//! - A server's connections never take more than their share of the files that the process may open.
+
+#[cfg(feature = "server")]
+pub mod server;
 
 use rustls::{ClientConfig, RootCertStore};
 use std::error::Error;

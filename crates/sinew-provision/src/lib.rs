@@ -15,7 +15,6 @@
 mod api;
 mod auth;
 mod bounds;
-mod connections;
 #[cfg(feature = "egress")]
 mod egress_proxy;
 mod error;

@@ -26,6 +26,7 @@ use axum::{Json, Router};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Deserialize;
 use serde_json::json;
+use sinew_http::server::{self, ConnectionLimits, Guard, Key};
 use sinew_store::StoreError;
 use sinew_store::queue::{Ask, Queue, Sample, Take};
 use std::borrow::Cow;
@@ -114,22 +115,13 @@ impl QueueServer {
             stopped: stopped.clone(),
         };
         let mut ending = stopped;
-        let router = router(api);
+        let (guard, router) = (guard(api.clone()), router(api));
         let task = tokio::spawn(async move {
-            let mut drained = ending.clone();
-            let served = axum::serve(listener, router).with_graceful_shutdown(async move {
-                // An error says that the server was dropped.
-                let _ = ending.wait_for(|stop| *stop).await;
-            });
-            let cut = async move {
-                let _ = drained.wait_for(|stop| *stop).await;
-                tokio::time::sleep(GRACE).await;
-            };
-            tokio::select! {
-                ended = served => if let Err(error) = ended {
-                    tracing::error!(%error, "the queue is served no more");
-                },
-                () = cut => {}
+            // An error says that the server was dropped.
+            let stop = async { drop(ending.wait_for(|stop| *stop).await) };
+            let open = server::serve(listener, router, guard, stop).await;
+            if !open.close(GRACE).await {
+                tracing::warn!("calls of the queue were cut when it stopped");
             }
         });
         Ok(Self {
@@ -212,6 +204,21 @@ struct Api {
     /// Number of the queue's last change.
     changed: watch::Receiver<u64>,
     stopped: watch::Receiver<bool>,
+}
+
+/// Connections with the token have all places but a few.
+fn guard(api: Api) -> Guard {
+    let limits = ConnectionLimits {
+        with_key: MAX_WAITS + MAX_CALLS,
+        // A call has its own.
+        body_time: None,
+        ..ConnectionLimits::default()
+    };
+    let key = move |parts: &axum::http::request::Parts| {
+        let authorized = api.authorize(&parts.headers).is_ok();
+        authorized.then_some(Key::Operator)
+    };
+    Guard::new(limits, key)
 }
 
 fn router(api: Api) -> Router {

@@ -13,6 +13,7 @@ use crate::spans::Collector;
 use crate::tfevents;
 use crate::wandb::Wandb;
 use crate::worker::{Worker, lock, unix_s};
+use sinew_http::server::{self, ConnectionLimits, Guard};
 use sinew_pipeline::Bus;
 use std::fs::File;
 use std::io::Write;
@@ -197,11 +198,14 @@ fn serve(
         )
     };
     let router = axum::Router::new().route("/metrics", axum::routing::get(metrics));
-    runtime.spawn(async move {
-        if let Err(error) = axum::serve(listener, router).await {
-            tracing::warn!(%error, "metrics are not served any more");
-        }
-    });
+    // Nobody has a key: a connection is there for one answer.
+    let guard = Guard::new(ConnectionLimits::default(), |_| None).without_pages();
+    runtime.spawn(server::serve(
+        listener,
+        router,
+        guard,
+        std::future::pending(),
+    ));
     Ok(address)
 }
 

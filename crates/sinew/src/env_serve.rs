@@ -7,10 +7,12 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 use sinew_bridge::{EnvServer, Python, PythonEnvFactory, PythonTasks, ServeOptions, serve_env};
 use sinew_env::{ENVIRONMENTS, EnvConfig, NoTasks, Split, Taskset};
+use sinew_gateway::Secret;
 use sinew_peers::{McpLines, McpServing, Offer, Worlds, serve_mcp, serve_openenv};
 use sinew_recipe::{Recipe, RunPlan};
 use sinew_types::{Task, TaskId, ToolSpec};
 use sinew_wire::Failure;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 use tokio::net::TcpListener;
@@ -28,7 +30,7 @@ pub(crate) struct ServeArgs {
     /// Address to listen on
     #[arg(long, default_value = "127.0.0.1:9100")]
     listen: String,
-    /// Variable with the key that clients must send; left out: no key
+    /// Variable with the key that clients must send; left out: one is made up and printed
     #[arg(long, value_name = "NAME")]
     key_env: Option<String>,
     /// Worker processes of a class
@@ -91,7 +93,7 @@ pub(crate) fn serve(args: &ServeArgs, runtime: &tokio::runtime::Runtime) -> Resu
         )));
     }
     let lease = seconds("--lease-s", args.lease_s)?;
-    let key = key(args.key_env.as_ref())?;
+    let (key, shown) = served_key(args)?;
     let served = served(args)?;
     if args.protocol == Protocol::Sinew {
         let options = ServeOptions {
@@ -104,23 +106,17 @@ pub(crate) fn serve(args: &ServeArgs, runtime: &tokio::runtime::Runtime) -> Resu
         };
         let server = EnvServer::new(served.worlds.envs, options).map_err(Failure::input)?;
         return runtime.block_on(async {
-            let (listener, stopped) = listen(args).await?;
-            let served = serve_env(listener, server, stopped).await;
-            served.map_err(Failure::system)
+            let (listener, stopped) = listen(args, shown.as_deref()).await?;
+            serve_env(listener, server, stopped).await;
+            Ok(())
         });
     }
     if !served.has_tasks {
         let why = "it has no tasks, which these clients cannot bring: give the class `tasks`, or name a recipe";
         return Err(Failure::input(format!("{}: {why}", args.target)));
     }
-    let offer = Offer {
-        worlds: served.worlds,
-        sessions: args.max_episodes,
-        lease,
-        key,
-    };
     if args.stdio {
-        let mut session = McpLines::new(offer);
+        let mut session = McpLines::new(served.worlds);
         for line in std::io::stdin().lines() {
             let line = line.map_err(Failure::system)?;
             if let Some(answer) = runtime.block_on(session.answer(&line)) {
@@ -130,19 +126,48 @@ pub(crate) fn serve(args: &ServeArgs, runtime: &tokio::runtime::Runtime) -> Resu
         runtime.block_on(session.close());
         return Ok(());
     }
+    let offer = Offer {
+        worlds: served.worlds,
+        sessions: args.max_episodes,
+        lease,
+        key,
+    };
     runtime.block_on(async {
-        let (listener, stopped) = listen(args).await?;
-        let served = match args.protocol {
+        let (listener, stopped) = listen(args, shown.as_deref()).await?;
+        match args.protocol {
             Protocol::Mcp => serve_mcp(listener, McpServing::new(offer), stopped).await,
             _ => serve_openenv(listener, offer, stopped).await,
-        };
-        served.map_err(Failure::system)
+        }
+        Ok(())
     })
 }
 
-/// A socket that listens, and what is ready at a signal.
+/// The key that clients must send, and whether it is printed, as it was made up here. An address that other
+/// hosts reach needs one from outside.
+fn served_key(args: &ServeArgs) -> Result<(String, Option<String>), Failure> {
+    if let Some(key) = key(args.key_env.as_ref())? {
+        return Ok((key, None));
+    }
+    let host = args.listen.rsplit_once(':').map_or("", |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let local = host
+        .parse::<IpAddr>()
+        .map_or(host == "localhost", |ip| ip.is_loopback());
+    if !local && !args.stdio {
+        return Err(Failure::input(format!(
+            "--listen {}: other hosts can reach it, so it needs --key-env\n  \
+             hint: export ENV_KEY=$(head -c 24 /dev/urandom | base64), then --key-env ENV_KEY",
+            args.listen
+        )));
+    }
+    let made = Secret::random_hex(24).map_err(Failure::system)?;
+    Ok((made.clone(), Some(made)))
+}
+
+/// A socket that listens, and what is ready at a signal. Prints the address, and a key that was made up.
 async fn listen(
     args: &ServeArgs,
+    key: Option<&str>,
 ) -> Result<(TcpListener, impl Future<Output = ()> + Send + 'static), Failure> {
     let mut signals = StopSignals::new()?;
     let listener = TcpListener::bind(&args.listen).await;
@@ -154,8 +179,11 @@ async fn listen(
     } else {
         ""
     };
+    let key = key.map_or_else(String::new, |key| {
+        format!("key: {key}\nwith the key: http://env:{key}@{address}{path}\n")
+    });
     output::print(&format!(
-        "{} listens on http://{address}{path}\n",
+        "{} listens on http://{address}{path}\n{key}",
         args.target
     ));
     let stopped = async move {

@@ -67,9 +67,10 @@ pub(crate) fn run(args: &ViewArgs) -> Result<(), Failure> {
             }
         }
         tokio::select! {
-            ended = dashboard.serve() => ended.map_err(Failure::system),
-            () = signals.next() => Ok(()),
+            () = dashboard.serve() => {}
+            () = signals.next() => {}
         }
+        Ok(())
     })
 }
 
@@ -98,10 +99,6 @@ pub(crate) fn of_run(
         true => output::print_json(&json!({ "view": dashboard.url() })),
         false => say(&format!("dashboard: {}", dashboard.url())),
     }
-    runtime.spawn(async move {
-        if let Err(e) = dashboard.serve().await {
-            say(&format!("the dashboard ended: {e}"));
-        }
-    });
+    runtime.spawn(dashboard.serve());
     Ok(())
 }

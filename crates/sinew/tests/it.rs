@@ -44,6 +44,8 @@ mod input;
 mod judges;
 #[path = "it/late.rs"]
 mod late;
+#[path = "it/listeners.rs"]
+mod listeners;
 #[path = "it/live.rs"]
 mod live;
 #[path = "it/mixture.rs"]

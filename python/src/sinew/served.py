@@ -14,6 +14,8 @@ The target is a class, a built-in environment, a recipe, or the address of a ser
 from __future__ import annotations
 
 import json
+import os
+import secrets
 import subprocess
 import urllib.parse
 import uuid
@@ -27,6 +29,9 @@ from .errors import SinewError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+#: Variable with the key of a server that is started here.
+_KEY = "SINEW_SERVED_KEY"
 
 
 @dataclass(frozen=True)
@@ -60,9 +65,12 @@ class Served:
         self._process: subprocess.Popen[str] | None = None
         url = target
         if not target.startswith(("http://", "https://")):
-            url = self._start(target, options, python, seed, arguments)
+            token = token or secrets.token_hex(24)
+            url = self._start(target, options, python, seed, arguments, token)
         self._http = Http(url, token, timeout_s, 5)
         self.url = url
+        #: The key that the server wants.
+        self.token: str | None = token
         try:
             #: What the server declares.
             self.about: dict[str, Any] = self._http.json("GET", "/sinew", repeatable=True)
@@ -77,11 +85,15 @@ class Served:
         python: str | None,
         seed: int,
         arguments: Sequence[str],
+        token: str,
     ) -> str:
         words = [_program.find(), "env", "serve", target, "--listen", "127.0.0.1:0", "--seed", str(seed)]
         words += ["--options", json.dumps(options)] if options else []
         words += ["--python", python] if python else []
-        self._process = subprocess.Popen([*words, *arguments], stdout=subprocess.PIPE, text=True)
+        # An argument would show the key to every user of the machine.
+        words += ["--key-env", _KEY]
+        variables = {**os.environ, _KEY: token}
+        self._process = subprocess.Popen([*words, *arguments], stdout=subprocess.PIPE, text=True, env=variables)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if "listens on " not in line:

@@ -51,9 +51,10 @@ class SinewState(vf.State):
 
 
 class SinewData(vf.TaskData):
-    """A task, and where its episodes are."""
+    """A task, where its episodes are, and the key of that server, which ends with this process."""
 
     url: str = ""
+    token: str | None = None
     row: dict[str, Any] = {}
 
 
@@ -67,7 +68,7 @@ class SinewTools(vf.Toolset[SinewToolsConfig, SinewState]):
     TOOL_PREFIX = None
 
     async def setup_task(self, task: SinewData) -> None:
-        self.episode = Served(task.url).episode(task.row)
+        self.episode = Served(task.url, token=task.token).episode(task.row)
 
     def register(self, mcp: Any) -> None:
         for tool in self.episode.tools:
@@ -119,7 +120,7 @@ class SinewTask(vf.Task[SinewData, SinewState, SinewTaskConfig]):
     @vf.reward
     async def environment(self, trace: vf.Trace[Any, Any, Any]) -> float:
         """The environment's score, after the last reply as a turn of text."""
-        worlds = Served(self.data.url)
+        worlds = Served(self.data.url, token=self.data.token)
         # An episode of that name is open, if a tool was called; else it begins here.
         name = trace.state.episode or None
         with worlds, worlds.episode(self.data.row, name) as episode:
@@ -169,6 +170,7 @@ class SinewTaskset(vf.Taskset[SinewTask, SinewConfig]):
                 prompt="\n\n".join(prompt),
                 system_prompt="\n\n".join(system) or None,
                 url=worlds.url,
+                token=worlds.token,
                 row=row,
             )
             yield SinewTask(data, config.task)

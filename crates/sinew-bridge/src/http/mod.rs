@@ -37,4 +37,4 @@ pub use self::client::HttpEnvFactory;
 pub use conformance::{CaseOutcome, ConformanceOptions, ConformanceRow, conformance};
 pub use keys::Http;
 pub use kind::HTTP_KIND;
-pub use serve::{EnvServer, ServeOptions, has_key, serve_env};
+pub use serve::{EnvServer, NO_JSON, NO_KEY, ServeKey, ServeOptions, serve_env};

@@ -11,14 +11,18 @@ use super::protocol::{
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sinew_env::{Action, Env, EnvError, EnvFactory, Split, Taskset};
-use sinew_types::{Outcome, Task, ToolCall, ToolSpec};
+use sinew_http::server::{self, ConnectionLimits, Guard, Key, is_json};
+use sinew_types::{Outcome, Task, ToolCall, ToolSpec, is_reward};
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,6 +34,12 @@ use tokio::sync::Semaphore;
 const ANSWERS: usize = 16;
 /// Requests at once, in addition to two for each place.
 const SPARE_REQUESTS: usize = 64;
+/// Time for calls that run when the server stops.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(10);
+/// Why a request without the key is refused.
+pub const NO_KEY: &str = "the key is missing or wrong: send `Authorization: Bearer KEY`";
+/// Why a body of another type is refused.
+pub const NO_JSON: &str = "the body must be JSON: send `Content-Type: application/json`";
 
 /// What a server declares, and its key.
 #[derive(Clone)]
@@ -40,8 +50,8 @@ pub struct ServeOptions {
     pub max_episodes: usize,
     /// Time after which an episode without a request is freed, 1 s to 24 hours.
     pub lease: Duration,
-    /// Key that every request must have. `None`: anyone who reaches the address may ask.
-    pub key: Option<String>,
+    /// Key that every request must have.
+    pub key: String,
     /// A task to try the server with.
     pub example: Option<Task>,
     /// Tasks that clients can ask for. `None`: they bring their own.
@@ -71,8 +81,7 @@ struct Shared {
     tasks: Option<Arc<dyn Taskset>>,
     /// The answer to `GET /sinew`.
     described: Described,
-    /// Hash of the key.
-    key: Option<blake3::Hash>,
+    key: ServeKey,
     /// By id. Never more than `described.max_episodes`.
     episodes: Mutex<HashMap<String, Arc<Episode>>>,
     /// One permit for each request at once.
@@ -169,7 +178,7 @@ impl EnvServer {
                 factory,
                 tasks: options.tasks,
                 described,
-                key: options.key.map(|k| blake3::hash(k.as_bytes())),
+                key: ServeKey::new(&options.key),
                 episodes: Mutex::default(),
                 requests: Arc::new(Semaphore::new(requests)),
             }),
@@ -213,14 +222,11 @@ impl EnvServer {
 }
 
 /// Serves until `shutdown` is ready, then closes all episodes.
-///
-/// # Errors
-/// If the listener fails.
 pub async fn serve_env(
     listener: TcpListener,
     server: EnvServer,
     shutdown: impl Future<Output = ()> + Send + 'static,
-) -> std::io::Result<()> {
+) {
     let sweeper = server.clone();
     let each = Duration::from_secs_f64(server.shared.described.lease_s / 4.0);
     let sweeping = tokio::spawn(async move {
@@ -229,12 +235,12 @@ pub async fn serve_env(
             sweeper.sweep(false).await;
         }
     });
-    let served = axum::serve(listener, server.router())
-        .with_graceful_shutdown(shutdown)
-        .await;
+    let requests = 2 * server.shared.described.max_episodes + SPARE_REQUESTS;
+    let guard = server.shared.key.guard(requests);
+    let open = server::serve(listener, server.router(), guard, shutdown).await;
+    open.close(SHUTDOWN_GRACE).await;
     sweeping.abort();
     server.sweep(true).await;
-    served
 }
 
 impl Episode {
@@ -252,13 +258,11 @@ impl Episode {
 
 /// Checks the key, and that there is room for one more request.
 async fn admit(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
-    if let Some(key) = &shared.key
-        && !has_key(request.headers(), key)
-    {
-        return refused(
-            StatusCode::UNAUTHORIZED,
-            "the key is missing or wrong: send `Authorization: Bearer KEY`",
-        );
+    if !shared.key.is_in(request.headers()) {
+        return refused(StatusCode::UNAUTHORIZED, NO_KEY);
+    }
+    if !is_json(request.headers()) {
+        return refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, NO_JSON);
     }
     let Ok(_room) = Arc::clone(&shared.requests).try_acquire_owned() else {
         return busy("too many requests at once");
@@ -266,11 +270,45 @@ async fn admit(State(shared): State<Arc<Shared>>, request: Request, next: Next) 
     next.run(request).await
 }
 
-/// Compares hashes, which takes the same time for every wrong key.
-pub fn has_key(headers: &HeaderMap, key: &blake3::Hash) -> bool {
-    let sent = headers.get(header::AUTHORIZATION);
-    let sent = sent.and_then(|v| v.as_bytes().strip_prefix(b"Bearer "));
-    sent.is_some_and(|sent| blake3::hash(sent) == *key)
+/// The key of a server of environments, as its hash.
+#[derive(Clone, Copy, Debug)]
+pub struct ServeKey(blake3::Hash);
+
+impl ServeKey {
+    /// The key of this text.
+    pub fn new(key: &str) -> Self {
+        Self(blake3::hash(key.as_bytes()))
+    }
+
+    /// Whether a request has the key: as `Bearer KEY`, or as the password of `Basic`, which clients take
+    /// from an address `http://NAME:KEY@HOST`. Comparing hashes takes the same time for every wrong key.
+    pub fn is_in(&self, headers: &HeaderMap) -> bool {
+        let sent = headers.get(header::AUTHORIZATION).map(|v| v.as_bytes());
+        let is = |key: &[u8]| blake3::hash(key) == self.0;
+        let basic = |sent: &[u8]| {
+            let decoded = STANDARD.decode(sent.strip_prefix(b"Basic ")?).ok()?;
+            let colon = decoded.iter().position(|b| *b == b':')?;
+            Some(is(&decoded[colon + 1..]))
+        };
+        sent.is_some_and(|sent| {
+            sent.strip_prefix(b"Bearer ").is_some_and(is) || basic(sent) == Some(true)
+        })
+    }
+
+    /// Who may connect to a server with this key: so many clients with it, and no web page of another site.
+    pub fn guard(self, clients: usize) -> Guard {
+        let limits = ConnectionLimits {
+            with_key: clients,
+            ..ConnectionLimits::default()
+        };
+        let key = move |parts: &Parts| self.is_in(&parts.headers).then_some(Key::Operator);
+        Guard::new(limits, key).without_pages().refusing(full)
+    }
+}
+
+/// The answer above the number of connections.
+fn full(limit: usize) -> Response {
+    busy(&format!("{limit} connections are open, which is the limit"))
 }
 
 /// An answer that asks for a repeat in a second.
@@ -537,10 +575,10 @@ async fn score(State(shared): State<Arc<Shared>>, Path(id): Path<String>, body: 
 
 /// A score as the protocol has it: the reward, whether the task is solved, and the metrics.
 fn scored(outcome: Outcome) -> Scored {
-    let finite = outcome.metrics.into_iter().filter(|(_, v)| v.is_finite());
+    let finite = outcome.metrics.into_iter().filter(|(_, v)| is_reward(*v));
     let mut rewards: std::collections::BTreeMap<_, _> =
         finite.map(|(name, value)| (name, Some(value))).collect();
-    let status = match outcome.unscored || !outcome.reward.is_finite() {
+    let status = match outcome.unscored || !is_reward(outcome.reward) {
         true => Status::Unscored,
         false => Status::Scored,
     };

@@ -48,8 +48,8 @@ class E(Env):
         return {"reward": self.cart == task.want, "items": len(self.cart)}
 "#;
 
-/// Our server of a class, and its address. It ends with the runtime of the test.
-async fn served(max_episodes: usize, key: Option<&str>) -> (String, EnvServer, TempDir) {
+/// Our server of a class, and its address with the key. It ends with the runtime of the test.
+async fn served(max_episodes: usize) -> (String, EnvServer, TempDir) {
     let (workers, dir) = tokio::task::spawn_blocking(|| {
         let target = (sinew_bridge::TargetKind::Env, "E");
         crate::support::workers(SHOP, target, Sizes::default()).unwrap()
@@ -61,13 +61,13 @@ async fn served(max_episodes: usize, key: Option<&str>) -> (String, EnvServer, T
         tools: factory.specs().to_vec(),
         max_episodes,
         lease: Duration::from_secs(1),
-        key: key.map(str::to_owned),
+        key: "secret".into(),
         example: Some(task(json!({"want": ["tea"]}))),
         tasks: None,
     };
     let server = EnvServer::new(Arc::new(factory), options).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
+    let url = format!("http://env:secret@{}", listener.local_addr().unwrap());
     tokio::spawn(serve_env(listener, server.clone(), std::future::pending()));
     (url, server, dir)
 }
@@ -79,7 +79,7 @@ async fn connect(keys: Http) -> Result<HttpEnvFactory, String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_class_behind_http_is_the_class() {
-    let (url, _server, _dir) = served(4, None).await;
+    let (url, _server, _dir) = served(4).await;
     let factory = connect(Http::new(&url)).await.unwrap();
     assert_eq!(factory.name(), "http:user.py:E");
     let mut env = factory
@@ -135,7 +135,7 @@ async fn a_class_behind_http_is_the_class() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn errors_are_typed_and_no_score_is_never_0() {
-    let (url, server, _dir) = served(1, None).await;
+    let (url, server, _dir) = served(1).await;
     let factory = connect(Http::new(&url)).await.unwrap();
     let mut env = factory.create(&task(json!({"broken": true}))).unwrap();
     let error = env.reset().await.unwrap_err();
@@ -171,7 +171,7 @@ async fn errors_are_typed_and_no_score_is_never_0() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn places_are_obeyed_and_leases_are_renewed() {
-    let (url, server, _dir) = served(2, None).await;
+    let (url, server, _dir) = served(2).await;
     let keys = Http {
         wait_s: 0.3,
         ..Http::new(&url)
@@ -203,7 +203,8 @@ async fn places_are_obeyed_and_leases_are_renewed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn our_server_keeps_the_protocol() {
-    let (url, server, _dir) = served(3, Some("secret")).await;
+    let (url, server, _dir) = served(3).await;
+    let url = url.replace("env:secret@", "");
     let options = ConformanceOptions {
         url: url.clone(),
         key: Some("secret".into()),
@@ -219,6 +220,47 @@ async fn our_server_keeps_the_protocol() {
     assert_eq!(server.sweep(true).await, 0, "all episodes were ended");
     let error = connect(Http::new(&url)).await.unwrap_err();
     assert!(error.contains("401"), "{error}");
+}
+
+/// The first line of the answer to a request with the key.
+async fn asked(url: &str, request: &str) -> String {
+    let address = url.rsplit('@').next().unwrap();
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    let answer = String::from_utf8_lossy(&answer);
+    answer.lines().next().unwrap().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn web_pages_of_other_sites_reach_nothing() {
+    let (url, server, _dir) = served(3).await;
+    let at = url.rsplit('@').next().unwrap().to_owned();
+    let body = json!({"episode": "e", "task": task(json!({"want": []}))}).to_string();
+    let post = |host: &str, kind: &str, more: &str| {
+        let length = body.len();
+        format!(
+            "POST /episodes HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer secret\r\n{more}connection: \
+             close\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n{body}"
+        )
+    };
+    for (request, status) in [
+        (post("evil.example", "application/json", ""), "403"),
+        (
+            post(&at, "application/json", "origin: http://evil.example\r\n"),
+            "403",
+        ),
+        (post(&at, "text/plain", ""), "415"),
+    ] {
+        let answer = asked(&url, &request).await;
+        assert!(answer.contains(status), "{answer}: {request}");
+    }
+    assert_eq!(server.sweep(true).await, 0, "no episode was opened");
+    let own = format!("origin: http://{at}\r\n");
+    let answer = asked(&url, &post(&at, "application/json; charset=utf-8", &own)).await;
+    assert!(answer.contains("200"), "{answer}");
+    assert_eq!(server.sweep(true).await, 1);
 }
 
 /// A server that answers `GET /sinew` well, and everything else with `rest`, which may be no HTTP at all.

@@ -4,7 +4,8 @@
 //! Answers are single JSON objects: the server has nothing to say on its own, so that it offers no stream.
 
 use super::mcp::{McpSession, fault};
-use super::play::{Offer, Pick, Play};
+use super::play::{Offer, Pick, Play, Worlds};
+use super::{SHUTDOWN_GRACE, clients};
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Path, State};
@@ -12,8 +13,9 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use serde_json::{Value, json};
-use sinew_bridge::remote::{MAX_BODY, has_key};
+use sinew_bridge::remote::{MAX_BODY, NO_JSON, NO_KEY, ServeKey};
 use sinew_env::Split;
+use sinew_http::server::{self, is_json};
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::atomic::AtomicU64;
@@ -51,8 +53,8 @@ impl std::fmt::Debug for McpServing {
 struct Shared {
     /// What is served, and its limits.
     offer: Offer,
-    /// Hash of the key that clients must send. `None`: anyone may ask.
-    key: Option<blake3::Hash>,
+    /// The key that clients must send.
+    key: ServeKey,
     /// Number of the next training task of all sessions.
     next: Arc<AtomicU64>,
     /// Never more than `offer.sessions`.
@@ -69,7 +71,7 @@ impl McpServing {
     pub fn new(offer: Offer) -> Self {
         Self {
             shared: Arc::new(Shared {
-                key: offer.key.as_ref().map(|k| blake3::hash(k.as_bytes())),
+                key: ServeKey::new(&offer.key),
                 next: Arc::default(),
                 sessions: Mutex::default(),
                 offer,
@@ -105,14 +107,11 @@ impl McpServing {
 }
 
 /// Serves until `shutdown` is ready, then ends all sessions.
-///
-/// # Errors
-/// If the listener fails.
 pub async fn serve_mcp(
     listener: TcpListener,
     server: McpServing,
     shutdown: impl Future<Output = ()> + Send + 'static,
-) -> std::io::Result<()> {
+) {
     let sweeper = server.clone();
     let sweeping = tokio::spawn(async move {
         loop {
@@ -120,12 +119,11 @@ pub async fn serve_mcp(
             sweeper.sweep(false).await;
         }
     });
-    let served = axum::serve(listener, server.router())
-        .with_graceful_shutdown(shutdown)
-        .await;
+    let guard = server.shared.key.guard(clients(&server.shared.offer));
+    let open = server::serve(listener, server.router(), guard, shutdown).await;
+    open.close(SHUTDOWN_GRACE).await;
     sweeping.abort();
     server.sweep(true).await;
-    served
 }
 
 /// One session over lines of JSON, such as standard input and output.
@@ -141,9 +139,9 @@ impl std::fmt::Debug for McpLines {
 }
 
 impl McpLines {
-    /// A session of an offer.
-    pub fn new(offer: Offer) -> Self {
-        let play = Play::new(offer.worlds, Arc::default());
+    /// A session with the next training tasks.
+    pub fn new(worlds: Worlds) -> Self {
+        let play = Play::new(worlds, Arc::default());
         Self {
             session: McpSession::new(play, Pick::Next),
         }
@@ -211,17 +209,14 @@ fn find(shared: &Shared, headers: &HeaderMap) -> Result<Arc<Kept>, Box<Response>
     })
 }
 
-/// True if the request has the key, or none is needed.
-fn admitted(shared: &Shared, headers: &HeaderMap) -> bool {
-    shared.key.as_ref().is_none_or(|key| has_key(headers, key))
-}
-
 /// Answers one message: `initialize` opens a session, all others need one.
 /// A notification is answered with 202 and no body.
 async fn on(shared: &Arc<Shared>, pick: Pick, headers: &HeaderMap, body: &Bytes) -> Response {
-    if !admitted(shared, headers) {
-        let why = "the key is missing or wrong: send `Authorization: Bearer KEY`";
-        return refused(StatusCode::UNAUTHORIZED, -32600, why);
+    if !shared.key.is_in(headers) {
+        return refused(StatusCode::UNAUTHORIZED, -32600, NO_KEY);
+    }
+    if !is_json(headers) {
+        return refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, -32600, NO_JSON);
     }
     let message: Value = match serde_json::from_slice(body) {
         Ok(message) => message,
@@ -283,7 +278,7 @@ fn open(shared: &Shared, pick: Pick) -> Result<(Arc<Kept>, String), Box<Response
 
 /// `DELETE /mcp`.
 async fn end(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
-    if !admitted(&shared, &headers) {
+    if !shared.key.is_in(&headers) {
         return StatusCode::UNAUTHORIZED.into_response();
     }
     let id = headers.get(SESSION).and_then(|v| v.to_str().ok());

@@ -21,3 +21,15 @@ mod play;
 pub use mcp_http::{McpLines, McpServing, serve_mcp};
 pub use openenv::serve_openenv;
 pub use play::{Offer, Worlds};
+
+use std::time::Duration;
+
+/// Connections in addition to two for each session.
+const SPARE: usize = 64;
+/// Time for requests that run when a server stops.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(10);
+
+/// Connections of clients with the key.
+fn clients(offer: &Offer) -> usize {
+    2 * offer.sessions + SPARE
+}

@@ -5,15 +5,17 @@
 //! they say so.
 
 use super::play::{Acted, Begun, Offer, Pick, Play, PlayError, whole_text};
-use axum::Router;
+use super::{SHUTDOWN_GRACE, clients};
 use axum::extract::State;
 use axum::extract::ws::{Message as Frame, WebSocket, WebSocketUpgrade};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use serde_json::{Value, json};
-use sinew_bridge::remote::{MAX_BODY, has_key};
+use sinew_bridge::remote::{MAX_BODY, NO_KEY, ServeKey};
 use sinew_env::Split;
+use sinew_http::server::{self, Place};
 use sinew_types::ToolSpec;
 use std::future::Future;
 use std::sync::Arc;
@@ -29,8 +31,8 @@ const FIRST_MESSAGE: Duration = Duration::from_secs(10);
 struct Shared {
     /// What is served, and its limits.
     offer: Offer,
-    /// Hash of the key that clients must send. `None`: anyone may ask.
-    key: Option<blake3::Hash>,
+    /// The key that clients must send.
+    key: ServeKey,
     /// One permit for each session.
     places: Arc<Semaphore>,
     /// Number of the next training task.
@@ -38,16 +40,15 @@ struct Shared {
 }
 
 /// Serves until `shutdown` is ready.
-///
-/// # Errors
-/// If the listener fails.
 pub async fn serve_openenv(
     listener: TcpListener,
     offer: Offer,
     shutdown: impl Future<Output = ()> + Send + 'static,
-) -> std::io::Result<()> {
+) {
+    let key = ServeKey::new(&offer.key);
+    let guard = key.guard(clients(&offer));
     let shared = Arc::new(Shared {
-        key: offer.key.as_ref().map(|k| blake3::hash(k.as_bytes())),
+        key,
         places: Arc::new(Semaphore::new(offer.sessions)),
         next: Arc::default(),
         offer,
@@ -64,9 +65,8 @@ pub async fn serve_openenv(
         .route("/step", post(no_session))
         .route("/state", get(no_session))
         .with_state(shared);
-    axum::serve(listener, router)
-        .with_graceful_shutdown(shutdown)
-        .await
+    let open = server::serve(listener, router, guard, shutdown).await;
+    open.close(SHUTDOWN_GRACE).await;
 }
 
 /// `GET /metadata`.
@@ -113,17 +113,18 @@ async fn no_session() -> Response {
 /// `GET /ws`.
 async fn upgrade(
     State(shared): State<Arc<Shared>>,
+    Extension(place): Extension<Place>,
     headers: HeaderMap,
     socket: WebSocketUpgrade,
 ) -> Response {
-    if let Some(key) = &shared.key
-        && !has_key(&headers, key)
-    {
-        let why = "the key is missing or wrong: send `Authorization: Bearer KEY`";
-        return (StatusCode::UNAUTHORIZED, why).into_response();
+    if !shared.key.is_in(&headers) {
+        return (StatusCode::UNAUTHORIZED, NO_KEY).into_response();
     }
     let socket = socket.max_message_size(MAX_BODY).max_frame_size(MAX_BODY);
-    socket.on_upgrade(move |socket| session(socket, shared))
+    socket.on_upgrade(async move |socket| {
+        session(socket, shared).await;
+        drop(place);
+    })
 }
 
 /// One session, until the client closes it or is silent for the length of a lease.

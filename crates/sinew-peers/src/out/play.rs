@@ -37,8 +37,8 @@ pub struct Offer {
     pub sessions: usize,
     /// Time after which a session without a message ends.
     pub lease: Duration,
-    /// Key that clients must send. `None`: anyone who reaches the address may ask.
-    pub key: Option<String>,
+    /// Key that clients must send.
+    pub key: String,
 }
 
 /// A choice of a task.

@@ -1,14 +1,22 @@
 //! The one address that a sandboxed program can reach: a listener inside its network namespace,
 //! whose connections are forwarded to a listener of this process.
 
+use sinew_http::server::at_most_part_of_files;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, JoinSet};
 
 /// Maximum number of connections of one sandbox at the same time; more wait.
-const MAX_CONNECTIONS: usize = 1024;
+const MAX_CONNECTIONS: usize = 256;
+/// One sandbox has at most this part of the files of the process as connections, each of which takes three:
+/// two here, one in the model server.
+const PART_OF_FILES: usize = 64;
+
+/// Pause after a connection that could not be accepted.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Forwards connections until it is dropped; open ones end then, too.
 #[derive(Debug)]
@@ -35,14 +43,17 @@ impl Drop for PortForward {
 /// Connects each accepted connection to `to`. One that cannot be connected is closed, which the program
 /// sees as a server that hangs up.
 async fn forward(listener: TcpListener, to: SocketAddr) {
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let most = at_most_part_of_files(MAX_CONNECTIONS, PART_OF_FILES);
+    let slots = Arc::new(Semaphore::new(most));
     let mut connections = JoinSet::new();
     loop {
         let Ok(permit) = Arc::clone(&slots).acquire_owned().await else {
             return;
         };
         let Ok((mut inner, _)) = listener.accept().await else {
-            return;
+            // Out of files for a moment, or the program was faster.
+            tokio::time::sleep(PAUSE).await;
+            continue;
         };
         connections.spawn(async move {
             let _permit = permit;

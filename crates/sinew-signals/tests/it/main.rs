@@ -373,7 +373,7 @@ fn prometheus_gets_the_newest_values_and_a_person_is_called_once() {
     let mut stream = TcpStream::connect(signals.address().unwrap()).unwrap();
     write!(
         stream,
-        "GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        "GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
     )
     .unwrap();
     let mut text = String::new();

@@ -1,9 +1,9 @@
 //! Whether what a run needs from outside takes connections: servers that generate, a pool of
 //! trajectories. Nothing is sent: a server that is still loading its model counts as there.
 
-use sinew_recipe::{DataSection, RunPlan};
+use sinew_recipe::{DataSection, EngineType, RunPlan};
 use sinew_wire::Failure;
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 /// Time that one address has to take a connection.
@@ -15,10 +15,39 @@ pub(super) fn engine(recipe: &RunPlan) -> Result<String, Failure> {
     for url in recipe.engine.urls() {
         reach("engine.url", url, &format!("start the {kind} server there"))?;
     }
-    Ok(format!(
+    let text = format!(
         "{kind}: takes connections at {}",
         recipe.engine.urls().join(", ")
-    ))
+    );
+    let guarded = !matches!(kind, EngineType::Vllm | EngineType::Sglang);
+    let open = recipe.engine.urls().iter().find_map(|url| public(url));
+    Ok(match open.filter(|_| !guarded) {
+        Some(at) => format!(
+            "{text}\n      warning: {at} is on a public network, and the routes of {kind} for weights and pauses answer \
+             whoever reaches them, with or without a key: start it with --host on a private network"
+        ),
+        None => text,
+    })
+}
+
+/// The first address of a URL that is neither this machine's nor of a private network.
+fn public(url: &str) -> Option<IpAddr> {
+    let found = authority(url).to_socket_addrs().ok()?;
+    found
+        .map(|at| at.ip())
+        .find(|ip| !is_private(ip.to_canonical()))
+}
+
+/// Whether only this machine or a private network reaches an address.
+fn is_private(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => {
+            let [first, second, ..] = v4.octets();
+            let shared = first == 100 && (64..128).contains(&second);
+            v4.is_loopback() || v4.is_private() || v4.is_link_local() || shared
+        }
+        IpAddr::V6(v6) => v6.is_loopback() || v6.is_unique_local() || v6.is_unicast_link_local(),
+    }
 }
 
 /// The servers of the recipe's rewards, and of those of each environment of a mixture.
@@ -103,6 +132,27 @@ mod tests {
             ("http://user:word@a", "a:80"),
         ] {
             assert_eq!(authority(url), expected, "{url}");
+        }
+    }
+
+    #[test]
+    fn public_addresses_are_told_apart() {
+        for url in [
+            "http://127.0.0.1:80",
+            "http://10.1.2.3",
+            "http://[::1]",
+            "http://[fd00::1]:8",
+            "http://100.64.1.1",
+        ] {
+            assert_eq!(public(url), None, "{url}");
+        }
+        for url in [
+            "http://8.8.8.8",
+            "http://[2600::1]:80/v1",
+            "http://[::ffff:8.8.8.8]",
+            "http://100.128.0.1",
+        ] {
+            assert!(public(url).is_some(), "{url}");
         }
     }
 

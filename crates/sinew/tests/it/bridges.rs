@@ -391,11 +391,10 @@ impl Served {
             protocol,
         ]);
         let mut child = command.args(more).spawn().unwrap();
-        let mut line = String::new();
-        let mut lines = BufReader::new(child.stdout.take().unwrap());
-        lines.read_line(&mut line).unwrap();
-        let url = line.trim().rsplit(' ').next().unwrap().to_owned();
-        assert!(url.starts_with("http://"), "{line}");
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let lines: Vec<_> = lines.take(3).map(Result::unwrap).collect();
+        let url = lines[2].strip_prefix("with the key: ").unwrap().to_owned();
+        assert!(url.starts_with("http://env:"), "{lines:?}");
         Self { child, url }
     }
 
