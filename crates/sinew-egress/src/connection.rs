@@ -11,7 +11,7 @@ use crate::policy::Policy;
 use crate::quota::{Meter, Quota};
 use crate::record::{FolderQuota, Recordings};
 use crate::request::Target;
-use crate::upstream::Resolve;
+use crate::upstream::{Names, Resolve};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -54,8 +54,8 @@ pub(crate) struct Inner {
     pub(crate) started: Instant,
     /// Free connections.
     pub(crate) slots: Arc<Semaphore>,
-    /// Free look-ups.
-    pub(crate) lookups: Arc<Semaphore>,
+    /// Look-ups of the session.
+    pub(crate) names: Names,
     /// Bytes that bodies of requests may still hold.
     pub(crate) held_up: Arc<Semaphore>,
     /// Bytes that whole responses may still hold.

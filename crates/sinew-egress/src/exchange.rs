@@ -426,7 +426,8 @@ async fn send(
     *request.uri_mut() = uri;
     *request.headers_mut() = headers;
     let exchange = async {
-        let (stream, address) = upstream::open(session, rule, &target).await?;
+        let (stream, address) =
+            upstream::open(&session.names, &session.shared.upstream_tls, rule, &target).await?;
         let mut builder = hyper::client::conn::http1::Builder::new();
         builder
             .max_headers(MAX_HEADERS)

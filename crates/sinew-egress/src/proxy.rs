@@ -8,7 +8,7 @@ use crate::exchange::serve_stream;
 use crate::policy::Policy;
 use crate::quota::{Meter, Used};
 use crate::record::{FolderQuota, Recordings};
-use crate::upstream::Resolve;
+use crate::upstream::{Names, Resolve};
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -143,7 +143,10 @@ impl Proxy {
                 recordings,
                 started: Instant::now(),
                 slots: Arc::new(Semaphore::new(quota.connections as usize)),
-                lookups: Arc::new(Semaphore::new(quota.lookups as usize)),
+                names: Names {
+                    resolver: Arc::clone(&self.shared.resolver),
+                    places: Arc::new(Semaphore::new(quota.lookups as usize)),
+                },
                 held_up: Arc::new(Semaphore::new(quota.held_bytes as usize)),
                 held_down: Arc::new(Semaphore::new(quota.held_bytes as usize)),
             }),

@@ -194,7 +194,7 @@ async fn pass(
 ) -> Result<(), Problem> {
     let session = &connection.session;
     let hello = judge_hello(&mut client, host).await?;
-    let (mut server, address) = upstream::connect(session, rule, host, port).await?;
+    let (mut server, address) = upstream::connect(&session.names, rule, host, port).await?;
     entry.allowed("allowed");
     entry.line.address = Some(address.to_string());
     session.meter.up(hello.len())?;

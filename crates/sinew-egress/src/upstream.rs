@@ -1,7 +1,6 @@
 //! Connections to servers: resolve, check, and connect to exactly the checked addresses.
 
 use crate::body::{Problem, failed, failed_with};
-use crate::connection::Inner;
 use crate::host::Host;
 use crate::policy::Rule;
 use crate::policy::Scheme;
@@ -12,8 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::{ClientConfig, pki_types::ServerName};
 
 /// Maximum number of addresses that are tried per name.
 const MAX_ADDRESSES: usize = 16;
@@ -49,25 +49,36 @@ impl Resolve for SystemResolver {
 pub(crate) trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
 
-/// Looks a name up. A look-up of the system cannot be stopped and holds a thread: it counts against the
-/// sandbox until it ends, also if nobody waits for it any more.
-async fn look_up(session: &Inner, name: &str) -> Result<Vec<IpAddr>, Problem> {
-    let place = Arc::clone(&session.lookups).acquire_owned().await;
-    let place = place.map_err(failed)?;
-    let (resolver, name) = (Arc::clone(&session.shared.resolver), name.to_owned());
-    let found = tokio::spawn(async move {
-        let found = resolver.resolve(&name).await;
-        drop(place);
-        found.map_err(|e| failed(format!("resolve {name}: {e}")))
-    });
-    found.await.map_err(failed)?
+/// Look-ups of one sandbox.
+#[derive(Debug)]
+pub(crate) struct Names {
+    /// Resolver of host names.
+    pub(crate) resolver: Arc<dyn Resolve>,
+    /// Free look-ups.
+    pub(crate) places: Arc<Semaphore>,
+}
+
+impl Names {
+    /// Looks a name up. A look-up of the system cannot be stopped and holds a thread: it counts against the
+    /// sandbox until it ends, also if nobody waits for it any more.
+    async fn look_up(&self, name: &str) -> Result<Vec<IpAddr>, Problem> {
+        let place = Arc::clone(&self.places).acquire_owned().await;
+        let place = place.map_err(failed)?;
+        let (resolver, name) = (Arc::clone(&self.resolver), name.to_owned());
+        let found = tokio::spawn(async move {
+            let found = resolver.resolve(&name).await;
+            drop(place);
+            found.map_err(|e| failed(format!("resolve {name}: {e}")))
+        });
+        found.await.map_err(failed)?
+    }
 }
 
 /// Resolves a host and checks its addresses. One forbidden address refuses the host.
-async fn addresses(session: &Inner, rule: &Rule, host: &Host) -> Result<Vec<IpAddr>, Problem> {
+async fn addresses(names: &Names, rule: &Rule, host: &Host) -> Result<Vec<IpAddr>, Problem> {
     let mut found = match host {
         Host::Address(address) => vec![*address],
-        Host::Name(name) => look_up(session, name).await?,
+        Host::Name(name) => names.look_up(name).await?,
     };
     if found.is_empty() {
         return Err(failed(format!("resolve {host}: no address")));
@@ -81,14 +92,14 @@ async fn addresses(session: &Inner, rule: &Rule, host: &Host) -> Result<Vec<IpAd
 
 /// Opens a TCP connection to the first checked address that accepts it.
 pub(crate) async fn connect(
-    session: &Inner,
+    names: &Names,
     rule: &Rule,
     host: &Host,
     port: u16,
 ) -> Result<(TcpStream, SocketAddr), Problem> {
     // The address appears only in the log.
     let (mut last, mut at) = (String::new(), String::new());
-    for address in addresses(session, rule, host).await? {
+    for address in addresses(names, rule, host).await? {
         let to = SocketAddr::new(address, port);
         match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(to)).await {
             Ok(Ok(stream)) => {
@@ -106,11 +117,12 @@ pub(crate) async fn connect(
 
 /// Opens a connection for requests to `target`, with TLS for `https`.
 pub(crate) async fn open(
-    session: &Inner,
+    names: &Names,
+    tls: &Arc<ClientConfig>,
     rule: &Rule,
     target: &Target,
 ) -> Result<(Box<dyn Io>, SocketAddr), Problem> {
-    let (stream, address) = connect(session, rule, &target.host, target.port).await?;
+    let (stream, address) = connect(names, rule, &target.host, target.port).await?;
     if target.scheme == Scheme::Http {
         return Ok((Box::new(stream), address));
     }
@@ -120,7 +132,7 @@ pub(crate) async fn open(
         }
         Host::Address(address) => ServerName::from(*address),
     };
-    let connector = TlsConnector::from(Arc::clone(&session.shared.upstream_tls));
+    let connector = TlsConnector::from(Arc::clone(tls));
     let stream = connector.connect(name, stream).await;
     let stream = stream.map_err(|e| failed(format!("TLS to {}: {e}", target.host)))?;
     Ok((Box::new(stream), address))

@@ -118,8 +118,11 @@ fn read_folder(path: &Path, rows: &mut Rows) -> Result<(), TasksError> {
     files.iter().try_for_each(|file| read_file(file, rows))
 }
 
-/// Reads a file of a folder of tasks. A link of somebody's tasks that leads out of their folder would show the
-/// model, and whoever sees its prompts, a file of the user.
+/// Reads a file of a folder of tasks. A link of somebody's tasks that leads out of their folder would show a
+/// file of the user to the model, and to whoever sees its prompts.
+///
+/// # Errors
+/// If it cannot be read, or lies elsewhere.
 fn read_inside(root: &Path, file: &Path) -> Result<String, TasksError> {
     let real = |path: &Path| path.canonicalize().map_err(|e| read_error(path, e));
     if !real(file)?.starts_with(real(root)?) {

@@ -34,6 +34,15 @@ if TYPE_CHECKING:
 _KEY = "SINEW_SERVED_KEY"
 
 
+def _without_key(url: str, token: str | None) -> tuple[str, str | None]:
+    """An address as `sinew env serve` prints it, `http://env:KEY@HOST`, and a token: the address without the key, and the key."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.password is None:
+        return url, token
+    plain = parts._replace(netloc=parts.netloc.rpartition("@")[2])
+    return plain.geturl(), token or urllib.parse.unquote(parts.password)
+
+
 @dataclass(frozen=True)
 class Answer:
     """What came back for an action."""
@@ -67,6 +76,7 @@ class Served:
         if not target.startswith(("http://", "https://")):
             token = token or secrets.token_hex(24)
             url = self._start(target, options, python, seed, arguments, token)
+        url, token = _without_key(url, token)
         self._http = Http(url, token, timeout_s, 5)
         self.url = url
         #: The key that the server wants.
