@@ -175,10 +175,12 @@ pub fn init(folder: &Path, start: Start, model: Option<&str>) -> Result<Vec<Stri
         ),
     };
     let mut files = start.files();
+    let name = name(folder);
     let readme = readme(folder, &start.steps(), start.about(), &about);
     files.push(("README.md", &readme));
     let filled = files.iter().map(|(file, text)| {
         let text = text.replace("{model}", &model).replace("{rest}", &rest);
+        let text = text.replace("{name}", &name);
         ((*file).to_owned(), text)
     });
     write_all(folder, &filled.collect::<Vec<_>>())
@@ -221,8 +223,9 @@ pub fn init_from(
     (found, sizes): (&Proposal, &Sizes),
 ) -> Result<Vec<String>, InitError> {
     let recipe = format!(
-        "# A model learns from the rows of {name}: {because}.\n\n{head}{rest}",
-        name = rows.display(),
+        "# A model learns from the rows of {rows}: {because}.\n\nname = \"{name}\"\n{head}{rest}",
+        rows = rows.display(),
+        name = name(folder),
         because = found.because,
         head = head(rows, found, model, &found.reward),
         rest = rest(sizes),
@@ -260,6 +263,27 @@ fn rest(sizes: &Sizes) -> String {
         context = sizes.context_tokens,
         rate = sizes.learning_rate,
     )
+}
+
+/// Name of a project's runs: that of its folder, as far as a recipe's name may have its characters.
+fn name(folder: &Path) -> String {
+    let full = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+    let name = full.file_name().unwrap_or_default().to_string_lossy();
+    let plain = |c: char| {
+        if c.is_ascii_alphanumeric() || "-_.".contains(c) {
+            c
+        } else {
+            '-'
+        }
+    };
+    let name: String = name.chars().map(plain).collect();
+    let name = name.chars().take(100).collect::<String>();
+    let name = name.trim_matches(['.', '-', '_']);
+    if name.is_empty() {
+        "project".into()
+    } else {
+        name.into()
+    }
 }
 
 /// The page of a project: its commands, its files, its model.

@@ -58,7 +58,7 @@ pub enum ProposeError {
     Few { path: String, rows: usize },
     /// No column looks like one that is needed.
     #[error(
-        "{path}: no column looks like {what} (looked for: {looked_for}); columns: {columns}\\n  hint: rename one, or \
+        "{path}: no column looks like {what} (looked for: {looked_for}); columns: {columns}\n  hint: rename one, or \
          start with `sinew init NAME` and write the prompt and the reward yourself"
     )]
     Column {
