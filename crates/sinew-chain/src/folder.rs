@@ -239,8 +239,7 @@ impl ChainDir {
         Ok(())
     }
 
-    /// The keys by which a stage differs from the recipe in its folder; `None`: by none. An earlier version
-    /// hashed fewer keys: defaults of this version stand for them.
+    /// The keys by which a stage differs from the recipe in its folder; `None`: by none.
     fn changed_keys(&self, chain: &ChainPlan, at: usize) -> Option<String> {
         let folder = self.stage(&chain.stages.get(at)?.name);
         let read = |file| std::fs::read_to_string(folder.join(file)).ok();

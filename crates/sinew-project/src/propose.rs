@@ -3,7 +3,7 @@
 //! What is proposed is a start that people read and change: nothing is guessed that the rows do not show, and
 //! rows without an answer to compare with are refused.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use sinew_tasks::Row;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -39,6 +39,8 @@ const ANSWERS: [&str; 13] = [
     "category",
     "class",
 ];
+/// Names of further columns that may show the way to an answer.
+const WAYS: [&str; 5] = ["rationale", "reasoning", "explanation", "cot", "steps"];
 /// Rows that are looked at.
 const LOOKED_AT: usize = 1000;
 /// Maximum distinct answers of a classification, and maximum characters of an answer to repeat exactly.
@@ -56,7 +58,7 @@ pub enum ProposeError {
     Few { path: String, rows: usize },
     /// No column looks like one that is needed.
     #[error(
-        "{path}: no column looks like {what} (looked for: {looked_for}); columns: {columns}\\n  hint: rename one, or \
+        "{path}: no column looks like {what} (looked for: {looked_for}); columns: {columns}\n  hint: rename one, or \
          start with `sinew init NAME` and write the prompt and the reward yourself"
     )]
     Column {
@@ -83,8 +85,30 @@ pub struct Proposal {
     pub because: String,
     /// Rows that there are.
     pub rows: usize,
-    /// Bytes of the longest question among the rows that were looked at, with its options.
-    pub longest: usize,
+    /// Column with the question.
+    pub question: String,
+    /// Column with the answer.
+    pub answer: String,
+    /// Bytes of the longest question, with its options, and of the longest answer, among the rows that were
+    /// looked at.
+    pub longest: (usize, usize),
+}
+
+impl Proposal {
+    /// Name of the reward without its column; that of a function for answers that end with `#### NUMBER`.
+    pub fn reward_kind(&self) -> &str {
+        self.reward.split('(').next().unwrap_or_default()
+    }
+}
+
+/// The texts of a row that hold an answer, or the way to one, by the names of their columns.
+pub fn answers_of(row: &Map<String, Value>) -> impl Iterator<Item = &str> {
+    let holds = |name: &str| {
+        let mut names = ANSWERS.iter().chain(&WAYS);
+        names.any(|known| name.eq_ignore_ascii_case(known))
+    };
+    row.iter()
+        .filter_map(move |(name, value)| value.as_str().filter(|_| holds(name)))
 }
 
 /// Proposes prompt and reward for the rows of a file or folder.
@@ -113,6 +137,10 @@ pub fn propose(path: &Path) -> Result<Proposal, ProposeError> {
     let question = find(&QUESTIONS, "a question", None)?;
     let answer = find(&ANSWERS, "an answer", Some(&question))?;
     let (kind, because) = reward(looked, &answer);
+    let code = match kind {
+        Kind::Named(_) => None,
+        Kind::Code(code) => Some(code.replace("{answer}", &answer)),
+    };
     let length = |r: &Row| {
         let parts = [question.as_str(), "choices", "options"].into_iter();
         parts
@@ -120,18 +148,23 @@ pub fn propose(path: &Path) -> Result<Proposal, ProposeError> {
             .map(|v| text(v).len())
             .sum()
     };
-    let longest = looked.iter().map(length).max().unwrap_or(0);
+    let answered = |r: &Row| answers_of(&r.columns).map(str::len).max().unwrap_or(0);
+    let longest = (
+        looked.iter().map(length).max().unwrap_or(0),
+        looked.iter().map(answered).max().unwrap_or(0),
+    );
     let template = format!("{{{{ {question} }}}}{}", options(looked));
     Ok(Proposal {
         prompt: (template != "{{ prompt }}").then_some(template),
-        code: (kind == MARKED)
-            .then(|| include_str!("../templates/marked.py").replace("{answer}", &answer)),
+        code,
         reward: match kind {
-            MARKED => MARKED.to_owned(),
-            kind => format!("{kind}({answer})"),
+            Kind::Named(name) => format!("{name}({answer})"),
+            Kind::Code(_) => "score.py:score".to_owned(),
         },
         because: format!("`{question}` is asked; {because}"),
         rows: rows.len(),
+        question,
+        answer,
         longest,
     })
 }
@@ -170,11 +203,22 @@ fn options(rows: &[Row]) -> String {
     })
 }
 
-/// The function for answers that end with `#### NUMBER`, after the way to it.
-const MARKED: &str = "score.py:score";
+/// A reward before its column is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// One by name.
+    Named(&'static str),
+    /// A function in Python, which is written to `score.py`.
+    Code(&'static str),
+}
+
+/// The number behind `####`, which ends a worked answer.
+const MARKED: Kind = Kind::Code(include_str!("../templates/marked.py"));
+/// Shared words: nobody repeats a long text to the letter.
+const OVERLAP: Kind = Kind::Code(include_str!("../templates/overlap.py"));
 
 /// The reward for the values of a column, and why.
-fn reward(rows: &[Row], answer: &str) -> (&'static str, String) {
+fn reward(rows: &[Row], answer: &str) -> (Kind, String) {
     let texts: Vec<String> = rows
         .iter()
         .filter_map(|r| r.columns.get(answer))
@@ -183,37 +227,55 @@ fn reward(rows: &[Row], answer: &str) -> (&'static str, String) {
     let all = |holds: fn(&str) -> bool| texts.iter().all(|t| holds(t.trim()));
     let distinct: BTreeSet<&str> = texts.iter().map(|t| t.trim()).collect();
     let long = texts.iter().filter(|t| t.len() > SHORT).count();
-    if all(is_number) {
-        return (
-            "number",
-            format!("`{answer}` is a number, compared with the last one of the output"),
-        );
-    }
-    if all(|t| {
+    let marked = |t: &str| {
         t.rsplit_once("####")
             .is_some_and(|(_, last)| is_number(last.trim()))
-    }) {
-        let because =
-            format!("`{answer}` ends with `#### NUMBER`, compared with the last one of the output");
-        return (MARKED, because);
-    }
-    if all(|t| t.len() == 1 && t.chars().all(|c| c.is_ascii_uppercase())) {
-        return ("choice", format!("`{answer}` is the letter of an option"));
-    }
-    if distinct.len() <= CLASSES {
-        return (
-            "contains",
+    };
+    let (kind, because) = if all(is_number) {
+        (
+            Kind::Named("number"),
+            format!("`{answer}` is a number, compared with the last one of the output"),
+        )
+    } else if all(marked) {
+        (
+            MARKED,
+            format!("`{answer}` ends with `#### NUMBER`, compared with the last one of the output"),
+        )
+    } else if all(|t| t.contains("\\boxed{")) {
+        (
+            Kind::Named("math"),
+            format!(
+                "`{answer}` has its result in `\\boxed{{}}`, compared as mathematics (needs the package math-verify)"
+            ),
+        )
+    } else if all(|t| t.len() == 1 && t.chars().all(|c| c.is_ascii_uppercase())) {
+        (
+            Kind::Named("choice"),
+            format!("`{answer}` is the letter of an option"),
+        )
+    } else if distinct.len() <= CLASSES && long == 0 {
+        (
+            Kind::Named("contains"),
             format!(
                 "`{answer}` is one of {} values, which the output must have",
                 distinct.len()
             ),
-        );
-    }
-    let note = match long * 2 > texts.len() {
-        true => "; it is long, and few models repeat it: a judge or a function may fit better",
-        false => "",
+        )
+    } else if long * 2 > texts.len() {
+        (
+            OVERLAP,
+            format!(
+                "`{answer}` is long, so the words that the output shares with it count; a judge or a function of \
+                 yours may fit better"
+            ),
+        )
+    } else {
+        (
+            Kind::Named("exact"),
+            format!("the output must be `{answer}`"),
+        )
     };
-    ("exact", format!("the output must be `{answer}`{note}"))
+    (kind, because)
 }
 
 fn text(value: &Value) -> String {
@@ -281,6 +343,15 @@ mod tests {
             assert_eq!(found.reward, reward, "{found:?}");
             assert_eq!(found.prompt.unwrap_or_default(), prompt, "{rows:?}");
         }
+        let long = format!(r#"{{"question": "q", "answer": "{}"}}"#, "word ".repeat(30));
+        let found = proposed(&[&long]).unwrap();
+        assert_eq!(found.reward, "score.py:score");
+        assert!(
+            found.code.unwrap().contains("F1 of the words"),
+            "not repeated to the letter"
+        );
+        let boxed = r#"{"problem": "q", "solution": "so it is \\boxed{2}"}"#;
+        assert_eq!(proposed(&[boxed]).unwrap().reward, "math(solution)");
         let options = r#"{"question": "q", "choices": ["x", "y"], "answer": "A"}"#;
         let found = proposed(&[options]).unwrap();
         assert!(

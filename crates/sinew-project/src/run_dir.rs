@@ -192,8 +192,7 @@ impl RunDir {
         }
     }
 
-    /// Compares with the recipe of the last session, of which `recipe.toml` is a copy that people
-    /// edit. A folder of an earlier version has that copy alone.
+    /// Compares with the recipe of the last session, of which `recipe.toml` is a copy that people edit.
     fn check_same(&self, recipe: &RunPlan, resume: &Resume) -> Result<(), RunDirError> {
         let began = self.began_path();
         let path = match began.exists() {
@@ -212,8 +211,7 @@ impl RunDir {
         self.check_changes(&old, recipe, resume)
     }
 
-    /// A resumed run may differ in what bounds it (steps, wall time), and in what was allowed. Defaults of
-    /// this version stand for keys that an earlier version did not have.
+    /// A resumed run may differ in its name, in what bounds it (steps, wall time), and in what was allowed.
     ///
     /// # Errors
     /// Another mode, which nothing allows: episodes of one mode would be taken for those of the other. All
@@ -471,63 +469,6 @@ mod tests {
         let e = open(&path, edited, true).unwrap_err();
         assert!(matches!(e, RunDirError::Damaged { .. }), "{e}");
         assert!(e.to_string().contains("began.toml"), "{e}");
-    }
-
-    #[test]
-    fn a_run_of_an_earlier_version_is_resumed_with_the_names_of_this_one() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("run");
-        drop(open(&path, "", false).unwrap());
-        for file in ["recipe.toml", "began.toml"] {
-            let text = std::fs::read_to_string(path.join(file)).unwrap();
-            let old = text.replace("micro_batch_tokens", "max_rows");
-            assert_ne!(text, old);
-            std::fs::write(path.join(file), old).unwrap();
-        }
-        let recipe = RunPlan::load(&path.join("recipe.toml")).unwrap();
-        let resumed = RunDir::open(&path, &recipe, Some(&Resume::default())).unwrap();
-        resumed.write_recipe(&recipe).unwrap();
-    }
-
-    #[test]
-    fn the_held_out_share_that_an_earlier_version_wrote_is_no_change() {
-        let plan = |env: &str| {
-            let head = "name = \"t\"\nmodel = \"x\"\nalgorithm = { type = \"grpo\" }\n";
-            RunPlan::parse(Path::new("recipe.toml"), &format!("{head}{env}")).unwrap()
-        };
-        let tasks = "reward = \"exact(answer)\"\ntasks = { source = \"a\" }\n";
-        let member = |name: &str| format!("[[env]]\nname = \"{name}\"\ntype = \"chat\"\n{tasks}");
-        let (one, many) = (tasks.to_owned(), member("a") + &member("b"));
-        for env in [&one, &many] {
-            let dir = tempfile::tempdir().unwrap();
-            let path = dir.path().join("run");
-            let new = plan(env);
-            let resume = |plan| RunDir::open(&path, plan, Some(&Resume::default()));
-            RunDir::open(&path, &new, None)
-                .unwrap()
-                .write_recipe(&new)
-                .unwrap();
-            let typed = |share: &str| {
-                for file in ["recipe.toml", "began.toml"] {
-                    let text = std::fs::read_to_string(path.join(file)).unwrap();
-                    let lines = text.lines().filter(|l| !l.starts_with("held_out"));
-                    let lines = lines.map(|l| match l == "source = \"a\"" {
-                        true => format!("{l}\nheld_out = {share}\n"),
-                        false => format!("{l}\n"),
-                    });
-                    let text: String = lines.collect();
-                    assert!(text.contains("held_out"), "{text}");
-                    std::fs::write(path.join(file), text).unwrap();
-                }
-                RunPlan::load(&path.join("recipe.toml")).unwrap()
-            };
-            assert_eq!(typed("0.05"), new);
-            drop(resume(&new).unwrap());
-            let other = typed("0.1");
-            assert_ne!(other, new);
-            let error = resume(&new).unwrap_err().to_string();
-            assert!(error.contains("held_out: 0.1 became (nothing)"), "{error}");
-        }
     }
 
     #[test]

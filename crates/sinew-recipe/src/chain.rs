@@ -20,7 +20,7 @@
 
 use crate::read::{Broken, Source};
 use crate::references::{RUN, STAGE, is_of_stage, references};
-use crate::renamed::typed;
+use crate::typed::typed;
 use crate::{DataSection, ModelSection, RecipeError, RunPlan, messages};
 use serde::{Serialize, Serializer};
 use sinew_algo::{AlgorithmConfig, AlgorithmKind};
@@ -124,11 +124,7 @@ impl ChainPlan {
     /// # Errors
     /// As of [`Recipe::load`], without those of the file.
     pub fn parse(path: &Path, text: &str) -> Result<Self, RecipeError> {
-        let source = Source {
-            path,
-            text,
-            saved: false,
-        };
+        let source = Source { path, text };
         let Typed { defaults, stages } = typed_stages(&source)?;
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         let name = match defaults.get("name").map(toml::Spanned::get_ref) {

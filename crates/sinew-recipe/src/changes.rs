@@ -16,12 +16,10 @@ pub struct Change {
     pub new: String,
 }
 
-/// The keys by which two recipes differ, but for what only bounds a run: its steps and wall time.
+/// The keys by which two recipes differ, but for its name and what only bounds a run: its steps and wall time.
 ///
-/// Effective recipes are compared: a default that is typed out is no change. Nor is a stage of a chain that
-/// an earlier version saved as the path of its folder.
+/// Effective recipes are compared: a default that is typed out is no change.
 pub fn changes(old: &RunPlan, new: &RunPlan) -> Vec<Change> {
-    let old = &old.with_stages_of(new);
     let table = |r: &RunPlan| {
         let table = toml::Table::try_from(r.without_bounds()).unwrap_or_default();
         toml::Value::Table(table)

@@ -100,11 +100,6 @@ pub struct EnvSection {
 }
 
 impl EnvSection {
-    /// The tasks of those members that have some of their own.
-    pub(crate) fn tasks_mut(&mut self) -> impl Iterator<Item = &mut TasksPlan> {
-        self.members.iter_mut().filter_map(|m| m.tasks.as_mut())
-    }
-
     /// Value of `env.type`, or `mixture`.
     pub fn name(&self) -> &'static str {
         match self.members.first() {

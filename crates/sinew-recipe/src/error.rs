@@ -16,7 +16,7 @@ pub enum RecipeError {
         path: PathBuf,
         source: std::io::Error,
     },
-    /// The text is no recipe: no TOML, an unknown key, a value of another type, an old name.
+    /// The text is no recipe: no TOML, an unknown key, a value of another type.
     #[error("recipe {}: {message}", path.display())]
     Parse {
         path: PathBuf,

@@ -49,7 +49,6 @@ mod mode;
 mod model;
 mod read;
 mod references;
-mod renamed;
 mod reward;
 mod rollout;
 mod rule;
@@ -61,6 +60,7 @@ mod store;
 mod tasks;
 mod train;
 mod trust;
+mod typed;
 
 pub use chain::{ChainPlan, Recipe, StagePlan};
 pub use changes::{Change, changes};

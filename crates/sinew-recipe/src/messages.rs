@@ -86,8 +86,13 @@ pub fn explain(text: &str, error: &toml::de::Error) -> String {
 /// As [`explain`], from a message of serde and its place.
 pub(crate) fn explained(text: &str, span: Option<Range<usize>>, message: &str) -> String {
     let unknown = unknown_key(message);
-    let of_choice = span.as_ref().and_then(|span| choice(text, span, message));
-    let message = of_choice.unwrap_or_else(|| with_suggestion(&in_words(message)));
+    let better = span.as_ref().and_then(|span| {
+        let of_choice = || choice(text, span, message);
+        unreadable(text, span)
+            .or_else(of_choice)
+            .or_else(|| scalar(text, span, message))
+    });
+    let message = better.unwrap_or_else(|| with_suggestion(&in_words(message)));
     // In a table with `type`, serde knows of an unknown key no more than the table.
     let span = span.map(|span| match unknown {
         Some(key) => own_span(text, key, &span).unwrap_or(span),
@@ -203,6 +208,56 @@ fn inside(value: &DeValue<'_>, key: &str, found: &mut Vec<Range<usize>>) {
         }
         _ => {}
     }
+}
+
+/// A value that is no TOML, where the rest of its line shows what was meant: text without quotes, or a number
+/// with a unit.
+fn unreadable(text: &str, span: &Range<usize>) -> Option<String> {
+    DeTable::parse(text).err()?;
+    let begin = text.get(..span.start)?.rfind('\n').map_or(0, |at| at + 1);
+    let (key, value) = text.get(begin..)?.lines().next()?.split_once('=')?;
+    let value = value.split('#').next().unwrap_or_default().trim();
+    let plain = |c: char| c.is_alphanumeric() || "_-.:/".contains(c);
+    let first = value.chars().next().filter(|_| value.chars().all(plain))?;
+    let (key, typed) = (key.trim(), format!("{} = {value}", key.trim()));
+    if first.is_ascii_digit() {
+        return Some(format!(
+            "{typed}: expected a number without a unit, such as {key} = 1000\n  hint: text needs quotes: {key} = {value:?}"
+        ));
+    }
+    Some(format!("{typed}: text needs quotes: {key} = {value:?}"))
+}
+
+/// A plain value where a table is expected, with the table that holds it.
+fn scalar(text: &str, span: &Range<usize>, message: &str) -> Option<String> {
+    if !message.starts_with("invalid type") || !message.contains("expected struct") {
+        return None;
+    }
+    let typed = text.get(span.clone())?;
+    let number = typed.parse::<f64>().is_ok();
+    let key = path_at(DeTable::parse(text).ok()?.get_ref(), span.start)?;
+    let keys = schema::keys(&schema::run_schema());
+    let inner = keys.iter().find_map(|k| {
+        let name = k.path.strip_prefix(&key)?.strip_prefix('.')?;
+        let kind = k.schema["type"].as_str().unwrap_or_default();
+        let fits = !number || ["number", "integer"].contains(&kind);
+        (fits && !name.contains('.') && k.only_with.is_none()).then_some(name)
+    })?;
+    let name = key.rsplit('.').next().unwrap_or(&key);
+    Some(format!(
+        "{key} = {typed}: expected a table, such as {name} = {{ {inner} = {typed} }}"
+    ))
+}
+
+/// Where another system's key of this name is, for a key that stands in the wrong table.
+pub(crate) fn elsewhere(key: &str, table: &str) -> Option<String> {
+    let mut synonyms = SYNONYMS
+        .iter()
+        .filter(|s| s.0 == key && !s.1.is_empty() && s.1 != table);
+    let (_, table, name) = synonyms.next()?;
+    Some(format!(
+        "the `{key}` of other systems is `{name}` in [{table}]"
+    ))
 }
 
 /// Names of Rust's types in the words of a recipe.

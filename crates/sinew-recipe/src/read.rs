@@ -1,15 +1,16 @@
 //! From a recipe's text to its plan, and back.
 //!
-//! The order of the checks decides which message is reported first: old names, the keys of the
-//! environment, the types of all keys, the rules of the tables, and last the rules that need the
+//! The order of the checks decides which message is reported first: the keys of the environment, the types of all keys, the rules of the tables, and last the rules that need the
 //! algorithm to be built.
 
 use crate::keys::RecipeKeys;
 use crate::messages::{self, explain};
 use crate::references::references;
 use crate::rule::Rule;
-use crate::{ModelSection, RecipeError, RunPlan, env, renamed, rules};
+use crate::typed::typed;
+use crate::{ModelSection, RecipeError, RunPlan, env, rules};
 use serde::{Deserialize, Serialize, Serializer};
+use sinew_algo::ConfigError;
 use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, Deserializer};
@@ -19,8 +20,6 @@ pub(crate) struct Source<'a> {
     /// For messages; it is not opened.
     pub(crate) path: &'a Path,
     pub(crate) text: &'a str,
-    /// Whether it is what a run saved.
-    pub(crate) saved: bool,
 }
 
 /// A plan that breaks a rule.
@@ -35,10 +34,7 @@ pub(crate) struct Broken {
 impl RunPlan {
     /// Reads and checks a recipe file.
     ///
-    /// A file beside a `began.toml` is the recipe of a run folder: old names are read as the new
-    /// ones there, and keys without effect are ignored, so that the run of an earlier version can go on.
-    /// So is `held_out = 0.05`, which earlier versions wrote where none was typed.
-    /// In the folder of a stage, `stage:NAME` is the folder of stage NAME in the same chain.
+    /// A file next to a `began.toml` is the recipe of a run folder. In the folder of a stage, `stage:NAME` is the folder of stage NAME in the same chain.
     ///
     /// # Errors
     /// The first problem, with its line, what is allowed and the nearest valid spelling.
@@ -47,13 +43,8 @@ impl RunPlan {
             path: path.into(),
             source,
         })?;
-        // The recipe of a run folder may be one that an earlier version wrote, with old names and
-        // with keys that have no effect.
         let saved = path.with_file_name("began.toml").exists();
-        match renamed::upgraded(&text) {
-            Some(text) if saved => Self::read(path, &text, saved),
-            _ => Self::read(path, &text, saved),
-        }
+        Self::read(path, &text, saved)
     }
 
     /// Parses and checks a recipe's text; `path` is for messages and is not opened.
@@ -64,18 +55,17 @@ impl RunPlan {
         Self::read(path, text, false)
     }
 
-    /// Reads what a run saved, this version or an earlier one, without checking it again: a rule that
-    /// became stricter must not make a checkpoint unreadable.
+    /// Reads what a run saved, without checking it again.
     ///
     /// # Errors
-    /// If the text is no recipe of this version or an earlier one.
+    /// If the text is no recipe.
     pub fn saved(text: &str) -> Result<Self, toml::de::Error> {
-        let keys: RecipeKeys = toml::from_str(renamed::upgraded(text).as_deref().unwrap_or(text))?;
+        let keys: RecipeKeys = toml::from_str(text)?;
         Ok(keys.resolve(""))
     }
 
     fn read(path: &Path, text: &str, saved: bool) -> Result<Self, RecipeError> {
-        let source = Source { path, text, saved };
+        let source = Source { path, text };
         let root = source.table()?;
         if let Some((key, _)) = root.get_ref().get_key_value("stage") {
             let place = messages::place(text, &key.span());
@@ -87,9 +77,6 @@ impl RunPlan {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         let mut plan = source.plan(root.get_ref().clone(), &stem)?;
         let folder = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        if saved {
-            plan.drop_written_share();
-        }
         if let (true, Some(chain)) = (saved, folder.parent().and_then(Path::parent)) {
             plan.in_chain(chain);
         }
@@ -110,12 +97,11 @@ impl RunPlan {
         Ok(blake3::hash(text.as_bytes()).to_hex().to_string())
     }
 
-    /// The plan without what may differ between the sessions of a run: steps and wall time, and the default
-    /// share of held-out rows, which earlier versions typed out.
+    /// The plan without what may differ between the sessions of a run: its name, steps and wall time.
     pub(crate) fn without_bounds(&self) -> Self {
         let mut same = self.clone();
         (same.train.steps, same.train.max_wall_s) = (1, 0.0);
-        same.drop_written_share();
+        same.name.clear();
         same
     }
 
@@ -154,7 +140,7 @@ impl<'a> Source<'a> {
         value: Option<String>,
         reason: String,
     ) -> RecipeError {
-        let found = renamed::typed(root, key);
+        let found = typed(root, key);
         let shown = found
             .as_ref()
             .map_or_else(String::new, |(span, _)| messages::place(self.text, span));
@@ -169,10 +155,6 @@ impl<'a> Source<'a> {
 
     /// The plan of the keys in `root`, which is not checked yet; `name` stands in for a missing one.
     pub(crate) fn plan(&self, root: DeTable<'a>, name: &str) -> Result<RunPlan, RecipeError> {
-        if let Some((span, message)) = renamed::old_key(&root) {
-            let place = messages::place(self.text, &span);
-            return Err(self.parse_error(format!("{place}{message}")));
-        }
         if let Some((span, message)) = env::problem(&root) {
             return Err(self.parse_error(messages::explained(self.text, Some(span), &message)));
         }
@@ -184,11 +166,10 @@ impl<'a> Source<'a> {
 
     /// Checks a plan by all rules; `root` has the keys that it was made of.
     pub(crate) fn check(&self, plan: &RunPlan, root: &DeTable<'_>) -> Result<(), Box<Broken>> {
-        // What has no effect is refused where it is typed, but for what a run saved.
+        // A key without effect is refused where it is typed.
         let broken = |rules: Vec<Rule>| {
             let mut broken = rules.into_iter().filter(|r| !r.holds);
-            broken
-                .find(|r| !r.is_unused() || (!self.saved && renamed::typed(root, &r.key).is_some()))
+            broken.find(|r| !r.is_unused() || typed(root, &r.key).is_some())
         };
         let fail = |rule: Rule| {
             Err(Box::new(Broken {
@@ -204,10 +185,15 @@ impl<'a> Source<'a> {
             Ok(algorithm) => algorithm,
             Err(e) => {
                 let kind = format!("{:?}", plan.algorithm.kind.name());
+                let elsewhere = match &e {
+                    ConfigError::NoEffect { field, .. } => messages::elsewhere(field, "algorithm"),
+                    _ => None,
+                };
+                let hint = elsewhere.map_or_else(String::new, |hint| format!("\n  hint: {hint}"));
                 return Err(Box::new(Broken {
                     key: "algorithm".into(),
                     inert: false,
-                    error: self.refused(root, "algorithm", Some(kind), e.to_string()),
+                    error: self.refused(root, "algorithm", Some(kind), format!("{e}{hint}")),
                 }));
             }
         };

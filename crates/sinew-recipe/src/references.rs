@@ -51,8 +51,7 @@ impl RunPlan {
         plan
     }
 
-    /// The reverse of [`RunPlan::portable`]: `stage:NAME` is a folder below `chain` again. So is a folder of
-    /// that name which an earlier version saved with its whole path, and which is not there any more.
+    /// The reverse of [`RunPlan::portable`]: `stage:NAME` is a folder below `chain` again.
     ///
     /// Nothing changes if `chain` holds no chain.
     pub(crate) fn in_chain(&mut self, chain: &Path) {
@@ -60,35 +59,10 @@ impl RunPlan {
             return;
         }
         for (prefix, value) in slots(self) {
-            let saved = value.strip_prefix(prefix).map(Path::new);
-            let moved = saved.filter(|folder| folder.is_absolute() && !folder.exists());
-            let name = match (value.strip_prefix(STAGE), moved.and_then(Path::file_name)) {
-                (Some(name), _) => name.to_owned(),
-                (None, Some(name)) => name.to_string_lossy().into_owned(),
-                (None, None) => continue,
-            };
-            let folder = chain.join(name);
-            if value.starts_with(STAGE) || folder.exists() {
-                *value = format!("{prefix}{}", folder.display());
+            if let Some(name) = value.strip_prefix(STAGE) {
+                *value = format!("{prefix}{}", chain.join(name).display());
             }
         }
-    }
-
-    /// The plan with the names of stages where `new` has them and this one has the whole path of a folder of
-    /// that name, as an earlier version saved it.
-    pub(crate) fn with_stages_of(&self, new: &Self) -> Self {
-        let (mut plan, mut new) = (self.clone(), new.clone());
-        for ((prefix, old), (_, new)) in slots(&mut plan).into_iter().zip(slots(&mut new)) {
-            let saved = old.strip_prefix(prefix).map(Path::new);
-            let saved = saved.filter(|folder| folder.is_absolute());
-            let same = saved
-                .and_then(Path::file_name)
-                .is_some_and(|name| new.strip_prefix(STAGE) == name.to_str());
-            if same {
-                new.clone_into(old);
-            }
-        }
-        plan
     }
 }
 

@@ -161,22 +161,6 @@ impl TasksKeys {
     }
 }
 
-/// The share that earlier versions wrote into saved recipes as the default of `held_out`. It is what a source
-/// without a split of its own gets without the key.
-const WRITTEN_SHARE: f64 = 0.05;
-
-impl RunPlan {
-    /// Leaves the share out that earlier versions wrote where none was typed.
-    pub(crate) fn drop_written_share(&mut self) {
-        let members = self.env.tasks_mut();
-        for tasks in members.chain([&mut self.tasks]) {
-            tasks
-                .held_out
-                .take_if(|h| *h == HeldOut::Share(WRITTEN_SHARE));
-        }
-    }
-}
-
 impl TasksPlan {
     /// Whether a source is a Python function, `FILE.py:FUNCTION`, which runs in a sandbox.
     pub fn is_python(source: &str) -> bool {

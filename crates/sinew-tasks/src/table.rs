@@ -219,6 +219,12 @@ impl TableTaskset {
             _ => return Ok(()),
         };
         let (filtered, overlapping) = (self.summary.filtered, self.summary.overlapping);
+        if self.train.len() + self.held_out.len() + filtered + overlapping == 0 {
+            return Err(TasksError::Format {
+                path: self.config.source.shown().into(),
+                reason: "it has no rows; at least 2 different prompts are needed".into(),
+            });
+        }
         Err(TasksError::Format {
             path: self.config.source.shown().into(),
             reason: format!(

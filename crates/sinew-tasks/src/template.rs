@@ -62,6 +62,11 @@ impl PromptTemplate {
         let mut env = Environment::new();
         env.set_undefined_behavior(UndefinedBehavior::Strict);
         env.set_fuel(Some(FUEL));
+        // An empty cell prints nothing: `none` would be a word of the prompt.
+        env.set_formatter(|out, state, value| match value.is_none() {
+            true => Ok(()),
+            false => minijinja::escape_formatter(out, state, value),
+        });
         env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         let wrong = |key, text: &str, e: &Error| TasksError::Key {
             key,

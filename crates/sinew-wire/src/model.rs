@@ -14,7 +14,7 @@ use sinew_model::{
 };
 use sinew_recipe::{EnvSection, ModelSection, RUN, RunPlan};
 use sinew_render::{ChatRenderer, GgufVocab, Renderer, TinyRenderer};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -80,7 +80,12 @@ fn progress_line(now: &Progress<'_>) -> String {
 
 /// A model that is not there: something to get first, or a name that cannot be one.
 pub(crate) fn unresolved(key: &str, e: ResolveError) -> Failure {
-    let text = format!("{key}: {e}");
+    let hint = match &e {
+        ResolveError::Missing { spec, .. } => of_a_run(spec),
+        ResolveError::NoConfig(folder) => folder.to_str().and_then(of_a_run),
+        _ => None,
+    };
+    let text = format!("{key}: {e}{}", hint.unwrap_or_default());
     match e {
         ResolveError::NoPath { .. }
         | ResolveError::Missing { .. }
@@ -89,6 +94,26 @@ pub(crate) fn unresolved(key: &str, e: ResolveError) -> Failure {
         | ResolveError::Hub { .. } => Failure::outside(text),
         _ => Failure::input(text),
     }
+}
+
+/// A hint for the folder of a run, which `run:` names, or of one that was not trained yet.
+fn of_a_run(spec: &str) -> Option<String> {
+    let folders = [PathBuf::from(spec), Path::new("runs").join(spec)];
+    let holds = |f: &&PathBuf| sinew_project::holds_run(f) || sinew_chain::holds_chain(f);
+    if let Some(run) = folders.iter().find(holds) {
+        return Some(format!(
+            "\n  hint: the newest weights of that run are \"{RUN}{}\"",
+            run.display()
+        ));
+    }
+    let recipe = Path::new("recipes")
+        .join(Path::new(spec).file_name()?)
+        .with_extension("toml");
+    let (named, there) = (spec.starts_with("runs/"), recipe.is_file());
+    (named && there).then(|| {
+        let recipe = recipe.display();
+        format!("\n  hint: `sinew train {recipe} --run-dir {spec}` trains it; its weights are \"{RUN}{spec}\"")
+    })
 }
 
 /// Files of the recipe's model, downloaded if they are on the hub; `None` for one from scratch, and for one

@@ -14,7 +14,7 @@
 //! | `harness`, `program` | the sandbox of a program, and that it asks the model | with an agent program |
 //! | `reward` | keys, models and servers of rewards | with judges, reward servers and reward models |
 //! | `algorithm` | what it reads, which every environment gives | where it reads more than outcomes |
-//! | `tasks`, `env` | counts, and the solutions of some tasks | always |
+//! | `tasks`, `env` | counts; the solutions of some tasks, or attempts at them where a reward scores them | always |
 //! | `prompts` | tokens of prompts and solutions against the limits | with the built-in loop |
 //!
 //! A row is one check: its name, `ok` or `FAIL`, and what was found. All rows are made even after one
@@ -23,8 +23,9 @@
 //! Scripts go by its exit code: 0 the recipe runs, 1 it is refused, 3 it is right but needs something
 //! outside first (a server that answers, a program that starts), which is named.
 
+mod attempts;
 mod disk;
-mod memory;
+pub(crate) mod memory;
 pub(crate) mod prompts;
 mod reach;
 
@@ -496,11 +497,16 @@ fn solvable(recipe: &RunPlan, world: &sinew_wire::World) -> Result<String, Failu
         .enable_all()
         .build()
         .map_err(Failure::system)?;
-    if recipe.worlds().iter().any(|w| w.reward.is_some()) {
-        if let Some(answers) = answers(recipe, envs.as_ref(), &tasks)? {
-            return runtime.block_on(in_time("reward", right(envs.as_ref(), &answers)))?;
-        }
-        return runtime.block_on(in_time("reward", scored(envs.as_ref(), &tasks)))?;
+    let rewards: Vec<_> = recipe.worlds().iter().filter_map(|w| w.reward).collect();
+    if rewards.iter().any(|reward| !reward.terms().is_empty()) {
+        let tried = attempts::attempts(recipe, envs.as_ref(), &tasks);
+        return runtime.block_on(in_time("reward", tried))?;
+    }
+    if !rewards.is_empty() && recipe.worlds().iter().any(|w| w.env.needs().reward) {
+        return Ok(format!(
+            "{}: every score comes from outside, as [reward.late] says: nothing to try",
+            envs.name()
+        ));
     }
     let (played, turns) = runtime
         .block_on(in_time("env", solved(envs.as_ref(), &tasks)))?
@@ -562,80 +568,6 @@ fn rewards(recipe: &RunPlan) -> Result<String, Failure> {
         None => term.name.to_owned(),
     });
     Ok(format!("ready: {}", named.collect::<Vec<_>>().join(", ")))
-}
-
-/// The right answers that rows of the recipe have for these tasks; `None` without `env.gold`.
-fn answers<'a>(
-    recipe: &RunPlan,
-    envs: &dyn EnvFactory,
-    tasks: &'a [Task],
-) -> Result<Option<Vec<(&'a Task, String)>>, Failure> {
-    if recipe.env.is_mixture() || recipe.env.name() != "chat" {
-        return Ok(None);
-    }
-    let answer = |task: &'a Task| match envs.gold(task, 0) {
-        Ok(action) => Ok(action.map(|a| (task, a.text))),
-        Err(e) => Err(Failure::input(format!("env: {e}"))),
-    };
-    tasks.iter().map(answer).collect()
-}
-
-/// Right answers must succeed by the recipe's reward: else the column or the reward is the wrong one.
-async fn right(envs: &dyn EnvFactory, answers: &[(&Task, String)]) -> Result<String, Failure> {
-    for (task, answer) in answers {
-        let failed = |e| Failure::input(format!("env: task {}: {e}", task.id));
-        let outcome = sinew_env::trial(envs, task, answer).await.map_err(failed)?;
-        if !outcome.success {
-            let said: String = answer.chars().take(60).collect();
-            let why = match &outcome.unscored_reason {
-                Some(reason) => format!("gets no score: {reason}"),
-                None => format!("is no success by the reward, which is {}", outcome.reward),
-            };
-            return Err(Failure::input(format!(
-                "env.gold: the right answer {said:?} of task {} {why}",
-                task.id
-            )));
-        }
-    }
-    Ok(format!(
-        "{}: the right answers of {} tasks succeed",
-        envs.name(),
-        answers.len()
-    ))
-}
-
-/// An environment without solutions: an empty answer to some tasks must get a score, so that a reward that
-/// can score nothing is refused now.
-async fn scored(envs: &dyn EnvFactory, tasks: &[Task]) -> Result<String, Failure> {
-    let (mut missing, mut tried) = (Vec::new(), 0);
-    for task in tasks {
-        let begun = Instant::now();
-        tried += 1;
-        let failed = |e| Failure::input(format!("env: task {}: {e}", task.id));
-        let outcome = sinew_env::trial(envs, task, "1").await.map_err(failed)?;
-        if outcome.unscored {
-            let reason = outcome.unscored_reason.unwrap_or_default();
-            missing.push(format!("task {}: {reason}", task.id));
-            if begun.elapsed() > PATIENCE {
-                break;
-            }
-        }
-    }
-    match missing.first() {
-        Some(first) if missing.len() == tried => Err(Failure::input(format!(
-            "reward: none of {tried} tasks gets a score; the first: {first}"
-        ))),
-        Some(first) => Ok(format!(
-            "{}: {} of {tried} tasks get no score; the first: {first}",
-            envs.name(),
-            missing.len()
-        )),
-        None => Ok(format!(
-            "{}: the answer \"1\" to {} tasks gets a score",
-            envs.name(),
-            tasks.len()
-        )),
-    }
 }
 
 #[cfg(test)]

@@ -1,9 +1,13 @@
 //! `sinew init`: a project that trains at once.
 
+use crate::check::{memory, prompts};
 use crate::output::print;
 use clap::{Args, ValueEnum};
+use sinew_model::ParamLayout;
+use sinew_project::{Measured, Proposal};
+use sinew_recipe::RunPlan;
 use sinew_wire::Failure;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(Debug, Args)]
 pub(crate) struct InitArgs {
@@ -53,10 +57,13 @@ pub(crate) fn run(args: &InitArgs) -> Result<(), Failure> {
             start.steps(),
         ),
         Some(rows) => {
-            let made = sinew_project::init_from(folder, rows, model);
-            let (files, found) = made.map_err(Failure::input)?;
-            let note = format!("proposed: reward = {:?}: {}\n", found.reward, found.because);
-            (Ok(files), note, start.steps().split_off(1))
+            let found = sinew_project::propose(rows).map_err(Failure::input)?;
+            let sizes = sinew_project::sizes(&found, &measured(rows, &found, model));
+            let files = sinew_project::init_from(folder, rows, model, (&found, &sizes));
+            let reward = format!("reward = {:?}: {}", found.reward, found.because);
+            let note = [&[reward], &sizes.because[..]].concat().join("\n  ");
+            let note = format!("proposed\n  {note}\n");
+            (files, note, start.steps().split_off(1))
         }
     };
     let files = files.map_err(Failure::input)?.join(", ");
@@ -69,4 +76,45 @@ pub(crate) fn run(args: &InitArgs) -> Result<(), Failure> {
         "{shown}: {files}\n{note}next\n  cd {shown}\n{steps}"
     ));
     Ok(())
+}
+
+/// Bytes of a token, where no tokenizer can count: an estimate for English.
+const TOKEN_BYTES: usize = 3;
+
+/// Sizes of rows and model: counted by the model's tokenizer, or estimated where the model is not here.
+fn measured(rows: &Path, found: &Proposal, model: Option<&str>) -> Measured {
+    let named = model.and_then(sinew_project::parameters_in_name);
+    let tokens = |bytes: usize| bytes.div_ceil(TOKEN_BYTES);
+    let estimated = Measured {
+        prompt_tokens: tokens(found.longest.0) + 64,
+        answer_tokens: tokens(found.longest.1),
+        parameters: named,
+        ..Measured::default()
+    };
+    let draft = sinew_project::draft(rows, found, model);
+    counted(&draft).unwrap_or_else(|e| {
+        tracing::debug!("sizes are estimated: {}", e.text());
+        estimated
+    })
+}
+
+/// Sizes by the tokenizer, the template and the shape of the model of a draft.
+fn counted(draft: &str) -> Result<Measured, Failure> {
+    let plan = RunPlan::parse(Path::new("recipe.toml"), draft)?;
+    let renderer = sinew_wire::renderer(&plan.model, &plan.env)?;
+    let config = sinew_wire::model_config(&plan)?;
+    let tasks = sinew_wire::tasks(&plan)?;
+    let world = sinew_wire::world(&plan, &tasks)?;
+    let sizes = prompts::measure(renderer.as_ref(), &world)?;
+    let mut answers: Vec<usize> = sizes.iter().map(|s| s.worked).collect();
+    answers.sort_unstable();
+    let at = (answers.len() * 9).div_ceil(10).saturating_sub(1);
+    Ok(Measured {
+        prompt_tokens: sizes.iter().map(|s| s.prompt).max().unwrap_or(0),
+        answer_tokens: answers.get(at).copied().unwrap_or(0),
+        counted: true,
+        parameters: Some(ParamLayout::new(&config).total() as u64),
+        thinks: renderer.turn_format().reasoning.is_some(),
+        large: memory::memory(&plan).is_err(),
+    })
 }

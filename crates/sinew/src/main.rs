@@ -203,7 +203,8 @@ sinew sim large --json\n          sinew sim --search 1000"
 pub(crate) struct RunArgs {
     /// Recipe file (TOML)
     recipe: PathBuf,
-    /// Folder for everything the run produces; default: runs/NAME, of `eval` runs/NAME-eval
+    /// Folder for everything the run produces; default: runs/NAME, of `eval` runs/NAME-eval or the next free
+    /// runs/NAME-eval-2
     #[arg(long)]
     run_dir: Option<PathBuf>,
     /// Go on with the run in --run-dir; if there is none yet, start it
@@ -526,6 +527,16 @@ fn run_train(args: &RunArgs) -> Result<(), Failure> {
 /// The checks before a command begins; they give the tasks that they read.
 type Checks = fn(&Path, &RunPlan) -> Result<sinew_wire::Tasks, Failure>;
 
+/// `folder`, or the first of `folder-2`, `folder-3` ... that holds no run: a measurement can be repeated.
+fn unused(folder: PathBuf) -> PathBuf {
+    if !sinew_project::holds_run(&folder) {
+        return folder;
+    }
+    let numbered = |n: u64| PathBuf::from(format!("{}-{n}", folder.display()));
+    let free = |path: &PathBuf| !sinew_project::holds_run(path);
+    (2..).map(numbered).find(free).unwrap_or(folder)
+}
+
 impl RunArgs {
     /// The recipe, with the seed of `--seed` if that was given.
     ///
@@ -574,7 +585,11 @@ impl RunArgs {
     ) -> Result<(PathBuf, train::TrainOptions), Failure> {
         self.serve.address(&recipe.harness)?;
         let default = || PathBuf::from("runs").join(&recipe.name);
-        let path = self.run_dir.clone().unwrap_or_else(default);
+        let fresh = || match command == "eval" && !self.resume {
+            true => unused(default()),
+            false => default(),
+        };
+        let path = self.run_dir.clone().unwrap_or_else(fresh);
         let resume = (self.resume && sinew_project::holds_run(&path)).then(|| Resume {
             allow_change: self.allow_change.clone(),
         });

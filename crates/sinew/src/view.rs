@@ -54,7 +54,7 @@ pub(crate) fn run(args: &ViewArgs) -> Result<(), Failure> {
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
     runtime.block_on(async {
         let mut signals = StopSignals::new()?;
-        let dashboard = bind(args.listen, folders).await?;
+        let dashboard = bind("--listen", args.listen, folders).await?;
         let runs = dashboard.runs();
         match args.json {
             true => output::print_json(&json!({
@@ -76,12 +76,16 @@ pub(crate) fn run(args: &ViewArgs) -> Result<(), Failure> {
 
 /// # Errors
 /// If the address cannot be taken; an address that other machines reach is named.
-async fn bind(listen: SocketAddr, folders: Vec<PathBuf>) -> Result<Dashboard, Failure> {
+async fn bind(
+    option: &str,
+    listen: SocketAddr,
+    folders: Vec<PathBuf>,
+) -> Result<Dashboard, Failure> {
     if !listen.ip().is_loopback() {
         say("the dashboard speaks plain HTTP: a listener on the network can read the token");
     }
     let bound = Dashboard::bind(listen, folders, ports()).await;
-    bound.map_err(|e| Failure::input(format!("--listen {listen}: {e}")))
+    bound.map_err(|e| Failure::input(format!("{option} {listen}: {e}")))
 }
 
 /// Serves the dashboard of one run for as long as the runtime lives, and says where.
@@ -94,7 +98,7 @@ pub(crate) fn of_run(
     folder: &Path,
     json: bool,
 ) -> Result<(), Failure> {
-    let dashboard = runtime.block_on(bind(listen, vec![folder.to_owned()]))?;
+    let dashboard = runtime.block_on(bind("--view", listen, vec![folder.to_owned()]))?;
     match json {
         true => output::print_json(&json!({ "view": dashboard.url() })),
         false => say(&format!("dashboard: {}", dashboard.url())),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
 class SinewError(Exception):
     """Base of everything that this package raises."""
+
+    #: The rows of `sinew.check`, if it raised this: `Check`s.
+    checks: Sequence[Any] = ()
 
 
 class ConnectionFailed(SinewError):

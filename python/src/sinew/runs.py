@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 import weakref
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping
@@ -11,16 +12,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Union
 
+from ._objects import plain
 from ._program import Program, command
 from ._toml import dumps
 from ._view import View, run_html
-from .errors import RecipeError, RunFailed, RunStopped, SinewError
+from .errors import OutsideMissing, RecipeError, RunFailed, RunStopped, SinewError
 from .records import Check, Measurement, Measures, Result, TrainStep
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-#: A recipe: the path of a TOML file, or its keys and values.
+#: A recipe: the path of a TOML file, or its keys and values, which may be rows, functions and classes: `tasks` a
+#: list of dicts or a data frame, `reward` a function, `env` a class.
 Recipe = Union[str, "os.PathLike[str]", Mapping[str, Any]]
 
 
@@ -60,7 +63,7 @@ def eval(
     """Runs the held-out tasks of a recipe once and trains nothing. `model` replaces that of the recipe: a
     source as in a recipe, or a folder such as `Result.model`.
 
-    The episodes are in `run_dir`; without it, in `runs/NAME-eval`.
+    The episodes are in `run_dir`; without it, in `runs/NAME-eval`, of a second call in `runs/NAME-eval-2`.
     """
     more = [] if model is None else ["--model", os.fspath(model)]
     with Run("eval", recipe, run_dir, resume, seed, False, more) as run:
@@ -68,25 +71,33 @@ def eval(
 
 
 def check(recipe: Recipe) -> list[Check]:
-    """What would fail later, now: the rows of `sinew check`, those that fail included.
+    """What would fail later, now: the rows of `sinew check`, each of which is `ok`.
 
-    A recipe that cannot be read or has a wrong key is a `RecipeError`.
+    Raises `RecipeError` for a recipe that would fail and `OutsideMissing` where something is needed first; both
+    have all rows in `checks`.
     """
+    rows: list[Check] = []
     with _file(recipe) as path:
         program = Program(["check", path, "--json"])
         try:
-            rows = [line for line in iter(program.take, None) if "check" in line]
-            try:
-                program.check()
-            except SinewError as e:
-                # A check that came to its end says how many of its rows failed.
-                if all(row["ok"] for row in rows) or "of the checks" not in str(e):
-                    raise
+            for line in iter(program.take, None):
+                if "check" in line:
+                    rows.append(Check(str(line["check"]), bool(line["ok"]), str(line["detail"])))
+            program.check()
         except SinewError as e:
-            raise _named(e, path, recipe) from None
+            raise _refused(_named(e, path, recipe), rows) from None
         finally:
             program.stop()
-    return [Check(str(row["check"]), bool(row["ok"]), str(row["detail"])) for row in rows]
+    return rows
+
+
+def _refused(error: SinewError, rows: list[Check]) -> SinewError:
+    """The error of a check, with its rows. One that came to its end counts as a refusal, not as a failed run."""
+    if isinstance(error, RunFailed) and not all(row.ok for row in rows):
+        failed = "\n".join(f"{row.name}: {row.detail}" for row in rows if not row.ok)
+        error = RecipeError(failed)
+    error.checks = rows
+    return error
 
 
 def export(
@@ -305,7 +316,7 @@ def _file(recipe: Recipe) -> Iterator[Path]:
     if not isinstance(recipe, Mapping):
         yield Path(recipe)
         return
-    text = dumps(recipe)
+    text = dumps(plain(recipe))
     with tempfile.TemporaryDirectory(prefix="sinew-") as folder:
         # The name of the file is that of a run without one.
         path = Path(folder) / "recipe.toml"
@@ -313,13 +324,23 @@ def _file(recipe: Recipe) -> Iterator[Path]:
         yield path
 
 
+#: Options of the program, as they are named here.
+_OPTIONS = {"--resume": "resume=True", "--run-dir": "run_dir", "--model": "model", "--seed": "seed", "--serve": "serve"}
+
+
 def _named(error: SinewError, path: Path, recipe: Recipe) -> SinewError:
-    """The same error, with the dict in the place of its temporary file."""
+    """The same error in the words of Python, and with the dict in the place of its temporary file."""
+    text = str(error)
+    for option, keyword in _OPTIONS.items():
+        text = re.sub(rf"{option}(?![\w-])", keyword, text)
+    text = text.replace("the same command and resume=True", "the same call and resume=True")
     if isinstance(recipe, Mapping):
-        text = str(error).replace(f"recipe {path}", "recipe").replace(str(path), "the recipe")
-        error.args = (text,)
-        if isinstance(error, RecipeError):
-            error.message = text
+        text = text.replace(f"recipe {path}", "recipe").replace(str(path), "the recipe")
+    elif path.parent.resolve() != Path.cwd() and isinstance(error, (RecipeError, OutsideMissing)):
+        text += f"\n  hint: paths in a recipe are relative to the current folder, {Path.cwd()}"
+    error.args = (text,)
+    if isinstance(error, RecipeError):
+        error.message = text
     return error
 
 

@@ -28,7 +28,7 @@ use crate::state::{Earlier, Made, RunStore, Samples, SavedState};
 use crate::status::SampleStatus;
 use sinew_algo::Algorithm;
 use sinew_grammar::Grammars;
-use sinew_rollout::{Trainer, Watch};
+use sinew_rollout::{LiveEpisode, Trainer, Watch};
 use sinew_types::{EpisodeId, Outcome, Trace};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::path::Path;
@@ -780,8 +780,12 @@ fn tell(
 ) -> Result<(), PipelineError> {
     (seen.done, seen.total) = (done, total);
     seen.wall_s = earlier_s + started.elapsed().as_secs_f64();
-    let first = seen.longest.first();
-    let long = first.is_some_and(|l| l.phase_s >= LONG.as_secs_f64());
+    // The time of a phase that has a limit is worth a line from its half on: a first step of a slow engine is none.
+    let near = |l: &LiveEpisode| l.left_s.is_none_or(|left_s| left_s < l.phase_s);
+    let long = seen
+        .longest
+        .iter()
+        .any(|l| l.phase_s >= LONG.as_secs_f64() && near(l));
     let longest = (long && reminded.is_none_or(|at| at.elapsed() >= LONG)).then(|| {
         *reminded = Some(Instant::now());
         seen.longest.iter().take(LONGEST).cloned().collect()

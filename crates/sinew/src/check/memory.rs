@@ -99,7 +99,7 @@ fn engine(recipe: &RunPlan, config: &ModelConfig, kernels: KernelSet) -> u128 {
 }
 
 /// The memory that a run needs, in words; refused where the machine has less installed.
-pub(super) fn memory(recipe: &RunPlan) -> Result<String, Failure> {
+pub(crate) fn memory(recipe: &RunPlan) -> Result<String, Failure> {
     let config = sinew_wire::model_config(recipe)?;
     let mut beside = Vec::new();
     for (key, source) in sinew_wire::scoring_sources(recipe) {

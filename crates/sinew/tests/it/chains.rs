@@ -379,15 +379,6 @@ fn a_folder_that_was_moved_is_exported_measured_and_resumed() {
         "64",
     ]);
     drop(open);
-    // The folder of an earlier version, which named the other stages by their whole paths.
-    for file in ["recipe.toml", "began.toml"] {
-        let file = moved.join("grpo").join(file);
-        let text = fs::read_to_string(&file).unwrap();
-        let old = text.replace("stage:sft", &format!("run:{}/sft", first.display()));
-        assert_ne!(text, old);
-        fs::write(file, old).unwrap();
-    }
-    works("export-old");
     // In the middle of a stage.
     let longer = fs::read_to_string(&recipe).unwrap().replacen(
         "steps = 5, learning_rate = 1e-3",

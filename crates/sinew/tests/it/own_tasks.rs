@@ -294,6 +294,70 @@ fn tasks_and_rewards_that_cannot_work_are_refused_before_training() {
     }
 }
 
+/// The row of `sinew check` for the environment and its reward.
+fn checked_reward(dir: &Path, more: &str, code: i32) -> String {
+    project(dir, more);
+    let mut command = sinew();
+    let output = command
+        .current_dir(dir)
+        .args(["check", "own.toml", "--json"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{more}: {text}");
+    let rows = text
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let mut env = rows.filter(|row| row["check"] == "env");
+    env.next().unwrap()["detail"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_recipe_whose_rewards_all_come_from_outside_passes_its_checks() {
+    let dir = tempfile::tempdir().unwrap();
+    let late = format!(
+        "{TASKS}\nalgorithm = {{ type = \"grpo\", correction = {{ type = \"truncate\", low = 0.0, high = 2.0 }} }}\n\
+         [reward.late]\nnames = [\"thumbs\"]"
+    );
+    let env = checked_reward(dir.path(), &late, 0);
+    assert!(env.contains("every score comes from outside"), "{env}");
+}
+
+#[test]
+fn rewards_are_tried_with_several_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let functions = "import json\n\
+        def parses(output):\n    return 1.0 if isinstance(json.loads(output), dict) else 0.0\n\
+        def never(output):\n    return 1.0 if output == 'kqx' else 0.0\n\
+        def always(output):\n    return 1.0\n";
+    std::fs::write(dir.path().join("mine.py"), functions).unwrap();
+    let env = |reward: &str, code| {
+        checked_reward(dir.path(), &format!("{TASKS}\nreward = \"{reward}\""), code)
+    };
+    let right = env("exact(answer)", 0);
+    assert!(
+        right.contains("column answer: 1") && right.contains("an empty answer: 0"),
+        "{right}"
+    );
+    assert!(!right.contains("warning"), "{right}");
+    // It raises for text that is no JSON, and scores what is.
+    let parses = env("mine.py:parses", 0);
+    assert!(parses.contains("the row as JSON: 1"), "{parses}");
+    let never = env("mine.py:never", 0);
+    assert!(
+        never.contains("no attempt earned more than an empty answer"),
+        "{never}"
+    );
+    let gold = format!(
+        "{TASKS}\nenv = {{ type = \"chat\", gold = \"answer\" }}\nreward = \"mine.py:always\""
+    );
+    let always = checked_reward(dir.path(), &gold, 0);
+    assert!(
+        always.contains("does not tell it from a right one"),
+        "{always}"
+    );
+}
+
 /// What `sinew init` writes trains at once, and gains.
 fn starts(start: &str) {
     let dir = tempfile::tempdir().unwrap();
@@ -400,6 +464,27 @@ fn init_proposes_a_recipe_for_rows_that_are_there() {
     );
     let recipe = std::fs::read_to_string(mine.join("recipe.toml")).unwrap();
     assert!(recipe.contains("prompt = \"{{ problem }}\""), "{recipe}");
+    // Worked answers need room, in the model's tokens.
+    let worked = (0..40).map(|i| {
+        let steps = format!("First {i} and {i} are added. ").repeat(12);
+        let answer = format!("{steps}#### {}", 2 * i);
+        serde_json::json!({ "question": format!("{i} twice?"), "answer": answer }).to_string()
+            + "\n"
+    });
+    std::fs::write(dir.path().join("worked.jsonl"), worked.collect::<String>()).unwrap();
+    let told = init("worked", "worked.jsonl");
+    let told = String::from_utf8_lossy(&told.stdout).into_owned();
+    let read = |name: &str| {
+        let recipe = std::fs::read_to_string(dir.path().join(name).join("recipe.toml")).unwrap();
+        let plan: toml::Value = toml::from_str(&recipe).unwrap();
+        plan["rollout"]["max_turn_tokens"].as_integer().unwrap()
+    };
+    let turn = read("worked");
+    assert!(turn > 128, "{turn}: {told}");
+    assert!(
+        told.contains(&format!("max_turn_tokens = {turn}")),
+        "{told}"
+    );
     std::fs::write(dir.path().join("bad.jsonl"), "{\"a\": 1}\n".repeat(20)).unwrap();
     let errors = failure(&init("other", "bad.jsonl"), 2);
     assert!(

@@ -1,0 +1,273 @@
+//! Attempts at some tasks, scored by the recipe's reward: whether it can be earned, and whether it tells a
+//! right answer from others.
+//!
+//! Refused is a reward by which right answers (`env.gold`) are no success, or one that scores no attempt at
+//! all. A reward that gives an empty answer as much as any other is reported with a warning: it may be right,
+//! and nothing else shows it before a run has learned nothing.
+
+use super::PATIENCE;
+use serde_json::Value;
+use sinew_env::EnvFactory;
+use sinew_recipe::RunPlan;
+use sinew_types::{Outcome, Task};
+use sinew_wire::Failure;
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// Columns of a row whose texts are tried as answers, and the bytes of the longest that is.
+const COLUMNS: usize = 8;
+const LONGEST: usize = 64 << 10;
+
+/// Names of attempts that are no column.
+const EMPTY: &str = "an empty answer";
+const ONE: &str = "the answer \"1\"";
+const OTHER: &str = "the right answer of another task";
+const ROW: &str = "the row as JSON";
+
+/// The rewards that one kind of attempt got.
+#[derive(Debug, Default)]
+struct Tally {
+    tried: usize,
+    successes: usize,
+    /// The lowest and the highest, of those that were scored.
+    rewards: Option<(f64, f64)>,
+    unscored: usize,
+    /// Why the first one without a score has none.
+    reason: String,
+}
+
+impl Tally {
+    fn add(&mut self, outcome: &Outcome) {
+        self.tried += 1;
+        if outcome.unscored {
+            if self.unscored == 0 {
+                self.reason = outcome.unscored_reason.clone().unwrap_or_default();
+            }
+            self.unscored += 1;
+            return;
+        }
+        let r = outcome.reward;
+        let (low, high) = self.rewards.unwrap_or((r, r));
+        self.rewards = Some((low.min(r), high.max(r)));
+        self.successes += usize::from(outcome.success);
+    }
+
+    fn highest(&self) -> Option<f64> {
+        self.rewards.map(|(_, high)| high)
+    }
+
+    fn text(&self, name: &str) -> String {
+        let rewards = match self.rewards {
+            None => return format!("{name}: no score ({})", self.reason),
+            Some((low, high)) if low == high => format!("{low}"),
+            Some((low, high)) => format!("{low} to {high}"),
+        };
+        match self.unscored {
+            0 => format!("{name}: {rewards}"),
+            n => format!("{name}: {rewards}, {n} without a score ({})", self.reason),
+        }
+    }
+}
+
+/// All attempts so far, by name.
+#[derive(Debug, Default)]
+struct Tried(BTreeMap<&'static str, Tally>, BTreeMap<String, Tally>);
+
+impl Tried {
+    fn all(&self) -> impl Iterator<Item = (&str, &Tally)> {
+        let named = self.0.iter().map(|(name, tally)| (*name, tally));
+        named.chain(self.1.iter().map(|(name, tally)| (name.as_str(), tally)))
+    }
+
+    /// The highest reward of attempts that say something.
+    fn best(&self) -> Option<f64> {
+        let said = self.all().filter(|(name, _)| *name != EMPTY);
+        said.filter_map(|(_, tally)| tally.highest())
+            .reduce(f64::max)
+    }
+
+    fn text(&self) -> String {
+        let each: Vec<String> = self.all().map(|(name, tally)| tally.text(name)).collect();
+        each.join(", ")
+    }
+}
+
+/// Scores attempts at `tasks` by the reward of the recipe.
+///
+/// # Errors
+/// If a right answer is no success, if no attempt gets a score, or the environment fails.
+pub(super) async fn attempts(
+    recipe: &RunPlan,
+    envs: &dyn EnvFactory,
+    tasks: &[Task],
+) -> Result<String, Failure> {
+    let name = envs.name();
+    let outside = recipe
+        .worlds()
+        .iter()
+        .any(|w| w.reward.is_some_and(|r| r.is_outside()));
+    let chat = !recipe.env.is_mixture() && recipe.env.name() == "chat";
+    let answers = if chat { answers(envs, tasks)? } else { None };
+    if let Some(answers) = answers {
+        right(envs, tasks, &answers).await?;
+        let tried = match outside {
+            // Each attempt is a request to somebody's server.
+            true => Tried::default(),
+            false => wrong(envs, tasks, &answers).await?,
+        };
+        let text = format!("{name}: the right answers of {} tasks succeed", tasks.len());
+        return Ok(format!("{text}{}", not_told_apart(&tried)));
+    }
+    let tried = unknown(envs, tasks, outside, chat).await?;
+    let scored = tried.all().any(|(_, tally)| tally.rewards.is_some());
+    if !scored && let Some((_, first)) = tried.all().next() {
+        return Err(Failure::input(format!(
+            "reward: none of {} tasks gets a score for any attempt ({}); the first: {}",
+            first.tried,
+            tried
+                .all()
+                .map(|(name, _)| name)
+                .collect::<Vec<_>>()
+                .join(", "),
+            first.reason
+        )));
+    }
+    let empty = tried.0.get(EMPTY).and_then(Tally::highest);
+    let warning = match (empty, tried.best()) {
+        (Some(empty), best) if !outside && best.is_none_or(|best| best <= empty) => {
+            "; warning: no attempt earned more than an empty answer: name a column with right answers \
+             (env.gold) to see whether the reward can be earned"
+        }
+        _ => "",
+    };
+    Ok(format!(
+        "{name}: rewards of attempts: {}{warning}",
+        tried.text()
+    ))
+}
+
+/// The right answers that rows of the recipe have for these tasks; `None` without `env.gold`.
+fn answers(envs: &dyn EnvFactory, tasks: &[Task]) -> Result<Option<Vec<String>>, Failure> {
+    let answer = |task| match envs.gold(task, 0) {
+        Ok(action) => Ok(action.map(|a| a.text)),
+        Err(e) => Err(Failure::input(format!("env: {e}"))),
+    };
+    tasks.iter().map(answer).collect()
+}
+
+async fn trial(envs: &dyn EnvFactory, task: &Task, said: &str) -> Result<Outcome, Failure> {
+    let failed = |e| Failure::input(format!("env: task {}: {e}", task.id));
+    sinew_env::trial(envs, task, said).await.map_err(failed)
+}
+
+/// Right answers must succeed by the recipe's reward: else the column or the reward is the wrong one.
+async fn right(envs: &dyn EnvFactory, tasks: &[Task], answers: &[String]) -> Result<(), Failure> {
+    for (task, answer) in tasks.iter().zip(answers) {
+        let outcome = trial(envs, task, answer).await?;
+        if outcome.success {
+            continue;
+        }
+        let said: String = answer.chars().take(60).collect();
+        let why = match &outcome.unscored_reason {
+            Some(reason) => format!("gets no score: {reason}"),
+            None => format!("is no success by the reward, which is {}", outcome.reward),
+        };
+        return Err(Failure::input(format!(
+            "env.gold: the right answer {said:?} of task {} {why}",
+            task.id
+        )));
+    }
+    Ok(())
+}
+
+/// Near misses: nothing, and the right answer of another task.
+async fn wrong(
+    envs: &dyn EnvFactory,
+    tasks: &[Task],
+    answers: &[String],
+) -> Result<Tried, Failure> {
+    let (mut tried, begun) = (Tried::default(), Instant::now());
+    for (task, own) in tasks.iter().zip(answers) {
+        let empty = trial(envs, task, "").await?;
+        tried.0.entry(EMPTY).or_default().add(&empty);
+        if let Some(other) = answers.iter().find(|other| *other != own) {
+            let outcome = trial(envs, task, other).await?;
+            tried.0.entry(OTHER).or_default().add(&outcome);
+        }
+        if begun.elapsed() > PATIENCE {
+            break;
+        }
+    }
+    Ok(tried)
+}
+
+/// Rewards of wrong answers, and a warning about those that always succeed.
+fn not_told_apart(tried: &Tried) -> String {
+    let wrong = tried.text();
+    let rewards = if wrong.is_empty() {
+        wrong
+    } else {
+        format!("; {wrong}")
+    };
+    let same = tried
+        .all()
+        .find(|(_, t)| t.successes == t.tried && t.tried > 1);
+    match same {
+        Some((name, tally)) => format!(
+            "{rewards}; warning: {name} succeeds in {} of {} tasks as well: the reward does not tell it from a \
+             right one",
+            tally.successes, tally.tried
+        ),
+        None => rewards,
+    }
+}
+
+/// Without right answers: what a row has is tried as one.
+async fn unknown(
+    envs: &dyn EnvFactory,
+    tasks: &[Task],
+    outside: bool,
+    columns: bool,
+) -> Result<Tried, Failure> {
+    let (mut tried, begun) = (Tried::default(), Instant::now());
+    for task in tasks {
+        let named: &[(&'static str, &str)] = match outside {
+            true => &[(ONE, "1")],
+            false => &[(ONE, "1"), (EMPTY, "")],
+        };
+        for &(name, said) in named {
+            let outcome = trial(envs, task, said).await?;
+            tried.0.entry(name).or_default().add(&outcome);
+        }
+        if columns && !outside {
+            for (column, said) in texts(task) {
+                let outcome = trial(envs, task, &said).await?;
+                tried
+                    .1
+                    .entry(format!("column {column}"))
+                    .or_default()
+                    .add(&outcome);
+            }
+            let row = trial(envs, task, &task.data.to_string()).await?;
+            tried.0.entry(ROW).or_default().add(&row);
+        }
+        if begun.elapsed() > PATIENCE {
+            break;
+        }
+    }
+    Ok(tried)
+}
+
+/// The first columns of a row that can be an answer, as text.
+fn texts(task: &Task) -> Vec<(String, String)> {
+    let columns = task.data.as_object().into_iter().flatten();
+    let text = |(name, value): (&String, &Value)| {
+        let text = match value {
+            Value::String(text) => text.clone(),
+            Value::Number(_) | Value::Bool(_) => value.to_string(),
+            Value::Null | Value::Array(_) | Value::Object(_) => return None,
+        };
+        (text.len() <= LONGEST).then(|| (name.clone(), text))
+    };
+    columns.filter_map(text).take(COLUMNS).collect()
+}
