@@ -39,11 +39,6 @@ const ALLOWED: &[i64] = &numbers! {
     SYS_timerfd_settime SYS_timerfd_gettime
 };
 
-/// Answered as by a kernel that lacks them, so that programs take another way: `clone3` hides its flags behind
-/// a pointer, glibc uses `clone` then, which is checked; handles of processes can be passed on and outlive what
-/// they stand for, runtimes wait with `wait4` then.
-const ABSENT: &[i64] = &numbers! { SYS_clone3 SYS_pidfd_open };
-
 #[cfg(target_arch = "x86_64")]
 const ALLOWED_LEGACY: &[i64] = &numbers! {
     SYS_open SYS_creat SYS_stat SYS_lstat SYS_access SYS_pipe SYS_dup2 SYS_poll SYS_select
@@ -132,7 +127,8 @@ pub(crate) fn init_filter() -> Result<Filter> {
 fn allow_list(tcp: bool) -> Answers {
     let free = ALLOWED.iter().chain(ALLOWED_LEGACY);
     let mut answers: Answers = free.map(|&c| (c as u32, Answer::Return(ALLOW))).collect();
-    answers.extend(ABSENT.iter().map(|&c| (c as u32, Answer::Return(MISSING))));
+    // `clone3` hides its flags behind a pointer: ENOSYS makes glibc use `clone`, which is checked.
+    answers.insert(libc::SYS_clone3 as u32, Answer::Return(MISSING));
     for checked in checked(tcp) {
         let answer = Answer::Check(checked.lists, error(checked.otherwise));
         answers.insert(checked.call as u32, answer);
@@ -321,8 +317,19 @@ mod tests {
         assert_eq!(ask(libc::SYS_clone, 0x11, 0), ALLOW);
         assert_eq!(ask(libc::SYS_clone, 0x1000_0011, 0), REFUSE);
         assert_eq!(ask(libc::SYS_clone3, 0, 0), MISSING);
-        assert_eq!(ask(libc::SYS_pidfd_open, 5, 0), MISSING);
-        assert_eq!(ask(libc::SYS_pidfd_getfd, 5, 0), REFUSE);
+        assert_eq!(ask(libc::SYS_pidfd_open, 5, 0), ALLOW);
+        for call in [
+            libc::SYS_pidfd_getfd,
+            libc::SYS_pidfd_send_signal,
+            libc::SYS_setns,
+        ] {
+            assert_eq!(ask(call, 5, 0), REFUSE);
+        }
+        let signal = |name: i32, signal: i32| ask(libc::SYS_prctl, name as u64, signal as u64);
+        assert_eq!(signal(libc::PR_SET_PDEATHSIG, libc::SIGTERM), ALLOW);
+        assert_eq!(signal(libc::PR_SET_PDEATHSIG, libc::SIGSYS), REFUSE);
+        assert_eq!(signal(libc::PR_SET_PDEATHSIG, libc::SIGXCPU), REFUSE);
+        assert_eq!(signal(libc::PR_SET_PTRACER, 1), REFUSE);
         assert_eq!(ask(libc::SYS_timerfd_create, 1, 0), ALLOW);
         assert_eq!(ask(libc::SYS_inotify_init1, 0, 0), REFUSE);
         assert_eq!(ask(libc::SYS_io_uring_setup, 8, 0), REFUSE);

@@ -188,7 +188,10 @@ impl Session {
                 }
                 self.begun(beginning);
             }
-            Entry::Output { call, .. } | Entry::Failed { call, .. } if !exists(self, call) => {
+            Entry::Output { call, .. } if !exists(self, call) => {
+                return Err(SessionError::UnknownCall { call });
+            }
+            Entry::Failed { call, .. } if call == 0 || call as usize > self.calls.len() => {
                 return Err(SessionError::UnknownCall { call });
             }
             Entry::Output {
@@ -617,7 +620,9 @@ impl Session {
     /// Ends a call that gave nothing more. Gives how it joined if it gave nothing at all: it counts under no
     /// join then.
     pub fn fail(&mut self, call: u32, why: &str, now_s: f64) -> Option<Join> {
-        if self.running.contains_key(&call) {
+        let record = call.checked_sub(1).and_then(|i| self.calls.get(i as usize));
+        let silent = record.is_some_and(|c| c.outputs.is_empty() && c.error.is_none());
+        if silent || self.running.contains_key(&call) {
             self.note(|| Entry::Failed {
                 call,
                 why: why.to_owned(),
@@ -629,12 +634,14 @@ impl Session {
     }
 
     fn failed(&mut self, call: u32, why: &str, now_s: f64) -> Option<Join> {
-        self.running.remove(&call);
+        let ran = self.running.remove(&call).is_some();
         self.stats.failed += 1;
         if let Some(record) = self.calls.get_mut(call as usize - 1) {
             record.error = Some(why.to_owned());
         }
-        self.ended(call, now_s);
+        if ran {
+            self.ended(call, now_s);
+        }
         let void = self.calls.get(call as usize - 1).filter(|c| c.is_void());
         let join = void.map(|c| c.join)?;
         if let Some(count) = self.stats.joins.get_mut(&join) {

@@ -9,7 +9,8 @@ fn calls(prompt: &str) -> Option<String> {
     let last = prompt.rsplit("<|im_start|>").nth(1)?;
     let asked = prompt.split("CALL ").nth(1)?.split(" END").next()?;
     let (name, arguments) = asked.split_once(' ')?;
-    Some(match last.starts_with("tool\n") {
+    let answered = last.starts_with("tool\n") || last.starts_with("system\n");
+    Some(match answered {
         true => "done".into(),
         false => format!(
             "<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>"
