@@ -69,6 +69,16 @@ if ! cmp -s examples/ai_sdk/package-lock.json examples/ai_sdk/node_modules/insta
     cp examples/ai_sdk/package-lock.json examples/ai_sdk/node_modules/installed.json
 fi
 
+# Coding agents as people install them, for the tests of agents: programs of their own, without install scripts. The
+# packages name those of each platform by exact versions.
+if ! cmp -s examples/cli_agents/package.json .cache/cli-agents/installed.json; then
+    echo "setup: installing the packages of examples/cli_agents into .cache/cli-agents"
+    mkdir -p .cache/cli-agents
+    cp examples/cli_agents/package.json .cache/cli-agents/package.json
+    PATH="$PWD/.cache/venv-litellm/bin:$PATH" npm install --prefix .cache/cli-agents --no-package-lock --ignore-scripts --no-audit --no-fund --loglevel=error
+    cp examples/cli_agents/package.json .cache/cli-agents/installed.json
+fi
+
 # A server of another project for the tests of outside engines: llama.cpp's, built, in a wheel.
 if ! "$venv/bin/python3" -c 'from importlib.metadata import version; assert version("xllamacpp") == "2026.10.11549"' 2>/dev/null; then
     echo "setup: installing llama.cpp's server into $venv"

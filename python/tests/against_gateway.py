@@ -154,6 +154,18 @@ def wrong_input(client):
     def text(task):
         return "good"
 
+    @sinew.rollout
+    def reports(task):
+        return {"reward": 0.5, "success": True, "metrics": {"steps": 2}}
+
+    @sinew.rollout
+    def misreports(task):
+        return {"reward": 0.5, "rewards": 1}
+
+    reported = reports.run(client, "x")
+    assert reported.ok and reported.reward == 0.5, reported
+    assert reported.trace().success and reported.trace().metrics["steps"] == 2
+    assert "rewards is int" in str(misreports.run(client, "x").error)
     assert isinstance(silent.run(client, "x").error, NoReward)
     assert "number" in str(text.run(client, "x").error)
     with raises_in_rollout(client) as rollout:

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sinew_recipe::{CHAIN_FILE as RECIPE, ChainPlan, RunPlan, StagePlan, changes};
 use std::fs::File;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 const ENDED: &str = "chain.json";
@@ -144,7 +145,12 @@ impl ChainDir {
             let hint = "go on with the same command and --resume, or name another --run-dir";
             return Err(exists("chain", hint));
         }
-        std::fs::create_dir_all(path).map_err(io)?;
+        // What agents and users said is in it.
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(path)
+            .map_err(io)?;
         let lock = File::create(path.join("lock")).map_err(io)?;
         if let Err(e) = lock.try_lock() {
             return Err(match e {

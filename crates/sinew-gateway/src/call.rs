@@ -16,6 +16,7 @@ use crate::failures::NEEDS_ALL;
 use crate::keys::{Key, StateId, head as head_key, hex};
 use crate::known_bodies::{KnownBody, Scan};
 use crate::output_format;
+use crate::prompts::{Prompts, note_media};
 use crate::rollout::{Rollout, unix_s};
 use crate::running::{RunningCall, Subscription};
 use crate::session::{Ask, Begun, RolloutSpec, Session};
@@ -86,7 +87,8 @@ struct Repeat<'a> {
 /// they are all that it is given.
 fn may_grow(request: &ModelRequest) -> bool {
     let goes_on = request.continuation.as_ref();
-    let alone = goes_on.is_none_or(|c| c.previous.is_none());
+    // Tools that messages define are not known without these messages.
+    let alone = goes_on.is_none_or(|c| c.previous.is_none()) && !request.defines_tools;
     let last = match &request.prompt {
         Prompt::Messages(messages) => messages[request.head..].last(),
         _ => None,
@@ -129,6 +131,8 @@ pub(crate) struct Caller {
     capacity: Option<Arc<dyn Capacity>>,
     /// Ids for the engine, unique among all its users.
     requests: Arc<AtomicU64>,
+    /// What the model's template takes.
+    prompts: Prompts,
     counters: Arc<Counters>,
     /// One permit a call, up to `max_in_flight`.
     in_flight: Arc<Semaphore>,
@@ -149,6 +153,7 @@ impl Caller {
             renderer: Arc::clone(&parts.renderer),
             capacity: parts.capacity.clone(),
             requests: Arc::clone(&parts.requests),
+            prompts: Prompts::of(parts.renderer.as_ref()),
             counters,
             in_flight: Arc::new(Semaphore::new(config.server.max_in_flight)),
             draining: AtomicBool::new(false),
@@ -215,11 +220,9 @@ impl Caller {
             .repeated()
             .and_then(|field| rollout.session().bodies().scan(body, field));
         let key = retry.key(body, scan.as_ref());
-        if retry.again
-            && let Some(running) = rollout.same(key)
-        {
+        if let Some(reader) = rollout.repeated(key, retry.again) {
             self.counters.count(|stats| stats.coalesced += 1);
-            return Ok(Subscription::new(&running));
+            return Ok(reader);
         }
         self.is_open()?;
         let notes = || Notes::new(self.config.strict_fields).with_answers(&rollout.answers);
@@ -261,6 +264,10 @@ impl Caller {
     ) -> Result<Subscription, ApiError> {
         request.restore(&rollout.answers)?;
         self.check(&request)?;
+        if let Prompt::Messages(messages) = &mut request.prompt {
+            note_media(messages, &mut request.ignored);
+            self.prompts.adapt(messages, known.is_some());
+        }
         let permit = self.permit()?;
         let (mut format, held) = self.formats(&mut request)?;
         let opening = match &held {
@@ -295,7 +302,7 @@ impl Caller {
         }
         let turn = TurnOptions {
             format,
-            tools: request.tools.clone(),
+            tools: request.callable().cloned().collect(),
             stop: request.sampling.stop.clone(),
             opening,
             call_prefix: format!("call_{}", call_tag(&id)),
@@ -317,6 +324,7 @@ impl Caller {
             requests,
             format_path: held.map(|h| h.path),
             turn,
+            client_grace: self.config.server.client_grace,
         };
         tokio::spawn(drive::drive(work, running, permit));
         Ok(subscription)
@@ -359,9 +367,11 @@ impl Caller {
         }
     }
 
-    /// Refuses parts that are no text, and `n` outside the server's limit.
+    /// Refuses `n` outside the server's limit and, in a strict gateway, parts that are no text.
     fn check(&self, request: &ModelRequest) -> Result<(), ApiError> {
-        if let Prompt::Messages(messages) = &request.prompt {
+        if self.config.strict_fields
+            && let Prompt::Messages(messages) = &request.prompt
+        {
             text_only(messages)?;
         }
         let n = request.n;
@@ -389,7 +399,7 @@ impl Caller {
             return Ok(TurnFormat::default());
         }
         let mut format = self.config.format.clone();
-        if request.tools.is_empty() || request.tool_choice == ToolChoice::None {
+        if request.callable().next().is_none() || request.tool_choice == ToolChoice::None {
             format.calls = None;
         } else if format.calls.is_none() {
             let why = "this model has no known way to write tool calls";
@@ -413,12 +423,13 @@ impl Caller {
             ToolChoice::None => &[],
             _ => &request.tools,
         };
-        match &request.prompt {
-            Prompt::Messages(messages) => {
-                let ids = self.renderer.render_prompt(messages, tools)?;
+        match request.prompt {
+            Prompt::Messages(mut messages) => {
+                self.prompts.adapt(&mut messages, false);
+                let ids = self.renderer.render_prompt(&messages, tools)?;
                 Ok(ids.len())
             }
-            Prompt::Text(text) => Ok(self.renderer.encode_text(text)?.len()),
+            Prompt::Text(text) => Ok(self.renderer.encode_text(&text)?.len()),
             Prompt::Tokens(ids) => Ok(ids.len()),
         }
     }

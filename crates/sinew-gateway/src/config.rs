@@ -4,6 +4,7 @@ use crate::capacity::Capacity;
 use crate::hooks::RolloutHooks;
 use crate::journal::Journal;
 use crate::limits::{ServerLimits, SessionLimits};
+use crate::secret::Secret;
 use sinew_render::{Reasoning, Renderer, ToolCallFormat, TurnFormat};
 use sinew_store::TraceStore;
 use sinew_types::Engine;
@@ -24,6 +25,8 @@ pub struct GatewayConfig {
     pub journal: Option<Arc<Journal>>,
     /// How the model writes tool calls and reasoning.
     pub format: TurnFormat,
+    /// Opens the model for clients that open no rollouts: each of their conversations is one.
+    pub api_key: Option<Secret>,
     /// Fields of requests without effect are refused, not counted.
     pub strict_fields: bool,
 }
@@ -43,6 +46,7 @@ impl Default for GatewayConfig {
                     opened_by_prompt: false,
                 }),
             },
+            api_key: None,
             strict_fields: false,
         }
     }

@@ -26,6 +26,7 @@ use sinew_types::{
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, sleep_until};
 
@@ -49,6 +50,8 @@ pub(crate) struct Work {
     pub(crate) format_path: Option<String>,
     /// How text, reasoning and calls are told apart.
     pub(crate) turn: TurnOptions,
+    /// Time in which a client that left may come back.
+    pub(crate) client_grace: Duration,
 }
 
 /// One choice while it is sampled.
@@ -100,7 +103,9 @@ pub(crate) async fn drive(work: Work, running: Arc<RunningCall>, permit: OwnedSe
             stats.clients_gone += u64::from(running.is_abandoned());
         });
         let mut session = rollout.session();
-        session.fail(call, &error.message, unix_s());
+        if let Some(join) = session.fail(call, &error.message, unix_s()) {
+            counters.unjoined(join);
+        }
         if let Err(error) = rollout.record(&mut session) {
             tracing::error!(%error, "a failed call is not in the journal");
         }
@@ -251,6 +256,7 @@ impl Driver {
         tokio::select! {
             permit = capacity.acquire(&rollout, prompt) => Ok(Some(permit)),
             () = self.running.cancel_asked() => Err(self.running.cancelled()),
+            () = self.running.abandoned(self.work.client_grace) => Err(self.running.cancelled()),
             () = sleep_until(self.running.deadline) => {
                 Err(ApiError::deadline("the engine had no capacity in time"))
             }
@@ -262,6 +268,7 @@ impl Driver {
         let running = Arc::clone(&self.running);
         let mut deadline = running.deadline;
         let mut batch = Vec::with_capacity(EVENT_BATCH);
+        let mut abandoned = std::pin::pin!(running.abandoned(self.work.client_grace));
         while pending > 0 {
             let stopping = self.stopping.is_some();
             if stopping {
@@ -277,6 +284,9 @@ impl Driver {
                     }
                 }
                 () = running.cancel_asked(), if !stopping => {
+                    self.stop(running.cancelled());
+                }
+                () = &mut abandoned, if !stopping => {
                     self.stop(running.cancelled());
                 }
                 () = sleep_until(deadline) => {

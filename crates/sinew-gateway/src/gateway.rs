@@ -7,9 +7,10 @@
 use crate::archive::{Archive, taken};
 use crate::call::Caller;
 use crate::config::{GatewayConfig, GatewayParts};
+use crate::conversations::Conversations;
 use crate::hooks::{RolloutHooks, seed_of};
 use crate::journal::{Receipt, Record};
-use crate::keys::hex;
+use crate::keys::{hex, unhex};
 use crate::live::LiveRollouts;
 use crate::rollout::{Rollout, unix_s};
 use crate::rollouts::Rollouts;
@@ -65,6 +66,8 @@ struct Inner {
     archive: Archive,
     counters: Arc<Counters>,
     hooks: Option<Arc<dyn RolloutHooks>>,
+    /// Those of clients with the fixed key.
+    conversations: Conversations,
     /// Set by the first server that listens.
     public_url: OnceLock<String>,
 }
@@ -95,6 +98,7 @@ impl Gateway {
                 archive: Archive::new(config.journal.clone(), parts.store),
                 counters,
                 hooks: parts.hooks,
+                conversations: Conversations::default(),
                 public_url: OnceLock::new(),
                 config,
             }),
@@ -114,6 +118,16 @@ impl Gateway {
     /// What calls the model.
     pub(crate) fn caller(&self) -> &Caller {
         &self.inner.caller
+    }
+
+    /// Rollouts of clients with the fixed key.
+    pub(crate) fn conversations(&self) -> &Conversations {
+        &self.inner.conversations
+    }
+
+    /// What is counted.
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.inner.counters
     }
 
     /// The open rollouts.
@@ -137,6 +151,14 @@ impl Gateway {
     pub fn live(&self, limit: usize) -> LiveRollouts {
         let ttl_s = self.config().server.rollout_ttl.as_secs_f64();
         self.inner.rollouts.live(limit, ttl_s)
+    }
+
+    /// How the first call of the model was answered, once there is one: taken, or why it was refused.
+    ///
+    /// # Errors
+    /// The refusal, for a person.
+    pub async fn first_answer(&self) -> Result<(), String> {
+        self.inner.counters.first_answer().await
     }
 
     /// Takes no more calls and opens no more rollouts: both are refused with status 503. Running
@@ -237,18 +259,20 @@ impl Gateway {
         }
         let api_key = format!("sk-sinew-{}", Secret::random_hex(24)?);
         let (key, now_s) = (Secret::new(&api_key), unix_s());
+        let trace_id = Secret::random_id()?;
         let opened = Record::Opened {
             spec: Box::new(spec.clone()),
             key: key.hash_hex(),
+            trace_id: hex(&trace_id),
             opened_s: now_s,
         };
         let session = Session::new(id.clone(), spec, self.inner.config.session, now_s);
         let journal = self.inner.archive.journal().cloned();
-        let rollout = Rollout::new(key, session, Answers::default(), journal);
+        let rollout = Rollout::new((key, trace_id), session, Answers::default(), journal);
         let record = || self.inner.archive.append(&id, opened);
         let receipt = self.inner.rollouts.open(&id, rollout, record)?;
         self.inner.counters.count(|stats| stats.opened += 1);
-        let trace_id = hex(&key.name());
+        let trace_id = hex(&trace_id);
         let credentials = Credentials {
             base_url: format!("{public}/r/{id}/v1"),
             shared_url: format!("{public}/v1"),
@@ -284,6 +308,7 @@ impl Gateway {
                 ApiError::server("journal_broken", why)
             };
             let key = Secret::from_hash_hex(&found.key).ok_or_else(|| broken("no key"))?;
+            let trace_id = unhex(&found.trace_id).ok_or_else(|| broken("no trace id"))?;
             let limits = self.inner.config.session;
             let answers = Answers::default();
             for entry in &found.entries {
@@ -298,7 +323,8 @@ impl Gateway {
             self.inner
                 .counters
                 .count(|stats| stats.sampled_tokens += tokens);
-            let rollout = Rollout::new(key, session, answers, Some(Arc::clone(journal)));
+            let rollout =
+                Rollout::new((key, trace_id), session, answers, Some(Arc::clone(journal)));
             self.inner.rollouts.restore(&found.id, rollout);
             count += 1;
         }

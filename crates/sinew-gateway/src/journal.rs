@@ -12,9 +12,10 @@
 use crate::session::{Entry, RolloutSpec};
 use serde::{Deserialize, Serialize};
 use sinew_dialect::ApiError;
+use sinew_store::{private_dir, private_file};
 use sinew_types::EpisodeId;
 use std::collections::{BTreeMap, HashSet};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -79,6 +80,8 @@ pub(crate) enum Record {
         spec: Box<RolloutSpec>,
         /// BLAKE3 of its key, hexadecimal.
         key: String,
+        /// Of `traceparent`, hexadecimal.
+        trace_id: String,
         opened_s: f64,
     },
     /// What happened to its session since the last record.
@@ -100,6 +103,7 @@ pub(crate) struct Recovered {
     pub(crate) id: EpisodeId,
     pub(crate) spec: RolloutSpec,
     pub(crate) key: String,
+    pub(crate) trace_id: String,
     pub(crate) opened_s: f64,
     pub(crate) entries: Vec<Entry>,
 }
@@ -148,7 +152,7 @@ impl Journal {
             path: directory.to_owned(),
             source,
         };
-        std::fs::create_dir_all(directory).map_err(failed)?;
+        private_dir(directory).map_err(failed)?;
         let old = numbered(directory).map_err(failed)?;
         let recovered = read_all(&old)?;
         let next = old.last().map_or(0, |(number, _)| number + 1);
@@ -304,12 +308,14 @@ fn take(open: &mut BTreeMap<String, Recovered>, line: Line) {
         Record::Opened {
             spec,
             key,
+            trace_id,
             opened_s,
         } => {
             let recovered = Recovered {
                 id: line.rollout,
                 spec: *spec,
                 key,
+                trace_id,
                 opened_s,
                 entries: Vec::new(),
             };
@@ -411,6 +417,7 @@ impl Writer {
             let opened = Record::Opened {
                 spec: Box::new(rollout.spec.clone()),
                 key: rollout.key.clone(),
+                trace_id: rollout.trace_id.clone(),
                 opened_s: rollout.opened_s,
             };
             let entries = Record::Entries {
@@ -536,7 +543,7 @@ impl Writer {
 }
 
 fn create(path: &Path) -> std::io::Result<File> {
-    OpenOptions::new().create_new(true).append(true).open(path)
+    private_file().create_new(true).append(true).open(path)
 }
 
 #[cfg(test)]
@@ -559,6 +566,7 @@ mod tests {
         Record::Opened {
             spec: Box::default(),
             key: key.into(),
+            trace_id: String::new(),
             opened_s: 1.0,
         }
     }

@@ -165,6 +165,14 @@ pub(crate) fn head(specs: &[ToolSpec], messages: &[Message]) -> Key {
     parts.key()
 }
 
+/// What the messages before `at` and this one say together.
+pub(crate) fn after(at: &Key, message: &Message) -> Key {
+    let mut parts = Parts::new(9);
+    parts.bytes(at);
+    parts.bytes(&exact(message));
+    parts.key()
+}
+
 /// Keys of growing prefixes of some bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixHasher {
@@ -248,6 +256,18 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
         let _ = write!(text, "{byte:02x}");
     }
     text
+}
+
+/// The bytes of an id in hexadecimal digits.
+pub(crate) fn unhex(digits: &str) -> Option<[u8; 16]> {
+    let mut id = [0; 16];
+    if digits.len() != 2 * id.len() {
+        return None;
+    }
+    for (byte, pair) in id.iter_mut().zip(digits.as_bytes().chunks_exact(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+    }
+    Some(id)
 }
 
 #[cfg(test)]

@@ -78,6 +78,9 @@ pub struct ServerLimits {
     /// Time in which a client takes something of what it is sent.
     /// Default 120 s.
     pub write_timeout: Duration,
+    /// Time in which a client that closed its connection may ask again and get the call that it left.
+    /// Default 10 s: SDKs wait up to 8 s before they try again.
+    pub client_grace: Duration,
     /// Time for a model call, queueing included.
     /// Default 600 s.
     pub call_timeout: Duration,
@@ -100,6 +103,7 @@ impl Default for ServerLimits {
             max_choices: 16,
             read_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(120),
+            client_grace: Duration::from_secs(10),
             call_timeout: Duration::from_secs(600),
             rollout_ttl: Duration::from_secs(3600),
             shutdown_grace: Duration::from_secs(5),

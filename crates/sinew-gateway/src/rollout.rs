@@ -1,7 +1,7 @@
 //! One open rollout: its session, its calls and the answers that it stored.
 
 use crate::journal::{Journal, Receipt, Record};
-use crate::running::{ABORT_GRACE, RunningCall};
+use crate::running::{ABORT_GRACE, RunningCall, Subscription};
 use crate::secret::Secret;
 use crate::session::Session;
 use sinew_dialect::Answers;
@@ -26,6 +26,8 @@ pub(crate) fn unix_s() -> f64 {
 pub(crate) struct Rollout {
     /// Opens its model address.
     key: Secret,
+    /// Stands for the key in `traceparent`. It is random, as what is stored must not open anything.
+    trace_id: [u8; 16],
     /// What was captured. Locked for microseconds, but for rendering.
     session: Mutex<Session>,
     journal: Option<Arc<Journal>>,
@@ -47,9 +49,9 @@ pub(crate) struct Calls {
 }
 
 impl Rollout {
-    /// A rollout that `key` opens. With a journal, what happens in it is recorded.
+    /// A rollout that `key` and `trace_id` open. With a journal, what happens in it is recorded.
     pub(crate) fn new(
-        key: Secret,
+        (key, trace_id): (Secret, [u8; 16]),
         mut session: Session,
         answers: Answers,
         journal: Option<Arc<Journal>>,
@@ -59,6 +61,7 @@ impl Rollout {
         }
         Arc::new(Self {
             key,
+            trace_id,
             session: Mutex::new(session),
             journal,
             calls: Mutex::default(),
@@ -73,8 +76,13 @@ impl Rollout {
         key.is_some_and(|key| self.key.matches(key))
     }
 
-    /// Names the rollout in `traceparent`: the trace id of [`Secret::name`].
+    /// Names the rollout in `traceparent`.
     pub(crate) fn trace_id(&self) -> [u8; 16] {
+        self.trace_id
+    }
+
+    /// Names its key in a table.
+    pub(crate) fn key_name(&self) -> [u8; 16] {
         self.key.name()
     }
 
@@ -145,12 +153,13 @@ impl Rollout {
         self.idle.notify_waiters();
     }
 
-    /// The call that `key` stands for, running or just ended.
-    pub(crate) fn same(&self, key: [u8; 32]) -> Option<Arc<RunningCall>> {
+    /// A reader of the call that the request of this key repeats, running or just ended.
+    pub(crate) fn repeated(&self, key: [u8; 32], again: bool) -> Option<Subscription> {
         let calls = self.calls();
-        let running = calls.running.iter().find(|(k, _)| *k == Some(key));
-        let ended = calls.ended.iter().rev().find(|(k, _)| *k == key);
-        let found = running.map(|(_, f)| f).or(ended.map(|(_, f)| f));
-        found.map(Arc::clone)
+        let running = calls.running.iter();
+        let running = running.filter(|(k, _)| *k == Some(key)).map(|(_, c)| c);
+        let ended = calls.ended.iter().rev();
+        let ended = ended.filter(|(k, _)| *k == key).map(|(_, c)| c);
+        running.chain(ended).find_map(|call| call.join(again))
     }
 }

@@ -8,16 +8,19 @@ use sinew_types::EpisodeId;
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// The open rollouts, by id and by the name of their key.
+/// The open rollouts, by id, by the name of their key and by their trace id.
 #[derive(Default)]
 struct Map {
     ids: HashMap<String, Arc<Rollout>>,
     keys: HashMap<[u8; 16], String>,
+    traces: HashMap<[u8; 16], String>,
 }
 
 impl Map {
     fn insert(&mut self, id: &EpisodeId, rollout: Arc<Rollout>) {
-        self.keys.insert(rollout.trace_id(), id.as_str().to_owned());
+        self.keys.insert(rollout.key_name(), id.as_str().to_owned());
+        self.traces
+            .insert(rollout.trace_id(), id.as_str().to_owned());
         self.ids.insert(id.as_str().to_owned(), rollout);
     }
 }
@@ -59,7 +62,7 @@ impl Rollouts {
     pub(crate) fn named(&self, key: Option<&str>, trace: Option<[u8; 16]>) -> Option<String> {
         let open = self.read();
         let by_key = key.and_then(|key| open.keys.get(&Secret::new(key).name()));
-        let by_trace = || open.keys.get(trace.as_ref()?);
+        let by_trace = || open.traces.get(trace.as_ref()?);
         by_key.or_else(by_trace).cloned()
     }
 
@@ -124,7 +127,8 @@ impl Rollouts {
         let mut open = self.write();
         let removed = open.ids.remove(id.as_str());
         if let Some(rollout) = &removed {
-            open.keys.remove(&rollout.trace_id());
+            open.keys.remove(&rollout.key_name());
+            open.traces.remove(&rollout.trace_id());
         }
         removed.is_some()
     }

@@ -14,7 +14,8 @@
 //! | `/r/{id}/v1/chat/completions`, `completions`, `responses`, `messages` | POST | the rollout's key | `call` |
 //! | `/r/{id}/v1/messages/count_tokens` | POST | the rollout's key | `count_tokens` |
 //!
-//! A path `/v1/...` is that of the rollout whose key, or trace id in `traceparent`, the request has: one
+//! A path `/v1/...` with the fixed key of [`GatewayConfig::api_key`](crate::GatewayConfig) is that of a
+//! rollout of its conversation ([`crate::conversations`]). Else a path `/v1/...` is that of the rollout whose key, or trace id in `traceparent`, the request has: one
 //! client with one base URL serves many rollouts.
 //!
 //! Secrets are read from `Authorization: Bearer KEY` or from `x-api-key`. Authorization comes before
@@ -23,6 +24,7 @@
 use crate::body::{self, Large};
 use crate::call::Retry;
 use crate::gateway::Gateway;
+use crate::keys::unhex;
 use crate::live;
 use crate::rollout::Rollout;
 use crate::running::Event;
@@ -88,9 +90,33 @@ pub(crate) fn router(service: Service, more: Option<Router>) -> Router {
         };
         only("POST", post(answer))
     };
+    let plain = |dialect: &'static dyn Dialect| {
+        let answer = async move |api: Api, request: Request| {
+            let answered = plain_call(api, request, dialect).await;
+            answered.unwrap_or_else(|error| refusal(&error, &dialect.error(&error)))
+        };
+        only("POST", post(answer))
+    };
     let count = || only("POST", post(count_tokens));
     Router::new()
         .route("/health", only("GET", get(health)))
+        // Clients look here whether a server answers.
+        .route("/", only("GET", get(alive)))
+        .route("/v1", only("GET", get(alive)))
+        .route("/r/{id}", only("GET", get(alive)))
+        .route("/r/{id}/v1", only("GET", get(alive)))
+        .route("/v1/models", only("GET", get(plain_models)))
+        .route("/v1/models/{*name}", only("GET", get(plain_model)))
+        .route("/v1/chat/completions", plain(&Chat))
+        .route("/v1/completions", plain(&Completions))
+        .route("/v1/responses", plain(&Responses))
+        .route("/v1/messages", plain(&Messages))
+        .route("/v1/messages/count_tokens", only("POST", post(plain_count)))
+        .route("/v1/v1/messages", plain(&Messages))
+        .route(
+            "/v1/v1/messages/count_tokens",
+            only("POST", post(plain_count)),
+        )
         .route("/r/{id}/v1/models", only("GET", get(models)))
         .route("/r/{id}/v1/models/{*name}", only("GET", get(one_model)))
         .route("/r/{id}/v1/chat/completions", model(&Chat))
@@ -164,24 +190,25 @@ pub(crate) fn addressed<B>(
 /// The trace id of a request's W3C trace context.
 fn trace(headers: &HeaderMap) -> Option<[u8; 16]> {
     let text = headers.get("traceparent")?.to_str().ok()?;
-    let digits = text.split('-').nth(1).filter(|d| d.len() == 32)?;
-    let mut id = [0; 16];
-    for (byte, pair) in id.iter_mut().zip(digits.as_bytes().chunks_exact(2)) {
-        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
-    }
-    Some(id)
+    unhex(text.split('-').nth(1)?)
 }
 
 /// The answer to an unknown path: it does not list paths, but says where a model is served.
 async fn unknown(uri: Uri) -> Refused {
     let path = uri.path();
     Refused(match path.starts_with("/v1/") {
-        true => ApiError::unauthorized(
-            "this key opens no rollout; models are served to the `api_key` that POST /rollouts answers with \
-             (Python: `api_key=sinew.key`), or under its `base_url`",
-        ),
+        true => no_rollout(),
         false => ApiError::not_found(format!("there is no {path}")),
     })
+}
+
+/// The answer to a key that opens nothing.
+fn no_rollout() -> ApiError {
+    ApiError::unauthorized(
+        "this key opens no rollout; models are served to the `api_key` that POST /rollouts answers with \
+         (Python: `api_key=sinew.key`), or under its `base_url`; `sinew serve --api-key` serves clients \
+         with one fixed key",
+    )
 }
 
 /// An error that a route answers with, in the form of OpenAI's API.
@@ -253,6 +280,15 @@ impl Service {
         rollouts.authorize(id, bearer(headers), trace(headers))
     }
 
+    /// That a request has the fixed key of clients without rollouts.
+    fn plain(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+        let key = self.gateway.config().api_key;
+        let opened = key
+            .zip(bearer(headers))
+            .is_some_and(|(key, sent)| key.matches(sent));
+        if opened { Ok(()) } else { Err(no_rollout()) }
+    }
+
     /// The body of a request within `limit` bytes and the time for reading.
     async fn read(&self, request: Request, limit: usize) -> Result<Bytes, ApiError> {
         let timeout = self.gateway.config().server.read_timeout;
@@ -268,6 +304,11 @@ async fn health(State(service): Api, headers: HeaderMap) -> Json<Value> {
         health["engine"] = json!(service.gateway.caller().engine_status());
     }
     Json(health)
+}
+
+/// That a server is here, and nothing about it.
+async fn alive() -> Json<Value> {
+    Json(json!({"status": "ok"}))
 }
 
 async fn metrics(State(service): Api) -> Response {
@@ -324,7 +365,9 @@ async fn put_scores(State(service): Api, request: Request) -> Answer {
 
 /// A reward that the agent itself gives: with its own key, and only where its opener trusts it.
 async fn own_reward(State(service): Api, Path(id): Path<String>, request: Request) -> Answer {
-    let rollout = service.rollout(&id, request.headers())?;
+    // A trace id reaches logs and other services: it opens the model, and no reward.
+    let key = bearer(request.headers());
+    let rollout = service.gateway.rollouts().authorize(&id, key, None)?;
     if !rollout.session().spec().agent_scores {
         let why = format!(
             "the agent of rollout {id} may not score itself; what opens the rollout may allow it \
@@ -371,8 +414,22 @@ async fn finish(State(service): Api, Path(id): Path<String>, request: Request) -
 
 async fn models(State(service): Api, Path(id): Path<String>, headers: HeaderMap) -> Answer {
     service.rollout(&id, &headers)?;
+    Ok(model_list(&service))
+}
+
+async fn plain_models(State(service): Api, headers: HeaderMap) -> Answer {
+    service.plain(&headers)?;
+    Ok(model_list(&service))
+}
+
+async fn plain_model(State(service): Api, Path(name): Path<String>, headers: HeaderMap) -> Answer {
+    service.plain(&headers)?;
+    Ok(Json(model(&name)).into_response())
+}
+
+fn model_list(service: &Service) -> Response {
     let list = json!([model(&service.gateway.config().model)]);
-    Ok(Json(json!({"object": "list", "data": list})).into_response())
+    Json(json!({"object": "list", "data": list})).into_response()
 }
 
 /// Any name is taken, and answers repeat it.
@@ -386,8 +443,18 @@ async fn one_model(
 }
 
 async fn count_tokens(State(service): Api, Path(id): Path<String>, request: Request) -> Response {
+    let opened = service.rollout(&id, request.headers()).map(|_| ());
+    count(service, request, opened).await
+}
+
+async fn plain_count(State(service): Api, request: Request) -> Response {
+    let opened = service.plain(request.headers());
+    count(service, request, opened).await
+}
+
+async fn count(service: Service, request: Request, opened: Result<(), ApiError>) -> Response {
     let count = async {
-        service.rollout(&id, request.headers())?;
+        opened?;
         let limit = service.gateway.config().server.max_body_bytes;
         let bytes = service.read(request, limit).await?;
         let gateway = service.gateway.clone();
@@ -412,10 +479,40 @@ async fn call(
     let limit = service.gateway.config().server.max_body_bytes;
     let (uri, headers) = (request.uri().clone(), request.headers().clone());
     let body = service.read(request, limit).await?;
+    answer(service, (uri, headers, body), rollout, dialect).await
+}
+
+/// A call of a client with the fixed key, in the rollout of its conversation.
+async fn plain_call(
+    State(service): Api,
+    request: Request,
+    dialect: &'static dyn Dialect,
+) -> Result<Response, ApiError> {
+    service.plain(request.headers())?;
+    let limit = service.gateway.config().server.max_body_bytes;
+    let (uri, headers) = (request.uri().clone(), request.headers().clone());
+    let body = service.read(request, limit).await?;
+    let gateway = service.gateway.clone();
+    let found = Large(body.clone())
+        .with(move |body| gateway.conversations().rollout(&gateway, dialect, body));
+    let rollout = found.await?;
+    service.gateway.conversations().trim(&service.gateway).await;
+    answer(service, (uri, headers, body), rollout, dialect).await
+}
+
+/// Calls the model for a rollout.
+async fn answer(
+    service: Service,
+    (uri, headers, body): (Uri, HeaderMap, Bytes),
+    rollout: Arc<Rollout>,
+    dialect: &'static dyn Dialect,
+) -> Result<Response, ApiError> {
     let gateway = service.gateway.clone();
     let begin = move |body: &[u8]| {
         let retry = retry_of(&headers, uri.path());
-        gateway.caller().call(&rollout, dialect, body, retry)
+        let begun = gateway.caller().call(&rollout, dialect, body, retry);
+        gateway.counters().answered(begun.as_ref().err());
+        begun
     };
     let mut reader = Large(body).with(begin).await?;
     if !reader.context().request.stream {

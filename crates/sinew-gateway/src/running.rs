@@ -1,16 +1,15 @@
 //! One model call while it runs, as its readers see it: deltas and one result.
 //!
 //! The call belongs to a task of its own (`drive`), not to the connection that asked: a retry can
-//! join it, and what was sampled is captured even if the client is gone. When the last reader is
-//! dropped, the generation is aborted.
+//! join it, and what was sampled is captured even if the client is gone. A call without a reader goes on for
+//! a while, since clients close a connection before they ask again; then it is aborted.
 
 use sinew_dialect::ApiError;
 use sinew_dialect::{AnswerContext, Delta, ModelResponse};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 /// Time in which an engine must end requests that were aborted.
 pub(crate) const ABORT_GRACE: Duration = Duration::from_secs(5);
@@ -29,6 +28,14 @@ struct State {
     /// All of them: a reader that joins late reads from the beginning.
     deltas: Vec<Delta>,
     done: Option<Result<Arc<ModelResponse>, ApiError>>,
+    /// Subscriptions that are alive.
+    readers: usize,
+    /// Since when there is none.
+    unread_since: Option<Instant>,
+    /// No reader came back in time; none may come any more.
+    abandoned: bool,
+    /// A reader had the result.
+    delivered: bool,
 }
 
 /// A call that runs, or has just ended.
@@ -38,10 +45,8 @@ pub(crate) struct RunningCall {
     state: Mutex<State>,
     changed: Notify,
     cancel: Notify,
-    /// Subscriptions that are alive.
-    readers: AtomicUsize,
-    /// All readers were dropped before its end.
-    left: AtomicBool,
+    /// The number of readers became zero, or did not stay so.
+    readers_changed: Notify,
     /// The error of its readers if it is cancelled; unset: that it was aborted.
     why: OnceLock<ApiError>,
     pub(crate) begun: Instant,
@@ -61,14 +66,58 @@ impl RunningCall {
             state: Mutex::default(),
             changed: Notify::new(),
             cancel: Notify::new(),
-            readers: AtomicUsize::new(0),
-            left: AtomicBool::new(false),
+            readers_changed: Notify::new(),
         })
     }
 
-    /// Whether all readers were dropped before its end.
+    /// Whether all readers were dropped before its end, and none came back.
     pub(crate) fn is_abandoned(&self) -> bool {
-        self.left.load(Ordering::Acquire)
+        self.lock().abandoned
+    }
+
+    /// Resolves when it has had no reader for so long.
+    pub(crate) async fn abandoned(&self, grace: Duration) {
+        loop {
+            // Made before the look: a change in between wakes it.
+            let changed = self.readers_changed.notified();
+            let unread_since = self.lock().unread_since;
+            let Some(since) = unread_since else {
+                changed.await;
+                continue;
+            };
+            tokio::select! {
+                () = changed => {}
+                () = sleep_until(since + grace) => {
+                    let mut state = self.lock();
+                    if state.unread_since == Some(since) {
+                        state.abandoned = true;
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// A reader for a repeated request; `None`: it is aborted already. Unless the client says that it asks
+    /// `again`, only a call whose answer nobody got is what it repeats.
+    pub(crate) fn join(self: &Arc<Self>, again: bool) -> Option<Subscription> {
+        let mut state = self.lock();
+        let unread = state.readers == 0 && !state.delivered;
+        if state.abandoned || !(again || unread) {
+            return None;
+        }
+        Some(self.subscribe(&mut state))
+    }
+
+    /// Adds a reader.
+    fn subscribe(self: &Arc<Self>, state: &mut State) -> Subscription {
+        state.readers += 1;
+        state.unread_since = None;
+        self.readers_changed.notify_waiters();
+        Subscription {
+            call: Arc::clone(self),
+            seen: 0,
+        }
     }
 
     /// Resolves when it is to end early.
@@ -99,11 +148,6 @@ impl RunningCall {
         matches!(self.lock().done, Some(Ok(_)))
     }
 
-    /// Whether it has ended.
-    pub(crate) fn is_done(&self) -> bool {
-        self.lock().done.is_some()
-    }
-
     /// Ends it early.
     pub(crate) fn cancel(&self) {
         self.cancel.notify_one();
@@ -123,7 +167,7 @@ impl RunningCall {
     }
 }
 
-/// A reader of a call. Dropping the last one before the end aborts the generation.
+/// A reader of a call. When the last one is dropped before the end, the generation may go on for a while.
 #[derive(Debug)]
 pub(crate) struct Subscription {
     call: Arc<RunningCall>,
@@ -133,11 +177,7 @@ pub(crate) struct Subscription {
 
 impl Subscription {
     pub(crate) fn new(call: &Arc<RunningCall>) -> Self {
-        call.readers.fetch_add(1, Ordering::AcqRel);
-        Self {
-            call: Arc::clone(call),
-            seen: 0,
-        }
+        call.subscribe(&mut call.lock())
     }
 
     pub(crate) fn context(&self) -> &AnswerContext {
@@ -150,14 +190,15 @@ impl Subscription {
             // Made before the look: a change in between wakes it.
             let changed = self.call.changed.notified();
             {
-                let state = self.call.lock();
+                let mut state = self.call.lock();
                 if state.deltas.len() > self.seen {
                     let new = state.deltas[self.seen..].to_vec();
                     self.seen = state.deltas.len();
                     return Event::Deltas(new);
                 }
-                if let Some(done) = &state.done {
-                    return Event::Done(done.clone());
+                if let Some(done) = state.done.clone() {
+                    state.delivered = true;
+                    return Event::Done(done);
                 }
             }
             changed.await;
@@ -176,9 +217,11 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        if self.call.readers.fetch_sub(1, Ordering::AcqRel) == 1 && !self.call.is_done() {
-            self.call.left.store(true, Ordering::Release);
-            self.call.cancel();
+        let mut state = self.call.lock();
+        state.readers -= 1;
+        if state.readers == 0 {
+            state.unread_since = Some(Instant::now());
+            self.call.readers_changed.notify_waiters();
         }
     }
 }

@@ -19,8 +19,7 @@ impl Secret {
         self.0.to_hex().to_string()
     }
 
-    /// Half of what is remembered: it names the secret in a table, and as the trace id of
-    /// `traceparent` in requests.
+    /// Half of what is remembered: it names the secret in a table.
     pub(crate) fn name(&self) -> [u8; 16] {
         let mut name = [0; 16];
         name.copy_from_slice(&self.0.as_bytes()[..16]);
@@ -43,10 +42,24 @@ impl Secret {
     /// If the system has no randomness to give.
     pub fn random_hex(bytes: usize) -> Result<String, ApiError> {
         let mut buffer = vec![0u8; bytes];
-        getrandom::fill(&mut buffer)
-            .map_err(|e| ApiError::server("no_randomness", format!("no randomness: {e}")))?;
+        fill(&mut buffer)?;
         Ok(hex(&buffer))
     }
+
+    /// A random trace id.
+    ///
+    /// # Errors
+    /// As [`Secret::random_hex`].
+    pub(crate) fn random_id() -> Result<[u8; 16], ApiError> {
+        let mut id = [0; 16];
+        fill(&mut id)?;
+        Ok(id)
+    }
+}
+
+fn fill(buffer: &mut [u8]) -> Result<(), ApiError> {
+    getrandom::fill(buffer)
+        .map_err(|e| ApiError::server("no_randomness", format!("no randomness: {e}")))
 }
 
 impl fmt::Debug for Secret {

@@ -2,12 +2,13 @@
 
 use crate::session::Join;
 use serde::Serialize;
-use sinew_dialect::{Ignored, count_ignored};
+use sinew_dialect::{ApiError, Ignored, count_ignored};
 use sinew_types::EngineStatus;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use tokio::sync::Notify;
 
 /// Share of calls with a rewritten history that is worth an alarm, and calls that it takes.
 const ALARM_RATE: f64 = 0.05;
@@ -56,6 +57,9 @@ pub(crate) struct Counters {
     stats: Mutex<GatewayStats>,
     /// The warning was given.
     alarmed: AtomicBool,
+    /// How the first call was answered: taken, or why it was refused.
+    first_answer: OnceLock<Result<(), String>>,
+    first_answered: Notify,
 }
 
 impl Counters {
@@ -68,6 +72,36 @@ impl Counters {
         self.count(|stats| {
             stats.calls += 1;
             *stats.joins.entry(join).or_default() += 1;
+        });
+    }
+
+    /// How a call of the model was answered; the first one is remembered.
+    pub(crate) fn answered(&self, refused: Option<&ApiError>) {
+        if self.first_answer.get().is_none() {
+            let answer = refused.map_or(Ok(()), |error| Err(error.message.clone()));
+            // Calls that are answered at the same time are as good as each other.
+            let _ = self.first_answer.set(answer);
+            self.first_answered.notify_waiters();
+        }
+    }
+
+    /// How the first call of the model was answered, once there is one: taken, or why it was refused.
+    pub(crate) async fn first_answer(&self) -> Result<(), String> {
+        loop {
+            let answered = self.first_answered.notified();
+            if let Some(answer) = self.first_answer.get() {
+                return answer.clone();
+            }
+            answered.await;
+        }
+    }
+
+    /// A call gave nothing: it joined nowhere.
+    pub(crate) fn unjoined(&self, join: Join) {
+        self.count(|stats| {
+            if let Some(count) = stats.joins.get_mut(&join) {
+                *count = count.saturating_sub(1);
+            }
         });
     }
 

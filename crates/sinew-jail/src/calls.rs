@@ -245,6 +245,12 @@ fn processes() -> Vec<Checked> {
     let mut options = one_of(0, &options);
     // A process may hide from others of its user; it cannot show itself again.
     options.push(vec![is(0, libc::PR_SET_DUMPABLE), is(1, 0)]);
+    // A program ends with the one that started it; the kernel sends it that signal, and no other process.
+    let reserved = RESERVED_SIGNALS.map(|signal| is_not(1, signal));
+    options.push([&[is(0, libc::PR_SET_PDEATHSIG)], &reserved[..]].concat());
+    // Waiting for a child, or its end in a poll. Descriptors, signals and namespaces by such a handle are other
+    // calls, which are refused.
+    let handle = vec![vec![within(1, libc::O_NONBLOCK as u32)]];
     let futex = FUTEX.map(|operation| vec![masked(1, !FUTEX_FLAGS, operation)]);
     vec![
         refused(libc::SYS_clone, clone.to_vec()),
@@ -254,6 +260,7 @@ fn processes() -> Vec<Checked> {
         // Its own limits only: those of the sandbox's init belong to the same user.
         refused(libc::SYS_prlimit64, vec![vec![is(0, 0)]]),
         refused(libc::SYS_prctl, options),
+        refused(libc::SYS_pidfd_open, handle),
         answered(libc::SYS_futex, futex.to_vec(), libc::ENOSYS),
         #[cfg(target_arch = "x86_64")]
         answered(libc::SYS_arch_prctl, one_of(0, &ARCH_PRCTL), libc::EINVAL),

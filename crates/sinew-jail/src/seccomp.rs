@@ -14,8 +14,10 @@ use crate::calls::{Condition, checked, numbers};
 use crate::error::{Error, Result};
 use std::collections::BTreeMap;
 
-/// Allowed whatever the arguments. Chosen from what CPython, shells and the usual tools use on
-/// glibc; nothing that mounts, traces, loads, configures or opens networks.
+/// Allowed whatever the arguments. Chosen from what CPython, shells, the usual tools, Node.js and Bun use on
+/// glibc; nothing that mounts, traces, loads, configures or opens networks. A timer that is a file (`timerfd`)
+/// tells its own process the time; what wakes the host needs a capability. Watching folders (`inotify`) stays
+/// refused: those that the host shows would tell what the host does in them.
 const ALLOWED: &[i64] = &numbers! {
     SYS_read SYS_write SYS_readv SYS_writev SYS_pread64 SYS_pwrite64 SYS_preadv SYS_pwritev
     SYS_openat SYS_openat2 SYS_close SYS_close_range SYS_fstat SYS_newfstatat SYS_statx SYS_statfs
@@ -33,7 +35,8 @@ const ALLOWED: &[i64] = &numbers! {
     SYS_getresgid SYS_getgroups SYS_getpgid SYS_getsid SYS_setpgid SYS_setsid SYS_getpriority
     SYS_getrlimit SYS_getrusage SYS_times SYS_sysinfo SYS_uname SYS_gettimeofday SYS_clock_gettime
     SYS_clock_getres SYS_clock_nanosleep SYS_nanosleep SYS_getitimer SYS_setitimer SYS_getrandom
-    SYS_capget SYS_getcpu SYS_shutdown SYS_getsockname SYS_getpeername
+    SYS_capget SYS_getcpu SYS_shutdown SYS_getsockname SYS_getpeername SYS_timerfd_create
+    SYS_timerfd_settime SYS_timerfd_gettime
 };
 
 #[cfg(target_arch = "x86_64")]
@@ -314,6 +317,22 @@ mod tests {
         assert_eq!(ask(libc::SYS_clone, 0x11, 0), ALLOW);
         assert_eq!(ask(libc::SYS_clone, 0x1000_0011, 0), REFUSE);
         assert_eq!(ask(libc::SYS_clone3, 0, 0), MISSING);
+        assert_eq!(ask(libc::SYS_pidfd_open, 5, 0), ALLOW);
+        for call in [
+            libc::SYS_pidfd_getfd,
+            libc::SYS_pidfd_send_signal,
+            libc::SYS_setns,
+        ] {
+            assert_eq!(ask(call, 5, 0), REFUSE);
+        }
+        let signal = |name: i32, signal: i32| ask(libc::SYS_prctl, name as u64, signal as u64);
+        assert_eq!(signal(libc::PR_SET_PDEATHSIG, libc::SIGTERM), ALLOW);
+        assert_eq!(signal(libc::PR_SET_PDEATHSIG, libc::SIGSYS), REFUSE);
+        assert_eq!(signal(libc::PR_SET_PDEATHSIG, libc::SIGXCPU), REFUSE);
+        assert_eq!(signal(libc::PR_SET_PTRACER, 1), REFUSE);
+        assert_eq!(ask(libc::SYS_timerfd_create, 1, 0), ALLOW);
+        assert_eq!(ask(libc::SYS_inotify_init1, 0, 0), REFUSE);
+        assert_eq!(ask(libc::SYS_io_uring_setup, 8, 0), REFUSE);
         assert_eq!(ask(libc::SYS_socket, 1, 1), ALLOW);
         assert_eq!(ask(libc::SYS_socket, 2, 1), REFUSE);
         assert_eq!(ask(libc::SYS_kill, 5, 9), ALLOW);

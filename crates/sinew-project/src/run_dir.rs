@@ -16,6 +16,7 @@
 use sinew_recipe::{CHAIN_FILE, Change, RecipeError, RunPlan, changes};
 use sinew_view::RunSummary;
 use std::fs::File;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// Why a run folder cannot be used.
@@ -130,7 +131,12 @@ impl RunDir {
             path: path.into(),
             source,
         };
-        std::fs::create_dir_all(path).map_err(io)?;
+        // What agents and users said is in it.
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(path)
+            .map_err(io)?;
         let lock = File::create(path.join("lock")).map_err(io)?;
         if let Err(e) = lock.try_lock() {
             return Err(match e {

@@ -16,6 +16,7 @@ use crate::ledger;
 use crate::legacy;
 use crate::listing;
 use crate::packed;
+use crate::private::private_dir;
 use crate::queue::{self, DiskQueue, QueueLimits};
 use crate::reader;
 use crate::recover;
@@ -101,7 +102,7 @@ impl DiskStore {
     /// [`StoreError::Damaged`] and [`StoreError::LostQueue`] if something that was committed cannot be
     /// read and the options do not accept that; nothing is changed then.
     pub fn open(directory: &Path, options: StoreOptions) -> Result<Self, StoreError> {
-        std::fs::create_dir_all(directory).map_err(|e| StoreError::io(directory, e))?;
+        private_dir(directory).map_err(|e| StoreError::io(directory, e))?;
         let lock = lock(directory)?;
         let segments = SegmentDir::open(directory.join("segments"))?;
         let mut found = remake::open(directory, options.accept_loss)?;

@@ -8,6 +8,7 @@ use crate::codec::Mark;
 use crate::error::StoreError;
 use crate::facets::{self, Facets};
 use crate::ledger;
+use crate::private::restrict;
 use crate::schema::{
     BEFORE_FACETS, BEFORE_LEDGER, EPISODE_INDEXES, FACETS, FORMAT, LEDGER, NARROW_FACETS, SCHEMA,
     WITH_QUEUES,
@@ -38,6 +39,7 @@ const LOG_PAGES: i64 = 4096;
 pub(crate) fn open(path: &Path) -> Result<Connection, StoreError> {
     let bad = bad_index(path);
     let connection = Connection::open(path).map_err(&bad)?;
+    restrict(path).map_err(|e| StoreError::io(path, e))?;
     connection.busy_timeout(BUSY)?;
     let journal = connection.pragma_update(None, "journal_mode", "WAL");
     journal.map_err(&bad)?;

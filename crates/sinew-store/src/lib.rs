@@ -36,6 +36,7 @@ mod legacy;
 mod listing;
 mod memory;
 mod packed;
+mod private;
 pub mod queue;
 mod reader;
 mod recover;
@@ -57,6 +58,7 @@ pub use import::{
     BadRow, IMPORT_SOURCE, ImportReport, Inbox, ScoreTarget, import_file, import_scores,
 };
 pub use memory::MemoryStore;
+pub use private::{private_dir, private_file};
 pub use reader::StoreReader;
 pub use score::{
     MAX_SCORE_BATCH, MAX_SCORE_NAME, MAX_SCORE_REASON, MAX_SCORES, Score, ScoreRecord,

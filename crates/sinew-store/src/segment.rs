@@ -15,6 +15,7 @@
 
 use crate::codec::Encoded;
 use crate::error::StoreError;
+use crate::private::{private_dir, private_file};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -152,7 +153,7 @@ pub(crate) struct SegmentDir {
 impl SegmentDir {
     /// Opens the directory, made if there is none.
     pub(crate) fn open(path: PathBuf) -> Result<Self, StoreError> {
-        std::fs::create_dir_all(&path).map_err(|e| StoreError::io(&path, e))?;
+        private_dir(&path).map_err(|e| StoreError::io(&path, e))?;
         Ok(Self { path })
     }
 
@@ -396,7 +397,7 @@ impl Writer {
         let path = self.directory.path_of(self.segment);
         let error = |e| StoreError::io(&path, e);
         let fresh = self.length == 0;
-        let mut options = OpenOptions::new();
+        let mut options = private_file();
         options.read(true).write(true).create(fresh).truncate(fresh);
         let mut file = options.open(&path).map_err(error)?;
         if fresh {

@@ -199,7 +199,7 @@ fn next_commands(out: &mut String, s: &Summary<'_>) {
     }
     let _ = writeln!(
         out,
-        "  sinew episodes --run-dir {dir} --purpose train --limit 20"
+        "  sinew episodes --run-dir {dir} --limit 20"
     );
     let _ = writeln!(
         out,

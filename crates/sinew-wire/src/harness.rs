@@ -10,8 +10,10 @@ use crate::failure::Failure;
 use futures::future::BoxFuture;
 use sinew_env::{Split, Taskset};
 use sinew_gateway::{
-    Gateway, GatewayConfig, GatewayParts, Reward, RolloutSpec, SamplingDefaults, Secret, Server,
+    Credentials, Gateway, GatewayConfig, GatewayParts, Reward, RolloutSpec, SamplingDefaults,
+    Secret, Server, SessionLimits,
 };
+use sinew_infer::{FakeConfig, FakeEngine, FakeModel};
 use sinew_levels::containers;
 use sinew_recipe::{
     CommandSection, HarnessLevel, HarnessSection, Level, RunPlan, SandboxPlan, ScoredBy,
@@ -27,7 +29,7 @@ use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::any::Any;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::runtime::Runtime;
+use tokio::runtime::{Handle, Runtime};
 
 impl From<ProgramError> for Failure {
     fn from(e: ProgramError) -> Self {
@@ -51,11 +53,11 @@ pub(crate) fn build(
 ) -> Result<Arc<dyn Harness>, Failure> {
     let sandbox = &recipe.sandbox;
     let served = session.serve.address(&recipe.harness)?;
-    let trusted = !recipe.harness.is_graded();
     let section = match (&recipe.harness, served) {
         (HarnessSection::Service(section), Some(at)) => {
             let gateway = gateway(parts);
             let server = session.serve.start(session, gateway.clone(), at)?;
+            let trusted = !recipe.harness.is_graded();
             let model = GatewayModel::new(gateway, trusted, Box::new(server));
             let harness = ServiceHarness::new(service(section), Arc::new(model));
             return Ok(Arc::new(harness.map_err(Failure::system)?));
@@ -66,13 +68,27 @@ pub(crate) fn build(
             None => return Ok(Arc::new(BuiltInLoop)),
         },
     };
-    let config = config(&section, sandbox)?;
-    let provider = provider(&section, &config.command, sandbox)?;
+    program_harness(&section, sandbox, parts, &session.runtime)
+}
+
+/// The harness of a program, with a gateway of its own in front of the engine of `parts`.
+///
+/// # Errors
+/// As for the harness of a recipe.
+pub fn program_harness(
+    section: &CommandSection,
+    sandbox: &SandboxPlan,
+    parts: &EpisodeParts,
+    runtime: &Handle,
+) -> Result<Arc<dyn Harness>, Failure> {
+    let config = config(section, sandbox)?;
+    let provider = provider(section, &config.command, sandbox)?;
+    let trusted = section.scored_by == ScoredBy::Agent;
     // The control API is not used: rollouts are opened from here. Its token is thrown away.
     let token = Secret::random_hex(24).map_err(Failure::system)?;
     let (gateway, any) = (gateway(parts), ([127, 0, 0, 1], 0).into());
     let server = Server::start(gateway.clone(), any, &token, None);
-    let server = session.runtime.block_on(server).map_err(Failure::system)?;
+    let server = runtime.block_on(server).map_err(Failure::system)?;
     let programs = Programs::new(config, provider, server.address())?;
     let model = GatewayModel::new(gateway, trusted, Box::new(server));
     Ok(Arc::new(ProgramHarness::new(programs, Arc::new(model))))
@@ -127,23 +143,74 @@ pub fn check(section: &HarnessSection, sandbox: &SandboxPlan) -> Result<String, 
     ))
 }
 
-/// Starts the program once with the first task and a model that answers nothing.
+/// Starts the program once with the first task, and the recipe's gateway in front of a model that says one
+/// token.
 ///
 /// # Errors
-/// If it ends before it asks the model.
-pub fn asks_model(
-    section: &HarnessSection,
-    sandbox: &SandboxPlan,
-    tasks: &dyn Taskset,
-) -> Result<(), Failure> {
-    let Some(section) = program(section)? else {
+/// If it ends before it asks the model, or the gateway refuses what it asks.
+pub fn asks_model(recipe: &RunPlan, tasks: &dyn Taskset) -> Result<(), Failure> {
+    let Some(section) = program(&recipe.harness)? else {
         return Ok(());
     };
     let task = tasks.get(Split::Train, 0).map_err(Failure::system)?;
-    let config = config(&section, sandbox)?;
-    let provider = provider(&section, &config.command, sandbox)?;
+    let config = config(&section, &recipe.sandbox)?;
+    let provider = provider(&section, &config.command, &recipe.sandbox)?;
     let runtime = Runtime::new().map_err(Failure::system)?;
-    Ok(runtime.block_on(Programs::asks_model(config, provider, &task))?)
+    let gateway = silent_gateway(recipe)?;
+    let token = Secret::random_hex(24).map_err(Failure::system)?;
+    let server = Server::start(gateway.clone(), ([127, 0, 0, 1], 0).into(), &token, None);
+    let server = runtime.block_on(server).map_err(Failure::system)?;
+    let opened = gateway.open_rollout(RolloutSpec::default());
+    let access = access(opened.map_err(Failure::system)?);
+    let programs = Programs::new(config, provider, server.address())?;
+    let asked = programs.asks_model(&access, &task, gateway.first_answer());
+    Ok(runtime.block_on(asked)?)
+}
+
+/// A gateway as a run of the recipe has it, whose model ends each turn at once.
+fn silent_gateway(recipe: &RunPlan) -> Result<Gateway, Failure> {
+    let renderer = crate::renderer(&recipe.model, &recipe.env)?;
+    let (vocab, stop) = (renderer.vocab_size(), renderer.stop_ids().first().copied());
+    // What an agent asks is measured in the run, not here.
+    let context = 1 << 20;
+    let config = FakeConfig {
+        model: FakeModel {
+            vocab,
+            seed: 0,
+            end: None,
+        },
+        context,
+        script: Some(Arc::new(move |_| Some(stop.into_iter().collect()))),
+        ..FakeConfig::default()
+    };
+    let engine = FakeEngine::threaded(config, crate::clock()).map_err(Failure::system)?;
+    let config = GatewayConfig {
+        format: renderer.turn_format(),
+        session: SessionLimits {
+            max_context_tokens: context as u32,
+            ..SessionLimits::default()
+        },
+        ..GatewayConfig::default()
+    };
+    let parts = GatewayParts {
+        engine: Arc::new(engine),
+        renderer,
+        store: None,
+        requests: Arc::default(),
+        capacity: None,
+        hooks: None,
+    };
+    Ok(Gateway::new(config, parts))
+}
+
+/// What a program is told of its rollout.
+fn access(opened: Credentials) -> ModelAccess {
+    ModelAccess {
+        base_url: opened.base_url,
+        api_key: opened.api_key,
+        shared_url: opened.shared_url,
+        traceparent: opened.traceparent,
+    }
 }
 
 /// The program and its limits, with paths as they are inside of a sandbox.
@@ -196,6 +263,7 @@ fn provider(
 fn gateway(parts: &EpisodeParts) -> Gateway {
     let config = GatewayConfig {
         format: parts.renderer.turn_format(),
+        session: unbounded(),
         ..GatewayConfig::default()
     };
     let shared = GatewayParts {
@@ -208,6 +276,15 @@ fn gateway(parts: &EpisodeParts) -> Gateway {
         hooks: None,
     };
     Gateway::new(config, shared)
+}
+
+/// Limits of a gateway whose rollouts are opened with those of the recipe.
+pub(crate) fn unbounded() -> SessionLimits {
+    SessionLimits {
+        max_turns: u32::MAX,
+        max_context_tokens: u32::MAX,
+        ..SessionLimits::default()
+    }
 }
 
 /// A gateway as the model server of programs and services.
@@ -246,13 +323,7 @@ impl ModelServer for GatewayModel {
             ..rollout(parts, options, spec)
         };
         let opened = self.gateway.open_rollout(spec);
-        let opened = opened.map_err(|e| e.to_string())?;
-        Ok(ModelAccess {
-            base_url: opened.base_url,
-            api_key: opened.api_key,
-            shared_url: opened.shared_url,
-            traceparent: opened.traceparent,
-        })
+        Ok(access(opened.map_err(|e| e.to_string())?))
     }
 
     /// Records what an agent reported: the reward of the episode, then those of turns, counted from 1. A turn

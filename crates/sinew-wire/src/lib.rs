@@ -63,7 +63,7 @@ pub use collect::{Gathering, check_collect, collection};
 pub use device::{device, kernels, precision};
 pub use env::{OwnReward, Tasks, World, own_rewards, tasks, world};
 pub use expire::{Expiry, Removed, expire, versions};
-pub use harness::{asks_model, check as check_harness};
+pub use harness::{asks_model, check as check_harness, program_harness};
 pub use judge::{judge, server_config};
 pub use learner::train_worker;
 pub use live::ServeAt;

@@ -219,6 +219,7 @@ pub(crate) fn source(
     let gateway = Gateway::new(
         GatewayConfig {
             format: parts.renderer.turn_format(),
+            session: crate::harness::unbounded(),
             journal: Some(Arc::new(journal)),
             ..GatewayConfig::default()
         },

@@ -148,10 +148,10 @@ fn plan_rows(recipe: &RunPlan, report: &mut Report) {
             && let Ok(tasks) = &tasks
         {
             let all = tasks.all.as_ref();
-            let asks = sinew_wire::asks_model(&recipe.harness, &recipe.sandbox, all);
+            let asks = sinew_wire::asks_model(recipe, all);
             report.row(
                 "program",
-                asks.map(|()| "starts, and asks the model".into()),
+                asks.map(|()| "starts, and the gateway takes its first call".into()),
             );
         }
     }

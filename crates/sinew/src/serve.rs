@@ -95,6 +95,10 @@ pub(crate) struct ServeArgs {
     /// Seconds after which a rollout without calls is ended
     #[arg(long, default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..=2_592_000), conflicts_with = "sandbox_only")]
     rollout_ttl_s: u64,
+    /// Key for clients that open no rollouts, such as judges and evaluations: each of their conversations is
+    /// a rollout of its own. `@FILE` reads it from a file, which other users of this host cannot list
+    #[arg(long, value_name = "KEY", conflicts_with = "sandbox_only")]
+    api_key: Option<String>,
     /// Maximum number of open rollouts
     #[arg(long, default_value_t = 16_384, value_parser = crate::at_least_one, conflicts_with = "sandbox_only")]
     max_rollouts: usize,
@@ -120,6 +124,9 @@ pub(crate) struct ServeArgs {
     /// Words of an answer of the fake engine
     #[arg(long, default_value_t = 8, conflicts_with = "sandbox_only")]
     fake_words: usize,
+    /// JSON lines that the fake engine says, to try an agent without a model: see docs/gateway.md
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["sandbox_only", "fake_words"])]
+    fake_script: Option<PathBuf>,
     /// Milliseconds that the fake engine takes for each token
     #[arg(long, default_value_t = 0.0, conflicts_with = "sandbox_only")]
     fake_pass_ms: f64,
@@ -270,6 +277,35 @@ fn control_token(args: &ServeArgs) -> Result<String, Failure> {
     read_token(path)
 }
 
+/// The key of `--api-key`.
+fn api_key(args: &ServeArgs) -> Result<Option<Secret>, Failure> {
+    let key = match args.api_key.as_deref() {
+        None => return Ok(None),
+        Some(typed) => match typed.strip_prefix('@') {
+            Some(path) => sinew_wire::token_of("--api-key", Path::new(path))?,
+            None => typed.to_owned(),
+        },
+    };
+    if key.is_empty() || !key.bytes().all(|b| b.is_ascii_graphic()) {
+        let why = "--api-key: allowed are ASCII characters without blanks, at least one";
+        return Err(Failure::input(why));
+    }
+    Ok(Some(Secret::new(&key)))
+}
+
+/// The model's name for clients: not where it lies on this host.
+fn model_name(model: &str) -> String {
+    let path = Path::new(model.split_once(':').map_or(model, |(_, path)| path));
+    let name = match path.is_file() {
+        true => path.file_stem(),
+        false => path.file_name().filter(|_| path.exists()),
+    };
+    match name {
+        Some(name) => name.to_string_lossy().into_owned(),
+        None => model.to_owned(),
+    }
+}
+
 /// The gateway, the routes of `--pool` and the engine.
 type Served = (Gateway, Option<Router>, Arc<dyn Engine>);
 
@@ -282,7 +318,8 @@ fn gateway(args: &ServeArgs) -> Result<Served, Failure> {
                 .map_err(|e| Failure::input(format!("--tool-format: {e}")))?,
         ),
     };
-    let store = store(args.store.as_deref(), args.accept_loss)?;
+    let traces = args.store.as_deref().map(sinew_project::store_path);
+    let store = store(traces.as_deref(), args.accept_loss)?;
     let journal = args.store.as_deref().map(journal).transpose()?;
     let named = args.engine.as_deref().unwrap_or_default();
     check_logprobs(args, named)?;
@@ -296,8 +333,11 @@ fn gateway(args: &ServeArgs) -> Result<Served, Failure> {
             )));
         }
     };
+    if let Some(folder) = &args.store {
+        as_run(args, folder, renderer.as_ref())?;
+    }
     let mut config = GatewayConfig {
-        model: args.model.clone().unwrap_or_else(|| "fake".into()),
+        model: args.model.as_deref().map_or("fake".into(), model_name),
         session: SessionLimits {
             max_context_tokens: context as u32,
             ..SessionLimits::default()
@@ -305,6 +345,7 @@ fn gateway(args: &ServeArgs) -> Result<Served, Failure> {
         server: limits(args),
         journal,
         format: renderer.turn_format(),
+        api_key: api_key(args)?,
         strict_fields: args.strict_fields,
     };
     config.format.calls = calls.or(config.format.calls);
@@ -366,6 +407,45 @@ fn limits(args: &ServeArgs) -> ServerLimits {
     }
 }
 
+/// Makes the folder of `--store` that of a run, so that `sinew view`, `episodes` and `show` open it: a recipe
+/// with the model, and its tokenizer.
+fn as_run(args: &ServeArgs, folder: &Path, renderer: &dyn Renderer) -> Result<(), Failure> {
+    let failed = |e: std::io::Error| Failure::input(format!("--store {}: {e}", folder.display()));
+    let model = args.model.as_deref().unwrap_or("fake");
+    let plan = match model.strip_prefix("recipe:") {
+        Some(path) => RunPlan::load(Path::new(path)),
+        None => {
+            let path = std::path::absolute(model).map_err(failed)?;
+            let source = match path.exists() {
+                true => sinew_wire::typed_source(&path.to_string_lossy()),
+                false => model.to_owned(),
+            };
+            let text =
+                format!("name = \"serve\"\nmodel = {source:?}\nharness = {{ type = \"live\" }}\n");
+            RunPlan::parse(&folder.join("recipe.toml"), &text)
+        }
+    };
+    let plan = plan.map_err(|e| Failure::input(format!("--model: {e}")))?;
+    let mut files = vec![(
+        folder.join("recipe.toml"),
+        toml::to_string(&plan)
+            .map_err(Failure::system)?
+            .into_bytes(),
+    )];
+    let tokenizer = folder.join("tokenizer");
+    for (name, content) in renderer.files().map_err(Failure::system)? {
+        sinew_store::private_dir(&tokenizer).map_err(failed)?;
+        files.push((tokenizer.join(name), content));
+    }
+    for (path, content) in files {
+        if std::fs::read(&path).is_ok_and(|old| old == content) {
+            continue;
+        }
+        sinew_project::write_atomic(&path, &content).map_err(failed)?;
+    }
+    Ok(())
+}
+
 /// The journal of open rollouts, beside the finished traces.
 fn journal(store: &Path) -> Result<Arc<Journal>, Failure> {
     Journal::open(&store.join("journal"), JournalOptions::default())
@@ -423,9 +503,10 @@ fn fake(args: &ServeArgs) -> Result<Model, Failure> {
     let latency = Duration::try_from_secs_f64(args.fake_pass_ms / 1e3)
         .map_err(|e| Failure::input(format!("--fake-pass-ms {}: {e}", args.fake_pass_ms)))?;
     // The tokenizer of a recipe need not have words.
-    let script = match recipe {
-        Some(_) => None,
-        None => Some(babble(renderer.as_ref(), args.fake_words)?),
+    let script = match (&args.fake_script, recipe) {
+        (Some(file), _) => Some(spoken(&renderer, file)?),
+        (None, Some(_)) => None,
+        (None, None) => Some(babble(renderer.as_ref(), args.fake_words)?),
     };
     let grammars = sinew_pipeline::grammars(&renderer, renderer.vocab_size())?;
     let config = FakeConfig {
@@ -470,12 +551,61 @@ fn babble(renderer: &dyn Renderer, count: usize) -> Result<Script, Failure> {
     }))
 }
 
+/// A line of `--fake-script`.
+#[derive(Debug, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    /// Text that the prompt must have; without it, any prompt has it.
+    #[serde(default, rename = "if")]
+    given: String,
+    /// Text by which the prompt shows that the line was said; without it, what it says.
+    until: Option<String>,
+    say: String,
+}
+
+/// Says the first line whose `if` the prompt has and whose `until` it lacks; if all were said, the last one
+/// whose `if` it has.
+fn spoken(renderer: &Arc<dyn Renderer>, file: &Path) -> Result<Script, Failure> {
+    let refused = |why: String| Failure::input(format!("--fake-script {}: {why}", file.display()));
+    let text = std::fs::read_to_string(file).map_err(|e| refused(e.to_string()))?;
+    let lines = text.lines().enumerate();
+    let lines = lines.filter(|(_, line)| !line.trim().is_empty());
+    let stop = renderer.stop_ids().first().copied();
+    let turn = |(i, line): (usize, &str)| {
+        let line: Line =
+            serde_json::from_str(line).map_err(|e| refused(format!("line {}: {e}", i + 1)))?;
+        let mut ids = renderer
+            .encode_text(&line.say)
+            .map_err(|e| refused(format!("line {}: say: {e}", i + 1)))?;
+        ids.extend(stop);
+        Ok((line, ids))
+    };
+    let turns = lines.map(turn).collect::<Result<Vec<_>, Failure>>()?;
+    if turns.is_empty() {
+        return Err(refused("it has no line".into()));
+    }
+    let renderer = Arc::clone(renderer);
+    Ok(Arc::new(move |request| {
+        let prompt = renderer.decode_with_special(&request.prompt);
+        let given = |(line, _): &&(Line, Vec<TokenId>)| prompt.contains(&line.given);
+        let said = |line: &Line| prompt.contains(line.until.as_ref().unwrap_or(&line.say));
+        let next = turns.iter().filter(given).find(|(line, _)| !said(line));
+        let last = || turns.iter().rfind(given);
+        next.or_else(last).map(|(_, ids)| ids.clone())
+    }))
+}
+
 /// Options about servers have no effect on engines of this process, and are refused there.
 fn check_logprobs(args: &ServeArgs, engine: &str) -> Result<(), Failure> {
     if args.engine_formats.is_some() && !engine.contains("://") {
         return Err(Failure::input(format!(
             "--engine-formats: it says what servers do with output formats, --engine {engine} holds to them by itself; \
              leave it out"
+        )));
+    }
+    if args.fake_script.is_some() && engine != "fake" {
+        return Err(Failure::input(format!(
+            "--fake-script: the fake engine says it, --engine {engine} has a model; leave it out"
         )));
     }
     if args.follow.is_some() && engine != "embedded" {

@@ -13,6 +13,8 @@ mod bridges;
 mod calls;
 #[path = "it/chains.rs"]
 mod chains;
+#[path = "it/cli_agents.rs"]
+mod cli_agents;
 #[path = "it/collapse.rs"]
 mod collapse;
 #[path = "it/collect.rs"]

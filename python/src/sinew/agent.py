@@ -205,13 +205,19 @@ class RolloutFunction(Generic[P, R]):
 
     def _value(self, run: _Run, task: Task, returned: Any) -> float:
         """The reward of an agent that returned."""
+        # Numbers of numpy and torch give Python's with `item`.
+        item = getattr(returned, "item", None)
+        returned = item() if callable(item) else returned
         if isinstance(returned, (bool, int, float)):
             success = returned if isinstance(returned, bool) else None
             reward(_checked(returned, "returned reward"), success=success)
+        elif isinstance(returned, Mapping):
+            _reported(task, returned)
         elif returned is not None:
             raise NoReward(
                 f"task {task.id}: the agent returned {type(returned).__name__}; return a "
-                "number, or call reward() and return None"
+                'number, {"reward": 1.0, "success": True, "rewards": [], "metrics": {}}, or call reward() '
+                "and return None"
             )
         if run.value is None:
             raise NoReward(f"task {task.id}: the agent gave no reward")
@@ -320,6 +326,30 @@ class RolloutFunction(Generic[P, R]):
                 yield pool.next()
         finally:
             pool.abandon()
+
+
+def _reported(task: Task, report: Mapping[str, Any]) -> None:
+    """Scores the rollout with what an agent returned, as a recipe's function may return it."""
+    success, metrics = report.get("success"), report.get("metrics") or {}
+    rewards = report.get("rewards") or []
+    run = _run()
+    if success is not None and not isinstance(success, bool):
+        raise NoReward(f"task {task.id}: success is {success!r}: expected True, False or None")
+    if not isinstance(metrics, Mapping):
+        raise NoReward(f"task {task.id}: metrics is {type(metrics).__name__}: expected a dict of numbers")
+    if not isinstance(rewards, (list, tuple)):
+        raise NoReward(
+            f"task {task.id}: rewards is {type(rewards).__name__}: expected a list with a number or None "
+            "for each call of the model"
+        )
+    if report.get("reward") is not None:
+        value = _checked(report["reward"], "returned reward")
+        reward(value, success=success, metrics=metrics)
+    for turn, value in enumerate(rewards, 1):
+        if value is not None:
+            value = _checked(value, f"returned rewards[{turn - 1}]")
+            reward(value, turn=turn)
+            run.value = value + (run.value or 0.0) if report.get("reward") is None else run.value
 
 
 def _jobs(

@@ -22,6 +22,7 @@
 //!
 //! Source: OpenAI's API reference and the types of its Python client.
 
+use super::agent_tools::{ToolForm, input_of};
 use super::fields::{Fields, Notes, wrong};
 use super::format::{guided, response_format};
 use super::media;
@@ -120,11 +121,8 @@ fn settings(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     fields.only("modalities", &[json!(["text"])], "only text is generated")?;
     let calls = [json!("none"), json!("auto")];
     fields.only("function_call", &calls, "use tool_choice")?;
-    fields.only(
-        "web_search_options",
-        &[],
-        "nothing is searched here: give the model a tool",
-    )?;
+    let why = "nothing is searched here: give the model a tool";
+    fields.no_effects(&[("web_search_options", why)])?;
     fields.refuse(&[
         ("functions", "use tools"),
         ("audio", "only text is generated"),
@@ -312,9 +310,28 @@ fn part(part: &mut Fields<'_>, kind: &str, content: &mut Content) -> Result<(), 
 /// A call that an assistant's message repeats.
 fn tool_call(value: Value, path: &str, notes: &Notes) -> Result<ToolCall, ApiError> {
     let mut fields = Fields::of(value, path, notes)?;
-    fields.only("type", &[json!("function")], "only functions are known")?;
+    let kind = fields.string("type")?.unwrap_or_else(|| "function".into());
     fields.ignore(&["index"]);
     let id = fields.required_string("id")?;
+    if kind == "custom" {
+        let mut custom = fields.required_inner("custom")?;
+        fields.end()?;
+        let name = custom.required_string("name")?;
+        let arguments = json!({"input": custom.required_string("input")?});
+        custom.end()?;
+        return Ok(ToolCall {
+            id,
+            name,
+            arguments,
+        });
+    }
+    if kind != "function" {
+        return Err(wrong(
+            &fields.path("type"),
+            &Value::String(kind),
+            "function or custom",
+        ));
+    }
     let mut function = fields.required_inner("function")?;
     fields.end()?;
     let name = function.required_string("name")?;
@@ -337,7 +354,14 @@ fn finish_reason(end: &TurnEnd) -> &'static str {
 }
 
 /// A call, whole: arguments are not streamed in pieces.
-fn call_value(call: &ToolCall) -> Value {
+fn call_value(request: &ModelRequest, call: &ToolCall) -> Value {
+    if request
+        .special(&call.name)
+        .is_some_and(|t| t.form == ToolForm::Custom)
+    {
+        let custom = json!({"name": call.name, "input": input_of(call)});
+        return json!({"id": call.id, "type": "custom", "custom": custom});
+    }
     json!({
         "id": call.id,
         "type": "function",
@@ -357,7 +381,11 @@ fn choice_value(context: &AnswerContext, index: usize, choice: &Choice) -> Value
         message["reasoning_content"] = json!(reasoning);
     }
     if !said.tool_calls.is_empty() {
-        let calls: Vec<_> = said.tool_calls.iter().map(call_value).collect();
+        let calls: Vec<_> = said
+            .tool_calls
+            .iter()
+            .map(|call| call_value(&context.request, call))
+            .collect();
         message["tool_calls"] = json!(calls);
     }
     let mut value = json!({
@@ -419,7 +447,7 @@ impl EventWriter for ChatStream {
                 Piece::Text(text) => json!({"content": text}),
                 Piece::Reasoning(text) => json!({"reasoning_content": text}),
                 Piece::Call(call) => {
-                    let mut value = call_value(call);
+                    let mut value = call_value(&self.context.request, call);
                     value["index"] = json!(self.calls[index]);
                     self.calls[index] += 1;
                     json!({"tool_calls": [value]})

@@ -1,7 +1,6 @@
 //! Reading JSON objects field by field: every field is taken by name, and what is left is counted, or
 //! refused where the gateway is strict.
 
-use super::ToolChoice;
 use crate::answers::Answers;
 use crate::error::ApiError;
 use crate::ignored::{Ignored, count_ignored};
@@ -10,8 +9,8 @@ use sinew_types::{Message, TEMPERATURES};
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// Most tools of a request.
-const MAX_TOOLS: usize = 128;
+/// Most tools of a request: agents with several MCP servers have hundreds.
+pub(super) const MAX_TOOLS: usize = 1024;
 
 /// Most bytes of a path of an ignored field; a longer one is cut.
 const MAX_PATH_BYTES: usize = 120;
@@ -204,6 +203,11 @@ impl<'n> Fields<'n> {
         }
     }
 
+    /// Gives up what is left: it was counted as a whole.
+    pub fn take_rest(&mut self) {
+        self.map.clear();
+    }
+
     /// A field of one type; `expected` is for the error.
     fn typed<T>(
         &mut self,
@@ -346,30 +350,6 @@ impl<'n> Fields<'n> {
             return Err(ApiError::invalid("tools", message));
         }
         Ok(tools)
-    }
-
-    /// `tool_choice` as OpenAI's dialects write it: a word, or an object in which `named` finds
-    /// the tool.
-    ///
-    /// # Errors
-    /// If it is another word, or `named` refuses.
-    pub fn tool_choice(
-        &mut self,
-        named: impl FnOnce(Value) -> Result<String, ApiError>,
-    ) -> Result<ToolChoice, ApiError> {
-        match self.take("tool_choice") {
-            None => Ok(ToolChoice::Auto),
-            Some(Value::String(word)) => match word.as_str() {
-                "auto" => Ok(ToolChoice::Auto),
-                "none" => Ok(ToolChoice::None),
-                "required" => Ok(ToolChoice::Required),
-                _ => {
-                    let expected = "auto, none, required, or an object that names a function";
-                    Err(wrong("tool_choice", &Value::String(word), expected))
-                }
-            },
-            Some(value) => named(value).map(ToolChoice::Named),
-        }
     }
 
     /// A field that would change what is sampled, and cannot be honoured but with these values.

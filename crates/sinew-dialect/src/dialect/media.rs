@@ -1,7 +1,7 @@
 //! Images and sounds of requests become references; whether the model takes them is decided where the
 //! prompt is rendered.
 
-use super::fields::{Fields, wrong};
+use super::fields::{Fields, Notes, wrong};
 use crate::error::ApiError;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -65,6 +65,59 @@ pub(super) fn image_block(block: &mut Fields<'_>) -> Result<Part, ApiError> {
     };
     source.end()?;
     Ok(part)
+}
+
+/// Anthropic's `document`: its text, or a note that a file is there, as models here read no files.
+///
+/// # Errors
+/// If the source is wrong, or the gateway is strict and the file is not text.
+pub(super) fn document_block(block: &mut Fields<'_>) -> Result<String, ApiError> {
+    let title = block.string("title")?;
+    let context = block.string("context")?;
+    block.no_effects(&[("citations", "sources are not cited here")])?;
+    let mut source = block.required_inner("source")?;
+    let kind = source.required_string("type")?;
+    let text = match kind.as_str() {
+        "text" => source.required_string("data")?,
+        "content" => match source.take("content") {
+            Some(Value::String(text)) => text,
+            Some(Value::Array(parts)) => {
+                let path = source.path("content");
+                let text = |part: &Value| match part["text"].as_str() {
+                    Some(text) => Ok(text.to_owned()),
+                    None => unread_file(&path, None, source.notes()),
+                };
+                let texts = parts.iter().map(text).collect::<Result<Vec<_>, _>>()?;
+                texts.join("\n")
+            }
+            other => {
+                let found = other.unwrap_or_default();
+                return Err(wrong(&source.path("content"), &found, "a string or blocks"));
+            }
+        },
+        _ => return unread_file(&source.path("data"), title.as_deref(), source.notes()),
+    };
+    source.ignore(&["media_type"]);
+    source.end()?;
+    let parts = [title, context, Some(text)];
+    Ok(parts.into_iter().flatten().collect::<Vec<_>>().join("\n"))
+}
+
+/// The text in place of a file that no model here reads; it is counted.
+///
+/// # Errors
+/// If the gateway is strict.
+pub(super) fn unread_file(
+    path: &str,
+    name: Option<&str>,
+    notes: &Notes,
+) -> Result<String, ApiError> {
+    notes.ignored(path, || {
+        ApiError::unsupported(path, "no model here reads files: send their text")
+    })?;
+    let name = name.unwrap_or_default();
+    let between = if name.is_empty() { "" } else { " " };
+    Ok(format!("[file{between}{name}: this model reads text only]"))
 }
 
 /// Anthropic's blocks as one content: texts next to each other are lines.

@@ -6,6 +6,7 @@
 //! [`EventWriter`] that turns [`Delta`]s into server-sent events while they come. All of them
 //! are pure; the gateway does the rest. `chat.rs` and `completions.rs` are the examples.
 
+mod agent_tools;
 pub mod anthropic;
 pub mod chat;
 pub mod completions;
@@ -19,6 +20,7 @@ pub mod responses;
 use crate::error::ApiError;
 use crate::ignored::Ignored;
 use crate::prompt::Prompt;
+use agent_tools::SpecialTool;
 pub use continuation::Continuation;
 use fields::Notes;
 use format::FormatAsk;
@@ -69,7 +71,14 @@ pub struct ModelRequest {
     pub prompt: Prompt,
     /// Messages at the beginning that were not in the list of [`Dialect::repeated`].
     pub head: usize,
+    /// Functions that the prompt shows.
     pub tools: Vec<ToolSpec>,
+    /// Functions that may be called and are shown in the conversation, once a search has found them.
+    pub deferred_tools: Vec<ToolSpec>,
+    /// How calls of some of them go over the wire.
+    pub(crate) special_tools: Vec<SpecialTool>,
+    /// Its messages define tools, so that a later body must be read with all of them.
+    pub defines_tools: bool,
     pub tool_choice: ToolChoice,
     /// Whether the turn may hold several calls.
     pub parallel_tool_calls: bool,
@@ -119,11 +128,13 @@ impl ModelRequest {
     /// If it is not.
     pub fn check_tool_choice(&self) -> Result<(), ApiError> {
         let why = match &self.tool_choice {
-            ToolChoice::Named(name) if !self.tools.iter().any(|t| t.name == *name) => {
-                format!("tool_choice asks for a call of {name:?}, but tools has none of that name")
+            ToolChoice::Named(name) if !self.callable().any(|t| t.name == *name) => {
+                format!(
+                    "tool_choice asks for a call of {name:?}, but no tool of that name runs with the agent"
+                )
             }
-            ToolChoice::Required if self.tools.is_empty() => {
-                "tool_choice asks for a call, but tools is empty".into()
+            ToolChoice::Required if self.callable().next().is_none() => {
+                "tool_choice asks for a call, but there is no tool that runs with the agent".into()
             }
             _ => return Ok(()),
         };

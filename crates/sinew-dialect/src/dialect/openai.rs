@@ -1,8 +1,9 @@
 //! What the OpenAI dialects have in common: functions as tools, contents of parts, log-probabilities,
 //! usage, and the objects of chat and text streams.
 
-use super::fields::{Fields, Notes, wrong};
-use super::{AnswerContext, ModelRequest, Usage, data_event};
+use super::agent_tools::{self, prompt_name};
+use super::fields::{Fields, MAX_TOOLS, Notes, wrong};
+use super::{AnswerContext, ModelRequest, ToolChoice, Usage, data_event};
 use crate::error::ApiError;
 use serde_json::{Map, Value, json};
 use sinew_render::Renderer;
@@ -21,48 +22,151 @@ pub(super) fn service_tier(fields: &mut Fields<'_>) -> Result<(), ApiError> {
 /// or in the tool itself; so does the name of the chosen one.
 ///
 /// # Errors
-/// If a tool is no function, a field is wrong or unknown, or the chosen tool is not listed.
+/// If a field is wrong or unknown, or the chosen tool is not listed.
 pub(super) fn tools(
     fields: &mut Fields<'_>,
     nested: Option<&str>,
     request: &mut ModelRequest,
 ) -> Result<(), ApiError> {
     let notes = fields.notes();
+    let mut searched = false;
+    // Those of messages, which are defined there.
+    let defined = std::mem::take(&mut request.deferred_tools);
     for (i, value) in fields.tools()?.into_iter().enumerate() {
-        let why = "only functions are known: built-in tools run elsewhere";
-        let mut function = function(value, &format!("tools[{i}]"), why, nested, notes)?;
-        let empty = || json!({"type": "object", "properties": {}});
-        let parameters = function.object("parameters")?.unwrap_or_else(empty);
-        add_tool(&mut function, "parameters", parameters, request)?;
-        function.end()?;
+        searched |= value["type"] == "tool_search" && value["execution"] == "client";
+        read_tool(
+            value,
+            &format!("tools[{i}]"),
+            nested,
+            notes,
+            (None, false),
+            request,
+        )?;
+    }
+    if !searched {
+        request.show_deferred();
+    }
+    for spec in defined {
+        request.add_spec(spec, true);
+    }
+    if request.callable().count() > MAX_TOOLS {
+        let why = format!("more than {MAX_TOOLS} tools, with those in namespaces");
+        return Err(ApiError::invalid("tools", why));
     }
     request.parallel_tool_calls = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-    request.tool_choice = fields.tool_choice(|value| {
-        let why = "only functions can be chosen";
-        let mut function = function(value, "tool_choice", why, nested, notes)?;
-        let name = function.required_string("name")?;
-        function.end()?;
-        Ok(name)
-    })?;
+    tool_choice(fields, nested, request)?;
     request.check_tool_choice()
 }
 
-/// The fields of a function, of `type` `function` alone.
-pub(super) fn function<'a>(
+/// `tool_choice`: a word, the tool that must be called, or those that may be.
+fn tool_choice(
+    fields: &mut Fields<'_>,
+    nested: Option<&str>,
+    request: &mut ModelRequest,
+) -> Result<(), ApiError> {
+    let path = "tool_choice";
+    let notes = fields.notes();
+    let value = match fields.take(path) {
+        None => return Ok(()),
+        Some(Value::String(word)) => {
+            let expected = "auto, none, required, or an object that names a tool";
+            request.tool_choice =
+                word_choice(&word).ok_or_else(|| wrong(path, &Value::String(word), expected))?;
+            return Ok(());
+        }
+        Some(value) => value,
+    };
+    if value["type"] != "allowed_tools" {
+        let name = agent_tools::chosen(value, path, nested.is_some(), notes)?;
+        request.tool_choice = ToolChoice::Named(name);
+        return Ok(());
+    }
+    let mut choice = Fields::of(value, path, notes)?;
+    choice.ignore(&["type"]);
+    let mut allowed = match nested {
+        Some(_) => choice.required_inner("allowed_tools")?,
+        None => choice,
+    };
+    let mode_path = allowed.path("mode");
+    let mode = allowed.required_string("mode")?;
+    request.tool_choice = word_choice(&mode)
+        .filter(|c| *c != ToolChoice::None)
+        .ok_or_else(|| wrong(&mode_path, &Value::String(mode), "auto or required"))?;
+    let list = allowed.path("tools");
+    let names = allowed
+        .required_array("tools")?
+        .into_iter()
+        .enumerate()
+        .map(|(i, tool)| {
+            agent_tools::chosen(tool, &format!("{list}[{i}]"), nested.is_some(), notes)
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    allowed.end()?;
+    // The model is shown what it may call, and nothing else.
+    request.allow_only(&names);
+    Ok(())
+}
+
+/// What a word says of whether tools are called.
+fn word_choice(word: &str) -> Option<ToolChoice> {
+    match word {
+        "auto" => Some(ToolChoice::Auto),
+        "none" => Some(ToolChoice::None),
+        "required" => Some(ToolChoice::Required),
+        _ => None,
+    }
+}
+
+/// One tool. `place` is the namespace that it is in, and whether it may be called only from a later point of
+/// the conversation on.
+///
+/// # Errors
+/// If a field is wrong or unknown.
+pub(super) fn read_tool(
     value: Value,
     path: &str,
-    why: &str,
     nested: Option<&str>,
-    notes: &'a Notes,
-) -> Result<Fields<'a>, ApiError> {
+    notes: &Notes,
+    place: (Option<&str>, bool),
+    request: &mut ModelRequest,
+) -> Result<(), ApiError> {
+    let kind = value["type"].as_str().unwrap_or("function").to_owned();
+    if kind != "function" {
+        let value = match nested {
+            Some(_) if kind == "custom" => un_nested(value, path, notes)?,
+            // Chat completions have no items for the calls of others.
+            Some(_) => return agent_tools::dropped(path, &kind, notes),
+            None => value,
+        };
+        return agent_tools::read_openai(value, path, notes, place, request);
+    }
     let mut fields = Fields::of(value, path, notes)?;
-    fields.only("type", &[json!("function")], why)?;
-    let Some(nested) = nested else {
-        return Ok(fields);
+    fields.ignore(&["type"]);
+    let mut function = match nested {
+        Some(nested) => {
+            let function = fields.required_inner(nested)?;
+            fields.end()?;
+            function
+        }
+        None => fields,
     };
-    let function = fields.required_inner(nested)?;
+    let empty = || json!({"type": "object", "properties": {}});
+    let parameters = function.object("parameters")?.unwrap_or_else(empty);
+    add_tool(&mut function, "parameters", parameters, place, request)?;
+    function.no_effects(&[("allowed_callers", "the model alone calls tools here")])?;
+    function.end()
+}
+
+/// A custom tool of chat completions with its fields as in responses.
+fn un_nested(value: Value, path: &str, notes: &Notes) -> Result<Value, ApiError> {
+    let mut fields = Fields::of(value, path, notes)?;
+    let mut own = fields
+        .object("custom")?
+        .ok_or_else(|| fields.missing("custom"))?;
+    fields.ignore(&["type"]);
     fields.end()?;
-    Ok(function)
+    own["type"] = json!("custom");
+    Ok(own)
 }
 
 /// Adds a tool whose schema stands in the field `schema`. With `strict`, its calls must follow the schema.
@@ -70,6 +174,7 @@ pub(super) fn add_tool(
     fields: &mut Fields<'_>,
     schema: &str,
     parameters: Value,
+    (namespace, later): (Option<&str>, bool),
     request: &mut ModelRequest,
 ) -> Result<(), ApiError> {
     let spec = ToolSpec {
@@ -77,11 +182,16 @@ pub(super) fn add_tool(
         description: fields.string("description")?.unwrap_or_default(),
         parameters,
     };
-    if fields.bool("strict")? == Some(true) {
+    let deferred = fields.bool("defer_loading")?.unwrap_or(false) || later;
+    if fields.bool("strict")? == Some(true) && !deferred {
         let at = fields.path(schema);
-        request.strict_tools.push((spec.name.clone(), at));
+        let name = prompt_name(namespace, &spec.name);
+        request.strict_tools.push((name, at));
     }
-    request.tools.push(spec);
+    match namespace {
+        Some(namespace) => agent_tools::add_function(request, spec, namespace, deferred),
+        None => request.add_spec(spec, deferred),
+    }
     Ok(())
 }
 

@@ -60,6 +60,13 @@ struct Call {
     error: Option<String>,
 }
 
+impl Call {
+    /// Whether it failed before anything was sampled.
+    fn is_void(&self) -> bool {
+        self.outputs.is_empty() && self.error.is_some()
+    }
+}
+
 /// What is needed of a call until its output is there.
 #[derive(Clone, Debug)]
 struct Running {
@@ -181,7 +188,10 @@ impl Session {
                 }
                 self.begun(beginning);
             }
-            Entry::Output { call, .. } | Entry::Failed { call, .. } if !exists(self, call) => {
+            Entry::Output { call, .. } if !exists(self, call) => {
+                return Err(SessionError::UnknownCall { call });
+            }
+            Entry::Failed { call, .. } if call == 0 || call as usize > self.calls.len() => {
                 return Err(SessionError::UnknownCall { call });
             }
             Entry::Output {
@@ -192,7 +202,9 @@ impl Session {
             } => {
                 self.output(call, output, text, now_s);
             }
-            Entry::Failed { call, why, now_s } => self.failed(call, &why, now_s),
+            Entry::Failed { call, why, now_s } => {
+                self.failed(call, &why, now_s);
+            }
             // It was taken within the limits of its time.
             Entry::Rewarded { reward } => self.rewarded(&reward)?,
             // Not the session's: see `Answers`.
@@ -328,7 +340,8 @@ impl Session {
         let plan = self.plan(renderer, ask, &mut last_path);
         // Whatever came of it, the path is worth keeping.
         self.last_path = last_path;
-        let plan = plan?;
+        let mut plan = plan?;
+        plan.join = self.join_again(&plan);
         self.last_path.go(&self.nodes, plan.base);
         let new: Vec<&[TokenId]> = plan.nodes.iter().map(|n| n.tokens.as_slice()).collect();
         let prompt_key = self.last_path.key_with(&new);
@@ -364,6 +377,19 @@ impl Session {
             prompt: Arc::new(prompt),
             join: plan.join,
         })
+    }
+
+    /// How a call joins: one that asks again after a call without output joins as that did.
+    fn join_again(&self, plan: &plan::Plan) -> Join {
+        let before = self
+            .calls
+            .iter()
+            .rev()
+            .find(|c| Some(c.parent) == plan.base);
+        match before {
+            Some(call) if plan.join == Join::Resample && call.is_void() => call.join,
+            _ => plan.join,
+        }
     }
 
     /// Opens a call that was planned, and gives its number.
@@ -591,25 +617,38 @@ impl Session {
         None
     }
 
-    /// Ends a call that gave nothing more.
-    pub fn fail(&mut self, call: u32, why: &str, now_s: f64) {
-        if self.running.contains_key(&call) {
+    /// Ends a call that gave nothing more. Gives how it joined if it gave nothing at all: it counts under no
+    /// join then.
+    pub fn fail(&mut self, call: u32, why: &str, now_s: f64) -> Option<Join> {
+        let record = call.checked_sub(1).and_then(|i| self.calls.get(i as usize));
+        let silent = record.is_some_and(|c| c.outputs.is_empty() && c.error.is_none());
+        if silent || self.running.contains_key(&call) {
             self.note(|| Entry::Failed {
                 call,
                 why: why.to_owned(),
                 now_s,
             });
-            self.failed(call, why, now_s);
+            return self.failed(call, why, now_s);
         }
+        None
     }
 
-    fn failed(&mut self, call: u32, why: &str, now_s: f64) {
-        self.running.remove(&call);
+    fn failed(&mut self, call: u32, why: &str, now_s: f64) -> Option<Join> {
+        let ran = self.running.remove(&call).is_some();
         self.stats.failed += 1;
         if let Some(record) = self.calls.get_mut(call as usize - 1) {
             record.error = Some(why.to_owned());
         }
-        self.ended(call, now_s);
+        if ran {
+            self.ended(call, now_s);
+        }
+        let void = self.calls.get(call as usize - 1).filter(|c| c.is_void());
+        let join = void.map(|c| c.join)?;
+        if let Some(count) = self.stats.joins.get_mut(&join) {
+            *count -= 1;
+        }
+        self.stats.joins.retain(|_, count| *count > 0);
+        Some(join)
     }
 
     fn one_less(&mut self, call: u32, now_s: f64) {

@@ -54,21 +54,6 @@ fn wrong_messages() -> Vec<Wrong> {
         ),
         (
             "messages",
-            json!([{"role": "user", "content": [
-                {"type": "text", "text": "look:"},
-                {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}},
-            ]}]),
-            "messages[0].content[1]",
-        ),
-        (
-            "messages",
-            json!([{"role": "user", "content": [
-                {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
-            ]}]),
-            "messages[0].content[0]",
-        ),
-        (
-            "messages",
             json!([{"role": "user", "content": [{"type": "file", "file": {}}]}]),
             "messages[0].content[0].type",
         ),
@@ -99,7 +84,7 @@ fn wrong_settings() -> Vec<Wrong> {
         ("logit_bias", json!({"9999": 1}), "logit_bias"),
         ("stream", json!("yes"), "stream"),
         ("tools", json!([{"type": "function"}]), "tools[0].function"),
-        ("tools", json!([{"type": "web"}]), "tools[0].type"),
+        ("tools", json!([{"type": "custom"}]), "tools[0].custom"),
         ("tool_choice", json!("sometimes"), "tool_choice"),
         ("tool_choice", json!("required"), "tool_choice"),
         (
@@ -137,7 +122,6 @@ fn wrong_settings() -> Vec<Wrong> {
         ),
         ("functions", json!([{"name": "f"}]), "functions"),
         ("function_call", json!({"name": "f"}), "function_call"),
-        ("web_search_options", json!({}), "web_search_options"),
         ("modalities", json!(["audio"]), "modalities"),
     ]
 }

@@ -191,7 +191,6 @@ fn other_dialects() -> Vec<(&'static str, Value, Vec<&'static str>)> {
             vec![
                 "background",
                 "include[]",
-                "input[].caller",
                 "input[].encrypted_content",
                 "max_tool_calls",
                 "reasoning.effort",

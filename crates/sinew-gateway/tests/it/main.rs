@@ -1,8 +1,10 @@
 //! The gateway over HTTP, with a fake engine behind it.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod agent_tools;
 mod agents;
 mod bad_input;
+mod clients;
 mod dialects;
 mod ends;
 mod fields;

@@ -102,6 +102,8 @@ pub(crate) fn world_behind(
         journal,
         ..GatewayConfig::default()
     };
+    // Who leaves does not come back, unless a test says so.
+    config.server.client_grace = Duration::ZERO;
     change(&mut config, &mut fake);
     let start = Instant::now();
     let clock = Box::new(move || start.elapsed().as_secs_f64());

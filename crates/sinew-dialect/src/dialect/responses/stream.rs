@@ -4,7 +4,7 @@
 //! |---|---|
 //! | reasoning | `response.reasoning_text.delta`, `.done` |
 //! | text | `response.content_part.added`, `response.output_text.delta`, `.done`, `response.content_part.done` |
-//! | a call | `response.function_call_arguments.delta` (once, whole), `.done` |
+//! | a call | `response.function_call_arguments.delta` (once, whole), `.done`; for a custom tool `response.custom_tool_call_input`; none for others |
 //!
 //! Before them come `response.created` and `response.in_progress`, after them `response.completed`,
 //! `response.incomplete` or `response.failed`. Each event has the next `sequence_number`.
@@ -210,18 +210,27 @@ impl ResponsesStream {
     fn call(&mut self, call: &ToolCall) -> String {
         let id = item_id(&self.context, CALL, self.calls);
         self.calls += 1;
-        let mut item = call_item(&id, call, "in_progress");
-        item["arguments"] = json!("");
+        let whole = call_item(&self.context.request, &id, call, "completed");
+        let mut item = whole.clone();
+        item["status"] = json!("in_progress");
+        // Items of other kinds are sent as a whole.
+        let written = match whole["type"].as_str() {
+            Some("function_call") => Some(("arguments", "function_call_arguments")),
+            Some("custom_tool_call") => Some(("input", "custom_tool_call_input")),
+            _ => None,
+        };
+        if let Some((field, _)) = written {
+            item[field] = json!("");
+        }
         let (index, mut out) = self.add(item);
-        let arguments = call.arguments.to_string();
-        let place = json!({"item_id": id, "output_index": index});
-        let mut fields = place.clone();
-        fields["delta"] = json!(arguments);
-        out.push_str(&self.event("response.function_call_arguments.delta", fields));
-        let mut fields = place;
-        fields["arguments"] = json!(arguments);
-        out.push_str(&self.event("response.function_call_arguments.done", fields));
-        out.push_str(&self.item_done(index, call_item(&id, call, "completed")));
+        if let Some((field, kind)) = written {
+            for (step, name) in [("delta", "delta"), ("done", field)] {
+                let mut fields = json!({"item_id": id, "output_index": index});
+                fields[name] = whole[field].clone();
+                out.push_str(&self.event(&format!("response.{kind}.{step}"), fields));
+            }
+        }
+        out.push_str(&self.item_done(index, whole));
         out
     }
 }

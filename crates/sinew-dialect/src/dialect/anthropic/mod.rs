@@ -10,29 +10,38 @@
 //! | `text`, `image` of a user | one user message for adjacent blocks |
 //! | `tool_result` | a message of role tool |
 //! | `text`, `thinking`, `tool_use` of the assistant | one assistant message |
+//! | a message of role `system` | a system message in its place; tools that it adds are defined there |
+//! | `server_tool_use` and its result, of another server's history | a call and its result |
 //!
 //! A stream is `message_start`, for each block `content_block_start`, `content_block_delta` and
 //! `content_block_stop`, then `message_delta` with the stop reason and usage, then `message_stop`.
 //!
 //! Source: Anthropic's API reference and the types of its Python client.
 
-use super::fields::{Fields, Notes, wrong};
-use super::format::flat;
-use super::media::{Blocks, image_block};
-use super::openai;
-use super::{
+mod messages;
+
+use crate::dialect::agent_tools;
+use crate::dialect::fields::{Fields, MAX_TOOLS, Notes, wrong};
+use crate::dialect::format::flat;
+use crate::dialect::openai;
+use crate::dialect::{
     AnswerContext, Delta, Dialect, EventWriter, ModelRequest, ModelResponse, ToolChoice, TurnEnd,
     Usage,
 };
 use crate::error::{ApiError, ErrorKind};
 use crate::prompt::Prompt;
+use messages::{Reader, texts};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_render::Piece;
-use sinew_types::{Content, Message, Role, ToolCall};
+use sinew_types::{Message, Role, ToolCall};
 
 /// Maximum of `stop_sequences`.
 const MAX_STOPS: usize = 16;
+
+/// The signature of every thinking block. Clients drop or rewrite blocks without one. It proves nothing:
+/// what the model thought is found again by its text.
+const SIGNATURE: &str = "c2luZXc=";
 
 /// By this Anthropic's clients recognize that they have to send a conversation again.
 const THREAD_NOT_FOUND: &str = "thread_not_found";
@@ -88,7 +97,9 @@ impl Dialect for Messages {
         if let Some(choice) = choice {
             let said = &choice.message;
             if let Some(reasoning) = &said.reasoning {
-                content.push(json!({"type": "thinking", "thinking": reasoning, "signature": ""}));
+                content.push(
+                    json!({"type": "thinking", "thinking": reasoning, "signature": SIGNATURE}),
+                );
             }
             if !said.content.is_empty() {
                 content.push(json!({"type": "text", "text": said.content.text()}));
@@ -96,7 +107,7 @@ impl Dialect for Messages {
             content.extend(
                 said.tool_calls
                     .iter()
-                    .map(|call| tool_use(call, &call.arguments)),
+                    .map(|call| tool_use(&context.request, call, true)),
             );
         }
         let mut message = skeleton(context);
@@ -132,10 +143,19 @@ fn conversation(fields: &mut Fields<'_>) -> Result<ModelRequest, ApiError> {
         messages.push(Message::new(Role::System, text));
     }
     let head = messages.len();
+    let mut request = ModelRequest::new(model, Prompt::default());
+    tools(fields, &mut request)?;
     let list = fields.required_array("messages")?;
+    let mut reader = Reader {
+        request: &mut request,
+        notes,
+        messages,
+    };
     for (i, value) in list.into_iter().enumerate() {
-        message(value, &format!("messages[{i}]"), notes, &mut messages)?;
+        reader.message(value, &format!("messages[{i}]"))?;
     }
+    let messages = reader.messages;
+    tool_choice(fields, &mut request)?;
     if messages.last().is_some_and(|m| m.role == Role::Assistant) {
         return Err(ApiError::unsupported(
             "messages",
@@ -143,9 +163,8 @@ fn conversation(fields: &mut Fields<'_>) -> Result<ModelRequest, ApiError> {
              those tokens would not be sampled",
         ));
     }
-    let mut request = ModelRequest::new(model, Prompt::Messages(messages));
+    request.prompt = Prompt::Messages(messages);
     request.head = head;
-    tools(fields, &mut request)?;
     settings(fields, &mut request)?;
     Ok(request)
 }
@@ -167,13 +186,9 @@ fn settings(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), A
     }
     flat(fields, "output_format", request)?;
     context(fields)?;
-    fields.refuse(&[
-        ("compaction", "the conversation is never rewritten"),
-        (
-            "mcp_servers",
-            "tools run with the agent: give them as tools",
-        ),
-    ])
+    let why = "those servers are reached from the model's side: give their tools as tools";
+    fields.no_effects(&[("mcp_servers", why)])?;
+    fields.refuse(&[("compaction", "the conversation is never rewritten")])
 }
 
 /// Edits of the conversation: what keeps everything is no edit.
@@ -230,20 +245,65 @@ fn stops(fields: &mut Fields<'_>) -> Result<Vec<String>, ApiError> {
         .ok_or_else(|| wrong("stop_sequences", &list, &expected))
 }
 
-/// `tools` and `tool_choice`. A tool without a type, or of type `custom`, is one that the agent runs.
+/// `tools`. A tool without a type, or of type `custom`, is one that the agent runs; so are some of
+/// Anthropic's own ([`agent_tools`]).
 fn tools(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), ApiError> {
     let notes = fields.notes();
-    let tools = fields.tools()?;
-    for (i, value) in tools.into_iter().enumerate() {
-        let mut tool = Fields::of(value, &format!("tools[{i}]"), notes)?;
-        let why = "only tools that the agent runs are known: type custom";
-        tool.only("type", &[json!("custom")], why)?;
+    let mut searched = false;
+    for (i, value) in fields.tools()?.into_iter().enumerate() {
+        let kind = value["type"].as_str().unwrap_or("custom").to_owned();
+        searched |= kind.starts_with("tool_search_tool_");
+        tool(value, &kind, &format!("tools[{i}]"), notes, false, request)?;
+    }
+    if searched {
+        // The search would run at the server.
+        request.show_deferred();
+    }
+    if request.callable().count() > MAX_TOOLS {
+        return Err(ApiError::invalid(
+            "tools",
+            format!("more than {MAX_TOOLS} tools"),
+        ));
+    }
+    Ok(())
+}
+
+/// One tool; with `later` it may be called only from a later point of the conversation on.
+fn tool(
+    value: Value,
+    kind: &str,
+    path: &str,
+    notes: &Notes,
+    later: bool,
+    request: &mut ModelRequest,
+) -> Result<(), ApiError> {
+    let mut tool = Fields::of(value, path, notes)?;
+    tool.ignore(&["type", "cache_control", "eager_input_streaming"]);
+    tool.no_effects(&[("allowed_callers", "the model alone calls tools here")])?;
+    if kind == "custom" || tool.has("input_schema") {
         let schema = tool.object("input_schema")?;
         let schema = schema.ok_or_else(|| tool.missing("input_schema"))?;
-        openai::add_tool(&mut tool, "input_schema", schema, request)?;
-        tool.ignore(&["cache_control", "eager_input_streaming"]);
-        tool.end()?;
+        openai::add_tool(&mut tool, "input_schema", schema, (None, later), request)?;
+        return tool.end();
     }
+    let Some((spec, special)) = agent_tools::of_anthropic(kind, &mut tool)? else {
+        return agent_tools::dropped(path, kind, notes);
+    };
+    let deferred = tool.bool("defer_loading")?.unwrap_or(false) || later;
+    match special {
+        Some(special) => request.add_special(special, spec, deferred),
+        None => request.add_spec(spec, deferred),
+    }
+    tool.no_effect(
+        "strict",
+        &[json!(false)],
+        "its arguments have no schema of the client's",
+    )?;
+    tool.end()
+}
+
+/// `tool_choice`.
+fn tool_choice(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), ApiError> {
     let Some(mut choice) = fields.inner("tool_choice")? else {
         return Ok(());
     };
@@ -268,181 +328,6 @@ fn tools(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), ApiE
     request.check_tool_choice()
 }
 
-/// A message. Results of tools become messages of their own, before the text of the same message.
-fn message(
-    value: Value,
-    path: &str,
-    notes: &Notes,
-    out: &mut Vec<Message>,
-) -> Result<(), ApiError> {
-    let mut fields = Fields::of(value, path, notes)?;
-    let role = fields.required_string("role")?;
-    let content_path = fields.path("content");
-    let content = fields.required("content")?;
-    let role_path = fields.path("role");
-    fields.end()?;
-    match role.as_str() {
-        "user" => user(content, &content_path, notes, out),
-        "assistant" => {
-            out.push(assistant(content, &content_path, notes)?);
-            Ok(())
-        }
-        _ => Err(wrong(&role_path, &Value::String(role), "user or assistant")),
-    }
-}
-
-/// Blocks next to each other are one message; each result of a tool is one.
-fn user(content: Value, path: &str, notes: &Notes, out: &mut Vec<Message>) -> Result<(), ApiError> {
-    let blocks = match content {
-        Value::String(text) => {
-            out.push(Message::new(Role::User, text));
-            return Ok(());
-        }
-        Value::Array(blocks) => blocks,
-        other => return Err(wrong(path, &other, "a string or an array of blocks")),
-    };
-    let mut said = Blocks::default();
-    let flush = |said: &mut Blocks, out: &mut Vec<Message>| {
-        out.extend(said.take().map(|content| Message::new(Role::User, content)));
-    };
-    for (i, block) in blocks.into_iter().enumerate() {
-        let mut block = Fields::of(block, &format!("{path}[{i}]"), notes)?;
-        match block.required_string("type")?.as_str() {
-            "text" => said.text(text_block(&mut block)?),
-            "image" => said.media(image_block(&mut block)?),
-            "tool_result" => {
-                flush(&mut said, out);
-                out.push(tool_result(&mut block)?);
-            }
-            other => return Err(unknown_block(&block, other, "text, image and tool_result")),
-        }
-        block.ignore(&["cache_control"]);
-        block.end()?;
-    }
-    flush(&mut said, out);
-    Ok(())
-}
-
-/// The result of one call, with `is_error` in front of its text.
-fn tool_result(block: &mut Fields<'_>) -> Result<Message, ApiError> {
-    let path = block.path("content");
-    let said = blocks(block.take("content"), &path, block.notes(), true)?;
-    let content = match block.bool("is_error")?.unwrap_or(false) {
-        // The one place where a model can read it.
-        true => {
-            let mut failed = Content::from("Error: ");
-            said.parts()
-                .iter()
-                .for_each(|part| failed.push(part.clone()));
-            failed
-        }
-        false => said,
-    };
-    let mut message = Message::new(Role::Tool, content);
-    message.tool_call_id = Some(block.required_string("tool_use_id")?);
-    Ok(message)
-}
-
-/// What the model said: text, thinking and calls in their order.
-fn assistant(content: Value, path: &str, notes: &Notes) -> Result<Message, ApiError> {
-    let mut message = Message::new(Role::Assistant, "");
-    let blocks = match content {
-        Value::String(text) => {
-            message.content = text.into();
-            return Ok(message);
-        }
-        Value::Array(blocks) => blocks,
-        other => return Err(wrong(path, &other, "a string or an array of blocks")),
-    };
-    for (i, block) in blocks.into_iter().enumerate() {
-        let mut block = Fields::of(block, &format!("{path}[{i}]"), notes)?;
-        match block.required_string("type")?.as_str() {
-            "text" => message.content.push_text(&text_block(&mut block)?),
-            "thinking" => {
-                let reasoning = block.required_string("thinking")?;
-                message
-                    .reasoning
-                    .get_or_insert_default()
-                    .push_str(&reasoning);
-                block.ignore(&["signature"]);
-            }
-            // Another model's, and unreadable.
-            "redacted_thinking" => {
-                block.no_effects(&[("data", "it cannot be read here")])?;
-            }
-            "tool_use" => message.tool_calls.push(tool_use_block(&mut block)?),
-            other => return Err(unknown_block(&block, other, "text, thinking and tool_use")),
-        }
-        block.ignore(&["cache_control"]);
-        block.end()?;
-    }
-    Ok(message)
-}
-
-/// A call that the model made.
-fn tool_use_block(block: &mut Fields<'_>) -> Result<ToolCall, ApiError> {
-    let path = block.path("input");
-    let arguments = block.take("input").unwrap_or_else(|| json!({}));
-    if !arguments.is_object() {
-        return Err(wrong(&path, &arguments, "an object"));
-    }
-    let call = ToolCall {
-        id: block.required_string("id")?,
-        name: block.required_string("name")?,
-        arguments,
-    };
-    block.ignore(&["caller"]);
-    Ok(call)
-}
-
-/// The refusal of a block of another type.
-fn unknown_block(block: &Fields<'_>, kind: &str, known: &str) -> ApiError {
-    let why = format!("blocks of type {kind:?} are not supported here: known are {known}");
-    ApiError::unsupported(&block.path("type"), &why)
-}
-
-/// The text of a block; `cache_control` and citations have no effect.
-fn text_block(block: &mut Fields<'_>) -> Result<String, ApiError> {
-    block.no_effects(&[("citations", "sources are not cited here")])?;
-    block.required_string("text")
-}
-
-/// A string, or text blocks, one a line.
-fn texts(content: Option<Value>, path: &str, notes: &Notes) -> Result<String, ApiError> {
-    let content = blocks(content, path, notes, false)?;
-    Ok(content.text().into_owned())
-}
-
-/// A string, or blocks of text and, where there may be some, of images.
-fn blocks(
-    content: Option<Value>,
-    path: &str,
-    notes: &Notes,
-    images: bool,
-) -> Result<Content, ApiError> {
-    let blocks = match content {
-        None => return Ok(Content::new()),
-        Some(Value::String(text)) => return Ok(text.into()),
-        Some(Value::Array(blocks)) => blocks,
-        Some(other) => return Err(wrong(path, &other, "a string or an array of blocks")),
-    };
-    let mut said = Blocks::default();
-    for (i, block) in blocks.into_iter().enumerate() {
-        let mut block = Fields::of(block, &format!("{path}[{i}]"), notes)?;
-        match block.required_string("type")?.as_str() {
-            "text" => said.text(text_block(&mut block)?),
-            "image" if images => said.media(image_block(&mut block)?),
-            other => {
-                let known = if images { "text and image" } else { "text" };
-                return Err(unknown_block(&block, other, known));
-            }
-        }
-        block.ignore(&["cache_control"]);
-        block.end()?;
-    }
-    Ok(said.take().unwrap_or_default())
-}
-
 /// The message object without content.
 fn skeleton(context: &AnswerContext) -> Value {
     json!({
@@ -457,9 +342,15 @@ fn skeleton(context: &AnswerContext) -> Value {
     })
 }
 
-/// A call as a block.
-fn tool_use(call: &ToolCall, input: &Value) -> Value {
-    json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input})
+/// A call as a block, with its input if it is `whole`.
+fn tool_use(request: &ModelRequest, call: &ToolCall, whole: bool) -> Value {
+    let (name, input, set) = agent_tools::tool_use_of(request, call);
+    let input = if whole { input } else { json!({}) };
+    let mut block = json!({"type": "tool_use", "id": call.id, "name": name, "input": input});
+    if let Some(set) = set {
+        block["toolset_name"] = json!(set);
+    }
+    block
 }
 
 /// `stop_reason` and `stop_sequence`.
@@ -562,7 +453,9 @@ impl MessagesStream {
         let mut out = String::new();
         if let Some(open) = self.open.take() {
             if open == Block::Thinking {
-                out.push_str(&self.part(&json!({"type": "signature_delta", "signature": ""})));
+                out.push_str(
+                    &self.part(&json!({"type": "signature_delta", "signature": SIGNATURE})),
+                );
             }
             out.push_str(&self.stop());
         }
@@ -593,8 +486,10 @@ impl MessagesStream {
 
     fn call(&mut self, call: &ToolCall) -> String {
         let mut out = self.close(None);
-        out.push_str(&self.start(&tool_use(call, &json!({}))));
-        let json = call.arguments.to_string();
+        let request = &self.context.request;
+        let block = tool_use(request, call, false);
+        let json = agent_tools::tool_use_of(request, call).1.to_string();
+        out.push_str(&self.start(&block));
         out.push_str(&self.part(&json!({"type": "input_json_delta", "partial_json": json})));
         out.push_str(&self.stop());
         out

@@ -1,0 +1,27 @@
+//! Folders and files that only their user reads: traces hold what agents and users said, and journals what
+//! opens rollouts.
+
+use std::fs::{DirBuilder, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+/// Makes a folder, and those above it, for its user alone. One that is there is left as it is.
+///
+/// # Errors
+/// Of the file system.
+pub fn private_dir(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// Options with which a file is made for its user alone.
+pub fn private_file() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.mode(0o600);
+    options
+}
+
+/// Makes a file private that another library made: SQLite gives its permissions to the logs beside it.
+pub(crate) fn restrict(path: &Path) -> io::Result<()> {
+    std::fs::set_permissions(path, Permissions::from_mode(0o600))
+}
