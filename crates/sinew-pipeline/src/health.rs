@@ -147,7 +147,10 @@ fn failures(r: &StepRecord) -> Option<String> {
     let (failed, all) = (r.rollout.failed, r.rollout.episodes);
     (failed > 0).then(|| {
         let why = explained(r.failed_cause.as_deref());
-        format!("{failed} of {all} episodes of step {} failed: {why}", r.step)
+        format!(
+            "{failed} of {all} episodes of step {} failed: {why}",
+            r.step
+        )
     })
 }
 
@@ -241,7 +244,10 @@ mod tests {
         let Some(Alarm::Warning(one)) = health.step(&record(2, 1)) else {
             panic!("it is silent");
         };
-        assert!(one.starts_with("1 of 8 episodes of step 2 failed: "), "{one}");
+        assert!(
+            one.starts_with("1 of 8 episodes of step 2 failed: "),
+            "{one}"
+        );
         assert!(health.bad().is_none(), "the step stands");
         // Another warning does not hide it.
         for step in 3..3 + u64::from(IDLE) {

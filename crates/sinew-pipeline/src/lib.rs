@@ -25,6 +25,8 @@ mod interval;
 mod keep;
 mod late;
 mod learner;
+#[cfg(test)]
+mod metrics_page;
 mod parallel;
 mod ports;
 mod record;
@@ -76,4 +78,4 @@ pub use scoring_models::{ReferenceWeights, ScoringModels};
 pub use sinew_rollout::Waits;
 pub use state::{RunStore, Samples, SavedState};
 pub use status::{BEHIND, Counted, SampleStatus};
-pub use verdict::{Course, Judgement, Process, Verdict};
+pub use verdict::{Course, FAILING, Judgement, Process, Verdict};

@@ -145,6 +145,20 @@ pub struct EpisodeStats {
 }
 
 impl EpisodeStats {
+    /// The success in words: `12.5 % (2 of 16, 3.5 to 36.0 %)`, or `-` where nothing was scored.
+    pub fn success_text(&self) -> String {
+        match self.success_interval {
+            Some(interval) => format!(
+                "{:.1} % ({:.0} of {}, {})",
+                100.0 * self.success,
+                self.successes(),
+                self.scored(),
+                interval.percent()
+            ),
+            None => "-".into(),
+        }
+    }
+
     /// Statistics of `traces`; of a mixture also those of each environment.
     pub fn of<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> Self {
         let traces: Vec<&Trace> = traces.into_iter().collect();
@@ -298,6 +312,9 @@ pub struct StepRecord {
     pub formats: FormatCounts,
     /// Episodes that gave no row, by reason.
     pub dropped: BTreeMap<String, usize>,
+    /// Advantages of the trained tokens; none without rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub advantages: Option<Spread>,
     /// Tokens with weight in the loss.
     pub trained_tokens: usize,
     /// Tokens computed by the trainer, and what they would be without shared prefixes.
@@ -602,6 +619,30 @@ mod tests {
         let metrics = serde_json::json!({ "entropy": 1.234 });
         let some = StepRecord { metrics, ..nothing };
         assert_eq!(some.entropy_text(), "1.23");
+    }
+
+    #[test]
+    fn pass_at_k_is_the_unbiased_estimate() {
+        // 1 of 4: of two drawn without putting back, one is the success in half of the cases.
+        assert_eq!(passes(&[(4, 1)]), [(2, 0.5), (4, 1.0)].into());
+        // Tasks with too few episodes do not count, and what cannot be known is left out.
+        assert_eq!(passes(&[(2, 0), (1, 1)]), [(2, 0.0)].into());
+        assert!(passes(&[(1, 1)]).is_empty() && passes(&[]).is_empty());
+        let exact = 1.0 - 5.0 * 4.0 / (8.0 * 7.0);
+        assert!((passes(&[(8, 3)])[&2] - exact).abs() < 1e-12);
+        assert_eq!(passes(&[(8, 3)])[&8], 1.0);
+    }
+
+    #[test]
+    fn spreads_and_percentiles_are_those_of_the_numbers() {
+        let spread = Spread::of(&[1.0, 3.0]).unwrap();
+        assert_eq!((spread.std, spread.min, spread.max), (1.0, 1.0, 3.0));
+        assert_eq!(Spread::of(&[]), None);
+        let p = Percentiles::of((1..=200).rev().collect()).unwrap();
+        assert_eq!((p.p50, p.p90, p.p99, p.max), (100, 180, 198, 200));
+        let one = Percentiles::of(vec![7]).unwrap();
+        assert_eq!((one.p50, one.p99, one.max), (7, 7, 7));
+        assert_eq!(Percentiles::of(Vec::new()), None);
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub(crate) const WINDOW: usize = 4;
 /// Steps without training after which a run stalls.
 pub(crate) const IDLE_END: u32 = 20;
 /// Share of episodes that the system may fail.
-pub(crate) const FAILING: f64 = 0.25;
+pub const FAILING: f64 = 0.25;
 /// Share of scored episodes in groups of equal reward with which a run that gained nothing stalls.
 const EQUAL_STALLS: f64 = 0.9;
 /// Share of episodes from which something is named as what keeps a run from learning.

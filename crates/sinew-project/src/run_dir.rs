@@ -388,7 +388,7 @@ mod tests {
 
     fn recipe(extra: &str) -> RunPlan {
         let text = format!(
-            "name = \"t\"\nmodel = {{ type = \"pretrained\", source = \"x\" }}\nenv = {{ type = \"tool_math\" }}\nalgorithm = {{ type = \"grpo\", dual_clip = 3.0 }}\n{extra}"
+            "name = \"t\"\nmodel = {{ type = \"pretrained\", source = \"x\" }}\nenv = {{ type = \"tool_math\" }}\nalgorithm = {{ type = \"grpo\", dual_clip = 3.0 }}\nengine = {{ weights = \"int8\" }}\n{extra}"
         );
         RunPlan::parse(Path::new("r.toml"), &text).unwrap()
     }

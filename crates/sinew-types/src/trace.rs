@@ -162,6 +162,17 @@ impl Limit {
     }
 }
 
+/// The limit of tokens that cut the last answer of a trace with these nodes, if one did: an answer that ends
+/// in the middle is no whole one, whatever its environment made of it.
+pub fn cut(nodes: &[Node]) -> Option<Limit> {
+    let last = nodes.iter().rev().find(|n| n.kind == TokenKind::Sampled)?;
+    match last.finish.as_ref()? {
+        FinishReason::Length => Some(Limit::TurnTokens),
+        FinishReason::ContextFull => Some(Limit::Context),
+        _ => None,
+    }
+}
+
 /// The part of the system that failed an episode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -501,6 +512,11 @@ impl Trace {
         (0..self.nodes.len() as NodeId)
             .filter(|&i| !has_child[i as usize])
             .collect()
+    }
+
+    /// The limit of tokens that cut the last answer, if one did.
+    pub fn cut(&self) -> Option<Limit> {
+        cut(&self.nodes)
     }
 
     /// Node ids from the root to `leaf`.

@@ -7,8 +7,8 @@ use crate::status::duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sinew_pipeline::{
-    AdmissionRecord, Course, DIVERGENCE_ALARM, EvalRecord, Process, StepRecord, TokenSummary, Verdict,
-    divergence,
+    AdmissionRecord, Course, DIVERGENCE_ALARM, EvalRecord, Process, StepRecord, TokenSummary,
+    Verdict, divergence,
 };
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -104,7 +104,7 @@ impl RunSummary {
     /// How far it is, what it gained, how long it took.
     /// For a list of runs.
     pub fn line(&self) -> String {
-        let percent = |e: &EvalRecord| format!("{:.1} %", 100.0 * e.stats.success);
+        let percent = |e: &EvalRecord| e.stats.success_text();
         let gained = match self.evals.as_slice() {
             [] => "not measured yet".to_string(),
             [only] => format!("success {}", percent(only)),
@@ -131,11 +131,11 @@ impl RunSummary {
             duration(self.wall_s)
         );
         for eval in &self.evals {
-            let percent = 100.0 * eval.stats.success;
             let (when, step) = (&eval.when, eval.step);
             let _ = writeln!(
                 out,
-                "held-out {when:6} step {step:>4}  success {percent:.1} %"
+                "held-out {when:6} step {step:>4}  success {}",
+                eval.stats.success_text()
             );
         }
         let (episodes, failed, again) = (self.episodes, self.failed, self.retried);

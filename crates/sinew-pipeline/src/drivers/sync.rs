@@ -19,7 +19,9 @@ use crate::late::{Late, Shelf};
 use crate::ports::{
     GroupScores, RolloutReading, Rollouts, SampleSource, StoredEpisode, Wanted, WeightsTransport,
 };
-use crate::record::{AdmissionRecord, EpisodeStats, StepRecord, TokenSummary, Totals, joins};
+use crate::record::{
+    AdmissionRecord, EpisodeStats, Spread, StepRecord, TokenSummary, Totals, joins,
+};
 use crate::rollouts::LONGEST;
 use crate::rows::Rows;
 use crate::schedule::Draw;
@@ -537,6 +539,13 @@ impl Driver {
         }
         record.repair = rows.report.repair.clone();
         record.staleness = staleness;
+        let tokens = rows
+            .rows
+            .iter()
+            .flat_map(|r| r.weights.iter().zip(&r.advantages));
+        let trained = tokens.filter(|(weight, _)| **weight != 0.0);
+        let advantages: Vec<f64> = trained.map(|(_, a)| f64::from(*a)).collect();
+        record.advantages = Spread::of(&advantages);
         if !record.tokens.holds() {
             return Err(PipelineError::system(format!(
                 "step {} would train tokens other than once: {:?}",
@@ -721,6 +730,10 @@ impl Driver {
                 "{lost} trained episodes are gone from the store\n  hint: --accept-loss ends with 0 all the same"
             ));
         }
+        self.emit(RunEvent::Ended {
+            process: Process::Ended,
+            why: (!trouble.is_empty()).then(|| trouble.join("\n")),
+        })?;
         Ok(Ended {
             before: std::mem::take(&mut self.measurements.before),
             after: std::mem::take(&mut self.measurements.after),
