@@ -420,8 +420,8 @@ fn sink(sender: mpsc::Sender<EngineEvent>, overflow: Arc<AtomicBool>, stream: bo
     })
 }
 
-/// Why the client sees the turn end. A turn that a limit cut is cut, also behind whole calls: more of them may
-/// have been on their way. Calls come before all other reasons.
+/// Why the client sees the turn end. A turn that a limit cut is cut, also behind whole calls: more of them
+/// may have been on their way. Calls come before all other reasons.
 fn turn_end(reader: &TurnReader, reason: &FinishReason) -> TurnEnd {
     let cut = matches!(reason, FinishReason::Length | FinishReason::ContextFull);
     if cut && reader.stopped().is_none() {

@@ -26,7 +26,7 @@ mod keep;
 mod late;
 mod learner;
 #[cfg(test)]
-mod metrics_page;
+mod metrics_page_tests;
 mod parallel;
 mod ports;
 mod record;

@@ -17,7 +17,8 @@
 //! Success has collapsed if the interval of the best and that of now are apart and now is at most half
 //! (held-out) or a quarter (in training, where tasks may become harder) of the best. Held-out success counts
 //! more: a run whose last measurement is newer and stands has not collapsed. A run without any success is
-//! judged by its reward: it has collapsed if the mean fell by more than two standard deviations of the episodes.
+//! judged by its reward: it has collapsed if the mean fell by more than two standard deviations of the
+//! episodes.
 
 use crate::interval::{Interval, difference};
 use crate::record::{EpisodeStats, EvalRecord, StepRecord};

@@ -694,20 +694,15 @@ mod tests {
                 messages: Vec::new(),
                 state_hash: None,
             });
-            m.on_event(EpisodeEvent::Tokens(
-                (0..sampled).map(|i| token(i, 1)).collect(),
-            ));
+            let tokens = (0..sampled).map(|i| token(i, 1)).collect();
+            m.on_event(EpisodeEvent::Tokens(tokens));
             m.on_event(EpisodeEvent::TurnFinished(reason));
-            let outcome = Outcome {
-                reward: 1.0,
-                ..Outcome::default()
-            };
             m.on_event(EpisodeEvent::Done {
-                outcome,
-                process_reward: 0.0,
+                outcome: Outcome::default(),
+                process_reward: 1.0,
             });
             let trace = m.into_trace(Timing::default());
-            assert_eq!(trace.outcome.reward, 1.0, "it is scored");
+            assert_eq!(trace.total_reward(), 1.0, "it is scored");
             trace.end
         };
         let cut = |limit| EpisodeEnd::Truncated { limit };

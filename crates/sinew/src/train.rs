@@ -280,16 +280,17 @@ pub(crate) fn in_session<T>(
         })
     });
     drop(view);
-    if let Err(failure) = &ended {
-        let process = match failure {
-            Failure::Interrupt(_) => Process::Interrupted,
-            _ => Process::Failed,
-        };
-        let why = Some(failure.text().to_owned());
-        // The failure itself is what the command ends with.
-        let _ = bus.emit(RunEvent::Ended { process, why });
-    }
-    ended
+    ended.inspect_err(|failure| tell_end(&bus, failure))
+}
+
+/// Tells the readers of a run why it does not go on. The failure itself is what the command ends with.
+fn tell_end(bus: &Bus, failure: &Failure) {
+    let process = match failure {
+        Failure::Interrupt(_) => Process::Interrupted,
+        _ => Process::Failed,
+    };
+    let why = Some(failure.text().to_owned());
+    let _ = bus.emit(RunEvent::Ended { process, why });
 }
 
 /// Tells other systems of the run for as long as the value lives.
