@@ -30,14 +30,6 @@ pub(crate) fn rows(
         let weight = token_weight(c.aggregation, episode.trained_tokens(), total, episodes);
         // An episode that counts several times has one row with a larger weight.
         let weight = weight * times as f64;
-        let share = match c.aggregation {
-            Aggregation::TokenMean | Aggregation::TokenSum => {
-                (times * episode.trained_tokens()) as f64 / total as f64
-            }
-            Aggregation::SequenceMeanTokenMean
-            | Aggregation::SequenceMeanTokenSum
-            | Aggregation::SequenceMeanTokenSumNorm { .. } => times as f64 / episodes,
-        };
         let silent = episode.paths.iter().all(without_signal);
         if silent && !c.trains_without_advantage() {
             report.without_signal += 1;
@@ -45,7 +37,7 @@ pub(crate) fn rows(
         }
         report.trained_episodes += 1;
         for path in &episode.paths {
-            rows.push(row(episode, path, weight, share, episode.columns)?);
+            rows.push(row(episode, path, weight, episode.columns)?);
             report.trained_tokens += path.trains.iter().filter(|&&t| t).count();
         }
     }
@@ -69,9 +61,8 @@ pub(crate) fn preference_rows(
     for episode in &chosen {
         // A pair has two episodes.
         let weight = 2.0 / chosen.len() as f64;
-        let share = 1.0 / chosen.len() as f64;
         for path in &episode.paths {
-            rows.push(row(episode, path, weight, share, episode.columns)?);
+            rows.push(row(episode, path, weight, episode.columns)?);
             report.trained_tokens += path.trains.iter().filter(|&&t| t).count();
         }
     }
@@ -113,17 +104,13 @@ fn temperatures(episode: &Episode<'_>, path: &Path) -> Vec<f32> {
     }
 }
 
-/// Creates the row of a path. `weight` is that of each trained token. `share` is the episode's share of the
-/// batch mean, which is split over its rows by trained tokens. `masks` has those of the episode.
+/// Creates the row of a path. `weight` is that of each trained token. `masks` has those of the episode.
 pub(crate) fn row(
     episode: &Episode<'_>,
     path: &Path,
     weight: f64,
-    share: f64,
     masks: Option<&EpisodeColumns>,
 ) -> Result<TrainRow, AlgoError> {
-    let own = path.trains.iter().filter(|&&t| t).count() as f64;
-    let all = episode.trained_tokens().max(1) as f64;
     let narrow = |values: Vec<f64>| values.into_iter().map(|v| v as f32).collect::<Vec<_>>();
     let only_trained = |values: &[f64]| {
         let pairs = values.iter().zip(&path.trains);
@@ -137,7 +124,6 @@ pub(crate) fn row(
         episode: episode.trace.episode.clone(),
         tokens: path.tokens.iter().map(|t| t.id).collect(),
         weights: only_trained(&vec![weight; path.tokens.len()]),
-        share: share * own / all,
         advantages: only_trained(&path.advantages),
         temperatures: temperatures(episode, path),
         behaviour_logprobs: (0..path.tokens.len()).map(logprob).collect(),

@@ -63,7 +63,7 @@ impl Draft {
             for path in &episode.paths {
                 draft
                     .rows
-                    .push(crate::aggregate::row(episode, path, 1.0, 1.0, masks)?);
+                    .push(crate::aggregate::row(episode, path, 1.0, masks)?);
                 let trained = (0..path.tokens.len()).filter(|&t| path.trains[t]);
                 let place = |t: usize| (t, path.tokens[t].node, path.offsets[t]);
                 draft.places.push(trained.map(place).collect());

@@ -225,7 +225,6 @@ fn gaps(bench: &Bench, real: &Real, said: &[Said]) -> Result<Vec<f64>, BenchErro
 fn row(real: &Real, said: &Said) -> TrainRow {
     let prompt = &real.prompts[said.prompt];
     TrainRow {
-        share: 1.0,
         behaviour_logprobs: [&vec![0.0; prompt.len()][..], &said.logprobs].concat(),
         ..super::train::row([&prompt[..], &said.tokens].concat(), prompt.len(), 1.0)
     }

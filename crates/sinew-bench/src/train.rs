@@ -27,17 +27,16 @@ const STEPS: usize = 5;
 
 /// A row that trains the tokens from `prompt` on.
 ///
-/// `share` is the weight of each trained token; the first token is never trained, as nothing precedes it.
+/// `weight` is that of each trained token; the first token is never trained, as nothing precedes it.
 /// Advantages are 1 and behaviour log-probabilities -10 where a token is trained.
-pub(super) fn row(tokens: Vec<TokenId>, prompt: usize, share: f32) -> TrainRow {
+pub(super) fn row(tokens: Vec<TokenId>, prompt: usize, weight: f32) -> TrainRow {
     let from = |value: f32| -> Vec<f32> {
         let trained = |t| if t < prompt.max(1) { 0.0 } else { value };
         (0..tokens.len()).map(trained).collect()
     };
     TrainRow {
         episode: EpisodeId::new("bench"),
-        weights: from(share),
-        share: f64::from(share) * (tokens.len() - prompt.max(1)) as f64,
+        weights: from(weight),
         advantages: from(1.0),
         temperatures: Vec::new(),
         behaviour_logprobs: from(-10.0),

@@ -109,7 +109,7 @@ pub(crate) fn end_text(end: &EpisodeEnd) -> String {
     match end {
         EpisodeEnd::Terminated => "the task ended".into(),
         EpisodeEnd::Truncated { limit } => {
-            format!("cut by the limit {}", format!("{limit:?}").to_lowercase())
+            format!("cut by the limit {}", limit.name())
         }
         EpisodeEnd::Failed { kind, message } => {
             format!("{} failed: {message}", format!("{kind:?}").to_lowercase())

@@ -461,16 +461,18 @@ fn sink(sender: mpsc::Sender<EngineEvent>, overflow: Arc<AtomicBool>, stream: bo
     })
 }
 
-/// Why the client sees the turn end: calls come before any other reason.
+/// Why the client sees the turn end. A turn that a limit cut is cut, also behind whole calls: more of them
+/// may have been on their way. Calls come before all other reasons.
 fn turn_end(reader: &TurnReader, reason: &FinishReason) -> TurnEnd {
+    let cut = matches!(reason, FinishReason::Length | FinishReason::ContextFull);
+    if cut && reader.stopped().is_none() {
+        return TurnEnd::Length;
+    }
     if !reader.message().tool_calls.is_empty() {
         return TurnEnd::ToolCalls;
     }
-    if let Some(stop) = reader.stopped() {
-        return TurnEnd::StopString(stop.to_owned());
-    }
-    match reason {
-        FinishReason::Length | FinishReason::ContextFull => TurnEnd::Length,
-        _ => TurnEnd::Stop,
+    match reader.stopped() {
+        Some(stop) => TurnEnd::StopString(stop.to_owned()),
+        None => TurnEnd::Stop,
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::error::PipelineError;
 use crate::record::{EvalRecord, StepRecord};
+use crate::verdict::Process;
 use serde::Serialize;
 use sinew_rollout::{AdmissionReading, FailedEpisode, GaugesReading, LiveEpisode, PhaseSpan};
 use sinew_types::Trace;
@@ -150,6 +151,11 @@ pub enum RunEvent {
     },
     /// The source has nothing more to train on.
     SourceDry { step: u64, why: String },
+    /// The last event: how the process of the run ends, and why, unless it did what it was to do.
+    Ended {
+        process: Process,
+        why: Option<String>,
+    },
 }
 
 /// Sees every event of a run, in order.

@@ -360,6 +360,7 @@ impl Learner for EmbeddedLearner {
             }
         }
         go_on(self.cancel.as_ref())?;
+        self.trainer.begin_step(record.step);
         let report = match self.trainer.step(&batch.rows, spec) {
             Err(TrainError::Cancelled { updates }) => {
                 self.partial = updates > 0;

@@ -64,7 +64,7 @@ pub struct SampleStatus {
     pub unscored: Counted,
     /// In groups whose rewards are equal, which teach nothing.
     pub equal: Counted,
-    /// Ended by a limit.
+    /// Cut by a limit.
     pub truncated: Counted,
     /// Sampled by weights that are too far behind, because they or their rewards came too late.
     pub too_old: Counted,
@@ -99,10 +99,8 @@ impl SampleStatus {
                 status.scored += 1;
             }
             if let EpisodeEnd::Truncated { limit } = &trace.end {
-                let limit = format!("{limit:?}").to_lowercase();
-                status
-                    .truncated
-                    .add(&trace.episode, &format!("limit {limit}"));
+                let why = format!("limit {}", limit.name());
+                status.truncated.add(&trace.episode, &why);
             }
             if dropped.get(&trace.episode).is_some_and(|why| why == EQUAL) {
                 let reward = format!("all of group {} have {}", trace.group, trace.total_reward());

@@ -253,7 +253,6 @@ mod tests {
             episode: trace.episode.clone(),
             tokens: path.iter().map(|t| t.id).collect(),
             weights: path.iter().map(weight).collect(),
-            share: 1.0,
             advantages: vec![advantage; path.len()],
             temperatures: Vec::new(),
             behaviour_logprobs: path.iter().map(|t| t.logprob.unwrap_or(0.0)).collect(),

@@ -1,6 +1,6 @@
 //! `[algorithm]`: what the whole recipe means for the algorithm, and what the algorithm asks of it.
 
-use crate::engine::WeightFormat;
+use crate::engine::{EngineType, WeightFormat};
 use crate::rule::Rules;
 use crate::{DataSection, RunPlan};
 use sinew_algo::{Algorithm, ConfigError, Needs, Repair, RunFacts};
@@ -63,7 +63,27 @@ impl RunPlan {
 
 pub(crate) fn rules(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Rules) {
     gap(plan, algorithm, rules);
+    ratios(plan, rules);
     crate::inputs::rules(plan, rules);
+}
+
+/// Bounds and gates of the importance ratio act on nothing where it is always 1: one update of each batch, by
+/// an engine with the trainer's own weights and numbers.
+fn ratios(plan: &RunPlan, rules: &mut Rules) {
+    let facts = plan.run_facts();
+    let exact = plan.engine.kind == EngineType::Embedded
+        && plan.engine.weights == WeightFormat::F32
+        && plan.data.is_none()
+        && (facts.updates_per_batch, facts.max_staleness) == (1, 0);
+    for key in ["clip_low", "clip_high", "dual_clip", "tau_pos", "tau_neg"] {
+        rules.unused(
+            &format!("algorithm.{key}"),
+            "has no effect with one update a step on samples of the same weights, whose ratios are all 1: set \
+             train.minibatches to 2 or more, or remove it"
+                .into(),
+            !exact,
+        );
+    }
 }
 
 /// Where another policy samples than the one that is trained, the loss must weigh each token.

@@ -21,7 +21,7 @@ fn stages(stages: &str) -> Result<ChainPlan, String> {
 
 const SFT: &str = "[[stage]]\nname = \"sft\"\nalgorithm = { type = \"sft\" }\ndata = { type = \"gold\" }\n\
     [stage.train]\nsteps = 3\n";
-const GRPO: &str = "[[stage]]\nname = \"rl\"\nalgorithm = { type = \"grpo\", clip_low = 0.1 }\n";
+const GRPO: &str = "[[stage]]\nname = \"rl\"\nalgorithm = { type = \"grpo\", std_epsilon = 0.1 }\n";
 
 #[test]
 fn a_stage_is_laid_over_the_defaults() {
@@ -50,8 +50,8 @@ fn a_stage_is_laid_over_the_defaults() {
 #[test]
 fn a_table_with_a_type_replaces_the_default_and_others_are_laid_over_it() {
     let text = format!(
-        "{}algorithm = {{ type = \"grpo\", clip_low = 0.1 }}\n{SFT}[[stage]]\nname = \"rl\"\n\
-         algorithm = {{ clip_high = 0.3 }}\n",
+        "{}algorithm = {{ type = \"grpo\", std_epsilon = 0.1 }}\n{SFT}[[stage]]\nname = \"rl\"\n\
+         algorithm = {{ entropy = 0.3 }}\n",
         BASE.replace(
             "[rollout]\ngroup_size = 4\n[train]\nlearning_rate = 1e-4\n",
             ""
@@ -61,7 +61,7 @@ fn a_table_with_a_type_replaces_the_default_and_others_are_laid_over_it() {
     assert_eq!(chain.stages[0].plan.algorithm.kind, AlgorithmKind::Sft);
     let rl = toml::to_string(&chain.stages[1].plan).unwrap();
     assert!(
-        rl.contains("clip_low = 0.1") && rl.contains("clip_high = 0.3"),
+        rl.contains("std_epsilon = 0.1") && rl.contains("entropy = 0.3"),
         "{rl}"
     );
 }

@@ -15,7 +15,8 @@ use std::sync::Arc;
 /// How the names of rewards begin among the versions of tools.
 pub const REWARD: &str = "reward.";
 
-/// Limits of an episode. One that reaches a limit is truncated: it is scored, and counts.
+/// Limits of an episode. One that reaches a limit is truncated, as is one whose last answer a limit of tokens
+/// cut: it is scored, and counts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EpisodeLimits {
     /// Maximum number of model turns.
@@ -325,7 +326,10 @@ impl EpisodeMachine {
                 },
             ) => {
                 self.score(outcome, process_reward);
-                self.end(EpisodeEnd::Terminated)
+                self.end(match self.cut() {
+                    Some(limit) => EpisodeEnd::Truncated { limit },
+                    None => EpisodeEnd::Terminated,
+                })
             }
             (state, event) => self.end(EpisodeEnd::Failed {
                 kind: FailureKind::Environment,
@@ -443,6 +447,14 @@ impl EpisodeMachine {
         let node = self.push(TokenKind::Observation, observation, messages);
         self.trace.nodes[node as usize].state_hash = state_hash;
         self.next_turn()
+    }
+
+    /// The limit that cut the last answer, if one did. The turn has the context's limit where that leaves it
+    /// fewer tokens than its own.
+    fn cut(&self) -> Option<Limit> {
+        let limit = self.trace.cut()?;
+        let room = self.turn_tokens().len() < self.limits.max_turn_tokens as usize;
+        Some(if room { Limit::Context } else { limit })
     }
 
     fn reward_turn(&mut self, process_reward: f64) {
@@ -671,6 +683,39 @@ mod tests {
                 limit: Limit::Turns
             }
         );
+    }
+
+    #[test]
+    fn an_answer_that_a_limit_cut_is_truncated_also_where_the_environment_is_done() {
+        let end = |context, sampled: u32, reason| {
+            let mut m = machine(3, context);
+            m.on_event(EpisodeEvent::Reset {
+                prompt: vec![1],
+                messages: Vec::new(),
+                state_hash: None,
+            });
+            let tokens = (0..sampled).map(|i| token(i, 1)).collect();
+            m.on_event(EpisodeEvent::Tokens(tokens));
+            m.on_event(EpisodeEvent::TurnFinished(reason));
+            m.on_event(EpisodeEvent::Done {
+                outcome: Outcome::default(),
+                process_reward: 1.0,
+            });
+            let trace = m.into_trace(Timing::default());
+            assert_eq!(trace.total_reward(), 1.0, "it is scored");
+            trace.end
+        };
+        let cut = |limit| EpisodeEnd::Truncated { limit };
+        assert_eq!(end(100, 8, FinishReason::Length), cut(Limit::TurnTokens));
+        assert_eq!(end(6, 5, FinishReason::Length), cut(Limit::Context));
+        assert_eq!(end(100, 5, FinishReason::ContextFull), cut(Limit::Context));
+        // The last token that the limit allows may be the end of the answer.
+        for reason in [
+            FinishReason::StopId { id: 7 },
+            FinishReason::StopString { text: "x".into() },
+        ] {
+            assert_eq!(end(100, 8, reason), EpisodeEnd::Terminated);
+        }
     }
 
     #[test]

@@ -251,7 +251,7 @@ fn end_changes(recorded: &Trace, again: &Trace, changes: &mut Vec<Change>) {
     if recorded.end != again.end {
         let end = |t: &Trace| match &t.end {
             EpisodeEnd::Terminated => "terminated".to_owned(),
-            EpisodeEnd::Truncated { limit } => format!("truncated by {limit:?}").to_lowercase(),
+            EpisodeEnd::Truncated { limit } => format!("truncated by {}", limit.name()),
             EpisodeEnd::Failed { message, .. } => message.clone(),
         };
         changes.push(change(None, "end", end(recorded), end(again)));

@@ -6,7 +6,8 @@
 //!
 //! | rule | condition |
 //! |---|---|
-//! | `collapse` | entropy low, or nearly all groups of equal reward, for three steps |
+//! | `stopped` | the run ended before its time, or without doing what it was to do; always said |
+//! | `collapse` | the verdict on the run is `collapsed`; or, of a task that is not solved, entropy low or nearly all groups of equal reward for three steps |
 //! | `reward_jump` | the reward of a step is far from that of the ten before |
 //! | `failures` | the system failed many episodes of a step |
 //! | `staleness` | a trained row was too many updates behind |
@@ -15,13 +16,15 @@
 //! | `memory` | little free memory |
 
 use crate::config::AlertsConfig;
-use sinew_pipeline::StepRecord;
+use sinew_pipeline::{Course, EvalRecord, Judgement, Process, StepRecord};
 use sinew_rollout::LiveEpisode;
 use sinew_types::EpisodeId;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Steps for which a collapse must hold.
 const COLLAPSE_STEPS: usize = 3;
+/// Success from which equal groups and a sure policy are those of a solved task.
+const SOLVED: f64 = 0.9;
 /// Steps that a reward is compared with, and the fewest.
 const BEFORE: usize = 10;
 const LEAST_BEFORE: usize = 5;
@@ -33,6 +36,8 @@ const HOUR_S: f64 = 3600.0;
 /// What an alert is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
+    /// The run does not go on.
+    Stopped,
     /// The policy collapses.
     Collapse,
     /// The reward jumps.
@@ -53,6 +58,7 @@ impl Rule {
     /// As it is named in messages.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Stopped => "stopped",
             Self::Collapse => "collapse",
             Self::RewardJump => "reward_jump",
             Self::Failures => "failures",
@@ -94,8 +100,10 @@ pub struct Look {
 #[derive(Debug)]
 pub struct Alerts {
     config: AlertsConfig,
-    /// Entropy and share of equal groups of the last steps.
-    signs: VecDeque<(Option<f64>, f64)>,
+    /// Entropy, share of equal groups, and success of the last steps.
+    signs: VecDeque<(Option<f64>, f64, f64)>,
+    /// What the verdict on the run follows from.
+    course: Course,
     rewards: VecDeque<f64>,
     /// Rules whose condition holds.
     holding: BTreeMap<Rule, bool>,
@@ -114,6 +122,7 @@ impl Alerts {
         Self {
             config,
             signs: VecDeque::new(),
+            course: Course::default(),
             rewards: VecDeque::new(),
             holding: BTreeMap::new(),
             last: BTreeMap::new(),
@@ -123,9 +132,44 @@ impl Alerts {
         }
     }
 
+    /// What earlier sessions of a resumed run did.
+    pub fn resumed(&mut self, steps: &[StepRecord], evals: &[EvalRecord]) {
+        self.course = Course::of(steps, evals);
+    }
+
+    /// Held-out tasks were measured.
+    pub fn on_measured(&mut self, r: &EvalRecord, now_s: f64) -> Vec<Alert> {
+        let mut out = Vec::new();
+        self.course.measured(r);
+        self.fallen(now_s, &mut out);
+        out
+    }
+
+    /// The run ends. A good end is no alert.
+    pub fn on_end(&mut self, process: Process, why: Option<&str>) -> Vec<Alert> {
+        let verdict = self.course.verdict(process, why);
+        let first = why.and_then(|why| why.lines().next());
+        let how = match process {
+            Process::Ended if !verdict.verdict.is_bad() && first.is_none() => return Vec::new(),
+            Process::Ended => "the run ended and did not do what it was to do".to_owned(),
+            Process::Interrupted => "the run was stopped".to_owned(),
+            _ => format!("the run {}", process.name()),
+        };
+        let reason = first.map_or_else(String::new, |why| format!(": {why}"));
+        vec![Alert {
+            rule: Rule::Stopped,
+            text: format!("{how}{reason} ({})", verdict.line()),
+            value: 0.0,
+            threshold: 0.0,
+            held_back: std::mem::take(&mut self.held_back),
+            episode: None,
+        }]
+    }
+
     /// A step is done.
     pub fn on_step(&mut self, r: &StepRecord, now_s: f64) -> Vec<Alert> {
         let mut out = Vec::new();
+        self.course.step(r);
         self.collapse(r, now_s, &mut out);
         self.jump(r, now_s, &mut out);
         let share = r.rollout.failed as f64 / r.rollout.episodes.max(1) as f64;
@@ -152,16 +196,33 @@ impl Alerts {
         out
     }
 
-    /// Entropy and equal groups of the last steps.
+    /// Success that fell; whether it did.
+    fn fallen(&mut self, now_s: f64, out: &mut Vec<Alert>) -> bool {
+        let verdict = self.course.verdict(Process::Running, None);
+        let fell = verdict.verdict == Judgement::Collapsed;
+        if fell {
+            self.judge(Rule::Collapse, true, (0.0, 0.0), verdict.why, now_s, out);
+        }
+        fell
+    }
+
+    /// Success, entropy and equal groups of the last steps.
     fn collapse(&mut self, r: &StepRecord, now_s: f64, out: &mut Vec<Alert>) {
         let all = (r.rollout.episodes + r.retried).max(1) as f64;
-        self.signs
-            .push_back((r.entropy(), r.samples.equal.count as f64 / all));
+        self.signs.push_back((
+            r.entropy(),
+            r.samples.equal.count as f64 / all,
+            r.rollout.success,
+        ));
         if self.signs.len() > COLLAPSE_STEPS {
             self.signs.pop_front();
         }
+        if self.fallen(now_s, out) {
+            return;
+        }
         let (low, equal) = (self.config.entropy_below, self.config.equal_above);
-        let whole = self.signs.len() == COLLAPSE_STEPS;
+        let solved = self.signs.iter().any(|s| s.2 >= SOLVED);
+        let whole = self.signs.len() == COLLAPSE_STEPS && !solved;
         let flat = low > 0.0 && whole && self.signs.iter().all(|s| s.0.is_some_and(|e| e < low));
         let same = equal > 0.0 && whole && self.signs.iter().all(|s| s.1 > equal);
         let entropy = r.entropy().unwrap_or(f64::NAN);
@@ -348,6 +409,71 @@ mod tests {
             said.extend(rules(got).into_iter().map(|r| (i, r)));
         }
         assert_eq!(said, [(3, Rule::Collapse), (8, Rule::Collapse)]);
+    }
+
+    #[test]
+    fn a_solved_task_is_no_collapse_and_success_that_fell_is_one() {
+        let mut alerts = Alerts::new(AlertsConfig {
+            reward_jump: 0.0,
+            ..config()
+        });
+        let of = |at, success: f64, entropy| {
+            let mut r = step(at, success, entropy);
+            r.rollout.success = success;
+            r.samples.equal.count = 8;
+            r
+        };
+        for at in 0..8 {
+            let said = alerts.on_step(&of(at, 1.0, 0.001), 1000.0 * at as f64);
+            assert!(said.is_empty(), "{said:?}");
+        }
+        let mut said = Vec::new();
+        for at in 8..14 {
+            said.extend(alerts.on_step(&of(at, 0.0, 2.0), 1000.0 * at as f64));
+        }
+        let [alert] = &said[..] else {
+            panic!("{said:?}");
+        };
+        assert_eq!(alert.rule, Rule::Collapse);
+        assert!(
+            alert.text.starts_with("training success 100.0 %"),
+            "{alert:?}"
+        );
+    }
+
+    #[test]
+    fn every_end_but_a_good_one_is_said_whatever_was_said_before() {
+        let mut alerts = Alerts::new(AlertsConfig {
+            max_per_hour: 0,
+            ..config()
+        });
+        let mut good = step(1, 0.5, 1.0);
+        (good.trained_tokens, good.updates_applied, good.grad_norm) = (9, 1, 1.0);
+        alerts.on_step(&good, 0.0);
+        assert_eq!(alerts.on_end(Process::Ended, None), []);
+        for (process, why, wanted) in [
+            (
+                Process::Failed,
+                Some("no space\n  hint: x"),
+                "the run failed: no space (dead",
+            ),
+            (
+                Process::Failed,
+                None,
+                "the run failed (dead: the process failed after step 1",
+            ),
+            (Process::Interrupted, None, "the run was stopped (healthy"),
+            (
+                Process::Ended,
+                Some("3 episodes are gone"),
+                "did not do what it was to do: 3 episodes are gone",
+            ),
+        ] {
+            let said = alerts.on_end(process, why);
+            assert_eq!(said.len(), 1);
+            assert_eq!(said[0].rule, Rule::Stopped);
+            assert!(said[0].text.contains(wanted), "{}", said[0].text);
+        }
     }
 
     #[test]

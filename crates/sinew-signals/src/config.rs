@@ -315,7 +315,7 @@ impl Default for AlertsConfig {
             entropy_below: 0.02,
             equal_above: 0.95,
             reward_jump: 6.0,
-            failed_above: 0.5,
+            failed_above: 0.1,
             staleness_above: 0,
             hang_s: 600.0,
             disk_free_below_gb: 2.0,

@@ -105,6 +105,28 @@ fn of_stats(prefix: &str, s: &EpisodeStats, out: &mut Numbers) {
         ] {
             out.push((format!("{prefix}/{name}"), value));
         }
+        let spread = s.reward_spread;
+        let spread = spread.map(|r| [("std", r.std), ("min", r.min), ("max", r.max)]);
+        for (name, value) in spread.into_iter().flatten() {
+            out.push((format!("{prefix}/reward_{name}"), value));
+        }
+        if let Some(i) = s.success_interval {
+            out.push((format!("{prefix}/success_low"), i.low));
+            out.push((format!("{prefix}/success_high"), i.high));
+        }
+        for (k, value) in &s.pass_at {
+            out.push((format!("{prefix}/pass_at_{k}"), *value));
+        }
+        if let Some(p) = s.sampled_tokens_at {
+            for (name, value) in [
+                ("p50", p.p50),
+                ("p90", p.p90),
+                ("p99", p.p99),
+                ("max", p.max),
+            ] {
+                out.push((format!("{prefix}/sampled_tokens_{name}"), value as f64));
+            }
+        }
         for (name, value) in &s.metrics {
             out.push((format!("{prefix}/{name}"), *value));
         }

@@ -154,6 +154,7 @@ fn worker(
         caller,
         mail,
         ended: Ended::Failed,
+        heard_end: false,
         began: Instant::now(),
         slow: None,
     };

@@ -19,7 +19,7 @@ use crate::tfevents;
 use crate::wandb::Wandb;
 use prost::Message;
 use reqwest::Method;
-use sinew_pipeline::{Bus, Phase, RolloutProgress, RunEvent};
+use sinew_pipeline::{Bus, Phase, Process, RolloutProgress, RunEvent};
 use sinew_rollout::PhaseSpan;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -66,6 +66,8 @@ pub(crate) struct Worker {
     pub(crate) mail: Option<Queue<Mail>>,
     /// As far as the run has said.
     pub(crate) ended: Ended,
+    /// The run has said that it ends.
+    pub(crate) heard_end: bool,
     pub(crate) began: Instant,
     /// When files and the machine were last looked at.
     pub(crate) slow: Option<Instant>,
@@ -95,6 +97,10 @@ impl Worker {
             if slow {
                 self.write_text();
             }
+        }
+        if !self.heard_end {
+            // It ends without a word, as with an error before its first step.
+            self.end(Process::Failed, None);
         }
         if let Some((config, collector)) = &mut self.otlp {
             let rest = collector.rest();
@@ -170,7 +176,18 @@ impl Worker {
                 ..
             } => {
                 self.record(record.step, numbers::of_eval(record));
+                let said = self
+                    .alerts
+                    .as_mut()
+                    .map(|(_, a)| a.on_measured(record, now_s));
+                self.say(said.unwrap_or_default());
             }
+            RunEvent::Resumed { steps, evals } => {
+                if let Some((_, alerts)) = &mut self.alerts {
+                    alerts.resumed(steps, evals);
+                }
+            }
+            RunEvent::Ended { process, why } => self.end(*process, why.as_deref()),
             RunEvent::Rollout(seen) => {
                 self.rollout(seen);
                 let said = self
@@ -186,6 +203,13 @@ impl Worker {
             }
             _ => {}
         }
+    }
+
+    /// The run is over.
+    fn end(&mut self, process: Process, why: Option<&str>) {
+        self.heard_end = true;
+        let said = self.alerts.as_mut().map(|(_, a)| a.on_end(process, why));
+        self.say(said.unwrap_or_default());
     }
 
     fn ends(&mut self, ended: Ended) {

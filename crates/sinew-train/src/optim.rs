@@ -41,7 +41,7 @@ impl Default for AdamWConfig {
     }
 }
 
-/// Learning rate as a function of the number of applied updates.
+/// Learning rate as a function of the number of updates before it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Schedule {

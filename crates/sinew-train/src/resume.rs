@@ -134,6 +134,7 @@ impl<P: Policy> Trainer<P> {
         restored.map_err(|e| mismatch(e.0))?;
         self.updates = state.step;
         self.skipped_updates = state.skipped_updates;
+        self.place = state.step + state.skipped_updates;
         Ok(state)
     }
 }

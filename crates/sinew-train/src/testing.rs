@@ -106,7 +106,6 @@ impl Bigram {
             episode: EpisodeId::new("e"),
             tokens: tokens.to_vec(),
             weights: column(&|_| weight),
-            share: f64::from(weight) * (tokens.len() - prompt.max(1)) as f64,
             advantages: column(&|_| advantage),
             temperatures: Vec::new(),
             behaviour_logprobs: column(&|t| self.after(tokens[t - 1])[tokens[t] as usize] as f32),

@@ -30,7 +30,7 @@ pub struct TrainerConfig {
     /// Maximum packed tokens in one forward and backward pass: bounds memory, and does not change
     /// the result but for rounding.
     pub micro_batch_tokens: usize,
-    /// Learning rate by update.
+    /// Learning rate by update; a step has [`minibatches`](Self::minibatches) of them, trained or not.
     pub schedule: Schedule,
     /// Moments and decay. Default: see [`AdamWConfig`].
     #[serde(default)]
@@ -41,7 +41,7 @@ pub struct TrainerConfig {
     /// Optimizer updates per batch, which is divided among them. Default: 1.
     #[serde(default = "one")]
     pub minibatches: u32,
-    /// Seed of the order of minibatches. Default: 0.
+    /// Seed of the episodes' order in minibatches. Default: 0.
     #[serde(default)]
     pub seed: u64,
 }
@@ -139,6 +139,8 @@ pub struct Trainer<P> {
     pub(crate) config: TrainerConfig,
     /// Applied updates, which is the version of the weights.
     pub(crate) updates: u64,
+    /// Where the next update stands in the learning-rate schedule.
+    pub(crate) place: u64,
     pub(crate) skipped_updates: u64,
     clock: Clock,
     progress: Option<ProgressSink>,
@@ -185,6 +187,7 @@ impl<P: Policy> Trainer<P> {
             policy,
             config,
             updates: 0,
+            place: 0,
             skipped_updates: 0,
             clock,
             progress: None,
@@ -228,13 +231,18 @@ impl<P: Policy> Trainer<P> {
         self.skipped_updates
     }
 
+    /// Says which step the next batch is of, from 1: the learning-rate schedule counts steps, those included
+    /// that train nothing and of which the trainer hears nothing. Without it each batch is the next step.
+    pub fn begin_step(&mut self, step: u64) {
+        self.place = step.saturating_sub(1) * u64::from(self.config.minibatches);
+    }
+
     /// Trains on one batch: as many optimizer updates as there are minibatches.
     ///
     /// `ℓ_prox` of rows that do not bring it is `ℓ_π` before the first update: with one update it
-    /// is this step's own forward pass, with several one more forward pass is made. Each
-    /// minibatch is a mean like the batch: its weights are divided by its share of what the loss is a
-    /// mean over ([`TrainRow::share`]), which keeps the step size independent of the number of
-    /// minibatches and each row's part in it that of the aggregation.
+    /// is this step's own forward pass, with several one more forward pass is made. The weights of all
+    /// rows are multiplied by the number of minibatches, which keeps the mean step size independent of it:
+    /// an episode weighs as in the batch, whatever part it falls into.
     ///
     /// # Errors
     /// Before the first update: rows, settings or loss that cannot be used, or a failed model.
@@ -281,25 +289,16 @@ impl<P: Policy> Trainer<P> {
 
     /// Divides the batch among several updates, in an order that seed and step give.
     fn minibatch_updates(&mut self, state: &mut StepState<'_>) -> Result<(), TrainError> {
-        let parts = minibatch::split(state.rows, self.config.minibatches as usize);
-        let total = minibatch::share(state.rows, 0..state.rows.len());
-        let mut packed = Vec::with_capacity(parts.len());
+        let seed = self.config.seed ^ self.updates.rotate_left(32);
+        let parts = minibatch::split(state.rows, self.config.minibatches as usize, seed);
+        let scale = parts.len() as f64;
         for part in parts {
-            let own = minibatch::share(state.rows, part.iter().copied());
-            if own == 0.0 {
-                continue;
-            }
             let rows: Vec<TrainRow> = part.iter().map(|&r| state.rows[r].clone()).collect();
             let mut packing = self.pack(&rows)?;
             for batch in &mut packing.micro_batches {
                 batch.rows.iter_mut().for_each(|r| r.row = part[r.row]);
             }
-            packed.push((packing, total / own));
-        }
-        let seed = self.config.seed ^ self.updates.rotate_left(32);
-        for at in minibatch::order(packed.len(), seed) {
-            let (packing, scale) = &packed[at];
-            self.update(&packing.micro_batches, *scale, state)?;
+            self.update(&packing.micro_batches, scale, state)?;
         }
         Ok(())
     }
@@ -381,10 +380,11 @@ impl<P: Policy> Trainer<P> {
         let started = (self.clock)();
         let update = Update {
             number: self.updates + 1,
-            lr: self.config.schedule.lr(self.updates),
+            lr: self.config.schedule.lr(self.place),
             adamw: self.config.adamw,
             max_grad_norm: self.config.max_grad_norm,
         };
+        self.place += 1;
         match self.policy.apply(&update)? {
             Outcome::Applied { grad_norm } => {
                 self.updates += 1;

@@ -43,7 +43,7 @@ pub use signal::{
 pub use task::Task;
 pub use trace::{
     EpisodeEnd, FailureKind, Limit, MAX_REWARD, NO_PARENT, Node, NodeId, Outcome, PathToken,
-    TRACE_FORMAT_VERSION, Timing, TokenKind, Trace, TraceError, VersionSpan, is_reward,
+    TRACE_FORMAT_VERSION, Timing, TokenKind, Trace, TraceError, VersionSpan, cut, is_reward,
 };
 pub use weights::{
     DeltaSpan, Dtype, TensorInfo, TensorList, TensorSizeError, TensorSource, TensorView,

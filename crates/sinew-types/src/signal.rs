@@ -19,9 +19,6 @@ pub struct TrainRow {
     /// Share of the token in the loss, with the *global* denominator of the batch already
     /// applied: `loss = Σ weights[t] · L_t` over all rows, micro-batches and ranks.
     pub weights: Vec<f32>,
-    /// The row's share of the loss denominator: tokens, or episodes where each episode counts the same.
-    /// Dividing the weights of a part of the batch by the sum of its shares gives the mean over that part.
-    pub share: f64,
     /// How much better than expected the token was; the surrogate reads it.
     pub advantages: Vec<f32>,
     /// Per-token sampling temperature, above 0. The policy is `softmax(logits / temperature)`, for
@@ -166,10 +163,6 @@ pub enum TrainRowError {
     #[error("row of episode {episode}: masks: {why}")]
     Masks { episode: EpisodeId, why: String },
     #[error(
-        "row of episode {episode}: share is {share}, allowed of a row that trains: a number above 0"
-    )]
-    Share { episode: EpisodeId, share: f64 },
-    #[error(
         "row of episode {episode}: temperatures[{index}] is {value}: of a trained token it is {} to {} (1 for \
          one chosen greedily)",
         TEMPERATURES.start(),
@@ -232,13 +225,6 @@ impl TrainRow {
                 episode: self.episode.clone(),
                 index,
                 value,
-            });
-        }
-        let trains = self.weights.iter().any(|&w| w != 0.0);
-        if trains && !(self.share.is_finite() && self.share > 0.0) {
-            return Err(TrainRowError::Share {
-                episode: self.episode.clone(),
-                share: self.share,
             });
         }
         self.validate_teacher()?;
@@ -516,7 +502,6 @@ mod tests {
             episode: EpisodeId::new("e"),
             tokens: vec![1, 33, 2],
             weights: vec![0.0, 1.0, 1.0],
-            share: 1.0,
             advantages: vec![1.0; 3],
             temperatures: Vec::new(),
             behaviour_logprobs: vec![-1.0; 3],

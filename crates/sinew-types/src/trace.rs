@@ -151,6 +151,31 @@ pub enum Limit {
     Context,
     /// Maximum time of the episode.
     WallTime,
+    /// Maximum tokens of a turn: the last answer ends in the middle.
+    TurnTokens,
+}
+
+impl Limit {
+    /// As it is written in a trace.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Turns => "turns",
+            Self::Context => "context",
+            Self::WallTime => "wall_time",
+            Self::TurnTokens => "turn_tokens",
+        }
+    }
+}
+
+/// The limit of tokens that cut the last answer of a trace with these nodes, if one did: an answer that ends
+/// in the middle is no whole one, whatever its environment made of it.
+pub fn cut(nodes: &[Node]) -> Option<Limit> {
+    let last = nodes.iter().rev().find(|n| n.kind == TokenKind::Sampled)?;
+    match last.finish.as_ref()? {
+        FinishReason::Length => Some(Limit::TurnTokens),
+        FinishReason::ContextFull => Some(Limit::Context),
+        _ => None,
+    }
 }
 
 /// The part of the system that failed an episode.
@@ -500,6 +525,11 @@ impl Trace {
         (0..self.nodes.len() as NodeId)
             .filter(|&i| !has_child[i as usize])
             .collect()
+    }
+
+    /// The limit of tokens that cut the last answer, if one did.
+    pub fn cut(&self) -> Option<Limit> {
+        cut(&self.nodes)
     }
 
     /// Node ids from the root to `leaf`.

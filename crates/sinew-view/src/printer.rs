@@ -151,7 +151,7 @@ fn measured_line(record: &EvalRecord) -> String {
     format!(
         "held-out {}: success {}{}{}",
         record.when,
-        percent(record.stats.success),
+        record.stats.success_text(),
         greedy.map_or_else(String::new, |g| format!(", greedy {g}")),
         by_env(&record.stats),
     )
@@ -176,19 +176,19 @@ fn step_line(r: &StepRecord, steps: u64) -> String {
     if r.rows == 0 {
         let most = r.dropped.iter().max_by_key(|(_, episodes)| **episodes);
         return format!(
-            "step {:>3}/{steps}  reward {:.3}  success {:>5.1} %  nothing to learn from: {}  {}",
+            "step {:>3}/{steps}  reward {:.3}  success {}  nothing to learn from: {}  {}",
             r.step,
             r.rollout.reward,
-            100.0 * r.rollout.success,
+            success(&r.rollout),
             most.map_or("no episodes", |(reason, _)| reason),
             duration(r.wall_s)
         );
     }
     format!(
-        "step {:>3}/{steps}  reward {:.3}  success {:>5.1} %  tokens/episode {:>5.1}  entropy {}  grad {:.2}  rollout {:.1}s  train {:.1}s  {}",
+        "step {:>3}/{steps}  reward {:.3}  success {}  tokens/episode {:>5.1}  entropy {}  grad {:.2}  rollout {:.1}s  train {:.1}s  {}",
         r.step,
         r.rollout.reward,
-        100.0 * r.rollout.success,
+        success(&r.rollout),
         r.rollout.sampled_tokens,
         r.entropy_text(),
         r.grad_norm,
@@ -197,6 +197,14 @@ fn step_line(r: &StepRecord, steps: u64) -> String {
         duration(r.wall_s)
     ) + &by_env(&r.rollout)
         + &rewritten(r)
+}
+
+/// Success of a step with the number of its scored episodes; the interval is in its record.
+fn success(stats: &EpisodeStats) -> String {
+    match stats.scored() {
+        0 => "    -".into(),
+        n => format!("{:>5.1} % of {n}", 100.0 * stats.success),
+    }
 }
 
 /// What is said of outside agents that do not extend what was captured.

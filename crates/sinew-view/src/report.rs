@@ -558,36 +558,45 @@ pub(crate) fn comparison(
 ) -> Vec<(String, String, String)> {
     let percent = |x: f64| format!("{:.1} %", 100.0 * x);
     let number = |x: f64| format!("{x:.2}");
-    let mut rows = vec![(
-        "success".into(),
-        percent(before.success),
-        percent(after.success),
-    )];
-    let (success, reward) = (
-        (before.success, after.success),
-        (before.reward, after.reward),
-    );
-    if reward != success {
+    // What was not measured is not 0.
+    let known = |x: Option<f64>| x.map_or_else(|| "-".to_owned(), percent);
+    let success = |s: &EpisodeStats| known((s.scored() > 0).then_some(s.success));
+    let interval = |s: &EpisodeStats| {
+        let interval = s.success_interval;
+        interval.map_or_else(|| "-".to_owned(), |i| i.percent())
+    };
+    let mut rows = vec![
+        ("success".into(), success(before), success(after)),
+        ("  95 % interval".into(), interval(before), interval(after)),
+        (
+            "  scored episodes".into(),
+            before.scored().to_string(),
+            after.scored().to_string(),
+        ),
+    ];
+    let reward = (before.reward, after.reward);
+    if reward != (before.success, after.success) {
         rows.push(("reward".into(), number(reward.0), number(reward.1)));
     }
     if let (Some(b), Some(a)) = (before.greedy_success, after.greedy_success) {
-        rows.insert(1, ("success, greedy".into(), percent(b), percent(a)));
+        rows.insert(3, ("success, greedy".into(), percent(b), percent(a)));
     }
     for (env, b) in &before.by_env {
-        let a = after.by_env.get(env).map_or(0.0, |a| a.success);
-        rows.push((format!("success: {env}"), percent(b.success), percent(a)));
+        let a = after.by_env.get(env).map_or_else(|| known(None), success);
+        rows.push((format!("success: {env}"), success(b), a));
     }
     for (kind, b) in &before.success_by_kind {
-        let a = after.success_by_kind.get(kind).copied().unwrap_or_default();
-        rows.push((format!("success: {kind}"), percent(*b), percent(a)));
+        let a = known(after.success_by_kind.get(kind).copied());
+        rows.push((format!("success: {kind}"), percent(*b), a));
     }
     for (name, b) in &before.metrics {
-        let a = after.metrics.get(name).copied().unwrap_or_default();
+        let a = after.metrics.get(name).copied();
         // It stands above.
-        if name == "success" && (*b, a) == success {
+        if name == "success" && (*b, a) == (before.success, Some(after.success)) {
             continue;
         }
-        rows.push((name.clone(), number(*b), number(a)));
+        let a = a.map_or_else(|| "-".to_owned(), number);
+        rows.push((name.clone(), number(*b), a));
     }
     rows.push(("turns".into(), number(before.turns), number(after.turns)));
     rows.push((
@@ -616,7 +625,7 @@ pub(crate) fn comparison(
 pub(crate) fn end_text(end: &EpisodeEnd) -> String {
     match end {
         EpisodeEnd::Terminated => "terminated".into(),
-        EpisodeEnd::Truncated { limit } => format!("truncated ({limit:?})"),
+        EpisodeEnd::Truncated { limit } => format!("truncated ({})", limit.name()),
         EpisodeEnd::Failed { kind, message } => format!("failed ({kind:?}): {message}"),
     }
 }

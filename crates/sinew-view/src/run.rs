@@ -7,7 +7,8 @@ use crate::status::duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sinew_pipeline::{
-    AdmissionRecord, DIVERGENCE_ALARM, EvalRecord, StepRecord, TokenSummary, divergence,
+    AdmissionRecord, Course, DIVERGENCE_ALARM, EvalRecord, Process, StepRecord, TokenSummary,
+    Verdict, divergence,
 };
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -44,6 +45,9 @@ pub struct RunSummary {
     divergence: Option<f64>,
     /// Sums over all steps.
     admission: AdmissionRecord,
+    /// What its verdict follows from.
+    #[serde(skip)]
+    course: Course,
 }
 
 /// Maximum bytes of a file of records.
@@ -119,6 +123,7 @@ impl RunSummary {
             failed: steps.iter().map(|s| s.rollout.failed).sum(),
             retried: steps.iter().map(|s| s.retried).sum(),
             divergence: divergence(&tokens.joins),
+            course: Course::of(&steps, &evals),
             evals,
             left_out,
             tokens,
@@ -126,16 +131,15 @@ impl RunSummary {
         })
     }
 
-    /// Whether it was measured at its end.
-    pub fn is_measured(&self) -> bool {
-        let last = self.evals.last().map(|e| e.when.as_str());
-        matches!(last, Some("after" | "now"))
+    /// The verdict, if its process stands like this and said so of its end.
+    pub fn verdict(&self, process: Process, end: Option<&str>) -> Verdict {
+        self.course.verdict(process, end)
     }
 
     /// How far it is, what it gained, how long it took.
     /// For a list of runs.
     pub fn line(&self) -> String {
-        let percent = |e: &EvalRecord| format!("{:.1} %", 100.0 * e.stats.success);
+        let percent = |e: &EvalRecord| e.stats.success_text();
         let gained = match self.evals.as_slice() {
             [] => "not measured yet".to_string(),
             [only] => format!("success {}", percent(only)),
@@ -162,11 +166,11 @@ impl RunSummary {
             duration(self.wall_s)
         );
         for eval in &self.evals {
-            let percent = 100.0 * eval.stats.success;
             let (when, step) = (&eval.when, eval.step);
             let _ = writeln!(
                 out,
-                "held-out {when:6} step {step:>4}  success {percent:.1} %"
+                "held-out {when:6} step {step:>4}  success {}",
+                eval.stats.success_text()
             );
         }
         let (episodes, failed, again) = (self.episodes, self.failed, self.retried);

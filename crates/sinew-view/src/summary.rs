@@ -52,9 +52,15 @@ fn text(s: &Summary<'_>) -> String {
     };
     let title = format!("{what} ({} episodes)", before.episodes);
     let [first, last] = columns;
-    let _ = writeln!(out, "\n{title:width$}  {first:>9}  {last:>9}");
+    let _ = writeln!(out, "\n{title:width$}  {first:>15}  {last:>15}");
     for (name, before, after) in rows {
-        let _ = writeln!(out, "{name:width$}  {before:>9}  {after:>9}");
+        let _ = writeln!(out, "{name:width$}  {before:>15}  {after:>15}");
+    }
+    if let Some(verdict) = &e.verdict {
+        let _ = writeln!(out, "\n{}: {}", verdict.verdict.name(), verdict.why);
+        if let Some(change) = &verdict.change {
+            let _ = writeln!(out, "to change: {change}");
+        }
     }
     time_table(&mut out, s);
     waits_table(&mut out, s);
@@ -64,6 +70,7 @@ fn text(s: &Summary<'_>) -> String {
         "\nepisodes  trained {}  left out {}  trained twice {}  lost {}",
         x.trained, x.dropped, x.trained_twice, x.lost
     );
+    failures(&mut out, s.history);
     let mut left_out = std::collections::BTreeMap::<&str, u64>::new();
     for (reason, episodes) in s.history.iter().flat_map(|r| &r.dropped) {
         *left_out.entry(reason).or_default() += *episodes as u64;
@@ -100,6 +107,23 @@ fn text(s: &Summary<'_>) -> String {
     out
 }
 
+/// Episodes that the system failed, in which steps and why; nothing where there are none.
+fn failures(out: &mut String, history: &[StepRecord]) {
+    let failed: usize = history.iter().map(|r| r.rollout.failed).sum();
+    if failed == 0 {
+        return;
+    }
+    let all: usize = history.iter().map(|r| r.rollout.episodes).sum();
+    let steps = history.iter().filter(|r| r.rollout.failed > 0).count();
+    let first = history.iter().find_map(|r| r.failed_cause.as_deref());
+    let first = first.map_or_else(String::new, |why| format!("; the first: {why}"));
+    let _ = writeln!(
+        out,
+        "          the system failed {failed} of {all}, in {steps} of {} steps{first}",
+        history.len()
+    );
+}
+
 /// Held-out tasks that were measured once.
 /// For `sinew eval`, which trains nothing.
 pub fn measured(
@@ -114,7 +138,7 @@ pub fn measured(
         duration(wall_s)
     );
     for (name, value, _) in comparison(stats, stats) {
-        let _ = writeln!(out, "{name:23}  {value:>9}");
+        let _ = writeln!(out, "{name:23}  {value:>15}");
     }
     let dir = run_dir.display();
     let _ = writeln!(out, "\nnext");

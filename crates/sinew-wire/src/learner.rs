@@ -36,7 +36,15 @@ pub(crate) fn begin(
     let config = plan::learner(recipe, &pins.plan, dir)?;
     let mut learner = EmbeddedLearner::new(config, device, params, scorers, files, clock())?;
     let saved = match session.resume {
-        Some(resume) => restore(&mut learner, recipe, dir, resume)?,
+        Some(resume) => {
+            let saved = restore(&mut learner, recipe, dir, resume)?;
+            let old = RunPlan::saved(&saved.recipe).ok();
+            let told = old.and_then(|o| plan::rescheduled(&o.train, &recipe.train, saved.step));
+            if let Some(text) = told {
+                session.bus.emit(RunEvent::Warning(text))?;
+            }
+            saved
+        }
         None => SavedState::default(),
     };
     pins.keep(session, saved.step)?;

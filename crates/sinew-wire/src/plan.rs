@@ -61,8 +61,8 @@ pub fn lora_config(section: &LoraSection) -> Result<LoraConfig, Failure> {
     Ok(config)
 }
 
-/// The learning rate over optimizer updates. A step has `train.minibatches` of them, so the steps of the
-/// recipe are multiplied; decay ends with 0 at the last.
+/// The learning rate over the updates of all steps: each step has `train.minibatches` of them, also where it
+/// trains nothing, so that decay ends with 0 behind the last step.
 fn schedule(t: &TrainPlan) -> Schedule {
     let updates = t.steps * t.minibatches as u64;
     let warmup = t.warmup_steps * t.minibatches as u64;
@@ -82,6 +82,24 @@ fn schedule(t: &TrainPlan) -> Schedule {
             LrSchedule::Constant => Decay::Constant,
         },
     }
+}
+
+/// What a run that goes on behind `step` with another schedule should be told of its learning rate; nothing
+/// where that goes on as it was.
+pub(crate) fn rescheduled(old: &TrainPlan, new: &TrainPlan, step: u64) -> Option<String> {
+    let before = schedule(old).lr((step * old.minibatches as u64).saturating_sub(1));
+    let planned = schedule(old).lr(step * old.minibatches as u64);
+    let next = schedule(new).lr(step * new.minibatches as u64);
+    (step > 0 && planned != next).then(|| {
+        format!(
+            "the {} schedule of train.learning_rate reaches over {} steps now, {} before: step {} has {next:.3e}, where step \
+             {step} had {before:.3e} and {planned:.3e} was to come",
+            format!("{:?}", new.schedule).to_lowercase(),
+            new.steps,
+            old.steps,
+            step + 1
+        )
+    })
 }
 
 /// The policy that a recipe trains, with its optimizer. `critic.learning_rate` becomes a factor of that of
@@ -395,4 +413,43 @@ pub fn facts(recipe: &RunPlan) -> Result<RunFacts, Failure> {
         steps: recipe.train.steps,
         recipe: toml::to_string(recipe).map_err(Failure::system)?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn train(steps: u64, minibatches: usize, schedule: LrSchedule) -> TrainPlan {
+        let text = "name = \"t\"\nmodel = { type = \"pretrained\", source = \"x\" }\nenv = { type = \"tool_math\" }\n\
+                    algorithm = { type = \"grpo\" }\n";
+        let plan = RunPlan::parse(Path::new("r.toml"), text).unwrap();
+        TrainPlan {
+            steps,
+            minibatches,
+            schedule,
+            learning_rate: 1e-3,
+            ..plan.train
+        }
+    }
+
+    #[test]
+    fn a_longer_run_is_told_what_becomes_of_its_learning_rate() {
+        let old = train(6, 2, LrSchedule::Cosine);
+        let text = rescheduled(&old, &train(12, 2, LrSchedule::Cosine), 5).unwrap();
+        for part in [
+            "cosine",
+            "over 12 steps now, 6 before",
+            "step 6 has 6.294e-4, where step 5 had 1.464e-4 and 6.699e-5 was to come",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert_eq!(rescheduled(&old, &old, 5), None);
+        let constant = train(6, 2, LrSchedule::Constant);
+        let longer = train(12, 2, LrSchedule::Constant);
+        assert_eq!(rescheduled(&constant, &longer, 5), None);
+        assert_eq!(
+            rescheduled(&old, &train(12, 2, LrSchedule::Cosine), 0),
+            None
+        );
+    }
 }

@@ -12,6 +12,7 @@
 use crate::{RunArgs, check, output, train};
 use clap::Args;
 use sinew_collect::Collected;
+use sinew_pipeline::{CollectProgress, FAILING, Process, RunEvent};
 use sinew_project::{COLLECTION, RunDir};
 use sinew_recipe::{Recipe, RunPlan};
 use sinew_view::collected;
@@ -99,26 +100,36 @@ fn gather(
     options: &train::TrainOptions,
     how: &Gathering,
 ) -> Result<train::Finished, Failure> {
+    let trouble = |progress: &CollectProgress| {
+        let (failed, all) = (progress.failed, progress.episodes);
+        (failed as f64 >= FAILING * all as f64 && failed > 0).then(|| {
+            format!(
+                "{failed} of {all} episodes failed\n  hint: `sinew episodes {} --failed` lists them, `sinew show` says why",
+                dir.path().display()
+            )
+        })
+    };
     let Collected {
         progress,
         now,
         store,
         wall_s,
     } = train::in_session(recipe, dir, options, 0, |session| {
+        let bus = session.bus.clone();
         let collection = sinew_wire::collection(recipe, how, session)?;
         dir.write_recipe(recipe).map_err(Failure::input)?;
-        Ok(sinew_collect::collect(collection))
+        let done = sinew_collect::collect(collection);
+        if let Ok(done) = &done {
+            let (process, why) = (Process::Ended, trouble(&done.progress));
+            let told = bus.emit(RunEvent::Ended { process, why });
+            told.map_err(Failure::system)?;
+        }
+        Ok(done)
     })?;
     if !options.json {
         output::print(&collected(&progress, dir.path(), wall_s));
     }
-    let trouble = (progress.failed == progress.episodes).then(|| {
-        Failure::system(format!(
-            "all {} episodes failed\n  hint: `sinew episodes {} --failed` lists them, `sinew show` says why",
-            progress.episodes,
-            dir.path().display()
-        ))
-    });
+    let trouble = trouble(&progress).map(Failure::system);
     let last = serde_json::json!({
         "collected": progress, "now": now, "stored": store, "wall_s": wall_s,
     });

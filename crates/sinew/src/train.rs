@@ -8,18 +8,21 @@
 //!
 //! | field | content |
 //! |---|---|
-//! | `eval.before`, `eval.after` | `null` without held-out tasks, else averages over their episodes: `success`, `reward`, `turns`, `sampled_tokens`, metrics; `by_env` has the same for each `[[env]]` |
+//! | `eval.before`, `eval.after` | `null` without held-out tasks, else averages over their episodes: `success`, `reward`, `turns`, `sampled_tokens`, `success_interval` (Wilson, 95 %, `of` scored episodes), metrics; `by_env` has the same for each `[[env]]` |
 //! | `wall_s` | wall time of the run, in seconds |
 //! | `samples` | episodes trained, dropped for a reason, trained twice, lost |
 //! | `tokens` | what became of each sampled token |
 //! | `waits` | seconds that engine and trainer worked or waited, by cause |
 //! | `staleness` | trained rows, by updates that they were behind the weights |
+//! | `verdict` | how the run did: `verdict`, `why`, `change` |
 //! | `trouble` | reasons for a bad end; empty: there are none |
 
 use crate::signals;
 use serde_json::{Map, Value};
 use sinew_judge::Bench;
-use sinew_pipeline::{Bus, Ended, EpisodeStats, Goal, Phase, PipelineError, RunEvent, StepRecord};
+use sinew_pipeline::{
+    Bus, Ended, EpisodeStats, Goal, Phase, PipelineError, Process, RunEvent, StepRecord,
+};
 use sinew_project::{Resume, RunDir};
 use sinew_recipe::RunPlan;
 use sinew_signals::{Signals, SignalsConfig};
@@ -102,6 +105,7 @@ pub(crate) fn train(
         "staleness": ended.totals.staleness,
         "not_begun": ended.totals.not_begun,
         "resumed": ended.totals.resumed,
+        "verdict": ended.verdict,
         "trouble": ended.trouble,
     });
     Ok(finished(last, &ended))
@@ -268,13 +272,25 @@ pub(crate) fn in_session<T>(
         started,
         serve: options.serve.clone(),
     };
-    let ended = work(session)?;
+    let ended = work(session).and_then(|ended| {
+        ended.map_err(|e| match (e.is_interrupt(), bench.spent()) {
+            (true, Some(why)) => Failure::spent(why, options.command, dir.path()),
+            (true, None) => Failure::interrupt(options.command, dir.path(), &options.typed),
+            (false, _) => e.into(),
+        })
+    });
     drop(view);
-    ended.map_err(|e| match (e.is_interrupt(), bench.spent()) {
-        (true, Some(why)) => Failure::spent(why, options.command, dir.path()),
-        (true, None) => Failure::interrupt(options.command, dir.path(), &options.typed),
-        (false, _) => e.into(),
-    })
+    ended.inspect_err(|failure| tell_end(&bus, failure))
+}
+
+/// Tells the readers of a run why it does not go on. The failure itself is what the command ends with.
+fn tell_end(bus: &Bus, failure: &Failure) {
+    let process = match failure {
+        Failure::Interrupt(_) => Process::Interrupted,
+        _ => Process::Failed,
+    };
+    let why = Some(failure.text().to_owned());
+    let _ = bus.emit(RunEvent::Ended { process, why });
 }
 
 /// Tells other systems of the run for as long as the value lives.
@@ -323,6 +339,10 @@ fn measures(s: &EpisodeStats) -> Map<String, Value> {
     let metrics = s.metrics.iter().map(|(name, value)| (name.clone(), *value));
     for (name, value) in averages.into_iter().chain(greedy).chain(metrics) {
         map.entry(name).or_insert(value.into());
+    }
+    if let Some(i) = s.success_interval {
+        let interval = serde_json::json!({"low": i.low, "high": i.high, "of": s.scored()});
+        map.insert("success_interval".into(), interval);
     }
     let by_env = s.by_env.iter().map(|(name, own)| {
         let mut own_map = measures(own);

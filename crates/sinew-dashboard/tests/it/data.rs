@@ -82,7 +82,6 @@ fn token_signals(folder: &Path, step: u64, traces: &[Trace]) {
             episode: trace.episode.clone(),
             tokens: path.iter().map(|t| t.id).collect(),
             weights: path.iter().map(weight).collect(),
-            share: 1.0,
             advantages: path.iter().map(|t| sign * weight(t)).collect(),
             temperatures: Vec::new(),
             behaviour_logprobs: path.iter().map(|t| t.logprob.unwrap_or(0.0)).collect(),

@@ -765,9 +765,9 @@ impl Session {
         Ok(())
     }
 
-    /// How it ends by itself.
+    /// How it ends by itself: truncated where a limit refused a call, or cut the last answer.
     pub fn natural_end(&self) -> EpisodeEnd {
-        match self.limit_hit {
+        match self.limit_hit.or_else(|| sinew_types::cut(&self.nodes)) {
             Some(limit) => EpisodeEnd::Truncated { limit },
             None => EpisodeEnd::Terminated,
         }

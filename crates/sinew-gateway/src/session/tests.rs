@@ -443,6 +443,22 @@ fn limits_end_the_episode_and_are_remembered() {
     assert!(matches!(over, SessionError::Turns { limit: 2 }));
     let limit = Limit::Turns;
     assert_eq!(s.natural_end(), EpisodeEnd::Truncated { limit });
+    // An answer that its limit of tokens cut is not whole; one that follows may be.
+    let mut s = session(limits);
+    for (ended, end) in [
+        (
+            false,
+            EpisodeEnd::Truncated {
+                limit: Limit::TurnTokens,
+            },
+        ),
+        (true, EpisodeEnd::Terminated),
+    ] {
+        let call = begin(&mut s, &short).unwrap().call;
+        s.commit(call, output(&renderer, "a", 0.5, ended), NOW)
+            .unwrap();
+        assert_eq!(s.natural_end(), end);
+    }
     let mut s = session(limits);
     let full = begin(&mut s, &long).unwrap_err();
     assert!(matches!(full, SessionError::ContextFull { .. }));

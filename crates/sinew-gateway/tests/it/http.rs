@@ -108,6 +108,34 @@ fn tools_are_called_in_parallel_and_answered() {
     assert_eq!(calls.len(), 1);
 }
 
+/// A whole call that a cut follows is no whole turn: more calls may have been on their way.
+#[test]
+fn a_cut_behind_a_whole_call_is_a_cut() {
+    let world = world(echo);
+    let user = json!({"role": "user", "content": "1 + 2?"});
+    let ask = |more: Value| {
+        let mut body = json!({"model": "m", "messages": [user], "tools": tools()});
+        body.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        let rollout = world.open();
+        let said = rollout.post("/chat/completions", &body).ok();
+        (said, world.finish(&rollout.id)["end"].clone())
+    };
+    let (whole, end) = ask(json!({}));
+    assert_eq!(end, json!({"type": "terminated"}));
+    let tokens = whole["usage"]["completion_tokens"].as_u64().unwrap();
+    // The second of the two calls lacks its end.
+    let (cut, end) = ask(json!({"max_tokens": tokens - 4}));
+    let choice = &cut["choices"][0];
+    let calls = choice["message"]["tool_calls"].as_array().unwrap();
+    assert_eq!(
+        (calls.len(), &choice["finish_reason"]),
+        (1, &json!("length"))
+    );
+    assert_eq!(end, json!({"type": "truncated", "limit": "turn_tokens"}));
+}
+
 #[test]
 fn streams_say_what_whole_answers_say() {
     let world = world(echo);

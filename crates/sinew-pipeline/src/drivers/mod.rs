@@ -2,6 +2,7 @@
 
 mod consumed;
 mod disk;
+mod end;
 mod groups;
 mod held_out;
 mod kept;

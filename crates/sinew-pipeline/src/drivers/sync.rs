@@ -19,13 +19,16 @@ use crate::late::{Late, Shelf};
 use crate::ports::{
     GroupScores, RolloutReading, Rollouts, SampleSource, StoredEpisode, Wanted, WeightsTransport,
 };
-use crate::record::{AdmissionRecord, EpisodeStats, StepRecord, TokenSummary, Totals, joins};
+use crate::record::{
+    AdmissionRecord, EpisodeStats, Spread, StepRecord, TokenSummary, Totals, joins,
+};
 use crate::rollouts::LONGEST;
 use crate::rows::Rows;
 use crate::schedule::Draw;
 use crate::score_records::completed;
 use crate::state::{Earlier, Made, RunStore, Samples, SavedState};
 use crate::status::SampleStatus;
+use crate::verdict::{Course, Verdict};
 use sinew_algo::Algorithm;
 use sinew_grammar::Grammars;
 use sinew_rollout::{LiveEpisode, Trainer, Watch};
@@ -90,6 +93,8 @@ pub struct Ended {
     pub wall_s: f64,
     /// What engine and trainer waited for, and how old rows were.
     pub totals: Totals,
+    /// How it did as a whole.
+    pub verdict: Option<Verdict>,
     /// Why it did not do what it was to do, if so.
     pub trouble: Vec<String>,
 }
@@ -121,9 +126,9 @@ pub(crate) struct Driver {
     pub(super) p: Pipeline,
     pub(super) core: PipelineCore,
     /// Updates of earlier sessions that no checkpoint holds.
-    earlier: Earlier,
+    pub(super) earlier: Earlier,
     pub(super) samples: Samples,
-    tokens: TokenSummary,
+    pub(super) tokens: TokenSummary,
     pub(super) measurements: Measurements,
     /// Episodes that ended and that nothing was made of yet.
     pub(super) traces: HashMap<EpisodeId, Trace>,
@@ -141,7 +146,9 @@ pub(crate) struct Driver {
     /// What engine and trainer wait for, and sums over all steps so far.
     pub(super) watch: Watch,
     pub(super) disk: DiskTime,
-    totals: Totals,
+    pub(super) totals: Totals,
+    /// What all steps and measurements so far showed.
+    pub(super) course: Course,
     /// When groups that wait for rewards are looked at next, where training overlaps.
     pub(super) look_due: Option<Instant>,
     /// Groups that are being scored.
@@ -215,6 +222,7 @@ impl Driver {
             watch: Watch::default(),
             disk: DiskTime::from(p.store.traces.waited_s()),
             totals: Totals::of(&written.steps),
+            course: Course::of(&written.steps, &written.evals),
             reminded: None,
             earlier,
             p,
@@ -531,6 +539,13 @@ impl Driver {
         }
         record.repair = rows.report.repair.clone();
         record.staleness = staleness;
+        let tokens = rows
+            .rows
+            .iter()
+            .flat_map(|r| r.weights.iter().zip(&r.advantages));
+        let trained = tokens.filter(|(weight, _)| **weight != 0.0);
+        let advantages: Vec<f64> = trained.map(|(_, a)| f64::from(*a)).collect();
+        record.advantages = Spread::of(&advantages);
         if !record.tokens.holds() {
             return Err(PipelineError::system(format!(
                 "step {} would train tokens other than once: {:?}",
@@ -662,6 +677,7 @@ impl Driver {
         }
         self.tokens.add(&record);
         self.totals.add(&record);
+        self.course.step(&record);
         self.emit(RunEvent::Step(Arc::new(record)))?;
         if let Some(Alarm::Warning(text)) = alarm {
             self.emit(RunEvent::Warning(text))?;
@@ -693,54 +709,11 @@ impl Driver {
         }
     }
 
-    /// What a run that came to its end showed.
-    fn end(&mut self) -> Result<Ended, PipelineError> {
-        let since = self.p.saved.step;
-        let rest = self.waits();
-        self.totals.waits.add(&rest);
-        let (waiting, by_draw) = (self.waiting()?, self.overlaps());
-        let (samples, torn) = self
-            .p
-            .store
-            .samples(self.samples, (since, by_draw), &waiting)?;
-        self.warn_of_loss(torn, None)?;
-        self.emit(RunEvent::Phase(Phase::Done))?;
-        let mut trouble: Vec<String> = self.core.verdict().into_iter().collect();
-        trouble.extend(self.measurements.trouble.take());
-        let lost = self.earlier.lost + torn;
-        if lost > 0 && !self.p.config.accept_loss {
-            trouble.push(format!(
-                "{lost} trained episodes are gone from the store\n  hint: --accept-loss ends with 0 all the same"
-            ));
-        }
-        Ok(Ended {
-            before: std::mem::take(&mut self.measurements.before),
-            after: std::mem::take(&mut self.measurements.after),
-            examples: std::mem::take(&mut self.measurements.examples),
-            samples,
-            tokens: std::mem::take(&mut self.tokens),
-            wall_s: self.wall_s(),
-            totals: std::mem::take(&mut self.totals),
-            trouble,
-        })
-    }
-
-    /// A run that ends before its time. Its steps since the last checkpoint are done again.
-    fn stopped(&self, why: &str) -> PipelineError {
-        let (dir, command) = (self.run_dir().display(), self.p.config.command);
-        let go_on = format!(
-            "`sinew {command} {dir}/recipe.toml --run-dir {dir} --resume` begins after step {} and runs failed episodes again",
-            self.core.saved_step()
-        );
-        PipelineError::system(match why.contains("\n  hint: ") {
-            true => format!("the run was stopped: {why}; {go_on}"),
-            false => {
-                format!("the run was stopped: {why}\n  hint: when the cause is put right, {go_on}")
-            }
-        })
-    }
-
-    fn warn_of_loss(&self, lost: usize, first: Option<&EpisodeId>) -> Result<(), PipelineError> {
+    pub(super) fn warn_of_loss(
+        &self,
+        lost: usize,
+        first: Option<&EpisodeId>,
+    ) -> Result<(), PipelineError> {
         if lost == 0 {
             return Ok(());
         }

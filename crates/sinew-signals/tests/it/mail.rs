@@ -1,6 +1,6 @@
 //! Alerts by mail, at a real SMTP server.
 
-use crate::{Server, demo, emit, start, step};
+use crate::{Server, demo, emit, ended, start, step};
 use serde_json::Value;
 use sinew_pipeline::{Bus, RunEvent};
 use sinew_signals::{Signals, SignalsConfig};
@@ -48,6 +48,7 @@ fn a_person_gets_a_mail_after_a_server_that_said_later() {
     for n in 1..=6 {
         emit(&bus, RunEvent::Step(Arc::new(step(n, 0.5, 0.001))));
     }
+    emit(&bus, ended());
     drop(signals);
     let mail: Value = serde_json::from_str(&server.said()).unwrap();
     assert_eq!(mail["from"], "sinew@example.org");

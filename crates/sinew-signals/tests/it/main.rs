@@ -4,7 +4,9 @@
 mod mail;
 mod trackers;
 
-use sinew_pipeline::{Bus, EpisodeStats, EvalRecord, RolloutProgress, RunEvent, StepRecord};
+use sinew_pipeline::{
+    Bus, EpisodeStats, EvalRecord, Process, RolloutProgress, RunEvent, StepRecord,
+};
 use sinew_rollout::{FailedEpisode, LiveEpisode, Phase, PhaseSpan};
 use sinew_signals::{Run, Signals, SignalsConfig};
 use sinew_types::{EpisodeId, FailureKind};
@@ -81,6 +83,7 @@ fn step(step: u64, reward: f64, entropy: f64) -> StepRecord {
     let mut r = StepRecord {
         step,
         rows: 8,
+        trained_tokens: 64,
         updates_applied: 1,
         grad_norm: 0.5,
         metrics: serde_json::json!({ "entropy": entropy }),
@@ -90,6 +93,47 @@ fn step(step: u64, reward: f64, entropy: f64) -> StepRecord {
     r.rollout.reward = reward;
     r.rollout.success = reward;
     r
+}
+
+/// A run that did what it was to do.
+fn ended() -> RunEvent {
+    RunEvent::Ended {
+        process: Process::Ended,
+        why: None,
+    }
+}
+
+#[test]
+fn a_run_that_does_not_go_on_is_an_alert() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let alert_of = |end: Option<RunEvent>| {
+        let (address, posts) = receiver("200 OK");
+        let bus = Bus::default();
+        let config = format!(
+            "[alerts]\nwebhook = \"http://{address}/\"\ndisk_free_below_gb = 0.0\nmemory_above = 0.0"
+        );
+        let signals = start(&config, dir.path(), &bus, &runtime);
+        emit(&bus, RunEvent::Step(Arc::new(step(1, 0.5, 0.5))));
+        end.into_iter().for_each(|end| emit(&bus, end));
+        drop(signals);
+        let posted = posts.try_iter().next();
+        posted.map(|(_, body)| serde_json::from_slice::<serde_json::Value>(&body).unwrap())
+    };
+    assert_eq!(alert_of(Some(ended())), None);
+    let failed = RunEvent::Ended {
+        process: Process::Failed,
+        why: Some("no space left\n  hint: x".into()),
+    };
+    let alert = alert_of(Some(failed)).unwrap();
+    assert_eq!(alert["rule"], "stopped");
+    let text = alert["text"].as_str().unwrap();
+    assert!(
+        text.starts_with("the run failed: no space left ("),
+        "{text}"
+    );
+    let alert = alert_of(None).unwrap();
+    assert_eq!(alert["rule"], "stopped", "it ended without a word");
 }
 
 fn emit(bus: &Bus, event: RunEvent) {
@@ -308,6 +352,7 @@ fn the_python_package_of_opentelemetry_reads_the_log_records() {
         ..RolloutProgress::default()
     };
     emit(&bus, RunEvent::Rollout(Box::new(progress)));
+    emit(&bus, ended());
     drop(signals);
     let mut files = Vec::new();
     for (head, body) in posts.try_iter() {
@@ -382,6 +427,7 @@ fn prometheus_gets_the_newest_values_and_a_person_is_called_once() {
         text.contains("sinew_rollout_reward{run=\"demo\"} 0.5"),
         "{text}"
     );
+    emit(&bus, ended());
     drop(signals);
     let text = std::fs::read_to_string(&textfile).unwrap();
     for line in [

@@ -284,7 +284,8 @@ pub struct LossMetrics {
     /// Mean entropy of the policy at trained tokens, in nats. A fall towards 0 shows a collapse
     /// first.
     pub entropy: Option<f64>,
-    /// Mean of the loss's KL estimate against the reference.
+    /// Mean KL estimate against the reference, where rows have its log-probabilities: by the estimator of the
+    /// loss, and by k3 where only the reward has a KL term.
     pub kl_reference: Option<f64>,
     /// Mean distance to the teacher's distribution in nats, if there is a teacher term.
     #[serde(default)]

@@ -200,16 +200,21 @@ fn regularize(spec: &LossSpec, row: &RowInputs<'_>, t: usize, out: &mut RowLoss)
         out.sums.entropy_loss -= value;
         out.d_entropy[t] = -scale as f32;
     }
-    let (Some(kl), Some(reference)) = (spec.kl, row.reference) else {
+    let Some(reference) = row.reference else {
         return 0.0;
     };
     let d = f64::from(row.logprobs[t]) - f64::from(reference[t]);
-    let (value, slope) = kl_term(kl.estimator, d);
+    // A reference that only the reward reads is a distance all the same.
+    let estimator = spec.kl.map_or(KlEstimator::K3, |kl| kl.estimator);
+    let (value, slope) = kl_term(estimator, d);
+    out.sums.kl_reference += value;
+    out.sums.kl_tokens += 1.0;
+    let Some(kl) = spec.kl else {
+        return 0.0;
+    };
     let scale = weight * f64::from(kl.coefficient);
     out.loss += scale * value;
     out.sums.kl_loss += scale * value;
-    out.sums.kl_reference += value;
-    out.sums.kl_tokens += 1.0;
     scale * slope
 }
 

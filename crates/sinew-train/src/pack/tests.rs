@@ -9,7 +9,6 @@ fn row(tokens: &[TokenId], weights: &[f32]) -> TrainRow {
         episode: EpisodeId::new("e"),
         tokens: tokens.to_vec(),
         weights: weights.to_vec(),
-        share: 1.0,
         advantages: vec![1.0; n],
         temperatures: Vec::new(),
         behaviour_logprobs: vec![-1.0; n],

@@ -43,12 +43,17 @@ fn trainer(config: TrainerConfig) -> Trainer<Bigram> {
 
 /// Two groups of two answers.
 fn batch(policy: &Bigram) -> Vec<TrainRow> {
-    vec![
+    let rows = [
         policy.row(&[1, 2, 3, 4, 5], 3, 0.125, 1.0),
         policy.row(&[1, 2, 6, 6, 7], 2, 0.125, 0.7),
         policy.row(&[1, 2, 3, 4, 6, 1], 3, 0.125, -1.0),
         policy.row(&[1, 2, 6, 5], 2, 0.125, -0.7),
-    ]
+    ];
+    let named = |(at, row)| TrainRow {
+        episode: sinew_types::EpisodeId::new(format!("e{at}")),
+        ..row
+    };
+    rows.into_iter().enumerate().map(named).collect()
 }
 
 /// The gradient that one step accumulates, without applying it.
@@ -215,65 +220,133 @@ fn several_updates_keep_the_first_weights_as_the_proximal_policy() {
 }
 
 #[test]
-fn minibatches_keep_groups_and_weigh_like_the_batch() {
+fn minibatches_weigh_like_the_batch() {
     let mut config = TrainerConfig::new(64, 0.1);
     config.minibatches = 2;
     let mut trainer = trainer(config);
     let rows = batch(trainer.policy());
-    assert_eq!(minibatch::split(&rows, 2), [vec![0, 2], vec![3, 1]]);
     let report = trainer.step(&rows, &clip()).unwrap();
     assert_eq!((report.updates, report.micro_batches), (2, 2));
     assert_eq!(report.metrics.trained_tokens, 10);
     assert!((report.loss - report.metrics.policy_loss).abs() < 1e-12);
     assert!(report.loss != 0.0);
-    let mut order = minibatch::order(50, 3);
-    assert_ne!(order, minibatch::order(50, 4));
-    order.sort_unstable();
-    assert!(order.into_iter().eq(0..50));
 }
 
-/// The gradient of the last of two minibatches, which no update moved before.
-fn last_minibatch(rows: &[TrainRow], seed: u64) -> Vec<f32> {
-    let mut config = TrainerConfig::new(64, 1e-12);
-    config.minibatches = 2;
-    config.max_grad_norm = None;
-    config.seed = seed;
-    let mut trainer = trainer(config);
-    trainer.step(rows, &clip()).unwrap();
-    trainer.policy().gradient.clone()
-}
-
-/// Two answers of 4 and 20 tokens, summed: each is half of the mean over episodes, so each is doubled where
-/// it is a minibatch alone. By its tokens, the short one would be scaled by 6 and the long one by 1.2.
-#[test]
-fn minibatches_weigh_answers_like_the_aggregation() {
+/// Rows of episodes with so many rows each, of as many tokens as their place says.
+fn episodes(counts: &[usize]) -> Vec<TrainRow> {
     let policy = Bigram::new(8);
-    let answer = |prompt: u32, n: u32| -> Vec<u32> {
-        let tokens = (0..n).map(|t| (t * prompt + t) % 8);
-        std::iter::once(prompt).chain(tokens).collect()
-    };
-    let mut rows = vec![
-        policy.row(&answer(1, 4), 1, 0.5, 1.0),
-        policy.row(&answer(2, 20), 1, 0.5, -0.5),
-    ];
-    rows.iter_mut().for_each(|row| row.share = 0.5);
-    let alone = |at: usize| {
-        let mut row = rows[at].clone();
-        row.weights.iter_mut().for_each(|w| *w *= 2.0);
-        let mut trainer = trainer(TrainerConfig::new(64, 1e-12));
-        trainer.step(&[row], &clip()).unwrap();
+    let mut rows = Vec::new();
+    for (episode, count) in counts.iter().enumerate() {
+        for branch in 0..*count {
+            // All begin with the same prompt, as those of one group do.
+            let answer = (0..=episode + branch).map(|t| (t % 7) as u32);
+            let tokens: Vec<u32> = std::iter::once(1).chain(answer).collect();
+            let mut row = policy.row(&tokens, 1, 0.5, 1.0);
+            row.episode = sinew_types::EpisodeId::new(format!("e{episode}"));
+            rows.push(row);
+        }
+    }
+    rows
+}
+
+#[test]
+fn an_episode_stays_in_one_minibatch_and_company_is_drawn_by_the_seed() {
+    let rows = episodes(&[1, 3, 1, 2, 1, 1, 4, 1, 1, 2, 1]);
+    let mut together = std::collections::BTreeSet::new();
+    for seed in 0..40 {
+        let parts = minibatch::split(&rows, 4, seed);
+        assert_eq!(parts, minibatch::split(&rows, 4, seed));
+        let mut all: Vec<usize> = parts.concat();
+        all.sort_unstable();
+        assert!(all.into_iter().eq(0..rows.len()));
+        let mut sizes = Vec::new();
+        let mut seen = std::collections::BTreeSet::new();
+        for part in &parts {
+            let own: std::collections::BTreeSet<&str> =
+                part.iter().map(|&r| rows[r].episode.as_str()).collect();
+            sizes.push(own.len());
+            for episode in &own {
+                assert!(seen.insert(*episode), "{episode} is in two parts");
+            }
+            if own.contains("e0") {
+                together.extend(own.into_iter().map(str::to_owned));
+            }
+        }
+        assert!(sizes.iter().all(|n| (2..=3).contains(n)), "{sizes:?}");
+    }
+    assert_eq!(together.len(), 11, "each meets each: {together:?}");
+    // More parts than episodes, and rows that train nothing.
+    let mut few = episodes(&[2, 1]);
+    assert_eq!(minibatch::split(&few, 8, 0).len(), 2);
+    few[2].weights.iter_mut().for_each(|w| *w = 0.0);
+    assert_eq!(minibatch::split(&few, 8, 0), [vec![0, 1]]);
+    assert_eq!(minibatch::split(&[], 3, 0), [Vec::<usize>::new()]);
+}
+
+/// Whatever the parts, the gradients of the minibatches sum up to that of the batch times their number, so
+/// that each episode weighs what it weighs in the batch; nothing is updated between them here.
+#[test]
+fn each_episode_weighs_the_same_in_any_minibatch() {
+    let rows = episodes(&[1, 1, 2, 1, 1]);
+    let gradient = |rows: &[TrainRow]| {
+        let mut trainer = trainer(TrainerConfig {
+            max_grad_norm: None,
+            ..TrainerConfig::new(64, 1e-12)
+        });
+        trainer.step(rows, &clip()).unwrap();
         trainer.policy().gradient.clone()
     };
-    let expected = [alone(0), alone(1)];
-    let near = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5);
-    assert!(!near(&expected[0], &expected[1]));
-    let mut seen = [false; 2];
-    for seed in 0..16 {
-        let gradient = last_minibatch(&rows, seed);
-        let which = expected.iter().position(|e| near(e, &gradient));
-        seen[which.expect("the gradient of one of the answers, doubled")] = true;
+    let scaled = |rows: &[TrainRow], factor: f32| {
+        let mut rows = rows.to_vec();
+        rows.iter_mut()
+            .for_each(|r| r.weights.iter_mut().for_each(|w| *w *= factor));
+        gradient(&rows)
+    };
+    for seed in 0..8 {
+        let parts = minibatch::split(&rows, 2, seed);
+        let last: Vec<TrainRow> = parts[1].iter().map(|&r| rows[r].clone()).collect();
+        let mut trainer = trainer(TrainerConfig {
+            minibatches: 2,
+            max_grad_norm: None,
+            seed,
+            ..TrainerConfig::new(64, 1e-12)
+        });
+        trainer.step(&rows, &clip()).unwrap();
+        let expected = scaled(&last, 2.0);
+        let near = trainer.policy().gradient.iter().zip(&expected);
+        assert!(near.clone().all(|(a, b)| (a - b).abs() < 1e-5), "{seed}");
     }
-    assert_eq!(seen, [true; 2]);
+}
+
+#[test]
+fn the_learning_rate_follows_the_steps_those_included_that_trained_nothing() {
+    let schedule = Schedule {
+        peak_lr: 1.0,
+        warmup_steps: 0,
+        decay: crate::optim::Decay::Linear {
+            total_steps: 8,
+            final_fraction: 0.0,
+        },
+    };
+    let config = TrainerConfig {
+        minibatches: 2,
+        schedule,
+        ..TrainerConfig::new(64, 1.0)
+    };
+    let mut trainer = trainer(config);
+    let rows = batch(trainer.policy());
+    let mut rate = |step: Option<u64>| {
+        if let Some(step) = step {
+            trainer.begin_step(step);
+        }
+        // Of the last of the step's updates.
+        trainer.step(&rows, &clip()).unwrap().lr
+    };
+    // Step 3 trained nothing, and the last step has the last rate all the same.
+    assert_eq!(rate(Some(1)), 7.0 / 8.0);
+    assert_eq!(rate(Some(2)), 5.0 / 8.0);
+    assert_eq!(rate(Some(4)), 1.0 / 8.0);
+    assert_eq!(rate(None), 0.0, "the schedule is over");
 }
 
 #[test]

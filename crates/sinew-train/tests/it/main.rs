@@ -78,7 +78,6 @@ fn row(tokens: &[TokenId], prompt: usize, weight: f32, advantage: f32) -> TrainR
         episode: EpisodeId::new("e"),
         tokens: tokens.to_vec(),
         weights,
-        share: f64::from(weight) * (n - prompt) as f64,
         advantages: vec![advantage; n],
         temperatures: Vec::new(),
         behaviour_logprobs: vec![0.0; n],

@@ -1,0 +1,61 @@
+//! The end of a run: what it showed as a whole, or why it could not go on.
+
+use super::sync::{Driver, Ended};
+use crate::error::PipelineError;
+use crate::event::{Phase, RunEvent};
+use crate::verdict::Process;
+
+impl Driver {
+    /// What a run that came to its end showed.
+    pub(super) fn end(&mut self) -> Result<Ended, PipelineError> {
+        let since = self.p.saved.step;
+        let rest = self.waits();
+        self.totals.waits.add(&rest);
+        let (waiting, by_draw) = (self.waiting()?, self.overlaps());
+        let (samples, torn) = self
+            .p
+            .store
+            .samples(self.samples, (since, by_draw), &waiting)?;
+        self.warn_of_loss(torn, None)?;
+        self.emit(RunEvent::Phase(Phase::Done))?;
+        let verdict = self.course.verdict(Process::Ended, None);
+        let mut trouble: Vec<String> = verdict.trouble().into_iter().collect();
+        trouble.extend(self.measurements.trouble.take());
+        let lost = self.earlier.lost + torn;
+        if lost > 0 && !self.p.config.accept_loss {
+            trouble.push(format!(
+                "{lost} trained episodes are gone from the store\n  hint: --accept-loss ends with 0 all the same"
+            ));
+        }
+        self.emit(RunEvent::Ended {
+            process: Process::Ended,
+            why: (!trouble.is_empty()).then(|| trouble.join("\n")),
+        })?;
+        Ok(Ended {
+            before: std::mem::take(&mut self.measurements.before),
+            after: std::mem::take(&mut self.measurements.after),
+            examples: std::mem::take(&mut self.measurements.examples),
+            samples,
+            tokens: std::mem::take(&mut self.tokens),
+            wall_s: self.wall_s(),
+            totals: std::mem::take(&mut self.totals),
+            verdict: Some(verdict),
+            trouble,
+        })
+    }
+
+    /// A run that ends before its time. Its steps since the last checkpoint are done again.
+    pub(super) fn stopped(&self, why: &str) -> PipelineError {
+        let (dir, command) = (self.run_dir().display(), self.p.config.command);
+        let go_on = format!(
+            "`sinew {command} {dir}/recipe.toml --run-dir {dir} --resume` begins after step {} and runs failed episodes again",
+            self.core.saved_step()
+        );
+        PipelineError::system(match why.contains("\n  hint: ") {
+            true => format!("the run was stopped: {why}; {go_on}"),
+            false => {
+                format!("the run was stopped: {why}\n  hint: when the cause is put right, {go_on}")
+            }
+        })
+    }
+}
