@@ -69,6 +69,15 @@ if ! cmp -s examples/ai_sdk/package-lock.json examples/ai_sdk/node_modules/insta
     cp examples/ai_sdk/package-lock.json examples/ai_sdk/node_modules/installed.json
 fi
 
+# MCP servers as npm ships them, for the tests of the environment `mcp`.
+if ! cmp -s scripts/mcp_servers/package-lock.json .cache/mcp-servers/installed.json; then
+    echo "setup: installing MCP servers into .cache/mcp-servers"
+    mkdir -p .cache/mcp-servers
+    cp scripts/mcp_servers/package.json scripts/mcp_servers/package-lock.json .cache/mcp-servers/
+    PATH="$PWD/.cache/venv-litellm/bin:$PATH" npm ci --prefix .cache/mcp-servers --ignore-scripts --no-audit --no-fund --loglevel=error
+    cp scripts/mcp_servers/package-lock.json .cache/mcp-servers/installed.json
+fi
+
 # A server of another project for the tests of outside engines: llama.cpp's, built, in a wheel.
 if ! "$venv/bin/python3" -c 'from importlib.metadata import version; assert version("xllamacpp") == "2026.10.11549"' 2>/dev/null; then
     echo "setup: installing llama.cpp's server into $venv"
