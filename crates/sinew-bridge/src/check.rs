@@ -325,7 +325,8 @@ async fn simple(factory: &dyn EnvFactory, tasks: &[Task], policy: Policy) -> Env
                 unscored = unscored.or(played.outcome.unscored_reason);
             }
             Ok(played) => {
-                rewards.push(played.outcome.reward);
+                let turns: f64 = played.seen.iter().map(|(_, reward)| reward).sum();
+                rewards.push(played.outcome.reward + turns);
                 successes += usize::from(played.outcome.success);
             }
         }

@@ -111,15 +111,23 @@ async fn played(
     let mut env = factory.create(task)?;
     let play = async {
         env.reset().await?;
+        // Rewards of turns are a part of what an episode earns.
+        let mut earned = 0.0;
         for turn in turns {
-            if let Some(outcome) = env.step(turn.clone()).await?.outcome {
-                return Ok(outcome);
+            let step = env.step(turn.clone()).await?;
+            earned += step.process_reward;
+            if let Some(outcome) = step.outcome {
+                return Ok((outcome, earned));
             }
         }
-        env.score().await
+        Ok((env.score().await?, earned))
     };
-    let outcome = play.await;
+    let played: Result<(Outcome, f64), EnvError> = play.await;
     env.close().await?;
+    let outcome = played.map(|(outcome, earned)| Outcome {
+        reward: outcome.reward + earned,
+        ..outcome
+    });
     outcome.map(|o| (!o.unscored).then_some(o))
 }
 
@@ -201,7 +209,7 @@ async fn best(
     sum.into_line(name, of, gold)
 }
 
-/// Gold runs of the next task of the same type, as they are or with the words of the first observation replaced.
+/// Gold runs of the next task as they are, or of the most similar one with the words of the first observation replaced.
 async fn transferred(
     name: &'static str,
     factory: &dyn EnvFactory,
@@ -210,13 +218,21 @@ async fn transferred(
 ) -> EnvCheck {
     let (started, mut sum) = (Instant::now(), Played::new(name.into()));
     for (i, one) in known.iter().enumerate() {
-        let mut others = known.iter().cycle().skip(i + 1).take(known.len() - 1);
-        let same = others.clone().find(|o| o.task.kind == one.task.kind);
-        let Some(other) = same.or_else(|| others.next()) else {
+        // Where words are replaced, the one whose first observation has most in common: its type may be hidden.
+        let blind = name == "blind";
+        let others = known.iter().cycle().skip(i + 1).take(known.len() - 1);
+        let common = |o: &&Known<'_>| o.words.iter().filter(|w| one.words.contains(w)).count();
+        let mut found: Option<(usize, &Known<'_>)> = None;
+        for other in others {
+            let shared = common(&other);
+            if found.is_none_or(|(most, _)| blind && shared > most) {
+                found = Some((shared, other));
+            }
+        }
+        let Some((_, other)) = found else {
             continue;
         };
         // Of one turn, the first observation is all there is.
-        let blind = name == "blind";
         if other.gold.is_empty() || (blind && other.gold.len() < 2) {
             continue;
         }
@@ -440,7 +456,11 @@ fn odd_turns(one: &Known<'_>) -> Vec<Action> {
                 });
                 parts.collect::<Vec<_>>().join(" ")
             });
-            turns.push(Action::say(lines.collect::<Vec<_>>().join("\n")));
+            let odd = lines.collect::<Vec<_>>().join("\n");
+            // Without a number it is the solution.
+            if odd != gold.text {
+                turns.push(Action::say(odd));
+            }
         }
     }
     turns
