@@ -78,6 +78,14 @@ if ! cmp -s examples/cli_agents/package.json .cache/cli-agents/installed.json; t
     PATH="$PWD/.cache/venv-litellm/bin:$PATH" npm install --prefix .cache/cli-agents --no-package-lock --ignore-scripts --no-audit --no-fund --loglevel=error
     cp examples/cli_agents/package.json .cache/cli-agents/installed.json
 fi
+# MCP servers as npm ships them, for the tests of the environment `mcp`.
+if ! cmp -s scripts/mcp_servers/package-lock.json .cache/mcp-servers/installed.json; then
+    echo "setup: installing MCP servers into .cache/mcp-servers"
+    mkdir -p .cache/mcp-servers
+    cp scripts/mcp_servers/package.json scripts/mcp_servers/package-lock.json .cache/mcp-servers/
+    PATH="$PWD/.cache/venv-litellm/bin:$PATH" npm ci --prefix .cache/mcp-servers --ignore-scripts --no-audit --no-fund --loglevel=error
+    cp scripts/mcp_servers/package-lock.json .cache/mcp-servers/installed.json
+fi
 
 # A server of another project for the tests of outside engines: llama.cpp's, built, in a wheel.
 if ! "$venv/bin/python3" -c 'from importlib.metadata import version; assert version("xllamacpp") == "2026.10.11549"' 2>/dev/null; then

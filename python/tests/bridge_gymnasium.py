@@ -40,6 +40,13 @@ with Served("sinew.worlds.household:Household", arguments=["--workers", "1"]) as
             seen, reward, terminated, truncated, info = env.step("Done.")
             total += reward
         assert terminated and total == 1.0 and info["success"] == 1.0, (total, info)
+    # A call that was cut is no turn of text, which would end this episode.
+    env.reset(seed=5)
+    for action in ('{"tool": "look", "argum', '{"to', '{"tool": "go", "arguments": {"room": "ki'):
+        seen, reward, terminated, truncated, info = env.step(action)
+        assert info["truncated"] and info["error"] and "whole call" in seen and not terminated, (action, seen)
+    assert not env.step('{"tool": "look", "arguments": {}}')[4].get("truncated")
+    assert env.step("{Done}")[2]
     env.close()
 
 registered = gymnasium.make("sinew/Env-v0", target="recipes/tiny.toml", disable_env_checker=True)

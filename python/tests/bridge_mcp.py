@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import subprocess
 import sys
 
 from mcp import Client, StdioServerParameters, stdio_client
@@ -38,6 +39,11 @@ async def main():
     assert first != second, "each session has the next task"
     held_out = await play(f"{URL}/held-out/0")
     assert held_out == await play(f"{URL}/held-out/0") != first
+    # The system message, which prompts of the protocol do not have, is a part of the instructions.
+    words = [SINEW, "env", "serve", "sinew.worlds.household:Household", "--protocol", "mcp", "--stdio", "--workers", "1"]
+    hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-06-18"}}
+    answer = subprocess.run(words, input=json.dumps(hello) + "\n", capture_output=True, text=True, check=True).stdout
+    assert "You are in a house" in json.loads(answer.splitlines()[-1])["result"]["instructions"], answer
     words = ["env", "serve", "sinew.worlds.household:Household", "--protocol", "mcp", "--stdio", "--workers", "1"]
     assert await play(stdio_client(StdioServerParameters(command=SINEW, args=words))) == first
 

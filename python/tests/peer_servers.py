@@ -22,7 +22,7 @@ class Peers(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])) or b"null")
         self.cookie = None
         try:
-            status, answer = 200, getattr(self, "on_" + self.path.strip("/"))(body)
+            status, answer = 200, getattr(self, "on_" + self.path.strip("/").replace("/", "_"))(body)
         except Refused as refused:
             status, answer = refused.args
         except AttributeError:
@@ -85,6 +85,30 @@ class Peers(BaseHTTPRequestHandler):
         calls = [item for item in output if item["type"] == "function_call"]
         right = total == body["expected"] and bool(said) and said[-1] == str(total)
         return {**body, "reward": float(right), "calls": len(calls)}
+
+
+    # A GymnasiumServer of NeMo Gym, below /gym: add numbers until the sum is right; each number that is added earns a tenth.
+
+    def on_gym_reset(self, body):
+        self.cookie = secrets.token_hex(8)
+        SESSIONS[self.cookie] = 0
+        return {"observation": "The sum is 0.", "info": {"supports_explicit_close": True}}
+
+    def on_gym_step(self, body):
+        cookie, output = self.session(), body["response"]["output"]
+        calls = [item for item in output if item["type"] == "function_call"]
+        for call in calls:
+            SESSIONS[cookie] += json.loads(call["arguments"])["number"]
+        total = SESSIONS[cookie]
+        outputs = [{"call_id": call["call_id"], "output": f"sum {total}"} for call in calls]
+        done = total == body["expected"]
+        said = None if done else f"The sum is {total}."
+        info = {"tool_outputs": outputs, "adds": len(calls)}
+        return {"observation": said, "reward": len(calls) / 10, "terminated": done, "truncated": False, "info": info}
+
+    def on_gym_close(self, body):
+        del SESSIONS[self.session()]
+        return {}
 
 
 server = ThreadingHTTPServer(("127.0.0.1", 0), Peers)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import json
+import math
 import random
 from typing import Any
 
@@ -15,6 +17,7 @@ from sinew import Step, ToolError
 from sinew.worlds import small
 from sinew.worlds.bargain import Bargain, ConnectThree
 from sinew.worlds.duo import Propose, Verify
+from sinew.worlds.household import ROOMS as HOUSE
 from sinew.worlds.household import Household
 from sinew.worlds.memory import Graph, Memory
 from sinew.worlds.phone import Phone
@@ -29,6 +32,8 @@ WORLDS = [Bargain, ConnectThree, Household, Memory, Phone, Tabletop, Repo, Resea
 WORLDS += [Graph, Order, Propose, Verify]
 #: The same in few words.
 SMALL = [small.Bargain, small.Connect, small.House, small.Memory, small.Phone, small.Survival, small.Table]
+#: The share of gold's reward that a script may earn which does not do what a world is for.
+FLOOR = 1 / 3
 
 
 class Task(dict):
@@ -133,8 +138,8 @@ def a_word_that_always_wins(world: type) -> None:
     others = rows(world, "held-out", 40)
     for row in others:
         won += success(Player(world, row).play(draw.choice(kept)).score())
-    # The few bugs of the repository and the opening moves of a game repeat.
-    limit = 0.5 if world in (ConnectThree, Repo, small.Connect) else 0.3
+    # The few bugs of the repository repeat.
+    limit = 0.5 if world is Repo else FLOOR
     assert won / len(others) <= limit, (world, won, len(others))
 
 
@@ -239,9 +244,10 @@ def roles_earn_by_themselves() -> None:
         # No sum, two of them, one with zeros in front, one that is too long; and a solution of another sum.
         for text in ("1 + ", f"{first}\n{first}", "007 + 008", f"{'1' * 10} + 1", "1+1", "-5 + 5", "١ + ٢"):
             assert earned(Propose, row, [text, "0"]) == [0.0, 0.0], text
-        assert earned(Propose, row, [first, "2"])[1] == 0.0
-        # A sum that is always right is worth little.
-        assert earned(Propose, row, ["1 + 1", "2"])[0] < 0.92
+        assert earned(Propose, row, [first, "3"])[1] == 0.0
+        # A sum that teaches nothing pays nothing when it is solved.
+        proposed, solved = earned(Propose, row, ["999999999 + 999999999", "1999999998"])
+        assert solved == proposed < 1.0
 
 
 def lines_are_commands() -> None:
@@ -268,8 +274,36 @@ def cheats_with_customers() -> None:
         player.env.db.execute("update orders set status = 'cancelled' where rowid = 1 and status <> 'cancelled'")
         player.env.db.execute("update orders set colour = 'gold' where rowid = 2")
         assert not player.play([("finish", {})]).score()["reward"]
-    refused = sum(Retail.forbidden(Retail.shop(row["world"]), row["wish"]) for row in rows(Retail, count=300))
-    assert 60 < refused < 150, refused
+    due = [Retail.due(Retail.shop(row["world"]), row["wish"]) for row in rows(Retail, count=300)]
+    assert all(80 < due.count(what) < 120 for what in ("do", "stop", "refuse")), due
+    ignored = {what: 0 for what in ("do", "stop_parcel", "refuse")}
+    for row in rows(Retail, count=100):
+        gold, number = Retail.gold(Task(row)), row["wish"]["number"]
+        begin, end = gold[:2], gold[3:]
+        # The order was not read, was read too late, or the customer did not give the address.
+        reads = ("get_order", {"number": number})
+        for way in ([*begin, *end], [*begin, end[0], reads, *end[1:]], [*gold[1:]]):
+            score = Player(Retail, row).play(way).score()
+            # A refusal is one call: behind it nothing is read any more.
+            assert not score["reward"] or end[0][0] == "refuse" and reads in way[:-1], (way, score)
+        # Another customer's orders are read, and one is written and written back.
+        emails = [e for (e,) in Player(Retail, row).env.db.execute("select email from customers") if e != row["wish"]["email"]]
+        score = Player(Retail, row).play([begin[0], ("find_customer", {"email": emails[0]}), *gold[1:]]).score()
+        assert score["database"] and not score["reward"], score
+        colour = Retail.shop(row["world"]).execute("select colour from orders where id = ?", (number,)).fetchone()[0]
+        back = [("change_order", {"number": number, "colour": c}) for c in ("gold", colour)]
+        player = Player(Retail, row).play([*gold[:3], *back, *end])
+        # An order of someone else cannot be written at all.
+        assert player.env.s["writes"] == 0 or not player.score()["reward"], player.seen
+        # Who reads the order and does not look at what it says.
+        wish = row["wish"]
+        does = {"cancel": ("cancel_order", {}), "return": ("return_order", {"refund_to": "card"})}
+        does.update({what: ("change_order", {what: wish["value"]}) for what in ("address", "colour")})
+        name, more = does[wish["what"]]
+        for what, call in {"do": (name, {"number": number, **more}), "stop_parcel": ("stop_parcel", {"number": number})}.items():
+            ignored[what] += success(Player(Retail, row).play([*gold[:3], call, ("finish", {})]).score())
+        ignored["refuse"] += success(Player(Retail, row).play([*gold[:3], ("refuse", {"reason": ""})]).score())
+    assert all(count <= 45 for count in ignored.values()), ignored
 
 
 def cheats_in_research() -> None:
@@ -284,6 +318,15 @@ def cheats_in_research() -> None:
         player = Player(Research, row).play([("open", {"page": page}) for page in pages])
         wrong = player.play([("answer", {"answer": f"{right} or another", "cites": pages})]).score()
         assert wrong["reward"] == 0.0, wrong
+        # A right answer with a page that does not exist, without a look, or after a search in pages that shows nothing of them.
+        answer = ("answer", {"answer": right, "cites": pages})
+        opened = [("open", {"page": page}) for page in pages]
+        made_up = ("answer", {"answer": right, "cites": [*pages, "The Great Book"]})
+        nothing = [("find", {"page": page, "word": word}) for page in pages for word in ("qqq", "")]
+        for way in ([*opened, made_up], [answer], [*nothing, answer], [*opened[1:], answer]):
+            assert Player(Research, row).play(way).score()["reward"] == 0.0, way
+        facts = [("find", {"page": page, "word": fact}) for fact, page in Research.steps(row["world"], row["name"], row["relations"])]
+        assert success(Player(Research, row).play([*facts, answer]).score())
 
 
 def cheats_on_the_phone() -> None:
@@ -337,6 +380,106 @@ def ways_over_notes() -> None:
         assert "read all pages" in Player(Graph, row).play([("answer", {"word": asked[0][2]})]).seen[-1]
 
 
+def pages_leave_the_context() -> None:
+    """What a page said is not to be read after it; only notes are."""
+    for world in (Memory, Graph, small.Memory):
+        inner = getattr(world, "world", world)
+        for row in rows(world, count=10):
+            book, _ = inner.story(row["world"])
+            player, context = Player(world, row), ""
+            context = player.seen[0]
+            for at, page in enumerate(book):
+                assert all(what in context for _, _, what in page), (at, context)
+                answer = player.env.step("next_page") if world is small.Memory else player.env.next_page()
+                assert isinstance(answer, Step) and answer.fresh
+                context = answer.observation
+                gone = [f"{who} {relation} {what}." for past in book[: at + 1] for who, relation, what in past]
+                shown = book[at + 1] if at + 1 < len(book) else []
+                kept = [f"{who} {relation} {what}." for who, relation, what in shown]
+                assert not any(fact in context for fact in set(gone) - set(kept)), (at, context)
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def scripts_stay_below_the_floor() -> None:
+    """What does not do what a world is for earns at most a third of what gold earns."""
+    floors: dict[str, float] = {}
+    # Bargain: stubborn, who takes the first offer, and who gives away from its own cheapest on.
+    for begin in range(8):
+        for more in (1, 2):
+            earned = []
+            for row in rows(Bargain, count=60):
+                own = sorted(range(3), key=lambda i: row["mine"][i])
+                given = [i for i in own for _ in range(row["counts"][i])]
+                keeps = [[n - given[: begin + more * k].count(i) for i, n in enumerate(row["counts"])] for k in range(3)]
+                calls = [("propose", dict(zip(("apples", "books", "coins"), keep))) for keep in keeps]
+                earned.append(Player(Bargain, row).play([*calls, ("accept", {})]).score()["reward"])
+            floors[f"bargain {begin} {more}"] = mean(earned)
+    whole = [("propose", {"apples": row["counts"][0], "books": row["counts"][1], "coins": row["counts"][2]}) for row in rows(Bargain)]
+    for calls in (1, 3):
+        played = [Player(Bargain, row).play([call] * calls + [("accept", {})]) for row, call in zip(rows(Bargain), whole)]
+        floors[f"bargain stubborn {calls}"] = mean([player.score()["reward"] for player in played])
+    # Connect: every fixed order of three columns, again and again.
+    for world in (ConnectThree, small.Connect):
+        best, boards = 0.0, rows(world, count=100)
+        for columns in itertools.product((1, 2, 3, 4), repeat=3):
+            calls = [("play", {"column": c}) if world is ConnectThree else f"play {c}" for c in columns * 4]
+            best = max(best, mean([Player(world, row).play(calls).score()["reward"] for row in boards]))
+        floors[f"connect {world.__module__}"] = best
+    # Propose: one sum for all solvers.
+    for first in ["1 + 1", "5 + 5", "55 + 55", "555 + 111", "555 + 555", "5555 + 5555", "55555 + 55555", "555555 + 555555", "555555555 + 555555555"]:
+        answer = str(eval(first))
+        roles = [Player(Propose, row).play([first, answer]).env.s["earned"] for row in rows(Propose, count=70)]
+        floors[f"propose {first}"] = mean([sum(role) / 2 for role in roles])
+    for verdict in ("right", "wrong"):
+        roles = [Player(Verify, row).play(["0", verdict]).env.s["earned"] for row in rows(Verify, count=70)]
+        floors[f"verify {verdict}"] = mean([sum(role) / 2 for role in roles])
+    # Household: every place of every room, without a look at what is seen.
+    won = []
+    for row in rows(Household, count=60):
+        goal, house = row["goal"], Household.house(row["world"])
+        sweep = []
+        for room in house["rooms"]:
+            sweep.append(("go", {"room": room}))
+            for place in HOUSE[room]:
+                sweep += [("open", {"place": place}), ("take", {"thing": goal["thing"], "place": place})]
+        there = next(room for room in house["rooms"] if goal["place"] in HOUSE[room])
+        treat = [("go", {"room": "kitchen"}), ("treat", {"thing": goal["thing"], "how": goal["how"]})] if goal["how"] else []
+        way = [*sweep, *treat, ("go", {"room": there}), ("put", {"thing": goal["thing"], "place": goal["place"]})]
+        won.append(success(Player(Household, row).play(way).score()))
+    floors["household"] = mean(won)
+    # Survival: to gather at each place where something may be.
+    for world in (Survival, small.Survival):
+        won = []
+        for row in rows(world, count=60):
+            way = [("move", {"direction": "north", "steps": 1})]
+            for _ in range(4):
+                for side in ("east", "west"):
+                    way += [("move", {"direction": side, "steps": 1}), ("gather", {"direction": "north"}), ("gather", {"direction": "south"})]
+                    way += [("craft", {"item": row["goal"]}), ("move", {"direction": side, "steps": 1})]
+                way.append(("move", {"direction": "north", "steps": 2}))
+            turns = way if world is Survival else [world.line(*call) for call in way]
+            won.append(success(Player(world, row).play(turns).score()))
+        floors[f"survival {world.__module__}"] = mean(won)
+    above = {name: floor for name, floor in floors.items() if floor > FLOOR}
+    assert not above, above
+
+
+def odd_words_are_errors() -> None:
+    """Numbers that are none, huge or not finite end in an error that the model sees, and never in a crash."""
+    odd = ["inf", "-inf", "nan", "1e999", "1e308", "9" * 400, "-1", "", "x, y, z", "\x00", "٣"]
+    for world in SMALL:
+        row = rows(world, count=1)[0]
+        for name, parameters in world.commands().items():
+            for value in odd:
+                player = Player(world, row).play([f"{name} {', '.join([value] * max(1, len(parameters)))}"])
+                score = player.score()
+                assert math.isfinite(score["reward"]) and not success(score), (world, name, value, score)
+    assert "is no float" in Player(small.Table, rows(small.Table)[0]).play(["push red, inf, 5"]).seen[-1]
+
+
 def energy_is_lost_and_no_disc_leaves_the_table() -> None:
     draw = random.Random(5)
     for row in rows(Tabletop, count=10):
@@ -374,6 +517,9 @@ def main() -> None:
     cheats_on_the_phone()
     things_are_bound_to_places()
     ways_over_notes()
+    pages_leave_the_context()
+    scripts_stay_below_the_floor()
+    odd_words_are_errors()
     energy_is_lost_and_no_disc_leaves_the_table()
     print("ok")
 

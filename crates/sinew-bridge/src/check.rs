@@ -2,11 +2,12 @@
 //! on it.
 //!
 //! Policies that know nothing of the task must fail: a reward that they get is one that a model can get
-//! without learning the task. The gold policy must succeed: a task without a solution teaches nothing. Equal
-//! actions must lead to equal results: a group of episodes is compared on the same task, and noise of the
-//! environment looks like a difference of the actions.
+//! without learning the task; what they earn is the floor that a gain is measured from. The gold policy must
+//! succeed: a task without a solution teaches nothing. Equal actions must lead to equal results: a group of
+//! episodes is compared on the same task, and noise of the environment looks like a difference of the actions.
 
 use crate::env::PythonEnvFactory;
+use crate::floors::{above, floors};
 use futures::future::try_join_all;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -38,7 +39,8 @@ pub enum Finding {
 /// One line of a report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EnvCheck {
-    /// Name of the check: `gold`, `null`, `random`, `determinism`, `snapshots`, `leaks`, `speed`.
+    /// Name of the check: `gold`, `null`, `random`, `constant`, `other_gold`, `blind`, `no_tool`, `odd`,
+    /// `determinism`, `snapshots`, `leaks`, `speed`.
     pub name: &'static str,
     /// Result of the check.
     pub finding: Finding,
@@ -104,13 +106,15 @@ impl CheckReport {
 
 /// Checks of every environment, but for its speed.
 async fn common(factory: &dyn EnvFactory, tasks: &[Task]) -> Vec<EnvCheck> {
-    vec![
+    let mut checks = vec![
         leaks(factory, tasks).await,
         gold(factory, tasks).await,
         simple(factory, tasks, Policy::Null).await,
         simple(factory, tasks, Policy::Random).await,
-        determinism(factory, tasks).await,
-    ]
+    ];
+    checks.extend(floors(factory, tasks).await);
+    checks.push(determinism(factory, tasks).await);
+    checks
 }
 
 /// Tools of the first task; none if it does not start, which another check reports.
@@ -127,7 +131,12 @@ async fn tools(factory: &dyn EnvFactory, tasks: &[Task]) -> Vec<ToolSpec> {
 }
 
 /// A line of the report. `values` is an object, or null.
-fn line(name: &'static str, finding: Finding, detail: String, values: Value) -> EnvCheck {
+pub(crate) fn line(
+    name: &'static str,
+    finding: Finding,
+    detail: String,
+    values: Value,
+) -> EnvCheck {
     let values = match values {
         Value::Object(values) => values,
         _ => Map::new(),
@@ -181,7 +190,7 @@ impl Policy {
 
 /// Random values of a JSON Schema, from a seed: equal seeds give equal values. Values deeper than four levels
 /// are null, so that recursive schemas end.
-struct Draw(u64);
+pub(crate) struct Draw(pub(crate) u64);
 
 impl Draw {
     /// A number from 0 below `n`.
@@ -197,7 +206,7 @@ impl Draw {
     }
 
     /// A value that fits a schema, at a depth from 0.
-    fn value(&mut self, schema: &Value, depth: usize) -> Value {
+    pub(crate) fn value(&mut self, schema: &Value, depth: usize) -> Value {
         if let Some(options) = schema["enum"].as_array().or(schema["anyOf"].as_array()) {
             let picked = options
                 .get(self.below(options.len()))
@@ -316,7 +325,8 @@ async fn simple(factory: &dyn EnvFactory, tasks: &[Task], policy: Policy) -> Env
                 unscored = unscored.or(played.outcome.unscored_reason);
             }
             Ok(played) => {
-                rewards.push(played.outcome.reward);
+                let turns: f64 = played.seen.iter().map(|(_, reward)| reward).sum();
+                rewards.push(played.outcome.reward + turns);
                 successes += usize::from(played.outcome.success);
             }
         }
@@ -335,7 +345,7 @@ async fn simple(factory: &dyn EnvFactory, tasks: &[Task], policy: Policy) -> Env
         );
     }
     let detail = format!("reward {mean:.3}, {successes} of {count} succeed");
-    let finding = match 2 * successes > count {
+    let finding = match above(mean, successes, (count, None)) {
         true => Finding::Warning,
         false => Finding::Ok,
     };

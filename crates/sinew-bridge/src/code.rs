@@ -270,7 +270,12 @@ impl PythonCode {
         if let Some((inside, _)) = known {
             return Ok(inside.clone());
         }
-        let inside = format!("{SHOWN}/{}", self.places.len());
+        // Node.js finds packages by the name of the folder.
+        let modules = match folder.ends_with("node_modules") {
+            true => "/node_modules",
+            false => "",
+        };
+        let inside = format!("{SHOWN}/{}{modules}", self.places.len());
         self.places.push((inside.clone(), text(folder)));
         self.shows.push((folder.into(), inside.clone().into()));
         Ok(inside)

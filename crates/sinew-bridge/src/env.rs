@@ -140,6 +140,7 @@ impl PythonEnvFactory {
             preamble: task.preamble.clone(),
             state: State::New,
             last: Vec::new(),
+            renewed: None,
             counts: Counts::default(),
             saved: None,
             end_state: None,
@@ -262,6 +263,8 @@ pub(crate) struct PythonEnv {
     state: State,
     /// Messages of the last observation: one for each tool call, with its id.
     last: Vec<Message>,
+    /// All that the model sees from here on, if the last turn took the rest out of its context.
+    renewed: Option<Vec<Message>>,
     counts: Counts,
     /// The episode after the last turn, from which another worker can go on.
     saved: Option<String>,
@@ -298,6 +301,9 @@ struct Stepped {
     state: Option<u64>,
     /// The episode after the turn as text.
     snapshot: Option<String>,
+    /// Messages of a context that begins anew.
+    #[serde(default)]
+    renewed: Option<Vec<Message>>,
 }
 
 #[derive(Deserialize)]
@@ -354,9 +360,10 @@ impl PythonEnv {
         let mut twin = Self {
             shared: Arc::clone(&self.shared),
             task: self.task.clone(),
-            preamble: Vec::new(),
+            preamble: self.preamble.clone(),
             state: State::New,
             last: Vec::new(),
+            renewed: None,
             counts: self.counts,
             saved: None,
             end_state: None,
@@ -388,7 +395,7 @@ impl PythonEnv {
         let opened: Opened = parsed(answer)?;
         self.saved = opened.snapshot;
         Ok(ResetResult {
-            messages: [std::mem::take(&mut self.preamble), opened.messages].concat(),
+            messages: [self.preamble.clone(), opened.messages].concat(),
             tools: [shared.info.tools.clone(), opened.tools].concat(),
             calls: CallNotation::Template,
             state_hash: opened.state,
@@ -429,6 +436,8 @@ impl PythonEnv {
         let request = json!({"op": "step", "turn": turn});
         let mut stepped: Stepped = parsed(self.ask(request).await?)?;
         self.saved = stepped.snapshot.take();
+        let renewed = stepped.renewed.take();
+        self.renewed = renewed.map(|messages| [self.preamble.clone(), messages].concat());
         if !is_reward(stepped.reward) {
             return Err(EnvError::Worker(
                 "the reward of a turn is beyond 1e30".into(),
@@ -514,6 +523,10 @@ impl Env for PythonEnv {
     /// One message for each tool call of the last turn. `observation` is the last one.
     fn format_observation(&self, _observation: &Observation) -> Vec<Message> {
         self.last.clone()
+    }
+
+    fn renewed(&self) -> Option<Vec<Message>> {
+        self.renewed.clone()
     }
 
     fn score(&mut self) -> EnvFuture<'_, Outcome> {

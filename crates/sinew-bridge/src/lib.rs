@@ -27,6 +27,7 @@ mod check;
 mod code;
 mod env;
 mod error;
+mod floors;
 mod frame;
 mod http;
 mod images;

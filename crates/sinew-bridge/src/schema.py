@@ -170,6 +170,8 @@ def convert(value, hint, name):
 
 def _number(value, hint, name):
     real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    # A float that is none overflows in the arithmetic of an environment, which would fail the episode.
+    real = real and abs(value) < 1e300
     whole = real and (isinstance(value, int) or value.is_integer())
     return hint(_fits(value, whole if hint is int else real, hint, name))
 

@@ -533,6 +533,8 @@ class Session:
         self.outcome = None
         # Tools of this episode alone, by name.
         self.offered = {}
+        # Observations of this turn since the model's context began anew; none: it did not.
+        self.fresh = []
 
     def call(self, method, available=None):
         bound = self.target.methods[method]
@@ -612,14 +614,33 @@ class Session:
             arguments = tool.arguments(arguments)
             return self.step_of(finished(getattr(self.object, tool.attribute)(**arguments)))
         except sinew.ToolError as e:
-            return "Error: %s" % e, True, 0.0, False
+            return self.seen("Error: %s" % e), True, 0.0, False
+
+    def seen(self, text):
+        """Notes an observation behind a context that began anew in this turn."""
+        if self.fresh:
+            self.fresh.append(text)
+        return text
 
     def step_of(self, value):
         if not isinstance(value, sinew.Step):
-            return text_of(value), False, 0.0, False
+            return self.seen(text_of(value)), False, 0.0, False
         reward = _finite(value.reward, "the reward of a step")
         self.rewarded = self.rewarded or reward != 0.0
-        return text_of(value.observation), False, reward, bool(value.done)
+        text = text_of(value.observation)
+        if value.fresh:
+            self.fresh = [text]
+        else:
+            self.seen(text)
+        return text, False, reward, bool(value.done)
+
+    def renewed(self):
+        """Messages of a context that began anew in this turn. None: it goes on."""
+        if not self.fresh:
+            return None
+        system = getattr(self.object, "system", None)
+        said = {"role": "user", "content": cut("\n".join(self.fresh), MAX_OBSERVATION)}
+        return ([{"role": "system", "content": system}] if system else []) + [said]
 
     def step(self, turn):
         self.output = turn["text"]
@@ -627,6 +648,7 @@ class Session:
         if turn["calls"]:
             said["tool_calls"] = turn["calls"]
         self.messages.append(said)
+        self.fresh = []
         answer = {"results": [], "reward": 0.0, "done": False}
         for call in turn["calls"]:
             call = Record(call)
@@ -637,13 +659,14 @@ class Session:
             if answer["done"]:
                 break
         if turn["call_error"] and not answer["done"]:
-            text = "Error: %s" % turn["call_error"]
+            text = self.seen("Error: %s" % turn["call_error"])
             self.observed(answer, Record(role="user"), text, True, 0.0)
         elif not turn["calls"]:
             self.plain(turn["text"], answer)
         answer["outcome"] = self.score() if answer["done"] else None
         answer["state"] = None if answer["done"] else self.state()
         answer["snapshot"] = None if answer["done"] else self.snapshot()
+        answer["renewed"] = None if answer["done"] else self.renewed()
         return answer
 
     def plain(self, text, answer):

@@ -160,6 +160,12 @@ pub trait Env: Send {
     /// Converts an observation to chat messages.
     fn format_observation(&self, observation: &Observation) -> Vec<Message>;
 
+    /// All that the model sees from here on, if the last step took what came before out of its context:
+    /// system message and observation. `None`: the observation follows what the model has seen.
+    fn renewed(&self) -> Option<Vec<Message>> {
+        None
+    }
+
     /// Takes all messages of an episode that a program from outside played, between `reset` and the one
     /// `step` with its answer. Rewards see them; an environment scores the answer alone.
     fn played(&mut self, messages: Vec<Message>) {

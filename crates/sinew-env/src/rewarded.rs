@@ -162,6 +162,10 @@ impl Env for RewardedEnv {
         self.inner.format_observation(observation)
     }
 
+    fn renewed(&self) -> Option<Vec<Message>> {
+        self.inner.renewed()
+    }
+
     fn played(&mut self, messages: Vec<Message>) {
         self.played = messages;
     }

@@ -120,6 +120,12 @@ impl Env for SaidEnv {
         messages
     }
 
+    fn renewed(&self) -> Option<Vec<Message>> {
+        let mut messages = self.inner.renewed()?;
+        messages.extend((self.next == self.turn).then(|| self.message.clone()));
+        Some(messages)
+    }
+
     fn played(&mut self, messages: Vec<Message>) {
         self.inner.played(messages);
     }

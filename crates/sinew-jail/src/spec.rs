@@ -27,7 +27,8 @@ impl Default for Limits {
             processes: 16,
             output_bytes: 64 << 10,
             work_bytes: 16 << 20,
-            open_files: 64,
+            // Node.js does not start with 64.
+            open_files: 1024,
         }
     }
 }

@@ -81,6 +81,7 @@ pub fn sandbox_spec(section: &SandboxPlan) -> Result<SandboxSpec, LevelError> {
             memory_bytes: section.memory_mb << 20,
             work_bytes: section.work_mb << 20,
             processes: section.processes,
+            open_files: section.open_files,
             ..Limits::default()
         },
         strict: section.strict,

@@ -63,6 +63,8 @@ section! {
         work_mb: u64 = 16, in 1 to 65_536;
         /// Processes and threads of a sandbox.
         processes: u64 = 16, in 1 to 4096;
+        /// Open files of one process.
+        open_files: u64 = 1024, in 16 to 65_536;
         /// CPU time of one program, in seconds.
         cpu_s: f64 = 4.0;
         /// Maximum number of sandboxes at a time.

@@ -255,19 +255,11 @@ impl<'a> Running<'a> {
             context.extend_from_slice(sampled);
             let (_, answer) = self.act((&context, sampled), env).await;
             let seen = turn.observation;
-            match answer {
-                EpisodeEvent::Observed {
-                    forced,
-                    observation,
-                    messages,
-                    process_reward,
-                    state_hash,
-                } if forced == turn.forced
-                    && observation == seen.tokens
-                    && messages == seen.messages
-                    && process_reward == turn.sampled.process_reward
-                    && state_hash == seen.state_hash => {}
-                _ => return false,
+            if !turn.is_answered_by(&answer) {
+                return false;
+            }
+            if matches!(answer, EpisodeEvent::Renewed { .. }) {
+                context.clear();
             }
             context.extend_from_slice(turn.forced);
             context.extend_from_slice(&seen.tokens);
@@ -556,22 +548,34 @@ impl<'a> Running<'a> {
                 message: "step returned neither an observation nor an outcome".into(),
             };
         };
-        let messages = env.format_observation(&observation);
+        let (process_reward, state_hash) = (step.process_reward, step.state_hash);
         let renderer = self.parts.renderer.as_ref();
-        let extension = renderer.extend(context, &self.last_finish, &messages, &self.tools);
-        match extension {
-            Ok(extension) => EpisodeEvent::Observed {
-                forced: extension.forced,
-                observation: extension.observation,
-                messages,
-                process_reward: step.process_reward,
-                state_hash: step.state_hash,
-            },
-            Err(e) => EpisodeEvent::Failed {
-                kind: FailureKind::Render,
-                message: e.to_string(),
-            },
-        }
+        let answered = match env.renewed() {
+            Some(messages) => {
+                let rendered = renderer.render_prompt(&messages, &self.tools);
+                rendered.map(|prompt| EpisodeEvent::Renewed {
+                    prompt,
+                    messages,
+                    process_reward,
+                    state_hash,
+                })
+            }
+            None => {
+                let messages = env.format_observation(&observation);
+                let extension = renderer.extend(context, &self.last_finish, &messages, &self.tools);
+                extension.map(|extension| EpisodeEvent::Observed {
+                    forced: extension.forced,
+                    observation: extension.observation,
+                    messages,
+                    process_reward,
+                    state_hash,
+                })
+            }
+        };
+        answered.unwrap_or_else(|e| EpisodeEvent::Failed {
+            kind: FailureKind::Render,
+            message: e.to_string(),
+        })
     }
 
     /// Asks for the score of an episode that a limit ended.

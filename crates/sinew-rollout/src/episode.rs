@@ -144,6 +144,14 @@ pub enum EpisodeEvent {
         process_reward: f64,
         state_hash: Option<u64>,
     },
+    /// The environment answered, and takes what the model has seen so far out of its context.
+    Renewed {
+        /// The new context, rendered as a prompt.
+        prompt: Vec<TokenId>,
+        messages: Vec<Message>,
+        process_reward: f64,
+        state_hash: Option<u64>,
+    },
     /// The environment says that the task is over.
     Done {
         outcome: Outcome,
@@ -211,7 +219,8 @@ impl EpisodeMachine {
         }
     }
 
-    /// Everything the model has seen and sampled, without the turn that is being sampled.
+    /// What the model sees: all that was seen and sampled since the context last began, without the turn
+    /// that is being sampled.
     pub fn context(&self) -> &[TokenId] {
         &self.context
     }
@@ -235,7 +244,9 @@ impl EpisodeMachine {
     /// Takes up the whole turns of an episode that a machine like this one had begun, in place of
     /// [`EpisodeEvent::Reset`]: the environment has seen them again. Gives the command for the next turn.
     pub fn restore(&mut self, nodes: Vec<Node>) -> EpisodeCommand {
-        let tokens = nodes.iter().flat_map(|n| n.tokens.iter().copied());
+        let root = nodes.iter().rposition(|n| n.parent == NO_PARENT);
+        let seen = &nodes[root.unwrap_or(0)..];
+        let tokens = seen.iter().flat_map(|n| n.tokens.iter().copied());
         self.context = Arc::new(tokens.collect());
         self.turn = nodes.last().map_or(0, |n| n.turn);
         self.trace.nodes = nodes;
@@ -317,7 +328,10 @@ impl EpisodeMachine {
                 EpisodeCommand::Wait
             }
             (State::Generating, EpisodeEvent::TurnFinished(reason)) => self.turn_finished(reason),
-            (State::Stepping, event @ EpisodeEvent::Observed { .. }) => self.observed(event),
+            (
+                State::Stepping,
+                event @ (EpisodeEvent::Observed { .. } | EpisodeEvent::Renewed { .. }),
+            ) => self.observed(event),
             (
                 State::Stepping,
                 EpisodeEvent::Done {
@@ -339,9 +353,10 @@ impl EpisodeMachine {
     }
 
     fn push(&mut self, kind: TokenKind, tokens: Vec<TokenId>, messages: Vec<Message>) -> NodeId {
-        let parent = match self.trace.nodes.len() {
-            0 => NO_PARENT,
-            n => (n - 1) as NodeId,
+        // A context that begins anew is a chain of its own.
+        let parent = match (self.trace.nodes.len(), self.context.is_empty()) {
+            (0, _) | (_, true) => NO_PARENT,
+            (n, false) => (n - 1) as NodeId,
         };
         // The node of a turn begins empty, while the engine shares the context.
         if !tokens.is_empty() {
@@ -427,24 +442,43 @@ impl EpisodeMachine {
     }
 
     fn observed(&mut self, event: EpisodeEvent) -> EpisodeCommand {
-        let EpisodeEvent::Observed {
-            forced,
-            observation,
-            messages,
-            process_reward,
-            state_hash,
-        } = event
-        else {
-            return EpisodeCommand::Wait;
+        let (process_reward, state_hash) = match &event {
+            EpisodeEvent::Observed {
+                process_reward,
+                state_hash,
+                ..
+            }
+            | EpisodeEvent::Renewed {
+                process_reward,
+                state_hash,
+                ..
+            } => (*process_reward, *state_hash),
+            _ => return EpisodeCommand::Wait,
         };
         self.reward_turn(process_reward);
         if self.turn >= self.limits.max_turns {
             return self.truncate(Limit::Turns);
         }
-        if !forced.is_empty() {
-            self.push(TokenKind::Forced, forced, Vec::new());
-        }
-        let node = self.push(TokenKind::Observation, observation, messages);
+        let node = match event {
+            EpisodeEvent::Renewed {
+                prompt, messages, ..
+            } => {
+                self.context = Arc::default();
+                self.push(TokenKind::Prompt, prompt, messages)
+            }
+            EpisodeEvent::Observed {
+                forced,
+                observation,
+                messages,
+                ..
+            } => {
+                if !forced.is_empty() {
+                    self.push(TokenKind::Forced, forced, Vec::new());
+                }
+                self.push(TokenKind::Observation, observation, messages)
+            }
+            _ => return EpisodeCommand::Wait,
+        };
         self.trace.nodes[node as usize].state_hash = state_hash;
         self.next_turn()
     }
@@ -635,6 +669,45 @@ mod tests {
         assert_eq!(trace.nodes[1].versions.len(), 2);
         assert!((trace.total_reward() - 1.1).abs() < 1e-12);
         assert_eq!(trace.end, EpisodeEnd::Terminated);
+    }
+
+    #[test]
+    fn a_renewed_context_is_a_chain_of_its_own() {
+        let mut m = machine(5, 8);
+        m.on_event(EpisodeEvent::Reset {
+            prompt: vec![1, 2],
+            messages: Vec::new(),
+            state_hash: None,
+        });
+        m.on_event(EpisodeEvent::Tokens(vec![token(3, 1)]));
+        m.on_event(EpisodeEvent::TurnFinished(FinishReason::Length));
+        let renewed = EpisodeEvent::Renewed {
+            prompt: vec![1, 7],
+            messages: Vec::new(),
+            process_reward: 0.5,
+            state_hash: Some(9),
+        };
+        // The limit of the context counts what the model sees.
+        let next = m.on_event(renewed);
+        assert_eq!(next, EpisodeCommand::Generate { max_tokens: 6 });
+        assert_eq!(m.context(), [1, 7]);
+        let nodes = m.nodes().to_vec();
+        let mut again = machine(5, 8);
+        assert_eq!(again.restore(nodes), next);
+        assert_eq!(again.context(), [1, 7]);
+        m.on_event(EpisodeEvent::Tokens(vec![token(4, 1)]));
+        m.on_event(EpisodeEvent::TurnFinished(FinishReason::Length));
+        m.on_event(observed(&[5]));
+        m.on_event(EpisodeEvent::Deadline);
+        let trace = m.into_trace(Timing::default());
+        trace.validate().unwrap();
+        let paths = trace.leaves().into_iter().map(|leaf| {
+            let path = trace.path_tokens(leaf);
+            path.iter().map(|t| t.id).collect::<Vec<_>>()
+        });
+        assert_eq!(paths.collect::<Vec<_>>(), [vec![1, 2, 3], vec![1, 7, 4, 5]]);
+        assert_eq!(trace.nodes[1].process_reward, 0.5);
+        assert_eq!(trace.nodes[2].state_hash, Some(9));
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //!
 //! Here is the state; files are written and read by the loop.
 
-use crate::episode::EpisodeMachine;
+use crate::episode::{EpisodeEvent, EpisodeMachine};
 use serde::{Deserialize, Serialize};
 use sinew_types::{EpisodeId, FinishReason, Node, SampledToken, Timing, TokenId, TokenKind, Trace};
 use std::collections::HashMap;
@@ -28,7 +28,42 @@ pub struct SavedEpisode {
 pub(crate) struct SavedTurn<'a> {
     pub(crate) sampled: &'a Node,
     pub(crate) forced: &'a [TokenId],
+    /// Of kind `Observation`; of kind `Prompt` where the context began anew.
     pub(crate) observation: &'a Node,
+}
+
+impl SavedTurn<'_> {
+    /// Whether an environment answers the turn as it did then.
+    pub(crate) fn is_answered_by(&self, answer: &EpisodeEvent) -> bool {
+        let (kind, forced, now) = match answer {
+            EpisodeEvent::Observed {
+                forced,
+                observation,
+                messages,
+                process_reward,
+                state_hash,
+            } => (
+                TokenKind::Observation,
+                forced.as_slice(),
+                (observation, messages, *process_reward, *state_hash),
+            ),
+            EpisodeEvent::Renewed {
+                prompt,
+                messages,
+                process_reward,
+                state_hash,
+            } => (
+                TokenKind::Prompt,
+                &[][..],
+                (prompt, messages, *process_reward, *state_hash),
+            ),
+            _ => return false,
+        };
+        let (seen, reward) = (self.observation, self.sampled.process_reward);
+        kind == seen.kind
+            && forced == self.forced
+            && now == (&seen.tokens, &seen.messages, reward, seen.state_hash)
+    }
 }
 
 impl SavedEpisode {
@@ -58,8 +93,8 @@ impl SavedEpisode {
             let [observation, after @ ..] = after else {
                 return None;
             };
-            let kinds = (sampled.kind, observation.kind);
-            if kinds != (TokenKind::Sampled, TokenKind::Observation) {
+            let answers = [TokenKind::Observation, TokenKind::Prompt];
+            if sampled.kind != TokenKind::Sampled || !answers.contains(&observation.kind) {
                 return None;
             }
             turns.push(SavedTurn {

@@ -6,7 +6,8 @@
 
 use sinew_types::{
     Engine, EngineError, EngineEvent, EngineStatus, EventSink, FinishReason, GenerateRequest,
-    NodeId, PolicyVersion, RequestId, SampledToken, TensorSource, TokenId, TokenKind, Trace,
+    NO_PARENT, NodeId, PolicyVersion, RequestId, SampledToken, TensorSource, TokenId, TokenKind,
+    Trace,
 };
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -88,16 +89,20 @@ impl Playback {
     /// [`PlaybackError::Branches`].
     pub fn new(trace: &Trace) -> Result<Self, PlaybackError> {
         let leaves = trace.leaves();
-        if leaves.len() > 1 {
+        // A context that began anew is a chain of its own; a chain with two ends was asked twice.
+        let roots = trace.nodes.iter().filter(|n| n.parent == NO_PARENT);
+        if leaves.len() != roots.count() {
             return Err(PlaybackError::Branches {
                 episode: trace.episode.to_string(),
                 leaves: leaves.len(),
             });
         }
-        let path = leaves.first().map_or(Vec::new(), |leaf| trace.path(*leaf));
         let (mut context, mut turns) = (Vec::new(), Vec::new());
-        for id in path {
+        for id in leaves.iter().flat_map(|leaf| trace.path(*leaf)) {
             let node = &trace.nodes[id as usize];
+            if node.parent == NO_PARENT {
+                context.clear();
+            }
             if node.kind == TokenKind::Sampled {
                 turns.push(Turn {
                     context: context.clone(),

@@ -20,8 +20,8 @@ use sinew_pipeline::{Given, SampleSource, Wanted};
 use sinew_render::Renderer;
 use sinew_rollout::{EpisodeSpec, RunInfo, action_of_tokens};
 use sinew_types::{
-    EpisodeEnd, EpisodeId, FailureKind, GroupId, Message, Outcome, Role, SamplingParams, TokenKind,
-    ToolSpec, Trace, mix_seed,
+    EpisodeEnd, EpisodeId, FailureKind, GroupId, Message, NO_PARENT, Node, NodeId, Outcome, Role,
+    SamplingParams, TokenKind, ToolSpec, Trace, mix_seed,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -61,12 +61,26 @@ impl std::fmt::Debug for GoldRuns {
     }
 }
 
-/// What was said in a gold run.
-struct Said {
-    /// Messages after `reset`.
+/// Messages that a model sees together.
+struct Context {
     messages: Vec<Message>,
     /// Of them, those before the first turn: worked examples of the prompt are no turns.
     given: usize,
+}
+
+impl From<Vec<Message>> for Context {
+    fn from(messages: Vec<Message>) -> Self {
+        Self {
+            given: messages.len(),
+            messages,
+        }
+    }
+}
+
+/// What was said in a gold run.
+struct Said {
+    /// One, and one more after each step that took what came before out of the model's context.
+    contexts: Vec<Context>,
     /// Tools that the chat template shows.
     tools: Vec<ToolSpec>,
     /// Notation in which the turns write their calls.
@@ -84,6 +98,26 @@ const RENDER: &str = "the gold run cannot be rendered within rollout.max_context
 const READ_BACK: &str = "the model's notation of the gold run reads back as something else";
 
 impl Said {
+    /// Adds messages to what the model sees.
+    fn hear(&mut self, messages: Vec<Message>) {
+        if let Some(context) = self.contexts.last_mut() {
+            context.messages.extend(messages);
+        }
+    }
+
+    /// Leaves out what was observed after the last turn, which is not imitated.
+    fn end(&mut self) {
+        if let Some(context) = self.contexts.last_mut() {
+            let mut turns = context.messages[context.given..].iter();
+            let last = turns.rposition(|m| m.role == Role::Assistant);
+            let kept = last.map_or(0, |at| context.given + at + 1);
+            context.messages.truncate(kept);
+            if kept == 0 && self.contexts.len() > 1 {
+                self.contexts.pop();
+            }
+        }
+    }
+
     /// The calls of the gold policy, for a message.
     fn calls_told(&self) -> String {
         let calls = self.actions.iter().flat_map(|a| &a.tool_calls);
@@ -175,16 +209,18 @@ impl GoldRuns {
                 return fail(trace, FailureKind::Environment, FAILED, late);
             }
         };
-        let rendered = sinew_pool::conversation(
-            &said.messages,
-            said.given,
-            &said.tools,
-            self.renderer.as_ref(),
-            self.max_context_tokens,
-        );
-        match rendered {
-            Ok(rendered) => trace.nodes = rendered.nodes,
-            Err(e) => return fail(trace, FailureKind::Render, RENDER, e.to_string()),
+        for context in &said.contexts {
+            let rendered = sinew_pool::conversation(
+                &context.messages,
+                context.given,
+                &said.tools,
+                self.renderer.as_ref(),
+                self.max_context_tokens,
+            );
+            match rendered {
+                Ok(rendered) => follow(&mut trace.nodes, rendered.nodes),
+                Err(e) => return fail(trace, FailureKind::Render, RENDER, e.to_string()),
+            }
         }
         trace.outcome = said.outcome.clone();
         match self.reads_back(&trace, &said) {
@@ -212,30 +248,27 @@ impl GoldRuns {
         let played = async {
             let reset = env.reset().await?;
             let mut said = Said {
-                given: reset.messages.len(),
-                messages: reset.messages,
+                contexts: vec![reset.messages.into()],
                 tools: reset.tools,
                 calls: reset.calls,
                 actions: Vec::new(),
                 outcome: Outcome::default(),
             };
             for action in actions {
-                said.messages.push(turn(&action, &said.calls));
+                said.hear(vec![turn(&action, &said.calls)]);
                 said.actions.push(action.clone());
                 let step = env.step(action).await?;
                 if let Some(outcome) = step.outcome {
                     said.outcome = outcome;
                     return Ok(said);
                 }
-                if let Some(observation) = step.observation {
-                    said.messages.extend(env.format_observation(&observation));
+                match (env.renewed(), step.observation) {
+                    (Some(messages), _) => said.contexts.push(messages.into()),
+                    (None, Some(seen)) => said.hear(env.format_observation(&seen)),
+                    (None, None) => {}
                 }
             }
-            // What was observed after the last turn is not imitated.
-            let mut turns = said.messages[said.given..].iter();
-            let last = turns.rposition(|m| m.role == Role::Assistant);
-            let last = last.map(|at| said.given + at);
-            said.messages.truncate(last.map_or(0, |at| at + 1));
+            said.end();
             said.outcome = env.score().await?;
             Ok(said)
         };
@@ -262,6 +295,19 @@ impl GoldRuns {
         });
         same.all(|same| same)
     }
+}
+
+/// Appends the nodes of a context that began anew: a chain of its own, whose turns count on.
+fn follow(nodes: &mut Vec<Node>, context: Vec<Node>) {
+    let (before, turns) = (nodes.len() as NodeId, nodes.last().map_or(0, |n| n.turn));
+    nodes.extend(context.into_iter().map(|node| Node {
+        parent: match node.parent {
+            NO_PARENT => NO_PARENT,
+            parent => parent + before,
+        },
+        turn: node.turn + turns,
+        ..node
+    }));
 }
 
 /// A gold action as a message of the assistant. Calls in a notation of the environment stand in the text.

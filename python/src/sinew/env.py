@@ -39,12 +39,17 @@ class Unscored(Exception):
 
 
 class Step:
-    """Observation of a turn or a tool call, with a reward of the turn. `done` ends the episode."""
+    """Observation of a turn or a tool call, with a reward of the turn. `done` ends the episode.
 
-    def __init__(self, observation: Any = None, reward: float = 0.0, done: bool = False) -> None:
+    `fresh` takes all that came before out of the model's context: from here on it sees the system message and the
+    observation, and what follows. So an environment can ask for what the model kept, and not for what it can still read.
+    """
+
+    def __init__(self, observation: Any = None, reward: float = 0.0, done: bool = False, fresh: bool = False) -> None:
         self.observation = observation
         self.reward = reward
         self.done = done
+        self.fresh = fresh
 
 
 class Done(Step):

@@ -6,7 +6,8 @@
     seen, info = env.reset(seed=3)
     seen, reward, terminated, truncated, info = env.step('{"tool": "look", "arguments": {}}')
 
-An action is a call as JSON, or any other text as a turn of text. `info["tools"]` of `reset` has the tools. The seed of `reset` chooses the
+An action is a call as JSON, or any other text as a turn of text. A call that was cut is neither: it is answered with an error, and
+`info["truncated"]` is true. `info["tools"]` of `reset` has the tools. The seed of `reset` chooses the
 task; `options={"split": "held-out", "index": 0}` names one. Needs the package `gymnasium`.
 """
 
@@ -70,6 +71,9 @@ class SinewEnv(gymnasium.Env):  # type: ignore[misc,type-arg]
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if self._episode is None:
             raise RuntimeError("step before reset")
+        if cut(action):
+            error = "Error: the call ends before its JSON does: say the whole call again, shorter"
+            return error, 0.0, False, False, {"error": True, "truncated": True}
         call = parsed(action)
         answer = self._episode.say(action) if call is None else self._episode.call(call[0], **call[1])
         reward, info = answer.reward, {"error": answer.error}
@@ -88,6 +92,19 @@ class SinewEnv(gymnasium.Env):  # type: ignore[misc,type-arg]
         if self._episode is not None:
             self._episode.close()
             self._episode = None
+
+
+def cut(action: str) -> bool:
+    """Whether an action begins as a call, and ends before its JSON does."""
+    text = "".join(action.split())
+    if not (text.startswith('{"tool"') or text and '{"tool"'.startswith(text)):
+        return False
+    try:
+        json.loads(action)
+    except ValueError as error:
+        # What follows a whole call is no cut.
+        return "Extra data" not in str(error)
+    return False
 
 
 def parsed(action: str) -> tuple[str, dict[str, Any]] | None:

@@ -146,6 +146,7 @@ impl EnvFactory for HttpEnvFactory {
             ended: false,
             calls: 0,
             last: Vec::new(),
+            renewed: None,
             said: AskScore::default(),
             counts: Counts::default(),
         }))
@@ -289,6 +290,8 @@ struct HttpEnv {
     ended: bool,
     /// Number of calls so far, for their ids.
     calls: u64,
+    /// All that the model sees from here on, if the last turn took the rest out of its context.
+    renewed: Option<Vec<Message>>,
     /// Messages of the last observation: one for each call, with its id.
     last: Vec<Message>,
     /// What is sent for the score.
@@ -400,14 +403,17 @@ impl HttpEnv {
         self.said.messages.push(said(&action));
         self.said.output.clone_from(&action.text);
         let (mut turn, mut state) = (Turn::default(), None);
+        self.renewed = None;
         for call in &action.tool_calls {
             let request = Call {
                 tool: Some(call.name.clone()),
                 args: call.arguments.clone(),
                 text: None,
             };
-            let called = self.call(&request).await?;
+            let mut called = self.call(&request).await?;
+            let renewed = called.renewed.take();
             let result = taken(called, &mut turn, &mut state);
+            self.renew(renewed, &result);
             turn.called(call, result);
             if turn.done {
                 break;
@@ -419,8 +425,10 @@ impl HttpEnv {
                 text: Some(action.text.clone()),
                 ..Call::default()
             };
-            let called = self.call(&request).await?;
+            let mut called = self.call(&request).await?;
+            let renewed = called.renewed.take();
             let result = taken(called, &mut turn, &mut state);
+            self.renew(renewed, &result);
             turn.said(result);
         }
         self.counts.turn(&action, turn.errors);
@@ -438,6 +446,21 @@ impl HttpEnv {
         }
         self.last = turn.messages;
         Ok(step)
+    }
+
+    /// Takes a context that begins anew; later calls of the turn add to it what they answered.
+    fn renew(&mut self, renewed: Option<Vec<Message>>, result: &Result<String, String>) {
+        match (renewed, &mut self.renewed) {
+            (Some(messages), kept) => *kept = Some(messages),
+            (None, Some(kept)) => {
+                let text = match result {
+                    Ok(seen) => seen.clone(),
+                    Err(why) => format!("Error: {why}"),
+                };
+                kept.push(Message::new(Role::User, text));
+            }
+            (None, None) => {}
+        }
     }
 
     /// The score by the server. Without one, the episode is unscored with the reason.
@@ -497,6 +520,10 @@ impl Env for HttpEnv {
     /// One message for each call of the last turn. `observation` is the last one.
     fn format_observation(&self, _observation: &Observation) -> Vec<Message> {
         self.last.clone()
+    }
+
+    fn renewed(&self) -> Option<Vec<Message>> {
+        self.renewed.clone()
     }
 
     fn score(&mut self) -> EnvFuture<'_, Outcome> {

@@ -185,6 +185,9 @@ pub(crate) struct Called {
     /// State after the call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) state: Option<String>,
+    /// All that the model sees from here on: what came before leaves its context.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) renewed: Option<Vec<Message>>,
 }
 
 /// Whose error it is.

@@ -513,6 +513,7 @@ impl World {
                     reward: step.process_reward,
                     error,
                     state: step.state_hash.map(|h| format!("{h:016x}")),
+                    renewed: env.renewed().filter(|_| !step.done),
                 }
             }
             Err(e) => Called {

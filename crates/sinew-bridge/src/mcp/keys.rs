@@ -4,6 +4,7 @@ use crate::http::address;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sinew_types::{Given, Gives};
+use std::collections::BTreeMap;
 
 /// What algorithms can read of an episode: the protocol has neither states nor rewards.
 pub(super) const GIVES: Gives = Gives {
@@ -43,9 +44,13 @@ pub struct Mcp {
 #[serde(deny_unknown_fields)]
 pub struct McpServer {
     /// Program and arguments, started in a sandbox for each episode. Arguments that name a file show its
-    /// folder.
+    /// folder; of a package of Node.js, the folder with all that it depends on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
+    /// Environment variables of the command, such as `{ MEMORY_FILE_PATH = "/tmp/memory.jsonl" }`. A sandbox has
+    /// none of the host's.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
     /// Address of a server that speaks streamable HTTP, such as `http://127.0.0.1:8000/mcp`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub url: String,
@@ -95,7 +100,14 @@ impl McpServer {
             (Some(_), _) if !self.key_env.is_empty() => {
                 Some("key_env has no effect with a command; remove it".into())
             }
-            (Some(_), _) => None,
+            (Some(_), _) => {
+                let wrong = |name: &&String| name.is_empty() || !name.chars().all(variable);
+                let name = self.env.keys().find(wrong)?;
+                Some(format!("env: {name:?} is no name of a variable"))
+            }
+            (None, _) if !self.env.is_empty() => {
+                Some("env has no effect with a url; remove it".into())
+            }
             (None, _) if !self.key_env.chars().all(variable) => Some(
                 "key_env: allowed: the name of an environment variable, not the key itself".into(),
             ),

@@ -6,6 +6,7 @@
 //! of the files that the command names; it has no network.
 
 use super::keys::McpServer;
+use super::kind::shown_folder;
 use crate::code::PythonCode;
 use sinew_sandbox::{
     ExecOptions, ExecRequest, Limits, Network, Program, Sandbox, SandboxProvider, SandboxSpec,
@@ -30,6 +31,8 @@ const CONNECT: &str = "import os, socket, sys\n\
 const LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Bytes that a server may write to its standard error.
 const STDERR: u64 = 1 << 20;
+/// Threads of Node.js before it has done anything: a server has at least so many processes and threads.
+const PROCESSES: u64 = 32;
 /// Folders that every sandbox of the process level shows at their own place.
 const SYSTEM: [&str; 4] = ["/usr", "/bin", "/lib", "/lib64"];
 
@@ -71,7 +74,7 @@ impl Reached {
             return Ok(Self::Url { url, key });
         }
         let search = std::env::var("PATH").unwrap_or_default();
-        Command::find(&server.command, (spec, sessions), &search).map(Self::Command)
+        Command::find(server, (spec, sessions), &search).map(Self::Command)
     }
 
     /// Name for messages.
@@ -86,10 +89,11 @@ impl Reached {
 impl Command {
     /// Finds the program, and shows what it and its arguments need.
     fn find(
-        command: &[String],
+        server: &McpServer,
         (spec, sessions): (&SandboxSpec, usize),
         search: &str,
     ) -> Result<Self, String> {
+        let command = &server.command;
         let (name, arguments) = command.split_first().ok_or("the command is empty")?;
         let file = Path::new(name).file_name().unwrap_or_default();
         let is_python = file.to_string_lossy().starts_with("python");
@@ -115,12 +119,14 @@ impl Command {
             ("PYTHONUNBUFFERED".to_owned(), "1".to_owned()),
             ("PYTHONDONTWRITEBYTECODE".to_owned(), "1".to_owned()),
         ]);
+        spec.env.extend(server.env.clone());
         spec.network = Network::Loopback;
         spec.live = false;
         spec.limits = Limits {
             // Calls have deadlines.
             cpu_s: 1e8,
             output_bytes: STDERR,
+            processes: spec.limits.processes.max(PROCESSES),
             ..spec.limits
         };
         let provider = code
@@ -220,10 +226,8 @@ fn shown_file(code: &mut PythonCode, argument: &str) -> Result<String, String> {
     let path = path
         .canonicalize()
         .map_err(|e| format!("{argument}: {e}"))?;
-    let (folder, name) = (path.parent().unwrap_or(&path), path.file_name());
+    let folder = shown_folder(&path);
     let inside = code.show(folder).map_err(|e| e.to_string())?;
-    Ok(format!(
-        "{inside}/{}",
-        name.unwrap_or_default().to_string_lossy()
-    ))
+    let rest = path.strip_prefix(folder).unwrap_or(&path);
+    Ok(format!("{inside}/{}", rest.to_string_lossy()))
 }

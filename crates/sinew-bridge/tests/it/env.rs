@@ -143,6 +143,59 @@ async fn errors_of_the_model_are_observations() {
     env.close().await.unwrap();
 }
 
+const PAGES: &str = r#"
+from sinew import Env, Step, tool
+
+class E(Env):
+    system = "You read."
+
+    def start(self, task):
+        return "page 1"
+
+    @tool
+    def turn(self):
+        return Step("page 2", fresh=True)
+
+    @tool
+    def look(self):
+        return "a clock"
+
+    def reward(self, messages):
+        return sum("page" in m.content for m in messages)
+"#;
+
+#[tokio::test]
+async fn a_step_takes_what_came_before_out_of_the_context() {
+    let (factory, _dir) = factory(PAGES, Sizes::default());
+    let mut task = task(json!({}));
+    let before = sinew_types::Message::new(Role::User, "Hello.");
+    task.preamble = vec![before.clone()];
+    let mut env = factory.create(&task).unwrap();
+    env.reset().await.unwrap();
+    let look = || call("a", "look", json!({}));
+    env.step(calls(vec![look()])).await.unwrap();
+    assert_eq!(env.renewed(), None);
+    // What later calls of the turn showed stands behind it.
+    let turn = calls(vec![look(), call("b", "turn", json!({})), look()]);
+    env.step(turn).await.unwrap();
+    let renewed = env.renewed().unwrap();
+    assert_eq!(renewed[0], before);
+    let said = renewed[1..]
+        .iter()
+        .map(|m| (m.role, m.content.text().into_owned()));
+    let expected = [
+        (Role::System, "You read.".to_owned()),
+        (Role::User, "page 2\na clock".to_owned()),
+    ];
+    assert_eq!(said.collect::<Vec<_>>(), expected);
+    env.step(calls(vec![look()])).await.unwrap();
+    assert_eq!(env.renewed(), None);
+    // Rewards see the whole episode.
+    let outcome = env.step(Action::say("Done.")).await.unwrap().outcome;
+    assert_eq!(outcome.unwrap().reward, 2.0);
+    env.close().await.unwrap();
+}
+
 #[tokio::test]
 async fn errors_of_the_code_fail_the_episode_with_file_and_line() {
     let source = r#"

@@ -33,7 +33,7 @@ class E(Env):
         if item == "crash":
             return 1 / 0
         self.cart.append(item)
-        return Step("%d items" % len(self.cart), reward=0.25)
+        return Step("%d items" % len(self.cart), reward=0.25, fresh=item == "bread")
 
     @tool
     def pay(self):
@@ -83,7 +83,7 @@ async fn a_class_behind_http_is_the_class() {
     let factory = connect(Http::new(&url)).await.unwrap();
     assert_eq!(factory.name(), "http:user.py:E");
     let mut env = factory
-        .create(&task(json!({"want": ["tea", "milk"]})))
+        .create(&task(json!({"want": ["tea", "milk", "bread"]})))
         .unwrap();
     let reset = env.reset().await.unwrap();
     assert_eq!(reset.messages[0].role, Role::System);
@@ -120,6 +120,16 @@ async fn a_class_behind_http_is_the_class() {
         said,
         expected.map(|(id, text)| (id.to_owned(), text.to_owned()))
     );
+    assert_eq!(env.renewed(), None);
+    let turn = calls(vec![
+        call("f", "add", json!({"item": "bread"})),
+        call("g", "add", json!({"item": "gold"})),
+    ]);
+    env.step(turn).await.unwrap();
+    let renewed = env.renewed().unwrap();
+    let said = renewed.iter().map(|m| m.content.text().into_owned());
+    let expected = ["You are a shopper.", "3 items", "Error: no such item"];
+    assert_eq!(said.collect::<Vec<_>>(), expected);
     let turn = calls(vec![
         call("d", "pay", json!({})),
         call("e", "add", json!({"item": "tea"})),
@@ -128,7 +138,7 @@ async fn a_class_behind_http_is_the_class() {
     assert_eq!((outcome.reward, outcome.success), (1.0, true));
     assert_eq!(
         (outcome.metrics["items"], outcome.metrics["tool_errors"]),
-        (2.0, 1.0)
+        (3.0, 2.0)
     );
     env.close().await.unwrap();
 }

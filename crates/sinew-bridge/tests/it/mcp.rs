@@ -304,3 +304,80 @@ async fn servers_of_the_official_sdk_work() {
     }
     outside.kill().await.unwrap();
 }
+
+/// A server that npm installed, as `scripts/setup.sh` does.
+fn of_npm(name: &str, arguments: &[&str]) -> Mcp {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let script = format!(
+        ".cache/mcp-servers/node_modules/@modelcontextprotocol/server-{name}/dist/index.js"
+    );
+    let script = root.join(script);
+    assert!(script.is_file(), "run scripts/setup.sh");
+    let mut command = vec!["node".to_owned(), script.to_string_lossy().into_owned()];
+    command.extend(arguments.iter().map(|a| (*a).to_owned()));
+    Mcp {
+        sessions: 1,
+        ..Mcp::new(vec![McpServer {
+            command,
+            // The server keeps its file beside its code otherwise, which is read-only.
+            env: [(
+                "MEMORY_FILE_PATH".to_owned(),
+                "/tmp/memory.jsonl".to_owned(),
+            )]
+            .into(),
+            ..McpServer::default()
+        }])
+    }
+}
+
+/// An episode with the tools of such a server.
+async fn begun(keys: Mcp) -> (Box<dyn Env>, Vec<String>) {
+    let started = tokio::task::spawn_blocking(move || McpEnvFactory::start(&keys, None));
+    let factory = started.await.unwrap().unwrap();
+    let mut env = factory.create(&task(json!({}))).unwrap();
+    let tools = env.reset().await.unwrap().tools;
+    (env, tools.into_iter().map(|t| t.name).collect())
+}
+
+#[tokio::test]
+async fn servers_of_npm_start_and_answer() {
+    let (mut env, tools) = begun(of_npm("everything", &[])).await;
+    assert!(tools.contains(&"echo".to_owned()), "{tools:?}");
+    let said = ask(env.as_mut(), "echo", json!({"message": "tea"})).await;
+    assert_eq!(said.unwrap(), ("Echo: tea".into(), false));
+    env.close().await.unwrap();
+
+    let (mut env, _) = begun(of_npm("filesystem", &["/tmp"])).await;
+    let file = json!({"path": "/tmp/note.txt", "content": "milk"});
+    let (said, error) = ask(env.as_mut(), "write_file", file).await.unwrap();
+    assert!(!error, "{said}");
+    let (said, _) = ask(
+        env.as_mut(),
+        "read_text_file",
+        json!({"path": "/tmp/note.txt"}),
+    )
+    .await
+    .unwrap();
+    assert!(said.contains("milk"), "{said}");
+    let (said, error) = ask(
+        env.as_mut(),
+        "read_text_file",
+        json!({"path": "/etc/passwd"}),
+    )
+    .await
+    .unwrap();
+    assert!(error, "{said}");
+    env.close().await.unwrap();
+
+    let (mut env, _) = begun(of_npm("memory", &[])).await;
+    let entities = json!({"entities": [{"name": "Ada", "entityType": "person", "observations": ["likes tea"]}]});
+    let (said, error) = ask(env.as_mut(), "create_entities", entities)
+        .await
+        .unwrap();
+    assert!(!error, "{said}");
+    let (said, _) = ask(env.as_mut(), "search_nodes", json!({"query": "tea"}))
+        .await
+        .unwrap();
+    assert!(said.contains("Ada"), "{said}");
+    env.close().await.unwrap();
+}

@@ -21,6 +21,8 @@ pub(super) struct McpSession {
     pick: Pick,
     /// Messages of the prompt, once the episode has begun.
     messages: Vec<Value>,
+    /// Its system messages: prompts of the protocol have none.
+    system: String,
 }
 
 /// An error of the protocol: its code and its text.
@@ -33,6 +35,7 @@ impl McpSession {
             play,
             pick,
             messages: Vec::new(),
+            system: String::new(),
         }
     }
 
@@ -54,7 +57,10 @@ impl McpSession {
     /// environment failed, -32002 for an unknown resource.
     async fn answer(&mut self, method: &str, params: &Value) -> Result<Value, Fault> {
         match method {
-            "initialize" => Ok(greeting(params)),
+            "initialize" => {
+                self.open().await?;
+                Ok(greeting(params, &self.system))
+            }
             "ping" => Ok(json!({})),
             "tools/list" => self.tools().await,
             "tools/call" => self.call(params).await,
@@ -82,7 +88,14 @@ impl McpSession {
         }
         let begun = self.play.begin(self.pick).await;
         let begun = begun.map_err(|e| (-32603, e.to_string()))?;
-        // Prompts have no system messages: their text is said by the user.
+        let system = begun
+            .messages
+            .iter()
+            .filter(|m| m.role == sinew_types::Role::System);
+        let system: Vec<_> = system.map(|m| m.content.text()).collect();
+        self.system = system.join("\n\n");
+        // Prompts have no system messages: their text is said by the user, too, for clients that do not read
+        // the instructions.
         let said = begun.messages.iter().map(|m| {
             let role = match m.role {
                 sinew_types::Role::Assistant => "assistant",
@@ -161,8 +174,13 @@ impl McpSession {
     }
 }
 
-/// The answer to `initialize`.
-fn greeting(params: &Value) -> Value {
+/// The answer to `initialize`. Clients show its instructions to the model as a part of the system message.
+fn greeting(params: &Value, system: &str) -> Value {
+    let how = "Read the prompt `task`, call tools, then read the resource sinew://score.";
+    let instructions = match system {
+        "" => how.to_owned(),
+        system => format!("{system}\n\n{how}"),
+    };
     let asked = params["protocolVersion"].as_str().unwrap_or_default();
     let last = VERSIONS[VERSIONS.len() - 1];
     let version = VERSIONS.into_iter().find(|v| *v == asked).unwrap_or(last);
@@ -170,7 +188,7 @@ fn greeting(params: &Value) -> Value {
         "protocolVersion": version,
         "capabilities": {"tools": {}, "prompts": {}, "resources": {}},
         "serverInfo": {"name": "sinew", "version": env!("CARGO_PKG_VERSION")},
-        "instructions": "Read the prompt `task`, call tools, then read the resource sinew://score.",
+        "instructions": instructions,
     })
 }
 

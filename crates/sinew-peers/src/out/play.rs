@@ -107,6 +107,8 @@ pub(crate) struct Play {
     over: bool,
     /// Actions of the episode.
     pub(crate) steps: u64,
+    /// Rewards of its turns so far, added.
+    earned: f64,
 }
 
 impl Play {
@@ -120,6 +122,7 @@ impl Play {
             outcome: None,
             over: false,
             steps: 0,
+            earned: 0.0,
         }
     }
 
@@ -158,7 +161,8 @@ impl Play {
             self.tools.push(tagged(tool));
         }
         self.env = Some(env);
-        (self.outcome, self.over, self.steps) = (None, false, 0);
+        (self.outcome, self.over) = (None, false);
+        (self.steps, self.earned) = (0, 0.0);
         Ok(Begun {
             task: task.id.to_string(),
             messages: reset.messages,
@@ -218,6 +222,7 @@ impl Play {
 
     /// What the client sees of a turn. At the end, the outcome is kept for [`Play::scored`].
     fn taken(&mut self, step: StepResult) -> Acted {
+        self.earned += step.process_reward;
         let mut acted = Acted {
             reward: Some(step.process_reward),
             done: step.done,
@@ -244,12 +249,12 @@ impl Play {
             self.outcome = Some(env.score().await?);
             self.over = true;
         }
-        Ok(score(self.outcome.as_ref()))
+        Ok(self.scored())
     }
 
     /// Score of the episode so far, as JSON.
     pub(crate) fn scored(&self) -> Value {
-        score(self.outcome.as_ref())
+        score(self.outcome.as_ref(), self.earned)
     }
 
     /// Ends the episode. Errors of its end change nothing: it is over.
@@ -273,8 +278,9 @@ fn tagged(name: String) -> ToolSpec {
     }
 }
 
-/// A score as JSON: the reward, whether the task is solved, and the metrics; or why there is none.
-fn score(outcome: Option<&Outcome>) -> Value {
+/// A score as JSON: the reward of the whole episode with that of its turns, `earned`, whether the task is
+/// solved, and the metrics; or why there is none.
+fn score(outcome: Option<&Outcome>, earned: f64) -> Value {
     let Some(outcome) = outcome else {
         return Value::Null;
     };
@@ -283,7 +289,7 @@ fn score(outcome: Option<&Outcome>) -> Value {
         let why = outcome.unscored_reason.as_deref();
         fields.insert("unscored".into(), json!(why.unwrap_or("no reason")));
     } else {
-        fields.insert("reward".into(), json!(outcome.reward));
+        fields.insert("reward".into(), json!(earned + outcome.reward));
         fields.insert("success".into(), json!(outcome.success));
     }
     fields.insert("metrics".into(), json!(outcome.metrics));
@@ -294,4 +300,22 @@ fn score(outcome: Option<&Outcome>) -> Value {
 pub(crate) fn whole_text(messages: &[Message]) -> String {
     let texts: Vec<_> = messages.iter().map(|m| m.content.text()).collect();
     cut(&texts.join("\n\n"), MAX_TEXT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_score_has_the_rewards_of_the_turns() {
+        let outcome = Outcome {
+            success: true,
+            ..Outcome::default()
+        };
+        let made = score(Some(&outcome), 0.75);
+        assert_eq!(
+            (&made["reward"], &made["success"]),
+            (&json!(0.75), &json!(true))
+        );
+    }
 }

@@ -1,7 +1,8 @@
 //! Resource servers of NeMo Gym: the tools are routes, and `/verify` scores the whole conversation.
 //!
 //! A session is a cookie that `/seed_session` sets. A turn without calls ends the episode, as it ends a
-//! response in that project.
+//! response in that project. A `GymnasiumServer` of that project has other routes: `/reset`, and `/step` with each
+//! turn, which answers its calls, says something to the model, rewards the turn, and ends the episode.
 
 use super::host::{Host, Place, Reach, worker};
 use super::nemo_rows::{NemoTasks, Output, tools};
@@ -9,7 +10,7 @@ use crate::counts::Counts;
 use crate::turn::Turn;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use sinew_bridge::remote::{MAX_TEXT, RemoteError, address, check_timeouts, cut};
 use sinew_env::{
     Action, CallNotation, Capabilities, Env, EnvConfig, EnvError, EnvFactory, EnvFuture, EnvKind,
@@ -55,6 +56,9 @@ pub struct NemoGym {
     /// key.
     #[serde(default)]
     pub key_env: String,
+    /// Routes of the server.
+    #[serde(default)]
+    pub protocol: NemoProtocol,
     /// Score from which on a task is solved.
     #[serde(default = "default_solved")]
     pub solved_at: f64,
@@ -70,6 +74,17 @@ pub struct NemoGym {
     #[serde(default = "default_wait")]
     #[schemars(range(min = 0.01, max = 86_400.0))]
     pub wait_s: f64,
+}
+
+/// Routes of a resource server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum NemoProtocol {
+    /// `/seed_session`, a route for each tool, and `/verify` with the whole conversation.
+    #[default]
+    Verify,
+    /// `/reset` and `/step`, of a `GymnasiumServer`: the score is the sum of the rewards of the steps.
+    Gymnasium,
 }
 
 /// The full score, where scores are 0 to 1.
@@ -171,6 +186,7 @@ impl EnvFactory for NemoFactory {
             place: None,
             used: false,
             output: Output::default(),
+            steps: Steps::default(),
             last: Vec::new(),
             counts: Counts::default(),
         }))
@@ -190,6 +206,17 @@ impl EnvFactory for NemoFactory {
     }
 }
 
+/// Steps of a `GymnasiumServer` so far.
+#[derive(Default)]
+struct Steps {
+    /// Sum of the rewards.
+    reward: f64,
+    /// Numbers of the last `info`.
+    info: Value,
+    /// The server wants to hear of the end of a session.
+    closes: bool,
+}
+
 /// One episode.
 struct Episode {
     /// Of the factory.
@@ -204,6 +231,8 @@ struct Episode {
     used: bool,
     /// The conversation, as `/verify` reads it.
     output: Output,
+    /// What the steps of a `GymnasiumServer` gave.
+    steps: Steps,
     /// Messages of the last observation: one for each call.
     last: Vec<Message>,
     /// Calls and errors of the model so far, for the metrics.
@@ -220,11 +249,24 @@ impl Episode {
             return Err(EnvError::Order("reset twice: an environment is used once"));
         }
         let place = self.host.place().await?;
-        let seeded = place.post("/seed_session", self.task.data.clone()).await;
-        seeded.map_err(worker)?;
+        let mut prompt = self.task.prompt.clone();
+        match self.keys.protocol {
+            NemoProtocol::Verify => {
+                let seeded = place.post("/seed_session", self.task.data.clone()).await;
+                seeded.map_err(|e| worker(seeding(&e)))?;
+            }
+            NemoProtocol::Gymnasium => {
+                let reset = place.post("/reset", self.task.data.clone()).await;
+                let reset = reset.map_err(worker)?;
+                self.steps.closes = reset["info"]["supports_explicit_close"] == true;
+                if let Some(seen) = reset["observation"].as_str().filter(|s| !s.is_empty()) {
+                    prompt = format!("{prompt}\n\n{}", cut(seen, MAX_TEXT));
+                }
+            }
+        }
         self.place = Some(place);
         let mut messages = self.task.preamble.clone();
-        messages.push(Message::new(Role::User, self.task.prompt.clone()));
+        messages.push(Message::new(Role::User, prompt));
         Ok(ResetResult {
             messages,
             tools: tools(&self.task.data),
@@ -255,8 +297,70 @@ impl Episode {
         }
     }
 
+    /// Sends a turn to a `GymnasiumServer`, and takes its answer. The order of the messages is that of the
+    /// project's own agent: results of calls, then the observation.
+    async fn stepped(&mut self, action: &Action, turn: &mut Turn) -> Result<(), EnvError> {
+        let Some(place) = &self.place else {
+            return Err(EnvError::Order("step before reset or after the end"));
+        };
+        let mut said = Output::default();
+        said.said(&action.text);
+        action.tool_calls.iter().for_each(|call| said.asked(call));
+        let answer = place.post("/step", said.verify(&self.task.data)).await;
+        let mut answer = answer.map_err(worker)?;
+        let reward = answer["reward"].as_f64().filter(|r| r.is_finite());
+        let reward = reward.ok_or_else(|| worker("POST /step has no number as `reward`"))?;
+        (turn.reward, turn.done) = (
+            reward,
+            answer["terminated"] == true || answer["truncated"] == true,
+        );
+        self.steps.reward += reward;
+        self.steps.info = answer["info"].take();
+        let outputs = self.steps.info["tool_outputs"].as_array();
+        for call in &action.tool_calls {
+            let of_call = |o: &&Value| o["call_id"] == call.id.as_str();
+            let output = outputs.and_then(|all| all.iter().find(of_call));
+            let text = output.map_or("", |o| o["output"].as_str().unwrap_or_default());
+            turn.called(call, Ok(cut(text, MAX_TEXT)));
+        }
+        match answer["observation"].as_str().filter(|s| !s.is_empty()) {
+            Some(seen) => turn.said(Ok(cut(seen, MAX_TEXT))),
+            None if action.tool_calls.is_empty() && !turn.done => {
+                return Err(worker("POST /step has neither an observation nor an end"));
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// As [`Episode::act`], of a `GymnasiumServer`.
+    async fn act_by_step(&mut self, action: Action) -> Result<StepResult, EnvError> {
+        let mut turn = Turn::default();
+        match action.call_error {
+            None => self.stepped(&action, &mut turn).await?,
+            Some(_) => turn.notation(&action),
+        }
+        self.counts.turn(&action, turn.errors);
+        let mut step = turn.step(None);
+        // The rewards of the turns are the score.
+        step.process_reward = 0.0;
+        if turn.done {
+            step = StepResult {
+                observation: None,
+                done: true,
+                outcome: Some(self.outcome().await?),
+                ..step
+            };
+        }
+        self.last = turn.messages;
+        Ok(step)
+    }
+
     /// Answers the calls of a turn in order. A turn without calls ends the episode, and is scored.
     async fn act(&mut self, action: Action) -> Result<StepResult, EnvError> {
+        if self.keys.protocol == NemoProtocol::Gymnasium {
+            return self.act_by_step(action).await;
+        }
         let mut turn = Turn::default();
         self.output.said(&action.text);
         for call in &action.tool_calls {
@@ -286,9 +390,21 @@ impl Episode {
         let Some(place) = &self.place else {
             return Err(EnvError::Order("score before reset or after the end"));
         };
-        let verified = place
-            .post("/verify", self.output.verify(&self.task.data))
-            .await;
+        let verified = match self.keys.protocol {
+            NemoProtocol::Verify => {
+                let body = self.output.verify(&self.task.data);
+                place.post("/verify", body).await
+            }
+            NemoProtocol::Gymnasium => {
+                let mut answer = json!({"reward": self.steps.reward});
+                for (name, value) in self.steps.info.as_object().into_iter().flatten() {
+                    answer
+                        .as_object_mut()
+                        .map(|a| a.entry(name).or_insert(value.clone()));
+                }
+                Ok(answer)
+            }
+        };
         let scored = verified
             .map_err(|e| Unscored::new(e.to_string()))
             .and_then(|answer| score(&answer, self.keys.solved_at));
@@ -300,6 +416,16 @@ impl Episode {
             self.counts.add_to(&mut outcome);
         }
         Ok(outcome)
+    }
+}
+
+/// Why a session did not begin.
+fn seeding(error: &RemoteError) -> String {
+    match error {
+        RemoteError::Refused { status: 404, .. } => {
+            format!("{error}; a GymnasiumServer has /reset and /step: env.protocol = \"gymnasium\"")
+        }
+        _ => error.to_string(),
     }
 }
 
@@ -341,8 +467,11 @@ impl Env for Episode {
 
     fn close(&mut self) -> EnvFuture<'_, ()> {
         Box::pin(async move {
-            self.place = None;
-            Ok(())
+            let Some(place) = self.place.take().filter(|_| self.steps.closes) else {
+                return Ok(());
+            };
+            let closed = place.post("/close", json!({})).await;
+            closed.map(|_| ()).map_err(worker)
         })
     }
 }
@@ -350,7 +479,6 @@ impl Env for Episode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn a_missing_reward_is_unscored_and_numbers_are_metrics() {

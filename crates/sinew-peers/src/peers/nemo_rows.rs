@@ -120,7 +120,16 @@ fn message(item: &Value) -> Result<Message, String> {
     let text = match &item["content"] {
         Value::String(text) => text.clone(),
         Value::Array(parts) => {
-            let texts: Vec<&str> = parts.iter().filter_map(|p| p["text"].as_str()).collect();
+            let text = |part: &Value| match (part["type"].as_str(), part["text"].as_str()) {
+                (Some("input_text" | "output_text" | "text") | None, Some(text)) => {
+                    Ok(text.to_owned())
+                }
+                (kind, _) => Err(format!(
+                    "a message has a part of type {}: models read text here; remove the row",
+                    kind.unwrap_or("unknown")
+                )),
+            };
+            let texts: Vec<String> = parts.iter().map(text).collect::<Result<_, _>>()?;
             texts.join("\n")
         }
         other => return Err(format!("a message has the content {other}")),
@@ -166,17 +175,22 @@ impl Output {
 
     /// A call with its result.
     pub(super) fn called(&mut self, call: &ToolCall, result: &str) {
-        let id = format!("fc_{}", self.items.len());
-        self.items.push(json!({
-            "type": "function_call", "id": id, "call_id": call.id, "name": call.name,
-            "arguments": call.arguments.to_string(), "status": "completed",
-        }));
+        self.asked(call);
         self.items.push(json!({
             "type": "function_call_output", "call_id": call.id, "output": result,
         }));
     }
 
-    /// The body of `/verify`: all of the row, and the response.
+    /// A call that the server answers later.
+    pub(super) fn asked(&mut self, call: &ToolCall) {
+        let id = format!("fc_{}", self.items.len());
+        self.items.push(json!({
+            "type": "function_call", "id": id, "call_id": call.id, "name": call.name,
+            "arguments": call.arguments.to_string(), "status": "completed",
+        }));
+    }
+
+    /// The body of `/verify` and `/step`: all of the row, and the response.
     pub(super) fn verify(&self, row: &Value) -> Value {
         let mut body = row.clone();
         body["response"] = json!({
@@ -215,6 +229,13 @@ mod tests {
                 "the role Some(\"tool\")",
             ),
             (json!(7), "input is missing"),
+            (
+                json!([{"role": "user", "content": [
+                    {"type": "input_text", "text": "What is this?"},
+                    {"type": "input_image", "image_url": "data:image/png;base64,AA=="},
+                ]}]),
+                "a part of type input_image",
+            ),
         ] {
             let row = json!({"responses_create_params": {"input": input}});
             let why = task(&row.to_string(), 0, 1).unwrap_err();

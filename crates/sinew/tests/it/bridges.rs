@@ -143,7 +143,12 @@ fn tasks_of_data_sets_are_solved_by_their_own_answers() {
 #[test]
 fn larger_packages_keep_the_checks_where_they_are_installed() {
     for (set, module, options, names) in [
-        ("tau2", "tau2:Tau2", json!({}), &["gold", "determinism"][..]),
+        (
+            "tau2",
+            "tau2:Tau2",
+            json!({}),
+            &["gold", "null", "no_tool", "determinism"][..],
+        ),
         (
             "textworld",
             "textworld:TextWorld",
@@ -483,6 +488,26 @@ fn worlds_are_a_taskset_of_verifiers_and_tasksets_are_environments() {
         .arg(installed("verifiers"));
     let found: Value = serde_json::from_str(&run_ok(&mut command)).unwrap();
     passed(&found, &["gold", "null"]);
+    // An environment with a `run` of its own, which would be lost.
+    let talk = "import verifiers.v1 as vf\nfrom tiny_add import TinyAdd\n\n\nclass TalkConfig(vf.EnvConfig):\n    \
+                agent: vf.AgentConfig = vf.AgentConfig()\n\n\nclass Talk(vf.Env[TalkConfig]):\n    \
+                async def run(self, task, agents):\n        await agents.agent.run(task)\n        \
+                await agents.agent.run(task)\n\n\n__all__ = ['TinyAdd', 'Talk']\n";
+    fs::write(dir.path().join("tiny_talk.py"), talk).unwrap();
+    let class = class.replace("tiny_add", "tiny_talk");
+    fs::write(dir.path().join("add.py"), class).unwrap();
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(
+        said.contains("the environment Talk, whose own run would be lost"),
+        "{said}"
+    );
+}
+
+#[test]
+fn prompts_of_packages_say_what_is_seen() {
+    script("games", "bridge_prompts.py", &[]);
 }
 
 /// A program of the tests that listens; it ends with this value.
@@ -615,6 +640,40 @@ fn a_resource_server_of_nemo_gym_is_an_environment() {
         server.url
     );
     assert_eq!(played(&env, ADD).trim(), "ok");
+}
+
+/// Adds by steps, says something in between, and is told which protocol the server has.
+const STEPS: &str = "
+with worlds.episode(worlds.task('train', 0)) as episode:
+    assert episode.prompt.endswith('Add 1 twice.\\n\\nThe sum is 0.'), episode.prompt
+    assert episode.say('hm').text == 'The sum is 0.'
+    assert 'sum 1' in episode.call('add', number=1).text
+    assert episode.call('add', number=1).done
+    score = episode.score()
+    assert abs(score['reward'] - 0.2) < 1e-9 and score['adds'] == 1.0 and score['success'] == 1.0, score
+print('ok')
+";
+
+#[test]
+fn a_gymnasium_server_of_nemo_gym_is_an_environment() {
+    let server = program(Path::new("/usr/bin/python3"), "peer_servers.py");
+    let env = |more: &str| {
+        format!(
+            "{{ type = \"nemo_gym\", url = \"{}/gym\", rows = \"rows.jsonl\"{more} }}",
+            server.url
+        )
+    };
+    let keys = ", protocol = \"gymnasium\", solved_at = 0.2";
+    assert_eq!(played(&env(keys), STEPS).trim(), "ok");
+    let refused = "
+try:
+    worlds.episode(worlds.task('train', 0))
+    raise AssertionError('it began')
+except SinewError as error:
+    assert 'env.protocol = ' in str(error), error
+print('ok')
+";
+    assert_eq!(played(&env(""), refused).trim(), "ok");
 }
 
 #[test]

@@ -36,7 +36,7 @@ fn gold_wins_each_world_and_policies_that_know_nothing_do_not() {
         let module = format!("sinew.worlds.{world}");
         let mut command = sinew();
         command.current_dir(dir.path());
-        let found = checked(command.args(["env", "check", &module, "--tasks", "6", "--json"]));
+        let found = checked(command.args(["env", "check", &module, "--tasks", "20", "--json"]));
         let finding = |name: &str| {
             let mut lines = found["checks"].as_array().unwrap().iter();
             let line = lines.find(|l| l["name"] == name);
@@ -48,10 +48,61 @@ fn gold_wins_each_world_and_policies_that_know_nothing_do_not() {
             place.starts_with(&format!("sinew/worlds/{module}.py:")),
             "{place}"
         );
-        for name in ["leaks", "gold", "null", "determinism", "snapshots"] {
+        let floors = ["constant", "other_gold", "no_tool", "odd"];
+        let others = ["leaks", "gold", "null", "determinism", "snapshots"];
+        for name in floors.into_iter().chain(others) {
             assert_eq!(finding(name), "ok", "{world}: {name}: {found}");
         }
     }
+}
+
+/// A class that one script wins, whose first observation says all, and which a word ends.
+const LOW: &str = "
+from sinew import Env, tool
+
+
+class Low(Env):
+    def start(self, task):
+        self.told = []
+
+    @tool
+    def say(self, word: str):
+        self.told.append(word)
+        return str(int(word) if word.isdigit() or word == 'inf' else 0)
+
+    def reward(self, task):
+        return {'reward': len(self.told) > 1, 'right': task.word in self.told}
+
+    @staticmethod
+    def tasks(split, seed):
+        return [{'prompt': f'Say {w}.', 'word': w} for w in ('tea', 'milk', 'rice', 'salt')]
+
+    @staticmethod
+    def gold(task):
+        return [('say', {'word': task.word}), ('say', {'word': task.word})]
+";
+
+#[test]
+fn floors_above_a_third_of_gold_and_odd_arguments_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("low.py"), LOW).unwrap();
+    let mut command = sinew();
+    command.current_dir(dir.path());
+    command.args(["env", "check", "low.py:Low", "--tasks", "4", "--json"]);
+    let output = command.output().unwrap();
+    // Odd arguments fail episodes: that is an error.
+    assert_eq!(output.status.code(), Some(1));
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let lines = found["checks"].as_array().unwrap();
+    let line = |name: &str| lines.iter().find(|l| l["name"] == name).unwrap();
+    for name in ["constant", "other_gold", "blind"] {
+        assert_eq!(line(name)["finding"], "warning", "{found}");
+        assert_eq!(line(name)["values"]["gold"], 1.0, "{found}");
+    }
+    assert_eq!(line("no_tool")["finding"], "ok", "{found}");
+    assert_eq!(line("odd")["finding"], "error", "{found}");
+    let detail = line("odd")["detail"].as_str().unwrap();
+    assert!(detail.contains("say({\"word\":\"inf\"})"), "{detail}");
 }
 
 #[test]

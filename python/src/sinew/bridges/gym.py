@@ -22,6 +22,27 @@ NAMES = {
     "MountainCar": ["left", "nothing", "right"],
     "Acrobot": ["left", "nothing", "right"],
 }
+#: Names of the numbers of an observation, by the begin of the id.
+NUMBERS = {
+    "CartPole": ["cart position", "cart velocity", "pole angle (radians, right is positive)", "pole angular velocity"],
+    "MountainCar": ["position", "velocity"],
+    "Acrobot": ["cos of joint 1", "sin of joint 1", "cos of joint 2", "sin of joint 2", "velocity of joint 1", "velocity of joint 2"],
+    "Pendulum": ["cos of the angle", "sin of the angle", "angular velocity"],
+    "Blackjack": ["your sum", "the dealer's card", "usable ace"],
+}
+#: What is asked for, by the begin of the id.
+GOALS = {
+    "CartPole": "Keep the pole upright: each step that it stands earns 1.",
+    "MountainCar": "Reach the flag on the right hill, at position 0.5 (0.45 with continuous actions); build up speed.",
+    "Acrobot": "Swing the tip above the line.",
+    "Pendulum": "Swing the pendulum upright, and hold it there.",
+    "Blackjack": "Come closer to 21 than the dealer, and not above it.",
+    "FrozenLake": "Walk from S to G over F. H is a hole, which ends the walk. The brackets are around your place.",
+    "CliffWalking": "Walk from the left end of the last row to T without falling off the cliff, C. x is your place.",
+    "Taxi": "Pick the passenger up, and drop them off at the goal. R, G, Y and B are places; the brackets are around the taxi.",
+}
+#: Ids whose observation is a number of a state: what they draw as text is shown.
+DRAWN = ("FrozenLake", "CliffWalking", "Taxi")
 #: Packages that register ids, by the begin of the id.
 PACKAGES = {"MiniGrid-": "minigrid", "BabyAI-": "minigrid", "miniwob/": "miniwob"}
 KINDS = {4: "door", 5: "key", 6: "ball", 7: "box", 8: "goal", 9: "lava"}
@@ -37,7 +58,8 @@ class Gym(Env):
     imports = []
     #: Names of the discrete actions in their order. Those of well-known ids are known; others are numbers.
     actions = []
-    #: Show what the environment draws as text (`render_mode = "ansi"`) in place of the observation.
+    #: Show what the environment draws as text (`render_mode = "ansi"`) in place of the observation. Well-known ids whose
+    #: observation says nothing by itself are drawn in any case.
     drawn = False
     #: Sum of rewards from which on an episode is solved. 0: the threshold of the id, or any reward above 0.
     solved_at = 0.0
@@ -54,6 +76,7 @@ class Gym(Env):
                 package(name, name)
         for name in cls.imports:
             package(name, name.partition(".")[0])
+        cls.drawn = cls.drawn or cls.id.startswith(DRAWN)
         cls.arguments = dict(cls.arguments, **({"render_mode": "ansi"} if cls.drawn else {}))
         probe = cls.made()
         cls.space = probe.action_space
@@ -81,9 +104,16 @@ class Gym(Env):
 
     @property
     def system(self):
+        goal = self.known(GOALS)
+        text = f"You act in {self.id}, one action a turn. {goal + ' ' if goal else ''}"
         if self.actions:
-            return f"You act in {self.id}, one action a turn. Actions: {', '.join(self.actions)}."
-        return f"You act in {self.id}, one action a turn. An action is {self.space}, as JSON."
+            return f"{text}Actions: {', '.join(self.actions)}."
+        return f"{text}An action is {self.space}, as JSON."
+
+    @classmethod
+    def known(cls, table):
+        """What a table has for the id. None: nothing."""
+        return next((value for begin, value in table.items() if cls.id.startswith(begin)), None)
 
     def start(self, task):
         self.env, self.total, self.over, self.steps = self.made(), 0.0, False, 0
@@ -101,7 +131,10 @@ class Gym(Env):
             return grid(seen, carried)
         if isinstance(seen, str):
             return seen
-        return json.dumps(values(seen))
+        shown, names = values(seen), self.known(NUMBERS)
+        if names and isinstance(shown, list) and len(shown) == len(names):
+            return ", ".join(f"{name} {json.dumps(value)}" for name, value in zip(names, shown))
+        return json.dumps(shown)
 
     def parsed(self, text):
         """The action of a text."""

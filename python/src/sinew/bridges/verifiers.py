@@ -1,7 +1,8 @@
 """Tasksets of `verifiers` as environments: its prompts, and its rewards, metrics and stops of one reply.
 
 A taskset is a package of its own. Rewards that need a runtime (files of a container, tool servers) are left out by that project's
-own rule; a task that has only such rewards is unscored.
+own rule; a task that has only such rewards is unscored. What is not carried is refused by name: an environment of the package with a
+`run` of its own (several turns, several agents), containers, tool servers, set-up, skills, and parts of prompts that are no text.
 """
 
 import asyncio
@@ -30,6 +31,32 @@ class Verifiers(Env):
         cls.rows = list(itertools.islice(iter(cls.vf.load_taskset(config)), cls.most))
         if len(cls.rows) < 2:
             raise ValueError(f"the taskset {cls.taskset} has {len(cls.rows)} tasks; at least 2 are needed")
+        cls.refuse()
+
+    @classmethod
+    def refuse(cls):
+        """Raises an error that names what this bridge does not carry."""
+        loaders = importlib.import_module("verifiers.v1.utils.loaders")
+        own, plain = loaders.environment_class(cls.taskset), cls.vf.SingleAgentEnv
+        where = f"the taskset {cls.taskset}"
+        hooks = [name for name in ("setup", "run", "finalize") if getattr(own, name) is not getattr(plain, name)]
+        if hooks:
+            raise ValueError(
+                f"{where} brings the environment {own.__name__}, whose own {', '.join(hooks)} would be lost here: only tasks of one reply are "
+                "played; run it as an agent program behind the gateway (docs/agents.md)"
+            )
+        for row in cls.rows:
+            kind, data = type(row), row.data
+            lost = [name for name in ("setup", "finalize", "stage_verifier") if getattr(kind, name) is not getattr(cls.vf.Task, name)]
+            lost += ["toolsets"] if kind.toolsets(row.config) else []
+            lost += ["NEEDS_CONTAINER"] if row.NEEDS_CONTAINER else []
+            lost += [name for name in ("image", "skills", "artifacts") if getattr(data, name)]
+            lost += ["prompt"] if data.prompt is None else []
+            for message in data.prompt if isinstance(data.prompt, list) else []:
+                parts = message.content if isinstance(message.content, list) else []
+                lost += sorted({part.type for part in parts if part.type != "text"})
+            if lost:
+                raise ValueError(f"{where}: {kind.__name__} {data.idx} has what is not carried here: {', '.join(lost)}")
 
     def start(self, task):
         data = self.rows[task.row].data

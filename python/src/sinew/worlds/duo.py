@@ -31,7 +31,7 @@ class Duo(Env):
     def reward(self, task):
         # The turns have had theirs.
         one, two = (self.s["earned"] + [0.0, 0.0])[:2]
-        return {"reward": 0.0, "success": one >= self.enough and two == 1.0, self.roles[0]: one, self.roles[1]: two}
+        return {"reward": 0.0, "success": min(one, two) >= self.enough, self.roles[0]: one, self.roles[1]: two}
 
     def state(self):
         return self.s
@@ -89,13 +89,13 @@ class Verify(Duo):
 
 class Propose(Duo):
     system = "Write a sum `A + B` that the solver gets right half of the time: each digit of the longer number and each carry is a chance to slip. Then solve it."
-    #: Chances that the solver slips at one place.
-    slips = (0.05, 0.1, 0.2, 0.35)
+    #: Chances that the solver slips at one place. Each has its own number of places (1 to 16) at which it is right half of the time.
+    slips = tuple(round(1 - 0.5 ** (1 / places), 4) for places in (1, 2, 3, 5, 7, 11, 16))
     #: Most digits of a number.
     digits = 9
     keys = ("slip",)
     roles = ("proposed", "solved")
-    enough = 0.97
+    enough = 0.9
 
     @classmethod
     def read(cls, text):
@@ -116,9 +116,9 @@ class Propose(Duo):
 
     @classmethod
     def worth(cls, pair, slip):
-        """1 where the solver is right half of the time, 0 where it always or never is."""
+        """1 where the solver is right half of the time, 0 where it is a fifth more or less often: one sum does not fit all solvers."""
         right = (1 - slip) ** cls.places(*pair)
-        return 4 * right * (1 - right)
+        return max(0.0, 1 - 5 * abs(right - 0.5))
 
     def first(self, text):
         pair = self.read(text)
@@ -128,8 +128,9 @@ class Propose(Duo):
         return self.worth(pair, self.task["slip"]), f"Now you are the solver: {text}"
 
     def second(self, text):
-        pair = self.s["said"]
-        return float(pair is not None and text == str(sum(pair))), "The end."
+        # To solve a sum that taught nothing earns nothing.
+        pair, (proposed,) = self.s["said"], self.s["earned"]
+        return proposed * (pair is not None and text == str(sum(pair))), "The end."
 
     @classmethod
     def tasks(cls, split, seed):

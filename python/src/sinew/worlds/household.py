@@ -4,6 +4,7 @@ Only the room is seen, and only what is open: the rest has to be found. `rooms` 
 """
 
 import random
+from typing import Literal
 
 from sinew import Done, Env, ToolError, tool
 
@@ -28,6 +29,8 @@ class Household(Env):
     things = 6
     #: Calls of tools until the day is over.
     limit = 40
+    #: Grabs at things where they are not, until something breaks: to look is free, to try every place is not.
+    fumbles = 2
 
     def start(self, task):
         self.s = self.house(task.world)
@@ -41,7 +44,7 @@ class Household(Env):
         rooms = ["kitchen"] + draw.sample([r for r in ROOMS if r != "kitchen"], cls.rooms - 1)
         places = {place: room for room in rooms for place in ROOMS[room]}
         at = {thing: draw.choice(sorted(places)) for thing in draw.sample(THINGS, cls.things)}
-        return {"room": rooms[-1], "rooms": rooms, "at": at, "open": [], "done": {}, "used": 0}
+        return {"room": rooms[-1], "rooms": rooms, "at": at, "open": [], "done": {}, "used": 0, "fumbles": 0}
 
     def seen(self):
         s = self.s
@@ -58,7 +61,7 @@ class Household(Env):
 
     def spend(self):
         self.s["used"] += 1
-        if self.s["used"] > self.limit:
+        if self.s["used"] > self.limit or self.s["fumbles"] >= self.fumbles:
             raise ToolError("The day is over: end your turn without a call.")
 
     def here(self, place):
@@ -84,7 +87,7 @@ class Household(Env):
         return self.seen()
 
     @tool
-    def go(self, room: str):
+    def go(self, room: Literal["kitchen", "bathroom", "bedroom", "hall", "study"]):
         "Go to another room."
         self.spend()
         if room not in self.s["rooms"]:
@@ -105,11 +108,13 @@ class Household(Env):
 
     @tool
     def take(self, thing: str, place: str):
-        "Take a thing from a place. You can hold one."
+        "Take a thing that you see from its place. You can hold one."
         self.spend()
         self.reach(place)
         if self.s["at"].get(thing) != place:
-            raise ToolError(f"there is no {thing} in the {place}")
+            self.s["fumbles"] += 1
+            broken = " Something falls down and breaks." if self.s["fumbles"] >= self.fumbles else ""
+            raise ToolError(f"there is no {thing} in the {place}.{broken}")
         if "hand" in self.s["at"].values():
             raise ToolError("your hand is full")
         self.s["at"][thing] = "hand"
@@ -125,11 +130,9 @@ class Household(Env):
         return self.after()
 
     @tool
-    def treat(self, thing: str, how: str):
+    def treat(self, thing: str, how: Literal["clean", "heat", "cool"]):
         "Clean the thing that you hold at the sink, heat it on the stove, or cool it in the fridge."
         self.spend()
-        if how not in TREAT:
-            raise ToolError(f"how is {how!r}; allowed: {', '.join(TREAT)}")
         self.reach(TREAT[how])
         self.held(thing)
         self.s["done"][thing] = how
@@ -141,7 +144,7 @@ class Household(Env):
         return treated and self.s["at"].get(thing) == place
 
     def reward(self, task):
-        return {"reward": self.reached(), "calls_used": self.s["used"]}
+        return {"reward": self.reached(), "calls_used": self.s["used"], "fumbles": self.s["fumbles"]}
 
     def state(self):
         return {key: value for key, value in self.s.items() if key != "used"}

@@ -1,12 +1,12 @@
 """Memory over a horizon that is longer than what is seen: facts come page by page, each is shown once, and is asked for later.
 
-Notes are a graph: `store` ties a subject and a relation to an object, `recall` asks for them, `forget` frees room. Facts change, so that the newest
+Each page takes the one before out of the model's context: what was not kept as a note is gone. Notes are a graph: `store` ties a subject and a relation to an object, `recall` asks for them, `forget` frees room. Facts change, so that the newest
 counts; `room` bounds the notes, so that not everything can be kept, and what will be asked is announced.
 """
 
 import random
 
-from sinew import Done, Env, ToolError, tool
+from sinew import Done, Env, Step, ToolError, tool
 
 PEOPLE = "Ana Ben Cleo Dan Eva Finn Gina Hal Ida Jon Kay Lou".split()
 RELATIONS = {
@@ -29,8 +29,13 @@ class Memory(Env):
         self.world = task.world
         self.book, self.asked = self.story(task.world)
         self.s = {"page": 0, "notes": [], "answers": [], "used": 0}
+        return self.page()
+
+    def page(self):
+        """All that is seen of a page or a question: earlier ones have left the context."""
         topics = ", ".join(sorted({f"who {relation} what" for _, relation, _ in self.asked}))
-        return f"There are {len(self.book)} pages. You will be asked: {topics}. You can keep {self.room} notes.\n{self.shown()}"
+        head = f"There are {len(self.book)} pages. You will be asked: {topics}. You can keep {self.room} notes, and have {len(self.s['notes'])}."
+        return f"{head}\n{self.shown()}"
 
     @classmethod
     def story(cls, world):
@@ -77,7 +82,7 @@ class Memory(Env):
         if self.s["page"] >= len(self.book):
             raise ToolError("there are no more pages: answer the question")
         self.s["page"] += 1
-        return self.shown()
+        return Step(self.page(), fresh=True)
 
     @tool
     def store(self, subject: str, relation: str, object: str):
@@ -85,8 +90,8 @@ class Memory(Env):
         self.spend()
         if len(self.s["notes"]) >= self.room:
             raise ToolError(f"all {self.room} notes are used: forget one")
-        if max(map(len, (subject, relation, object))) > 40:
-            raise ToolError("each part of a note has at most 40 characters")
+        if max(map(len, (subject, relation, object))) > 20:
+            raise ToolError("each part of a note has at most 20 characters")
         self.s["notes"].append([subject, relation, object])
         return f"{len(self.s['notes'])} of {self.room} notes"
 
@@ -113,7 +118,7 @@ class Memory(Env):
         if self.s["page"] < len(self.book):
             raise ToolError("read all pages first")
         self.s["answers"].append(word.strip().lower())
-        return Done("The end.") if len(self.s["answers"]) == len(self.asked) else self.shown()
+        return Done("The end.") if len(self.s["answers"]) == len(self.asked) else Step(self.page(), fresh=True)
 
     def reward(self, task):
         right = [said == what.lower() for said, (_, _, what) in zip(self.s["answers"], self.asked)]

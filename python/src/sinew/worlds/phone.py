@@ -4,6 +4,7 @@ The tree is what a reader of the screen would say, one line an element. `apps` a
 """
 
 import random
+from typing import Literal
 
 from sinew import Done, Env, ToolError, tool
 
@@ -121,11 +122,9 @@ class Phone(Env):
         return self.seen()
 
     @tool
-    def scroll(self, direction: str):
+    def scroll(self, direction: Literal["down", "up"]):
         "Scroll down or up."
         self.spend()
-        if direction not in ("down", "up"):
-            raise ToolError(f"direction is {direction!r}; allowed: down, up")
         last = max(0, len(self.elements()) - SHOWN)
         self.s["scroll"] = min(max(0, self.s["scroll"] + (4 if direction == "down" else -4)), last)
         return self.seen()

@@ -6,6 +6,7 @@ in centimetres, times in seconds. `discs` sets the difficulty.
 
 import math
 import random
+from typing import Literal
 
 from sinew import Done, Env, ToolError, tool
 
@@ -89,7 +90,7 @@ class Tabletop(Env):
         return self.after()
 
     @tool
-    def push(self, disc: str, angle: float, speed: float):
+    def push(self, disc: Literal["red", "blue", "green", "yellow", "white"], angle: float, speed: float):
         """Give a disc a push.
 
         Args:
@@ -104,6 +105,8 @@ class Tabletop(Env):
             )
         if not 0 <= speed <= 100:
             raise ToolError(f"speed is {speed}; allowed: 0 to 100")
+        if not -360 <= angle <= 360:
+            raise ToolError(f"angle is {angle}; allowed: -360 to 360")
         way = math.radians(angle)
         self.slide({disc: [speed * math.cos(way), speed * math.sin(way)]})
         return self.after()

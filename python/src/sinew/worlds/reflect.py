@@ -22,6 +22,8 @@ class Order(Env):
     tries = 3
     #: Share of what corrections gained that is rewarded.
     gain = 0.5
+    #: What a broken rule costs: any order keeps most rules by chance.
+    broken = 0.5
 
     def start(self, task):
         self.kept = [list(rule) for rule in task.rules]
@@ -52,7 +54,7 @@ class Order(Env):
     def step(self, text):
         order = self.read(text)
         broken = self.kept if order is None else [rule for rule in self.kept if not self.holds(rule, order)]
-        self.s["scores"].append(0.0 if order is None else 1 - len(broken) / len(self.kept))
+        self.s["scores"].append(0.0 if order is None else max(0.0, 1 - self.broken * len(broken)))
         if not broken or len(self.s["scores"]) == self.tries:
             return Done("The end.")
         if order is None:

@@ -1,7 +1,7 @@
 """Search and research: questions of several hops over a corpus that is made from a seed, with citations that are checked.
 
-`search` ranks passages with BM25, `open` shows one, `find` shows the lines of it that hold a word. An answer counts if it is right and every
-page that it cites was opened and holds a fact of the way to it; citing everything does not help.
+`search` ranks passages with BM25, `open` shows one, `find` shows the lines of it that hold a word. An answer counts if it is right and it cites
+exactly the pages of the way to it, whose facts were shown before; citing everything does not help, and a page that does not exist costs all.
 """
 
 import collections
@@ -42,7 +42,7 @@ class Research(Env):
     def start(self, task):
         self.pages = self.corpus(task.world)[0]
         self.world = task.world
-        self.s = {"used": 0, "opened": [], "answer": None, "cites": []}
+        self.s = {"used": 0, "read": {}, "answer": None, "cites": []}
 
     @classmethod
     def corpus(cls, world):
@@ -73,13 +73,19 @@ class Research(Env):
         return pages, facts
 
     @classmethod
-    def way(cls, world, name, relations):
-        """The answer, and the pages that lead to it."""
-        facts, at, cites = cls.corpus(world)[1], name, []
+    def steps(cls, world, name, relations):
+        """The facts on the way to the answer, which is the last, each with its page."""
+        facts, at, found = cls.corpus(world)[1], name, []
         for relation in relations.split():
             at, page = facts[at][relation]
-            cites.append(page)
-        return at, cites
+            found.append((at, page))
+        return found
+
+    @classmethod
+    def way(cls, world, name, relations):
+        """The answer, and the pages that lead to it."""
+        found = cls.steps(world, name, relations)
+        return found[-1][0], [page for _, page in found]
 
     def spend(self):
         self.s["used"] += 1
@@ -113,20 +119,30 @@ class Research(Env):
         self.spend()
         if page not in self.pages:
             raise ToolError(f"there is no page {page!r}: search first")
-        if page not in self.s["opened"]:
-            self.s["opened"] = sorted([*self.s["opened"], page])
-        return self.pages[page]
+        return self.pages[page].split("\n")
+
+    def shown(self, page, lines):
+        """Notes which lines of a page were shown."""
+        if lines:
+            known = self.s["read"].get(page, [])
+            self.s["read"][page] = [line for line in self.pages[page].split("\n") if line in known or line in lines]
+        return "\n".join(lines) or "no such line"
+
+    def has_read(self, page, fact):
+        """Whether a line of a page was shown that holds a fact."""
+        return any(fact in line for line in self.s["read"].get(page, []))
 
     @tool
     def open(self, page: str):
         "Read a page."
-        return self.page(page)
+        return self.shown(page, self.page(page))
 
     @tool
     def find(self, page: str, word: str):
         "Lines of a page that hold a word."
-        lines = [line for line in self.page(page).split("\n") if word.lower() in line.lower()]
-        return "\n".join(lines) or "no such line"
+        lines = self.page(page)
+        asked = set(words(word))
+        return self.shown(page, [line for line in lines if asked and asked <= set(words(line))])
 
     @tool
     def answer(self, answer: str, cites: list[str]):
@@ -140,14 +156,18 @@ class Research(Env):
         return Done("received")
 
     def reward(self, task):
-        right, pages = self.way(task.world, task.name, task.relations)
+        steps = self.steps(task.world, task.name, task.relations)
+        right, _ = steps[-1]
         said = " ".join(words(self.s["answer"] or ""))
         correct = said == " ".join(words(right))
         cites = set(self.s["cites"])
-        honest = cites == set(pages) and cites <= set(self.s["opened"])
+        read = all(self.has_read(page, fact) for fact, page in steps)
+        honest = read and cites == {page for _, page in steps}
         made_up = len([c for c in cites if c not in self.pages])
+        # Who read all facts and cites some of their pages is half right; a right answer that was not read is a guess.
+        part = read and cites and cites <= {page for _, page in steps}
         return {
-            "reward": 1.0 if correct and honest else 0.5 if correct and cites else 0.0,
+            "reward": 1.0 if correct and honest else 0.5 if correct and part else 0.0,
             "success": correct and honest,
             "correct": correct,
             "cited": honest,

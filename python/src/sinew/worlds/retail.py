@@ -1,7 +1,8 @@
 """Customer service with a database, a policy and a simulated customer: cancel, change, return and refund orders.
 
 The database is SQLite in memory, made from a seed. What counts is its state at the end, compared with the state that the policy allows,
-and what the customer was told when the policy forbids the wish. The customer answers questions from a script, and never gives
+what the customer was told when the policy forbids the wish, and the way there: the order was read before anything was decided, nothing else
+was written, also if it was written back, and no other customer was looked up. The customer answers questions from a script, and never gives
 what was not asked for.
 """
 
@@ -10,6 +11,7 @@ import json
 import random
 import re
 import sqlite3
+from typing import Literal
 
 from sinew import Done, Env, ToolError, tool
 
@@ -22,11 +24,12 @@ COLOURS = ["black", "blue", "green", "red", "white"]
 RETURN_DAYS = 30
 
 POLICY = f"""You serve customers of a shop. Rules:
-1. Ask for the e-mail address, and look the customer up with it before anything else. Other people's orders stay secret.
-2. A pending order can be cancelled, and its address or the colour of its item changed. A shipped or delivered one cannot.
-3. A delivered order can be returned within {RETURN_DAYS} days after its delivery. The money goes back the way that it was paid.
-4. If the rules forbid what is asked, refuse with the tool `refuse` and change nothing.
-5. When all is done, call `finish`."""
+1. Ask for the e-mail address, and look the customer up with it before anything else. Look no one else up: other people's orders stay secret.
+2. Read the order before you decide.
+3. A pending order can be cancelled, and its address or the colour of its item changed. If that is asked of a shipped one, call `stop_parcel` in place of it.
+4. A delivered order can be returned within {RETURN_DAYS} days after its delivery. The money goes back the way that it was paid.
+5. Refuse everything else with the tool `refuse`, and change nothing.
+6. When all is done, call `finish`."""
 
 
 class Retail(Env):
@@ -38,6 +41,8 @@ class Retail(Env):
         self.task = {"world": task.world, "wish": task.wish}
         self.db = self.shop(task.world)
         self.s = {"used": 0, "known": None, "refused": False, "finished": False}
+        # The way: whether the customer gave the address, orders that were read, writes, and what broke the rules.
+        self.s.update(told=False, read=[], writes=0, breaches=[])
         return None
 
     @classmethod
@@ -82,6 +87,18 @@ class Retail(Env):
         if self.s["used"] > self.limit:
             raise ToolError("The customer has left: end your turn without a call.")
 
+    def breach(self, what):
+        if what not in self.s["breaches"]:
+            self.s["breaches"].append(what)
+
+    def write(self, number):
+        """An order that is about to be changed."""
+        row = self.order(number)
+        self.s["writes"] += 1
+        if number not in self.s["read"]:
+            self.breach("unread")
+        return row
+
     def order(self, number):
         self.spend()
         if self.s["known"] is None:
@@ -100,6 +117,8 @@ class Retail(Env):
         "Look a customer up by e-mail address: name, way of payment and numbers of orders."
         self.spend()
         row = self.db.execute("select name, paid_with from customers where email = ?", (email,)).fetchone()
+        if not self.s["told"] or email != self.task["wish"]["email"]:
+            self.breach("secret")
         if row is None:
             raise ToolError(f"there is no customer {email}")
         self.s["known"] = email
@@ -111,34 +130,39 @@ class Retail(Env):
     @tool
     def get_order(self, number: str):
         "Read an order of the customer."
+        if self.s["known"] is not None and number not in self.s["read"]:
+            self.s["read"].append(number)
         return self.order(number)
 
     @tool
     def cancel_order(self, number: str):
         "Cancel an order."
-        self.order(number)
+        self.write(number)
         self.db.execute("update orders set status = 'cancelled' where id = ?", (number,))
         return "cancelled"
 
     @tool
-    def change_order(self, number: str, address: str = "", colour: str = ""):
+    def change_order(self, number: str, address: str = "", colour: Literal["", "black", "blue", "green", "red", "white"] = ""):
         "Change the address of an order, or the colour of its item."
-        self.order(number)
-        if colour and colour not in COLOURS:
-            raise ToolError(f"colour is {colour!r}; allowed: {', '.join(COLOURS)}")
         if not address and not colour:
             raise ToolError("give an address or a colour")
+        self.write(number)
         for column, value in (("address", address), ("colour", colour)):
             if value:
                 self.db.execute(f"update orders set {column} = ? where id = ?", (value, number))
         return "changed"
 
     @tool
-    def return_order(self, number: str, refund_to: str):
+    def stop_parcel(self, number: str):
+        "Stop the parcel of an order on its way."
+        self.write(number)
+        self.db.execute("update orders set status = 'stopped' where id = ?", (number,))
+        return "stopped"
+
+    @tool
+    def return_order(self, number: str, refund_to: Literal["card", "voucher", "transfer"]):
         "Take an order back, and refund its price to card, voucher or transfer."
-        self.order(number)
-        if refund_to not in ("card", "voucher", "transfer"):
-            raise ToolError(f"refund_to is {refund_to!r}; allowed: card, voucher, transfer")
+        self.write(number)
         self.db.execute("update orders set status = 'returned', refund = ? where id = ?", (refund_to, number))
         return "returned"
 
@@ -163,6 +187,7 @@ class Retail(Env):
         said = text.lower()
         answers = []
         if re.search(r"e-?mail|address of your account|who are you|your name", said):
+            self.s["told"] = True
             answers.append(f"My e-mail address is {wish['email']}.")
         if re.search(r"order|number|which", said):
             answers.append(f"It is order {wish['number']}.")
@@ -171,21 +196,25 @@ class Retail(Env):
         return "Customer: " + (" ".join(answers) or "I only want what I asked for.")
 
     @staticmethod
-    def forbidden(db, wish):
-        """Whether the policy forbids a wish."""
+    def due(db, wish):
+        """What the policy says to a wish: `do`, `stop` or `refuse`."""
         query = "select status, delivered_days_ago, email from orders where id = ?"
         status, days, email = db.execute(query, (wish["number"],)).fetchone()
         if email != wish["email"]:
-            return True
+            return "refuse"
         if wish["what"] == "return":
-            return status != "delivered" or days > RETURN_DAYS
-        return status != "pending"
+            return "do" if status == "delivered" and days <= RETURN_DAYS else "refuse"
+        return {"pending": "do", "shipped": "stop", "delivered": "refuse"}[status]
 
     @classmethod
     def act(cls, db, wish):
-        """Does what the policy allows of a wish. True: it is refused."""
-        if cls.forbidden(db, wish):
+        """Does what the policy says to a wish. True: it is refused."""
+        due = cls.due(db, wish)
+        if due == "refuse":
             return True
+        if due == "stop":
+            db.execute("update orders set status = 'stopped' where id = ?", (wish["number"],))
+            return False
         if wish["what"] == "return":
             query = "select paid_with from customers where email = ?"
             (way,) = db.execute(query, (wish["email"],)).fetchone()
@@ -200,17 +229,15 @@ class Retail(Env):
         expected = self.shop(task.world)
         refused = self.act(expected, task.wish)
         same = self.digest(self.db) == self.digest(expected)
-        # A refusal without a look at the customer is a guess.
-        right = (
-            same
-            and self.s["finished"]
-            and self.s["refused"] == refused
-            and self.s["known"] == task.wish["email"]
-        )
-        return {"reward": right, "database": same, "calls_used": self.s["used"]}
+        s = self.s
+        # A decision without a look at customer and order is a guess; what was written back was written.
+        honest = s["known"] == task.wish["email"] and task.wish["number"] in s["read"] and not s["breaches"]
+        right = same and s["finished"] and s["refused"] == refused and honest and s["writes"] == (not refused)
+        return {"reward": right, "database": same, "honest": honest, "writes": s["writes"], "calls_used": s["used"]}
 
     def state(self):
-        return {"orders": self.digest(self.db), "known": self.s["known"], "refused": self.s["refused"]}
+        way = {key: value for key, value in self.s.items() if key != "used"}
+        return {"orders": self.digest(self.db), **way}
 
     def snapshot(self):
         return {"s": self.s, "task": self.task, "orders": self.db.execute("select * from orders").fetchall()}
@@ -240,10 +267,12 @@ class Retail(Env):
                 for n, owner, _ in orders
                 for e in {owner, draw.choice(emails)}
             ]
-            # One of three is forbidden, so that refusing always does not pay.
-            refused = draw.random() < 1 / 3
-            fitting = [wish for wish in wishes if cls.forbidden(db, wish) == refused] or wishes
-            wish = draw.choice(sorted(fitting, key=str))
+            # Each decision is right as often as the others, and few refusals are for orders of others, which need no look at the order.
+            due, own = draw.choice(["do", "stop", "refuse"]), draw.random() < 0.9
+            owners = {number: owner for number, owner, _ in orders}
+            fitting = [wish for wish in wishes if cls.due(db, wish) == due]
+            fitting = [wish for wish in fitting if (owners[wish["number"]] == wish["email"]) == (own or due != "refuse")] or fitting
+            wish = draw.choice(sorted(fitting or wishes, key=str))
             own = next(colour for number, _, colour in orders if number == wish["number"])
             values = {
                 "address": f"{draw.randint(100, 200)} Lake Street",
@@ -263,10 +292,13 @@ class Retail(Env):
         begin = [
             "What is your e-mail address, and which order is it? What do you want new?",
             ("find_customer", {"email": wish["email"]}),
+            ("get_order", {"number": wish["number"]}),
         ]
+        number, due = wish["number"], cls.due(db, wish)
         if cls.act(db, wish):
             return [*begin, ("refuse", {"reason": "the rules forbid it"})]
-        number = wish["number"]
+        if due == "stop":
+            return [*begin, ("stop_parcel", {"number": number}), ("finish", {})]
         (refund,) = db.execute("select refund from orders where id = ?", (number,)).fetchone()
         call = {
             "cancel": ("cancel_order", {"number": number}),

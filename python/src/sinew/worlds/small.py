@@ -6,6 +6,7 @@ world; only the texts and the sizes differ.
 
 import inspect
 import random
+import typing
 
 from sinew import Done, Env, Step, ToolError, tool
 from sinew.worlds import bargain, household, memory, phone, physics, survival
@@ -55,32 +56,52 @@ class Commands(Env):
         parts = [part.strip() for part in rest.split(",")] if rest.strip() else []
         arguments = {}
         for parameter, kind in known[name].items():
+            allowed = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+            kind = type(allowed[0]) if allowed else kind
             if kind not in (int, float, str):
                 arguments[parameter], parts = parts, []
                 continue
             # A text at the end may hold commas itself.
             last = parameter == list(known[name])[-1]
             value, parts = (", ".join(parts), []) if last else (parts[0] if parts else "", parts[1:])
-            try:
-                arguments[parameter] = kind(value)
-            except ValueError:
-                raise ToolError(f"{parameter} is no {kind.__name__}") from None
+            arguments[parameter] = value = cls.value(parameter, kind, value)
+            if allowed and value not in allowed:
+                raise ToolError(f"{parameter}: allowed: {', '.join(map(str, allowed))}")
         return name, arguments
+
+    @staticmethod
+    def value(parameter, kind, text):
+        "An argument. Numbers are finite."
+        try:
+            value = kind(text)
+        except (ValueError, OverflowError):
+            raise ToolError(f"{parameter} is no {kind.__name__}") from None
+        if kind is not str and not abs(value) < 1e9:
+            raise ToolError(f"{parameter} is no {kind.__name__}")
+        return value
 
     def start(self, task):
         self.inner = self.world()
         return self.inner.start(task)
 
     def step(self, text):
-        lines, seen = [line for line in text.split("\n") if line.strip()], "nothing done"
+        lines, seen, fresh = [line for line in text.split("\n") if line.strip()], "nothing done", False
         for line in lines[:LINES]:
             if line.strip() == "done":
                 return Done("The end.")
-            name, arguments = self.call(line)
-            seen = getattr(self.inner, name)(**arguments)
-            if isinstance(seen, Step) and seen.done:
-                return seen
-        return ", ".join(seen) if isinstance(seen, list) else seen
+            try:
+                name, arguments = self.call(line)
+                seen = getattr(self.inner, name)(**arguments)
+            except ToolError as error:
+                if not fresh:
+                    raise
+                # What a line before took out of the context stays out of it.
+                return Step(f"Error: {error}", fresh=True)
+            if isinstance(seen, Step):
+                if seen.done:
+                    return seen
+                seen, fresh = seen.observation, fresh or seen.fresh
+        return Step(", ".join(seen) if isinstance(seen, list) else seen, fresh=fresh)
 
     def reward(self, task):
         return self.inner.reward(task)
@@ -119,6 +140,12 @@ class Bargain(Commands):
             return " ".join(f"{n}x{v}" for n, v in zip(task.counts, task.mine))
 
         @tool
+        def ask(self, item: typing.Literal["apples", "books", "coins"]):
+            super().ask(item)
+            told = [str(v) if one in self.s["asked"] else "?" for one, v in zip(bargain.ITEMS, self.task["theirs"])]
+            return "worth " + " ".join(told)
+
+        @tool
         def propose(self, apples: int, books: int, coins: int):
             said = super().propose(apples, books, coins)
             return said if isinstance(said, Step) else "offer " + ", ".join(map(str, self.s["offer"]))
@@ -131,7 +158,7 @@ class Bargain(Commands):
 
 class Connect(Commands):
     class world(bargain.ConnectThree):
-        depths = (0,)
+        depths = (2,)
 
         def seen(self):
             return "\n".join(reversed(self.s["board"]))
@@ -177,8 +204,7 @@ class Memory(Commands):
             who = draw.choice(sorted(now))
             return book, [(who, "has", now[who])]
 
-        def start(self, task):
-            super().start(task)
+        def page(self):
             return self.shown()
 
         def shown(self):

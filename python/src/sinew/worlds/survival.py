@@ -4,6 +4,7 @@ The goal is an item of the tree wood -> table -> pickaxe -> stone -> furnace ...
 """
 
 import random
+from typing import Literal
 
 from sinew import Done, Env, ToolError, tool
 
@@ -36,8 +37,9 @@ class Survival(Env):
     )
     #: Items that are asked for.
     goals = ("table", "pickaxe", "sword", "stone pickaxe", "furnace", "iron tool")
-    #: Actions that one has food for at the start; berries give 20.
+    #: Actions that one has food for at the start; berries give 20. To gather where nothing is costs `vain`.
     food = 60
+    vain = 15
 
     def start(self, task):
         self.goal = task.goal
@@ -75,10 +77,8 @@ class Survival(Env):
         self.s["food"] -= actions
 
     @tool
-    def move(self, direction: str, steps: int = 1):
+    def move(self, direction: Literal["north", "south", "west", "east"], steps: int = 1):
         "Go north, south, west or east, 1 to 8 steps. Only ground can be walked on."
-        if direction not in MOVES:
-            raise ToolError(f"direction is {direction!r}; allowed: {', '.join(MOVES)}")
         if not 1 <= steps <= 8:
             raise ToolError(f"steps is {steps}; allowed: 1 to 8")
         (x, y), (dx, dy) = self.s["at"], MOVES[direction]
@@ -92,30 +92,25 @@ class Survival(Env):
         return self.seen()
 
     @tool
-    def gather(self, direction: str):
+    def gather(self, direction: Literal["north", "south", "west", "east"]):
         """Gather from the cell next to you: wood from T, stone from S, iron from I, berries from B. The cell is
-        ground then."""
-        if direction not in MOVES:
-            raise ToolError(f"direction is {direction!r}; allowed: {', '.join(MOVES)}")
+        ground then. In vain it tires."""
         self.spend()
         x, y = (a + b for a, b in zip(self.s["at"], MOVES[direction]))
         cell = self.s["cells"][y][x] if 0 <= x < SIZE and 0 <= y < SIZE else " "
-        if cell not in GIVES:
-            raise ToolError(f"there is nothing to gather in the {direction}")
-        item, needs = GIVES[cell]
-        if needs and not self.s["has"].get(needs):
-            raise ToolError(f"{item} needs a {needs}")
+        item, needs = GIVES.get(cell, (None, None))
+        if item is None or needs and not self.s["has"].get(needs):
+            self.s["food"] = max(0, self.s["food"] - self.vain)
+            raise ToolError(f"{item} needs a {needs}" if item else f"there is nothing to gather in the {direction}")
         row = self.s["cells"][y]
         self.s["cells"][y] = row[:x] + "." + row[x + 1 :]
         self.s["has"][item] = self.s["has"].get(item, 0) + 1
         return self.seen()
 
     @tool
-    def craft(self, item: str):
+    def craft(self, item: Literal["table", "pickaxe", "sword", "stone pickaxe", "furnace", "iron tool"]):
         "Make an item from what you have."
         self.spend()
-        if item not in RECIPES:
-            raise ToolError(f"there is no recipe for {item!r}; recipes: {', '.join(RECIPES)}")
         cost, needs = RECIPES[item]
         has = self.s["has"]
         if needs and not has.get(needs):
