@@ -7,7 +7,7 @@ use crate::error::ViewError;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sinew_pipeline::{EvalRecord, StepRecord};
-use sinew_project::{end_of, holds_run, in_use, store_path};
+use sinew_project::{holds_run, process_of, store_path};
 use sinew_recipe::RunPlan;
 use sinew_render::Renderer;
 use sinew_store::StoreReader;
@@ -333,11 +333,8 @@ impl Run {
 
     /// As it stands now: the state, and why it ended.
     pub(crate) fn state(&self) -> (String, Option<String>) {
-        match end_of(&self.path) {
-            _ if in_use(&self.path) => ("running".to_owned(), None),
-            Some(end) => end,
-            None => ("killed".to_owned(), None),
-        }
+        let (process, why) = process_of(&self.path);
+        (process.name().to_owned(), why)
     }
 
     /// Its row in the list.

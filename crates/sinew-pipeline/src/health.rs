@@ -1,11 +1,13 @@
-//! Whether a run still learns. Pure: it is given the records of steps and gives alarms.
+//! What goes wrong in a step. Pure: it is given the records of steps and gives alarms.
 //!
-//! Four things are looked for: most episodes of a step fall to the system, no episode gets a score, steps
-//! train nothing, and updates are skipped because the gradient is no number. All but the third end a run
-//! after [`BAD`] steps in a row. Steps that train nothing are reported and decide how the run ends: a task
-//! that is hard may give a signal late, so that they alone do not stop it.
+//! Four things are looked for: episodes fall to the system, no episode gets a score, steps train nothing, and
+//! updates are skipped because the gradient is no number. Each step with a failed episode is reported. A run
+//! ends after [`BAD`] steps in a row in which most episodes failed, none got a score, or every update was
+//! skipped. Steps that train nothing are reported only: a task that is hard may give a signal late. How a run
+//! as a whole did is its [`Verdict`](crate::Verdict).
 
 use crate::record::{EpisodeStats, StepRecord};
+use crate::verdict::{moved, why_idle};
 use sinew_types::{EpisodeEnd, Trace};
 use std::collections::BTreeMap;
 
@@ -14,8 +16,6 @@ use std::collections::BTreeMap;
 pub(crate) const BAD: u32 = 3;
 /// Steps in a row that trained nothing after which it is reported, and again after as many more.
 pub(crate) const IDLE: u32 = 5;
-/// With so many of them at its end a run has not learned what it was to learn.
-pub(crate) const IDLE_END: u32 = 20;
 
 /// What the engine says of logits that are no numbers.
 const NOT_FINITE: &str = "logits are not finite";
@@ -40,10 +40,8 @@ pub struct Health {
     unscored: u32,
     /// Steps in a row that trained nothing.
     idle: u32,
-    trained: bool,
-    /// Why the last bad step was bad, and why the last idle one trained nothing.
+    /// Why the last bad step was bad.
     why_bad: String,
-    why_idle: String,
 }
 
 /// Whether most of these episodes fell to the system.
@@ -103,27 +101,18 @@ impl Health {
 
     /// Takes a step in.
     pub fn step(&mut self, r: &StepRecord) -> Option<Alarm> {
-        self.trained |= moved(r);
         let failing = count(&mut self.failing, mostly_failed(&r.rollout));
         let skipping = count(&mut self.skipping, r.rows > 0 && r.updates_applied == 0);
         let solved = r.rollout.failed == 0 && r.rollout.success >= 1.0;
         let idle = count(&mut self.idle, !moved(r) && !solved);
-        if idle > 0 {
-            self.why_idle = why_idle(r);
-        }
-        if failing > 0 {
-            let (failed, all) = (r.rollout.failed, r.rollout.episodes);
-            let why = explained(r.failed_cause.as_deref());
-            let what = format!(
-                "{failed} of {all} episodes of step {} failed: {why}",
-                r.step
-            );
-            self.why_bad.clone_from(&what);
+        let failed = failures(r);
+        if let (1.., Some(what)) = (failing, &failed) {
+            self.why_bad.clone_from(what);
             return Some(match failing >= BAD {
                 true => Alarm::Stop(format!(
                     "most episodes failed in {failing} steps in a row; {what}"
                 )),
-                false => Alarm::Warning(what),
+                false => Alarm::Warning(what.clone()),
             });
         }
         if skipping > 0 {
@@ -140,12 +129,10 @@ impl Health {
                 false => Alarm::Warning(what),
             });
         }
-        (idle > 0 && idle.is_multiple_of(IDLE)).then(|| {
-            Alarm::Warning(format!(
-                "nothing was trained in {idle} steps: {}",
-                self.why_idle
-            ))
-        })
+        let still = (idle > 0 && idle.is_multiple_of(IDLE))
+            .then(|| format!("nothing was trained in {idle} steps: {}", why_idle(r)));
+        let said: Vec<String> = failed.into_iter().chain(still).collect();
+        (!said.is_empty()).then(|| Alarm::Warning(said.join("; ")))
     }
 
     /// What was wrong with the last step, if it was one of those that end a run: no checkpoint is made
@@ -153,21 +140,15 @@ impl Health {
     pub fn bad(&self) -> Option<&str> {
         (self.failing > 0 || self.skipping > 0).then_some(self.why_bad.as_str())
     }
+}
 
-    /// Why a run that came to its end did not learn, if so.
-    pub fn verdict(&self) -> Option<String> {
-        if !self.trained {
-            let why = match self.why_idle.as_str() {
-                "" => "every episode succeeded before: there was nothing to learn",
-                why => why,
-            };
-            return Some(format!("the run trained no token: {why}"));
-        }
-        (self.idle >= IDLE_END).then(|| {
-            let (idle, why) = (self.idle, &self.why_idle);
-            format!("the last {idle} steps trained nothing: {why}")
-        })
-    }
+/// The episodes of a step that the system failed, with the cause, if there are some.
+fn failures(r: &StepRecord) -> Option<String> {
+    let (failed, all) = (r.rollout.failed, r.rollout.episodes);
+    (failed > 0).then(|| {
+        let why = explained(r.failed_cause.as_deref());
+        format!("{failed} of {all} episodes of step {} failed: {why}", r.step)
+    })
 }
 
 /// One more of what happens in a row, or none.
@@ -178,27 +159,6 @@ fn count(streak: &mut u32, happened: bool) -> u32 {
         0
     };
     *streak
-}
-
-/// Whether a step changed the weights.
-fn moved(r: &StepRecord) -> bool {
-    r.trained_tokens > 0 && r.updates_applied > 0 && r.grad_norm > 0.0
-}
-
-fn why_idle(r: &StepRecord) -> String {
-    if r.rows == 0 || r.trained_tokens == 0 {
-        let most = r.dropped.iter().max_by_key(|(_, episodes)| **episodes);
-        return match most {
-            Some((reason, episodes)) => {
-                format!("{episodes} of {} episodes: {reason}", r.rollout.episodes)
-            }
-            None => "there were no tokens to train on".into(),
-        };
-    }
-    if r.updates_applied == 0 {
-        return "the gradient is not finite".into();
-    }
-    "the gradient is 0: the loss leaves out every token (a correction or a clip that no ratio passes), or both sides of each comparison are equal".into()
 }
 
 #[cfg(test)]
@@ -232,7 +192,8 @@ mod tests {
     #[test]
     fn a_run_whose_episodes_mostly_fail_ends_after_three_steps_with_the_cause() {
         let mut health = Health::default();
-        assert_eq!(health.step(&record(1, 4)), None, "half is not most");
+        let half = health.step(&record(1, 4));
+        assert!(matches!(half, Some(Alarm::Warning(_))), "half is not most");
         assert!(health.bad().is_none());
         for step in 2..4 {
             let alarm = health.step(&record(step, 5));
@@ -274,32 +235,37 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_train_nothing_are_reported_and_decide_the_end() {
+    fn a_failed_episode_is_never_silent() {
+        let mut health = Health::default();
+        assert_eq!(health.step(&record(1, 0)), None);
+        let Some(Alarm::Warning(one)) = health.step(&record(2, 1)) else {
+            panic!("it is silent");
+        };
+        assert!(one.starts_with("1 of 8 episodes of step 2 failed: "), "{one}");
+        assert!(health.bad().is_none(), "the step stands");
+        // Another warning does not hide it.
+        for step in 3..3 + u64::from(IDLE) {
+            let mut r = idle(step);
+            r.rollout.failed = 1;
+            let alarm = health.step(&r);
+            let both = matches!(&alarm, Some(Alarm::Warning(w)) if w.contains("failed") && w.contains("nothing was trained"));
+            assert_eq!(both, step == 2 + u64::from(IDLE), "{alarm:?}");
+        }
+    }
+
+    #[test]
+    fn steps_that_train_nothing_are_reported() {
         let mut health = Health::default();
         for step in 1..=u64::from(IDLE) {
             let alarm = health.step(&idle(step));
             let told = matches!(&alarm, Some(Alarm::Warning(w)) if w.contains("equal rewards"));
             assert_eq!(told, step == u64::from(IDLE), "{alarm:?}");
         }
-        assert!(health.verdict().unwrap().contains("trained no token"));
-        health.step(&record(6, 0));
-        assert_eq!(health.verdict(), None);
-        for step in 1..=u64::from(IDLE_END) {
-            health.step(&idle(step));
-        }
-        assert!(health.verdict().unwrap().contains("last 20 steps"));
-    }
-
-    #[test]
-    fn a_run_that_has_nothing_left_to_learn_ended_well() {
-        let mut health = Health::default();
-        health.step(&record(1, 0));
-        for step in 2..60 {
+        for step in 6..60 {
             let mut solved = idle(step);
             solved.rollout.success = 1.0;
             assert_eq!(health.step(&solved), None);
         }
-        assert_eq!(health.verdict(), None);
     }
 
     #[test]
@@ -337,17 +303,6 @@ mod tests {
             health.bad().is_none(),
             "a resumed run does not do them again"
         );
-    }
-
-    #[test]
-    fn a_gradient_of_zero_trains_nothing() {
-        let mut health = Health::default();
-        let zero = StepRecord {
-            grad_norm: 0.0,
-            ..record(1, 0)
-        };
-        health.step(&zero);
-        assert!(health.verdict().unwrap().contains("gradient is 0"));
     }
 
     #[test]

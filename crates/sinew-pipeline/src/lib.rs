@@ -21,6 +21,7 @@ mod formats;
 mod groups;
 mod health;
 mod in_flight;
+mod interval;
 mod keep;
 mod late;
 mod learner;
@@ -36,6 +37,7 @@ mod scoring_models;
 mod state;
 mod status;
 mod trust;
+mod verdict;
 
 pub use config::PipelineConfig;
 pub use core::{
@@ -53,6 +55,7 @@ pub use formats::{FormatCounts, grammars, masks};
 pub use groups::{GroupParts, GroupRewards};
 pub use health::{Alarm, Health};
 pub use in_flight::FILE as IN_FLIGHT;
+pub use interval::Interval;
 pub use keep::Decided;
 pub use late::{After, InboxScores, Late, LateConfig, LateScores, Look, Settled, Shelf, settle};
 pub use learner::{EmbeddedLearner, LearnerConfig, PolicyConfig, RowSink};
@@ -62,8 +65,8 @@ pub use ports::{
     ScoredGroup, StoredEpisode, Waker, Wanted, WeightsTransport,
 };
 pub use record::{
-    AdmissionRecord, DIVERGENCE_ALARM, EpisodeStats, EvalRecord, StepRecord, TokenSummary, Totals,
-    divergence,
+    AdmissionRecord, DIVERGENCE_ALARM, EpisodeStats, EvalRecord, Percentiles, Spread, StepRecord,
+    TokenSummary, Totals, divergence,
 };
 pub use rollouts::{BOARD, ChangedParts, EngineRollouts, LONGEST, RolloutParts, TurnSchedule};
 pub use rows::{Rows, by_group};
@@ -73,3 +76,4 @@ pub use scoring_models::{ReferenceWeights, ScoringModels};
 pub use sinew_rollout::Waits;
 pub use state::{RunStore, Samples, SavedState};
 pub use status::{BEHIND, Counted, SampleStatus};
+pub use verdict::{Course, Judgement, Process, Verdict};

@@ -1,6 +1,7 @@
 //! What a run writes about itself: one line a step in `metrics.jsonl`, one object at the end.
 
 use crate::formats::FormatCounts;
+use crate::interval::Interval;
 use crate::status::SampleStatus;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -16,6 +17,77 @@ use std::path::{Path, PathBuf};
 /// Beginning of the names of rewards among measurements.
 const REWARD: &str = "reward/";
 
+/// How far numbers lie apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Spread {
+    /// Standard deviation over all of them (divided by their number).
+    pub std: f64,
+    pub min: f64,
+    pub max: f64,
+}
+
+impl Spread {
+    /// Of these numbers; none without any.
+    pub fn of(values: &[f64]) -> Option<Self> {
+        let n = values.len() as f64;
+        let mean = values.iter().sum::<f64>() / n;
+        let squares: f64 = values.iter().map(|v| (v - mean).powi(2)).sum();
+        (n > 0.0).then(|| Self {
+            std: (squares / n).sqrt(),
+            min: values.iter().copied().fold(f64::INFINITY, f64::min),
+            max: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        })
+    }
+}
+
+/// Counts at these shares of all, each one that occurred (nearest rank).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Percentiles {
+    pub p50: usize,
+    pub p90: usize,
+    pub p99: usize,
+    pub max: usize,
+}
+
+impl Percentiles {
+    /// Of these counts; none without any.
+    fn of(mut counts: Vec<usize>) -> Option<Self> {
+        counts.sort_unstable();
+        let at = |percent: usize| {
+            let rank = (percent * counts.len()).div_ceil(100).max(1);
+            counts.get(rank - 1).copied()
+        };
+        Some(Self {
+            p50: at(50)?,
+            p90: at(90)?,
+            p99: at(99)?,
+            max: at(100)?,
+        })
+    }
+}
+
+/// Chance that of `k` of `n` episodes, drawn without putting back, one of the `successes` is there:
+/// `1 - C(n - successes, k) / C(n, k)`, the unbiased estimator of Chen et al. 2021 (arXiv 2107.03374).
+fn pass_at(k: usize, n: usize, successes: usize) -> f64 {
+    let failures = n - successes;
+    let none: f64 = (0..k)
+        .map(|i| failures.saturating_sub(i) as f64 / (n - i) as f64)
+        .product();
+    1.0 - none
+}
+
+/// [`pass_at`] of tasks, each with its scored episodes and those that succeeded.
+fn passes(tasks: &[(usize, usize)]) -> BTreeMap<usize, f64> {
+    let most = tasks.iter().map(|(n, _)| *n).max().unwrap_or(0);
+    let ks = (1..).map(|i| 1usize << i).take_while(|k| *k <= most);
+    ks.map(|k| {
+        let enough = tasks.iter().filter(|(n, _)| *n >= k);
+        let each: Vec<f64> = enough.map(|(n, s)| pass_at(k, *n, *s)).collect();
+        (k, each.iter().sum::<f64>() / each.len() as f64)
+    })
+    .collect()
+}
+
 /// Averages over a set of episodes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EpisodeStats {
@@ -26,19 +98,38 @@ pub struct EpisodeStats {
     /// Episodes without a reward; not part of the averages below.
     #[serde(default)]
     pub unscored: usize,
-    /// Ended by a limit; part of the averages.
+    /// Cut by a limit; part of the averages.
     pub truncated: usize,
+    /// The same by the limit: `turn_tokens`, `turns`, `context`, `wall_time`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub truncated_by: BTreeMap<String, usize>,
     /// Share of the scored episodes, 0 to 1.
     pub success: f64,
+    /// Wilson's interval of 95 % of the success; none without scored episodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub success_interval: Option<Interval>,
+    /// Chance that of `k` episodes of one task at least one succeeds, by `k`: powers of two up to the scored
+    /// episodes of a task, mean over tasks that have so many.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pass_at: BTreeMap<usize, f64>,
     /// Success of greedy decoding (temperature 0), where it was measured as well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub greedy_success: Option<f64>,
     /// Mean total reward.
     pub reward: f64,
+    /// Standard deviation of the total rewards, least and largest; none without scored episodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reward_spread: Option<Spread>,
     /// Mean sampled turns.
     pub turns: f64,
     /// Mean over episodes.
     pub sampled_tokens: f64,
+    /// Sampled tokens of an episode: percentiles.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sampled_tokens_at: Option<Percentiles>,
+    /// Sampled tokens of the longest turn.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub longest_turn: usize,
     /// Means of measurements over the scored episodes. Of `reward/NAME`, the mean is over those that have
     /// it: a missing score is not 0.
     pub metrics: BTreeMap<String, f64>,
@@ -73,7 +164,8 @@ impl EpisodeStats {
     fn of_all(traces: &[&Trace]) -> Self {
         let mut stats = Self::default();
         let mut by_kind: BTreeMap<String, (f64, f64)> = BTreeMap::new();
-        let mut scored = 0.0;
+        let mut by_task: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+        let (mut rewards, mut lengths) = (Vec::new(), Vec::new());
         // Episodes that have a reward, by its name.
         let mut measured: BTreeMap<String, f64> = BTreeMap::new();
         for trace in traces {
@@ -85,20 +177,28 @@ impl EpisodeStats {
                     stats.failed += 1;
                     continue;
                 }
-                EpisodeEnd::Truncated { .. } => stats.truncated += 1,
+                EpisodeEnd::Truncated { limit } => {
+                    stats.truncated += 1;
+                    *stats.truncated_by.entry(limit.name().into()).or_default() += 1;
+                }
                 EpisodeEnd::Terminated => {}
             }
             if trace.outcome.unscored {
                 stats.unscored += 1;
                 continue;
             }
-            scored += 1.0;
             let success = f64::from(trace.outcome.success);
             stats.success += success;
             stats.reward += trace.total_reward();
+            rewards.push(trace.total_reward());
             let sampled = trace.nodes.iter().filter(|n| n.kind == TokenKind::Sampled);
+            let longest = sampled.clone().map(|n| n.tokens.len()).max();
+            stats.longest_turn = stats.longest_turn.max(longest.unwrap_or(0));
             stats.turns += sampled.count() as f64;
             stats.sampled_tokens += trace.sampled_tokens() as f64;
+            lengths.push(trace.sampled_tokens());
+            let task = by_task.entry(trace.task.as_str()).or_default();
+            *task = (task.0 + 1, task.1 + usize::from(trace.outcome.success));
             for (name, value) in &trace.outcome.metrics {
                 *stats.metrics.entry(name.clone()).or_default() += value;
                 if name.starts_with(REWARD) {
@@ -108,9 +208,24 @@ impl EpisodeStats {
             let kind = by_kind.entry(trace.task_kind.clone()).or_default();
             *kind = (kind.0 + success, kind.1 + 1.0);
         }
+        let scored = rewards.len() as f64;
+        stats.success_interval = Interval::wilson(stats.success, scored);
+        stats.reward_spread = Spread::of(&rewards);
+        stats.sampled_tokens_at = Percentiles::of(lengths);
+        stats.pass_at = passes(&by_task.into_values().collect::<Vec<_>>());
         stats.divide(scored, &measured);
         stats.success_by_kind = by_kind.into_iter().map(|(k, (s, n))| (k, s / n)).collect();
         stats
+    }
+
+    /// Episodes that the averages are over.
+    pub fn scored(&self) -> usize {
+        self.episodes.saturating_sub(self.failed + self.unscored)
+    }
+
+    /// Of the scored episodes, those that succeeded.
+    pub(crate) fn successes(&self) -> f64 {
+        self.success * self.scored() as f64
     }
 
     fn divide(&mut self, scored: f64, measured: &BTreeMap<String, f64>) {

@@ -22,7 +22,7 @@ pub use pinned::{Pinned, PinnedWeights};
 pub use place::wrong_folder;
 pub use propose::{Proposal, ProposeError, propose};
 pub use run_dir::{
-    COLLECTION, Resume, RunDir, RunDirError, RunEnd, end_of, holds_run, in_use, is_collection,
+    COLLECTION, Resume, RunDir, RunDirError, RunEnd, holds_run, in_use, is_collection, process_of,
     recipe, store_path, summary, write_atomic,
 };
 pub use token_signals::{TokenSignal, TokenSignals, token_signals};

@@ -13,6 +13,7 @@
 //! | `report.html` | the report |
 //! | `end.json` | how the last process ended |
 
+use sinew_pipeline::Process;
 use sinew_recipe::{CHAIN_FILE, Change, RecipeError, RunPlan, changes};
 use sinew_view::RunSummary;
 use std::fs::File;
@@ -78,8 +79,8 @@ pub const COLLECTION: &str = "-collect";
 /// How a process ended that held a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunEnd<'a> {
-    /// It did what it was to do.
-    Ended,
+    /// It came to its end; the reason why it did not do what it was to do, if so.
+    Ended(Option<&'a str>),
     /// It was asked to stop.
     Interrupted(&'a str),
     /// It failed, for this reason.
@@ -260,7 +261,7 @@ impl RunDir {
     /// to say, it writes when it begins: [`RunEnd::Killed`]. The next session removes the file first.
     pub fn note_end(&self, end: RunEnd<'_>) {
         let (state, why) = match end {
-            RunEnd::Ended => ("ended", None),
+            RunEnd::Ended(trouble) => ("ended", trouble),
             RunEnd::Interrupted(why) => ("interrupted", Some(why)),
             RunEnd::Failed(why) => ("failed", Some(why)),
             RunEnd::Killed(why) => ("killed", Some(why)),
@@ -312,12 +313,16 @@ impl RunDir {
 /// How the last process of a run ended.
 const END: &str = "end.json";
 
-/// How the last process of a run ended, as it said, and why; `None`: it said nothing.
-pub fn end_of(run_dir: &Path) -> Option<(String, Option<String>)> {
-    let text = std::fs::read_to_string(run_dir.join(END)).ok()?;
-    let end: serde_json::Value = serde_json::from_str(&text).ok()?;
-    let text = |key: &str| end[key].as_str().map(str::to_owned);
-    Some((text("state")?, text("why")))
+/// How the process of a run stands, and why it ended so, as it said.
+pub fn process_of(run_dir: &Path) -> (Process, Option<String>) {
+    if in_use(run_dir) {
+        return (Process::Running, None);
+    }
+    let text = std::fs::read_to_string(run_dir.join(END)).unwrap_or_default();
+    let end: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+    let process = end["state"].as_str().and_then(Process::parse);
+    let why = end["why"].as_str().map(str::to_owned);
+    process.map_or((Process::Killed, None), |process| (process, why))
 }
 
 /// Whether a run was begun in this folder, ended or not.

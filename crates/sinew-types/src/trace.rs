@@ -146,6 +146,20 @@ pub enum Limit {
     Context,
     /// Maximum time of the episode.
     WallTime,
+    /// Maximum tokens of a turn: the last answer ends in the middle.
+    TurnTokens,
+}
+
+impl Limit {
+    /// As it is written in a trace.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Turns => "turns",
+            Self::Context => "context",
+            Self::WallTime => "wall_time",
+            Self::TurnTokens => "turn_tokens",
+        }
+    }
 }
 
 /// The part of the system that failed an episode.

@@ -7,7 +7,8 @@ use crate::status::duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sinew_pipeline::{
-    AdmissionRecord, DIVERGENCE_ALARM, EvalRecord, StepRecord, TokenSummary, divergence,
+    AdmissionRecord, Course, DIVERGENCE_ALARM, EvalRecord, Process, StepRecord, TokenSummary, Verdict,
+    divergence,
 };
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -41,6 +42,9 @@ pub struct RunSummary {
     divergence: Option<f64>,
     /// Sums over all steps.
     admission: AdmissionRecord,
+    /// What its verdict follows from.
+    #[serde(skip)]
+    course: Course,
 }
 
 /// The whole lines of a file that a run may be writing; none if it is not there yet.
@@ -84,6 +88,7 @@ impl RunSummary {
             failed: steps.iter().map(|s| s.rollout.failed).sum(),
             retried: steps.iter().map(|s| s.retried).sum(),
             divergence: divergence(&tokens.joins),
+            course: Course::of(&steps, &evals),
             evals,
             left_out,
             tokens,
@@ -91,10 +96,9 @@ impl RunSummary {
         })
     }
 
-    /// Whether it was measured at its end.
-    pub fn is_measured(&self) -> bool {
-        let last = self.evals.last().map(|e| e.when.as_str());
-        matches!(last, Some("after" | "now"))
+    /// The verdict, if its process stands like this and said so of its end.
+    pub fn verdict(&self, process: Process, end: Option<&str>) -> Verdict {
+        self.course.verdict(process, end)
     }
 
     /// How far it is, what it gained, how long it took.

@@ -621,9 +621,9 @@ fn execute(
     };
     dir.note_end(RunEnd::Killed(&format!("killed; {kept}")));
     let done = job(recipe, &dir, &options);
-    let failure = done
-        .as_ref()
-        .map_or_else(Some, |ended| ended.trouble.as_ref());
-    dir.note_end(failure.map_or(RunEnd::Ended, Failure::run_end));
+    dir.note_end(match &done {
+        Ok(ended) => RunEnd::Ended(ended.trouble.as_ref().map(Failure::text)),
+        Err(failure) => failure.run_end(),
+    });
     done
 }

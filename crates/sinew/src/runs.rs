@@ -5,8 +5,8 @@
 use crate::output;
 use clap::Args;
 use serde_json::json;
+use sinew_pipeline::Process;
 use sinew_store::StoreReader;
-use sinew_view::RunSummary;
 use sinew_wire::Failure;
 use std::path::{Path, PathBuf};
 
@@ -59,17 +59,6 @@ pub(crate) fn run(args: &RunsArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// `running`, `ended`, `interrupted`, `failed` or `killed`, and why; `done` where nothing says how it ended.
-fn state_of(folder: &Path, done: bool) -> (String, Option<String>) {
-    match sinew_project::end_of(folder) {
-        _ if sinew_project::in_use(folder) => ("running".to_owned(), None),
-        Some(end) => end,
-        // A run of a version that said nothing of its end.
-        None if done => ("ended".to_owned(), None),
-        None => ("killed".to_owned(), None),
-    }
-}
-
 /// Prints one run, or one collection: how far it is, and how it goes on.
 fn one(folder: &Path, as_json: bool) {
     let shown = folder.display();
@@ -80,16 +69,24 @@ fn one(folder: &Path, as_json: bool) {
         // Below it is said what is wrong.
         _ => {}
     }
-    let read = sinew_project::summary(folder);
-    let (state, why) = state_of(folder, read.as_ref().is_ok_and(RunSummary::is_measured));
-    match (read, as_json) {
+    let (process, why) = sinew_project::process_of(folder);
+    let state = process.name();
+    match (sinew_project::summary(folder), as_json) {
         (Ok(run), true) => {
-            let line = json!({ "run_dir": folder, "state": state, "why": why, "run": run });
+            let verdict = run.verdict(process, why.as_deref());
+            let line = json!({
+                "run_dir": folder, "state": state, "why": why, "verdict": verdict, "run": run,
+            });
             output::print_json(&line);
         }
         (Ok(run), false) => {
-            let more = why.map_or_else(String::new, |why| reason(&state, &why));
-            output::print(&format!("{shown}  {state}  {}\n{more}", run.line()));
+            let verdict = run.verdict(process, why.as_deref());
+            let more = why.map_or_else(String::new, |why| reason(process, &why));
+            output::print(&format!(
+                "{shown}  {state}  {}\n    {}\n{more}",
+                run.line(),
+                verdict.line()
+            ));
         }
         (Err(e), true) => output::print_json(&json!({ "run_dir": folder, "why": e.to_string() })),
         (Err(e), false) => output::print(&format!("{shown}  unreadable: {e}\n")),
@@ -99,7 +96,8 @@ fn one(folder: &Path, as_json: bool) {
 /// Prints one collection, by the counts of its store.
 fn collection(folder: &Path, name: &str, as_json: bool) {
     let shown = folder.display();
-    let (state, why) = state_of(folder, false);
+    let (process, why) = sinew_project::process_of(folder);
+    let state = process.name();
     let store = StoreReader::open(&sinew_project::store_path(folder));
     match (store.and_then(|store| store.stats()), as_json) {
         (Ok(stored), true) => output::print_json(&json!({
@@ -112,7 +110,7 @@ fn collection(folder: &Path, name: &str, as_json: bool) {
             s.failed,
             s.collected,
             s.bytes as f64 / f64::from(1 << 20),
-            why.map_or_else(String::new, |why| reason(&state, &why)),
+            why.map_or_else(String::new, |why| reason(process, &why)),
         )),
         (Err(e), true) => output::print_json(&json!({ "run_dir": folder, "why": e.to_string() })),
         (Err(e), false) => output::print(&format!("{shown}  unreadable: {e}\n")),
@@ -122,10 +120,15 @@ fn collection(folder: &Path, name: &str, as_json: bool) {
 /// Maximum number of lines about the end of a run.
 const REASON_LINES: usize = 4;
 
-/// Why a run failed, or the command that goes on with one that was stopped, below its line.
-fn reason(state: &str, why: &str) -> String {
-    // The first line of the others says what the state says.
-    let known = usize::from(state != "failed");
+/// Why a run failed, or the command that goes on with one that was stopped, below its line. The verdict says
+/// why one that ended did not do what it was to do.
+fn reason(process: Process, why: &str) -> String {
+    let known = match process {
+        Process::Failed => 0,
+        Process::Running | Process::Ended => return String::new(),
+        // The first line says what the state says.
+        Process::Interrupted | Process::Killed => 1,
+    };
     let lines = why.lines().skip(known).take(REASON_LINES);
     lines.map(|line| format!("    {}\n", line.trim())).collect()
 }

@@ -156,14 +156,6 @@ impl PipelineCore {
         &self.state.curriculum
     }
 
-    /// Why a run that came to its end did not learn, if so. A measurement has nothing to learn.
-    pub fn verdict(&self) -> Option<String> {
-        match self.config.goal {
-            Goal::Train => self.state.health.verdict(),
-            Goal::Measure => None,
-        }
-    }
-
     /// Takes an event in at `now`, seconds of the run; gives what is to be done, in order. An event
     /// that nothing waits for changes nothing.
     pub fn on(&mut self, event: Event, now: f64) -> Vec<Command> {

@@ -106,6 +106,7 @@ impl Driver {
             self.measurements.examples.extend(first);
         }
         if !again {
+            self.course.measured(&record);
             self.measurements.uncommitted.push(record.clone());
         }
         self.emit(RunEvent::Measured {

@@ -26,6 +26,7 @@ use crate::schedule::Draw;
 use crate::score_records::completed;
 use crate::state::{Earlier, Made, RunStore, Samples, SavedState};
 use crate::status::SampleStatus;
+use crate::verdict::{Course, Process, Verdict};
 use sinew_algo::Algorithm;
 use sinew_grammar::Grammars;
 use sinew_rollout::{Trainer, Watch};
@@ -90,6 +91,8 @@ pub struct Ended {
     pub wall_s: f64,
     /// What engine and trainer waited for, and how old rows were.
     pub totals: Totals,
+    /// How it did as a whole.
+    pub verdict: Option<Verdict>,
     /// Why it did not do what it was to do, if so.
     pub trouble: Vec<String>,
 }
@@ -142,6 +145,8 @@ pub(crate) struct Driver {
     pub(super) watch: Watch,
     pub(super) disk: DiskTime,
     totals: Totals,
+    /// What all steps and measurements so far showed.
+    pub(super) course: Course,
     /// When groups that wait for rewards are looked at next, where training overlaps.
     pub(super) look_due: Option<Instant>,
     /// Groups that are being scored.
@@ -215,6 +220,7 @@ impl Driver {
             watch: Watch::default(),
             disk: DiskTime::from(p.store.traces.waited_s()),
             totals: Totals::of(&written.steps),
+            course: Course::of(&written.steps, &written.evals),
             reminded: None,
             earlier,
             p,
@@ -662,6 +668,7 @@ impl Driver {
         }
         self.tokens.add(&record);
         self.totals.add(&record);
+        self.course.step(&record);
         self.emit(RunEvent::Step(Arc::new(record)))?;
         if let Some(Alarm::Warning(text)) = alarm {
             self.emit(RunEvent::Warning(text))?;
@@ -705,7 +712,8 @@ impl Driver {
             .samples(self.samples, (since, by_draw), &waiting)?;
         self.warn_of_loss(torn, None)?;
         self.emit(RunEvent::Phase(Phase::Done))?;
-        let mut trouble: Vec<String> = self.core.verdict().into_iter().collect();
+        let verdict = self.course.verdict(Process::Ended, None);
+        let mut trouble: Vec<String> = verdict.trouble().into_iter().collect();
         trouble.extend(self.measurements.trouble.take());
         let lost = self.earlier.lost + torn;
         if lost > 0 && !self.p.config.accept_loss {
@@ -721,6 +729,7 @@ impl Driver {
             tokens: std::mem::take(&mut self.tokens),
             wall_s: self.wall_s(),
             totals: std::mem::take(&mut self.totals),
+            verdict: Some(verdict),
             trouble,
         })
     }

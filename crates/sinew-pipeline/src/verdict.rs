@@ -1,0 +1,667 @@
+//! The one verdict on a run: what terminal, list of runs, dashboard, alerts and exit code say of it.
+//!
+//! Pure: a [`Course`] takes in the records of steps and held-out measurements, of one run in their order, and
+//! gives the [`Verdict`]. It keeps sums and a few windows, so that its size does not grow with the run.
+//!
+//! | verdict | condition, the first that holds |
+//! |---|---|
+//! | `dead` | the process was killed or failed, and none of the next two holds |
+//! | `collapsed` | success fell far from its best (see below) |
+//! | `failing` | the system failed a quarter or more of the episodes: of the last 4 steps, of the last measurement, or of all |
+//! | `stalled` | the last 20 steps trained nothing; a run that ended trained no token; or 20 or more steps, nine tenths of whose scored episodes are in groups of equal reward, gained nothing |
+//! | `solved` | every scored episode of the last 4 steps, or of the last measurement, succeeded |
+//! | `learning` | success is above that at the start, by an interval of 95 % |
+//! | `starting` | no step is done |
+//! | `healthy` | all else: it trains, and nothing is measured yet that is beyond chance |
+//!
+//! Success has collapsed if the interval of the best and that of now are apart and now is at most half
+//! (held-out) or a quarter (in training, where tasks may become harder) of the best. Held-out success counts
+//! more: a run whose last measurement is newer and stands has not collapsed. A run without any success is
+//! judged by its reward: it has collapsed if the mean fell by more than two standard deviations of the episodes.
+
+use crate::interval::{Interval, difference};
+use crate::record::{EpisodeStats, EvalRecord, StepRecord};
+use crate::status::EQUAL;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Steps that are looked at together: one alone has too few tasks.
+pub(crate) const WINDOW: usize = 4;
+/// Steps without training after which a run stalls.
+pub(crate) const IDLE_END: u32 = 20;
+/// Share of episodes that the system may fail.
+pub(crate) const FAILING: f64 = 0.25;
+/// Share of scored episodes in groups of equal reward with which a run that gained nothing stalls.
+const EQUAL_STALLS: f64 = 0.9;
+/// Share of episodes from which something is named as what keeps a run from learning.
+const NAMED: f64 = 0.5;
+/// Shares of the best success at or below which it has collapsed.
+const HELD_OUT_FALL: f64 = 0.5;
+const TRAINING_FALL: f64 = 0.25;
+/// Standard deviations of a reward's fall: of episodes, and of the difference of means.
+const REWARD_FALL: f64 = 2.0;
+const REWARD_SURE: f64 = 4.0;
+/// Standard deviations of the difference of means for a gain.
+const REWARD_GAIN: f64 = 3.0;
+
+/// How the process of a run stands, as its folder says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Process {
+    /// It holds the folder.
+    Running,
+    /// It did what it was to do.
+    Ended,
+    /// It was asked to stop.
+    Interrupted,
+    /// It could not go on.
+    Failed,
+    /// It did not end by itself.
+    Killed,
+}
+
+impl Process {
+    /// As `end.json` and lists of runs name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Ended => "ended",
+            Self::Interrupted => "interrupted",
+            Self::Failed => "failed",
+            Self::Killed => "killed",
+        }
+    }
+
+    /// From its name.
+    pub fn parse(name: &str) -> Option<Self> {
+        let all = [
+            Self::Running,
+            Self::Ended,
+            Self::Interrupted,
+            Self::Failed,
+            Self::Killed,
+        ];
+        all.into_iter().find(|p| p.name() == name)
+    }
+}
+
+/// What a verdict says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Judgement {
+    Starting,
+    Healthy,
+    Learning,
+    Solved,
+    Stalled,
+    Collapsed,
+    Failing,
+    Dead,
+}
+
+impl Judgement {
+    /// As it is shown and written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Healthy => "healthy",
+            Self::Learning => "learning",
+            Self::Solved => "solved",
+            Self::Stalled => "stalled",
+            Self::Collapsed => "collapsed",
+            Self::Failing => "failing",
+            Self::Dead => "dead",
+        }
+    }
+
+    /// Whether a run with it did not do what it was to do: it is not shown in green, and its command does not
+    /// end with code 0.
+    pub fn is_bad(self) -> bool {
+        matches!(
+            self,
+            Self::Stalled | Self::Collapsed | Self::Failing | Self::Dead
+        )
+    }
+}
+
+/// The verdict on a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// In one word.
+    pub verdict: Judgement,
+    /// What it rests on, in one sentence with its numbers.
+    pub why: String,
+    /// What can be changed, with the key of the recipe; nothing where there is nothing to change.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub change: Option<String>,
+}
+
+impl Verdict {
+    /// On a run with these records, whose process stands like this; `end` is what it said of its end.
+    pub fn of(
+        steps: &[StepRecord],
+        evals: &[EvalRecord],
+        process: Process,
+        end: Option<&str>,
+    ) -> Self {
+        Course::of(steps, evals).verdict(process, end)
+    }
+
+    /// Why the run did not do what it was to do, with a hint on a line of its own; nothing if it did.
+    pub fn trouble(&self) -> Option<String> {
+        let change = self.change.as_ref();
+        let hint = change.map_or_else(String::new, |c| format!("\n  hint: {c}"));
+        let bad = self.verdict.is_bad();
+        bad.then(|| format!("{}: {}{hint}", self.verdict.name(), self.why))
+    }
+
+    /// One line: the word, what it rests on, what to change.
+    pub fn line(&self) -> String {
+        let change = self.change.as_ref();
+        let change = change.map_or_else(String::new, |c| format!("; {c}"));
+        format!("{}: {}{change}", self.verdict.name(), self.why)
+    }
+}
+
+/// Scored episodes that are looked at together.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Pool {
+    n: f64,
+    successes: f64,
+    /// Sums of the rewards and of their squares.
+    reward: f64,
+    squares: f64,
+    /// All episodes, and those that the system failed.
+    episodes: usize,
+    failed: usize,
+}
+
+impl Pool {
+    fn of(stats: &EpisodeStats) -> Self {
+        let n = stats.scored() as f64;
+        let std = stats.reward_spread.map_or(0.0, |s| s.std);
+        Self {
+            n,
+            successes: stats.successes(),
+            reward: n * stats.reward,
+            squares: n * (std * std + stats.reward * stats.reward),
+            episodes: stats.episodes,
+            failed: stats.failed,
+        }
+    }
+
+    fn sum<'a>(pools: impl IntoIterator<Item = &'a Self>) -> Self {
+        pools.into_iter().fold(Self::default(), |a, b| Self {
+            n: a.n + b.n,
+            successes: a.successes + b.successes,
+            reward: a.reward + b.reward,
+            squares: a.squares + b.squares,
+            episodes: a.episodes + b.episodes,
+            failed: a.failed + b.failed,
+        })
+    }
+
+    fn share(&self) -> f64 {
+        self.successes / self.n.max(1.0)
+    }
+
+    fn interval(&self) -> Interval {
+        Interval::wilson(self.successes, self.n).unwrap_or(Interval {
+            low: 0.0,
+            high: 1.0,
+        })
+    }
+
+    fn mean(&self) -> f64 {
+        self.reward / self.n.max(1.0)
+    }
+
+    fn variance(&self) -> f64 {
+        (self.squares / self.n.max(1.0) - self.mean().powi(2)).max(0.0)
+    }
+
+    fn is_solved(&self) -> bool {
+        self.n > 0.0 && self.failed == 0 && self.share() >= 1.0
+    }
+
+    fn is_failing(&self) -> bool {
+        self.episodes > 0 && self.failed as f64 >= FAILING * self.episodes as f64
+    }
+
+    /// How far the mean reward of `later` is above this one: in standard deviations of an episode, and of the
+    /// difference of the means.
+    fn reward_gain(&self, later: &Self) -> (f64, f64) {
+        let gain = later.mean() - self.mean();
+        // Equal rewards have no deviation; what is not rounding is a change then.
+        let least = 1e-6 * self.mean().abs().max(later.mean().abs()).max(1e-9);
+        let spread = ((self.variance() + later.variance()) / 2.0).sqrt();
+        let error =
+            (self.variance() / self.n.max(1.0) + later.variance() / later.n.max(1.0)).sqrt();
+        (gain / spread.max(least), gain / error.max(least))
+    }
+
+    /// Whether success has fallen to `to` of this one or less in `later`, beyond chance; of runs without any
+    /// success, the reward.
+    fn fell(&self, later: &Self, to: f64) -> bool {
+        if self.n == 0.0 || later.n == 0.0 {
+            return false;
+        }
+        if self.successes > 0.0 {
+            return later.interval().high < self.interval().low
+                && later.share() <= to * self.share();
+        }
+        let (spread, error) = self.reward_gain(later);
+        later.successes == 0.0 && spread < -REWARD_FALL && error < -REWARD_SURE
+    }
+
+    /// Whether `later` is better, beyond chance.
+    fn gained(&self, later: &Self) -> bool {
+        if self.n == 0.0 || later.n == 0.0 {
+            return false;
+        }
+        if self.successes + later.successes > 0.0 {
+            let gain = difference((self.successes, self.n), (later.successes, later.n));
+            return gain.is_some_and(|(low, _)| low > 0.0);
+        }
+        self.reward_gain(later).1 > REWARD_GAIN
+    }
+
+    /// `12.5 % (2 of 16, 3.5 to 36.0 %)`, or the reward where nothing succeeded in either.
+    fn told(&self, by_success: bool) -> String {
+        if !by_success {
+            return format!("{:.3} (n = {})", self.mean(), self.n);
+        }
+        format!(
+            "{:.1} % ({:.0} of {}, {})",
+            100.0 * self.share(),
+            self.successes,
+            self.n,
+            self.interval().percent()
+        )
+    }
+}
+
+/// From one pool to another, in words.
+fn way(what: &str, from: &Pool, to: &Pool) -> String {
+    let by_success = from.successes + to.successes > 0.0;
+    let measure = if by_success { "success" } else { "reward" };
+    format!(
+        "{what} {measure} {} -> {}",
+        from.told(by_success),
+        to.told(by_success)
+    )
+}
+
+/// Which of two pools did better.
+fn better(best: Option<Pool>, other: Pool) -> Option<Pool> {
+    let key = |p: &Pool| (p.share(), p.mean());
+    match best {
+        Some(best) if other.n == 0.0 || key(&best) >= key(&other) => Some(best),
+        _ if other.n == 0.0 => best,
+        _ => Some(other),
+    }
+}
+
+/// What a run went through, in numbers that its verdict needs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Course {
+    steps: u64,
+    /// Steps in a row that trained nothing, and why the last of them did.
+    idle: u32,
+    why_idle: String,
+    trained: bool,
+    /// All training episodes.
+    all: Pool,
+    recent: VecDeque<Pool>,
+    first: Vec<Pool>,
+    /// The best of the windows that are over before the newest one begins, and windows on their way there.
+    best: Option<Pool>,
+    before: VecDeque<Pool>,
+    /// Held-out: the first, the best and the last measurement, and the step of the last.
+    held_out: Option<(Pool, Pool, Pool, u64)>,
+    truncated: usize,
+    truncated_by: BTreeMap<String, usize>,
+    longest_turn: usize,
+    unscored: usize,
+    unscored_why: Option<String>,
+    failed_why: Option<String>,
+    equal: usize,
+    dropped: BTreeMap<String, usize>,
+}
+
+impl Course {
+    /// Of a run with these records.
+    pub fn of(steps: &[StepRecord], evals: &[EvalRecord]) -> Self {
+        let mut course = Self::default();
+        steps.iter().for_each(|r| course.step(r));
+        evals.iter().for_each(|r| course.measured(r));
+        course
+    }
+
+    /// Takes the next step in.
+    pub fn step(&mut self, r: &StepRecord) {
+        self.steps += 1;
+        self.trained |= moved(r);
+        let pool = Pool::of(&r.rollout);
+        match moved(r) || pool.is_solved() {
+            true => self.idle = 0,
+            false => {
+                self.idle = self.idle.saturating_add(1);
+                self.why_idle = why_idle(r);
+            }
+        }
+        self.all = Pool::sum([&self.all, &pool]);
+        if self.first.len() < WINDOW {
+            self.first.push(pool);
+        }
+        self.recent.push_back(pool);
+        if self.recent.len() > WINDOW {
+            self.before.extend(self.recent.pop_front());
+            if self.before.len() > WINDOW {
+                self.before.pop_front();
+            }
+            self.best = better(self.best, Pool::sum(&self.before));
+        }
+        self.count(r);
+    }
+
+    /// Counts what keeps episodes from teaching something.
+    fn count(&mut self, r: &StepRecord) {
+        let stats = &r.rollout;
+        self.truncated += stats.truncated;
+        for (limit, n) in &stats.truncated_by {
+            *self.truncated_by.entry(limit.clone()).or_default() += n;
+        }
+        self.longest_turn = self.longest_turn.max(stats.longest_turn);
+        self.unscored += stats.unscored;
+        self.equal += r.samples.equal.count;
+        for (why, first) in [
+            (&mut self.unscored_why, &r.samples.unscored.first),
+            (&mut self.failed_why, &r.failed_cause),
+        ] {
+            if why.is_none() {
+                why.clone_from(first);
+            }
+        }
+        for (why, n) in &r.dropped {
+            *self.dropped.entry(why.clone()).or_default() += n;
+        }
+    }
+
+    /// Takes the next measurement in.
+    pub fn measured(&mut self, r: &EvalRecord) {
+        let now = Pool::of(&r.stats);
+        self.held_out = Some(match self.held_out {
+            None => (now, now, now, r.step),
+            Some((first, best, last, _)) => {
+                let best = better(Some(best), last).unwrap_or(best);
+                (first, best, now, r.step)
+            }
+        });
+    }
+
+    /// Training episodes that the system failed, of how many.
+    pub fn failures(&self) -> (usize, usize) {
+        (self.all.failed, self.all.episodes)
+    }
+
+    /// The verdict on a run whose process stands like this; `end` is what it said of its end.
+    pub fn verdict(&self, process: Process, end: Option<&str>) -> Verdict {
+        let dead = matches!(process, Process::Failed | Process::Killed);
+        let (verdict, why) = if let Some(why) = self.collapse() {
+            (Judgement::Collapsed, why)
+        } else if let Some(why) = self.failing() {
+            (Judgement::Failing, why)
+        } else if dead {
+            (Judgement::Dead, self.death(process, end))
+        } else if let Some(why) = self.stalled(process) {
+            (Judgement::Stalled, why)
+        } else if let Some(why) = self.solved() {
+            (Judgement::Solved, why)
+        } else if let Some(why) = self.gain() {
+            (Judgement::Learning, why)
+        } else if self.steps == 0 && self.held_out.is_none() {
+            (Judgement::Starting, "no step is done".into())
+        } else {
+            (Judgement::Healthy, self.no_gain())
+        };
+        Verdict {
+            verdict,
+            why,
+            change: self.change(verdict),
+        }
+    }
+
+    fn window(&self) -> Pool {
+        Pool::sum(&self.recent)
+    }
+
+    /// The last held-out measurement is of weights that the newest window trained.
+    fn held_out_is_new(&self) -> bool {
+        let oldest = self.steps.saturating_sub(self.recent.len() as u64);
+        self.held_out.is_some_and(|(.., step)| step > oldest)
+    }
+
+    /// How success fell, if it did.
+    fn collapse(&self) -> Option<String> {
+        if let Some((_, best, last, _)) = &self.held_out {
+            if best.fell(last, HELD_OUT_FALL) {
+                return Some(format!("{} since its best", way("held-out", best, last)));
+            }
+            if self.held_out_is_new() && last.successes > 0.0 {
+                return None;
+            }
+        }
+        let (best, now) = (self.best?, self.window());
+        best.fell(&now, TRAINING_FALL).then(|| {
+            format!(
+                "{} in the last {} steps, since its best",
+                way("training", &best, &now),
+                self.recent.len()
+            )
+        })
+    }
+
+    /// What the system fails, if that is too much.
+    fn failing(&self) -> Option<String> {
+        let now = self.window();
+        let last = self.held_out.map(|(_, _, last, _)| last);
+        let told = |p: &Pool, of: &str| {
+            let cause = self.failed_why.as_deref();
+            let cause = cause.map_or_else(String::new, |c| format!(": {c}"));
+            format!(
+                "the system failed {} of {} {of}{cause}",
+                p.failed, p.episodes
+            )
+        };
+        if self.all.is_failing() {
+            return Some(told(&self.all, "training episodes"));
+        }
+        if now.is_failing() {
+            let of = format!("episodes of the last {} steps", self.recent.len());
+            return Some(told(&now, &of));
+        }
+        last.filter(Pool::is_failing).map(|p| {
+            format!(
+                "the system failed {} of {} held-out episodes",
+                p.failed, p.episodes
+            )
+        })
+    }
+
+    /// Why nothing is trained, if so.
+    fn stalled(&self, process: Process) -> Option<String> {
+        let idle = &self.why_idle;
+        if process == Process::Ended && self.steps > 0 && !self.trained && self.solved().is_none() {
+            return Some(format!("the run trained no token: {idle}"));
+        }
+        if self.idle >= IDLE_END {
+            return Some(format!(
+                "the last {} steps trained nothing: {idle}",
+                self.idle
+            ));
+        }
+        let equal = self.equal as f64 >= EQUAL_STALLS * self.all.n && self.all.n > 0.0;
+        let long = self.steps >= u64::from(IDLE_END);
+        (equal && long && self.gain().is_none() && self.solved().is_none()).then(|| self.no_gain())
+    }
+
+    fn solved(&self) -> Option<String> {
+        if let Some((_, _, last, _)) = self.held_out.filter(|(_, _, last, _)| last.is_solved()) {
+            return Some(format!("held-out success {}", last.told(true)));
+        }
+        let now = self.window();
+        now.is_solved()
+            .then(|| format!("training success {}", now.told(true)))
+    }
+
+    /// What a run gained, if that is beyond chance: on held-out tasks if there are two measurements.
+    fn gain(&self) -> Option<String> {
+        if let Some((first, _, last, step)) = &self.held_out
+            && *step > 0
+        {
+            return first.gained(last).then(|| way("held-out", first, last));
+        }
+        let (first, now) = self.ends()?;
+        first.gained(&now).then(|| way("training", &first, &now))
+    }
+
+    /// The first and the last steps, where they are apart.
+    fn ends(&self) -> Option<(Pool, Pool)> {
+        let apart = self.steps >= 2 * WINDOW as u64;
+        apart.then(|| (Pool::sum(&self.first), self.window()))
+    }
+
+    /// What kept a run without a gain from one, as far as that is known.
+    fn no_gain(&self) -> String {
+        let seen = match (&self.held_out, self.ends()) {
+            (Some((first, _, last, step)), _) if *step > 0 => Some(way("held-out", first, last)),
+            (Some((_, _, last, _)), None) if self.steps == 0 => {
+                return format!("held-out success {}", last.told(true));
+            }
+            (_, Some((first, now))) => Some(way("training", &first, &now)),
+            _ => None,
+        };
+        let Some(seen) = seen else {
+            let now = self.window();
+            return format!("training success {}", now.told(true));
+        };
+        match self.obstacle() {
+            Some((what, _)) => format!("{seen} is no gain beyond chance: {what}"),
+            None => format!("{seen} is no gain beyond chance"),
+        }
+    }
+
+    fn death(&self, process: Process, end: Option<&str>) -> String {
+        let how = match process {
+            Process::Failed => "the process failed",
+            _ => "the process was killed",
+        };
+        let first = end.and_then(|why| why.lines().next());
+        match first.filter(|_| process == Process::Failed) {
+            Some(why) => format!("{how} after step {}: {why}", self.steps),
+            None => format!("{how} after step {}", self.steps),
+        }
+    }
+
+    /// What can be changed about it.
+    fn change(&self, verdict: Judgement) -> Option<String> {
+        match verdict {
+            Judgement::Collapsed => Some(
+                "lower train.learning_rate, or hold the policy near its start with algorithm.kl; \
+                 the weights of the best step are in its checkpoint, if it was kept (train.keep_checkpoints)"
+                    .into(),
+            ),
+            Judgement::Stalled | Judgement::Healthy => self.obstacle().map(|(_, change)| change),
+            _ => None,
+        }
+    }
+
+    /// What kept most episodes from teaching something, and what to change.
+    fn obstacle(&self) -> Option<(String, String)> {
+        let ended = self.all.episodes - self.all.failed;
+        let share = |count: usize, of: usize| count as f64 / of.max(1) as f64;
+        if share(self.unscored, ended) >= NAMED {
+            let why = self.unscored_why.as_deref();
+            let why = why.map_or_else(String::new, |why| format!(" ({why})"));
+            return Some((
+                format!("{} of {ended} episodes have no score{why}", self.unscored),
+                "put [reward] right".into(),
+            ));
+        }
+        if share(self.truncated, ended) >= NAMED {
+            return Some(self.cut(ended));
+        }
+        let scored = self.all.n as usize;
+        if share(self.equal, scored) >= NAMED {
+            let success = self.all.share();
+            let change = match success {
+                s if s < 0.1 => {
+                    "the tasks are too hard for the model: use easier ones, a larger rollout.group_size, or a \
+                     reward that gives a part for a part"
+                }
+                s if s > 0.9 => "the tasks are too easy for the model: use harder ones",
+                _ => {
+                    "use tasks of middling difficulty (tasks.adaptive), a larger rollout.group_size, or a higher \
+                     rollout.temperature"
+                }
+            };
+            return Some((
+                format!(
+                    "{} of {scored} episodes are in groups of equal reward, which teach nothing",
+                    self.equal
+                ),
+                change.into(),
+            ));
+        }
+        let (why, n) = self.dropped.iter().max_by_key(|(_, n)| **n)?;
+        (share(*n, self.all.episodes) >= NAMED && why != EQUAL).then(|| {
+            let what = format!("{n} of {} episodes were left out: {why}", self.all.episodes);
+            (what, "see docs/metrics.md for `dropped`".into())
+        })
+    }
+
+    /// Episodes that a limit cut, by the most frequent one.
+    fn cut(&self, ended: usize) -> (String, String) {
+        let most = self.truncated_by.iter().max_by_key(|(_, n)| **n);
+        let (limit, n) = most.map_or(("", self.truncated), |(l, n)| (l.as_str(), *n));
+        let (how, key) = match limit {
+            "turn_tokens" => (
+                format!("cut at {} tokens", self.longest_turn),
+                "rollout.max_turn_tokens",
+            ),
+            "turns" => ("cut at the limit of turns".into(), "rollout.max_turns"),
+            "context" => (
+                "cut at the end of the context".into(),
+                "rollout.max_context_tokens",
+            ),
+            _ => ("cut by time".into(), "rollout.episode_timeout_s"),
+        };
+        (format!("{n} of {ended} {how}"), format!("raise {key}"))
+    }
+}
+
+/// Whether a step changed the weights.
+pub(crate) fn moved(r: &StepRecord) -> bool {
+    r.trained_tokens > 0 && r.updates_applied > 0 && r.grad_norm > 0.0
+}
+
+/// Why a step trained nothing.
+pub(crate) fn why_idle(r: &StepRecord) -> String {
+    if r.rows == 0 || r.trained_tokens == 0 {
+        let most = r.dropped.iter().max_by_key(|(_, episodes)| **episodes);
+        return match most {
+            Some((reason, episodes)) => {
+                format!("{episodes} of {} episodes: {reason}", r.rollout.episodes)
+            }
+            None => "there were no tokens to train on".into(),
+        };
+    }
+    if r.updates_applied == 0 {
+        return "the gradient is not finite".into();
+    }
+    "the gradient is 0: the loss leaves out every token (a correction or a clip that no ratio passes), or both sides of each comparison are equal".into()
+}
+
+#[cfg(test)]
+mod tests;
