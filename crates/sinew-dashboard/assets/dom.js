@@ -60,6 +60,8 @@ export function num(x) {
   return x.toExponential(1);
 }
 
+/** How sure a share is: its interval of 95 % and the episodes that it counts. */
+export const interval = ({ low, high, n }) => `(95 %: ${(100 * low).toFixed(1)} to ${(100 * high).toFixed(1)}, n ${num(n)})`;
 export const percent = (x) => (x === null || x === undefined ? "–" : `${(100 * x).toFixed(1)} %`);
 export const plural = (n, word) => `${num(n)} ${word}${n === 1 ? "" : "s"}`;
 
