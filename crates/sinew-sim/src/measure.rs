@@ -123,12 +123,7 @@ impl Measure {
     }
 
     /// The trainer begins an update of rows that are so many updates behind.
-    pub(crate) fn update(
-        &mut self,
-        (computed, trained): (f64, f64),
-        train_s: f64,
-        behind: &[u64],
-    ) {
+    pub(crate) fn update(&mut self, (computed, trained): (f64, f64), train_s: f64, behind: &[u64]) {
         self.now.train_s += train_s;
         self.now.computed_tokens += computed;
         self.now.trained_tokens += trained;
