@@ -433,9 +433,8 @@ mod tests {
         let mut trace = spec.empty_trace(&crate::RunInfo::default(), &sampling);
         let gauges = Gauges::default();
         trace.outcome.reward = 0.5;
-        let given = |parent, kind, n| {
-            sinew_types::Node::given(parent, 0, kind, vec![1; n], Vec::new())
-        };
+        let given =
+            |parent, kind, n| sinew_types::Node::given(parent, 0, kind, vec![1; n], Vec::new());
         trace.nodes = vec![
             given(NO_PARENT, TokenKind::Prompt, 10),
             given(0, TokenKind::Sampled, 3),

@@ -168,9 +168,14 @@ mod tests {
                 assert!(help.ends_with('.') && help.len() > 10, "{help}");
             }
         }
-        let kinds = [text.matches("# HELP ").count(), text.matches("# TYPE ").count()];
+        let kinds = [
+            text.matches("# HELP ").count(),
+            text.matches("# TYPE ").count(),
+        ];
         assert_eq!(kinds[0], kinds[1]);
-        assert!(text.contains("# HELP sinew_rollout_reward Training episodes of the last step: mean reward"));
+        assert!(text.contains(
+            "# HELP sinew_rollout_reward Training episodes of the last step: mean reward"
+        ));
     }
 
     #[test]

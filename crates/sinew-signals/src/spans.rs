@@ -103,7 +103,10 @@ pub(crate) fn request(
             resource: Some(otlp::resource(service, run)),
             scope_spans: vec![ScopeSpans {
                 scope: Some(otlp::scope()),
-                spans: episodes.iter().flat_map(|e| episode((run, model), e)).collect(),
+                spans: episodes
+                    .iter()
+                    .flat_map(|e| episode((run, model), e))
+                    .collect(),
                 ..ScopeSpans::default()
             }],
             ..ResourceSpans::default()
@@ -334,7 +337,12 @@ mod tests {
         let phases = vec![phase("e", Phase::Generate, 11.0, 1.0)];
         for ended in [Some(ended), None] {
             let spans = episode(("run", "m"), &(phases.clone(), ended));
-            let named = |key: &str| spans.iter().flat_map(|s| &s.attributes).any(|a| a.key == key);
+            let named = |key: &str| {
+                spans
+                    .iter()
+                    .flat_map(|s| &s.attributes)
+                    .any(|a| a.key == key)
+            };
             assert!(!named("sinew.reward") && !named("sinew.success"));
             // One phase of two turns: which tokens are its own is not known.
             assert!(!named("gen_ai.usage.input_tokens"));
@@ -343,7 +351,10 @@ mod tests {
 
     #[test]
     fn the_first_span_has_the_id_that_log_records_name() {
-        let spans = episode(("run", "m"), &(vec![phase("e", Phase::Boot, 11.0, 1.0)], None));
+        let spans = episode(
+            ("run", "m"),
+            &(vec![phase("e", Phase::Boot, 11.0, 1.0)], None),
+        );
         let ids = (spans[0].trace_id.clone(), spans[0].span_id.clone());
         assert_eq!(ids, episode_ids("run", "e"));
     }

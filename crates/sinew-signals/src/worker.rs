@@ -303,12 +303,7 @@ fn otlp_post(config: &OtlpConfig, url: &str, body: Vec<u8>) -> Request {
 }
 
 /// Sends the traces of episodes, those of the configured share.
-fn export(
-    config: &OtlpConfig,
-    run: &Run,
-    sender: &Queue<Request>,
-    mut episodes: Vec<Complete>,
-) {
+fn export(config: &OtlpConfig, run: &Run, sender: &Queue<Request>, mut episodes: Vec<Complete>) {
     let Some(url) = &config.url else {
         return;
     };
