@@ -68,8 +68,8 @@ pub use judge::{judge, server_config};
 pub use learner::train_worker;
 pub use live::ServeAt;
 pub use model::{
-    chat_renderer, check_context, keep_renderer, loaded_params, model_config, renderer, renderer_of,
-    resolve_env,
+    chat_renderer, check_context, keep_renderer, loaded_params, model_config, renderer,
+    renderer_of, resolve_env,
 };
 pub use plan::{Invocation, dataset, facts, late_config, lora_config, sampling};
 pub use queue::{
