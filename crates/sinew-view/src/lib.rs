@@ -31,9 +31,7 @@ mod visible;
 
 pub use episode::{ShowOptions, json, text};
 pub use live::LiveView;
-pub use live_file::{
-    LIVE_FILE, LiveFile, LiveRow, LiveState, Sample, TIMELINE_FILE, timeline,
-};
+pub use live_file::{LIVE_FILE, LiveFile, LiveRow, LiveState, Sample, TIMELINE_FILE, timeline};
 pub use log::{say, writer};
 pub use page::{Limits, html};
 pub use phases::{PHASES_FILE, Phases, SpanRow, chrome_trace, phases};

@@ -350,28 +350,27 @@ fn draw_collected(frame: &mut Frame<'_>, area: Rect, progress: &CollectProgress)
     frame.render_widget(Paragraph::new(lines).block(block), area);
 }
 
+/// A part of a line.
+fn line(part: &[(f64, f64)], color: Color) -> Dataset<'_> {
+    Dataset::default()
+        .marker(Marker::Braille)
+        .graph_type(GraphType::Line)
+        .style(Style::new().fg(color))
+        .data(part)
+}
+
 /// Reward and success of training episodes by step. Steps of which no episode has a reward are left out.
 fn draw_curve(frame: &mut Frame<'_>, area: Rect, status: &Status) {
-    // Steps whose episodes all failed have no mean.
-    let measured = |r: &&StepRecord| r.rollout.episodes > r.rollout.failed + r.rollout.unscored;
-    let curve = |value: fn(&StepRecord) -> f64| -> Vec<(f64, f64)> {
-        status
-            .history
-            .iter()
-            .filter(measured)
-            .map(|r| (r.step as f64, value(r)))
-            .collect()
+    // Steps whose episodes all failed have no mean: the line has a gap there.
+    let curve = |value: fn(&StepRecord) -> f64| -> Vec<Vec<(f64, f64)>> {
+        let measured = |r: &StepRecord| r.rollout.scored() > 0;
+        let parts = status.history.split(|r| !measured(r));
+        let points = |part: &[StepRecord]| part.iter().map(|r| (r.step as f64, value(r))).collect();
+        parts.filter(|p| !p.is_empty()).map(points).collect()
     };
     let (reward, success) = (curve(|r| r.rollout.reward), curve(|r| r.rollout.success));
-    let top = reward.iter().map(|p| p.1).fold(1.0, f64::max);
-    let dataset = |name, data, color| {
-        Dataset::default()
-            .name(name)
-            .marker(Marker::Braille)
-            .graph_type(GraphType::Line)
-            .style(Style::new().fg(color))
-            .data(data)
-    };
+    let rewards = || reward.iter().flatten().map(|p| p.1);
+    let (bottom, top) = (rewards().fold(0.0, f64::min), rewards().fold(1.0, f64::max));
     let last = status.steps.max(2) as f64;
     // In the title, where it covers no point.
     let legend = Line::from(vec![
@@ -381,10 +380,9 @@ fn draw_curve(frame: &mut Frame<'_>, area: Rect, status: &Status) {
         "success".green(),
         Span::from(" "),
     ]);
-    let chart = Chart::new(vec![
-        dataset("reward", &reward, Color::Yellow),
-        dataset("success", &success, Color::Green),
-    ])
+    let rewards = reward.iter().map(|part| line(part, Color::Yellow));
+    let successes = success.iter().map(|part| line(part, Color::Green));
+    let chart = Chart::new(rewards.chain(successes).collect())
     .block(Block::bordered().title(legend))
     .legend_position(None)
     .x_axis(
@@ -394,8 +392,8 @@ fn draw_curve(frame: &mut Frame<'_>, area: Rect, status: &Status) {
     )
     .y_axis(
         Axis::default()
-            .bounds([0.0, top])
-            .labels(["0".to_string(), format!("{top:.1}")]),
+            .bounds([bottom, top])
+            .labels([format!("{bottom:.1}"), format!("{top:.1}")]),
     );
     frame.render_widget(chart, area);
 }
@@ -493,7 +491,7 @@ mod tests {
     fn lines_above_the_view_are_cut_to_rows_without_codes() {
         let rows = rows_of("\x1b[31mERROR\x1b[0m abcdefgh\rij\nsecond", 10);
         assert!(rows.iter().all(|r| !r.contains(['\x1b', '\r'])), "{rows:?}");
-        assert_eq!(rows[..2], ["ERROR", "abcdefgh\\r"].map(str::to_owned));
+        assert_eq!(rows[..2], ["ERROR", "abcdefgh\\u"].map(str::to_owned));
         assert_eq!(rows.last().unwrap(), "second");
         let rows = rows_of(&"x".repeat(10_000), 10);
         assert_eq!((rows.len(), rows[19].as_str()), (20, "... 981 rows more"));
@@ -642,7 +640,10 @@ mod tests {
         assert_eq!(listed(19), 5);
         assert_eq!(listed(49), 15);
         let filled = |text: String| text.lines().rev().take(3).any(|l| !l.trim().is_empty());
-        assert!(filled(screen_of(&status, 100, 49)), "the last rows are used");
+        assert!(
+            filled(screen_of(&status, 100, 49)),
+            "the last rows are used"
+        );
     }
 
     #[test]
@@ -655,8 +656,10 @@ mod tests {
             steps: 3,
         };
         let lines = log::divert();
-        bus.emit(RunEvent::Described("model of 2 layers".into())).unwrap();
-        bus.emit(RunEvent::Warning("said by the printer".into())).unwrap();
+        bus.emit(RunEvent::Described("model of 2 layers".into()))
+            .unwrap();
+        bus.emit(RunEvent::Warning("said by the printer".into()))
+            .unwrap();
         stop.send(()).unwrap();
         print_until(printer, &events, (&stopped, false));
         log::undivert();

@@ -207,9 +207,13 @@ impl Writer {
         (gauges.in_flight, gauges.booting) = (0, 0);
         (gauges.generating, gauges.in_tool) = (0, 0);
         let admission = &mut self.status.admission;
-        (admission.held_tokens, admission.waiting_turns, admission.new) = (0, 0, 0);
+        (
+            admission.held_tokens,
+            admission.waiting_turns,
+            admission.new,
+        ) = (0, 0, 0);
         self.status.longest.clear();
-        self.doing = "other";
+        self.status.tokens_per_s = 0.0;
     }
 
     fn write(&mut self, lost: u64) -> std::io::Result<()> {

@@ -50,11 +50,19 @@ pub(crate) fn append(folder: &Path, spans: &[PhaseSpan]) -> std::io::Result<()> 
         // Tenths of a millisecond are enough for people, and half of the bytes.
         let rounded = |x: f64| (x * 1e4).round() / 1e4;
         let (episode, phase) = (span.episode.as_str(), span.phase.name());
-        let row = (episode, phase, rounded(span.ended_unix_s), rounded(span.seconds));
+        let row = (
+            episode,
+            phase,
+            rounded(span.ended_unix_s),
+            rounded(span.seconds),
+        );
         serde_json::to_writer(&mut text, &row)?;
         text.push(b'\n');
     }
-    let file = std::fs::OpenOptions::new().append(true).create(true).open(path);
+    let file = std::fs::OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(path);
     file?.write_all(&text)
 }
 
@@ -156,7 +164,10 @@ mod tests {
         let folder = dir.path();
         assert_eq!(phases(folder, (0.0, 9.0)), Phases::default());
         append(folder, &[span("a", Phase::Boot, 101.0, 1.0)]).unwrap();
-        let more = [span("a", Phase::Generate, 104.0, 3.0), span("b", Phase::Tool, 109.0, 1.5)];
+        let more = [
+            span("a", Phase::Generate, 104.0, 3.0),
+            span("b", Phase::Tool, 109.0, 1.5),
+        ];
         append(folder, &more).unwrap();
         std::fs::OpenOptions::new()
             .append(true)
@@ -186,7 +197,10 @@ mod tests {
         let events = trace["traceEvents"].as_array().unwrap();
         let slices: Vec<&Value> = events.iter().filter(|e| e["ph"] == "X").collect();
         assert_eq!(slices.len(), 3);
-        assert_eq!((&slices[1]["ts"], &slices[1]["dur"]), (&json!(5e5), &json!(2.5e6)));
+        assert_eq!(
+            (&slices[1]["ts"], &slices[1]["dur"]),
+            (&json!(5e5), &json!(2.5e6))
+        );
         assert_eq!(slices[0]["tid"], slices[2]["tid"]);
         let named = |e: &&Value| e["name"] == "thread_name" && e["tid"] == slices[1]["tid"];
         assert_eq!(events.iter().find(named).unwrap()["args"]["name"], "b");
