@@ -1,5 +1,5 @@
 // The frame of all pages: which page is shown, which run, keys, theme, and changes as they come.
-import { chip, empty, get, h, here, link, patch, s } from "./dom.js";
+import { empty, get, h, here, link, patch, s, stateChip, verdictChip } from "./dom.js";
 import { curvesPage } from "./curves.js";
 import { comparePage, episodePage } from "./episode.js";
 import { episodesPage } from "./episodes.js";
@@ -68,7 +68,7 @@ function drawTop(page, title) {
     state.runs.map((r) => h("option", { value: r.run, selected: r.run === run }, r.run)));
   const dark = document.documentElement.dataset.theme === "dark";
   top_.replaceChildren(h("h1", {}, title ?? spec.name), ...[
-    spec.run && row && chip(row.state), select,
+    spec.run && row && stateChip(row.state), spec.run && row && verdictChip(row.verdict), select,
     h("button", { class: "button icon", type: "button", title: "Light or dark (d)", "aria-label": "Light or dark", onclick: flip },
       icon(dark ? "M12 7a5 5 0 1 0 0 10a5 5 0 1 0 0-10M12 2v2M12 20v2M2 12h2M20 12h2M5 5l1.4 1.4M17.6 17.6L19 19M5 19l1.4-1.4M17.6 6.4L19 5" : "M20 14A8 8 0 0 1 10 4a8 8 0 1 0 10 10z")),
   ].filter(Boolean));

@@ -1,7 +1,7 @@
 // All curves of a run, with other runs laid over them: each as a curve of its own, or the runs that repeat each
 // other with other seeds as one curve with a band.
 import { Cross, chart } from "./chart.js";
-import { card, duration, empty, get, h, link, num, patch, plural, seg, segment } from "./dom.js";
+import { card, duration, empty, get, h, link, num, patch, plural, seg, segment, verdictNotice } from "./dom.js";
 
 const hidden = new Map();
 
@@ -61,12 +61,13 @@ export async function curvesPage({ run, runs, params, signal }) {
   // Runs in their sets: those that repeat each other, in the order of their first ones.
   const sets = [];
   names.forEach((name, i) => {
-    const own = row(name)?.repeats, set = seeds && own && sets.find((s) => row(s[0].name)?.repeats === own);
+    const same = row(name)?.repeats, set = seeds && same && sets.find((s) => row(s[0].name)?.repeats === same);
     if (set) set.push({ name, i }); else sets.push([{ name, i }]);
   });
   const cross = new Cross(), open = opener(run, all[0], by);
   const unread = all.reduce((sum, a) => sum + a.unread, 0);
-  const out = h("div", { class: "stack" }, controls(), unread > 0 && h("div", { class: "notice" }, `${plural(unread, "line")} of the records cannot be read and ${unread === 1 ? "is" : "are"} not drawn.`));
+  const own = row(run);
+  const out = h("div", { class: "stack" }, own?.bad && verdictNotice(own.verdict, true), controls(), unread > 0 && h("div", { class: "notice" }, `${plural(unread, "line")} of the records cannot be read and ${unread === 1 ? "is" : "are"} not drawn.`));
   let section = null, grid = null;
   for (const spec of ids.filter((c) => `${c.title} ${c.id}`.toLowerCase().includes(find))) {
     if (spec.section !== section) {

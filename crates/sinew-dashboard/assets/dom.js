@@ -91,6 +91,23 @@ export function patch(changes, quiet = false) {
 
 export const chip = (kind, text = kind) => h("span", { class: `chip ${kind}` }, text);
 
+/** The state of a process. That one ended says nothing of how its run went. */
+export const stateChip = (state) => chip(state === "ended" ? "plain" : state, state);
+
+const VERDICTS = { learning: "ok", solved: "ok", healthy: "ok", starting: "plain", stalled: "interrupted" };
+
+/** The verdict on a run; what it rests on is its title. */
+export function verdictChip({ verdict, why }) {
+  const shown = chip(VERDICTS[verdict] ?? "failed", verdict);
+  shown.title = why;
+  return shown;
+}
+
+/** The verdict in words, with what to change. */
+export function verdictNotice(v, bad) {
+  return h("div", { class: `notice ${bad ? "bad" : "calm"}`, id: "verdict" }, h("b", {}, v.verdict), [v.why, v.change].filter(Boolean).join("; "));
+}
+
 /** A choice of a few. */
 export function segment(options, value, chosen) {
   return h("div", { class: "segment", role: "group" }, options.map(([key, text]) =>

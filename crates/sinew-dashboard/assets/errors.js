@@ -1,12 +1,13 @@
 // What went wrong in a run, with causes: failed episodes, steps with failures, samples that were left out.
-import { bar, card, duration, get, h, link, num, plural, seg } from "./dom.js";
+import { bar, card, duration, get, h, link, num, plural, seg, verdictNotice } from "./dom.js";
 
-export async function errorsPage({ run, signal }) {
+export async function errorsPage({ run, runs, signal }) {
   const e = await get(`runs/${seg(run)}/errors`, signal);
   const most = Math.max(1, ...e.dropped.map(([, n]) => n));
-  const bad = e.state === "failed" || e.state === "killed";
-  const calm = !e.failures.length && !e.causes.length && !e.dropped.length && !bad;
+  const bad = e.state === "failed" || e.state === "killed", judged = runs.find((r) => r.run === run)?.bad;
+  const calm = !e.failures.length && !e.causes.length && !e.dropped.length && !bad && !judged;
   return h("div", { class: "stack" },
+    judged && verdictNotice(e.verdict, true),
     bad && h("div", { class: "notice bad" }, e.state === "killed" ? "The process of this run was killed: it said nothing of its end. `sinew train --resume` goes on." : `The run failed: ${e.why ?? "no reason was noted"}`),
     calm && h("div", { class: "notice calm" }, "Nothing went wrong so far."),
     h("div", { class: "tiles" }, [[e.episodes, "training episodes"], [e.failed, "failed by the system", e.failed > 0], [e.retried, "run again"], [e.recovered, "of these went well"], [e.skipped_updates, "updates without a finite gradient", e.skipped_updates > 0]]

@@ -1,5 +1,5 @@
 // What a run does now: phase, queues and pools, and every live rollout. What hangs comes first and is red.
-import { bar, chip, duration, empty, get, h, link, num, patch, percent, seg, segment } from "./dom.js";
+import { bar, chip, duration, empty, get, h, link, num, patch, percent, seg, segment, verdictNotice } from "./dom.js";
 
 /** Seconds in a phase that has no deadline, after which it is shown as slow, and as hung. */
 const SLOW_S = 30, HUNG_S = 120;
@@ -7,8 +7,8 @@ const SLOW_S = 30, HUNG_S = 120;
 const SILENT_S = 10;
 const WORDS = { boot: "starts", model: "in the model", tool: "in a tool", score: "is scored", wait: "waits" };
 
-export async function livePage({ run, params, signal }) {
-  const { state, why, live } = await get(`runs/${seg(run)}/live`, signal);
+export async function livePage({ run, runs, params, signal }) {
+  const { state, why, verdict, live } = await get(`runs/${seg(run)}/live`, signal);
   if (!live) return empty("This run wrote no live state", "Runs write it from this version on, while they work.");
   const running = state === "running", silent = Date.now() / 1000 - live.written_unix_s;
   const only = params.get("phase") ?? "all";
@@ -16,6 +16,7 @@ export async function livePage({ run, params, signal }) {
   const hung = board.filter((r) => r.level === "hung").length;
   const shown = board.filter((r) => only === "all" || r.phase === only || (only === "hung" && r.level !== ""));
   return h("div", { class: "stack" },
+    (running || state === "ended") && runs.find((r) => r.run === run)?.bad && verdictNotice(verdict, true),
     !running && h("div", { class: `notice ${state === "ended" ? "calm" : "bad"}` }, `The run has ${state === "ended" ? "ended" : `stopped (${state})`}${why ? `: ${why}` : ""}. ${live.in_flight ? "Nothing is live any more: this is what it was at when it was last heard." : "Nothing is live any more."}`),
     running && silent > SILENT_S && h("div", { class: "notice bad" }, `The run has said nothing for ${duration(silent)}.`),
     live.alarm && h("div", { class: "notice" }, live.alarm),

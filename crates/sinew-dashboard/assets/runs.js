@@ -2,7 +2,7 @@
 import { rows } from "./app.js";
 import { Cross, chart, spark } from "./chart.js";
 import { opener, pointsOf } from "./curves.js";
-import { bar, chip, duration, empty, get, h, interval, link, num, patch, percent, seg, segment } from "./dom.js";
+import { bar, duration, empty, get, h, interval, link, num, patch, percent, seg, segment, stateChip, verdictChip } from "./dom.js";
 
 const MAX_COMPARED = 8;
 
@@ -18,8 +18,8 @@ export async function runsPage({ runs, params, signal, keys }) {
   const body = h("tbody", {}, shown.map((r) => h("tr", { class: "link", "data-run": r.run, onclick: (e) => { if (!e.target.closest("input, a")) open(r); } },
     h("td", {}, h("input", { type: "checkbox", checked: picked.includes(r.run), "aria-label": `Compare ${r.run}`, onchange: (e) => pick(r.run, e.target.checked) })),
     h("td", {}, h("a", { href: link("curves", { run: r.run }) }, h("b", {}, r.run)), h("div", { class: "under" }, [r.algorithm, r.mode, r.env].filter(Boolean).join(" · "))),
-    h("td", {}, chip(r.state)),
-    h("td", { class: "tight" }, `${num(r.steps)} of ${num(r.of_steps)}`, bar(r.of_steps ? r.steps / r.of_steps : 0, r.state === "running" ? "" : r.state === "ended" ? "good" : "bad")),
+    h("td", {}, h("div", { class: "row", style: { gap: "4px" } }, stateChip(r.state), verdictChip(r.verdict)), h("div", { class: "under", title: r.verdict.why }, r.verdict.why)),
+    h("td", { class: "tight" }, `${num(r.steps)} of ${num(r.of_steps)}`, bar(r.of_steps ? r.steps / r.of_steps : 0, r.bad ? "bad" : r.state === "running" ? "" : r.state === "ended" ? "good" : "bad")),
     h("td", { class: "tight" }, gained(r)),
     h("td", {}, spark(r.spark)),
     h("td", { class: "right tight" }, share(r.success)), h("td", { class: "right" }, num(r.reward)), h("td", { class: "right" }, num(r.entropy)),
@@ -42,13 +42,12 @@ function share(s, kind) {
   return s === null ? "–" : h("span", {}, h("span", { class: kind }, percent(s.share)), h("div", { class: "under" }, interval(s)));
 }
 
-/** Success before and after. It is called a gain or a loss only where the interval of the difference leaves out 0. */
+/** Success before and after. It is called a gain or a loss only where the intervals of both lie apart. */
 function gained(r) {
   if (r.before === null) return h("span", { class: "mute" }, "not measured yet");
   if (r.after === null) return share(r.before);
-  const [low, high] = r.gained, kind = low > 0 ? "good" : high < 0 ? "bad" : "mute";
-  const points = (x) => `${x > 0 ? "+" : ""}${(100 * x).toFixed(1)}`;
-  return h("span", { title: `Difference, 95 %: ${points(low)} to ${points(high)} points${kind === "mute" ? ": it may be none" : ""}` },
+  const kind = r.after.low > r.before.high ? "good" : r.after.high < r.before.low ? "bad" : "mute";
+  return h("span", { title: kind === "mute" ? "Their intervals overlap: the difference may be chance." : null },
     h("span", {}, `${percent(r.before.share)} → `, h("b", { class: kind }, percent(r.after.share))),
     h("div", { class: "under" }, `${interval(r.before)} → ${interval(r.after)}`));
 }

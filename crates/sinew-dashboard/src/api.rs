@@ -222,11 +222,19 @@ pub(crate) async fn recipes(
             // Bounds are no change for a run that goes on, and one for two that are compared.
             let (a, b) = (&first.train, &plan.train);
             if a.steps != b.steps {
-                rows.push(json!(["train.steps", a.steps.to_string(), b.steps.to_string()]));
+                rows.push(json!([
+                    "train.steps",
+                    a.steps.to_string(),
+                    b.steps.to_string()
+                ]));
             }
             if a.max_wall_s != b.max_wall_s {
                 let shown = |s: f64| s.to_string();
-                rows.push(json!(["train.max_wall_s", shown(a.max_wall_s), shown(b.max_wall_s)]));
+                rows.push(json!([
+                    "train.max_wall_s",
+                    shown(a.max_wall_s),
+                    shown(b.max_wall_s)
+                ]));
             }
             json!({ "run": run, "changes": rows })
         };
@@ -541,7 +549,12 @@ mod tests {
     fn integers_that_a_page_would_round_are_text() {
         let mut value = json!({ "a": [u64::MAX, 9_007_199_254_740_991_u64, i64::MIN, 0.5] });
         exact(&mut value);
-        let exact = json!(["18446744073709551615", 9_007_199_254_740_991_u64, "-9223372036854775808", 0.5]);
+        let exact = json!([
+            "18446744073709551615",
+            9_007_199_254_740_991_u64,
+            "-9223372036854775808",
+            0.5
+        ]);
         assert_eq!(value["a"], exact);
     }
 

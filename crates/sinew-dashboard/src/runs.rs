@@ -7,7 +7,7 @@ use crate::error::ViewError;
 use crate::series::{Spread, pooled};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sinew_pipeline::{EvalRecord, StepRecord, Verdict, difference};
+use sinew_pipeline::{EvalRecord, StepRecord, Verdict};
 use sinew_project::{holds_run, process_of, store_path};
 use sinew_recipe::RunPlan;
 use sinew_render::Renderer;
@@ -261,8 +261,6 @@ pub(crate) struct RunRow {
     /// Held-out success, first and last measurement.
     before: Option<Share>,
     after: Option<Share>,
-    /// The interval of 95 % of the difference between them.
-    gained: Option<(f64, f64)>,
     /// Mean reward and success of the last steps' training episodes.
     reward: Option<f64>,
     success: Option<Share>,
@@ -289,12 +287,6 @@ pub(crate) struct Share {
 impl Share {
     fn of(measured: &EvalRecord) -> Option<Self> {
         pooled([&measured.stats]).map(|(share, spread)| Self { share, spread })
-    }
-
-    /// Successes and episodes.
-    fn counts(&self) -> (f64, f64) {
-        let n = self.spread.n as f64;
-        (self.share * n, n)
     }
 }
 
@@ -349,7 +341,10 @@ impl Run {
 
     /// Equal for runs whose tasks and rewards are the same; empty if the recipe cannot be read.
     pub(crate) fn world(&self) -> String {
-        let plan = self.recipe().ok().and_then(|r| serde_json::to_value(r).ok());
+        let plan = self
+            .recipe()
+            .ok()
+            .and_then(|r| serde_json::to_value(r).ok());
         let world = plan.map(|p| ["env", "tasks", "reward", "judge"].map(|key| p[key].to_string()));
         world.map_or_else(String::new, |w| w.join("\n"))
     }
@@ -449,7 +444,6 @@ impl Run {
             failed: steps.iter().map(|s| s.rollout.failed).sum(),
             before,
             after,
-            gained: before.zip(after).and_then(|(b, a)| difference(b.counts(), a.counts())),
             reward,
             success,
             entropy: steps.iter().rev().find_map(StepRecord::entropy),

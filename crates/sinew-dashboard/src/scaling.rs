@@ -190,7 +190,8 @@ pub(crate) fn study(inputs: &[Input], gain: Gain) -> Study<'_> {
         .collect();
     let mut sets: Vec<Vec<&Input>> = Vec::new();
     for input in inputs.iter().filter(|i| !i.points.is_empty()) {
-        let same = |set: &&mut Vec<&Input>| input.repeats.is_some() && set[0].repeats == input.repeats;
+        let same =
+            |set: &&mut Vec<&Input>| input.repeats.is_some() && set[0].repeats == input.repeats;
         match sets.iter_mut().find(same) {
             Some(set) => set.push(input),
             None => sets.push(vec![input]),
@@ -414,7 +415,12 @@ mod tests {
     /// puts it far above 1.
     #[test]
     fn a_share_stays_within_0_and_1_in_the_fit_and_in_all_of_its_bootstrap() {
-        let rise = |i: usize| (10.0 * 1.3_f64.powi(i as i32), 0.02 * 1.35_f64.powi(i as i32));
+        let rise = |i: usize| {
+            (
+                10.0 * 1.3_f64.powi(i as i32),
+                0.02 * 1.35_f64.powi(i as i32),
+            )
+        };
         let points: Vec<(f64, f64)> = (0..13).map(rise).collect();
         let free = fit(&[&points], FREE).unwrap();
         assert!(free.high > 1.0 && !free.reached, "{free:?}");

@@ -77,7 +77,7 @@ pub(crate) fn pooled<'a>(
     let (mut n, mut successes) = (0, 0.0);
     for s in steps {
         n += s.scored();
-        successes += s.successes();
+        successes += s.success * s.scored() as f64;
     }
     let share = successes / n.max(1) as f64;
     Some((share, Spread::of(share, n)?))
@@ -145,8 +145,9 @@ impl Maker<'_> {
         of: impl Fn(&StepRecord) -> Option<&EpisodeStats>,
     ) -> Option<Series> {
         let chunks = self.steps.chunks(self.stride);
-        let all: Vec<Option<(f64, Spread)>> =
-            chunks.map(|part| pooled(part.iter().filter_map(&of))).collect();
+        let all: Vec<Option<(f64, Spread)>> = chunks
+            .map(|part| pooled(part.iter().filter_map(&of)))
+            .collect();
         all.iter().any(Option::is_some).then(|| Series {
             name: name.to_owned(),
             values: all.iter().map(|p| p.map(|p| p.0)).collect(),
@@ -192,7 +193,9 @@ impl Maker<'_> {
             "mean",
             [reward],
         ));
-        let greedy = points("held out, greedy", evals, |s| Some((s.greedy_success?, None)));
+        let greedy = points("held out, greedy", evals, |s| {
+            Some((s.greedy_success?, None))
+        });
         let sampled = points("held out", evals, success_of);
         let envs = names(evals.iter().map(|e| &e.stats.by_env));
         let by_env = envs

@@ -54,7 +54,10 @@ pub(crate) fn phases(
     folder: &Path,
     (from, to): (Option<f64>, Option<f64>),
 ) -> Result<Value, String> {
-    let asked = (from.unwrap_or(f64::NEG_INFINITY), to.unwrap_or(f64::INFINITY));
+    let asked = (
+        from.unwrap_or(f64::NEG_INFINITY),
+        to.unwrap_or(f64::INFINITY),
+    );
     // NaN is below nothing.
     if asked.0.partial_cmp(&asked.1) != Some(Ordering::Less) {
         return Err("from: allowed: a time before `to`".into());

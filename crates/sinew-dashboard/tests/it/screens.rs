@@ -97,7 +97,9 @@ fn every_success_has_its_interval_and_two_episodes_are_no_gain() {
     let served = serve(dir.path());
     let mut browser = open(dir.path(), &served);
     let kind = |browser: &mut Browser, run: &str| {
-        let of = format!("document.querySelector('tr[data-run={run}] b.good, tr[data-run={run}] b.mute').className");
+        let of = format!(
+            "document.querySelector('tr[data-run={run}] b.good, tr[data-run={run}] b.mute').className"
+        );
         browser.eval(&of)
     };
     // Wilson's interval of 0 and of 2 in 2, and of 64 in 64.
@@ -117,7 +119,7 @@ fn every_success_has_its_interval_and_two_episodes_are_no_gain() {
     // In charts the interval is a line through each point.
     show(&mut browser, "curves", "?run=few");
     let ends = browser.eval("[...document.querySelectorAll('#chart-heldout line.spread')].map((l) => l.getAttribute('y1') !== l.getAttribute('y2'))");
-    assert_eq!(ends, json!([true; 5]));
+    assert_eq!(ends, json!(vec![true; 5]));
     let legend = text(&mut browser, "#chart-success .legend");
     assert_eq!(legend.matches("95 %").count(), 2, "{legend}");
     assert!(browser.errors.is_empty(), "{:#?}", browser.errors);
@@ -127,13 +129,14 @@ fn every_success_has_its_interval_and_two_episodes_are_no_gain() {
 fn a_point_leads_to_its_step_and_to_its_episodes() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("a");
-    data::run(&run, 8, 3, 0.0);
+    data::run(&run, 8, 2, 0.0);
     let served = serve(dir.path());
     let mut browser = open(dir.path(), &served);
     show(&mut browser, "curves", "?run=a");
     let place = browser.eval(
         "(() => { const svg = document.querySelector('#chart-reward svg'), box = svg.getBoundingClientRect();
-           const x = [...svg.querySelectorAll('text')].find((t) => t.getAttribute('text-anchor') === 'middle' && t.textContent === '4').getAttribute('x');
+           const ticks = [...svg.querySelectorAll('text')].filter((t) => t.getAttribute('text-anchor') === 'middle').map((t) => [+t.getAttribute('x'), +t.textContent]);
+           const [from, to] = [ticks[0], ticks.at(-1)], x = from[0] + (7 - from[1]) / (to[1] - from[1]) * (to[0] - from[0]);
            return [box.left + +x, box.top + 60]; })()",
     );
     for kind in ["mousePressed", "mouseReleased"] {
@@ -141,28 +144,33 @@ fn a_point_leads_to_its_step_and_to_its_episodes() {
         browser.call("Input.dispatchMouseEvent", at);
     }
     browser.until("document.documentElement.dataset.ready === 'step'");
-    assert_eq!(browser.eval("location.hash"), "#/step?run=a&step=4");
-    let step = served.get("/api/runs/a/steps/4").1;
+    assert_eq!(browser.eval("location.hash"), "#/step?run=a&step=7");
+    let step = served.get("/api/runs/a/steps/7").1;
     let main = text(&mut browser, "#main");
     let success = step["record"]["rollout"]["success"].as_f64().unwrap();
-    assert!(main.contains(&format!("{:.1} %", 100.0 * success)), "{main}");
-    // Its commit names twelve episodes, of which the system failed one.
+    assert!(
+        main.contains(&format!("{:.1} %", 100.0 * success)),
+        "{main}"
+    );
+    // Its commit names eight episodes, of which the system failed two.
     let (trained, dropped) = (&step["trained"], step["dropped"].as_array().unwrap());
-    assert_eq!((trained, dropped.len()), (&json!(11), 1));
+    assert_eq!((trained, dropped.len()), (&json!(6), 2));
     browser.eval("[...document.querySelectorAll('a.button')].find((a) => a.innerText === 'Its episodes').click()");
     browser.until("document.documentElement.dataset.ready === 'episodes'");
     let ids = browser.eval("[...document.querySelectorAll('tbody tr')].map((r) => r.dataset.id)");
-    let of_step: Vec<String> = (9..12)
+    let of_step: Vec<String> = (12..14)
         .flat_map(|draw| (0..4).map(move |e| format!("d{draw:08}-e{e}")))
         .collect();
     assert_eq!(ids, json!(of_step));
     assert_eq!(served.get("/api/runs/a/steps/99").0, 404);
     // The page of errors leads to the episodes that failed, and to no others.
     show(&mut browser, "errors", "?run=a");
-    browser.eval("[...document.querySelectorAll('a')].find((a) => a.innerText === 'step 7').click()");
+    browser
+        .eval("[...document.querySelectorAll('a')].find((a) => a.innerText === 'step 7').click()");
     browser.until("document.documentElement.dataset.ready === 'episodes'");
-    let outcomes = browser.eval("[...document.querySelectorAll('tbody .chip')].map((c) => c.innerText)");
-    assert_eq!(outcomes, json!(["system failed"]));
+    let outcomes =
+        browser.eval("[...document.querySelectorAll('tbody .chip')].map((c) => c.innerText)");
+    assert_eq!(outcomes, json!(["system failed", "system failed"]));
     assert!(browser.errors.is_empty(), "{:#?}", browser.errors);
 }
 
@@ -179,7 +187,7 @@ fn wordless(run: &Path) {
         for node in &mut nodes {
             node.messages.clear();
         }
-        let tokens = vec![1, 2, last as u32];
+        let tokens = vec![70, 71, 70 + last as u32];
         nodes[2] = Node::given(1, 1, TokenKind::Observation, tokens, Vec::new());
         trace.nodes = nodes;
         trace
@@ -200,11 +208,15 @@ fn episodes_are_compared_by_their_tokens_with_and_without_the_tokenizer() {
     for served in [serve(dir.path()), serve_with(dir.path(), none)] {
         let folder = tempfile::tempdir().unwrap();
         let mut browser = open(folder.path(), &served);
-        show(&mut browser, "compare", "?run=a&a=wordless-e3&b=wordless-e4");
+        show(
+            &mut browser,
+            "compare",
+            "?run=a&a=wordless-e3&b=wordless-e4",
+        );
         let main = text(&mut browser, "#main");
         assert!(main.contains("The first 2 nodes are equal"), "{main}");
         // What differs is shown, as text or as the numbers of the tokens.
-        let bodies = browser.eval("[...document.querySelectorAll('.pair > .stack')].map((s) => [...s.querySelectorAll('.body')].at(-1).innerText)");
+        let bodies = browser.eval("[...document.querySelectorAll('.pair > .stack')].map((s) => [...s.querySelectorAll('.body')].at(-1).textContent)");
         assert_ne!(bodies[0], bodies[1]);
         // A seed of 64 bits has all of its digits.
         show(&mut browser, "episode", "?run=a&id=wordless-e3");
@@ -239,8 +251,15 @@ fn texts_are_found_and_two_episodes_are_compared_word_by_word() {
     assert_eq!(ids, json!(["pets-e0"]));
     assert_eq!(text(&mut browser, "mark"), "cat sat");
     let main = text(&mut browser, "#main");
-    assert!(main.contains("1 of 26 episodes that were read hold it"), "{main}");
-    show(&mut browser, "compare", "?run=a&a=pets-e0&b=pets-e1&view=words");
+    assert!(
+        main.contains("1 of 26 episodes that were read hold it"),
+        "{main}"
+    );
+    show(
+        &mut browser,
+        "compare",
+        "?run=a&a=pets-e0&b=pets-e1&view=words",
+    );
     let marked = browser.eval("[...document.querySelectorAll('.diff del, .diff ins')].map((e) => [e.tagName, e.innerText.trim()])");
     let expected = json!([["DEL", "cat"], ["DEL", "the"], ["INS", "dog"], ["INS", "a"]]);
     assert_eq!(marked, expected);
@@ -339,10 +358,17 @@ fn seeds_are_one_curve_with_a_band_and_recipes_show_where_they_differ() {
     };
     let (a, b) = (rewards("a"), rewards("b"));
     let mut browser = open(dir.path(), &served);
-    show(&mut browser, "curves", "?run=a&also=b,c&seeds=band&smooth=0");
+    show(
+        &mut browser,
+        "curves",
+        "?run=a&also=b,c&seeds=band&smooth=0",
+    );
     let legend = text(&mut browser, "#chart-reward .legend");
-    assert!(legend.contains("2 seeds of a: reward") && legend.contains("c: reward"), "{legend}");
-    let line = drawn(&mut browser, "reward", "path[data-curve^='2 seeds']");
+    assert!(
+        legend.contains("2 seeds of a: reward") && legend.contains("c: reward"),
+        "{legend}"
+    );
+    let line = drawn(&mut browser, "reward", "path[data-curve^=\"2 seeds\"]");
     for (point, (a, b)) in line.iter().zip(a.iter().zip(&b)) {
         assert!((point.1 - (a + b) / 2.0).abs() < 0.01, "{line:?} {a} {b}");
     }
@@ -357,8 +383,15 @@ fn seeds_are_one_curve_with_a_band_and_recipes_show_where_they_differ() {
     let rows: Vec<Vec<String>> = serde_json::from_value(table).unwrap();
     let has = |row: [&str; 4]| rows.iter().any(|r| *r == row);
     assert!(has(["b", "seed", "1", "2"]), "{rows:?}");
-    assert!(rows.iter().any(|r| r[0] == "c" && r[1] == "train.learning_rate" && r[3] == "0.5"));
-    assert!(!rows.iter().any(|r| r[0] == "b" && r[1] == "train.learning_rate"));
+    assert!(
+        rows.iter()
+            .any(|r| r[0] == "c" && r[1] == "train.learning_rate" && r[3] == "0.5")
+    );
+    assert!(
+        !rows
+            .iter()
+            .any(|r| r[0] == "b" && r[1] == "train.learning_rate")
+    );
     assert!(browser.errors.is_empty(), "{:#?}", browser.errors);
 }
 
@@ -374,7 +407,11 @@ fn a_fit_of_a_share_stays_a_share() {
     let mut browser = open(dir.path(), &served);
     show(&mut browser, "scaling", "?x=episodes");
     let fit = &served.get("/api/scaling?x=episodes&y=success").1["runs"][0]["fit"];
-    let highs = fit["curve"].as_array().unwrap().iter().map(|p| p[3].as_f64().unwrap());
+    let highs = fit["curve"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|p| p[3].as_f64().unwrap());
     assert!(highs.fold(0.0, f64::max) <= 1.0, "{fit}");
     assert!(fit["high"].as_f64().unwrap() <= 1.0, "{fit}");
     let row = text(&mut browser, "tbody tr");
@@ -383,5 +420,46 @@ fn a_fit_of_a_share_stays_a_share() {
         false => "not determined".into(),
     };
     assert!(row.contains(&shown), "{shown} not in {row}");
+    assert!(browser.errors.is_empty(), "{:#?}", browser.errors);
+}
+
+#[test]
+fn a_collapsed_run_is_not_shown_as_one_that_went_well() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, collapsed) in [("good", false), ("bad", true)] {
+        let run = dir.path().join(name);
+        data::run(&run, 12, 4, 0.0);
+        edit(&run.join("metrics.jsonl"), |i, r| {
+            r["rollout"]["failed"] = 0.into();
+            r["rollout"]["success"] = if collapsed == (i > 5) { 0.05 } else { 0.9 }.into();
+        });
+        edit(&run.join("evals.jsonl"), |i, r| {
+            r["stats"]["success"] = if collapsed == (i > 2) { 0.0 } else { 0.9 }.into();
+        });
+    }
+    let served = serve(dir.path());
+    let runs = served.get("/api/runs").1["runs"]
+        .as_array()
+        .unwrap()
+        .clone();
+    let verdict = |name: &str| {
+        let row = runs.iter().find(|r| r["run"] == name).unwrap();
+        (row["verdict"]["verdict"].clone(), row["bad"] == true)
+    };
+    assert_eq!(verdict("bad"), (json!("collapsed"), true));
+    assert_eq!(verdict("good"), (json!("learning"), false));
+    let mut browser = open(dir.path(), &served);
+    for (name, kind) in [("bad", "chip failed"), ("good", "chip ok")] {
+        let read =
+            format!("[...document.querySelectorAll('tr[data-run={name}] .chip')].at(-1).className");
+        assert_eq!(browser.eval(&read), kind);
+    }
+    let bars = browser.eval("document.querySelectorAll('tr[data-run=bad] .good').length");
+    assert_eq!(bars, 0);
+    for page in ["curves", "errors", "live"] {
+        show(&mut browser, page, "?run=bad");
+        let said = text(&mut browser, "#verdict");
+        assert!(said.contains("collapsed"), "{page}: {said}");
+    }
     assert!(browser.errors.is_empty(), "{:#?}", browser.errors);
 }
