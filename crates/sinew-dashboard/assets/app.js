@@ -1,5 +1,5 @@
 // The frame of all pages: which page is shown, which run, keys, theme, and changes as they come.
-import { chip, empty, get, h, here, link, patch, s } from "./dom.js";
+import { empty, get, h, here, link, patch, s, stateChip, verdictChip } from "./dom.js";
 import { curvesPage } from "./curves.js";
 import { comparePage, episodePage } from "./episode.js";
 import { episodesPage } from "./episodes.js";
@@ -7,6 +7,7 @@ import { errorsPage } from "./errors.js";
 import { livePage } from "./live.js";
 import { runsPage } from "./runs.js";
 import { scalingPage } from "./scaling.js";
+import { stepPage } from "./step.js";
 import { timelinePage } from "./timeline.js";
 
 // Page, name, drawing, letter of `g LETTER`, needs a run, which changes it wants.
@@ -19,6 +20,7 @@ const PAGES = {
   episodes: { name: "Episodes", draw: episodesPage, key: "e", run: true, icon: "M4 5h16v11H9l-5 4z", wants: [] },
   errors: { name: "Errors", draw: errorsPage, key: "x", run: true, icon: "M12 4l9 16H3zM12 10v4M12 17v.5", wants: ["steps", "runs"] },
   episode: { name: "Episode", draw: episodePage, run: true, under: "episodes", wants: [] },
+  step: { name: "Step", draw: stepPage, run: true, under: "curves", wants: ["steps"] },
   compare: { name: "Side by side", draw: comparePage, run: true, under: "episodes", wants: [] },
 };
 const ORDER = ["runs", "scaling", null, "curves", "live", "timeline", "episodes", "errors"];
@@ -66,7 +68,7 @@ function drawTop(page, title) {
     state.runs.map((r) => h("option", { value: r.run, selected: r.run === run }, r.run)));
   const dark = document.documentElement.dataset.theme === "dark";
   top_.replaceChildren(h("h1", {}, title ?? spec.name), ...[
-    spec.run && row && chip(row.state), select,
+    spec.run && row && stateChip(row.state), spec.run && row && verdictChip(row.verdict), select,
     h("button", { class: "button icon", type: "button", title: "Light or dark (d)", "aria-label": "Light or dark", onclick: flip },
       icon(dark ? "M12 7a5 5 0 1 0 0 10a5 5 0 1 0 0-10M12 2v2M12 20v2M2 12h2M20 12h2M5 5l1.4 1.4M17.6 17.6L19 19M5 19l1.4-1.4M17.6 6.4L19 5" : "M20 14A8 8 0 0 1 10 4a8 8 0 1 0 10 10z")),
   ].filter(Boolean));
@@ -107,7 +109,9 @@ async function show(again = false) {
     };
     const body = await spec.draw(context);
     if (signal.aborted) return;
+    const back = again ? focused() : null;
     main.replaceChildren(body);
+    back?.();
     state.keys.ready?.();
     if (!again && state.drawn !== location.hash) { window.scrollTo(0, 0); main.focus({ preventScroll: true }); }
     state.drawn = location.hash;
@@ -117,6 +121,16 @@ async function show(again = false) {
     main.replaceChildren(h("div", { class: "notice bad" }, error.message));
     document.documentElement.dataset.ready = "error";
   }
+}
+
+/** Remembers what of the page has the keyboard, by what it is and says, and gives it back on the page that is drawn next. */
+function focused() {
+  const last = document.activeElement;
+  if (!last || last === main || !main.contains(last)) return null;
+  const tag = last.tagName, name = (e) => e.getAttribute("href") ?? e.getAttribute("aria-label") ?? e.textContent;
+  const alike = () => [...main.querySelectorAll(tag)].filter((e) => name(e) === name(last));
+  const before = alike().indexOf(last), at = [...main.querySelectorAll(tag)].indexOf(last);
+  return () => (alike()[before] ?? alike().at(-1) ?? main.querySelectorAll(tag)[at] ?? main).focus({ preventScroll: true });
 }
 
 /** Changes come at most every so often; a hidden page waits. */
@@ -148,7 +162,7 @@ function busy() {
 }
 
 const KEYS = [
-  ["j / k", "next / previous row or turn"], ["Enter", "open the row"], ["/", "filter or search"], ["n / p", "next page / back"],
+  ["j / k", "next / previous row or turn"], ["Enter", "open the row"], ["/", "filter or search"], ["n / p", "next page, episode or step / back"],
   ["g r", "runs"], ["g s", "scaling"], ["g c", "curves"], ["g l", "live"], ["g t", "timeline"], ["g e", "episodes"], ["g x", "errors"],
   ["v", "text or tokens of an episode"], ["u", "up: from an episode to the list"], ["d", "light or dark"], ["?", "these keys"], ["Esc", "close"],
 ];

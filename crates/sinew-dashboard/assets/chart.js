@@ -1,5 +1,8 @@
 // Line charts as SVG: smoothing, a legend that hides curves, and one cross-hair for all charts of a page.
-import { h, num, s } from "./dom.js";
+//
+// A chart draws every point that it is given. What was not measured is a gap in the line, and numbers in the
+// legend are those that were measured, never the smoothed ones.
+import { h, interval, num, percent, s } from "./dom.js";
 
 const LEFT = 44, RIGHT = 10, TOP = 8, BOTTOM = 22;
 
@@ -9,10 +12,11 @@ export class Cross {
   show(x) { for (const chart of this.charts) chart.cross(x); }
 }
 
-/** Exponential smoothing, corrected for its start; 0 leaves the curve as it is. */
+/** Exponential smoothing, corrected for its start; 0 leaves the curve as it is. A gap stays a gap. */
 export function smooth(points, weight) {
   let sum = 0, norm = 0;
   return points.map(([x, y]) => {
+    if (y === null) return [x, null];
     sum = sum * weight + y * (1 - weight);
     norm = norm * weight + (1 - weight);
     return [x, sum / norm];
@@ -30,17 +34,23 @@ export function ticks(low, high, most) {
 }
 
 /**
- * A chart. `curves` are `{name, points: [[x, y]], dots, band: [[x, low, high]]}`; `options` have `title`, `unit`,
- * `smoothing`, `log`, `height`, `xName`, `cross`, `format` and `hidden`, a set of names that the page keeps.
+ * A chart. `curves` are `{name, points, dots, band: [[x, low, high]], thin}`. A point is `[x, y, spread]`: `y` is
+ * `null` where nothing was measured, `spread` is `{low, high, n}` of a share and may be left out. `options` have
+ * `title`, `unit`, `smoothing`, `log`, `height`, `xName`, `cross`, `format`, `open`, which gets the x of a point
+ * that is clicked, and `hidden`, a set of names that the page keeps.
  */
 export function chart(curves, options) {
-  const smoothing = options.smoothing ?? 0, hidden = options.hidden ?? new Set(), format = options.format ?? num;
+  const smoothing = options.smoothing ?? 0, hidden = options.hidden ?? new Set();
+  const share = options.unit?.startsWith("share"), format = options.format ?? (share ? percent : num);
+  const tick = options.format ?? (share ? (y) => `${num(100 * y)} %` : num);
   const HEIGHT = options.height ?? 190;
-  const drawn = curves.map((c, i) => ({ ...c, color: (c.color ?? i) % 8, line: c.dots ? c.points : smooth(c.points, smoothing) }));
-  const at = h("span", { class: "at" }), svg = s("svg", { role: "img", "aria-label": options.title, style: { height: `${HEIGHT}px` } });
+  const drawn = curves.map((c, i) => ({ ...c, color: (c.color ?? i) % 8, known: c.points.filter(([, y]) => y !== null), line: c.dots ? c.points : smooth(c.points, smoothing) }));
+  const smoothed = (c) => !c.dots && smoothing > 0 && c.known.length > 2;
+  const say = (point) => point ? `${format(point[1])}${point[2] ? ` ${interval(point[2])}` : ""}` : "";
+  const at = h("span", { class: "at" }), svg = s("svg", { role: "img", "aria-label": options.title, class: options.open ? "open" : null, style: { height: `${HEIGHT}px` } });
   const values = new Map();
   const legend = h("div", { class: "legend" }, drawn.map((c) => {
-    const value = h("b", {}, c.line.length ? format(c.line.at(-1)[1]) : "");
+    const value = h("b", {}, say(c.known.at(-1)));
     values.set(c.name, value);
     return h("button", {
       type: "button", "aria-pressed": String(!hidden.has(c.name)), title: "Show or hide this curve",
@@ -51,19 +61,23 @@ export function chart(curves, options) {
       },
     }, h("i", { class: `f${c.color}` }), c.name, value);
   }));
+  const unit = [options.unit, drawn.some(smoothed) && "thick: smoothed, thin: measured"].filter(Boolean).join(" · ");
   const box = h("section", { class: "card chart", id: options.id && `chart-${options.id}` },
-    h("div", { class: "head" }, h("h3", {}, options.title), h("span", { class: "unit" }, options.unit ?? ""), at), svg, legend);
+    h("div", { class: "head" }, h("h3", {}, options.title), h("span", { class: "unit" }, unit), at), svg, legend);
   let scale = null, width = 0;
 
   function bounds(shown) {
     let [x0, x1, y0, y1] = [Infinity, -Infinity, Infinity, -Infinity];
     for (const c of shown) {
-      for (const [x] of c.points) { x0 = Math.min(x0, x); x1 = Math.max(x1, x); }
-      for (const [, y] of c.line) { y0 = Math.min(y0, y); y1 = Math.max(y1, y); }
+      for (const [x, y, spread] of c.known) {
+        x0 = Math.min(x0, x); x1 = Math.max(x1, x);
+        y0 = Math.min(y0, y); y1 = Math.max(y1, y);
+        if (spread && c.dots) { y0 = Math.min(y0, spread.low); y1 = Math.max(y1, spread.high); }
+      }
       for (const [x, low, high] of c.band ?? []) { x1 = Math.max(x1, x); y0 = Math.min(y0, low); y1 = Math.max(y1, high); }
     }
     if (!Number.isFinite(x0)) return null;
-    if (options.unit?.startsWith("share") && y0 >= 0 && y1 <= 1) { y0 = 0; y1 = Math.max(y1 * 1.08, 0.05); }
+    if (share && y0 >= 0 && y1 <= 1) { y0 = 0; y1 = Math.max(y1 * 1.08, 0.05); }
     else if (y0 >= 0 && y0 < y1 * 0.5) { y0 = 0; y1 *= 1.06; }
     if (y1 - y0 < 1e-12) { const pad = Math.abs(y1) * 0.1 || 0.5; y0 -= pad; y1 += pad; }
     if (x1 === x0) { x0 -= 0.5; x1 += 0.5; }
@@ -83,13 +97,19 @@ export function chart(curves, options) {
     scale = { ...b, px, py, shown };
     for (const y of ticks(b.y0, b.y1, 4)) {
       svg.append(s("line", { class: "axis", x1: LEFT, x2: width - RIGHT, y1: py(y), y2: py(y) }),
-        s("text", { x: LEFT - 7, y: py(y) + 4, "text-anchor": "end" }, format(y)));
+        s("text", { x: LEFT - 7, y: py(y) + 4, "text-anchor": "end" }, tick(y)));
     }
     const xs = options.log ? decades(b.x0, b.x1) : ticks(b.x0, b.x1, Math.min(6, Math.floor(width / 80)));
     for (const x of xs) {
       svg.append(s("text", { x: px(x), y: HEIGHT - 5, "text-anchor": "middle" }, (options.xFormat ?? num)(x)));
     }
-    const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${px(x).toFixed(1)} ${py(y).toFixed(1)}`).join("");
+    const place = ([x, y]) => `${px(x).toFixed(1)} ${py(y).toFixed(1)}`;
+    const path = (points) => points.map((point, i) => {
+      if (point[1] === null) return "";
+      const begins = !i || points[i - 1][1] === null, ends = (points[i + 1]?.[1] ?? null) === null;
+      // A point between two gaps is a line without length, whose round ends are a dot.
+      return `${begins ? "M" : "L"}${place(point)}${begins && ends ? `L${place(point)}` : ""}`;
+    }).join("");
     for (const c of shown) {
       if (c.band?.length) {
         const back = [...c.band].reverse();
@@ -97,14 +117,15 @@ export function chart(curves, options) {
         svg.append(s("path", { class: `band f${c.color}`, d: `${line}Z`, style: { fill: `var(--c${c.color})` } }));
       }
       if (c.dots) {
-        if (c.dots !== "only") svg.append(s("path", { class: `s${c.color}`, d: path(c.points), "stroke-dasharray": "5 4" }));
-        for (const [x, y] of c.points) svg.append(s("circle", { class: `f${c.color}`, cx: px(x), cy: py(y), r: c.dots === "only" ? 2 : 3.5, opacity: c.dots === "only" ? 0.5 : 1 }));
+        if (c.dots !== "only") svg.append(s("path", { class: `s${c.color}`, d: path(c.known), "stroke-dasharray": "5 4" }));
+        for (const [x, y, spread] of c.known) {
+          if (spread) svg.append(s("line", { class: `spread s${c.color}`, x1: px(x), x2: px(x), y1: py(spread.low), y2: py(spread.high) }));
+          svg.append(s("circle", { class: `f${c.color}`, cx: px(x), cy: py(y), r: c.dots === "only" ? 2 : 3.5, opacity: c.dots === "only" ? 0.5 : 1 }));
+        }
         continue;
       }
-      const raw = c.points.filter(([, y]) => y >= b.y0 && y <= b.y1);
-      if (smoothing > 0 && c.points.length > 2) svg.append(s("path", { class: `raw s${c.color}`, d: path(raw) }));
-      svg.append(s("path", { class: `s${c.color}`, d: path(c.line) }));
-      if (c.line.length === 1) svg.append(s("circle", { class: `f${c.color}`, cx: px(c.line[0][0]), cy: py(c.line[0][1]), r: 3 }));
+      if (smoothed(c)) svg.append(s("path", { class: `raw s${c.color}`, "data-curve": c.name, d: path(c.points) }));
+      svg.append(s("path", { class: `s${c.color}${c.thin ? " raw" : ""}`, "data-curve": c.name, d: path(c.line) }));
     }
     hover.replaceChildren();
     svg.append(hover);
@@ -118,9 +139,8 @@ export function chart(curves, options) {
       if (!scale) return;
       let line = null;
       for (const c of scale.shown) {
-        const near = x === null ? c.line.at(-1) : nearest(c.line, x);
-        const value = values.get(c.name);
-        if (near) value.textContent = format(near[1]);
+        const near = x === null ? c.known.at(-1) : nearest(c.known, x);
+        if (near) values.get(c.name).textContent = say(near);
         if (x === null || !near) continue;
         line ??= near[0];
         hover.append(s("circle", { class: `f${c.color}`, cx: scale.px(near[0]), cy: scale.py(near[1]), r: 4 }));
@@ -132,12 +152,17 @@ export function chart(curves, options) {
   };
   const cross = options.cross ?? new Cross();
   cross.charts.add(self);
-  svg.addEventListener("pointermove", (e) => {
-    if (!scale) return;
+  const under = (e) => {
     const t = (e.clientX - svg.getBoundingClientRect().left - LEFT) / (width - LEFT - RIGHT);
     const k = Math.max(0, Math.min(1, t));
-    const x = options.log ? scale.x0 * (scale.x1 / scale.x0) ** k : scale.x0 + k * (scale.x1 - scale.x0);
-    cross.show(x);
+    return options.log ? scale.x0 * (scale.x1 / scale.x0) ** k : scale.x0 + k * (scale.x1 - scale.x0);
+  };
+  svg.addEventListener("pointermove", (e) => { if (scale) cross.show(under(e)); });
+  if (options.open) svg.addEventListener("click", (e) => {
+    if (!scale) return;
+    const x = under(e), points = scale.shown.map((c) => nearest(c.known, x)).filter(Boolean);
+    const best = points.sort((a, b) => Math.abs(a[0] - x) - Math.abs(b[0] - x))[0];
+    if (best) options.open(best[0]);
   });
   svg.addEventListener("pointerleave", () => cross.show(null));
   new ResizeObserver(() => { if (svg.clientWidth !== width) draw(); }).observe(svg);
@@ -164,13 +189,13 @@ function nearest(points, x) {
   return before && x - before[0] < points[low][0] - x ? before : points[low];
 }
 
-/** A curve of a few dozen points without axes. */
+/** Shares from 0 to 1 as a small curve without axes; `null` is a gap. */
 export function spark(values) {
-  const svg = s("svg", { class: "spark", viewBox: "0 0 96 26", "aria-hidden": "true" });
-  if (values.length > 1) {
-    const top = Math.max(...values, 1e-9);
-    const d = values.map((v, i) => `${i ? "L" : "M"}${(2 + i / (values.length - 1) * 92).toFixed(1)} ${(23 - v / top * 20).toFixed(1)}`);
-    svg.append(s("path", { d: d.join("") }));
-  }
+  const svg = s("svg", { class: "spark", viewBox: "0 0 96 26", role: "img", "aria-label": "Success of training episodes, 0 to 100 %" });
+  const place = (v, i) => `${(2 + (values.length > 1 ? i / (values.length - 1) : 0.5) * 92).toFixed(1)} ${(23 - v * 20).toFixed(1)}`;
+  const gap = (i) => (values[i] ?? null) === null;
+  svg.append(s("line", { x1: 2, x2: 94, y1: 23, y2: 23 }), s("path", {
+    d: values.map((v, i) => (gap(i) ? "" : `${gap(i - 1) ? "M" : "L"}${place(v, i)}${gap(i - 1) && gap(i + 1) ? `L${place(v, i)}` : ""}`)).join(""),
+  }));
   return svg;
 }

@@ -60,6 +60,8 @@ export function num(x) {
   return x.toExponential(1);
 }
 
+/** How sure a share is: its interval of 95 % and the episodes that it counts. */
+export const interval = ({ low, high, n }) => `(95 %: ${(100 * low).toFixed(1)} to ${(100 * high).toFixed(1)}, n ${num(n)})`;
 export const percent = (x) => (x === null || x === undefined ? "–" : `${(100 * x).toFixed(1)} %`);
 export const plural = (n, word) => `${num(n)} ${word}${n === 1 ? "" : "s"}`;
 
@@ -88,6 +90,23 @@ export function patch(changes, quiet = false) {
 }
 
 export const chip = (kind, text = kind) => h("span", { class: `chip ${kind}` }, text);
+
+/** The state of a process. That one ended says nothing of how its run went. */
+export const stateChip = (state) => chip(state === "ended" ? "plain" : state, state);
+
+const VERDICTS = { learning: "ok", solved: "ok", healthy: "ok", starting: "plain", stalled: "interrupted" };
+
+/** The verdict on a run; what it rests on is its title. */
+export function verdictChip({ verdict, why }) {
+  const shown = chip(VERDICTS[verdict] ?? "failed", verdict);
+  shown.title = why;
+  return shown;
+}
+
+/** The verdict in words, with what to change. */
+export function verdictNotice(v, bad) {
+  return h("div", { class: `notice ${bad ? "bad" : "calm"}`, id: "verdict" }, h("b", {}, v.verdict), [v.why, v.change].filter(Boolean).join("; "));
+}
 
 /** A choice of a few. */
 export function segment(options, value, chosen) {

@@ -1,5 +1,6 @@
 // An episode as a conversation or token by token, with its branches; and two of them side by side.
 import { rows } from "./app.js";
+import { difference } from "./diff.js";
 import { outcome } from "./episodes.js";
 import { chip, duration, get, h, here, link, num, patch, plural, s, seg, segment } from "./dom.js";
 
@@ -27,7 +28,7 @@ export async function episodePage({ run, params, signal, keys, title }) {
   const at = e.siblings.findIndex((x) => x.episode === id), next = e.siblings[(at + 1) % e.siblings.length];
   if (next) keys.n = () => { location.hash = link("episode", { ...Object.fromEntries(params), id: next.episode }); };
   return h("div", { class: "two" },
-    h("div", { class: "stack" }, toolbar(e, view, color), failure(e), e.no_text && view === "tokens" && h("div", { class: "notice" }, `The tokenizer is not there: ${e.no_text}`), turns,
+    h("div", { class: "stack" }, toolbar(e, view, color), failure(e), noText(e), turns,
       e.cut > 0 && h("div", { class: "notice" }, `${num(e.cut)} more tokens are not shown.`)),
     h("aside", { class: "stack aside" }, facts(e, run), view === "tokens" && h("section", { class: "card" }, h("h2", {}, "Token"), scale(color, e), ink), branches(e, path), siblings(e, run)));
 }
@@ -43,18 +44,46 @@ export async function comparePage({ run, params, signal, keys, title }) {
   both.forEach(learned);
   const paths = both.map((e) => chosenPath(e, null).map((n) => e.nodes[n]));
   let same = 0;
-  while (paths[0][same] && paths[1][same] && key(paths[0][same]) === key(paths[1][same])) same++;
-  const note = both[0].task === both[1].task ? `Both are of task ${both[0].task}.` : "These are different tasks.";
+  while (equal(paths[0][same], paths[1][same])) same++;
+  const task = both[0].task === both[1].task && both[0].env === both[1].env;
+  const note = task ? `Both are of task ${both[0].task}.` : "These are different tasks.";
+  const columns = both.map((e, i) => paths[i].map((node, n) => turn(node, { view, color, ink, same: n < same, largest: e.largest })));
+  if (view === "words") mark(paths, columns, same);
   return h("div", { class: "stack" },
-    h("div", { class: "row" }, segment([["text", "text"], ["tokens", "tokens"]], view, (v) => patch({ view: v })), h("span", { class: "mute" }, `${note} ${same ? `The first ${plural(same, "node")} are equal.` : ""}`)),
+    h("div", { class: "row" }, segment([["text", "text"], ["words", "words that differ"], ["tokens", "tokens"]], view, (v) => patch({ view: v })), h("span", { class: "mute" }, `${note} ${same ? `The first ${plural(same, "node")} are equal, token by token.` : "They differ from the first node on."}`)),
+    noText(both[0]),
     view === "tokens" && h("section", { class: "card" }, h("div", { class: "row" }, colours(color, both.some((e) => e.signals))), scale(color, both.find((e) => e.signals) ?? both[0]), ink),
     h("div", { class: "pair" }, both.map((e, i) => h("div", { class: "stack" },
       h("section", { class: "card" }, h("div", { class: "row" }, h("a", { class: "mono", href: link("episode", { run, id: ids[i] }) }, ids[i]), outcome(summary(e)), h("b", { class: "num" }, e.reward === null ? "" : `reward ${num(e.reward)}`)),
         h("div", { class: "mute" }, `${plural(e.sampled, "sampled token")} · ${duration(e.timing.total_s)} · ${e.end_text}`)),
-      failure(e), paths[i].map((node, n) => turn(node, { view, color, ink, same: n < same, largest: e.largest }))))));
+      failure(e), columns[i]))));
 }
 
-const key = (n) => `${n.kind}:${n.pieces ? n.pieces.join("") : JSON.stringify(n.messages)}`;
+/** Marks the words by which nodes of the same place differ. */
+function mark(paths, columns, same) {
+  for (let n = same; n < Math.min(paths[0].length, paths[1].length); n++) {
+    const sides = difference(textOf(paths[0][n]), textOf(paths[1][n]));
+    columns.forEach((turns, i) => turns[n].querySelector(".body").replaceChildren(sides[i]));
+  }
+}
+
+/** All that a node says, as one text. */
+function textOf(node) {
+  if (!node.messages.length) return node.pieces ? node.pieces.join("") : node.ids.join(" ");
+  return node.messages.map((m) => [m.reasoning, plain(m.content), ...(m.tool_calls ?? []).map((c) => `${c.name} ${c.arguments}`)].filter(Boolean).join("\n")).join("\n");
+}
+
+const noText = (e) => e.no_text && h("div", { class: "notice" }, `The tokenizer is not there, so that tokens are shown as numbers: ${e.no_text}`);
+
+/** Pictures stand in tokens as places that say nothing of them. */
+const media = (n) => JSON.stringify(n.messages.flatMap((m) => (typeof m.content === "string" ? [] : m.content.filter((p) => p.type !== "text"))));
+
+/** Whether two nodes are known to be equal: all of their tokens are here, and are the same. */
+function equal(a, b) {
+  const whole = (n) => n.ids.length === n.count;
+  return Boolean(a && b) && a.kind === b.kind && whole(a) && whole(b) && a.count === b.count && a.ids.every((id, i) => id === b.ids[i]) && media(a) === media(b);
+}
+
 const summary = (e) => ({ end: e.end.type, waits: e.waits, unscored: e.outcome.unscored, success: e.outcome.success });
 
 function toolbar(e, view, color) {
@@ -92,21 +121,21 @@ function turn(node, o) {
   const head = h("header", {}, h("b", {}, NAMES[node.kind] ?? node.kind), words.filter(Boolean).map((w) => h("span", {}, w)),
     node.process_reward !== 0 && chip("plain", `process reward ${num(node.process_reward)}`), CUT[finish(node)] && chip("cut", CUT[finish(node)]),
     o.same && h("span", { class: "grow" }, "equal in both"));
-  const text = o.view === "tokens" && node.pieces;
+  const text = o.view === "tokens";
   const body = h("div", { class: "body" }, text ? tokens(node, o) : said(node));
   return h("article", { class: `turn ${node.kind}` }, head, o.same && !text ? h("details", {}, h("summary", {}, h("span", { class: "peek" }, peek(node))), h("div", {}, body)) : body);
 }
 
 const plain = (content) => typeof content === "string" ? content : content.map((p) => p.text ?? `[${p.type}]`).join("");
-const peek = (node) => (node.pieces?.join("") ?? node.messages.map((m) => plain(m.content)).join(" ")).slice(0, 160);
+const peek = (node) => (node.pieces?.join("") ?? textOf(node)).slice(0, 160);
 
 function said(node) {
-  if (!node.messages.length) return node.pieces ? long(node.pieces.join(""), "said code") : h("span", { class: "mute" }, `${plural(node.count, "token")} without a message`);
+  if (!node.messages.length) return long(textOf(node), "said code");
   return node.messages.map((m) => h("div", { class: "stack", style: { gap: "8px" } },
     h("span", { class: "role" }, m.role === "tool" && m.name ? `tool ${m.name}` : m.role),
     m.reasoning && h("details", {}, h("summary", {}, "reasoning", h("span", { class: "peek" }, m.reasoning.slice(0, 120))), h("div", { class: "said" }, m.reasoning)),
     m.role === "tool" ? fold(m) : parts(m.content, m.role),
-    (m.tool_calls ?? []).map((c) => h("details", {}, h("summary", {}, "calls ", h("b", { class: "mono" }, c.name), h("span", { class: "peek" }, JSON.stringify(c.arguments))), h("div", {}, h("pre", {}, JSON.stringify(c.arguments, null, 2)))))));
+    (m.tool_calls ?? []).map((c) => h("details", {}, h("summary", {}, "calls ", h("b", { class: "mono" }, c.name), h("span", { class: "peek" }, c.arguments)), h("div", {}, h("pre", {}, c.arguments))))));
 }
 
 function fold(m) {
@@ -136,9 +165,10 @@ function long(text, kind) {
 }
 
 function tokens(node, o) {
-  const box = h("div", { class: "tokens" }), forced = new Set(node.forced), version = new Array(node.pieces.length).fill(null);
+  const pieces = node.pieces ?? node.ids.map((id) => `${id} `);
+  const box = h("div", { class: "tokens" }), forced = new Set(node.forced), version = new Array(pieces.length).fill(null);
   for (const [start, len, v] of node.versions) for (let i = start; i < Math.min(start + len, version.length); i++) version[i] = v;
-  node.pieces.forEach((piece, i) => {
+  pieces.forEach((piece, i) => {
     const lp = node.logprobs[i], kind = forced.has(i) ? "forced" : node.kind;
     box.append(h("span", { class: trained(o, node.signals.get(i)) ?? paint(o.color, kind, lp, version[i]), "data-i": i }, piece));
   });
@@ -146,7 +176,7 @@ function tokens(node, o) {
     const i = e.target.dataset.i;
     if (i === undefined) return;
     const lp = node.logprobs[i], kind = forced.has(Number(i)) ? "forced" : node.kind, t = node.signals.get(Number(i));
-    o.ink.replaceChildren(h("b", {}, JSON.stringify(node.pieces[i])), ` ${kind}`, lp === undefined ? "" : ` · log-prob ${lp.toFixed(4)} · probability ${(100 * Math.exp(lp)).toFixed(1)} %`,
+    o.ink.replaceChildren(h("b", {}, node.pieces ? JSON.stringify(pieces[i]) : `token ${pieces[i]}`), ` ${kind}`, lp === undefined ? "" : ` · log-prob ${lp.toFixed(4)} · probability ${(100 * Math.exp(lp)).toFixed(1)} %`,
       version[i] === null ? "" : ` · weights ${version[i]}`, t ? ` · advantage ${num(t.advantage)}` : "", t && t.ratio !== null ? ` · ratio ${t.ratio.toFixed(4)}` : "",
       node.temperature === 1 ? "" : ` · temperature ${num(node.temperature)}`, ` · node ${node.id}, token ${i}`);
   });
@@ -181,7 +211,7 @@ function scale(color, e) {
 
 function facts(e, run) {
   const p = e.provenance, sampling = p.sampling;
-  const list = [["reward", e.reward === null ? "none" : num(e.reward)], ["success", e.outcome.unscored ? "–" : e.outcome.success ? "yes" : "no"], ["ended", e.end_text], ["task", e.task], ["type", e.task_kind], ["environment", e.env],
+  const list = [["reward", e.reward === null ? "none" : num(e.reward)], ["success", e.reward === null ? "–" : e.outcome.success ? "yes" : "no"], ["ended", e.end_text], ["task", e.task], ["type", e.task_kind], ["environment", e.env],
     ["purpose", `${e.origin.purpose}, draw ${e.origin.draw}`], ["tokens", `${num(e.sampled)} sampled of ${num(e.tokens)}`],
     ["time", `${duration(e.timing.total_s)}: model ${duration(e.timing.generate_s)}, tools ${duration(e.timing.tool_s)}, queued ${duration(e.timing.queue_s)}`],
     ["sampling", sampling && `temperature ${num(sampling.temperature)}, top_p ${num(sampling.top_p)}, at most ${num(sampling.max_tokens)} tokens`], ["sandbox", p.sandbox], ["seed", p.seed]];

@@ -3,9 +3,9 @@ import { rows } from "./app.js";
 import { chip, duration, empty, get, h, link, num, patch, seg } from "./dom.js";
 
 const TEXT = [["type", "task type"], ["env", "environment"], ["group", "group"]];
-const NUMBERS = [["step", "trained in step"], ["draw", "draw"], ["at_turn", "last turn"], ["min_reward", "reward from"], ["max_reward", "reward to"]];
+const NUMBERS = [["step", "trained in step"], ["of_step", "of step, left out too"], ["draw", "draw"], ["at_turn", "last turn"], ["min_reward", "reward from"], ["max_reward", "reward to"]];
 const RANGES = [["turns", "turns", "2..5"], ["versions", "versions", "3..9"]];
-const NAMES = ["purpose", "success", "failed", "end", "after", ...TEXT.map((f) => f[0]), ...NUMBERS.map((f) => f[0]), ...RANGES.map((f) => f[0])];
+const NAMES = ["purpose", "success", "failed", "end", "text", "after", ...TEXT.map((f) => f[0]), ...NUMBERS.map((f) => f[0]), ...RANGES.map((f) => f[0])];
 
 export async function episodesPage({ run, params, signal, keys }) {
   const query = new URLSearchParams();
@@ -19,6 +19,7 @@ export async function episodesPage({ run, params, signal, keys }) {
   const filters = h("details", { class: "card fold", open: some || innerWidth > 760 }, h("summary", {}, "Filters"), h("div", { class: "filters" },
     h("label", { class: "field" }, "purpose", h("input", { type: "text", list: "purposes", "data-search": true, value: params.get("purpose") ?? "", placeholder: "any  /", onchange: set("purpose") }),
       h("datalist", { id: "purposes" }, ["train", "eval-before", "eval-after"].map((p) => h("option", { value: p })))),
+    text("text", "holds the text"),
     choice("success", "success", [["true", "yes"], ["false", "no"]]),
     choice("end", "ended", [["terminated", "task ended"], ["truncated", "by a limit"], ["failed", "system failed"]]),
     choice("failed", "went wrong", [["true", "only these"]]),
@@ -36,6 +37,7 @@ export async function episodesPage({ run, params, signal, keys }) {
   const body = h("tbody", {}, page.episodes.map((e) => h("tr", { class: "link", "data-id": e.episode, onclick: (x) => { if (!x.target.closest("input, a")) open(e.episode); } },
     h("td", {}, h("input", { type: "checkbox", "aria-label": `Choose ${e.episode}`, onchange: pick(e.episode) })),
     h("td", { class: "tight mono" }, h("a", { href: link("episode", { run, id: e.episode }) }, e.episode)),
+    page.looked !== undefined && h("td", { class: "wide found" }, marked(e.found, params.get("text"))),
     h("td", { class: "tight" }, outcome(e)),
     h("td", { class: "right" }, e.unscored || e.end === "failed" ? "–" : num(e.reward)),
     h("td", { class: "tight" }, e.purpose), h("td", { class: "tight" }, e.task_kind),
@@ -45,15 +47,29 @@ export async function episodesPage({ run, params, signal, keys }) {
   rows(keys, () => [...body.children], (row) => open(row.dataset.id));
   if (page.next !== null) keys.n = () => patch({ after: page.next });
   keys.p = () => history.back();
-  const head = [["", ""], ["Episode", ""], ["Outcome", ""], ["Reward", "right"], ["Purpose", ""], ["Type", ""], ["Draw", "right"], ["Step", "right"], ["Turns", "right"], ["Tokens", "right"], ["Time", "right"], ["Group", ""]];
+  const head = [["", ""], ["Episode", ""], ...(page.looked === undefined ? [] : [["Where", ""]]), ["Outcome", ""], ["Reward", "right"], ["Purpose", ""], ["Type", ""], ["Draw", "right"], ["Step", "right"], ["Turns", "right"], ["Tokens", "right"], ["Time", "right"], ["Group", ""]];
   return h("div", { class: "stack" }, filters,
-    h("div", { class: "row" }, h("span", { class: "mute" }, page.episodes.length ? `${num(page.episodes.length)} in the order of their commits${page.next === null ? "" : ", more follow"}` : ""),
+    h("div", { class: "row" }, h("span", { class: "mute" }, counted(page)),
       some && h("a", { href: link("episodes", { run }) }, "clear the filters"), h("span", { class: "grow" }), compare,
       h("button", { class: "button", type: "button", disabled: !params.get("after"), onclick: () => history.back() }, "Back"),
-      h("button", { class: "button", type: "button", disabled: page.next === null, onclick: () => patch({ after: page.next }) }, "Next page")),
+      h("button", { class: "button", type: "button", disabled: page.next === null, onclick: () => patch({ after: page.next }) }, page.looked === undefined ? "Next page" : "Search on")),
     page.episodes.length
       ? h("section", { class: "card flush" }, h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, head.map(([t, c]) => h("th", { class: c || null }, t)))), body)))
-      : empty("No episode fits", "Clear a filter, or wait until the run has committed some."));
+      : page.looked !== undefined && page.next !== null ? empty("None so far", "Search on looks at the episodes that follow.")
+        : empty("No episode fits", "Clear a filter, or wait until the run has committed some."));
+}
+
+/** How many there are, and of a search how many were read. */
+function counted(page) {
+  const more = page.next === null ? "" : ", more follow";
+  if (page.looked !== undefined) return `${num(page.episodes.length)} of ${num(page.looked)} episodes that were read hold it${more}`;
+  return page.episodes.length ? `${num(page.episodes.length)} in the order of their commits${more}` : "";
+}
+
+/** A text with the part that was looked for. */
+function marked(text, wanted) {
+  const at = text.toLowerCase().indexOf(wanted.toLowerCase());
+  return at < 0 ? [text] : [text.slice(0, at), h("mark", {}, text.slice(at, at + wanted.length)), text.slice(at + wanted.length)];
 }
 
 export function outcome(e) {

@@ -1,7 +1,8 @@
 // Runs compared: a table, and the curves of those that are chosen over each other.
 import { rows } from "./app.js";
 import { Cross, chart, spark } from "./chart.js";
-import { bar, chip, duration, empty, get, h, link, num, patch, percent, seg, segment } from "./dom.js";
+import { opener, pointsOf } from "./curves.js";
+import { bar, duration, empty, get, h, interval, link, num, patch, percent, seg, segment, stateChip, verdictChip } from "./dom.js";
 
 const MAX_COMPARED = 8;
 
@@ -17,11 +18,11 @@ export async function runsPage({ runs, params, signal, keys }) {
   const body = h("tbody", {}, shown.map((r) => h("tr", { class: "link", "data-run": r.run, onclick: (e) => { if (!e.target.closest("input, a")) open(r); } },
     h("td", {}, h("input", { type: "checkbox", checked: picked.includes(r.run), "aria-label": `Compare ${r.run}`, onchange: (e) => pick(r.run, e.target.checked) })),
     h("td", {}, h("a", { href: link("curves", { run: r.run }) }, h("b", {}, r.run)), h("div", { class: "under" }, [r.algorithm, r.mode, r.env].filter(Boolean).join(" · "))),
-    h("td", {}, chip(r.state)),
-    h("td", { class: "tight" }, `${num(r.steps)} of ${num(r.of_steps)}`, bar(r.of_steps ? r.steps / r.of_steps : 0, r.state === "running" ? "" : r.state === "ended" ? "good" : "bad")),
+    h("td", {}, h("div", { class: "row", style: { gap: "4px" } }, stateChip(r.state), verdictChip(r.verdict)), h("div", { class: "under", title: r.verdict.why }, r.verdict.why)),
+    h("td", { class: "tight" }, `${num(r.steps)} of ${num(r.of_steps)}`, bar(r.of_steps ? r.steps / r.of_steps : 0, r.bad ? "bad" : r.state === "running" ? "" : r.state === "ended" ? "good" : "bad")),
     h("td", { class: "tight" }, gained(r)),
     h("td", {}, spark(r.spark)),
-    h("td", { class: "right" }, percent(r.success)), h("td", { class: "right" }, num(r.reward)), h("td", { class: "right" }, num(r.entropy)),
+    h("td", { class: "right tight" }, share(r.success)), h("td", { class: "right" }, num(r.reward)), h("td", { class: "right" }, num(r.entropy)),
     h("td", { class: "right" }, num(r.episodes)), h("td", { class: "right tight" }, duration(r.wall_s)))));
   rows(keys, () => [...body.children], (row) => open({ run: row.dataset.run }));
   const head = ["", "Run", "State", "Step", "Held-out success", "Training", "Success", "Reward", "Entropy", "Episodes", "Time"];
@@ -36,12 +37,19 @@ export async function runsPage({ runs, params, signal, keys }) {
     await compared(picked.filter((p) => runs.some((r) => r.run === p)), by, signal));
 }
 
+/** A share with its interval and the episodes that it counts below it. */
+function share(s, kind) {
+  return s === null ? "–" : h("span", {}, h("span", { class: kind }, percent(s.share)), h("div", { class: "under" }, interval(s)));
+}
+
+/** Success before and after. It is called a gain or a loss only where the intervals of both lie apart. */
 function gained(r) {
   if (r.before === null) return h("span", { class: "mute" }, "not measured yet");
-  if (r.after === null) return percent(r.before);
-  const up = r.after - r.before;
-  const kind = up > 0.005 ? "good" : up < -0.005 ? "bad" : "mute";
-  return h("span", {}, `${percent(r.before)} → `, h("b", { class: kind }, percent(r.after)));
+  if (r.after === null) return share(r.before);
+  const kind = r.after.low > r.before.high ? "good" : r.after.high < r.before.low ? "bad" : "mute";
+  return h("span", { title: kind === "mute" ? "Their intervals overlap: the difference may be chance." : null },
+    h("span", {}, `${percent(r.before.share)} → `, h("b", { class: kind }, percent(r.after.share))),
+    h("div", { class: "under" }, `${interval(r.before)} → ${interval(r.after)}`));
 }
 
 async function compared(names, by, signal) {
@@ -52,13 +60,9 @@ async function compared(names, by, signal) {
     const curves = all[i];
     const found = curves.charts.find((c) => c.id === id)?.series.find((c) => c.name === series);
     if (!found) return null;
-    const x = by === "time" ? curves.wall_s : curves.step;
-    const at = new Map(curves.step.map((step, n) => [step, x[n]]));
-    const points = found.points?.map(([step, y]) => [by === "time" ? at.get(step) ?? (step === 0 ? 0 : curves.wall_s.at(-1) ?? 0) : step, y])
-      ?? found.values.map((y, n) => [x[n], y]).filter(([, y]) => y !== null);
-    return { name, points, dots, color: i };
+    return { name, points: pointsOf(found, curves, by), dots, color: i };
   }).filter((c) => c?.points.length);
-  const options = { smoothing: 0.7, cross, xName: by === "time" ? "at" : "step", xFormat: by === "time" ? duration : num };
+  const options = { smoothing: 0.7, cross, open: names.length === 1 ? opener(names[0], all[0], by) : null, xName: by === "time" ? "at" : "step", xFormat: by === "time" ? duration : num };
   const charts = [
     ["success", "training", "Success of training episodes", "share"], ["heldout", "held out", "Held-out success", "share", true],
     ["reward", "reward", "Reward", "mean"], ["entropy", "entropy", "Entropy", "nats"],

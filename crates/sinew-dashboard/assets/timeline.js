@@ -4,12 +4,14 @@ import { card, duration, empty, get, h, link, num, patch, percent, s, seg, segme
 
 const ENGINE = [["engine_busy_s", "computes", "w-busy"], ["engine_tools_s", "waits for tools", "w-tools"], ["engine_trainer_s", "waits for the trainer", "w-trainer"], ["engine_empty_s", "has no episode", "w-empty"]];
 const TRAINER = [["trainer_busy_s", "computes", "w-tbusy"], ["trainer_groups_s", "waits for groups", "w-groups"], ["trainer_other_s", "other waits: weights, commits, disk", "w-other"]];
-/** Rows of episodes. */
+/** Rows of episodes on a page. */
 const MAX_EPISODES = 40;
+const PHASES = ["boot", "model", "tool", "score"];
 
 export async function timelinePage({ run, params, signal }) {
-  const [time, { live }] = await Promise.all([get(`runs/${seg(run)}/timeline`, signal), get(`runs/${seg(run)}/live`, signal)]);
-  if (!time.steps.length && !time.samples.length) return empty("Nothing is recorded yet", "The timeline begins with the first step.");
+  const window_ = new URLSearchParams([...params].filter(([k]) => k === "from" || k === "to"));
+  const [time, stored] = await Promise.all([get(`runs/${seg(run)}/timeline`, signal), get(`runs/${seg(run)}/phases?${window_}`, signal)]);
+  if (!time.steps.length && !time.samples.length && !stored.kept) return empty("Nothing is recorded yet", "The timeline begins with the first step.");
   const last = params.get("last") ?? "60";
   const steps = last === "all" ? time.steps : time.steps.slice(-Number(last));
   return h("div", { class: "stack" },
@@ -18,7 +20,7 @@ export async function timelinePage({ run, params, signal }) {
     steps.length > 0 && h("section", { class: "card lanes" }, h("h2", {}, "Engine and trainer, step by step"), lanes(steps)),
     h("div", { class: "grid three" }, total("Engine: where its time went", ENGINE, time.totals), total("Trainer: where its time went", TRAINER, time.totals), tools(time)),
     time.samples.length > 2 && samples(time.samples),
-    live?.spans.length > 0 && phases(live.spans, run));
+    stored.kept && phases(stored, run, Number(params.get("row") ?? 0)));
 }
 
 function lanes(steps) {
@@ -52,20 +54,21 @@ function lanes(steps) {
 
 function total(title, parts, totals) {
   const sum = parts.reduce((a, [key]) => a + totals[key], 0);
-  return card(title, sum ? `${duration(sum)} in steps` : null,
+  return card(title, sum ? `${duration(sum)} in all steps` : null,
     h("div", { class: "split" }, parts.map(([key, text, kind]) => h("i", { class: kind, title: text, style: { flex: String(totals[key] || 0) } }))),
     h("div", { class: "keys" }, parts.map(([key, text, kind]) => [h("i", { class: kind }), h("span", {}, text), h("b", { class: "num right" }, sum ? percent(totals[key] / sum) : "–"), h("span", { class: "mute num right" }, duration(totals[key]))])));
 }
 
+/** Sums of the steps that the page has. What is added up over episodes that ran at once is kept apart from the wall time. */
 function tools(time) {
-  const sum = (key) => time.steps.reduce((a, r) => a + r[key], 0);
-  const rows = [["generation, summed over episodes", sum("generate_s")], ["environments, tools and scores, summed over episodes", sum("tool_s")], ["rollouts, wall time", sum("rollout_s")], ["training, wall time", sum("train_s")], ["publishing weights", sum("publish_s")], ["checkpoints", sum("checkpoint_s")]];
-  const sandboxes = time.steps.reduce((a, r) => a + r.waits.episodes_sandbox_s, 0);
-  if (sandboxes >= 0.05) rows.splice(2, 0, ["of it, waits for sandboxes", sandboxes]);
+  const sum = (key) => time.steps.reduce((a, r) => a + r[key], 0), waits = (key) => time.steps.reduce((a, r) => a + r.waits[key], 0);
+  const wall = [["rollouts", sum("rollout_s")], ["training", sum("train_s")], ["publishing weights", sum("publish_s")], ["checkpoints", sum("checkpoint_s")]];
+  const episodes = [["generation", sum("generate_s")], ["environments, tools and scores", sum("tool_s")], ["waits for sandboxes", waits("episodes_sandbox_s")], ["waits for the disk", waits("episodes_disk_s")]];
+  const list = (rows) => h("dl", { class: "facts sums" }, rows.filter(([, v]) => v >= 0.0005).map(([name, v]) => [h("dt", {}, name), h("dd", { class: "num right" }, duration(v))]));
   const ages = Object.entries(time.staleness);
-  return card("Episodes, weights and disk", `${num(sum("episodes"))} episodes in these steps`,
-    h("dl", { class: "facts sums" }, rows.map(([name, v]) => [h("dt", {}, name), h("dd", { class: "num right" }, duration(v))])),
-    ages.length > 0 && h("p", { class: "mute" }, `Trained rows by updates behind: ${ages.map(([age, n]) => `${age}: ${num(n)}`).join(" · ")}`));
+  return card("Where these steps spent time", `${num(sum("episodes"))} episodes in ${num(time.steps.length)} steps${time.left_out ? `; ${num(time.left_out)} earlier steps are not counted` : ""}`,
+    h("h3", {}, "By the clock"), list(wall), h("h3", { style: { "margin-top": "10px" } }, "Added up over episodes, which run at once"), list(episodes),
+    ages.length > 0 && h("p", { class: "mute" }, `Trained rows of all steps by updates behind: ${ages.map(([age, n]) => `${age}: ${num(n)}`).join(" · ")}`));
 }
 
 function samples(all) {
@@ -78,28 +81,57 @@ function samples(all) {
     chart([curve("tokens a second", "tokens_per_s", 0)], { ...options, title: "Sampling over time", unit: "tokens/s", id: "rate" }));
 }
 
-function phases(spans, run) {
+/** Phases of episodes within a window of time, a row an episode; drawn across the window and not across what happens to be in it. */
+function phases(stored, run, first) {
+  const [from, to] = stored.window, zero = stored.kept[0], span = to - from || 1;
   const by = new Map();
-  for (const span of spans) {
-    if (!by.has(span[0])) by.set(span[0], []);
-    by.get(span[0]).push(span);
+  for (const row of stored.spans) {
+    if (!by.has(row[0])) by.set(row[0], []);
+    by.get(row[0]).push(row);
   }
-  const newest = [...by].sort((a, b) => b[1].at(-1)[2] - a[1].at(-1)[2]).slice(0, MAX_EPISODES).reverse();
-  const all = newest.flatMap(([, list]) => list);
-  const from = Math.min(...all.map(([, , end, length]) => end - length)), to = Math.max(...all.map((p) => p[2]), from + 1e-9);
-  const width = 1000, left = 150, x = (t) => left + (t - from) / (to - from) * (width - left);
-  const svg = s("svg", { viewBox: `0 0 ${width} ${newest.length * 15 + 22}`, role: "img", "aria-label": "Phases of episodes" });
-  newest.forEach(([episode, list], i) => {
+  const begin = (list) => Math.min(...list.map(([, , end, length]) => end - length));
+  const all = [...by].sort((a, b) => begin(a[1]) - begin(b[1])), shown = all.slice(first, first + MAX_EPISODES);
+  const width = 1000, left = 150, x = (t) => left + Math.max(0, Math.min(1, (t - from) / span)) * (width - left);
+  const svg = s("svg", { viewBox: `0 0 ${width} ${shown.length * 15 + 22}`, role: "img", "aria-label": "Phases of episodes", class: "phases" });
+  shown.forEach(([episode, list], i) => {
     const y = i * 15;
     svg.append(s("a", { href: link("episode", { run, id: episode }) }, s("text", { x: 0, y: y + 10 }, episode.length > 22 ? `${episode.slice(0, 21)}…` : episode)), s("rect", { class: "lane", x: left, y: y + 5, width: width - left, height: 2 }));
     for (const [, phase, end, length] of list) {
-      const box = s("rect", { class: `p-${phase}`, x: x(end - length), y: y + 1, width: Math.max(0.8, x(end) - x(end - length)), height: 10, rx: 1.5 });
-      box.append(s("title", {}, `${episode}: ${phase} for ${duration(length)}`));
+      const box = s("rect", { class: `p-${phase}`, x: x(end - length), y: y + 1, width: Math.max(0.8, x(end) - x(end - length)), height: 10, rx: 1.5, "data-from": (end - length - zero).toFixed(4), "data-s": length });
+      box.append(s("title", {}, `${episode}: ${phase} for ${duration(length)}, from ${duration(end - length - zero)}`));
       svg.append(box);
     }
   });
-  for (let i = 0; i <= 4; i++) svg.append(s("text", { x: left + (width - left) * i / 4, y: newest.length * 15 + 18, "text-anchor": i === 0 ? "start" : i === 4 ? "end" : "middle" }, duration((to - from) * i / 4)));
-  return h("section", { class: "card lanes" }, h("h2", {}, "Phases of the newest episodes"),
-    h("div", { class: "row mute", style: { margin: "6px 0 10px" } }, ["boot", "model", "tool", "score"].map((p) => h("span", { class: "row" }, h("i", { class: `p-${p}`, style: { width: "10px", height: "10px", "border-radius": "3px" } }), p))),
+  for (let i = 0; i <= 4; i++) svg.append(s("text", { x: left + (width - left) * i / 4, y: shown.length * 15 + 18, "text-anchor": i === 0 ? "start" : i === 4 ? "end" : "middle" }, duration(from - zero + span * i / 4)));
+  const go = (a, b) => patch({ from: a.toFixed(3), to: b.toFixed(3), row: "" });
+  const zoom = (k, at = (from + to) / 2) => go(at - (at - from) * k, at + (to - at) * k);
+  // A part that is drawn over with the pointer becomes the window.
+  const mark = s("rect", { class: "mark", y: 0, height: shown.length * 15, width: 0, hidden: true });
+  svg.append(mark);
+  const place = (e) => (e.clientX - svg.getBoundingClientRect().left) / svg.getBoundingClientRect().width * width;
+  let began = null;
+  svg.addEventListener("pointerdown", (e) => { if (place(e) > left && !e.target.closest("a")) { began = place(e); svg.setPointerCapture(e.pointerId); } });
+  svg.addEventListener("pointermove", (e) => {
+    if (began === null) return;
+    mark.removeAttribute("hidden");
+    mark.setAttribute("x", Math.min(began, place(e)));
+    mark.setAttribute("width", Math.abs(place(e) - began));
+  });
+  svg.addEventListener("pointerup", (e) => {
+    if (began === null) return;
+    const [a, b] = [began, place(e)].sort((m, n) => m - n).map((p) => from + Math.max(0, Math.min(1, (p - left) / (width - left))) * span);
+    began = null;
+    if (b - a > span / 200) go(a, b); else mark.setAttribute("hidden", "");
+  });
+  const button = (name, text, act, off) => h("button", { class: "button", type: "button", title: name, "aria-label": name, disabled: off, onclick: act }, text);
+  const cut = stored.count - stored.spans.length;
+  return h("section", { class: "card lanes", id: "phases" },
+    h("div", { class: "row" }, h("h2", {}, "Phases of episodes"), h("span", { class: "grow" }),
+      button("Earlier", "←", () => go(from - span / 2, to - span / 2), from <= stored.kept[0]), button("Later", "→", () => go(from + span / 2, to + span / 2), to >= stored.kept[1]),
+      button("Zoom in", "+", () => zoom(0.5)), button("Zoom out", "−", () => zoom(2)), button("All that is kept", "all", () => go(stored.kept[0], stored.kept[1])),
+      h("a", { class: "button", href: `/api/runs/${seg(run)}/trace`, download: `${run}-trace.json`, title: "All phases that are kept, for ui.perfetto.dev or chrome://tracing" }, "Export for Perfetto")),
+    h("p", { class: "mute" }, `${duration(from - zero)} to ${duration(to - zero)} of ${duration(stored.kept[1] - zero)}: ${num(stored.count)} phases, episodes ${shown.length ? `${first + 1} to ${first + shown.length}` : "0"} of ${num(all.length)}.${cut ? ` Only the first ${num(stored.spans.length)} phases are drawn: zoom in.` : ""}${stored.older_gone ? " Older phases are not kept." : ""} Draw over a part to zoom.`),
+    h("div", { class: "row mute", style: { margin: "6px 0 10px" } }, PHASES.map((p) => h("span", { class: "row" }, h("i", { class: `p-${p}`, style: { width: "10px", height: "10px", "border-radius": "3px" } }), p)), h("span", { class: "grow" }),
+      all.length > MAX_EPISODES && [button("Episodes before", "↑", () => patch({ row: Math.max(0, first - MAX_EPISODES) || "" }), first === 0), button("Episodes after", "↓", () => patch({ row: first + MAX_EPISODES }), first + MAX_EPISODES >= all.length)]),
     h("div", { class: "scroll" }, h("div", { style: { "min-width": "640px" } }, svg)));
 }

@@ -37,7 +37,7 @@ fn main() -> std::io::Result<()> {
         }
     }
     let ports = Ports {
-        renderer: Arc::new(|_| match sinew_render::byte_renderer() {
+        renderer: Arc::new(|_, _| match sinew_render::byte_renderer() {
             Ok(renderer) => Ok(Arc::new(renderer)),
             Err(e) => Err(e.to_string()),
         }),

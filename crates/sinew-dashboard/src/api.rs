@@ -3,7 +3,7 @@
 
 use crate::episode;
 use crate::error::ViewError;
-use crate::outcomes::{ListError, Outcomes, range};
+use crate::outcomes::{ListError, Outcomes, Row, range};
 use crate::runs::{Run, RunRow};
 use crate::scaling;
 use crate::series;
@@ -14,9 +14,11 @@ use axum::extract::{Path, Query, State};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_project::{TokenSignal, token_signals};
-use sinew_store::{Cursor, EndKind, Filter};
+use sinew_recipe::RunPlan;
+use sinew_store::{Cursor, EndKind, Filter, TrainedBatch};
 use sinew_types::{EpisodeId, GroupId, Trace};
 use sinew_view::{LIVE_FILE, LiveState};
+use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -26,6 +28,8 @@ type Answer = Result<Json<Value>, ViewError>;
 /// Episodes of a page without `limit`, and at most.
 const PAGE: usize = 100;
 const MAX_PAGE: usize = 500;
+/// Traces that a search reads for a page.
+const SEARCHED: usize = 2000;
 /// Episodes whose failure is read from their traces.
 const FAILURES: usize = 60;
 /// Bytes of a state that a run wrote.
@@ -45,7 +49,25 @@ async fn answer(
         let _permit = permit;
         job()
     });
-    done.await.map_err(ViewError::system)?.map(Json)
+    let mut value = done.await.map_err(ViewError::system)??;
+    exact(&mut value);
+    Ok(Json(value))
+}
+
+/// Makes integers text that a page would round: its numbers have 53 bits. Seeds have 64.
+fn exact(value: &mut Value) {
+    const MOST: u64 = (1 << 53) - 1;
+    match value {
+        Value::Number(n) => {
+            let size = n.as_u64().or_else(|| n.as_i64().map(i64::unsigned_abs));
+            if size.is_some_and(|size| size > MOST) {
+                *value = Value::String(n.to_string());
+            }
+        }
+        Value::Array(all) => all.iter_mut().for_each(exact),
+        Value::Object(all) => all.values_mut().for_each(exact),
+        _ => {}
+    }
 }
 
 /// `GET /api/runs`: every run with its state and what it gained.
@@ -63,7 +85,9 @@ pub(crate) async fn curves(State(shared): State<Shared>, Path(run): Path<String>
     let runs = Arc::clone(&shared.runs);
     answer(&shared, move || {
         let run = runs.get(&run)?;
-        Ok(json!(series::curves(&run.steps(), &run.evals())))
+        let mut curves = json!(series::curves(&run.steps(), &run.evals()));
+        curves["unread"] = run.unread().into();
+        Ok(curves)
     })
     .await
 }
@@ -88,7 +112,7 @@ pub(crate) async fn live(State(shared): State<Shared>, Path(run): Path<String>) 
         let small = std::fs::metadata(&file).is_ok_and(|m| m.len() <= MAX_LIVE_BYTES);
         let text = small.then(|| std::fs::read(&file).ok()).flatten();
         let live: Option<LiveState> = text.and_then(|t| serde_json::from_slice(&t).ok());
-        Ok(json!({ "state": state, "why": why, "live": live }))
+        Ok(json!({ "state": state, "why": why, "verdict": run.verdict(), "live": live }))
     })
     .await
 }
@@ -104,7 +128,123 @@ pub(crate) async fn recipe(State(shared): State<Shared>, Path(run): Path<String>
     .await
 }
 
-/// The filters of `sinew episodes`, by the names of its options.
+/// `GET /api/runs/RUN/steps/STEP`: the record of a step, measurements after it, and what became of the
+/// episodes that its commit names.
+pub(crate) async fn step(
+    State(shared): State<Shared>,
+    Path((run, step)): Path<(String, u64)>,
+) -> Answer {
+    let runs = Arc::clone(&shared.runs);
+    answer(&shared, move || {
+        let run = runs.get(&run)?;
+        let steps = run.steps();
+        let at = steps.iter().position(|r| r.step == step).ok_or_else(|| {
+            ViewError::missing(format!("run {} has no record of step {step}", run.name))
+        })?;
+        let beside = |i: Option<usize>| i.and_then(|i| steps.get(i)).map(|r| r.step);
+        let evals = run.evals();
+        let evals: Vec<_> = evals.iter().filter(|e| e.step == step).collect();
+        // A run without a store has no episodes to show.
+        let batches = run.store().ok().map(|store| store.batches_of(step));
+        let batches = batches.transpose().map_err(ViewError::system)?;
+        let (mut trained, mut dropped) = (0, Vec::new());
+        for batch in batches.unwrap_or_default() {
+            trained += batch.episodes.len();
+            dropped.extend(batch.dropped);
+        }
+        Ok(json!({
+            "record": steps[at], "evals": evals, "trained": trained, "dropped": dropped,
+            "success": series::pooled([&steps[at].rollout]),
+            "before": beside(at.checked_sub(1)), "after": beside(Some(at + 1)),
+        }))
+    })
+    .await
+}
+
+/// A window of time, in seconds since 1970.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Window {
+    from: Option<f64>,
+    to: Option<f64>,
+}
+
+/// `GET /api/runs/RUN/phases?from=&to=`: phases of episodes within a window; left out: the last minute.
+pub(crate) async fn phases(
+    State(shared): State<Shared>,
+    Path(run): Path<String>,
+    query: Result<Query<Window>, axum::extract::rejection::QueryRejection>,
+) -> Answer {
+    let Query(window) = query.map_err(|e| ViewError::request(e.body_text()))?;
+    let runs = Arc::clone(&shared.runs);
+    answer(&shared, move || {
+        let run = runs.get(&run)?;
+        work::phases(&run.path, (window.from, window.to)).map_err(ViewError::request)
+    })
+    .await
+}
+
+/// `GET /api/runs/RUN/trace`: all phases that the run keeps, for Perfetto and Chrome's tracing.
+pub(crate) async fn trace(State(shared): State<Shared>, Path(run): Path<String>) -> Answer {
+    let runs = Arc::clone(&shared.runs);
+    answer(&shared, move || {
+        let run = runs.get(&run)?;
+        Ok(sinew_view::chrome_trace(&run.path, &run.name))
+    })
+    .await
+}
+
+/// Names of runs, separated by commas.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Names {
+    runs: String,
+}
+
+/// `GET /api/recipes?runs=a,b`: the keys by which the recipes of runs differ from that of the first.
+pub(crate) async fn recipes(
+    State(shared): State<Shared>,
+    query: Result<Query<Names>, axum::extract::rejection::QueryRejection>,
+) -> Answer {
+    let Query(names) = query.map_err(|e| ViewError::request(e.body_text()))?;
+    let runs = Arc::clone(&shared.runs);
+    answer(&shared, move || {
+        let names = names.runs.split(',').filter(|n| !n.is_empty());
+        let plans = names.map(|n| runs.get(n)?.recipe().map(|plan| (n.to_owned(), plan)));
+        let plans = plans.collect::<Result<Vec<_>, _>>()?;
+        let (Some((_, first)), others) = (plans.first(), plans.iter().skip(1)) else {
+            return Err(ViewError::request("runs: allowed: at least one name"));
+        };
+        let against = |(run, plan): &(String, RunPlan)| {
+            let changes = sinew_recipe::changes(first, plan);
+            let row = |c: &sinew_recipe::Change| json!([c.key, c.old, c.new]);
+            let mut rows: Vec<Value> = changes.iter().map(row).collect();
+            // Bounds are no change for a run that goes on, and one for two that are compared.
+            let (a, b) = (&first.train, &plan.train);
+            if a.steps != b.steps {
+                rows.push(json!([
+                    "train.steps",
+                    a.steps.to_string(),
+                    b.steps.to_string()
+                ]));
+            }
+            if a.max_wall_s != b.max_wall_s {
+                let shown = |s: f64| s.to_string();
+                rows.push(json!([
+                    "train.max_wall_s",
+                    shown(a.max_wall_s),
+                    shown(b.max_wall_s)
+                ]));
+            }
+            json!({ "run": run, "changes": rows })
+        };
+        Ok(json!({ "others": others.map(against).collect::<Vec<_>>() }))
+    })
+    .await
+}
+
+/// The filters of `sinew episodes`, by the names of its options, and two of the pages' own: `of_step` keeps
+/// the episodes that the commit of a step names, trained or left out, and `text` those that hold a text.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct EpisodeQuery {
@@ -123,6 +263,8 @@ pub(crate) struct EpisodeQuery {
     success: Option<bool>,
     min_reward: Option<f64>,
     max_reward: Option<f64>,
+    of_step: Option<u64>,
+    text: Option<String>,
     after: Option<u64>,
     limit: Option<usize>,
 }
@@ -180,18 +322,64 @@ fn list_error(e: ListError) -> ViewError {
     }
 }
 
+/// A row of the listing.
+fn row((e, waits): Row) -> Value {
+    let mut row = json!(e);
+    row["waits"] = json!(waits);
+    row
+}
+
 /// A page of the listing.
 fn listed(run: &Run, filter: &Filter) -> Result<Value, ViewError> {
     let store = run.store()?;
     let page = Outcomes::new(&store, run.late()).page(filter);
     let (rows, next) = page.map_err(list_error)?;
-    let row = |(e, waits): (sinew_store::EpisodeSummary, bool)| {
-        let mut row = json!(e);
-        row["waits"] = json!(waits);
-        row
-    };
     let rows: Vec<Value> = rows.into_iter().map(row).collect();
     Ok(json!({ "episodes": rows, "next": next.map(|c| c.0) }))
+}
+
+/// Episodes that the commit of a step names, trained or left out.
+fn of_step(run: &Run, step: u64) -> Result<BTreeSet<EpisodeId>, ViewError> {
+    let batches = run.store()?.batches_of(step).map_err(ViewError::system)?;
+    let ids = |b: TrainedBatch| b.episodes.into_iter().chain(b.dropped.into_keys());
+    Ok(batches.into_iter().flat_map(ids).collect())
+}
+
+/// A page of the episodes of a filter that hold a text, each with the place where it stands. As every trace
+/// is read, a page looks at so many and says how many: `next` goes on behind the last of them.
+fn searched(run: &Run, filter: &Filter, text: &str) -> Result<Value, ViewError> {
+    let store = run.store()?;
+    let renderer = run.renderer().ok();
+    let outcomes = Outcomes::new(&store, run.late());
+    let (mut found, mut looked) = (Vec::new(), 0);
+    let mut page = Filter {
+        limit: SEARCHED / 4,
+        ..filter.clone()
+    };
+    loop {
+        let (rows, next) = outcomes.page(&page).map_err(list_error)?;
+        for (e, waits) in rows {
+            let trace = store.get(&e.episode).map_err(ViewError::system)?;
+            let place = trace.and_then(|t| episode::found(&t, text, renderer.as_deref()));
+            let cursor = e.cursor;
+            looked += 1;
+            if let Some(place) = place {
+                let mut row = row((e, waits));
+                row["found"] = place.into();
+                found.push(row);
+            }
+            if found.len() == filter.limit {
+                return Ok(json!({ "episodes": found, "looked": looked, "next": cursor.0 }));
+            }
+        }
+        match next {
+            Some(next) if looked < SEARCHED => page.after = Some(next),
+            next => {
+                let next = next.map(|c| c.0);
+                return Ok(json!({ "episodes": found, "looked": looked, "next": next }));
+            }
+        }
+    }
 }
 
 /// `GET /api/runs/RUN/episodes?...`: a page of the listing, in the order of the commits. `next` is the
@@ -203,7 +391,17 @@ pub(crate) async fn episodes(
 ) -> Answer {
     let Query(query) = query.map_err(|e| ViewError::request(e.body_text()))?;
     let runs = Arc::clone(&shared.runs);
-    answer(&shared, move || listed(&*runs.get(&run)?, &query.filter()?)).await
+    answer(&shared, move || {
+        let run = runs.get(&run)?;
+        let (step, text) = (query.of_step, query.text.clone());
+        let mut filter = query.filter()?;
+        filter.among = step.map(|step| of_step(&run, step)).transpose()?;
+        match text.filter(|t| !t.is_empty()) {
+            Some(text) => searched(&run, &filter, &text),
+            None => listed(&run, &filter),
+        }
+    })
+    .await
 }
 
 /// `GET /api/runs/RUN/episodes/EPISODE`: an episode with its tokens and the outcome that counts, and a row
@@ -264,6 +462,7 @@ pub(crate) async fn errors(State(shared): State<Shared>, Path(run): Path<String>
         let (state, why) = run.state();
         errors["state"] = json!(state);
         errors["why"] = json!(why);
+        errors["verdict"] = json!(run.verdict());
         errors["failures"] = json!(failures(&run)?);
         Ok(errors)
     })
@@ -325,11 +524,13 @@ pub(crate) async fn scaling(
                 .map(|n| runs.get(n))
                 .collect::<Result<_, _>>()?,
         };
-        let inputs: Vec<scaling::Input> = chosen
-            .iter()
-            .map(|run| scaling::points(&run.name, &run.steps(), &run.evals(), query.x, query.y))
-            .collect();
-        Ok(json!(scaling::study(&inputs)))
+        let input = |run: &Arc<Run>| scaling::Input {
+            world: run.world(),
+            repeats: run.repeats(),
+            ..scaling::points(&run.name, &run.steps(), &run.evals(), query.x, query.y)
+        };
+        let inputs: Vec<scaling::Input> = chosen.iter().map(input).collect();
+        Ok(json!(scaling::study(&inputs, query.y)))
     })
     .await
 }
@@ -342,6 +543,19 @@ mod tests {
         let uri: axum::http::Uri = format!("http://x/?{query}").parse().unwrap();
         let query = Query::<EpisodeQuery>::try_from_uri(&uri).map_err(|e| e.body_text())?;
         query.0.filter().map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn integers_that_a_page_would_round_are_text() {
+        let mut value = json!({ "a": [u64::MAX, 9_007_199_254_740_991_u64, i64::MIN, 0.5] });
+        exact(&mut value);
+        let exact = json!([
+            "18446744073709551615",
+            9_007_199_254_740_991_u64,
+            "-9223372036854775808",
+            0.5
+        ]);
+        assert_eq!(value["a"], exact);
     }
 
     #[test]

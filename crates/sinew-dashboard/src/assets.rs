@@ -39,6 +39,8 @@ const FILES: &[(&str, &str, &str)] = &[
         JS,
         include_str!("../assets/episode.js"),
     ),
+    ("/assets/diff.js", JS, include_str!("../assets/diff.js")),
+    ("/assets/step.js", JS, include_str!("../assets/step.js")),
     ("/assets/errors.js", JS, include_str!("../assets/errors.js")),
     (
         "/assets/scaling.js",

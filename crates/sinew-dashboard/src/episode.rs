@@ -5,7 +5,7 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 use sinew_render::Renderer;
-use sinew_types::{EpisodeEnd, NO_PARENT, Node, TokenKind, Trace};
+use sinew_types::{EpisodeEnd, Message, NO_PARENT, Node, TokenId, TokenKind, Trace};
 use sinew_view::pieces;
 
 /// Tokens of an episode that a page gets at most; what follows is left out and counted.
@@ -23,10 +23,12 @@ struct NodeView<'a> {
     temperature: f32,
     process_reward: f64,
     finish: Option<Value>,
-    /// What its tokens render.
-    messages: &'a [sinew_types::Message],
+    /// What its tokens render; arguments of calls are text, whose numbers a page does not round.
+    messages: Vec<Value>,
     /// Number of its tokens.
     count: usize,
+    /// Tokens as numbers, which say whether two nodes are equal.
+    ids: &'a [TokenId],
     /// Text of each token; `None` without the tokenizer.
     pieces: Option<Vec<String>>,
     /// Of each token; empty where it was not sampled.
@@ -51,6 +53,8 @@ pub(crate) fn view(trace: &Trace, waits: bool, renderer: Result<&dyn Renderer, &
         })
         .collect();
     let all: usize = trace.nodes.iter().map(|n| n.tokens.len()).sum();
+    // An episode that the system failed has no score, whatever its outcome says.
+    let failed = matches!(trace.end, EpisodeEnd::Failed { .. });
     json!({
         "episode": trace.episode,
         "group": trace.group,
@@ -60,7 +64,7 @@ pub(crate) fn view(trace: &Trace, waits: bool, renderer: Result<&dyn Renderer, &
         "origin": trace.origin,
         "provenance": trace.provenance,
         "outcome": trace.outcome,
-        "reward": trace.score(),
+        "reward": trace.score().filter(|_| !failed),
         "waits": waits,
         "end": trace.end,
         "end_text": end_text(&trace.end),
@@ -91,8 +95,9 @@ fn node_view<'a>(
         temperature: node.temperature,
         process_reward: node.process_reward,
         finish: node.finish.as_ref().map(|f| json!(f)),
-        messages: &node.messages,
+        messages: node.messages.iter().map(message).collect(),
         count: node.tokens.len(),
+        ids: tokens,
         pieces: renderer.map(|r| pieces(tokens, r)),
         logprobs: &node.logprobs[..shown.min(node.logprobs.len())],
         versions: node
@@ -102,6 +107,53 @@ fn node_view<'a>(
             .collect(),
         forced: (0..shown).filter(|i| node.forced(*i)).collect(),
     }
+}
+
+/// Characters around a text that was found.
+const AROUND: usize = 60;
+
+/// The place where an episode holds a text, in upper or lower case: in messages, in reasoning, in calls of
+/// tools, or in what the model wrote. `None` where it does not.
+pub(crate) fn found(trace: &Trace, text: &str, renderer: Option<&dyn Renderer>) -> Option<String> {
+    let wanted = text.to_lowercase();
+    trace.nodes.iter().find_map(|node| {
+        let said = node.messages.iter().flat_map(said_in);
+        let written = renderer.filter(|_| node.messages.is_empty());
+        let written = written.map(|r| r.decode_with_special(&node.tokens));
+        said.chain(written).find_map(|said| around(&said, &wanted))
+    })
+}
+
+/// The texts of a message.
+fn said_in(message: &Message) -> Vec<String> {
+    let calls = message.tool_calls.iter();
+    let calls = calls.map(|call| format!("{} {}", call.name, call.arguments));
+    let reasoning = message.reasoning.iter().cloned();
+    let content = std::iter::once(message.content.to_string());
+    content.chain(reasoning).chain(calls).collect()
+}
+
+/// A part of a text with the place where it has `wanted`, which is in lower case.
+fn around(text: &str, wanted: &str) -> Option<String> {
+    let lower = text.to_lowercase();
+    let before = lower[..lower.find(wanted)?].chars().count();
+    let from = before.saturating_sub(AROUND);
+    let length = before - from + wanted.chars().count() + AROUND;
+    let part: String = text.chars().skip(from).take(length).collect();
+    let cut = |is: bool| if is { "…" } else { "" };
+    let end = text.chars().count() > from + length;
+    Some(format!("{}{part}{}", cut(from > 0), cut(end)))
+}
+
+/// A message with the arguments of its calls as text.
+fn message(message: &Message) -> Value {
+    let mut value = json!(message);
+    let calls = value["tool_calls"].as_array_mut().into_iter().flatten();
+    for (call, own) in calls.zip(&message.tool_calls) {
+        let text = serde_json::to_string_pretty(&own.arguments).unwrap_or_default();
+        call["arguments"] = text.into();
+    }
+    value
 }
 
 /// How an episode ended, in words.
@@ -114,5 +166,20 @@ pub(crate) fn end_text(end: &EpisodeEnd) -> String {
         EpisodeEnd::Failed { kind, message } => {
             format!("{} failed: {message}", format!("{kind:?}").to_lowercase())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_found_in_any_case_with_what_stands_around_it() {
+        let text = format!("{}the ANSWER is 7{}", "a ".repeat(100), " z".repeat(100));
+        let place = around(&text, "answer").unwrap();
+        assert!(place.starts_with('…') && place.ends_with('…'), "{place}");
+        assert!(place.contains("the ANSWER is 7"), "{place}");
+        assert_eq!(around("short", "short").unwrap(), "short");
+        assert_eq!(around("short", "long"), None);
     }
 }

@@ -15,11 +15,15 @@
 //! | `/api/runs` | the runs, how far they are, what they gained |
 //! | `/api/runs/RUN/curves` | curves of its steps and held-out measurements |
 //! | `/api/runs/RUN/timeline` | what engine and trainer did and waited for |
+//! | `/api/runs/RUN/steps/STEP` | a step: its record, and what became of its episodes |
+//! | `/api/runs/RUN/phases` | phases of episodes within a window of time |
+//! | `/api/runs/RUN/trace` | all of them, as Perfetto opens them |
 //! | `/api/runs/RUN/live` | what its process last wrote: phases, board, queues |
 //! | `/api/runs/RUN/episodes` | a page of episodes; the filters of `sinew episodes` as parameters |
 //! | `/api/runs/RUN/episodes/EPISODE` | an episode with its tokens |
 //! | `/api/runs/RUN/errors` | failures and left-out episodes with causes |
 //! | `/api/runs/RUN/recipe` | the recipe as it ran |
+//! | `/api/recipes` | keys by which recipes differ |
 //! | `/api/scaling` | gain against compute over runs, with fits |
 //! | `/api/events` | server-sent events: `change` with `run` and `what`, `resync` |
 

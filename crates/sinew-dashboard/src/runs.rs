@@ -4,9 +4,10 @@
 //! run may write a file anew: then it is read from its start.
 
 use crate::error::ViewError;
+use crate::series::{Spread, pooled};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sinew_pipeline::{EvalRecord, StepRecord};
+use sinew_pipeline::{EvalRecord, StepRecord, Verdict};
 use sinew_project::{holds_run, process_of, store_path};
 use sinew_recipe::RunPlan;
 use sinew_render::Renderer;
@@ -19,9 +20,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Runs that are shown at most.
 pub(crate) const MAX_RUNS: usize = 500;
+/// Steps at the end of a run whose training episodes its row shows.
+const RECENT: usize = 5;
 
-/// Makes the tokenizer of a run's recipe; an error is shown in place of the text of tokens.
-pub type OpenRenderer = dyn Fn(&RunPlan) -> Result<Arc<dyn Renderer>, String> + Send + Sync;
+/// Makes the tokenizer of a run from its folder and recipe; an error is shown in place of the text of tokens.
+pub type OpenRenderer = dyn Fn(&Path, &RunPlan) -> Result<Arc<dyn Renderer>, String> + Send + Sync;
 /// How rewards from outside count in a run.
 pub type LateOf = dyn Fn(&RunPlan) -> Option<sinew_pipeline::LateConfig> + Send + Sync;
 
@@ -173,6 +176,8 @@ struct Lines<T> {
     offset: u64,
     /// Of the file that was read: another one is read from its start.
     inode: u64,
+    /// Lines that are no records.
+    unread: usize,
 }
 
 impl<T> Default for Lines<T> {
@@ -181,12 +186,13 @@ impl<T> Default for Lines<T> {
             rows: Arc::default(),
             offset: 0,
             inode: 0,
+            unread: 0,
         }
     }
 }
 
 impl<T: DeserializeOwned + Clone> Lines<T> {
-    /// Reads on. A line that is no record is left out: a newer version may write more than this one knows.
+    /// Reads on. A line that is no record is left out and counted.
     fn read(&mut self, path: &Path) -> Arc<Vec<T>> {
         let Ok(mut file) = sinew_view::open_regular(path) else {
             *self = Self::default();
@@ -213,7 +219,12 @@ impl<T: DeserializeOwned + Clone> Lines<T> {
             self.offset += whole as u64;
             let rows = Arc::make_mut(&mut self.rows);
             let lines = text[..whole].split(|b| *b == b'\n');
-            rows.extend(lines.filter_map(|l| serde_json::from_slice(l).ok()));
+            for line in lines.filter(|line| !line.is_empty()) {
+                match serde_json::from_slice(line) {
+                    Ok(row) => rows.push(row),
+                    Err(_) => self.unread += 1,
+                }
+            }
         }
         Arc::clone(&self.rows)
     }
@@ -232,12 +243,17 @@ pub(crate) struct RunRow {
     state: String,
     /// Why it failed, if it said so.
     why: Option<String>,
+    /// The one verdict on it.
+    verdict: Verdict,
+    /// The verdict is not one to be shown in green.
+    bad: bool,
     /// As the recipe names them; empty if it cannot be read.
     model: String,
     algorithm: String,
     env: String,
     mode: String,
-    seed: u64,
+    /// As text: numbers of a page have 53 bits.
+    seed: String,
     /// The last recorded step, of how many.
     steps: u64,
     of_steps: u64,
@@ -247,17 +263,35 @@ pub(crate) struct RunRow {
     episodes: usize,
     failed: usize,
     /// Held-out success, first and last measurement.
-    before: Option<f64>,
-    after: Option<f64>,
+    before: Option<Share>,
+    after: Option<Share>,
     /// Mean reward and success of the last steps' training episodes.
     reward: Option<f64>,
-    success: Option<f64>,
+    success: Option<Share>,
     /// Of the last step that trained.
     entropy: Option<f64>,
-    /// Success of the training episodes, thinned to a few dozen points.
-    spark: Vec<f64>,
+    /// Success of the training episodes, thinned to a few dozen points; `None` where none has a score.
+    spark: Vec<Option<f64>>,
     /// It keeps its episodes.
     stored: bool,
+    /// Equal for runs that repeat each other with other seeds.
+    repeats: Option<String>,
+    /// Lines of its records that cannot be read, which no page shows.
+    unread: usize,
+}
+
+/// A share of episodes, and how sure it is.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Share {
+    share: f64,
+    #[serde(flatten)]
+    spread: Spread,
+}
+
+impl Share {
+    fn of(measured: &EvalRecord) -> Option<Self> {
+        pooled([&measured.stats]).map(|(share, spread)| Self { share, spread })
+    }
 }
 
 impl Run {
@@ -287,12 +321,36 @@ impl Run {
             .read(&self.path.join("evals.jsonl"))
     }
 
+    /// Lines of the records that were read and are none.
+    pub(crate) fn unread(&self) -> usize {
+        let records = lock(&self.records);
+        records.steps.unread + records.evals.unread
+    }
+
     /// The recipe as it ran.
     ///
     /// # Errors
     /// If it cannot be read.
     pub(crate) fn recipe(&self) -> Result<RunPlan, ViewError> {
         sinew_project::recipe(&self.path).map_err(ViewError::system)
+    }
+
+    /// Equal for runs that repeat each other: one recipe, but for its name, its seed and what bounds it.
+    /// `None` if it cannot be read.
+    pub(crate) fn repeats(&self) -> Option<String> {
+        let mut recipe = self.recipe().ok()?;
+        (recipe.name, recipe.seed) = (String::new(), 0);
+        recipe.hash().ok()
+    }
+
+    /// Equal for runs whose tasks and rewards are the same; empty if the recipe cannot be read.
+    pub(crate) fn world(&self) -> String {
+        let plan = self
+            .recipe()
+            .ok()
+            .and_then(|r| serde_json::to_value(r).ok());
+        let world = plan.map(|p| ["env", "tasks", "reward", "judge"].map(|key| p[key].to_string()));
+        world.map_or_else(String::new, |w| w.join("\n"))
     }
 
     /// How rewards from outside count.
@@ -330,7 +388,7 @@ impl Run {
             return Ok(Arc::clone(renderer));
         }
         let recipe = self.recipe().map_err(|e| e.to_string())?;
-        let renderer = (self.ports.renderer)(&recipe)?;
+        let renderer = (self.ports.renderer)(&self.path, &recipe)?;
         *open = Some(Arc::clone(&renderer));
         Ok(renderer)
     }
@@ -341,22 +399,30 @@ impl Run {
         (process.name().to_owned(), why)
     }
 
+    /// The one verdict on it.
+    pub(crate) fn verdict(&self) -> Verdict {
+        let (process, end) = process_of(&self.path);
+        Verdict::of(&self.steps(), &self.evals(), process, end.as_deref())
+    }
+
     /// Its row in the list.
     pub(crate) fn row(&self) -> RunRow {
         let (steps, evals, recipe) = (self.steps(), self.evals(), self.recipe().ok());
         let (state, why) = self.state();
+        let verdict = self.verdict();
         let r = recipe.as_ref();
-        let scored = |s: &&StepRecord| s.rollout.episodes > s.rollout.failed + s.rollout.unscored;
-        let recent: Vec<&StepRecord> = steps.iter().rev().take(5).filter(scored).collect();
-        let mean = |of: fn(&StepRecord) -> f64| {
-            let sum: f64 = recent.iter().map(|r| of(r)).sum();
-            (!recent.is_empty()).then(|| sum / recent.len() as f64)
-        };
+        let recent = || steps.iter().rev().take(RECENT).map(|r| &r.rollout);
+        let success = pooled(recent()).map(|(share, spread)| Share { share, spread });
+        let reward = success.map(|s| {
+            let sum: f64 = recent().map(|r| r.reward * r.scored() as f64).sum();
+            sum / s.spread.n as f64
+        });
         let stride = steps.len().div_ceil(40).max(1);
         let spark = steps
             .chunks(stride)
-            .map(|part| part.iter().map(|r| r.rollout.success).sum::<f64>() / part.len() as f64);
-        let measured = |e: Option<&EvalRecord>| e.map(|e| e.stats.success);
+            .map(|part| pooled(part.iter().map(|r| &r.rollout)).map(|p| p.0));
+        let before = evals.first().and_then(Share::of);
+        let after = evals.last().filter(|_| evals.len() > 1).and_then(Share::of);
         let last_eval = evals.last().map_or(0.0, |e| e.wall_s);
         RunRow {
             run: self.name.clone(),
@@ -364,6 +430,8 @@ impl Run {
             title: r.map_or_else(|| self.name.clone(), |r| r.name.clone()),
             state,
             why,
+            bad: verdict.verdict.is_bad(),
+            verdict,
             model: r.map(RunPlan::model_source).unwrap_or_default(),
             algorithm: r
                 .map(|r| r.algorithm.kind.name().to_owned())
@@ -372,19 +440,21 @@ impl Run {
             mode: r
                 .map(|r| r.train.mode.name().to_owned())
                 .unwrap_or_default(),
-            seed: r.map_or(0, |r| r.seed),
+            seed: r.map_or_else(String::new, |r| r.seed.to_string()),
             steps: steps.last().map_or(0, |s| s.step),
             of_steps: r.map_or(0, |r| r.train.steps),
             wall_s: steps.last().map_or(0.0, |s| s.wall_s).max(last_eval),
             episodes: steps.iter().map(|s| s.rollout.episodes).sum(),
             failed: steps.iter().map(|s| s.rollout.failed).sum(),
-            before: measured(evals.first()),
-            after: measured(evals.last().filter(|_| evals.len() > 1)),
-            reward: mean(|r| r.rollout.reward),
-            success: mean(|r| r.rollout.success),
+            before,
+            after,
+            reward,
+            success,
             entropy: steps.iter().rev().find_map(StepRecord::entropy),
             spark: spark.collect(),
             stored: store_path(&self.path).is_dir(),
+            repeats: self.repeats(),
+            unread: self.unread(),
         }
     }
 
@@ -447,14 +517,16 @@ mod tests {
         assert_eq!(*lines.read(&path), [1, 2]);
         std::fs::write(&path, "1\n2\n34\nno\n5\n").unwrap();
         assert_eq!(*lines.read(&path), [1, 2, 34, 5]);
+        assert_eq!(lines.unread, 1);
         std::fs::write(&path, "9\n").unwrap();
         assert_eq!(*lines.read(&path), [9]);
+        assert_eq!(lines.unread, 0);
     }
 
     #[test]
     fn equal_names_of_folders_stay_apart() {
         let ports = Ports {
-            renderer: Arc::new(|_| Err("none".into())),
+            renderer: Arc::new(|_, _| Err("none".into())),
             late: Arc::new(|_| None),
         };
         let dir = tempfile::tempdir().unwrap();

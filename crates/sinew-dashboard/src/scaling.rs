@@ -3,12 +3,17 @@
 //! The fit is a saturating curve in the logarithm of compute, the form that studies of reinforcement
 //! learning at scale use: `y = low + (high - low) / (1 + (middle / x)^slope)`. For given `middle` and `slope`
 //! it is linear in `low` and `high`, so that a grid over the first two and least squares for the others find
-//! it without a starting point. The uncertainty is a bootstrap: over runs where there are several, else over
-//! blocks of neighbouring points, as the points of one run depend on each other.
+//! it without a starting point. Both ends of a share lie in [0, 1], and so does every value of its curve. The
+//! uncertainty is a bootstrap: over runs where there are several, else over blocks of neighbouring points, as
+//! the points of one run depend on each other.
+//!
+//! Runs are fitted together only where they repeat each other: one recipe with several seeds. Points of other
+//! worlds or settings lie on curves of their own.
 
 use serde::{Deserialize, Serialize};
 use sinew_pipeline::{EvalRecord, StepRecord};
 use sinew_types::SplitMix64;
+use std::collections::BTreeSet;
 
 /// What a run spent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -38,6 +43,16 @@ pub(crate) enum Gain {
     HeldOut,
 }
 
+impl Gain {
+    /// Least and greatest value that it can have.
+    fn bounds(self) -> (f64, f64) {
+        match self {
+            Self::Success | Self::HeldOut => (0.0, 1.0),
+            Self::Reward => (f64::NEG_INFINITY, f64::INFINITY),
+        }
+    }
+}
+
 /// Points of a curve that a fit gets at most: more than these are averaged.
 const MAX_POINTS: usize = 60;
 /// Fits of a bootstrap.
@@ -55,17 +70,32 @@ const MIDDLES: usize = 24;
 pub(crate) struct Input {
     /// Its name.
     pub(crate) run: String,
+    /// Equal for runs whose tasks and rewards are the same; empty if the recipe cannot be read.
+    #[serde(skip)]
+    pub(crate) world: String,
+    /// Equal for runs that repeat each other with another seed; `None` if the recipe cannot be read.
+    #[serde(skip)]
+    pub(crate) repeats: Option<String>,
     /// Compute, gain; in the order of compute.
     pub(crate) points: Vec<(f64, f64)>,
 }
 
-/// The points, the fit over all of them, and of each run.
+/// The points, a fit for each run, and one for each set of runs that repeat each other.
 #[derive(Debug, Serialize)]
 pub(crate) struct Study<'a> {
     /// Each with its own fit.
     runs: Vec<RunFit<'a>>,
-    /// Over all runs, if there are several.
-    all: Option<Fit>,
+    /// In the order of their first runs.
+    together: Vec<Together<'a>>,
+    /// Number of worlds: gains of different ones are not of the same tasks.
+    worlds: usize,
+}
+
+/// Runs that repeat each other, and the fit over all of their points.
+#[derive(Debug, Serialize)]
+struct Together<'a> {
+    runs: Vec<&'a str>,
+    fit: Fit,
 }
 
 /// The points of a run with their fit; `None` where they determine none.
@@ -84,6 +114,8 @@ pub(crate) struct Fit {
     high: f64,
     /// Compute at which half of the way is done.
     middle: f64,
+    /// Half of the way lies within the points: what is beyond them does not decide where the curve ends.
+    reached: bool,
     /// How steep the rise is, over the logarithm of compute.
     slope: f64,
     /// Between which 90 % of the bootstrap's asymptotes lie.
@@ -142,26 +174,42 @@ pub(crate) fn points(
     Input {
         run: run.to_owned(),
         points: own.chunks(stride).map(mean).collect(),
+        ..Input::default()
     }
 }
 
-/// Fits each run, and all of them together.
-pub(crate) fn study(inputs: &[Input]) -> Study<'_> {
+/// Fits each run, and those that repeat each other together.
+pub(crate) fn study(inputs: &[Input], gain: Gain) -> Study<'_> {
+    let bounds = gain.bounds();
     let runs: Vec<RunFit<'_>> = inputs
         .iter()
         .map(|input| RunFit {
             input,
-            fit: fit(&[&input.points]),
+            fit: fit(&[&input.points], bounds),
         })
         .collect();
-    let all: Vec<&Vec<(f64, f64)>> = inputs
-        .iter()
-        .map(|i| &i.points)
-        .filter(|p| !p.is_empty())
-        .collect();
+    let mut sets: Vec<Vec<&Input>> = Vec::new();
+    for input in inputs.iter().filter(|i| !i.points.is_empty()) {
+        let same =
+            |set: &&mut Vec<&Input>| input.repeats.is_some() && set[0].repeats == input.repeats;
+        match sets.iter_mut().find(same) {
+            Some(set) => set.push(input),
+            None => sets.push(vec![input]),
+        }
+    }
+    let together = sets.iter().filter(|set| set.len() > 1).filter_map(|set| {
+        let points: Vec<&Vec<(f64, f64)>> = set.iter().map(|i| &i.points).collect();
+        Some(Together {
+            runs: set.iter().map(|i| i.run.as_str()).collect(),
+            fit: fit(&points, bounds)?,
+        })
+    });
+    let drawn = inputs.iter().filter(|i| !i.points.is_empty());
+    let worlds: BTreeSet<&str> = drawn.map(|i| i.world.as_str()).collect();
     Study {
         runs,
-        all: (all.len() > 1).then(|| fit(&all)).flatten(),
+        together: together.collect(),
+        worlds: worlds.len(),
     }
 }
 
@@ -189,7 +237,7 @@ fn share(x: f64, middle: f64, slope: f64) -> f64 {
 }
 
 /// The best curve of the grid; `None` if the points do not determine one.
-fn best(points: &[(f64, f64)]) -> Option<Curve> {
+fn best(points: &[(f64, f64)], bounds: (f64, f64)) -> Option<Curve> {
     let least = points.iter().map(|p| p.0).fold(f64::INFINITY, f64::min);
     let most = points.iter().map(|p| p.0).fold(0.0, f64::max);
     if points.len() < LEAST_POINTS || most <= least * 1.5 {
@@ -201,13 +249,19 @@ fn best(points: &[(f64, f64)]) -> Option<Curve> {
         (least * 0.5) * (most * 4.0 / (least * 0.5)).powf(t)
     });
     let grid = middles.flat_map(|middle| SLOPES.map(|slope| (middle, slope)));
-    let curves = grid.filter_map(|(middle, slope)| linear(points, middle, slope));
+    let curves = grid.filter_map(|(middle, slope)| linear(points, (middle, slope), bounds));
     curves.min_by(|a, b| a.error.total_cmp(&b.error))
 }
 
-/// Least squares for `low` and `high` with the others given.
-fn linear(points: &[(f64, f64)], middle: f64, slope: f64) -> Option<Curve> {
+/// Least squares for `low` and `high` within the bounds, with the others given. The error is convex in both,
+/// so that its least value within the bounds is the free one, or lies where one of them is at a bound.
+fn linear(
+    points: &[(f64, f64)],
+    (middle, slope): (f64, f64),
+    (least, most): (f64, f64),
+) -> Option<Curve> {
     let n = points.len() as f64;
+    // Sums over the points, whose value is `low * (1 - g) + high * g`.
     let (mut s, mut ss, mut y, mut sy) = (0.0, 0.0, 0.0, 0.0);
     for p in points {
         let g = share(p.0, middle, slope);
@@ -219,21 +273,35 @@ fn linear(points: &[(f64, f64)], middle: f64, slope: f64) -> Option<Curve> {
     }
     let gain = (n * sy - s * y) / det;
     let low = (y - gain * s) / n;
-    let mut curve = Curve {
-        low,
-        high: low + gain,
-        middle,
-        slope,
-        error: 0.0,
-    };
-    curve.error = points.iter().map(|p| (p.1 - curve.at(p.0)).powi(2)).sum();
-    Some(curve)
+    let within = |v: f64| v.clamp(least, most);
+    let mut ends = vec![(low, low + gain)];
+    if within(low) != low || within(low + gain) != low + gain {
+        let (rest, both) = (n - 2.0 * s + ss, s - ss);
+        // The other end, where one is given.
+        let high_of = |low: f64| within((sy - low * both) / ss.max(1e-12));
+        let low_of = |high: f64| within((y - sy - high * both) / rest.max(1e-12));
+        let low_given = [least, most].map(|low| (low, high_of(low)));
+        let high_given = [least, most].map(|high| (low_of(high), high));
+        ends = low_given.into_iter().chain(high_given).collect();
+    }
+    let curves = ends.into_iter().map(|(low, high)| {
+        let mut curve = Curve {
+            low,
+            high,
+            middle,
+            slope,
+            error: 0.0,
+        };
+        curve.error = points.iter().map(|p| (p.1 - curve.at(p.0)).powi(2)).sum();
+        curve
+    });
+    curves.min_by(|a, b| a.error.total_cmp(&b.error))
 }
 
 /// Fits the points of runs, and draws the bootstrap.
-fn fit(runs: &[&Vec<(f64, f64)>]) -> Option<Fit> {
+fn fit(runs: &[&Vec<(f64, f64)>], bounds: (f64, f64)) -> Option<Fit> {
     let points: Vec<(f64, f64)> = runs.iter().flat_map(|r| r.iter().copied()).collect();
-    let curve = best(&points)?;
+    let curve = best(&points, bounds)?;
     let over = if runs.len() >= 3 {
         "runs"
     } else {
@@ -243,8 +311,8 @@ fn fit(runs: &[&Vec<(f64, f64)>]) -> Option<Fit> {
     let mut random = SplitMix64::new(0x5eed);
     let again: Vec<Curve> = (0..RESAMPLES)
         .filter_map(|_| match over {
-            "runs" => best(&resampled(runs, &mut random)),
-            _ => best(&blocks(&points, &curve, &mut random)),
+            "runs" => best(&resampled(runs, &mut random), bounds),
+            _ => best(&blocks(&points, &curve, &mut random), bounds),
         })
         .collect();
     let between = |of: &dyn Fn(&Curve) -> f64| {
@@ -272,6 +340,7 @@ fn fit(runs: &[&Vec<(f64, f64)>]) -> Option<Fit> {
         high: curve.high,
         middle: curve.middle,
         slope: curve.slope,
+        reached: curve.middle <= most,
         high_between: between(&|c| c.high),
         r2: 1.0 - curve.error / variance.max(1e-12),
         over,
@@ -308,6 +377,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const FREE: (f64, f64) = (f64::NEG_INFINITY, f64::INFINITY);
+
     /// Points of a known curve, with noise that repeats.
     fn known(high: f64, noise: f64, shift: usize) -> Vec<(f64, f64)> {
         let mut random = SplitMix64::new(shift as u64);
@@ -322,22 +393,68 @@ mod tests {
     #[test]
     fn a_known_asymptote_is_found_and_its_interval_holds_it() {
         let runs: Vec<Vec<(f64, f64)>> = (0..5).map(|i| known(0.8, 0.03, i)).collect();
-        let fit = fit(&runs.iter().collect::<Vec<_>>()).unwrap();
+        let fit = fit(&runs.iter().collect::<Vec<_>>(), FREE).unwrap();
         assert!((fit.high - 0.8).abs() < 0.05, "{fit:?}");
         assert!(fit.high_between.0 <= fit.high_between.1);
         assert!(fit.r2 > 0.9 && fit.over == "runs");
-        let wide = super::fit(&[&known(0.8, 0.2, 1)]).unwrap();
-        let narrow = super::fit(&[&known(0.8, 0.01, 1)]).unwrap();
+        let wide = super::fit(&[&known(0.8, 0.2, 1)], FREE).unwrap();
+        let narrow = super::fit(&[&known(0.8, 0.01, 1)], FREE).unwrap();
         let width = |f: &Fit| f.high_between.1 - f.high_between.0;
         assert!(width(&wide) > width(&narrow), "{wide:?} {narrow:?}");
     }
 
     #[test]
     fn too_few_points_have_no_fit() {
-        assert_eq!(fit(&[&known(0.8, 0.0, 1)[..3].to_vec()]), None);
-        assert_eq!(fit(&[&vec![(5.0, 0.1); 40]]), None);
-        let study = study(&[]);
-        assert!(study.runs.is_empty() && study.all.is_none());
+        assert_eq!(fit(&[&known(0.8, 0.0, 1)[..3].to_vec()], FREE), None);
+        assert_eq!(fit(&[&vec![(5.0, 0.1); 40]], FREE), None);
+        let study = study(&[], Gain::Success);
+        assert!(study.runs.is_empty() && study.together.is_empty());
+    }
+
+    /// A rise whose end was not reached has no bound of its own: without those of a share, least squares
+    /// puts it far above 1.
+    #[test]
+    fn a_share_stays_within_0_and_1_in_the_fit_and_in_all_of_its_bootstrap() {
+        let rise = |i: usize| {
+            (
+                10.0 * 1.3_f64.powi(i as i32),
+                0.02 * 1.35_f64.powi(i as i32),
+            )
+        };
+        let points: Vec<(f64, f64)> = (0..13).map(rise).collect();
+        let free = fit(&[&points], FREE).unwrap();
+        assert!(free.high > 1.0 && !free.reached, "{free:?}");
+        let share = fit(&[&points], Gain::Success.bounds()).unwrap();
+        let within = |v: f64| (0.0..=1.0).contains(&v);
+        assert!(within(share.low) && within(share.high), "{share:?}");
+        assert!(within(share.high_between.0) && within(share.high_between.1));
+        let inside = |p: &(f64, f64, f64, f64)| within(p.1) && within(p.2) && within(p.3);
+        assert!(share.curve.iter().all(inside), "{share:?}");
+        // A curve that lies within them is the same with and without.
+        let known = known(0.8, 0.03, 1);
+        assert_eq!(fit(&[&known], FREE), fit(&[&known], Gain::HeldOut.bounds()));
+    }
+
+    #[test]
+    fn only_runs_that_repeat_each_other_are_fitted_together() {
+        let input = |run: &str, world: &str, repeats: Option<&str>| Input {
+            run: run.into(),
+            world: world.into(),
+            repeats: repeats.map(Into::into),
+            points: known(0.8, 0.03, run.len()),
+        };
+        let inputs = [
+            input("a", "math", Some("r1")),
+            input("other", "chess", Some("r2")),
+            input("bb", "math", Some("r1")),
+            input("tuned", "math", Some("r3")),
+            input("unread", "", None),
+            input("unread-2", "", None),
+        ];
+        let study = study(&inputs, Gain::Success);
+        let together: Vec<_> = study.together.iter().map(|t| t.runs.clone()).collect();
+        assert_eq!(together, [["a", "bb"]]);
+        assert_eq!(study.worlds, 3);
     }
 
     #[test]
@@ -379,9 +496,14 @@ mod tests {
         fn any_points_give_finite_numbers_or_no_fit(
             points in proptest::collection::vec((1e-3..1e9f64, -1e3..1e3f64), 0..40)
         ) {
-            if let Some(fit) = fit(&[&points]) {
+            if let Some(fit) = fit(&[&points], FREE) {
                 prop_assert!(fit.low.is_finite() && fit.high.is_finite());
                 prop_assert!(fit.curve.iter().all(|p| p.1.is_finite() && p.0.is_finite()));
+            }
+            if let Some(fit) = fit(&[&points], (0.0, 1.0)) {
+                let within = |v: f64| (0.0..=1.0).contains(&v);
+                prop_assert!(within(fit.low) && within(fit.high), "{fit:?}");
+                prop_assert!(fit.curve.iter().all(|p| within(p.1)));
             }
         }
     }

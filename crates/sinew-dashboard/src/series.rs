@@ -4,7 +4,7 @@
 //! not one of 0.
 
 use serde::Serialize;
-use sinew_pipeline::{EpisodeStats, EvalRecord, StepRecord};
+use sinew_pipeline::{EpisodeStats, EvalRecord, Interval, StepRecord};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Points of a curve that a page gets at most.
@@ -46,9 +46,41 @@ pub(crate) struct Series {
     /// As many as there are steps in [`Curves`]; empty where there are points.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     values: Vec<Option<f64>>,
-    /// Step and value of measurements that not every step has.
+    /// How sure each value is, of shares of episodes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    points: Vec<(u64, f64)>,
+    spreads: Vec<Option<Spread>>,
+    /// Step and value of measurements that not every step has, and how sure they are where they are shares.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    points: Vec<(u64, f64, Option<Spread>)>,
+}
+
+/// A share of scored episodes: its interval of 95 %, and their number.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Spread {
+    pub(crate) low: f64,
+    pub(crate) high: f64,
+    pub(crate) n: usize,
+}
+
+impl Spread {
+    /// Of `share` in `n` episodes; none without episodes.
+    pub(crate) fn of(share: f64, n: usize) -> Option<Self> {
+        let Interval { low, high } = Interval::wilson(share * n as f64, n as f64)?;
+        Some(Self { low, high, n })
+    }
+}
+
+/// Success over several steps as one share with its spread; none without a scored episode.
+pub(crate) fn pooled<'a>(
+    steps: impl IntoIterator<Item = &'a EpisodeStats>,
+) -> Option<(f64, Spread)> {
+    let (mut n, mut successes) = (0, 0.0);
+    for s in steps {
+        n += s.scored();
+        successes += s.success * s.scored() as f64;
+    }
+    let share = successes / n.max(1) as f64;
+    Some((share, Spread::of(share, n)?))
 }
 
 /// Makes the curves of a run.
@@ -82,7 +114,7 @@ struct Maker<'a> {
 
 /// Whether a mean over scored episodes exists.
 fn is_scored(s: &EpisodeStats) -> bool {
-    s.episodes > s.failed + s.unscored
+    s.scored() > 0
 }
 
 impl Maker<'_> {
@@ -100,6 +132,26 @@ impl Maker<'_> {
         values.iter().any(Option::is_some).then(|| Series {
             name: name.to_owned(),
             values,
+            spreads: Vec::new(),
+            points: Vec::new(),
+        })
+    }
+
+    /// Success of the scored episodes of some statistics, with its spread. Where a point stands for several
+    /// steps it is the success over all of their episodes.
+    fn success(
+        &self,
+        name: &str,
+        of: impl Fn(&StepRecord) -> Option<&EpisodeStats>,
+    ) -> Option<Series> {
+        let chunks = self.steps.chunks(self.stride);
+        let all: Vec<Option<(f64, Spread)>> = chunks
+            .map(|part| pooled(part.iter().filter_map(&of)))
+            .collect();
+        all.iter().any(Option::is_some).then(|| Series {
+            name: name.to_owned(),
+            values: all.iter().map(|p| p.map(|p| p.0)).collect(),
+            spreads: all.iter().map(|p| p.map(|p| p.1)).collect(),
             points: Vec::new(),
         })
     }
@@ -124,8 +176,8 @@ impl Maker<'_> {
     /// Success and reward, as a whole and by part.
     fn learning(&self, evals: &[EvalRecord], out: &mut Vec<Chart>) {
         let section = "Learning";
-        let held_out = points("held out", evals, |s| Some(s.success));
-        let success = self.means("training", |s| s.success);
+        let held_out = points("held out", evals, success_of);
+        let success = self.success("training", |r| Some(&r.rollout));
         out.push(chart(
             "success",
             section,
@@ -141,17 +193,14 @@ impl Maker<'_> {
             "mean",
             [reward],
         ));
-        let greedy = points("held out, greedy", evals, |s| s.greedy_success);
-        let sampled = points("held out", evals, |s| Some(s.success));
-        let envs = names(evals.iter().map(|e| &e.stats.by_env));
-        let by_env = envs.iter().map(|name| {
-            points(name, evals, |s| {
-                s.by_env
-                    .get(name)
-                    .filter(|s| is_scored(s))
-                    .map(|s| s.success)
-            })
+        let greedy = points("held out, greedy", evals, |s| {
+            Some((s.greedy_success?, None))
         });
+        let sampled = points("held out", evals, success_of);
+        let envs = names(evals.iter().map(|e| &e.stats.by_env));
+        let by_env = envs
+            .iter()
+            .map(|name| points(name, evals, |s| success_of(s.by_env.get(name)?)));
         let all = [sampled, greedy].into_iter().chain(by_env);
         out.push(chart("heldout", section, "Held-out success", "share", all));
         self.parts(section, out);
@@ -174,12 +223,9 @@ impl Maker<'_> {
             parts,
         ));
         let envs = names(self.steps.iter().map(|r| &r.rollout.by_env));
-        let by_env = envs.iter().map(|name| {
-            self.series(name, |r| {
-                let own = r.rollout.by_env.get(name)?;
-                is_scored(own).then_some(own.success)
-            })
-        });
+        let by_env = envs
+            .iter()
+            .map(|name| self.success(name, |r| r.rollout.by_env.get(name)));
         out.push(chart(
             "by-env",
             section,
@@ -378,17 +424,29 @@ fn chart(
     }
 }
 
+/// A share of a measurement, and how sure it is.
+type Measured = (f64, Option<Spread>);
+
+/// Success of a measurement; none if none of its episodes has a score.
+fn success_of(s: &EpisodeStats) -> Option<Measured> {
+    is_scored(s).then(|| (s.success, Spread::of(s.success, s.scored())))
+}
+
 /// A curve of held-out measurements; none if none has the value.
 fn points(
     name: &str,
     evals: &[EvalRecord],
-    value: impl Fn(&EpisodeStats) -> Option<f64>,
+    value: impl Fn(&EpisodeStats) -> Option<Measured>,
 ) -> Option<Series> {
-    let point = |e: &EvalRecord| Some((e.step, value(&e.stats).filter(|v| v.is_finite())?));
-    let points: Vec<(u64, f64)> = evals.iter().filter_map(point).collect();
+    let point = |e: &EvalRecord| {
+        let (value, spread) = value(&e.stats).filter(|v| v.0.is_finite())?;
+        Some((e.step, value, spread))
+    };
+    let points: Vec<_> = evals.iter().filter_map(point).collect();
     (!points.is_empty()).then(|| Series {
         name: name.to_owned(),
         values: Vec::new(),
+        spreads: Vec::new(),
         points,
     })
 }

@@ -3,6 +3,7 @@
 
 use serde_json::{Value, json};
 use sinew_pipeline::{SampleStatus, StepRecord, Totals};
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -37,6 +38,44 @@ pub(crate) fn timeline(folder: &Path, steps: &[StepRecord]) -> Value {
         "wall_s": steps.last().map(|s| s.wall_s),
         "samples": sinew_view::timeline(folder, MAX_SAMPLES),
     })
+}
+
+/// Seconds of a window of phases that is not named.
+const LAST_S: f64 = 60.0;
+/// Phases that a window has at most, the first ones.
+const MAX_SPANS: usize = 6000;
+
+/// The phases of episodes within a window of time, of which either end may be left out, and how many there
+/// are.
+///
+/// # Errors
+/// If the window is none.
+pub(crate) fn phases(
+    folder: &Path,
+    (from, to): (Option<f64>, Option<f64>),
+) -> Result<Value, String> {
+    let asked = (
+        from.unwrap_or(f64::NEG_INFINITY),
+        to.unwrap_or(f64::INFINITY),
+    );
+    // NaN is below nothing.
+    if asked.0.partial_cmp(&asked.1) != Some(Ordering::Less) {
+        return Err("from: allowed: a time before `to`".into());
+    }
+    let mut found = sinew_view::phases(folder, asked);
+    let kept = found.kept;
+    let window = kept.map(|(first, last)| {
+        let to = to.unwrap_or(last);
+        (from.unwrap_or((to - LAST_S).max(first)), to)
+    });
+    if let Some((from, to)) = window {
+        found.spans.retain(|s| s.2 >= from && s.2 - s.3 <= to);
+    }
+    let all = found.spans.len();
+    found.spans.truncate(MAX_SPANS);
+    Ok(json!({
+        "kept": kept, "older_gone": found.older_gone, "window": window, "count": all, "spans": found.spans,
+    }))
 }
 
 /// Reasons and causes over the steps of a run.

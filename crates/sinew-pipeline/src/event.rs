@@ -8,7 +8,9 @@ use crate::error::PipelineError;
 use crate::record::{EvalRecord, StepRecord};
 use crate::verdict::Process;
 use serde::Serialize;
-use sinew_rollout::{AdmissionReading, FailedEpisode, GaugesReading, LiveEpisode, PhaseSpan};
+use sinew_rollout::{
+    AdmissionReading, EndedEpisode, FailedEpisode, GaugesReading, LiveEpisode, PhaseSpan,
+};
 use sinew_types::Trace;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -71,6 +73,8 @@ pub struct RolloutProgress {
     pub spans: Vec<PhaseSpan>,
     /// Episodes that the system failed since the last look, with the reasons.
     pub failures: Vec<FailedEpisode>,
+    /// Episodes that ended since the last look, with what they came to.
+    pub ended: Vec<EndedEpisode>,
     /// Tokens a second that the engine samples now.
     pub tokens_per_s: f64,
     /// Episodes of this phase that have ended, of how many.

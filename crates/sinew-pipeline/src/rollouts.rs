@@ -278,6 +278,16 @@ impl Rollouts for EngineRollouts {
     ) -> Result<Vec<StoredEpisode>, PipelineError> {
         let (parts, rate) = (self.parts.clone(), &mut self.rate);
         let due = rate.last + LOOK_EVERY;
+        let mut look = || RolloutProgress {
+            gauges: parts.gauges.read(),
+            admission: parts.admission.reading(),
+            longest: parts.gauges.longest(BOARD),
+            spans: parts.gauges.take_spans(),
+            failures: parts.gauges.take_failures(),
+            ended: parts.gauges.take_ended(),
+            tokens_per_s: rate.next(parts.engine.status().sampled_tokens),
+            ..RolloutProgress::default()
+        };
         let ended = self.runner.ended(&mut self.cancel);
         let finished = self.runtime.block_on(async {
             tokio::pin!(ended);
@@ -285,15 +295,7 @@ impl Rollouts for EngineRollouts {
             loop {
                 tokio::select! {
                     ended = &mut ended => break ended,
-                    _ = looks.tick() => tick(RolloutProgress {
-                        gauges: parts.gauges.read(),
-                        admission: parts.admission.reading(),
-                        longest: parts.gauges.longest(BOARD),
-                        spans: parts.gauges.take_spans(),
-                        failures: parts.gauges.take_failures(),
-                        tokens_per_s: rate.next(parts.engine.status().sampled_tokens),
-                        ..RolloutProgress::default()
-                    }),
+                    _ = looks.tick() => tick(look()),
                 }
             }
         });
@@ -301,6 +303,10 @@ impl Rollouts for EngineRollouts {
             BatchError::Cancelled => PipelineError::Interrupted,
             e @ BatchError::Store(_) => PipelineError::system(e),
         })?;
+        if !self.runner.is_running() {
+            // Nobody looks again before the next episodes begin, which may be never.
+            tick(look());
+        }
         let stored = finished.into_iter().map(|f| {
             let judged =
                 f.known && self.changed != ChangedParts::Keep && f.trace.origin.purpose == "train";

@@ -18,7 +18,8 @@ use plotters::prelude::{
 pub struct Curve {
     /// Name in the legend. A single curve has none: the title names it.
     pub name: String,
-    /// Points as (x, y), connected in this order. Non-finite points are ignored.
+    /// Points as (x, y), connected in this order. One that is not finite was not measured: the line has a gap
+    /// there.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -71,6 +72,12 @@ fn finite(curve: &Curve) -> impl Iterator<Item = (f64, f64)> + '_ {
     points.filter(|p| p.0.is_finite() && p.1.is_finite())
 }
 
+/// The parts of a curve between its gaps.
+fn parts(curve: &Curve) -> impl Iterator<Item = &[(f64, f64)]> {
+    let gap = |p: &(f64, f64)| !(p.0.is_finite() && p.1.is_finite());
+    curve.points.split(gap).filter(|part| !part.is_empty())
+}
+
 /// Draws a plot into `svg`. Axes include y = 0 and all points; an empty plot has axes from 0 to
 /// about 1.
 fn draw_plot(
@@ -109,8 +116,18 @@ fn draw_plot(
         .draw()?;
     let mut colors = COLORS.iter().copied().cycle();
     for (curve, color) in curves.iter().zip(colors.by_ref()) {
+        for part in parts(curve) {
+            match part {
+                // A line without length is not seen.
+                [one] => chart.draw_series([Circle::new(*one, 2, color.filled())])?,
+                _ => chart.draw_series(LineSeries::new(
+                    part.iter().copied(),
+                    color.stroke_width(2),
+                ))?,
+            };
+        }
         chart
-            .draw_series(LineSeries::new(finite(curve), color.stroke_width(2)))?
+            .draw_series(LineSeries::new([], color.stroke_width(2)))?
             .label(curve.name.clone())
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 14, y)], color));
     }
@@ -191,6 +208,28 @@ mod tests {
         )
         .unwrap();
         assert!(one.contains("</svg>"));
+    }
+
+    #[test]
+    fn what_was_not_measured_is_a_gap_in_the_line() {
+        let points = vec![(1.0, 0.1), (2.0, 0.2), (3.0, f64::NAN), (4.0, 0.3), (5.0, 0.1)];
+        let of = |points: Vec<(f64, f64)>| {
+            let name = "c".into();
+            let svg = plot("t", "x", "y", &[Curve { name, points }]).unwrap();
+            let line = |l: &&str| l.contains("<polyline") && l.contains("#0072B2");
+            let lines = svg.lines().filter(line);
+            let lengths: Vec<usize> = lines
+                .map(|l| l.split("points=\"").nth(1).unwrap().split('"').next().unwrap())
+                .map(|points| points.split_whitespace().count())
+                .filter(|n| *n > 0)
+                .collect();
+            (lengths, svg.matches("<circle").count())
+        };
+        assert_eq!(of(points.clone()), (vec![2, 2], 0));
+        // A point between two gaps is a dot.
+        assert_eq!(of(points[..3].to_vec()), (vec![2], 0));
+        let alone = vec![(1.0, 0.1), (2.0, f64::NAN), (3.0, 0.2), (4.0, f64::NAN)];
+        assert_eq!(of(alone), (vec![], 2));
     }
 
     #[test]

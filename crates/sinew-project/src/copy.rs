@@ -12,7 +12,15 @@ const STEP: &str = "step-";
 /// The file that names the newest checkpoint.
 const LATEST: &str = "LATEST";
 /// What a session writes for people, and the lock: not needed to go on.
-const LEFT_OUT: [&str; 3] = ["lock", "report.html", "end.json"];
+const LEFT_OUT: [&str; 7] = [
+    "lock",
+    "report.html",
+    "end.json",
+    "live.json",
+    "timeline.jsonl",
+    "phases.jsonl",
+    "phases.1.jsonl",
+];
 
 /// The step in the name of a checkpoint, and how often it was saved before.
 fn step_of(name: &OsStr) -> Option<(u64, u64)> {

@@ -10,6 +10,7 @@
 //! | `evals.jsonl` | a record for each held-out measurement |
 //! | `checkpoints/` | weights, optimizer and state, the newest few |
 //! | `store/` | episodes |
+//! | `tokenizer/` | tokenizer and chat template of its model, so that the folder can be read anywhere |
 //! | `report.html` | the report |
 //! | `end.json` | how the last process ended |
 

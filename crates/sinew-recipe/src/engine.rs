@@ -19,6 +19,8 @@ choice! {
         Vllm = "vllm",
         /// SGLang servers.
         Sglang = "sglang",
+        /// Any servers with `/v1/completions`, with the weights that they have: for `sinew eval` only.
+        Openai = "openai",
     }
 }
 
@@ -99,7 +101,7 @@ section! {
     EngineKeys => EnginePlan, "engine" {
         /// What generates tokens.
         kind as "type": EngineType = EngineType::Embedded;
-        /// Address of the server, or several, for `vllm` and `sglang`.
+        /// Address of the server, or several, for `vllm`, `sglang` and `openai`.
         url: Urls;
         /// Folder in which servers find new weights; they and this process see it under this path. With
         /// type `embedded`: each version is published there for `sinew serve --follow`; below `/dev/shm` it
@@ -166,10 +168,11 @@ fn servers(plan: &RunPlan, rules: &mut Rules) {
     let e = &plan.engine;
     let kind = e.kind;
     let embedded = kind == EngineType::Embedded;
+    let openai = kind == EngineType::Openai;
     rules.allowed(
         "engine.url",
         format!("{:?}", e.urls()),
-        "addresses with type vllm or sglang, none with embedded",
+        "addresses with type vllm, sglang or openai, none with embedded",
         embedded == e.urls().is_empty(),
     );
     rules.allowed(
@@ -177,14 +180,15 @@ fn servers(plan: &RunPlan, rules: &mut Rules) {
         format!("{:?}", e.weights_dir),
         "a folder that the servers see too with type vllm or sglang, since training needs new weights to be \
          pushed",
-        embedded || e.weights_dir.is_some(),
+        embedded || openai || e.weights_dir.is_some(),
     );
     let vllm = kind == EngineType::Vllm;
     for (key, has_effect, kinds) in [
         ("engine.api", vllm, "vllm"),
         ("engine.untied", vllm, "vllm"),
-        ("engine.logprobs", !embedded, "vllm or sglang"),
-        ("engine.formats", !embedded, "vllm or sglang"),
+        ("engine.logprobs", !embedded && !openai, "vllm or sglang"),
+        ("engine.formats", !embedded, "vllm, sglang or openai"),
+        ("engine.weights_dir", !openai, "embedded, vllm or sglang"),
         ("engine.kv_tokens", embedded, "embedded"),
         ("engine.max_num_seqs", embedded, "embedded"),
         ("engine.max_batched_tokens", embedded, "embedded"),
@@ -222,7 +226,7 @@ fn temperatures(plan: &RunPlan, rules: &mut Rules) {
             "1 with type sglang and `logprobs = \"raw\"`, which are those of temperature 1; start it without \
              SGLANG_RETURN_ORIGINAL_LOGPROB and leave `logprobs` out",
         ),
-        EngineType::Embedded => (false, ""),
+        EngineType::Embedded | EngineType::Openai => (false, ""),
     };
     let one = rollout.temperature == 1.0;
     let greedy_or_one = eval.temperature == 0.0 || eval.temperature == 1.0;

@@ -386,11 +386,6 @@ fn note(key: &str, typed: &str) -> String {
         ("sandbox.level", "null") => {
             "; the null sandbox isolates nothing and serves tests only".into()
         }
-        ("engine.type", "openai") => {
-            "; openai is for evaluation only: such a server reports neither the tokens that it sampled \
-             nor the version of its weights, and cannot load new ones"
-                .into()
-        }
         _ => String::new(),
     }
 }

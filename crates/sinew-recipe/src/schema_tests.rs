@@ -108,7 +108,7 @@ fn every_recipe_that_ships_fits_the_schema() {
     for wrong in [
         "[train]\nsteps = 0\n",
         "[train]\nsteeps = 1\n",
-        "[engine]\ntype = \"openai\"\n",
+        "[engine]\ntype = \"ollama\"\n",
         "[env]\ntype = \"tiny\"\ntasks = \"word\"\n",
         "[store]\ntype = 3\n",
     ] {

@@ -474,8 +474,12 @@ fn impossible_engines_name_key_value_and_what_is_allowed() {
             ["engine.speculative_tokens = 1000", "0 to 256"],
         ),
         (
-            "[engine]\ntype = \"openai\"\nurl = \"http://a\"\n",
-            ["engine.type = \"openai\"", "evaluation only"],
+            "[engine]\ntype = \"openai\"\n",
+            ["engine.url = []", "openai"],
+        ),
+        (
+            "[engine]\ntype = \"openai\"\nurl = \"http://a\"\nweights_dir = \"w\"\n",
+            ["engine.weights_dir", "embedded, vllm or sglang"],
         ),
         (
             "[engine]\ntype = \"vllm\"\n",

@@ -3,7 +3,7 @@
 //! Nothing decides by them: a value may be stale by a few episodes, and no reader blocks an episode for
 //! longer than it takes to copy the list of live ones.
 
-use sinew_types::{EpisodeEnd, EpisodeId, FailureKind, Trace};
+use sinew_types::{EpisodeEnd, EpisodeId, FailureKind, NO_PARENT, TokenKind, Trace};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -74,6 +74,47 @@ pub struct FailedEpisode {
     pub ended_unix_s: f64,
 }
 
+/// Ended episodes that no reader took yet; above it the oldest are lost.
+const MAX_ENDED: usize = 4096;
+
+/// An episode that has ended, with what it came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EndedEpisode {
+    /// Its id.
+    pub episode: EpisodeId,
+    /// Total reward; `None`: it has no score, or the system failed it.
+    pub reward: Option<f64>,
+    pub success: bool,
+    /// Tokens before each sampled turn, and those that were sampled in it, in the order of the turns.
+    pub turns: Vec<(usize, usize)>,
+}
+
+impl EndedEpisode {
+    fn of(trace: &Trace) -> Self {
+        // Tokens up to the end of each node; parents come before their children.
+        let mut until: Vec<usize> = Vec::with_capacity(trace.nodes.len());
+        let mut turns = Vec::new();
+        for node in &trace.nodes {
+            let before = match node.parent {
+                NO_PARENT => 0,
+                parent => until.get(parent as usize).copied().unwrap_or(0),
+            };
+            if node.kind == TokenKind::Sampled {
+                turns.push((before, node.tokens.len()));
+            }
+            until.push(before + node.tokens.len());
+        }
+        let failed = matches!(trace.end, EpisodeEnd::Failed { .. });
+        let reward = trace.score().filter(|_| !failed);
+        Self {
+            episode: trace.episode.clone(),
+            reward,
+            success: reward.is_some() && trace.outcome.success,
+            turns,
+        }
+    }
+}
+
 /// Counters that the driver moves and a view reads. All relaxed: they are for people.
 #[derive(Debug, Default)]
 pub struct Gauges {
@@ -92,6 +133,8 @@ pub struct Gauges {
     spans: Mutex<VecDeque<PhaseSpan>>,
     /// Failed episodes since the last reading of them.
     failures: Mutex<VecDeque<FailedEpisode>>,
+    /// Ended episodes since the last reading of them.
+    ended: Mutex<VecDeque<EndedEpisode>>,
 }
 
 /// A live episode, without its name.
@@ -127,7 +170,7 @@ pub struct PhaseGuard<'a> {
 impl Drop for PhaseGuard<'_> {
     fn drop(&mut self) {
         self.gauges.in_phase[self.phase as usize].fetch_sub(1, Ordering::Relaxed);
-        self.gauges.ended(self);
+        self.gauges.left(self);
         self.gauges.set(self.episode, Phase::Wait, None);
     }
 }
@@ -184,7 +227,7 @@ impl Gauges {
     }
 
     /// Keeps a phase that ends now for readers that draw or export it.
-    fn ended(&self, guard: &PhaseGuard<'_>) {
+    fn left(&self, guard: &PhaseGuard<'_>) {
         let span = PhaseSpan {
             episode: guard.episode.clone(),
             phase: guard.phase,
@@ -198,6 +241,12 @@ impl Gauges {
     pub fn take_failures(&self) -> Vec<FailedEpisode> {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         failures.drain(..).collect()
+    }
+
+    /// Episodes that ended since the last call, at most a few thousand, in the order of their ends.
+    pub fn take_ended(&self) -> Vec<EndedEpisode> {
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.drain(..).collect()
     }
 
     /// Phases that ended since the last call, at most a few thousand, in the order of their ends.
@@ -271,6 +320,7 @@ impl Gauges {
             };
             push(&self.failures, failed, MAX_FAILURES);
         }
+        push(&self.ended, EndedEpisode::of(trace), MAX_ENDED);
         let us = (trace.timing.tool_s * 1e6) as u64;
         self.tool_calls_us.fetch_add(us, Ordering::Relaxed);
     }
@@ -382,8 +432,22 @@ mod tests {
         let sampling = sinew_types::SamplingParams::default();
         let mut trace = spec.empty_trace(&crate::RunInfo::default(), &sampling);
         let gauges = Gauges::default();
+        trace.outcome.reward = 0.5;
+        let given =
+            |parent, kind, n| sinew_types::Node::given(parent, 0, kind, vec![1; n], Vec::new());
+        trace.nodes = vec![
+            given(NO_PARENT, TokenKind::Prompt, 10),
+            given(0, TokenKind::Sampled, 3),
+            given(1, TokenKind::Observation, 4),
+            given(2, TokenKind::Sampled, 2),
+            // A branch from the first turn.
+            given(1, TokenKind::Sampled, 5),
+        ];
         gauges.finish(&trace);
         assert_eq!(gauges.take_failures(), []);
+        let ended = gauges.take_ended();
+        assert_eq!(ended[0].turns, [(10, 3), (17, 2), (13, 5)]);
+        assert_eq!((ended[0].reward, ended.len()), (Some(0.5), 1));
         trace.end = EpisodeEnd::Failed {
             kind: FailureKind::Sandbox,
             message: "é".repeat(MAX_REASON),

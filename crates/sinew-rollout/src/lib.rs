@@ -49,7 +49,8 @@ pub use episode::{
     EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec, REWARD, RunInfo,
 };
 pub use gauges::{
-    FailedEpisode, FlightGuard, Gauges, GaugesReading, LiveEpisode, Phase, PhaseGuard, PhaseSpan,
+    EndedEpisode, FailedEpisode, FlightGuard, Gauges, GaugesReading, LiveEpisode, Phase,
+    PhaseGuard, PhaseSpan,
 };
 pub use harness::{
     AgentReport, BuiltInLoop, ModelAccess, ModelServer, ProgramCommand, ProgramConfig,

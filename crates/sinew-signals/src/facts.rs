@@ -13,6 +13,8 @@ pub struct Run {
     pub name: String,
     /// `train`, `eval` or `collect`.
     pub command: String,
+    /// The source of its model, as its recipe names it.
+    pub model: String,
     /// Its folder.
     pub folder: PathBuf,
     /// Its recipe, as it runs.

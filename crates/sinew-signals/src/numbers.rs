@@ -21,6 +21,193 @@ const LOSS: [(&str, &str); 9] = [
 /// Names and values, finite ones only.
 pub(crate) type Numbers = Vec<(String, f64)>;
 
+/// Names and what they are; of those that a set of episodes has, behind the name of the set.
+const WORDS: [(&str, &str); 52] = [
+    ("success", "share of the scored episodes that succeeded"),
+    ("greedy_success", "success at temperature 0"),
+    ("reward", "mean reward of the scored episodes"),
+    ("turns", "mean number of turns of an episode"),
+    (
+        "sampled_tokens",
+        "mean number of sampled tokens of an episode",
+    ),
+    ("truncated_share", "share of the episodes that a limit cut"),
+    (
+        "failed_share",
+        "share of the episodes that the system failed",
+    ),
+    ("step", "The last recorded step"),
+    ("policy/loss", "Loss of the last update"),
+    ("policy/grad_norm", "Norm of the gradient before clipping"),
+    ("policy/learning_rate", "Learning rate of the last update"),
+    (
+        "policy/logprob_gap_max",
+        "Largest gap of log-probabilities of sampler and trainer, in nats",
+    ),
+    (
+        "policy/logprob_gap_mean",
+        "Mean gap of log-probabilities of sampler and trainer, in nats",
+    ),
+    (
+        "policy/entropy",
+        "Mean entropy of the policy at trained tokens, in nats",
+    ),
+    (
+        "policy/kl_sampling",
+        "KL divergence to the policy that sampled, in nats",
+    ),
+    (
+        "policy/kl_reference",
+        "KL divergence to the reference, in nats",
+    ),
+    (
+        "policy/clip_fraction",
+        "Share of trained tokens whose ratio was clipped",
+    ),
+    (
+        "policy/masked_fraction",
+        "Share of trained tokens that were masked",
+    ),
+    (
+        "policy/correction_truncated",
+        "Share of trained tokens whose correction was truncated",
+    ),
+    ("policy/ratio_mean", "Mean ratio to the old policy"),
+    ("policy/ratio_max", "Largest ratio to the old policy"),
+    (
+        "samples/equal_share",
+        "Share of the episodes in groups of equal reward",
+    ),
+    (
+        "samples/left_out_share",
+        "Share of the episodes that gave no row",
+    ),
+    ("samples/too_old", "Samples that were too old to be trained"),
+    (
+        "samples/waiting_groups",
+        "Groups that wait for rewards from outside",
+    ),
+    (
+        "staleness/oldest",
+        "Updates that the oldest trained row was behind",
+    ),
+    (
+        "staleness/mean",
+        "Mean updates that trained rows were behind",
+    ),
+    ("time/rollout_s", "Seconds of rollouts in the last step"),
+    ("time/train_s", "Seconds of training in the last step"),
+    (
+        "time/publish_s",
+        "Seconds in which the last step published weights",
+    ),
+    (
+        "time/checkpoint_s",
+        "Seconds in which the last step wrote checkpoints",
+    ),
+    (
+        "time/engine_busy_s",
+        "Seconds of the last step in which the engine computed",
+    ),
+    (
+        "time/engine_waits_tools_s",
+        "Seconds of the last step in which the engine waited for tools",
+    ),
+    (
+        "time/engine_waits_trainer_s",
+        "Seconds of the last step in which the engine waited for the trainer",
+    ),
+    (
+        "time/engine_empty_s",
+        "Seconds of the last step in which the engine had no episode",
+    ),
+    (
+        "time/trainer_busy_s",
+        "Seconds of the last step in which the trainer computed",
+    ),
+    (
+        "time/trainer_waits_groups_s",
+        "Seconds of the last step in which the trainer waited for groups",
+    ),
+    (
+        "time/trainer_other_s",
+        "Seconds of other waits of the trainer in the last step",
+    ),
+    (
+        "time/loop_disk_s",
+        "Seconds of the last step in which the loop waited for the disk",
+    ),
+    (
+        "time/episodes_disk_s",
+        "Waits of episodes for the disk in the last step, added up, in seconds",
+    ),
+    (
+        "time/episodes_sandbox_s",
+        "Waits of episodes for sandboxes in the last step, added up, in seconds",
+    ),
+    (
+        "speed/sampled_tokens_per_s",
+        "Sampled tokens a second in the last step",
+    ),
+    (
+        "speed/trained_tokens",
+        "Tokens with weight in the loss of the last step",
+    ),
+    (
+        "engine/preemptions",
+        "Turns that gave their KV capacity up in the last step",
+    ),
+    (
+        "engine/waited_turns",
+        "Turns that waited for KV capacity in the last step",
+    ),
+    ("live/in_flight", "Episodes that have begun and not ended"),
+    ("live/generating", "Episodes in the model"),
+    ("live/in_tool", "Episodes in tools and scores"),
+    (
+        "live/tokens_per_s",
+        "Tokens a second that the engine samples now",
+    ),
+    ("live/waiting_turns", "Turns that wait for KV capacity"),
+    ("live/held_tokens", "KV capacity that is held, in tokens"),
+    (
+        "live/longest_phase_s",
+        "Seconds of the live episode that is longest in its phase",
+    ),
+];
+
+/// A number by its name, as a sentence. Measurements that an environment names are named.
+pub(crate) fn help(name: &str) -> String {
+    let words = |name: &str| {
+        WORDS
+            .iter()
+            .find(|(n, _)| *n == name)
+            .map(|(_, words)| *words)
+    };
+    let (set, own) = match name.split_once('/') {
+        Some(("rollout", own)) => ("Training episodes of the last step", own),
+        Some(("held_out", own)) => ("Episodes of the last held-out measurement", own),
+        _ => {
+            let known = words(name).map(str::to_owned);
+            return known.unwrap_or_else(|| format!("{name} of the run")) + ".";
+        }
+    };
+    if own.starts_with("reward/") {
+        return format!("{set}: mean of a part of the reward.");
+    }
+    let (of, last) = match own
+        .strip_prefix("env/")
+        .and_then(|own| own.rsplit_once('/'))
+    {
+        Some((_, last)) => (", by environment", last),
+        None => ("", own),
+    };
+    match words(last) {
+        Some(words) => format!("{set}{of}: {words}."),
+        None => format!("{set}{of}: {last}."),
+    }
+}
+
 /// The numbers of a step.
 pub(crate) fn of_step(r: &StepRecord) -> Numbers {
     let mut out = Vec::new();
@@ -145,6 +332,33 @@ fn of_stats(prefix: &str, s: &EpisodeStats, out: &mut Numbers) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_number_that_is_always_there_is_explained() {
+        let mut r = StepRecord {
+            staleness: [(0, 1)].into(),
+            ..StepRecord::default()
+        };
+        (r.rows, r.updates_applied, r.rollout.episodes) = (1, 1, 4);
+        r.metrics = LOSS
+            .iter()
+            .map(|(key, _)| ((*key).to_owned(), serde_json::json!(0.5)))
+            .collect();
+        for (name, _) in of_step(&r) {
+            let said = help(&name);
+            assert!(
+                said.contains(' ') && !said.starts_with(&name),
+                "{name}: {said}"
+            );
+        }
+        let eval = "Episodes of the last held-out measurement: success at temperature 0.";
+        assert_eq!(help("held_out/greedy_success"), eval);
+        assert!(help("rollout/env/shop/success").contains("by environment: share of the scored"));
+        assert_eq!(
+            help("rollout/calls"),
+            "Training episodes of the last step: calls."
+        );
+    }
 
     #[test]
     fn what_was_not_measured_is_left_out() {

@@ -35,6 +35,11 @@ pub(crate) fn float(key: &str, value: f64) -> KeyValue {
     attribute(key, any_value::Value::DoubleValue(value))
 }
 
+/// An attribute that is true or false.
+pub(crate) fn boolean(key: &str, value: bool) -> KeyValue {
+    attribute(key, any_value::Value::BoolValue(value))
+}
+
 /// A text by itself.
 pub(crate) fn body(value: &str) -> AnyValue {
     AnyValue {

@@ -1,6 +1,6 @@
 //! The text that Prometheus reads (exposition format 0.0.4). Pure.
 
-use crate::numbers::Numbers;
+use crate::numbers::{Numbers, help};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -55,12 +55,16 @@ impl Board {
         let run = escaped(&self.run);
         // Names of environments become labels; several share a family, which is announced once.
         // Two names that look the same without their marks are one series: a reader refuses doubles.
-        let mut families = BTreeMap::<String, BTreeMap<String, f64>>::new();
+        let mut families = BTreeMap::<String, (String, BTreeMap<String, f64>)>::new();
         for (name, value) in &self.values {
             let (family, labels) = family(name);
-            families.entry(family).or_default().insert(labels, *value);
+            let (_, rows) = families
+                .entry(family)
+                .or_insert_with(|| (help(name), BTreeMap::new()));
+            rows.insert(labels, *value);
         }
-        for (family, rows) in families {
+        for (family, (help, rows)) in families {
+            let _ = writeln!(out, "# HELP sinew_{family} {}", one_line(&help));
             let _ = writeln!(out, "# TYPE sinew_{family} gauge");
             for (labels, value) in rows {
                 let _ = writeln!(out, "sinew_{family}{{run=\"{run}\"{labels}}} {value}");
@@ -68,6 +72,7 @@ impl Board {
         }
         let lost = ("signals_series_left_out", self.lost as f64);
         for (name, value) in self.counters.iter().map(|(n, v)| (*n, *v)).chain([lost]) {
+            let _ = writeln!(out, "# HELP sinew_{name}_total {}", counted(name));
             let _ = writeln!(out, "# TYPE sinew_{name}_total counter");
             let _ = writeln!(out, "sinew_{name}_total{{run=\"{run}\"}} {value}");
         }
@@ -89,6 +94,29 @@ fn family(name: &str) -> (String, String) {
         return (format!("{}_reward_part", plain(prefix)), label);
     }
     (plain(name), String::new())
+}
+
+/// A text as `# HELP` takes it.
+fn one_line(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('\n', "\\n")
+}
+
+/// A counter in words.
+fn counted(name: &str) -> &'static str {
+    match name {
+        "steps" => "Training steps of this process.",
+        "episodes" => "Training episodes of this process.",
+        "sampled_tokens" => "Tokens that were sampled in training episodes of this process.",
+        "alerts" => "Alerts that were raised.",
+        "events_lost" => "Events of the run that a viewer had no room for.",
+        "signals_sent" => "Requests to other systems that were answered.",
+        "signals_lost" => "Requests to other systems that were given up.",
+        "signals_spans_lost" => "Phases of episodes that did not fit into the traces.",
+        "signals_log_records_lost" => "Log records that did not fit into their queue.",
+        "signals_cpu_seconds" => "Processor seconds that the signals took.",
+        "signals_series_left_out" => "Values of series beyond the most that are kept.",
+        _ => "A count of the run.",
+    }
 }
 
 /// As a name may be: letters, digits and `_`.
@@ -130,6 +158,24 @@ mod tests {
         }
         let types = text.matches("# TYPE sinew_rollout_env_success ").count();
         assert_eq!(types, 1);
+        // Every family says what it is, once and before its rows.
+        let mut lines = text.lines().peekable();
+        while let Some(line) = lines.next() {
+            if let Some(rest) = line.strip_prefix("# HELP ") {
+                let (family, help) = rest.split_once(' ').unwrap();
+                let next = lines.peek().unwrap();
+                assert!(next.starts_with(&format!("# TYPE {family} ")), "{next}");
+                assert!(help.ends_with('.') && help.len() > 10, "{help}");
+            }
+        }
+        let kinds = [
+            text.matches("# HELP ").count(),
+            text.matches("# TYPE ").count(),
+        ];
+        assert_eq!(kinds[0], kinds[1]);
+        assert!(text.contains(
+            "# HELP sinew_rollout_reward Training episodes of the last step: mean reward"
+        ));
     }
 
     #[test]

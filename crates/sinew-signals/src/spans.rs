@@ -1,27 +1,36 @@
 //! Phases of episodes as spans of OpenTelemetry: an episode, its turns, and in each turn the generation and
 //! the tools. Pure: it is given the phases and the time.
 //!
-//! An episode is a trace. It is complete when it is not among the live ones any more. A turn begins with a
-//! generation and ends before the next one; starts and scores stand next to the turns.
+//! An episode is a trace. It is complete when it is not among the live ones any more and what it came to is
+//! known, which its first span has. A turn begins with a generation and ends before the next one; starts and
+//! scores stand next to the turns. Models and tokens have the names of the conventions for generative models.
 
-use crate::otlp::{self, int, text};
+use crate::otlp::{self, boolean, float, int, text};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span};
-use sinew_rollout::{LiveEpisode, Phase, PhaseSpan};
+use sinew_rollout::{EndedEpisode, LiveEpisode, Phase, PhaseSpan};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Episodes whose phases are kept at a time, and phases of one episode; what is above is lost.
 const MAX_OPEN: usize = 20_000;
 const MAX_PHASES: usize = 2000;
+/// Attributes of the conventions for generative models.
+const MODEL: &str = "gen_ai.request.model";
+const SAMPLED: &str = "gen_ai.usage.output_tokens";
 /// Seconds after the last phase of an episode of which it is not known whether it lives.
 const QUIET_S: f64 = 120.0;
+
+/// An episode that is complete: its phases, and what it came to; `None`: that was lost, or it was given up.
+pub(crate) type Complete = (Vec<PhaseSpan>, Option<EndedEpisode>);
 
 /// Collects phases until their episodes are complete.
 #[derive(Debug, Default)]
 pub(crate) struct Collector {
     /// Phases of episodes that are not complete, by id.
     open: BTreeMap<String, Vec<PhaseSpan>>,
+    /// What episodes of these came to.
+    ended: BTreeMap<String, EndedEpisode>,
     /// Phases that did not fit.
     pub(crate) lost: u64,
 }
@@ -43,46 +52,61 @@ impl Collector {
         }
     }
 
-    /// Episodes that are complete: not among the live ones, of which `all` says whether the list has every
-    /// one; where it has not, those that were quiet for long.
-    pub(crate) fn complete(
-        &mut self,
-        live: &[LiveEpisode],
-        all: bool,
-        now_unix_s: f64,
-    ) -> Vec<Vec<PhaseSpan>> {
+    /// Takes what episodes came to.
+    pub(crate) fn end(&mut self, ended: &[EndedEpisode]) {
+        for episode in ended {
+            let id = episode.episode.as_str();
+            if self.open.contains_key(id) {
+                self.ended.insert(id.to_owned(), episode.clone());
+            }
+        }
+    }
+
+    /// Episodes that are complete: not among the live ones, and either it is known what they came to, or
+    /// they were quiet for long.
+    pub(crate) fn complete(&mut self, live: &[LiveEpisode], now_unix_s: f64) -> Vec<Complete> {
         let live: BTreeSet<&str> = live.iter().map(|l| l.episode.as_str()).collect();
         let done = |id: &String, phases: &Vec<PhaseSpan>| {
             let last = phases.last().map_or(0.0, |p| p.ended_unix_s);
-            !live.contains(id.as_str()) && (all || now_unix_s - last > QUIET_S)
+            let known = self.ended.contains_key(id) || now_unix_s - last > QUIET_S;
+            known && !live.contains(id.as_str())
         };
-        let ended: Vec<String> = self
+        let over: Vec<String> = self
             .open
             .iter()
             .filter(|(id, phases)| done(id, phases))
             .map(|(id, _)| id.clone())
             .collect();
-        ended.iter().filter_map(|id| self.open.remove(id)).collect()
+        over.iter().filter_map(|id| self.take(id)).collect()
+    }
+
+    fn take(&mut self, id: &str) -> Option<Complete> {
+        let phases = self.open.remove(id)?;
+        Some((phases, self.ended.remove(id)))
     }
 
     /// All that is left, at the end of a run.
-    pub(crate) fn rest(&mut self) -> Vec<Vec<PhaseSpan>> {
-        std::mem::take(&mut self.open).into_values().collect()
+    pub(crate) fn rest(&mut self) -> Vec<Complete> {
+        let ids: Vec<String> = self.open.keys().cloned().collect();
+        ids.iter().filter_map(|id| self.take(id)).collect()
     }
 }
 
 /// The request of OTLP with the traces of episodes.
 pub(crate) fn request(
     service: &str,
-    run: &str,
-    episodes: &[Vec<PhaseSpan>],
+    (run, model): (&str, &str),
+    episodes: &[Complete],
 ) -> ExportTraceServiceRequest {
     ExportTraceServiceRequest {
         resource_spans: vec![ResourceSpans {
             resource: Some(otlp::resource(service, run)),
             scope_spans: vec![ScopeSpans {
                 scope: Some(otlp::scope()),
-                spans: episodes.iter().flat_map(|e| episode(run, e)).collect(),
+                spans: episodes
+                    .iter()
+                    .flat_map(|e| episode((run, model), e))
+                    .collect(),
                 ..ScopeSpans::default()
             }],
             ..ResourceSpans::default()
@@ -91,7 +115,7 @@ pub(crate) fn request(
 }
 
 /// The spans of an episode, its own first.
-fn episode(run: &str, phases: &[PhaseSpan]) -> Vec<Span> {
+fn episode((run, model): (&str, &str), (phases, ended): &Complete) -> Vec<Span> {
     let Some(first) = phases.first() else {
         return Vec::new();
     };
@@ -105,6 +129,13 @@ fn episode(run: &str, phases: &[PhaseSpan]) -> Vec<Span> {
     let mut spans = vec![root];
     let root_id = spans[0].span_id.clone();
     let (mut turn, mut number) = (None::<usize>, 0);
+    // A turn that is sampled in pieces has several phases: its tokens are not told apart then.
+    let turns = ended.as_ref().map_or(&[][..], |e| &e.turns);
+    let generated = phases.iter().filter(|p| p.phase == Phase::Generate);
+    let mut turns = match generated.count() == turns.len() {
+        true => turns.iter(),
+        false => [].iter(),
+    };
     for phase in phases {
         if phase.phase == Phase::Generate {
             number += 1;
@@ -126,13 +157,30 @@ fn episode(run: &str, phases: &[PhaseSpan]) -> Vec<Span> {
             span.attributes
                 .push(text("gen_ai.operation.name", operation));
         }
+        if phase.phase == Phase::Generate {
+            span.attributes.push(text(MODEL, model));
+            let (before, sampled) = turns.next().copied().unzip();
+            let counts = [("gen_ai.usage.input_tokens", before), (SAMPLED, sampled)];
+            let known = counts.map(|(key, n)| Some(int(key, n? as i64)));
+            span.attributes.extend(known.into_iter().flatten());
+        }
         if let Some(t) = parent {
             let end = span.end_time_unix_nano;
             spans[t].end_time_unix_nano = spans[t].end_time_unix_nano.max(end);
         }
         spans.push(span);
     }
-    spans[0].attributes.push(int("sinew.turns", number));
+    let root = &mut spans[0].attributes;
+    root.extend([int("sinew.turns", number), text(MODEL, model)]);
+    if let Some(ended) = ended {
+        let sampled: usize = ended.turns.iter().map(|t| t.1).sum();
+        root.push(int(SAMPLED, sampled as i64));
+        // An episode without a score has neither a reward of 0 nor a failure.
+        if let Some(reward) = ended.reward {
+            root.push(float("sinew.reward", reward));
+            root.push(boolean("sinew.success", ended.success));
+        }
+    }
     spans
 }
 
@@ -235,14 +283,21 @@ mod tests {
 
     #[test]
     fn a_turn_holds_its_generation_and_its_tools() {
-        let phases = [
+        let phases = vec![
             phase("e", Phase::Boot, 11.0, 1.0),
             phase("e", Phase::Generate, 13.0, 2.0),
             phase("e", Phase::Tool, 14.0, 1.0),
             phase("e", Phase::Generate, 16.0, 2.0),
             phase("e", Phase::Score, 17.0, 1.0),
         ];
-        let spans = episode("run", &phases);
+        let ended = EndedEpisode {
+            episode: EpisodeId::new("e"),
+            reward: Some(0.5),
+            success: true,
+            turns: vec![(10, 3), (17, 2)],
+        };
+        let complete = (phases, Some(ended));
+        let spans = episode(("run", "hf:org/model"), &complete);
         let names: Vec<&str> = spans.iter().map(|s| s.name.as_str()).collect();
         assert_eq!(
             names,
@@ -262,13 +317,44 @@ mod tests {
         assert_eq!([parent(6), parent(7)], [Some(5), Some(0)]);
         assert_eq!(spans[2].end_time_unix_nano, spans[4].end_time_unix_nano);
         assert_eq!(spans[0].start_time_unix_nano, 10_000_000_000);
-        let again = episode("run", &phases);
+        let again = episode(("run", "hf:org/model"), &complete);
         assert_eq!(spans, again);
+        let has = |span: usize, wanted| spans[span].attributes.contains(&wanted);
+        assert!(has(0, float("sinew.reward", 0.5)) && has(0, boolean("sinew.success", true)));
+        assert!(has(0, text(MODEL, "hf:org/model")) && has(0, int(SAMPLED, 5)));
+        assert!(has(3, text(MODEL, "hf:org/model")) && has(3, int(SAMPLED, 3)));
+        assert!(has(6, int("gen_ai.usage.input_tokens", 17)) && has(6, int(SAMPLED, 2)));
+    }
+
+    #[test]
+    fn an_episode_without_a_score_has_no_reward() {
+        let ended = EndedEpisode {
+            episode: EpisodeId::new("e"),
+            reward: None,
+            success: false,
+            turns: vec![(1, 1), (2, 1)],
+        };
+        let phases = vec![phase("e", Phase::Generate, 11.0, 1.0)];
+        for ended in [Some(ended), None] {
+            let spans = episode(("run", "m"), &(phases.clone(), ended));
+            let named = |key: &str| {
+                spans
+                    .iter()
+                    .flat_map(|s| &s.attributes)
+                    .any(|a| a.key == key)
+            };
+            assert!(!named("sinew.reward") && !named("sinew.success"));
+            // One phase of two turns: which tokens are its own is not known.
+            assert!(!named("gen_ai.usage.input_tokens"));
+        }
     }
 
     #[test]
     fn the_first_span_has_the_id_that_log_records_name() {
-        let spans = episode("run", &[phase("e", Phase::Boot, 11.0, 1.0)]);
+        let spans = episode(
+            ("run", "m"),
+            &(vec![phase("e", Phase::Boot, 11.0, 1.0)], None),
+        );
         let ids = (spans[0].trace_id.clone(), spans[0].span_id.clone());
         assert_eq!(ids, episode_ids("run", "e"));
     }
@@ -297,10 +383,24 @@ mod tests {
             phase_s: 1.0,
             left_s: None,
         }];
-        assert!(collector.complete(&live, false, 2.0).is_empty());
-        assert_eq!(collector.complete(&live, true, 2.0).len(), 1);
-        assert!(collector.complete(&[], false, 2.0).is_empty());
-        assert_eq!(collector.complete(&[], false, 1000.0).len(), 1);
+        // What `b` came to is not known yet.
+        assert!(collector.complete(&live, 2.0).is_empty());
+        let ended = |id| EndedEpisode {
+            episode: EpisodeId::new(id),
+            reward: Some(1.0),
+            success: true,
+            turns: Vec::new(),
+        };
+        collector.end(&[ended("b"), ended("a"), ended("unknown")]);
+        let complete = collector.complete(&live, 2.0);
+        assert_eq!(complete.len(), 1);
+        assert_eq!(complete[0].1.as_ref().unwrap().episode.as_str(), "b");
+        assert_eq!(collector.complete(&[], 3.0).len(), 1);
+        // One that was given up is complete when it was quiet for long.
+        collector.add(&[phase("c", Phase::Tool, 1.0, 1.0)]);
+        assert!(collector.complete(&[], 2.0).is_empty());
+        assert_eq!(collector.complete(&[], 1000.0).len(), 1);
+        assert!(collector.ended.is_empty());
         assert!(collector.rest().is_empty());
     }
 }

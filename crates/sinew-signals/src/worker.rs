@@ -14,7 +14,7 @@ use crate::mlflow::{Ended, Mlflow};
 use crate::numbers;
 use crate::prometheus::Board;
 use crate::send::{Counts, Queue, Request};
-use crate::spans::{self, Collector, chosen};
+use crate::spans::{self, Collector, Complete, chosen};
 use crate::tfevents;
 use crate::wandb::Wandb;
 use prost::Message;
@@ -104,7 +104,7 @@ impl Worker {
         }
         if let Some((config, collector)) = &mut self.otlp {
             let rest = collector.rest();
-            export(config, &self.run.name, &self.sender, rest);
+            export(config, &self.run, &self.sender, rest);
         }
         let failed = self.ended != Ended::Finished;
         if let Some(wandb) = &mut self.wandb
@@ -255,9 +255,9 @@ impl Worker {
         lock(&self.board).set(&numbers.map(|(n, v)| (n.to_owned(), v)).to_vec());
         if let Some((config, collector)) = &mut self.otlp {
             collector.add(&seen.spans);
-            let all = seen.longest.len() >= g.in_flight;
-            let ended = collector.complete(&seen.longest, all, unix_s());
-            export(config, &self.run.name, &self.sender, ended);
+            collector.end(&seen.ended);
+            let ended = collector.complete(&seen.longest, unix_s());
+            export(config, &self.run, &self.sender, ended);
         }
     }
 
@@ -328,20 +328,17 @@ fn otlp_post(config: &OtlpConfig, url: &str, body: Vec<u8>) -> Request {
 }
 
 /// Sends the traces of episodes, those of the configured share.
-fn export(
-    config: &OtlpConfig,
-    run: &str,
-    sender: &Queue<Request>,
-    mut episodes: Vec<Vec<PhaseSpan>>,
-) {
+fn export(config: &OtlpConfig, run: &Run, sender: &Queue<Request>, mut episodes: Vec<Complete>) {
     let Some(url) = &config.url else {
         return;
     };
-    episodes.retain(|e| {
-        e.first()
+    episodes.retain(|(phases, _)| {
+        phases
+            .first()
             .is_some_and(|p| chosen(p.episode.as_str(), config.traced()))
     });
     for part in episodes.chunks(EPISODES) {
+        let run = (run.name.as_str(), run.model.as_str());
         let body = spans::request(&config.service, run, part).encode_to_vec();
         sender.put(otlp_post(config, url, body));
     }

@@ -34,8 +34,9 @@ struct Point {
     sampled: u64,
     /// Episodes that are trained.
     trained: u64,
-    /// Tokens that were trained.
-    train_tokens: f64,
+    /// Tokens that the trainer computed, and those of them that it trained: the sampled ones.
+    computed_tokens: f64,
+    trained_tokens: f64,
     /// Episodes that are over.
     ended: u64,
     /// Integral over time of episodes in tools.
@@ -122,9 +123,10 @@ impl Measure {
     }
 
     /// The trainer begins an update of rows that are so many updates behind.
-    pub(crate) fn update(&mut self, tokens: f64, train_s: f64, behind: &[u64]) {
+    pub(crate) fn update(&mut self, (computed, trained): (f64, f64), train_s: f64, behind: &[u64]) {
         self.now.train_s += train_s;
-        self.now.train_tokens += tokens;
+        self.now.computed_tokens += computed;
+        self.now.trained_tokens += trained;
         if self.warm() {
             for age in behind {
                 *self.staleness.entry(*age).or_default() += 1;
@@ -261,7 +263,8 @@ impl Measure {
         let grain = plan.grain() as f64;
         Throughput {
             sampled_tokens_per_s: (to.sampled - from.sampled) as f64 * grain / window_s,
-            trained_tokens_per_s: (to.train_tokens - from.train_tokens) / window_s,
+            trained_tokens_per_s: (to.trained_tokens - from.trained_tokens) / window_s,
+            computed_tokens_per_s: (to.computed_tokens - from.computed_tokens) / window_s,
             episodes_per_s: (to.ended - from.ended) as f64 / window_s,
             trained_per_s: (to.trained - from.trained) as f64 / window_s,
             updates_per_h: updates as f64 * 3600.0 / window_s,
@@ -322,8 +325,10 @@ pub struct Utilization {
 pub struct Throughput {
     /// Tokens that engines sample, a second.
     pub sampled_tokens_per_s: f64,
-    /// Prompts and observations of trained rows included.
+    /// Tokens with weight in the loss, a second: those of trained rows that were sampled.
     pub trained_tokens_per_s: f64,
+    /// Tokens that the trainer computes, a second: prompts and observations of trained rows included.
+    pub computed_tokens_per_s: f64,
     /// Episodes that end, a second.
     pub episodes_per_s: f64,
     /// Trained episodes a second.
@@ -339,7 +344,7 @@ pub struct Cost {
     pub per_hour: f64,
     /// Of one optimizer update.
     pub per_update: f64,
-    /// Prompts included.
+    /// Of the tokens with weight in the loss.
     pub per_million_trained_tokens: f64,
 }
 

@@ -55,8 +55,12 @@ pub fn text(report: &Report) -> String {
     );
     let _ = writeln!(
         out,
-        "throughput  {:.0} sampled tokens/s  {:.0} trained tokens/s  {:.2} episodes/s  {:.1} updates/h",
-        t.sampled_tokens_per_s, t.trained_tokens_per_s, t.episodes_per_s, t.updates_per_h
+        "throughput  {:.0} sampled tokens/s  {:.0} trained of {:.0} computed tokens/s  {:.2} episodes/s  {:.1} updates/h",
+        t.sampled_tokens_per_s,
+        t.trained_tokens_per_s,
+        t.computed_tokens_per_s,
+        t.episodes_per_s,
+        t.updates_per_h
     );
     let ages = report
         .staleness

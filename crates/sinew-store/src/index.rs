@@ -480,6 +480,17 @@ pub(crate) fn batches(connection: &Connection) -> Result<Vec<TrainedBatch>, Stor
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
+/// The batches of an update, in order.
+pub(crate) fn batches_of(
+    connection: &Connection,
+    step: u64,
+) -> Result<Vec<TrainedBatch>, StoreError> {
+    let sql = "SELECT batch, step, episodes FROM batches WHERE step = ?1 ORDER BY seq";
+    let mut query = connection.prepare_cached(sql)?;
+    let rows = query.query_map(params![signed("step", step)?], trained_batch)?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
 /// Enters a batch mark, in the place of an earlier one of the batch.
 pub(crate) fn mark(tx: &Transaction<'_>, mark: &Mark, at: Location) -> Result<(), StoreError> {
     let detail: serde_json::Value = serde_json::from_str(&mark.detail).unwrap_or_default();

@@ -83,6 +83,12 @@ fn conditions(filter: &Filter) -> Conditions {
     row.range(filter.reward.as_ref(), scored, Value::Real);
     let trained = "batch IN (SELECT b.batch FROM batches b WHERE b.step BETWEEN ? AND ?)";
     row.range(filter.updates.as_ref(), trained, number);
+    if let Some(ids) = &filter.among {
+        let ids: Vec<&str> = ids.iter().map(|id| id.as_str()).collect();
+        let list = serde_json::json!(ids).to_string();
+        let among = "episode IN (SELECT value FROM json_each(?))";
+        row.add(among, [Value::Text(list)]);
+    }
     let mut facets = Conditions::default();
     facets.when(filter.env.as_deref(), "env = ?", text);
     facets.when(filter.at_turn, "last_turn = ?", turns);

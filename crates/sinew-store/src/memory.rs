@@ -373,6 +373,10 @@ fn fits_row(filter: &Filter, s: &EpisodeSummary) -> bool {
         && (!filter.failed || s.end == EndKind::Failed || (!s.success && !s.unscored))
         && filter.draws.as_ref().is_none_or(|r| r.contains(&s.draw))
         && updates.is_none_or(|r| s.update.is_some_and(|u| r.contains(&u)))
+        && filter
+            .among
+            .as_ref()
+            .is_none_or(|ids| ids.contains(&s.episode))
         && filter.purpose.as_ref().is_none_or(|p| *p == s.purpose)
         && filter.success.is_none_or(|v| v == s.success && !s.unscored)
         && filter.group.as_ref().is_none_or(|g| *g == s.group)

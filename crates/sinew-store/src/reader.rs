@@ -58,6 +58,11 @@ impl StoreReader {
         index::batches(&*guard(&self.connection)?)
     }
 
+    /// Batches of an update; a step has several where their marks differ.
+    pub fn batches_of(&self, step: u64) -> Result<Vec<TrainedBatch>, StoreError> {
+        index::batches_of(&*guard(&self.connection)?, step)
+    }
+
     /// All scores of an episode, in the order in which they came.
     pub fn scores(&self, episode: &EpisodeId) -> Result<Vec<ScoreRecord>, StoreError> {
         ledger::of_episode(&*guard(&self.connection)?, episode.as_str())

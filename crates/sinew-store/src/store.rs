@@ -7,7 +7,7 @@ use crate::error::StoreError;
 use crate::score::{MAX_SCORE_BATCH, ScoreRecord, ScoreRefused};
 use serde::{Deserialize, Serialize};
 use sinew_types::{EpisodeEnd, EpisodeId, GroupId, TaskId, TokenKind, Trace};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
 use std::ops::RangeInclusive;
 
@@ -36,6 +36,8 @@ pub struct Filter {
     pub draws: Option<RangeInclusive<u64>>,
     /// Trained by one of these optimizer updates.
     pub updates: Option<RangeInclusive<u64>>,
+    /// One of these.
+    pub among: Option<BTreeSet<EpisodeId>>,
     /// Exactly this purpose, such as `train`.
     pub purpose: Option<String>,
     /// By the outcome's `success`.

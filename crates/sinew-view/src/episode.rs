@@ -173,21 +173,30 @@ pub fn json(trace: &Trace, renderer: &dyn Renderer) -> Result<String, serde_json
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// An episode without nodes.
+    pub(crate) fn trace() -> Trace {
+        traced(false)
+    }
+
+    fn traced(unscored: bool) -> Trace {
+        let value = json!({
+            "format_version": 1, "episode": "e", "group": "g", "task": "t", "task_kind": "k", "step": 0,
+            "purpose": "train", "end": {"type": "terminated"},
+            "outcome": {"reward": 0.0, "success": false, "metrics": {}, "unscored": unscored},
+            "timing": {"started_unix_s": 0.0, "total_s": 0.0, "generate_s": 0.0, "tool_s": 0.0, "queue_s": 0.0},
+            "nodes": [],
+        });
+        serde_json::from_value(value).unwrap()
+    }
 
     #[test]
     fn a_missing_reward_is_not_shown_as_zero() {
         let renderer = sinew_render::byte_renderer().unwrap();
         let shown = |unscored| {
-            let value = json!({
-                "format_version": 1, "episode": "e", "group": "g", "task": "t", "task_kind": "k", "step": 0,
-                "purpose": "train", "end": {"type": "terminated"},
-                "outcome": {"reward": 0.0, "success": false, "metrics": {}, "unscored": unscored},
-                "timing": {"started_unix_s": 0.0, "total_s": 0.0, "generate_s": 0.0, "tool_s": 0.0, "queue_s": 0.0},
-                "nodes": [],
-            });
-            let trace: Trace = serde_json::from_value(value).unwrap();
+            let trace = traced(unscored);
             let options = ShowOptions {
                 color: false,
                 tokens: false,

@@ -20,6 +20,7 @@ mod live;
 mod live_file;
 mod log;
 mod page;
+mod phases;
 mod pieces;
 mod printer;
 mod report;
@@ -30,11 +31,10 @@ mod visible;
 
 pub use episode::{ShowOptions, json, text};
 pub use live::LiveView;
-pub use live_file::{
-    LIVE_FILE, LiveFile, LiveRow, LiveState, Sample, SpanRow, TIMELINE_FILE, timeline,
-};
+pub use live_file::{LIVE_FILE, LiveFile, LiveRow, LiveState, Sample, TIMELINE_FILE, timeline};
 pub use log::{say, writer};
 pub use page::{Limits, html};
+pub use phases::{PHASES_FILE, Phases, SpanRow, chrome_trace, phases};
 pub use pieces::pieces;
 pub use printer::{Out, Printer};
 pub use report::{ReportFile, RunFacts, date};

@@ -1,39 +1,45 @@
 //! The live view of a run on a terminal.
 //!
-//! The view has a thread of its own. It takes what the bus has every 200 ms and draws 18 rows below the
-//! cursor, so that what was printed before stays. Its queue is bounded: a terminal that hangs loses events
-//! and never holds the run. It needs a terminal on standard error whose cursor can move, and the foreground.
+//! The view has a thread of its own. It takes what the bus has every 200 ms and draws below the cursor, so
+//! that what was printed before stays, in all rows of the window but two. Its queue is bounded: a terminal
+//! that hangs loses events and never holds the run. It needs a terminal on standard error whose cursor can
+//! move, and the foreground. Where the terminal does not answer what the view asks it, lines are printed
+//! instead.
 //!
 //! | panel | shows |
 //! |---|---|
 //! | bar | steps of the run, with the part of the step that is done |
 //! | curve | mean reward and success of each step's training episodes |
-//! | `longest in one phase` | up to three live episodes, with the limit of their phase |
+//! | `longest in one phase` | live episodes, three or a third of the rows, with the time until they are cut |
 //! | `now` | the numbers of [`Status`], and shares of time over all steps |
 //!
 //! `KV held` is the share of the engine's KV capacity that admitted episodes hold or are about to hold, and
 //! `at most` the number of episodes that may hold it at a time.
 
 use crate::log;
-use crate::printer::collected_line;
+use crate::printer::{Out, Printer, collected_line};
 use crate::status::{Status, duration, told};
 use crate::visible::visible;
+use ratatui::backend::CrosstermBackend;
 use ratatui::layout::{Constraint, Layout};
 use ratatui::prelude::{Backend, Color, Frame, Line, Rect, Span, Style, Stylize, Widget};
 use ratatui::symbols::Marker;
 use ratatui::widgets::{Axis, Block, Chart, Dataset, Gauge, GraphType, Paragraph};
 use ratatui::{Terminal, TerminalOptions, Viewport};
 use sinew_pipeline::{
-    Bus, CollectProgress, DIVERGENCE_ALARM, LONGEST, RunEvent, StepRecord, TokenSummary, divergence,
+    Bus, CollectProgress, DIVERGENCE_ALARM, LONGEST, Recorder, RunEvent, StepRecord, TokenSummary,
+    divergence,
 };
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Rows of the view.
-const HEIGHT: u16 = 19;
+/// Rows of the window that the view leaves to what was printed before.
+const ABOVE: u16 = 2;
+/// Fewest rows and columns of a window in which something can be read.
+const LEAST: (u16, u16) = (8, 20);
 /// Columns of the numbers, and the fewest in which a curve says something.
 const NUMBERS_WIDTH: u16 = 42;
 /// Minimum columns of the curve; a narrower terminal shows the numbers alone.
@@ -57,21 +63,29 @@ pub struct LiveView {
 impl LiveView {
     /// Whether standard error is a terminal that can show one.
     pub fn is_possible() -> bool {
-        std::io::stderr().is_terminal() && can_move() && in_foreground()
+        std::io::stderr().is_terminal() && can_move() && has_room() && in_foreground()
     }
 
     /// Draws what the bus says from here on.
     pub fn start(status: Status, bus: &Bus) -> Self {
         let (stop, stopped) = sync_channel(1);
         let (events, lines) = (bus.watch(QUEUE), log::divert());
+        let printer = Printer {
+            out: Out::Lines,
+            steps: status.steps,
+        };
         let thread = std::thread::spawn(move || {
-            let drawn = draw_until(status, &events, &stopped, &lines);
+            let mut over = false;
+            let drawn = draw_until(status, &events, (&stopped, &mut over), &lines);
             log::undivert();
             for text in lines.try_iter() {
                 log::say(&text);
             }
             if let Err(e) = drawn {
-                log::say(&format!("live view: {e}"));
+                log::say(&format!(
+                    "no live view, lines follow: the terminal does not answer ({e})"
+                ));
+                print_until(printer, &events, (&stopped, over));
             }
         });
         Self {
@@ -105,45 +119,93 @@ fn can_move() -> bool {
     std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb")
 }
 
+/// Whether the window has a size; terminals that nobody looks at have none.
+fn has_room() -> bool {
+    rustix::termios::tcgetwinsize(std::io::stderr())
+        .is_ok_and(|size| size.ws_row >= LEAST.0 && size.ws_col >= LEAST.1)
+}
+
 /// A process in the background of a shell is stopped when it asks its terminal for anything.
 fn in_foreground() -> bool {
     rustix::termios::tcgetpgrp(std::io::stderr())
         .is_ok_and(|group| group == rustix::process::getpgrp())
 }
 
-/// Draws until `stopped`, then leaves the cursor below the view.
+/// A view in all rows of the window but [`ABOVE`].
 ///
 /// # Errors
-/// What the terminal refuses; the run goes on without a view.
+/// If the terminal does not tell its size, or where its cursor is.
+fn terminal() -> std::io::Result<Terminal<CrosstermBackend<std::io::Stderr>>> {
+    let backend = CrosstermBackend::new(std::io::stderr());
+    let rows = backend.size()?.height.saturating_sub(ABOVE).max(1);
+    let options = TerminalOptions {
+        viewport: Viewport::Inline(rows),
+    };
+    Terminal::with_options(backend, options)
+}
+
+/// Draws until `stopped`, then leaves the cursor below the view. `over` says whether it was stopped.
+///
+/// # Errors
+/// What the terminal refuses, or does not answer.
 fn draw_until(
     mut status: Status,
     events: &Receiver<Arc<RunEvent>>,
-    stopped: &Receiver<()>,
+    (stopped, over): (&Receiver<()>, &mut bool),
     lines: &Receiver<String>,
 ) -> std::io::Result<()> {
-    let backend = ratatui::backend::CrosstermBackend::new(std::io::stderr());
-    let options = TerminalOptions {
-        viewport: Viewport::Inline(HEIGHT),
-    };
-    let mut terminal = Terminal::with_options(backend, options)?;
-    loop {
-        let last = stopped.recv_timeout(REFRESH).is_ok();
+    let mut terminal = terminal()?;
+    let mut rows = terminal.size()?.height;
+    while !*over {
+        *over = is_stopped(stopped);
         for event in events.try_iter() {
             status.apply(&event);
         }
         for text in lines.try_iter() {
             print_above(&mut terminal, &text)?;
         }
-        terminal.draw(|frame| draw(frame, &status))?;
-        if last {
-            break;
+        let now = terminal.size()?.height;
+        if now != rows {
+            // A view keeps the rows that it began with.
+            terminal.clear()?;
+            (terminal, rows) = (self::terminal()?, now);
         }
+        terminal.draw(|frame| draw(frame, &status))?;
     }
     // What is printed next belongs below the view, not over it.
     let area = terminal.get_frame().area();
     terminal.set_cursor_position((0, area.bottom().saturating_sub(1)))?;
     terminal.show_cursor()?;
     writeln!(std::io::stderr())
+}
+
+/// Waits for the time of the next look, and says whether the view is to end.
+fn is_stopped(stopped: &Receiver<()>) -> bool {
+    !matches!(
+        stopped.recv_timeout(REFRESH),
+        Err(RecvTimeoutError::Timeout)
+    )
+}
+
+/// Prints lines until `stopped`, for a view that cannot be drawn. Warnings and addresses are left out: the
+/// printer of the run prints them in any case.
+fn print_until(
+    mut printer: Printer,
+    events: &Receiver<Arc<RunEvent>>,
+    (stopped, mut over): (&Receiver<()>, bool),
+) {
+    loop {
+        for event in events.try_iter() {
+            if !matches!(*event, RunEvent::Warning(_) | RunEvent::Serving { .. }) {
+                // Lines on standard error do not fail the run.
+                let _ = printer.record(&event);
+            }
+        }
+        if over {
+            return;
+        }
+        over = is_stopped(stopped);
+    }
 }
 
 /// Prints lines that belong to the history of the terminal, above the view.
@@ -168,14 +230,40 @@ fn rows_of(text: &str, width: usize) -> Vec<String> {
                 .map(|p| p.1),
         );
     }
-    let mut rows = Vec::new();
-    for line in plain.lines() {
-        let line: Vec<char> = visible(line).chars().collect();
-        let chunks = line.chunks(width.max(1));
-        rows.extend(chunks.map(|c| c.iter().collect::<String>()));
+    let lines = plain.lines();
+    let mut rows: Vec<String> = lines
+        .flat_map(|line| wrapped(&visible(line), width.max(1)))
+        .collect();
+    let over = rows.len().saturating_sub(MOST);
+    if over > 0 {
+        rows.truncate(MOST - 1);
+        rows.push(format!("... {} rows more", over + 1));
     }
-    rows.truncate(MOST);
     rows
+}
+
+/// A line in rows of so many characters, broken at blanks where a row has room for the next word, so that
+/// addresses and paths stay whole.
+fn wrapped(line: &str, width: usize) -> Vec<String> {
+    let mut rows = vec![Vec::<char>::new()];
+    for word in line.split_inclusive(' ') {
+        let word: Vec<char> = word.chars().collect();
+        let length = word.iter().filter(|c| **c != ' ').count();
+        let used = rows.last().map_or(0, Vec::len);
+        if used > 0 && used + length > width {
+            rows.push(Vec::new());
+        }
+        for c in word {
+            match rows.last_mut() {
+                Some(row) if row.len() < width => row.push(c),
+                // The blank at which a row is broken.
+                _ if c == ' ' => {}
+                _ => rows.push(vec![c]),
+            }
+        }
+    }
+    let text = |row: Vec<char>| String::from_iter(row).trim_end().to_owned();
+    rows.into_iter().map(text).collect()
 }
 
 /// Maximum number of environments whose success is shown.
@@ -237,7 +325,7 @@ fn draw(frame: &mut Frame<'_>, status: &Status) {
     let [left, right] = Layout::horizontal([Constraint::Min(CURVE_WIDTH), numbers]).areas(body);
     let rows = match status.longest.len() {
         0 => 0,
-        count => count.min(LONGEST) as u16 + 2,
+        count => count.min(longest_in(body.height)) as u16 + 2,
     };
     let [curve, longest] =
         Layout::vertical([Constraint::Min(6), Constraint::Length(rows)]).areas(left);
@@ -249,6 +337,11 @@ fn draw(frame: &mut Frame<'_>, status: &Status) {
     draw_numbers(frame, right, status);
 }
 
+/// Live episodes that a view of so many rows lists: more in a high window.
+fn longest_in(rows: u16) -> usize {
+    LONGEST.max(usize::from(rows) / 3)
+}
+
 /// How far a collection is, which has no steps.
 fn draw_collected(frame: &mut Frame<'_>, area: Rect, progress: &CollectProgress) {
     let text = collected_line(progress);
@@ -257,28 +350,27 @@ fn draw_collected(frame: &mut Frame<'_>, area: Rect, progress: &CollectProgress)
     frame.render_widget(Paragraph::new(lines).block(block), area);
 }
 
+/// A part of a line.
+fn line(part: &[(f64, f64)], color: Color) -> Dataset<'_> {
+    Dataset::default()
+        .marker(Marker::Braille)
+        .graph_type(GraphType::Line)
+        .style(Style::new().fg(color))
+        .data(part)
+}
+
 /// Reward and success of training episodes by step. Steps of which no episode has a reward are left out.
 fn draw_curve(frame: &mut Frame<'_>, area: Rect, status: &Status) {
-    // Steps whose episodes all failed have no mean.
-    let measured = |r: &&StepRecord| r.rollout.episodes > r.rollout.failed + r.rollout.unscored;
-    let curve = |value: fn(&StepRecord) -> f64| -> Vec<(f64, f64)> {
-        status
-            .history
-            .iter()
-            .filter(measured)
-            .map(|r| (r.step as f64, value(r)))
-            .collect()
+    // Steps whose episodes all failed have no mean: the line has a gap there.
+    let curve = |value: fn(&StepRecord) -> f64| -> Vec<Vec<(f64, f64)>> {
+        let measured = |r: &StepRecord| r.rollout.scored() > 0;
+        let parts = status.history.split(|r| !measured(r));
+        let points = |part: &[StepRecord]| part.iter().map(|r| (r.step as f64, value(r))).collect();
+        parts.filter(|p| !p.is_empty()).map(points).collect()
     };
     let (reward, success) = (curve(|r| r.rollout.reward), curve(|r| r.rollout.success));
-    let top = reward.iter().map(|p| p.1).fold(1.0, f64::max);
-    let dataset = |name, data, color| {
-        Dataset::default()
-            .name(name)
-            .marker(Marker::Braille)
-            .graph_type(GraphType::Line)
-            .style(Style::new().fg(color))
-            .data(data)
-    };
+    let rewards = || reward.iter().flatten().map(|p| p.1);
+    let (bottom, top) = (rewards().fold(0.0, f64::min), rewards().fold(1.0, f64::max));
     let last = status.steps.max(2) as f64;
     // In the title, where it covers no point.
     let legend = Line::from(vec![
@@ -288,10 +380,9 @@ fn draw_curve(frame: &mut Frame<'_>, area: Rect, status: &Status) {
         "success".green(),
         Span::from(" "),
     ]);
-    let chart = Chart::new(vec![
-        dataset("reward", &reward, Color::Yellow),
-        dataset("success", &success, Color::Green),
-    ])
+    let rewards = reward.iter().map(|part| line(part, Color::Yellow));
+    let successes = success.iter().map(|part| line(part, Color::Green));
+    let chart = Chart::new(rewards.chain(successes).collect())
     .block(Block::bordered().title(legend))
     .legend_position(None)
     .x_axis(
@@ -301,15 +392,18 @@ fn draw_curve(frame: &mut Frame<'_>, area: Rect, status: &Status) {
     )
     .y_axis(
         Axis::default()
-            .bounds([0.0, top])
-            .labels(["0".to_string(), format!("{top:.1}")]),
+            .bounds([bottom, top])
+            .labels([format!("{bottom:.1}"), format!("{top:.1}")]),
     );
     frame.render_widget(chart, area);
 }
 
 /// The episodes to look at when nothing goes on.
 fn draw_longest(frame: &mut Frame<'_>, area: Rect, status: &Status) {
-    let longest = status.longest.iter().take(LONGEST);
+    let longest = status
+        .longest
+        .iter()
+        .take(usize::from(area.height.saturating_sub(2)));
     let lines: Vec<Line<'_>> = longest.map(|l| told(l).into()).collect();
     let block = Block::bordered().title(" longest in one phase ");
     frame.render_widget(Paragraph::new(lines).block(block), area);
@@ -397,9 +491,13 @@ mod tests {
     fn lines_above_the_view_are_cut_to_rows_without_codes() {
         let rows = rows_of("\x1b[31mERROR\x1b[0m abcdefgh\rij\nsecond", 10);
         assert!(rows.iter().all(|r| !r.contains(['\x1b', '\r'])), "{rows:?}");
-        assert_eq!(rows[0], "ERROR abcd");
+        assert_eq!(rows[..2], ["ERROR", "abcdefgh\\u"].map(str::to_owned));
         assert_eq!(rows.last().unwrap(), "second");
-        assert_eq!(rows_of(&"x".repeat(10_000), 10).len(), 20);
+        let rows = rows_of(&"x".repeat(10_000), 10);
+        assert_eq!((rows.len(), rows[19].as_str()), (20, "... 981 rows more"));
+        let link = "http://127.0.0.1:4321/x";
+        let rows = rows_of(&format!("serving agents at {link} now"), 26);
+        assert_eq!(rows, ["serving agents at", link, "now"].map(str::to_owned));
         let mut terminal = Terminal::with_options(
             TestBackend::new(20, 6),
             TerminalOptions {
@@ -421,7 +519,11 @@ mod tests {
     }
 
     fn screen(status: &Status, width: u16) -> String {
-        let mut terminal = Terminal::new(TestBackend::new(width, HEIGHT)).unwrap();
+        screen_of(status, width, 19)
+    }
+
+    fn screen_of(status: &Status, width: u16, height: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
         terminal.draw(|frame| draw(frame, status)).unwrap();
         let size = terminal.backend().size().unwrap();
         let buffer = terminal.backend().buffer().clone();
@@ -487,7 +589,7 @@ mod tests {
             "about 2m40s left",
             "histories rewritten 10.0 %",
             "longest in one phase",
-            "tool  45s of 2m00s  s3-t7-2",
+            "tool  45s  s3-t7-2, cut in 1m15s",
             "training episodes: reward success",
             "left out    48 of 128",
             "most: equal rewards in the group",
@@ -520,6 +622,55 @@ mod tests {
         ] {
             assert!(text.contains(needle), "{needle} not in\n{text}");
         }
+    }
+
+    #[test]
+    fn a_high_window_is_used() {
+        let live = |n: u32| LiveEpisode {
+            episode: sinew_types::EpisodeId::new(format!("live-{n}.")),
+            phase: sinew_rollout::Phase::Tool,
+            phase_s: 45.0,
+            left_s: None,
+        };
+        let status = Status {
+            longest: (0..40).map(live).collect(),
+            ..Status::default()
+        };
+        let listed = |height| screen_of(&status, 100, height).matches("live-").count();
+        assert_eq!(listed(19), 5);
+        assert_eq!(listed(49), 15);
+        let filled = |text: String| text.lines().rev().take(3).any(|l| !l.trim().is_empty());
+        assert!(
+            filled(screen_of(&status, 100, 49)),
+            "the last rows are used"
+        );
+    }
+
+    #[test]
+    fn a_view_that_cannot_be_drawn_prints_until_it_is_stopped() {
+        let bus = Bus::default();
+        let events = bus.watch(QUEUE);
+        let (stop, stopped) = sync_channel(1);
+        let printer = Printer {
+            out: Out::Lines,
+            steps: 3,
+        };
+        let lines = log::divert();
+        bus.emit(RunEvent::Described("model of 2 layers".into()))
+            .unwrap();
+        bus.emit(RunEvent::Warning("said by the printer".into()))
+            .unwrap();
+        stop.send(()).unwrap();
+        print_until(printer, &events, (&stopped, false));
+        log::undivert();
+        let printed: Vec<String> = lines.try_iter().collect();
+        assert_eq!(printed, ["model of 2 layers"]);
+        // What came before the view failed in its last drawing is printed, too.
+        bus.emit(RunEvent::Described("more".into())).unwrap();
+        let lines = log::divert();
+        print_until(printer, &events, (&stopped, true));
+        log::undivert();
+        assert_eq!(lines.try_iter().collect::<Vec<_>>(), ["more"]);
     }
 
     #[test]

@@ -1,9 +1,13 @@
 //! What a run does now, as files in its folder, so that a viewer in another process sees it.
 //!
 //! `live.json` holds the newest [`LiveState`] and is replaced at most once a second. `timeline.jsonl` has one
-//! [`Sample`] a line, appended as time goes by. A thread with a bounded queue writes both: a slow disk loses
-//! events and never holds the run up. Neither file is needed to resume; a folder that cannot be written has
-//! no live view, and the run goes on.
+//! [`Sample`] a line, appended as time goes by, and `phases.jsonl` the phases of episodes (see
+//! [`phases`](crate::phases)). A thread with a bounded queue writes them: a slow disk loses events and never
+//! holds the run up. No file is needed to resume; a folder that cannot be written has no live view, and the
+//! run goes on.
+//!
+//! The last state, which is written when the run's process ends, has no live episode: what was under way then
+//! is given up.
 //!
 //! The timeline is bounded: each [`DOUBLE_AFTER`] lines the time between two samples doubles, from one
 //! second on, so that a week of training is about 60,000 lines.
@@ -30,8 +34,6 @@ const EVERY: Duration = Duration::from_secs(1);
 const DOUBLE_AFTER: u32 = 7200;
 /// Events that wait for the next state.
 const QUEUE: usize = 4096;
-/// Phases of episodes that a state keeps, the newest.
-const SPANS: usize = 1500;
 
 /// A live episode.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -45,9 +47,6 @@ pub struct LiveRow {
     /// Seconds until it is cut; `None`: it has no time of its own.
     pub left_s: Option<f64>,
 }
-
-/// A phase of an episode that ended: episode, phase, end in seconds since 1970, length in seconds.
-pub type SpanRow = (String, String, f64, f64);
 
 /// What a run does now.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -88,8 +87,6 @@ pub struct LiveState {
     pub lost: u64,
     /// Live episodes, longest in their phase first.
     pub board: Vec<LiveRow>,
-    /// Phases that ended, the newest last.
-    pub spans: Vec<SpanRow>,
 }
 
 /// A line of the timeline.
@@ -109,7 +106,7 @@ pub struct Sample {
     pub tokens_per_s: f64,
 }
 
-/// Writes both files of a run until it is dropped.
+/// Writes the files of a run until it is dropped.
 #[derive(Debug)]
 pub struct LiveFile {
     stop: SyncSender<()>,
@@ -144,7 +141,8 @@ struct Writer {
     folder: PathBuf,
     status: Status,
     doing: &'static str,
-    spans: std::collections::VecDeque<PhaseSpan>,
+    /// Phases that ended since the last state.
+    spans: Vec<PhaseSpan>,
     samples: u32,
     /// When the last sample was written.
     sampled: Option<Instant>,
@@ -165,7 +163,7 @@ impl Writer {
             folder,
             status,
             doing: "other",
-            spans: std::collections::VecDeque::new(),
+            spans: Vec::new(),
             samples: text.iter().filter(|b| **b == b'\n').count() as u32,
             sampled: None,
             silent: false,
@@ -179,6 +177,9 @@ impl Writer {
             last = !matches!(stopped.recv_timeout(EVERY), Err(RecvTimeoutError::Timeout));
             for event in events.try_iter() {
                 self.apply(&event);
+            }
+            if last {
+                self.nothing_lives();
             }
             if let Err(e) = self.write(bus.lost()) {
                 if !self.silent {
@@ -198,13 +199,27 @@ impl Writer {
             RunEvent::Step(_) => self.status.history.clear(),
             _ => {}
         }
-        let over = self.spans.len().saturating_sub(SPANS);
-        self.spans.drain(..over);
+    }
+
+    /// Leaves no live episode: the process ends.
+    fn nothing_lives(&mut self) {
+        let gauges = &mut self.status.gauges;
+        (gauges.in_flight, gauges.booting) = (0, 0);
+        (gauges.generating, gauges.in_tool) = (0, 0);
+        let admission = &mut self.status.admission;
+        (
+            admission.held_tokens,
+            admission.waiting_turns,
+            admission.new,
+        ) = (0, 0, 0);
+        self.status.longest.clear();
+        self.status.tokens_per_s = 0.0;
     }
 
     fn write(&mut self, lost: u64) -> std::io::Result<()> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let now = now.map_or(0.0, |d| d.as_secs_f64());
+        crate::phases::append(&self.folder, &std::mem::take(&mut self.spans))?;
         let state = self.state(now, lost);
         let path = self.folder.join(LIVE_FILE);
         let temporary = self.folder.join("live.new");
@@ -250,10 +265,6 @@ impl Writer {
             phase_s: l.phase_s,
             left_s: l.left_s,
         };
-        let span = |p: &PhaseSpan| {
-            let (episode, phase) = (p.episode.to_string(), p.phase.name().to_owned());
-            (episode, phase, p.ended_unix_s, p.seconds)
-        };
         let rolls = self.doing == "rollout" || self.doing == "eval";
         LiveState {
             written_unix_s: now,
@@ -278,7 +289,6 @@ impl Writer {
             alarm: s.alarm.clone(),
             lost,
             board: s.longest.iter().map(row).collect(),
-            spans: self.spans.iter().map(span).collect(),
         }
     }
 }
@@ -325,6 +335,16 @@ mod tests {
             left_s: Some(50.0),
         };
         let progress = RolloutProgress {
+            gauges: sinew_rollout::GaugesReading {
+                in_flight: 112,
+                ..Default::default()
+            },
+            spans: vec![PhaseSpan {
+                episode: sinew_types::EpisodeId::new("d1-e0"),
+                phase: sinew_rollout::Phase::Generate,
+                ended_unix_s: 9.0,
+                seconds: 2.0,
+            }],
             longest: vec![hung],
             done: 2,
             total: 8,
@@ -335,7 +355,10 @@ mod tests {
         let text = std::fs::read_to_string(dir.path().join(LIVE_FILE)).unwrap();
         let state: LiveState = serde_json::from_str(&text).unwrap();
         assert_eq!((state.step, state.steps, state.done), (3, 7, 2));
-        assert_eq!(state.board[0].phase, "tool");
+        // The process has ended: nothing lives.
+        assert_eq!((state.in_flight, state.board.len()), (0, 0));
+        let kept = crate::phases(dir.path(), (0.0, f64::INFINITY)).spans;
+        assert_eq!(kept, [("d1-e0".into(), "model".into(), 9.0, 2.0)]);
         let samples = timeline(dir.path(), 10);
         assert_eq!(samples.last().unwrap().doing, "rollout");
     }

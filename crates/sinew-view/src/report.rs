@@ -376,7 +376,9 @@ impl Report<'_> {
             plots.push(by("Success by environment, training", "share", &by_env)?);
         }
         let reward = self.means("reward", |s| s.reward);
-        if reward.points != success.points {
+        // Gaps, which are equal to nothing, are at the same steps in both.
+        let differ = |(a, b): (&(f64, f64), &(f64, f64))| a.1.to_bits() != b.1.to_bits();
+        if reward.points.iter().zip(&success.points).any(differ) {
             plots.push(by("Reward of training episodes", "mean", &[reward])?);
         }
         let left_out = self.curve("left out", |r| {
@@ -391,7 +393,8 @@ impl Report<'_> {
             }),
             self.trained("to the reference", |r| r.metrics["kl_reference"].as_f64()),
         ];
-        let kl: Vec<Curve> = kl.into_iter().filter(|c| !c.points.is_empty()).collect();
+        let measured = |c: &Curve| c.points.iter().any(|p| p.1.is_finite());
+        let kl: Vec<Curve> = kl.into_iter().filter(measured).collect();
         let title = match kl.as_slice() {
             [one] => format!("KL divergence of the policy {}", one.name),
             _ => "KL divergence of the policy".into(),
@@ -463,12 +466,12 @@ impl Report<'_> {
         names.into_iter().map(curve).collect()
     }
 
-    /// A value of each step; `None` is no point.
+    /// A value of each step; `None` is a gap.
     fn curve(&self, name: &str, value: impl Fn(&StepRecord) -> Option<f64>) -> Curve {
-        let point = |r: &StepRecord| Some((r.step as f64, value(r)?));
+        let point = |r: &StepRecord| (r.step as f64, value(r).unwrap_or(f64::NAN));
         Curve {
             name: name.into(),
-            points: self.steps.iter().filter_map(point).collect(),
+            points: self.steps.iter().map(point).collect(),
         }
     }
 
@@ -486,17 +489,22 @@ impl Report<'_> {
         self.curve(name, |r| scored(&r.rollout).then(|| value(&r.rollout)))
     }
 
-    /// Episodes of the same task before and after, side by side.
+    /// An episode of each of the first tasks before and after, side by side.
     fn episodes(&self, page: &mut String) {
-        for before in self.episodes_before.iter().take(8) {
-            let after = self.episodes_after.iter().find(|t| t.task == before.task);
+        let of = |t: &Trace| (t.environment().to_owned(), t.task.clone());
+        let mut seen = BTreeSet::new();
+        let firsts = self.episodes_before.iter().filter(|t| seen.insert(of(t)));
+        for before in firsts.take(8) {
+            let after = self.episodes_after.iter().find(|t| of(t) == of(before));
             page.push_str("<div class=cols>");
             for trace in [Some(before), after].into_iter().flatten() {
+                let failed = matches!(trace.end, EpisodeEnd::Failed { .. });
                 let _ = writeln!(
                     page,
                     "<div class=ep><b>{}</b> {} {}",
                     escape(trace.episode.as_str()),
-                    match trace.score() {
+                    // What the system failed has no score, whatever its outcome says.
+                    match trace.score().filter(|_| !failed) {
                         Some(reward) => format!("reward {reward:.2}"),
                         None => "without a reward".into(),
                     },
@@ -775,10 +783,45 @@ mod tests {
     fn a_step_that_trained_nothing_has_no_gradient_in_the_plot() {
         let page = page(0.5, None);
         let svg = page.split("<svg").find(|svg| svg.contains("Gradient norm"));
-        let mut lines = svg.unwrap().split("<polyline");
-        let line = lines.find(|l| l.contains("#0072B2")).unwrap();
-        let points = line.split("points=\"").nth(1).unwrap();
-        let points = points.split('"').next().unwrap().split_whitespace();
-        assert_eq!(points.count(), 2, "of three steps two trained: {line}");
+        // Of three steps the first and the last trained: two dots with a gap between them, and no line.
+        let svg = svg.unwrap();
+        assert_eq!(svg.matches("<circle").count(), 2, "{svg}");
+        let drawn = |l: &str| l.contains("<polyline") && l.contains("#0072B2");
+        assert!(!svg.lines().any(drawn), "{svg}");
+    }
+
+    #[test]
+    fn a_report_shows_each_task_once() {
+        let renderer = sinew_render::byte_renderer().unwrap();
+        let episode = |task: &str, n: u32| {
+            let mut trace = crate::episode::tests::trace();
+            trace.task = sinew_types::TaskId::new(task);
+            trace.episode = sinew_types::EpisodeId::new(format!("{task}-{n}"));
+            trace
+        };
+        let tasks = ["a", "b"].into_iter();
+        let before: Vec<Trace> = tasks.flat_map(|t| (0..8).map(move |n| episode(t, n))).collect();
+        let facts = RunFacts {
+            name: "t".into(),
+            seed: 1,
+            model: "m".into(),
+            algorithm: "grpo".into(),
+            steps: 1,
+            recipe: String::new(),
+        };
+        let report = Report {
+            facts: &facts,
+            steps: &[],
+            evals: &[],
+            before: &stats(0.5, 0.5),
+            after: None,
+            episodes_before: &before,
+            episodes_after: &[],
+            wall_s: 1.0,
+            renderer: &renderer,
+        };
+        let page = report.html().unwrap();
+        assert_eq!(page.matches("<div class=ep><b>").count(), 2, "{page}");
+        assert!(page.contains("<b>a-0</b>") && page.contains("<b>b-0</b>"));
     }
 }

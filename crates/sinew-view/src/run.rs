@@ -224,14 +224,18 @@ impl RunSummary {
 /// Steps that a point of a curve averages: a step has too few tasks to be read alone.
 pub const WINDOW: usize = 4;
 
-/// Success of training episodes by step, as means of the last steps.
-/// The first points average what is there, so that the curve begins at the first step.
+/// Success of training episodes by step, as means over the scored episodes of the last steps; not a number
+/// where there are none. The first points average what is there, so that the curve begins at the first step.
 pub fn smoothed(records: &[StepRecord]) -> Vec<(f64, f64)> {
     (0..records.len())
         .map(|i| {
             let window = &records[i.saturating_sub(WINDOW - 1)..=i];
-            let sum: f64 = window.iter().map(|r| r.rollout.success).sum();
-            (records[i].step as f64, sum / window.len() as f64)
+            let (mut n, mut sum) = (0, 0.0);
+            for stats in window.iter().map(|r| &r.rollout) {
+                n += stats.scored();
+                sum += stats.success * stats.scored() as f64;
+            }
+            (records[i].step as f64, sum / n as f64)
         })
         .collect()
 }
@@ -248,10 +252,16 @@ mod tests {
                 ..StepRecord::default()
             };
             r.rollout.success = success;
+            r.rollout.episodes = 4;
             r
         };
         let points = smoothed(&[record(1, 0.0), record(2, 1.0), record(3, 0.5)]);
         assert_eq!(points, [(1.0, 0.0), (2.0, 0.5), (3.0, 0.5)]);
+        // A step whose episodes all failed has no success of 0.
+        let mut failed = record(2, 0.0);
+        failed.rollout.failed = 4;
+        let points = smoothed(&[failed.clone(), record(3, 1.0)]);
+        assert!(points[0].1.is_nan() && points[1] == (3.0, 1.0), "{points:?}");
     }
 
     #[test]

@@ -145,13 +145,14 @@ impl Status {
     }
 }
 
-/// An episode, its phase, and the time it has been in it and may be.
+/// An episode, its phase, the time it has been in it, and the time until the episode is cut; a call within
+/// it may have a limit of its own.
 pub(crate) fn told(live: &LiveEpisode) -> String {
-    let limit = live.left_s.map_or_else(String::new, |left| {
-        format!(" of {}", duration(live.phase_s + left))
-    });
+    let limit = live
+        .left_s
+        .map_or_else(String::new, |left| format!(", cut in {}", duration(left)));
     let (episode, phase) = (&live.episode, live.phase.name());
-    format!("{phase:<5} {}{limit}  {episode}", duration(live.phase_s))
+    format!("{phase:<5} {}  {episode}{limit}", duration(live.phase_s))
 }
 
 /// Seconds as `1h02m`, `3m07s`, `12s` or `1.4s`.

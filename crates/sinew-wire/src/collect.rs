@@ -2,7 +2,7 @@
 
 use crate::env::{self, World};
 use crate::failure::Failure;
-use crate::model::{check_context, loaded_params, model_config, renderer};
+use crate::model::{check_context, keep_renderer, loaded_params, model_config, renderer};
 use crate::pins::Pins;
 use crate::queue::FeedPlan;
 use crate::servers::{sampling_engine, serve_engine};
@@ -65,6 +65,9 @@ pub fn check_collect(recipe: &RunPlan, how: &Gathering) -> Result<(), Failure> {
              episodes, or set data.type = \"gold\" for the solutions of the environment"
         )));
     }
+    if how.engine.is_none() {
+        crate::check_trained(recipe)?;
+    }
     if recipe.store.kind == StoreKind::Memory {
         return Err(Failure::input(
             "store.type = \"memory\": episodes would be gone with the process\n  hint: remove the key",
@@ -86,6 +89,7 @@ pub fn collection(
     let device = device()?;
     let mut pins = Pins::weights(recipe, &session)?;
     let renderer = renderer(&recipe.model, &recipe.env)?;
+    keep_renderer(session.dir.path(), renderer.as_ref())?;
     let apart = how.queue.as_ref().is_some_and(|q| q.apart);
     let in_run = env::in_run(recipe, session.dir.path());
     let world = match apart {
@@ -160,7 +164,7 @@ pub(crate) fn sampler(
 ) -> Result<Arc<dyn Engine>, Failure> {
     let (section, rollout) = (&plan.engine, &plan.rollout);
     if section.kind != EngineType::Embedded {
-        return sampling_engine(section, renderer.as_ref());
+        return sampling_engine(section, renderer);
     }
     let params = loaded_params(plan, renderer.as_ref())?;
     let format = rollout.format.as_ref();

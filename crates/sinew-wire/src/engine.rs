@@ -97,10 +97,14 @@ pub(crate) type Engines = (Arc<dyn Engine>, Option<Arc<CrossPolicy>>);
 pub(crate) fn engines(
     recipe: &RunPlan,
     device: &Cpu,
-    renderer: &dyn Renderer,
+    renderer: &Arc<dyn Renderer>,
     grammars: &Arc<dyn Grammars>,
     learner: &EmbeddedLearner,
 ) -> Result<Engines, Failure> {
+    if recipe.engine.kind == EngineType::Openai {
+        // It has weights of its own, and is measured with them.
+        return Ok((servers::sampling_engine(&recipe.engine, renderer)?, None));
+    }
     let weights = learner.params()?;
     if recipe.engine.kind != EngineType::Embedded {
         let base = match model_files(&recipe.model)? {
@@ -117,7 +121,7 @@ pub(crate) fn engines(
             &recipe.rollout,
             device,
             &weights,
-            renderer,
+            renderer.as_ref(),
             grammars,
             learner.version(),
         )

@@ -67,7 +67,10 @@ pub use harness::{asks_model, check as check_harness, program_harness};
 pub use judge::{judge, server_config};
 pub use learner::train_worker;
 pub use live::ServeAt;
-pub use model::{chat_renderer, check_context, loaded_params, model_config, renderer, resolve_env};
+pub use model::{
+    chat_renderer, check_context, keep_renderer, loaded_params, model_config, renderer,
+    renderer_of, resolve_env,
+};
 pub use plan::{Invocation, dataset, facts, late_config, lora_config, sampling};
 pub use queue::{
     FeedPlan, QueuedRollouts, RecipeScore, open_queue, place as queue_place, recipe_score,
@@ -76,7 +79,7 @@ pub use repeat::{Repeated, repeat_steps};
 pub use replay::Replayer;
 pub use run_model::{RunModel, origin, run_model, typed_source};
 pub use scoring::{check as check_scoring, named as scoring_sources};
-pub use servers::serve_engine;
+pub use servers::{check_trained, serve_engine};
 pub use source::{check_gold, check_pool, check_queue, data_queue};
 pub use step_changes::{StepChange, step_changes};
 pub use store::disk_store;
@@ -89,7 +92,7 @@ use sinew_env::{EnvFactory, Taskset};
 use sinew_judge::Bench;
 use sinew_model::ModelConfig;
 use sinew_pipeline::{
-    Bus, CrossPolicy, EngineRollouts, GroupParts, GroupRewards, InboxScores, Late, Pipeline,
+    Bus, CrossPolicy, EngineRollouts, Goal, GroupParts, GroupRewards, InboxScores, Late, Pipeline,
     RolloutParts, RunEvent, TurnSchedule,
 };
 use sinew_project::{Resume, RunDir};
@@ -209,9 +212,13 @@ pub fn pipeline(
     session: Session<'_>,
 ) -> Result<(Pipeline, Arc<dyn Renderer>), Failure> {
     let dir = session.dir;
+    if how.goal == Goal::Train {
+        check_trained(recipe)?;
+    }
     let device = device()?;
     let mut pins = Pins::weights(recipe, &session)?;
     let renderer = renderer(&recipe.model, &recipe.env)?;
+    keep_renderer(dir.path(), renderer.as_ref())?;
     let in_run = env::in_run(recipe, dir.path());
     let world = env::world_with(&in_run, &session.tasks, &session.bench)?;
     let (taskset, envs) = (world.taskset, world.envs);
@@ -241,7 +248,7 @@ pub fn pipeline(
     let source = source::source(recipe, data, gold, &grammars, &session)?;
     let mut late = late(recipe, &session);
     let own = engine::threads(recipe, &device);
-    let (engine, cross) = engine::engines(recipe, &own, renderer.as_ref(), &grammars, &learner)?;
+    let (engine, cross) = engine::engines(recipe, &own, &renderer, &grammars, &learner)?;
     let made = (envs, world.sandbox_wait);
     let episode = episode_parts(recipe, &session, run, (&engine, &renderer), made)?;
     let transport = publish::transport(recipe, engine, &learner, &session)?;

@@ -189,6 +189,44 @@ pub fn renderer(section: &ModelSection, env: &EnvSection) -> Result<Arc<dyn Rend
     })
 }
 
+/// Folder in that of a run with the tokenizer and the chat template of its model.
+const TOKENIZER: &str = "tokenizer";
+
+/// Keeps the tokenizer in the folder of a run, so that what is stored there can be read wherever the folder
+/// lies. Renderers without files follow from the recipe.
+///
+/// # Errors
+/// If the folder cannot be written.
+pub fn keep_renderer(folder: &Path, renderer: &dyn Renderer) -> Result<(), Failure> {
+    let kept = folder.join(TOKENIZER);
+    let failed = |e: std::io::Error| Failure::system(format!("{}: {e}", kept.display()));
+    for (name, content) in renderer.files().map_err(Failure::system)? {
+        let file = kept.join(name);
+        if std::fs::read(&file).is_ok_and(|old| old == content) {
+            continue;
+        }
+        std::fs::create_dir_all(&kept).map_err(failed)?;
+        sinew_project::write_atomic(&file, &content).map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// The renderer of the run in a folder: with the tokenizer that it keeps, or that of its recipe.
+///
+/// # Errors
+/// If it keeps none and the model of the recipe cannot be found.
+pub fn renderer_of(folder: &Path, recipe: &RunPlan) -> Result<Arc<dyn Renderer>, Failure> {
+    let kept = folder.join(TOKENIZER);
+    if kept.join("tokenizer.json").is_file() {
+        return Ok(Arc::new(chat_renderer(&ModelFiles::Dir(kept))?));
+    }
+    match recipe.env.needs().alphabet {
+        // No other tokenizer fits, whichever run the weights are of.
+        Some(alphabet) => Ok(Arc::new(TinyRenderer::new(alphabet))),
+        None => renderer(&recipe.model, &recipe.env),
+    }
+}
+
 /// The run that a model is of, if it is.
 fn of_run(section: &ModelSection) -> Result<Option<RunModel>, Failure> {
     match section {
@@ -234,7 +272,7 @@ pub fn model_config(recipe: &RunPlan) -> Result<ModelConfig, Failure> {
 impl RunModel {
     /// The renderer of the run.
     pub fn renderer(&self) -> Result<Arc<dyn Renderer>, Failure> {
-        renderer(&self.recipe.model, &self.recipe.env)
+        renderer_of(&self.folder, &self.recipe)
     }
 
     /// Shape of its model; weights are not read.

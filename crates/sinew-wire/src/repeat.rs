@@ -12,6 +12,10 @@ use std::time::Instant;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+/// What may have changed since without a step being another one: no episode is run, and scores are those that
+/// were stored.
+const NOT_RUN: [&str; 4] = ["env", "tasks", "reward", "judge"];
+
 /// Steps that were done again.
 #[derive(Debug)]
 pub struct Repeated {
@@ -19,28 +23,41 @@ pub struct Repeated {
     pub from: u64,
     /// Records of now, in order.
     pub records: Vec<StepRecord>,
+    /// What the run stands on and is another thing now, a line each.
+    pub changed: Vec<String>,
     /// Hash of the weights after the last step, then and now; `None`: no checkpoint of it is kept.
     pub weights: Option<(String, String)>,
 }
 
 /// Does the steps of a run up to `step` again, from the newest checkpoint before it, in a copy at `copy`
-/// outside the run. What the steps trained on is what was committed: no episode is run.
+/// outside the run. What the steps trained on is what was committed: no episode is run, and what only
+/// episodes need may be another thing now. `allow_change` names what else may.
 ///
 /// # Errors
-/// If the run keeps no episodes on disk, a part of it is gone, or the copy cannot be made.
+/// If the run keeps no episodes on disk, a part of it is gone or not what it was, or the copy cannot be made.
 pub fn repeat_steps(
     (run_dir, copy): (&Path, &Path),
     step: u64,
+    allow_change: &[String],
     runtime: Handle,
     cancel: watch::Receiver<bool>,
 ) -> Result<Repeated, Failure> {
     let from = copy_before(run_dir, copy, step);
     let from = from.map_err(|e| Failure::system(format!("{}: {e}", copy.display())))?;
+    // People may have edited `recipe.toml` since.
+    let began = copy.join("began.toml");
+    if began.is_file() {
+        let restored = std::fs::copy(&began, copy.join("recipe.toml"));
+        restored.map_err(|e| Failure::system(format!("{}: {e}", began.display())))?;
+    }
     let recipe = sinew_project::recipe(copy)?;
-    let dir = RunDir::open(copy, &recipe, Some(&Resume::default())).map_err(Failure::input)?;
+    let allow_change = allow_change.iter().cloned();
+    let resume = Resume {
+        allow_change: allow_change.chain(NOT_RUN.map(str::to_owned)).collect(),
+    };
+    let dir = RunDir::open(copy, &recipe, Some(&resume)).map_err(Failure::input)?;
     let (bus, stop) = (Bus::default(), StopAfter::new(step));
     bus.record(Box::new(stop.clone()));
-    let resume = Resume::default();
     let session = Session {
         dir: &dir,
         resume: Some(&resume),
@@ -71,6 +88,7 @@ pub fn repeat_steps(
     let records = stop.records().into_iter();
     Ok(Repeated {
         from,
+        changed: stop.warnings(),
         records: records.filter(|r| r.step > from).collect(),
         weights: hash(run_dir)?.zip(hash(copy)?),
     })

@@ -3,7 +3,7 @@
 use crate::collect::sampler;
 use crate::env::{self, Tasks, World};
 use crate::failure::Failure;
-use crate::model::renderer;
+use crate::model::renderer_of;
 use crate::run_model::RunModel;
 use crate::{device, plan, run_info};
 use sinew_env::{EnvFactory, Said};
@@ -68,7 +68,7 @@ impl Replayer {
         Ok(Self {
             world: env::world_with(&offline, &tasks, &Bench::default())?,
             scratch,
-            renderer: renderer(&recipe.model, &recipe.env)?,
+            renderer: renderer_of(folder, &recipe)?,
             device: device()?,
             options: plan::episode_options(&recipe.rollout),
             folder: folder.to_owned(),

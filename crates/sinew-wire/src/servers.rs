@@ -8,7 +8,7 @@ use sinew_engines::{
     Backend, ConnectOptions, EngineKind, FolderDtype, FormatMode, LogprobMode, RemoteConfig,
     RemoteEngine, ServerConfig, TextCodec, VllmApi, VllmOptions, WeightsFolder, connect, split_url,
 };
-use sinew_recipe::{Api, EnginePlan, EngineType, Formats, Logprobs};
+use sinew_recipe::{Api, EnginePlan, EngineType, Formats, Logprobs, RunPlan};
 use sinew_render::Renderer;
 use sinew_types::{Engine, PolicyVersion, TensorSource, TokenId};
 use std::hash::{BuildHasher, RandomState};
@@ -94,6 +94,21 @@ pub fn serve_engine(
     Ok(Arc::new(engine))
 }
 
+/// Whether what the recipe's engine samples may be trained on.
+///
+/// # Errors
+/// If its servers only measure.
+pub fn check_trained(recipe: &RunPlan) -> Result<(), Failure> {
+    if recipe.engine.kind != EngineType::Openai {
+        return Ok(());
+    }
+    Err(Failure::input(
+        "engine.type = \"openai\": such a server reports neither the tokens that it sampled nor the version of its \
+         weights, and cannot load new ones, so nothing is trained on what it says\n  hint: `sinew eval RECIPE` measures \
+         it; train with embedded, vllm or sglang",
+    ))
+}
+
 /// The engine of a recipe that trains with servers. They load the trainer's weights
 /// before the first token, whatever they were started with. `base` is a folder with the
 /// model's configuration and tokenizer.
@@ -102,7 +117,7 @@ pub fn serve_engine(
 /// If a server does not answer, or cannot load the weights from the folder `engine.weights_dir`.
 pub(crate) fn training_engine(
     section: &EnginePlan,
-    renderer: &dyn Renderer,
+    renderer: &Arc<dyn Renderer>,
     base: Option<PathBuf>,
     version: PolicyVersion,
     weights: Arc<dyn TensorSource>,
@@ -127,7 +142,7 @@ pub(crate) fn training_engine(
 /// If a server does not answer within two minutes.
 pub(crate) fn sampling_engine(
     section: &EnginePlan,
-    renderer: &dyn Renderer,
+    renderer: &Arc<dyn Renderer>,
 ) -> Result<Arc<dyn Engine>, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::outside(format!("engine: {e}"));
     let backends = connected(section, renderer)?;
@@ -143,12 +158,13 @@ pub(crate) fn sampling_engine(
 /// The servers of a recipe.
 fn connected(
     section: &EnginePlan,
-    renderer: &dyn Renderer,
+    renderer: &Arc<dyn Renderer>,
 ) -> Result<Vec<Arc<dyn Backend>>, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
     let kind = match section.kind {
         EngineType::Vllm => EngineKind::Vllm,
         EngineType::Sglang => EngineKind::Sglang,
+        EngineType::Openai => EngineKind::Openai,
         EngineType::Embedded => return Err(failed(&"type embedded is no server")),
     };
     let logprobs = section.logprobs.map(logprob_mode);
@@ -161,6 +177,7 @@ fn connected(
         };
         let options = ConnectOptions {
             kind: Some(kind),
+            codec: Some(Arc::new(Codec(Arc::clone(renderer)))),
             vllm: VllmOptions {
                 api: section.api.map_or(VllmApi::Completions, vllm_api),
                 ..VllmOptions::default()

@@ -78,6 +78,7 @@ pub(crate) struct StopAfter {
     /// Number of the last step.
     step: u64,
     records: Arc<Mutex<Vec<StepRecord>>>,
+    warnings: Arc<Mutex<Vec<String>>>,
 }
 
 impl StopAfter {
@@ -89,6 +90,12 @@ impl StopAfter {
         }
     }
 
+    /// Warnings of the session.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let warnings = self.warnings.lock();
+        warnings.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// What was recorded so far.
     pub(crate) fn records(&self) -> Vec<StepRecord> {
         let records = self.records.lock();
@@ -98,8 +105,15 @@ impl StopAfter {
 
 impl Recorder for StopAfter {
     fn record(&mut self, event: &RunEvent) -> Result<(), PipelineError> {
-        let RunEvent::Step(record) = event else {
-            return Ok(());
+        let record = match event {
+            RunEvent::Step(record) => record,
+            RunEvent::Warning(text) => {
+                let warnings = self.warnings.lock();
+                let mut warnings = warnings.unwrap_or_else(PoisonError::into_inner);
+                warnings.push(text.clone());
+                return Ok(());
+            }
+            _ => return Ok(()),
         };
         let records = self.records.lock();
         let mut records = records.unwrap_or_else(PoisonError::into_inner);

@@ -89,10 +89,10 @@ fn outcomes<'a>(run_dir: &Path, store: &'a StoreReader) -> Result<Outcomes<'a>, 
 
 /// `sinew show`: an episode as text, tokens or JSON; without `--run-dir`, the counts of a run.
 ///
-/// Tokens are decoded with the tokenizer of the run's recipe, which must be reachable.
+/// Tokens are decoded with the tokenizer that the run keeps.
 ///
 /// # Errors
-/// If the episode is not in the store, or the tokenizer cannot be found.
+/// If the episode is not in the store, or the run keeps no tokenizer and that of its recipe cannot be found.
 pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
     let Some(run_dir) = &args.run_dir else {
         let run = sinew_project::summary(Path::new(&args.what))?;
@@ -108,7 +108,7 @@ pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
     let recipe = sinew_project::recipe(run_dir)?;
     let outcomes = outcomes(run_dir, &store)?;
     outcomes.settle(&mut trace).map_err(Failure::system)?;
-    let renderer = sinew_wire::renderer(&recipe.model, &recipe.env);
+    let renderer = sinew_wire::renderer_of(run_dir, &recipe);
     if let Some(file) = &args.html {
         return page(&trace, &renderer, file);
     }

@@ -514,6 +514,7 @@ fn eprint_failure(failure: &Failure) {
 fn run_train(args: &RunArgs) -> Result<(), Failure> {
     let done = args.recipe().and_then(|recipe| match recipe {
         Recipe::Run(recipe) => {
+            sinew_wire::check_trained(&recipe)?;
             args.run_dir
                 .as_deref()
                 .map_or(Ok(()), sinew_chain::check_alone)?;

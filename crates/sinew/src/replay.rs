@@ -36,6 +36,11 @@ pub(crate) struct ReplayArgs {
     /// Recipe whose world the episode is run in, in place of the run's
     #[arg(long, value_name = "FILE", conflicts_with = "step")]
     recipe: Option<PathBuf>,
+    /// With --step: go on though this is not what the run was trained with: a key of the recipe, `data.rows`
+    /// or `model.weights`; may be repeated. What only episodes need (environment, tasks, rewards) may differ
+    /// in any case, as no episode is run
+    #[arg(long, value_name = "NAME", requires = "step")]
+    allow_change: Vec<String>,
     /// One JSON object: what was compared, and every change
     #[arg(long)]
     json: bool,
@@ -195,7 +200,8 @@ fn step_again(args: &ReplayArgs, step: u64) -> Result<(), Failure> {
         }
     });
     let folders = (run_dir.as_path(), copy.path());
-    let again = sinew_wire::repeat_steps(folders, step, runtime.handle().clone(), cancel)?;
+    let handle = runtime.handle().clone();
+    let again = sinew_wire::repeat_steps(folders, step, &args.allow_change, handle, cancel)?;
     let mut changes = Vec::new();
     for record in &again.records {
         if let Some(was) = recorded.iter().find(|r| r.step == record.step) {
@@ -207,6 +213,7 @@ fn step_again(args: &ReplayArgs, step: u64) -> Result<(), Failure> {
     if args.json {
         print_json(&json!({
             "step": step, "from": again.from, "steps": again.records.len(), "changes": changes,
+            "changed_since": again.changed,
             "equal": changes.is_empty() && same_weights != Some(false),
             "weights": weights.map(|(was, is)| json!({"was": was, "is": is, "equal": was == is})),
             "record": again.records.last(),
@@ -238,6 +245,9 @@ fn recorded(run_dir: &Path, step: u64) -> Result<Vec<StepRecord>, Failure> {
 
 fn steps_told(step: u64, again: &sinew_wire::Repeated, changes: &[StepChange]) -> String {
     let mut out = String::new();
+    for what in &again.changed {
+        out += &format!("{}\n", visible(what));
+    }
     for r in &again.records {
         out += &format!(
             "step {}: {} rows, {} trained tokens, loss {:.6}, gradient norm {:.6}\n",

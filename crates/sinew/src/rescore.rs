@@ -71,7 +71,7 @@ pub(crate) fn run(args: &RescoreArgs) -> Result<(), Failure> {
         .enable_all()
         .build();
     let runtime = runtime.map_err(Failure::system)?;
-    let renderer = sinew_wire::renderer(&run.model, &run.env)?;
+    let renderer = sinew_wire::renderer_of(&args.run_dir, &run)?;
     let store = match args.dry_run {
         true => None,
         false => Some(sinew_wire::disk_store(&folder, false).map_err(Failure::input)?),

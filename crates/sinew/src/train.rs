@@ -237,6 +237,10 @@ pub(crate) fn in_session<T>(
     let printer = Printer { out, steps };
     printer.begin(&recipe.name, dir.path());
     bus.record(Box::new(printer));
+    // Before there is a view, so that the terminal keeps the link whole where it is longer than a row.
+    if let Some(listen) = options.view {
+        crate::view::of_run(&runtime, listen, dir.path(), options.json)?;
+    }
     let view = live.then(|| {
         let status = Status {
             title: recipe.name.clone(),
@@ -247,9 +251,6 @@ pub(crate) fn in_session<T>(
         LiveView::start(status, &bus)
     });
     let _live_file = LiveFile::start(dir.path(), steps, &bus);
-    if let Some(listen) = options.view {
-        crate::view::of_run(&runtime, listen, dir.path(), options.json)?;
-    }
     let _signals = options
         .signals_to
         .as_ref()
@@ -307,6 +308,7 @@ fn start_signals(
     let run = sinew_signals::Run {
         name: recipe.name.clone(),
         command: command.to_owned(),
+        model: recipe.model_source(),
         folder: dir.path().to_owned(),
         recipe: serde_json::to_value(dir.portable(recipe)).map_err(Failure::system)?,
         files: vec![dir.recipe_path(), dir.report_path()],

@@ -28,8 +28,8 @@ pub(crate) struct ViewArgs {
 /// What the dashboard needs of the wiring.
 fn ports() -> Ports {
     Ports {
-        renderer: Arc::new(|recipe: &RunPlan| {
-            let renderer = sinew_wire::renderer(&recipe.model, &recipe.env);
+        renderer: Arc::new(|folder: &Path, recipe: &RunPlan| {
+            let renderer = sinew_wire::renderer_of(folder, recipe);
             renderer.map_err(|e| e.text().to_owned())
         }),
         late: Arc::new(sinew_wire::late_config),

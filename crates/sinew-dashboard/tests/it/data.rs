@@ -46,13 +46,7 @@ pub(crate) fn run(folder: &Path, steps: u64, groups: u64, lift: f64) {
             );
         }
         store.commit_batch(&traces).unwrap();
-        let ids: Vec<EpisodeId> = traces.iter().map(|t| t.episode.clone()).collect();
-        store
-            .commit_update(
-                &TrainedBatch::new(&format!("s{step:05}"), step, &ids),
-                false,
-            )
-            .unwrap();
+        store.commit_update(&batch(step, &traces), false).unwrap();
         if step == 1 {
             token_signals(folder, step, &traces);
         }
@@ -68,6 +62,18 @@ pub(crate) fn run(folder: &Path, steps: u64, groups: u64, lift: f64) {
         "{\"state\":\"ended\",\"why\":null}",
     )
     .unwrap();
+}
+
+/// The commit of a step: it trained on all but those that the system failed.
+fn batch(step: u64, traces: &[Trace]) -> TrainedBatch {
+    let id = |t: &Trace| t.episode.clone();
+    let failed = |t: &&Trace| matches!(t.end, EpisodeEnd::Failed { .. });
+    let trained: Vec<EpisodeId> = traces.iter().filter(|t| !failed(t)).map(id).collect();
+    let reason = |t: &Trace| (id(t), "the system failed it".to_owned());
+    TrainedBatch {
+        dropped: traces.iter().filter(failed).map(reason).collect(),
+        ..TrainedBatch::new(&format!("s{step:05}"), step, &trained)
+    }
 }
 
 /// What training gave the tokens of a step: advantages by outcome, and probabilities that changed a little.
@@ -224,9 +230,13 @@ fn live(folder: &Path, steps: u64) {
     };
     let state = LiveState {
         board: (0..22).map(row).collect(),
-        spans: spans(now),
         ..counts(now, steps)
     };
+    let lines = spans(now).into_iter();
+    let lines: String = lines
+        .map(|span| serde_json::to_string(&span).unwrap() + "\n")
+        .collect();
+    std::fs::write(folder.join(sinew_view::PHASES_FILE), lines).unwrap();
     std::fs::write(
         folder.join("live.json"),
         serde_json::to_vec(&state).unwrap(),

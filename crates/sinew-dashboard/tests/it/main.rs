@@ -5,6 +5,7 @@ mod api;
 mod browser;
 mod chromium;
 mod data;
+mod screens;
 
 use sinew_dashboard::{Dashboard, Ports};
 use std::io::{Read, Write};
@@ -21,10 +22,16 @@ struct Served {
 }
 
 fn serve(folder: &Path) -> Served {
-    let ports = Ports {
-        renderer: Arc::new(|_| Ok(Arc::new(sinew_render::byte_renderer().unwrap()))),
-        late: Arc::new(|_| None),
-    };
+    serve_with(
+        folder,
+        Ports {
+            renderer: Arc::new(|_, _| Ok(Arc::new(sinew_render::byte_renderer().unwrap()))),
+            late: Arc::new(|_| None),
+        },
+    )
+}
+
+fn serve_with(folder: &Path, ports: Ports) -> Served {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let at = SocketAddr::from(([127, 0, 0, 1], 0));
     let bound = runtime.block_on(Dashboard::bind(at, vec![folder.to_owned()], ports));

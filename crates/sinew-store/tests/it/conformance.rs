@@ -97,6 +97,16 @@ fn listings_filter_in_commit_order() {
         };
         assert!(ids(filter).0.is_empty());
         let filter = Filter {
+            among: Some([id(3), id(12), trace(99, 0).episode].into()),
+            ..Filter::default()
+        };
+        assert_eq!(ids(filter).0, [id(3), id(12)]);
+        let filter = Filter {
+            among: Some([].into()),
+            ..Filter::default()
+        };
+        assert!(ids(filter).0.is_empty());
+        let filter = Filter {
             purpose: Some("eval".into()),
             ..Filter::default()
         };

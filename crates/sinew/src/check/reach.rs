@@ -12,6 +12,7 @@ const WITHIN: Duration = Duration::from_secs(5);
 /// Addresses of the recipe's engine; each of them must take a connection.
 pub(super) fn engine(recipe: &RunPlan) -> Result<String, Failure> {
     let kind = recipe.engine.kind;
+    sinew_wire::check_trained(recipe)?;
     for url in recipe.engine.urls() {
         reach("engine.url", url, &format!("start the {kind} server there"))?;
     }
