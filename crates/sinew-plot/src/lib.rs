@@ -120,10 +120,8 @@ fn draw_plot(
             match part {
                 // A line without length is not seen.
                 [one] => chart.draw_series([Circle::new(*one, 2, color.filled())])?,
-                _ => chart.draw_series(LineSeries::new(
-                    part.iter().copied(),
-                    color.stroke_width(2),
-                ))?,
+                _ => chart
+                    .draw_series(LineSeries::new(part.iter().copied(), color.stroke_width(2)))?,
             };
         }
         chart
@@ -212,14 +210,27 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_is_a_gap_in_the_line() {
-        let points = vec![(1.0, 0.1), (2.0, 0.2), (3.0, f64::NAN), (4.0, 0.3), (5.0, 0.1)];
+        let points = vec![
+            (1.0, 0.1),
+            (2.0, 0.2),
+            (3.0, f64::NAN),
+            (4.0, 0.3),
+            (5.0, 0.1),
+        ];
         let of = |points: Vec<(f64, f64)>| {
             let name = "c".into();
             let svg = plot("t", "x", "y", &[Curve { name, points }]).unwrap();
             let line = |l: &&str| l.contains("<polyline") && l.contains("#0072B2");
             let lines = svg.lines().filter(line);
             let lengths: Vec<usize> = lines
-                .map(|l| l.split("points=\"").nth(1).unwrap().split('"').next().unwrap())
+                .map(|l| {
+                    l.split("points=\"")
+                        .nth(1)
+                        .unwrap()
+                        .split('"')
+                        .next()
+                        .unwrap()
+                })
                 .map(|points| points.split_whitespace().count())
                 .filter(|n| *n > 0)
                 .collect();

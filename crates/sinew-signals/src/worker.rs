@@ -20,7 +20,6 @@ use crate::wandb::Wandb;
 use prost::Message;
 use reqwest::Method;
 use sinew_pipeline::{Bus, Phase, Process, RolloutProgress, RunEvent};
-use sinew_rollout::PhaseSpan;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;

@@ -800,7 +800,9 @@ mod tests {
             trace
         };
         let tasks = ["a", "b"].into_iter();
-        let before: Vec<Trace> = tasks.flat_map(|t| (0..8).map(move |n| episode(t, n))).collect();
+        let before: Vec<Trace> = tasks
+            .flat_map(|t| (0..8).map(move |n| episode(t, n)))
+            .collect();
         let facts = RunFacts {
             name: "t".into(),
             seed: 1,

@@ -221,10 +221,7 @@ fn next_commands(out: &mut String, s: &Summary<'_>) {
     for example in &s.ended.examples {
         let _ = writeln!(out, "  sinew show {example} --run-dir {dir}");
     }
-    let _ = writeln!(
-        out,
-        "  sinew episodes --run-dir {dir} --limit 20"
-    );
+    let _ = writeln!(out, "  sinew episodes --run-dir {dir} --limit 20");
     let _ = writeln!(
         out,
         "  sinew export {dir} model    # the trained model as one folder"
