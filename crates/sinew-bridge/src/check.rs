@@ -4,15 +4,17 @@
 //! Policies that know nothing of the task must fail: a reward that they get is one that a model can get
 //! without learning the task; what they earn is the floor that a gain is measured from. The gold policy must
 //! succeed: a task without a solution teaches nothing. Equal actions must lead to equal results: a group of
-//! episodes is compared on the same task, and noise of the environment looks like a difference of the actions.
+//! episodes is compared on the same task, and noise of the environment looks like a difference of actions.
 
 use crate::env::PythonEnvFactory;
+use crate::findings::{Draw, line};
+pub use crate::findings::{EnvCheck, Finding};
 use crate::floors::{above, floors};
 use futures::future::try_join_all;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use sinew_env::{Action, Env, EnvError, EnvFactory};
-use sinew_types::{Content, Message, Outcome, Task, ToolCall, ToolSpec, mix_seed};
+use sinew_types::{Content, Message, Outcome, Task, ToolCall, ToolSpec};
 use std::time::{Duration, Instant};
 
 /// Turns of one episode of a policy.
@@ -23,32 +25,6 @@ const ANSWERS: [&str; 8] = [
 ];
 /// Shortest answer that is looked for in prompts: shorter ones stand in most texts by chance.
 const SHORTEST_ANSWER: usize = 3;
-
-/// Weight of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Finding {
-    /// As it should be.
-    Ok,
-    /// Training would work, but probably not as intended.
-    Warning,
-    /// Training would fail.
-    Error,
-}
-
-/// One line of a report.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct EnvCheck {
-    /// Name of the check: `gold`, `null`, `random`, `constant`, `other_gold`, `blind`, `no_tool`, `odd`,
-    /// `determinism`, `snapshots`, `leaks`, `speed`.
-    pub name: &'static str,
-    /// Result of the check.
-    pub finding: Finding,
-    /// One line for people.
-    pub detail: String,
-    /// Measured values by name.
-    pub values: Map<String, Value>,
-}
 
 /// Report on an environment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -130,25 +106,6 @@ async fn tools(factory: &dyn EnvFactory, tasks: &[Task]) -> Vec<ToolSpec> {
     }
 }
 
-/// A line of the report. `values` is an object, or null.
-pub(crate) fn line(
-    name: &'static str,
-    finding: Finding,
-    detail: String,
-    values: Value,
-) -> EnvCheck {
-    let values = match values {
-        Value::Object(values) => values,
-        _ => Map::new(),
-    };
-    EnvCheck {
-        name,
-        finding,
-        detail,
-        values,
-    }
-}
-
 /// A policy that knows nothing of the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Policy {
@@ -185,72 +142,6 @@ impl Policy {
             tool_calls: vec![call],
             ..Action::say("")
         }
-    }
-}
-
-/// Random values of a JSON Schema, from a seed: equal seeds give equal values. Values deeper than four levels
-/// are null, so that recursive schemas end.
-pub(crate) struct Draw(pub(crate) u64);
-
-impl Draw {
-    /// A number from 0 below `n`.
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = mix_seed(self.0, 1);
-        (self.0 % n.max(1) as u64) as usize
-    }
-
-    /// A text as models write it: a word, a number, nothing.
-    fn word(&mut self) -> String {
-        const WORDS: [&str; 6] = ["a", "tea", "7", "hello world", "left", ""];
-        WORDS[self.below(WORDS.len())].to_owned()
-    }
-
-    /// A value that fits a schema, at a depth from 0.
-    pub(crate) fn value(&mut self, schema: &Value, depth: usize) -> Value {
-        if let Some(options) = schema["enum"].as_array().or(schema["anyOf"].as_array()) {
-            let picked = options
-                .get(self.below(options.len()))
-                .unwrap_or(&Value::Null);
-            return match schema["enum"].is_array() {
-                true => picked.clone(),
-                false => self.value(picked, depth),
-            };
-        }
-        match schema["type"].as_str() {
-            Some("string") => self.word().into(),
-            Some("integer") => (self.below(12) as i64 - 2).into(),
-            Some("number") => (self.below(100) as f64 / 8.0).into(),
-            Some("boolean") => (self.below(2) == 1).into(),
-            Some("array") if depth < 4 => self.array(schema, depth),
-            Some("object") if depth < 4 => self.object(schema, depth),
-            _ => Value::Null,
-        }
-    }
-
-    /// Up to two items, or those that the schema counts.
-    fn array(&mut self, schema: &Value, depth: usize) -> Value {
-        if let Some(items) = schema["prefixItems"].as_array() {
-            return items.iter().map(|s| self.value(s, depth + 1)).collect();
-        }
-        let count = self.below(3);
-        (0..count)
-            .map(|_| self.value(&schema["items"], depth + 1))
-            .collect()
-    }
-
-    /// All required properties, and half of the others.
-    fn object(&mut self, schema: &Value, depth: usize) -> Value {
-        let required = |name: &str| {
-            let names = schema["required"].as_array();
-            names.is_some_and(|names| names.iter().any(|n| n == name))
-        };
-        let mut object = Map::new();
-        for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
-            if required(name) || self.below(2) == 1 {
-                object.insert(name.clone(), self.value(schema, depth + 1));
-            }
-        }
-        Value::Object(object)
     }
 }
 
@@ -620,31 +511,5 @@ mod tests {
         assert!(!holds("15123", &json!(512)));
         // Too short to mean anything.
         assert!(!holds("a 4 b", &json!(4)));
-    }
-
-    #[test]
-    fn random_arguments_fit_their_schema() {
-        let schema = json!({
-            "type": "object",
-            "properties": {
-                "item": {"type": "string"},
-                "count": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
-                "color": {"enum": ["red", "blue"]},
-                "pair": {"type": "array", "prefixItems": [{"type": "number"}, {"type": "boolean"}]},
-            },
-            "required": ["item", "color", "pair", "count"],
-        });
-        for seed in 0..50 {
-            let value = Draw(seed).value(&schema, 0);
-            assert!(
-                value["item"].is_string() && value["pair"][1].is_boolean(),
-                "{value}"
-            );
-            assert!(
-                value["count"].is_i64() || value["count"].is_null(),
-                "{value}"
-            );
-            assert!(["red", "blue"].contains(&value["color"].as_str().unwrap_or_default()));
-        }
     }
 }

@@ -8,10 +8,10 @@
 //! | `no_tool` | the best of some texts, without a call |
 //! | `odd` | calls and texts with values that are huge, not finite, or of a wrong type |
 //!
-//! A floor above a third of what gold earns is a warning: much of what a training gains may be that. Silence and
-//! random calls are the policies `null` and `random` of the check itself.
+//! A floor above a third of what gold earns is a warning: much of what a training gains may be that. Silence
+//! and random calls are the policies `null` and `random` of the check itself.
 
-use crate::check::{Draw, EnvCheck, Finding, line};
+use crate::findings::{Draw, EnvCheck, Finding, line};
 use serde_json::{Value, json};
 use sinew_env::{Action, EnvError, EnvFactory};
 use sinew_types::{Outcome, Task, ToolCall, ToolSpec};
@@ -209,7 +209,8 @@ async fn best(
     sum.into_line(name, of, gold)
 }
 
-/// Gold runs of the next task as they are, or of the most similar one with the words of the first observation replaced.
+/// Gold runs of the next task as they are, or of the most similar one with the words of the first observation
+/// replaced.
 async fn transferred(
     name: &'static str,
     factory: &dyn EnvFactory,
@@ -218,7 +219,7 @@ async fn transferred(
 ) -> EnvCheck {
     let (started, mut sum) = (Instant::now(), Played::new(name.into()));
     for (i, one) in known.iter().enumerate() {
-        // Where words are replaced, the one whose first observation has most in common: its type may be hidden.
+        // Where words are replaced, the one whose first observation has most in common: types may be hidden.
         let blind = name == "blind";
         let others = known.iter().cycle().skip(i + 1).take(known.len() - 1);
         let common = |o: &&Known<'_>| o.words.iter().filter(|w| one.words.contains(w)).count();

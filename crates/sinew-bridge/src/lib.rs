@@ -27,6 +27,7 @@ mod check;
 mod code;
 mod env;
 mod error;
+mod findings;
 mod floors;
 mod frame;
 mod http;

@@ -672,45 +672,6 @@ mod tests {
     }
 
     #[test]
-    fn a_renewed_context_is_a_chain_of_its_own() {
-        let mut m = machine(5, 8);
-        m.on_event(EpisodeEvent::Reset {
-            prompt: vec![1, 2],
-            messages: Vec::new(),
-            state_hash: None,
-        });
-        m.on_event(EpisodeEvent::Tokens(vec![token(3, 1)]));
-        m.on_event(EpisodeEvent::TurnFinished(FinishReason::Length));
-        let renewed = EpisodeEvent::Renewed {
-            prompt: vec![1, 7],
-            messages: Vec::new(),
-            process_reward: 0.5,
-            state_hash: Some(9),
-        };
-        // The limit of the context counts what the model sees.
-        let next = m.on_event(renewed);
-        assert_eq!(next, EpisodeCommand::Generate { max_tokens: 6 });
-        assert_eq!(m.context(), [1, 7]);
-        let nodes = m.nodes().to_vec();
-        let mut again = machine(5, 8);
-        assert_eq!(again.restore(nodes), next);
-        assert_eq!(again.context(), [1, 7]);
-        m.on_event(EpisodeEvent::Tokens(vec![token(4, 1)]));
-        m.on_event(EpisodeEvent::TurnFinished(FinishReason::Length));
-        m.on_event(observed(&[5]));
-        m.on_event(EpisodeEvent::Deadline);
-        let trace = m.into_trace(Timing::default());
-        trace.validate().unwrap();
-        let paths = trace.leaves().into_iter().map(|leaf| {
-            let path = trace.path_tokens(leaf);
-            path.iter().map(|t| t.id).collect::<Vec<_>>()
-        });
-        assert_eq!(paths.collect::<Vec<_>>(), [vec![1, 2, 3], vec![1, 7, 4, 5]]);
-        assert_eq!(trace.nodes[1].process_reward, 0.5);
-        assert_eq!(trace.nodes[2].state_hash, Some(9));
-    }
-
-    #[test]
     fn a_world_that_does_not_start_and_a_score_that_does_not_come_are_failures() {
         let environment_failed = |m: EpisodeMachine| {
             let trace = m.into_trace(Timing::default());

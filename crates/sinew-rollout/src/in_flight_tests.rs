@@ -2,7 +2,9 @@
 //! stopped anywhere.
 
 use crate::admission::AdmissionConfig;
-use crate::episode::{EpisodeLimits, EpisodeSpec, RunInfo};
+use crate::episode::{
+    EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec, RunInfo,
+};
 use crate::in_flight::{InFlight, Resumed, SavedEpisode};
 use crate::parts::{EpisodeOptions, EpisodeParts};
 use crate::run_episode;
@@ -344,4 +346,53 @@ async fn what_cannot_be_taken_up_starts_again_and_is_counted() {
     let (ended, more, left) = session(&always).run().await;
     assert_eq!((untimed(ended.unwrap()), more), (whole, all - sampled));
     assert_eq!(left.resumed().episodes, 1);
+}
+
+#[test]
+fn a_renewed_context_is_a_chain_of_its_own_also_when_it_is_taken_up() {
+    let limits = EpisodeLimits {
+        max_turns: 5,
+        max_turn_tokens: 8,
+        max_context_tokens: 8,
+    };
+    let trace = spec(0).empty_trace(&RunInfo::default(), &SamplingParams::default());
+    let machine = || EpisodeMachine::new(trace.clone(), limits.clone(), 1.0);
+    let token = |id| SampledToken {
+        id,
+        logprob: -0.25,
+        version: PolicyVersion(1),
+        top: Vec::new(),
+        choice: None,
+    };
+    let mut m = machine();
+    m.on_event(EpisodeEvent::Reset {
+        prompt: vec![1, 2],
+        messages: Vec::new(),
+        state_hash: None,
+    });
+    m.on_event(EpisodeEvent::Tokens(vec![token(3)]));
+    m.on_event(EpisodeEvent::TurnFinished(FinishReason::Length));
+    // The limit of the context counts what the model sees.
+    let next = m.on_event(EpisodeEvent::Renewed {
+        prompt: vec![1, 7],
+        messages: Vec::new(),
+        process_reward: 0.5,
+        state_hash: Some(9),
+    });
+    assert_eq!(next, EpisodeCommand::Generate { max_tokens: 6 });
+    let mut again = machine();
+    assert_eq!(again.restore(m.nodes().to_vec()), next);
+    assert_eq!((m.context(), again.context()), (&[1, 7][..], &[1, 7][..]));
+    m.on_event(EpisodeEvent::Tokens(vec![token(4)]));
+    m.on_event(EpisodeEvent::TurnFinished(FinishReason::Length));
+    m.on_event(EpisodeEvent::Deadline);
+    let trace = m.into_trace(Timing::default());
+    trace.validate().unwrap();
+    let paths = trace.leaves().into_iter().map(|leaf| {
+        let path = trace.path_tokens(leaf);
+        path.iter().map(|t| t.id).collect::<Vec<_>>()
+    });
+    assert_eq!(paths.collect::<Vec<_>>(), [vec![1, 2, 3], vec![1, 7, 4]]);
+    assert_eq!(trace.nodes[1].process_reward, 0.5);
+    assert_eq!(trace.nodes[2].state_hash, Some(9));
 }

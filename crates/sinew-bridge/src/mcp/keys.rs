@@ -5,6 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sinew_types::{Given, Gives};
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// What algorithms can read of an episode: the protocol has neither states nor rewards.
 pub(super) const GIVES: Gives = Gives {
@@ -47,8 +48,8 @@ pub struct McpServer {
     /// folder; of a package of Node.js, the folder with all that it depends on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
-    /// Environment variables of the command, such as `{ MEMORY_FILE_PATH = "/tmp/memory.jsonl" }`. A sandbox has
-    /// none of the host's.
+    /// Environment variables of the command, such as `{ MEMORY_FILE_PATH = "/tmp/memory.jsonl" }`. A sandbox
+    /// has none of the host's.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
     /// Address of a server that speaks streamable HTTP, such as `http://127.0.0.1:8000/mcp`.
@@ -112,6 +113,47 @@ impl McpServer {
                 "key_env: allowed: the name of an environment variable, not the key itself".into(),
             ),
             (None, url) => address(url).err(),
+        }
+    }
+}
+
+/// The folder that a file needs. An installed package of Node.js needs the outermost `node_modules`, where
+/// the packages are that it depends on; a script of a package at work needs that package's root; others need
+/// their own folder.
+pub(super) fn shown_folder(file: &Path) -> &Path {
+    let own = file.parent().unwrap_or(file);
+    let installed = own.ancestors().filter(|a| a.ends_with("node_modules"));
+    if let Some(modules) = installed.last() {
+        return modules;
+    }
+    let ending = file.extension().and_then(|e| e.to_str());
+    let mut roots = own.ancestors().filter(|a| a.join("package.json").is_file());
+    match ending {
+        Some("js" | "mjs" | "cjs" | "ts" | "mts") => roots.next().unwrap_or(own),
+        _ => own,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packages_of_node_are_shown_with_what_they_depend_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |path: &str| dir.path().join(path);
+        for folder in ["p/dist", "p/node_modules/a/node_modules/b"] {
+            std::fs::create_dir_all(at(folder)).unwrap();
+        }
+        std::fs::write(at("p/package.json"), "{}").unwrap();
+        for (file, folder) in [
+            ("p/dist/index.js", "p"),
+            ("p/dist/server.py", "p/dist"),
+            ("p/node_modules/a/index.js", "p/node_modules"),
+            ("p/node_modules/a/node_modules/b/i.js", "p/node_modules"),
+            ("index.js", ""),
+        ] {
+            assert_eq!(shown_folder(&at(file)), at(folder).components().as_path());
         }
     }
 }

@@ -2,7 +2,7 @@
 
 #[cfg(feature = "mcp")]
 use super::env::McpEnvFactory;
-use super::keys::{GIVES, Mcp};
+use super::keys::{GIVES, Mcp, shown_folder};
 use crate::kind::check_timeouts;
 use sinew_env::{
     EnvConfig, EnvError, EnvFactory, EnvKind, KeyError, Needs, Sandboxes, Taskset, TasksetError,
@@ -81,46 +81,5 @@ impl EnvConfig for Mcp {
         let files = arguments.filter(|a| Path::new(a).is_file());
         let whole = files.filter_map(|f| Path::new(f).canonicalize().ok());
         whole.map(|f| shown_folder(&f).to_path_buf()).collect()
-    }
-}
-
-/// The folder that a file needs. An installed package of Node.js needs the outermost `node_modules`, where the
-/// packages are that it depends on; a script of a package at work needs that package's root; others need their
-/// own folder.
-pub(super) fn shown_folder(file: &Path) -> &Path {
-    let own = file.parent().unwrap_or(file);
-    let installed = own.ancestors().filter(|a| a.ends_with("node_modules"));
-    if let Some(modules) = installed.last() {
-        return modules;
-    }
-    let ending = file.extension().and_then(|e| e.to_str());
-    let mut roots = own.ancestors().filter(|a| a.join("package.json").is_file());
-    match ending {
-        Some("js" | "mjs" | "cjs" | "ts" | "mts") => roots.next().unwrap_or(own),
-        _ => own,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn packages_of_node_are_shown_with_what_they_depend_on() {
-        let dir = tempfile::tempdir().unwrap();
-        let at = |path: &str| dir.path().join(path);
-        for folder in ["p/dist", "p/node_modules/a/node_modules/b"] {
-            std::fs::create_dir_all(at(folder)).unwrap();
-        }
-        std::fs::write(at("p/package.json"), "{}").unwrap();
-        for (file, folder) in [
-            ("p/dist/index.js", "p"),
-            ("p/dist/server.py", "p/dist"),
-            ("p/node_modules/a/index.js", "p/node_modules"),
-            ("p/node_modules/a/node_modules/b/i.js", "p/node_modules"),
-            ("index.js", ""),
-        ] {
-            assert_eq!(shown_folder(&at(file)), at(folder).components().as_path());
-        }
     }
 }

@@ -5,8 +5,7 @@
 //! nothing has to be copied between pipes. The sandbox shows the interpreter, its packages, and the folders
 //! of the files that the command names; it has no network.
 
-use super::keys::McpServer;
-use super::kind::shown_folder;
+use super::keys::{McpServer, shown_folder};
 use crate::code::PythonCode;
 use sinew_sandbox::{
     ExecOptions, ExecRequest, Limits, Network, Program, Sandbox, SandboxProvider, SandboxSpec,

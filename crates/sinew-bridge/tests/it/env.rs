@@ -32,6 +32,8 @@ class E(Env):
         """
         if item not in GOODS:
             raise ToolError("no such item: " + item)
+        if not 0 < count < 100:
+            raise ToolError("count is 1 to 99")
         self.cart += [item] * count
         return Step("added", reward=0.25)
 
@@ -329,10 +331,10 @@ async fn the_check_finds_what_would_go_wrong() {
     let tasks = ["tea", "milk"].map(|item| task(json!({"want": [item]})));
     let report = CheckReport::of(&good, &tasks).await;
     assert!(report.passed(), "{report:?}");
-    assert!(
-        report.checks.iter().all(|c| c.finding == Finding::Ok),
-        "{report:?}"
-    );
+    // Each item that is added has a reward of its turn: to add one again and again pays more than to buy.
+    let warned = report.checks.iter().filter(|c| c.finding != Finding::Ok);
+    let warned: Vec<_> = warned.map(|c| c.name).collect();
+    assert_eq!(warned, ["constant"], "{report:?}");
     let source = r#"
 import random
 from sinew import Env
@@ -352,7 +354,8 @@ class E(Env):
         .iter()
         .filter(|c| c.finding == Finding::Warning);
     let warned: Vec<_> = warned.map(|c| c.name).collect();
-    assert_eq!(warned, ["leaks", "null", "random", "determinism"]);
+    let expected = ["leaks", "null", "random", "no_tool", "odd", "determinism"];
+    assert_eq!(warned, expected);
 }
 
 #[test]
