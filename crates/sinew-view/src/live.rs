@@ -383,18 +383,18 @@ fn draw_curve(frame: &mut Frame<'_>, area: Rect, status: &Status) {
     let rewards = reward.iter().map(|part| line(part, Color::Yellow));
     let successes = success.iter().map(|part| line(part, Color::Green));
     let chart = Chart::new(rewards.chain(successes).collect())
-    .block(Block::bordered().title(legend))
-    .legend_position(None)
-    .x_axis(
-        Axis::default()
-            .bounds([1.0, last])
-            .labels(["1".to_string(), format!("step {last}")]),
-    )
-    .y_axis(
-        Axis::default()
-            .bounds([bottom, top])
-            .labels([format!("{bottom:.1}"), format!("{top:.1}")]),
-    );
+        .block(Block::bordered().title(legend))
+        .legend_position(None)
+        .x_axis(
+            Axis::default()
+                .bounds([1.0, last])
+                .labels(["1".to_string(), format!("step {last}")]),
+        )
+        .y_axis(
+            Axis::default()
+                .bounds([bottom, top])
+                .labels([format!("{bottom:.1}"), format!("{top:.1}")]),
+        );
     frame.render_widget(chart, area);
 }
 

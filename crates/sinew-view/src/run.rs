@@ -226,7 +226,10 @@ mod tests {
         let mut failed = record(2, 0.0);
         failed.rollout.failed = 4;
         let points = smoothed(&[failed.clone(), record(3, 1.0)]);
-        assert!(points[0].1.is_nan() && points[1] == (3.0, 1.0), "{points:?}");
+        assert!(
+            points[0].1.is_nan() && points[1] == (3.0, 1.0),
+            "{points:?}"
+        );
     }
 
     #[test]

@@ -46,6 +46,8 @@ mod judges;
 mod late;
 #[path = "it/live.rs"]
 mod live;
+#[path = "it/measured.rs"]
+mod measured;
 #[path = "it/mixture.rs"]
 mod mixture;
 // The recipes need a browser.
