@@ -23,7 +23,7 @@ export async function livePage({ run, runs, params, signal }) {
     running && hung > 0 && h("div", { class: "notice bad" }, `${hung} of ${board.length} live rollouts ${hung === 1 ? "hangs" : "hang"}: longest ${duration(Math.max(...board.filter((r) => r.level === "hung").map((r) => r.phase_s)))}.`),
     h("section", { class: "card" },
       h("div", { class: "row" }, chip(running ? "running" : state, live.phase), h("b", {}, live.steps ? `step ${live.step} of ${live.steps}` : ""), h("span", { class: "mute grow num" }, duration(live.wall_s))),
-      live.total > 0 && h("div", { class: "row", style: { "margin-top": "10px" } }, h("div", { style: { flex: "1" } }, bar(live.done / live.total)), h("span", { class: "mute num" }, `${live.done} of ${live.total}`))),
+      running && live.total > 0 && h("div", { class: "row", style: { "margin-top": "10px" } }, h("div", { style: { flex: "1" } }, bar(live.done / live.total)), h("span", { class: "mute num" }, `${live.done} of ${live.total}`))),
     h("div", { class: "tiles" },
       tile(live.in_flight, running ? "live rollouts" : "rollouts when last heard"), tile(live.generating, "in the model"), tile(live.in_tool, "in tools and scores"), tile(live.booting, "starting"),
       tile(Math.round(live.tokens_per_s), "sampled tokens a second"), tile(live.finished, "episodes ended"),

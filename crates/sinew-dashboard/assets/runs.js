@@ -18,7 +18,7 @@ export async function runsPage({ runs, params, signal, keys }) {
   const body = h("tbody", {}, shown.map((r) => h("tr", { class: "link", "data-run": r.run, onclick: (e) => { if (!e.target.closest("input, a")) open(r); } },
     h("td", {}, h("input", { type: "checkbox", checked: picked.includes(r.run), "aria-label": `Compare ${r.run}`, onchange: (e) => pick(r.run, e.target.checked) })),
     h("td", {}, h("a", { href: link("curves", { run: r.run }) }, h("b", {}, r.run)), h("div", { class: "under" }, [r.algorithm, r.mode, r.env].filter(Boolean).join(" · "))),
-    h("td", {}, h("div", { class: "row", style: { gap: "4px" } }, stateChip(r.state), verdictChip(r.verdict)), h("div", { class: "under", title: r.verdict.why }, r.verdict.why)),
+    h("td", {}, h("div", { class: "row", style: { gap: "4px" } }, stateChip(r.state), verdictChip(r.verdict)), h("div", { class: "under short", title: r.verdict.why }, r.verdict.why)),
     h("td", { class: "tight" }, `${num(r.steps)} of ${num(r.of_steps)}`, bar(r.of_steps ? r.steps / r.of_steps : 0, r.bad ? "bad" : r.state === "running" ? "" : r.state === "ended" ? "good" : "bad")),
     h("td", { class: "tight" }, gained(r)),
     h("td", {}, spark(r.spark)),
@@ -39,7 +39,7 @@ export async function runsPage({ runs, params, signal, keys }) {
 
 /** A share with its interval and the episodes that it counts below it. */
 function share(s, kind) {
-  return s === null ? "–" : h("span", {}, h("span", { class: kind }, percent(s.share)), h("div", { class: "under" }, interval(s)));
+  return s === null ? "–" : h("span", {}, h("span", { class: kind }, percent(s.share)), h("div", { class: "under whole" }, interval(s)));
 }
 
 /** Success before and after. It is called a gain or a loss only where the intervals of both lie apart. */
@@ -49,7 +49,7 @@ function gained(r) {
   const kind = r.after.low > r.before.high ? "good" : r.after.high < r.before.low ? "bad" : "mute";
   return h("span", { title: kind === "mute" ? "Their intervals overlap: the difference may be chance." : null },
     h("span", {}, `${percent(r.before.share)} → `, h("b", { class: kind }, percent(r.after.share))),
-    h("div", { class: "under" }, `${interval(r.before)} → ${interval(r.after)}`));
+    h("div", { class: "under whole" }, `${interval(r.before)} →`, h("br"), interval(r.after)));
 }
 
 async function compared(names, by, signal) {

@@ -27,10 +27,17 @@ export async function stepPage({ run, params, signal, keys, title }) {
       h("a", { class: "button", href: link("episodes", { run, step }) }, "Those it trained on")),
     h("div", { class: "tiles" }, tiles.map(([n, t, red]) => h("div", { class: "tile" }, h("b", { class: red ? "bad" : null }, n), h("span", {}, t)))),
     s.evals.length > 0 && card("Held-out measurements after it", null, h("table", {}, h("tbody", {}, s.evals.map((e) => h("tr", {},
-      h("td", {}, h("a", { href: link("episodes", { run, purpose: e.when === "during" ? `eval-${String(e.step).padStart(5, "0")}` : `eval-${e.when}` }) }, e.when)), h("td", { class: "right" }, percent(e.stats.success)), h("td", { class: "mute" }, plural(e.stats.episodes, "episode"))))))),
+      h("td", {}, h("a", { href: link("episodes", { run, purpose: e.when === "during" ? `eval-${String(e.step).padStart(5, "0")}` : `eval-${e.when}` }) }, e.when)), h("td", {}, measured(e.stats))))))),
     s.dropped.length > 0 && card("Left out", "Each with its reason", h("div", { class: "scroll" }, h("table", {}, h("tbody", {}, s.dropped.map(([id, why]) => h("tr", {},
       h("td", { class: "tight mono" }, h("a", { href: link("episode", { run, id }) }, id)), h("td", { class: "wide" }, why))))))),
     h("details", { class: "card fold" }, h("summary", {}, `All ${all.length} numbers of its record`), h("div", {}, h("dl", { class: "facts" }, all.map(([k, v]) => [h("dt", {}, k), h("dd", { class: "num" }, v)])))));
+}
+
+/** Success with its interval, where an episode has a score. */
+function measured(stats) {
+  const n = stats.episodes - stats.failed - stats.unscored, i = stats.success_interval;
+  if (n > 0) return `${percent(stats.success)} ${i ? interval({ ...i, n }) : `(n ${num(n)})`}`;
+  return `${plural(stats.episodes, "episode")}, none with a score`;
 }
 
 /** Every number and text of a record, by its path. */

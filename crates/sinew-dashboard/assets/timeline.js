@@ -19,7 +19,7 @@ export async function timelinePage({ run, params, signal }) {
       segment([["20", "20 steps"], ["60", "60 steps"], ["all", "all"]], last, (l) => patch({ last: l }))),
     steps.length > 0 && h("section", { class: "card lanes" }, h("h2", {}, "Engine and trainer, step by step"), lanes(steps)),
     h("div", { class: "grid three" }, total("Engine: where its time went", ENGINE, time.totals), total("Trainer: where its time went", TRAINER, time.totals), tools(time)),
-    time.samples.length > 2 && samples(time.samples),
+    h("div", { class: "grid" }, stored.kept ? flight(stored) : time.samples.length > 2 && samples(time.samples), steps.length > 1 && rate(steps)),
     stored.kept && phases(stored, run, Number(params.get("row") ?? 0)));
 }
 
@@ -71,14 +71,25 @@ function tools(time) {
     ages.length > 0 && h("p", { class: "mute" }, `Trained rows of all steps by updates behind: ${ages.map(([age, n]) => `${age}: ${num(n)}`).join(" · ")}`));
 }
 
+/** Rollouts as the process saw them each second, for runs that keep no phases. */
 function samples(all) {
   const zero = all[0].at;
   const curve = (name, key, color) => ({ name, color, points: all.map((p) => [p.at - zero, p[key]]) });
-  const options = { smoothing: 0, xName: "at", xFormat: duration };
   const wait = all.some((p) => p.waiting > 0);
-  return h("div", { class: "grid" },
-    chart([curve("in the model", "generating", 1), curve("in tools", "in_tool", 2), curve("in flight", "in_flight", 7), ...(wait ? [curve("waiting", "waiting", 3)] : [])], { ...options, title: "Rollouts over time", unit: "episodes", id: "flight" }),
-    chart([curve("tokens a second", "tokens_per_s", 0)], { ...options, title: "Sampling over time", unit: "tokens/s", id: "rate" }));
+  return chart([curve("in the model", "generating", 1), curve("in tools", "in_tool", 2), curve("in flight", "in_flight", 7), ...(wait ? [curve("waiting", "waiting", 3)] : [])],
+    { xName: "at", xFormat: duration, title: "Rollouts over time", unit: "episodes, each second", id: "flight" });
+}
+
+/** Mean numbers of episodes in each phase over the window of the phases below. */
+function flight(stored) {
+  const zero = stored.kept[0], curve = (name, key, color) => ({ name, color, points: stored.flight.map((p) => [p.at - zero, p[key]]) });
+  return chart([curve("in the model", "model", 1), curve("in tools and scores", "tool", 2), curve("starting", "boot", 7)],
+    { xName: "at", xFormat: duration, title: "Rollouts over the window below", unit: "episodes, means", id: "flight" });
+}
+
+function rate(steps) {
+  return chart([{ name: "tokens a second", color: 0, points: steps.map((r) => [r.to, r.sampled_tokens_per_s]) }],
+    { xName: "at", xFormat: duration, title: "Sampling, step by step", unit: "tokens/s", id: "rate" });
 }
 
 /** Phases of episodes within a window of time, a row an episode; drawn across the window and not across what happens to be in it. */

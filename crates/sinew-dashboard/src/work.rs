@@ -26,7 +26,7 @@ pub(crate) fn timeline(folder: &Path, steps: &[StepRecord]) -> Value {
                 "waits": r.waits, "rollout_s": r.rollout_s, "train_s": r.train_s,
                 "publish_s": r.publish_s, "checkpoint_s": r.checkpoint_s,
                 "tool_s": r.rollout.tool_s, "generate_s": r.rollout.generate_s,
-                "episodes": r.rollout.episodes,
+                "episodes": r.rollout.episodes, "sampled_tokens_per_s": r.sampled_tokens_per_s,
             })
         })
         .collect();
@@ -40,10 +40,13 @@ pub(crate) fn timeline(folder: &Path, steps: &[StepRecord]) -> Value {
     })
 }
 
-/// Seconds of a window of phases that is not named.
+/// Seconds and phases of a window that is not named, at most.
 const LAST_S: f64 = 60.0;
+const LAST_SPANS: usize = 2000;
 /// Phases that a window has at most, the first ones.
 const MAX_SPANS: usize = 6000;
+/// Points of the numbers in flight.
+const PARTS: usize = 240;
 
 /// The phases of episodes within a window of time, of which either end may be left out, and how many there
 /// are.
@@ -64,17 +67,22 @@ pub(crate) fn phases(
     }
     let mut found = sinew_view::phases(folder, asked);
     let kept = found.kept;
+    let many = found.spans.len().saturating_sub(LAST_SPANS);
+    let newest = found.spans.get(many).map_or(0.0, |s| s.2);
     let window = kept.map(|(first, last)| {
         let to = to.unwrap_or(last);
-        (from.unwrap_or((to - LAST_S).max(first)), to)
+        let least = if many > 0 { newest } else { first };
+        (from.unwrap_or((to - LAST_S).max(least).min(to)), to)
     });
     if let Some((from, to)) = window {
         found.spans.retain(|s| s.2 >= from && s.2 - s.3 <= to);
     }
+    let flight = window.map(|window| sinew_view::flight(&found.spans, window, PARTS));
     let all = found.spans.len();
     found.spans.truncate(MAX_SPANS);
     Ok(json!({
-        "kept": kept, "older_gone": found.older_gone, "window": window, "count": all, "spans": found.spans,
+        "kept": kept, "older_gone": found.older_gone, "window": window, "count": all, "flight": flight,
+        "spans": found.spans,
     }))
 }
 

@@ -66,13 +66,14 @@ fn number(value: f64) -> String {
     }
 }
 
-/// Finite points of a curve.
+/// Finite points of a curve. They bound its axes, and the legend keeps away from them.
 fn finite(curve: &Curve) -> impl Iterator<Item = (f64, f64)> + '_ {
     let points = curve.points.iter().copied();
     points.filter(|p| p.0.is_finite() && p.1.is_finite())
 }
 
-/// The parts of a curve between its gaps.
+/// The parts of a curve between its gaps, in order. None is empty; one of a single point is drawn as a dot,
+/// since a line without length is not seen.
 fn parts(curve: &Curve) -> impl Iterator<Item = &[(f64, f64)]> {
     let gap = |p: &(f64, f64)| !(p.0.is_finite() && p.1.is_finite());
     curve.points.split(gap).filter(|part| !part.is_empty())
@@ -116,14 +117,14 @@ fn draw_plot(
         .draw()?;
     let mut colors = COLORS.iter().copied().cycle();
     for (curve, color) in curves.iter().zip(colors.by_ref()) {
-        for part in parts(curve) {
-            match part {
-                // A line without length is not seen.
-                [one] => chart.draw_series([Circle::new(*one, 2, color.filled())])?,
-                _ => chart
-                    .draw_series(LineSeries::new(part.iter().copied(), color.stroke_width(2)))?,
-            };
+        for part in parts(curve).filter(|part| part.len() > 1) {
+            let line = LineSeries::new(part.iter().copied(), color.stroke_width(2));
+            chart.draw_series(line)?;
         }
+        let alone = parts(curve)
+            .filter(|part| part.len() == 1)
+            .map(|part| part[0]);
+        chart.draw_series(alone.map(|p| Circle::new(p, 2, color.filled())))?;
         chart
             .draw_series(LineSeries::new([], color.stroke_width(2)))?
             .label(curve.name.clone())

@@ -21,7 +21,12 @@ const LOSS: [(&str, &str); 9] = [
 /// Names and values, finite ones only.
 pub(crate) type Numbers = Vec<(String, f64)>;
 
-/// Names and what they are; of those that a set of episodes has, behind the name of the set.
+/// Names and what they are, for people who see a number without this program's pages; of those that a
+/// set of episodes has, without the name of the set. All are short: they stand in every answer to
+/// Prometheus.
+///
+/// A number that is not here is one that an environment or a reward names, or that only some algorithms
+/// measure: [`help`] says its name then, and invents nothing.
 const WORDS: [(&str, &str); 52] = [
     ("success", "share of the scored episodes that succeeded"),
     ("greedy_success", "success at temperature 0"),
@@ -176,7 +181,15 @@ const WORDS: [(&str, &str); 52] = [
     ),
 ];
 
-/// A number by its name, as a sentence. Measurements that an environment names are named.
+/// A number by its name, as a sentence.
+///
+/// | name | sentence |
+/// |---|---|
+/// | `policy/entropy` | its text |
+/// | `rollout/success`, `held_out/success` | the set of episodes, and its text |
+/// | `rollout/env/NAME/success` | the same, by environment |
+/// | `rollout/reward/NAME` | a part of the reward |
+/// | others | named |
 pub(crate) fn help(name: &str) -> String {
     let words = |name: &str| {
         WORDS

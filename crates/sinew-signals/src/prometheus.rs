@@ -101,7 +101,7 @@ fn one_line(text: &str) -> String {
     text.replace('\\', "\\\\").replace('\n', "\\n")
 }
 
-/// A counter in words.
+/// A counter in words. Counters begin with 0 in each session of a run: what reads them has to bear that.
 fn counted(name: &str) -> &'static str {
     match name {
         "steps" => "Training steps of this process.",

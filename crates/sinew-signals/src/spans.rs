@@ -4,6 +4,23 @@
 //! An episode is a trace. It is complete when it is not among the live ones any more and what it came to is
 //! known, which its first span has. A turn begins with a generation and ends before the next one; starts and
 //! scores stand next to the turns. Models and tokens have the names of the conventions for generative models.
+//!
+//! | span | attribute | holds |
+//! |---|---|---|
+//! | all | `sinew.episode` | the id of the episode |
+//! | `episode` | `sinew.turns` | number of its turns |
+//! | `episode` | `sinew.reward`, `sinew.success` | what it came to; without a score there are none |
+//! | `episode` | `gen_ai.usage.output_tokens` | sampled tokens of all turns |
+//! | `episode`, `generate` | `gen_ai.request.model` | the model, as the recipe names it |
+//! | `generate` | `gen_ai.usage.input_tokens` | tokens before the turn |
+//! | `generate` | `gen_ai.usage.output_tokens` | tokens that the turn sampled |
+//! | `generate`, `tool` | `gen_ai.operation.name` | `chat`, `execute_tool` |
+//! | `turn` | `sinew.turn` | its number, from 1 |
+//!
+//! Invariants:
+//! - What is not known is left out: tokens of turns that were sampled in several pieces, for example.
+//! - Ids follow from run and episode, so that an episode that is sent twice is one trace.
+//! - What is kept is bounded; what does not fit is counted as lost.
 
 use crate::otlp::{self, boolean, float, int, text};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
@@ -80,6 +97,7 @@ impl Collector {
         over.iter().filter_map(|id| self.take(id)).collect()
     }
 
+    /// Takes one out, with what it came to if that is known.
     fn take(&mut self, id: &str) -> Option<Complete> {
         let phases = self.open.remove(id)?;
         Some((phases, self.ended.remove(id)))

@@ -14,6 +14,7 @@
 //! | [`RunSummary`] | files of the run's folder | no |
 //! | [`text`], [`json`], [`html`] | a trace of the store | no |
 
+mod date;
 mod episode;
 mod interference;
 mod live;
@@ -29,15 +30,16 @@ mod status;
 mod summary;
 mod visible;
 
+pub use date::date;
 pub use episode::{ShowOptions, json, text};
 pub use live::LiveView;
 pub use live_file::{LIVE_FILE, LiveFile, LiveRow, LiveState, Sample, TIMELINE_FILE, timeline};
 pub use log::{say, writer};
 pub use page::{Limits, html};
-pub use phases::{PHASES_FILE, Phases, SpanRow, chrome_trace, phases};
+pub use phases::{Flight, PHASES_FILE, Phases, SpanRow, chrome_trace, flight, phases};
 pub use pieces::pieces;
 pub use printer::{Out, Printer};
-pub use report::{ReportFile, RunFacts, date};
+pub use report::{ReportFile, RunFacts};
 pub use run::{RunSummary, WINDOW, lines, open_regular, smoothed};
 pub use status::{Status, duration};
 pub use summary::{Summary, collected, measured};

@@ -4,6 +4,7 @@
 //! The file is bounded: where it reaches [`MOST_BYTES`] it becomes `phases.1.jsonl`, in the place of an older
 //! one, so that the newest phases of a long run are kept.
 
+use serde::Serialize;
 use serde_json::{Value, json};
 use sinew_rollout::PhaseSpan;
 use std::collections::BTreeMap;
@@ -78,8 +79,8 @@ fn torn(path: &Path) -> bool {
     last().is_some_and(|byte| byte != b'\n')
 }
 
-/// Calls `look` for every phase that a run keeps, oldest first. A torn line is left out: it is the last one of
-/// a run that was killed.
+/// Calls `look` for every phase that a run keeps, oldest first. A torn line is left out: it is the last
+/// one of a run that was killed.
 fn each(folder: &Path, look: &mut dyn FnMut(SpanRow)) {
     for path in files(folder) {
         let Ok(file) = std::fs::File::open(path) else {
@@ -112,6 +113,51 @@ pub fn phases(folder: &Path, (from, to): (f64, f64)) -> Phases {
         }
     });
     found
+}
+
+/// Mean numbers of episodes in each phase over a part of a window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Flight {
+    /// The middle of the part, in seconds since 1970.
+    pub at: f64,
+    /// Episodes in the model, in tools and scores, and those that start.
+    pub model: f64,
+    pub tool: f64,
+    pub boot: f64,
+}
+
+/// How many episodes were in each phase over `from..to`, in so many parts of equal length. What is shorter
+/// than a part counts for as long as it took.
+pub fn flight(spans: &[SpanRow], (from, to): (f64, f64), parts: usize) -> Vec<Flight> {
+    let width = (to - from) / parts.max(1) as f64;
+    let begin = |i: usize| from + i as f64 * width;
+    let mut all: Vec<Flight> = (0..parts)
+        .map(|i| Flight {
+            at: begin(i) + width / 2.0,
+            ..Flight::default()
+        })
+        .collect();
+    for (_, phase, end, length) in spans {
+        let (first, last) = ((end - length).max(from), end.min(to));
+        if first > last || width <= 0.0 {
+            continue;
+        }
+        let part = |t: f64| (((t - from) / width) as usize).min(parts - 1);
+        for (i, flight) in all
+            .iter_mut()
+            .enumerate()
+            .take(part(last) + 1)
+            .skip(part(first))
+        {
+            let within = (last.min(begin(i + 1)) - first.max(begin(i))).max(0.0) / width;
+            match phase.as_str() {
+                "model" => flight.model += within,
+                "tool" | "score" => flight.tool += within,
+                _ => flight.boot += within,
+            }
+        }
+    }
+    all
 }
 
 /// The phases of a run in the format that Perfetto and Chrome's tracing open: an episode is a thread, and a
@@ -182,6 +228,28 @@ mod tests {
         // A resumed run begins a line of its own.
         append(folder, &[span("c", Phase::Tool, 120.0, 1.0)]).unwrap();
         assert_eq!(phases(folder, (0.0, 1e9)).spans.len(), 4);
+    }
+
+    #[test]
+    fn numbers_in_flight_are_means_over_the_parts_of_a_window() {
+        let row = |phase: &str, end, length| ("e".to_owned(), phase.to_owned(), end, length);
+        let spans = [
+            row("model", 12.0, 2.0),
+            row("model", 10.5, 0.5),
+            row("score", 13.5, 0.5),
+            row("boot", 100.0, 95.0),
+        ];
+        let flight = flight(&spans, (10.0, 14.0), 4);
+        let of = |pick: fn(&Flight) -> f64| flight.iter().map(pick).collect::<Vec<_>>();
+        assert_eq!(of(|f| f.at), [10.5, 11.5, 12.5, 13.5]);
+        assert_eq!(of(|f| f.model), [1.5, 1.0, 0.0, 0.0]);
+        assert_eq!(of(|f| f.tool), [0.0, 0.0, 0.0, 0.5]);
+        assert_eq!(of(|f| f.boot), [1.0; 4]);
+        assert!(
+            super::flight(&spans, (3.0, 3.0), 2)
+                .iter()
+                .all(|f| f.model == 0.0)
+        );
     }
 
     #[test]

@@ -212,13 +212,9 @@ pub fn pipeline(
     session: Session<'_>,
 ) -> Result<(Pipeline, Arc<dyn Renderer>), Failure> {
     let dir = session.dir;
-    if how.goal == Goal::Train {
-        check_trained(recipe)?;
-    }
     let device = device()?;
     let mut pins = Pins::weights(recipe, &session)?;
-    let renderer = renderer(&recipe.model, &recipe.env)?;
-    keep_renderer(dir.path(), renderer.as_ref())?;
+    let renderer = kept(recipe, how.goal, dir)?;
     let in_run = env::in_run(recipe, dir.path());
     let world = env::world_with(&in_run, &session.tasks, &session.bench)?;
     let (taskset, envs) = (world.taskset, world.envs);
@@ -278,6 +274,20 @@ pub fn pipeline(
         started: session.started,
     };
     Ok((pipeline, renderer))
+}
+
+/// The renderer of a run, which its folder keeps from here on.
+///
+/// # Errors
+/// If the recipe cannot be trained where that is the goal, the model cannot be found, or the folder cannot be
+/// written.
+fn kept(recipe: &RunPlan, goal: Goal, dir: &RunDir) -> Result<Arc<dyn Renderer>, Failure> {
+    if goal == Goal::Train {
+        check_trained(recipe)?;
+    }
+    let renderer = renderer(&recipe.model, &recipe.env)?;
+    keep_renderer(dir.path(), renderer.as_ref())?;
+    Ok(renderer)
 }
 
 /// What episodes are run with, and what is kept of those in flight.

@@ -50,6 +50,8 @@ mod late;
 mod listeners;
 #[path = "it/live.rs"]
 mod live;
+#[path = "it/measured.rs"]
+mod measured;
 #[path = "it/mixture.rs"]
 mod mixture;
 // The recipes need a browser.

@@ -178,6 +178,20 @@ fn a_world_that_changed_is_named_with_its_first_difference() {
     let output = ask(&run, &["fork", episode, "--at-turn", "3"]);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(text.contains("the world cannot be restored"), "{text}");
+    // A step runs no episode: it comes out again, and what changed is told. Nor does it matter that the
+    // recipe was edited since.
+    let edited = fs::read_to_string(run.join("recipe.toml")).unwrap();
+    assert!(edited.contains("group_size = 2"), "{edited}");
+    fs::write(
+        run.join("recipe.toml"),
+        edited.replace("group_size = 2", "group_size = 4"),
+    )
+    .unwrap();
+    let (again, code) = answer(&run, &["replay", "--step", "1"]);
+    assert_eq!((code, &again["equal"]), (0, &json!(true)), "{again}");
+    let told = again["changed_since"].as_array().unwrap();
+    let names = |word: &str| told.iter().any(|t| t.as_str().unwrap().contains(word));
+    assert!(names("env.version") && !names("group_size"), "{again}");
 }
 
 #[test]

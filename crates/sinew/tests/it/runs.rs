@@ -349,6 +349,7 @@ fn a_model_folder_plays_tool_math_and_so_does_its_checkpoint() {
         (run, last)
     };
     let (run, result) = train(&folder, "first");
+    crate::view::copied(&run, &folder);
     // Greedy success stands beside the sampled one without being asked for.
     for when in ["before", "after"] {
         assert!(

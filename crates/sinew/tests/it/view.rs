@@ -131,6 +131,14 @@ fn a_run_is_seen_while_it_works_and_afterwards_and_its_signals_arrive() {
         (&live["state"], &live["live"]["phase"]),
         (&"ended".into(), &"done".into())
     );
+    // It has ended: nothing is live, and the phases of its episodes are kept to the last.
+    assert_eq!(live["live"]["in_flight"], 0);
+    assert_eq!(live["live"]["board"].as_array().unwrap().len(), 0);
+    let trace = get(url, "/api/runs/seen/trace");
+    let events = trace["traceEvents"].as_array().unwrap().iter();
+    let threads = events.filter(|e| e["name"] == "thread_name");
+    let rows = get(url, "/api/runs/seen/episodes?limit=500");
+    assert!(threads.count() >= rows["episodes"].as_array().unwrap().len());
     let page = get(url, "/api/runs/seen/episodes?purpose=train&limit=3");
     let id = page["episodes"][2]["episode"].as_str().unwrap();
     let episode = get(url, &format!("/api/runs/seen/episodes/{id}"));
@@ -147,6 +155,10 @@ fn a_run_is_seen_while_it_works_and_afterwards_and_its_signals_arrive() {
         "{metrics}"
     );
     assert!(run.join("timeline.jsonl").exists());
+    assert!(
+        metrics.contains("# HELP sinew_rollout_reward Training episodes"),
+        "{metrics}"
+    );
     tracked(&run);
     mailed(&run, id);
 }
@@ -182,6 +194,45 @@ fn mailed(run: &Path, id: &str) {
         page.contains("log-prob") && !page.contains("<script"),
         "{page}"
     );
+}
+
+/// A copy of a run shows all of its text from any folder, without the model that the run began with.
+pub(crate) fn copied(run: &Path, model: &Path) {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let copy = elsewhere.path().join("copied");
+    let done = Command::new("cp").arg("-r").args([run, &copy]).status();
+    assert!(done.unwrap().success());
+    let away = model.with_extension("away");
+    std::fs::rename(model, &away).unwrap();
+    let ask = |args: &[&str]| -> String {
+        let mut command = sinew();
+        command
+            .current_dir("/")
+            .args(args)
+            .arg("--run-dir")
+            .arg(&copy);
+        let output = command.output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{args:?}: {errors}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let rows = ask(&["episodes", "--json"]);
+    let first: Value = serde_json::from_str(rows.lines().next().unwrap()).unwrap();
+    let id = first["episode"].as_str().unwrap();
+    let shown = ask(&["show", id, "--tokens"]);
+    assert!(shown.contains("<|im_start|>"), "{shown}");
+    let (mut viewing, url) = view(&copy);
+    let episode = get(&url, &format!("/api/runs/copied/episodes/{id}"));
+    assert!(episode["no_text"].is_null(), "{}", episode["no_text"]);
+    let pieces = episode["nodes"][0]["pieces"].as_array().unwrap();
+    assert!(
+        pieces
+            .iter()
+            .any(|p| p.as_str().unwrap().contains("im_start"))
+    );
+    viewing.kill().unwrap();
+    viewing.wait().unwrap();
+    std::fs::rename(away, model).unwrap();
 }
 
 #[test]
