@@ -21,7 +21,6 @@ mod formats;
 mod groups;
 mod health;
 mod in_flight;
-mod interval;
 mod keep;
 mod late;
 mod learner;
@@ -57,7 +56,6 @@ pub use formats::{FormatCounts, grammars, masks};
 pub use groups::{GroupParts, GroupRewards};
 pub use health::{Alarm, Health};
 pub use in_flight::FILE as IN_FLIGHT;
-pub use interval::Interval;
 pub use keep::Decided;
 pub use late::{After, InboxScores, Late, LateConfig, LateScores, Look, Settled, Shelf, settle};
 pub use learner::{EmbeddedLearner, LearnerConfig, PolicyConfig, RowSink};
@@ -67,14 +65,15 @@ pub use ports::{
     ScoredGroup, StoredEpisode, Waker, Wanted, WeightsTransport,
 };
 pub use record::{
-    AdmissionRecord, DIVERGENCE_ALARM, EpisodeStats, EvalRecord, Percentiles, Spread, StepRecord,
-    TokenSummary, Totals, divergence,
+    AdmissionRecord, DIVERGENCE_ALARM, EpisodeStats, EvalRecord, StepRecord, TokenSummary, Totals,
+    divergence,
 };
 pub use rollouts::{BOARD, ChangedParts, EngineRollouts, LONGEST, RolloutParts, TurnSchedule};
 pub use rows::{Rows, by_group};
 pub use schedule::{Draw, shuffled};
 pub use score_records::completed;
 pub use scoring_models::{ReferenceWeights, ScoringModels};
+pub use sinew_algo::{Interval, Percentiles, Spread};
 pub use sinew_rollout::Waits;
 pub use state::{RunStore, Samples, SavedState};
 pub use status::{BEHIND, Counted, SampleStatus};

@@ -1,11 +1,12 @@
 //! What a run writes about itself: one line a step in `metrics.jsonl`, one object at the end.
 
 use crate::formats::FormatCounts;
-use crate::interval::Interval;
 use crate::status::SampleStatus;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use sinew_algo::{PreferenceReport, RepairReport, TokenCounts};
+use sinew_algo::{
+    Interval, Percentiles, PreferenceReport, RepairReport, Spread, TokenCounts, passes,
+};
 use sinew_rollout::AdmissionReading;
 use sinew_rollout::{Resumed, Waits};
 use sinew_types::{EpisodeEnd, TokenKind, Trace};
@@ -16,77 +17,6 @@ use std::path::{Path, PathBuf};
 
 /// Beginning of the names of rewards among measurements.
 const REWARD: &str = "reward/";
-
-/// How far numbers lie apart.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Spread {
-    /// Standard deviation over all of them (divided by their number).
-    pub std: f64,
-    pub min: f64,
-    pub max: f64,
-}
-
-impl Spread {
-    /// Of these numbers; none without any.
-    pub fn of(values: &[f64]) -> Option<Self> {
-        let n = values.len() as f64;
-        let mean = values.iter().sum::<f64>() / n;
-        let squares: f64 = values.iter().map(|v| (v - mean).powi(2)).sum();
-        (n > 0.0).then(|| Self {
-            std: (squares / n).sqrt(),
-            min: values.iter().copied().fold(f64::INFINITY, f64::min),
-            max: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
-        })
-    }
-}
-
-/// Counts at these shares of all, each one that occurred (nearest rank).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Percentiles {
-    pub p50: usize,
-    pub p90: usize,
-    pub p99: usize,
-    pub max: usize,
-}
-
-impl Percentiles {
-    /// Of these counts; none without any.
-    fn of(mut counts: Vec<usize>) -> Option<Self> {
-        counts.sort_unstable();
-        let at = |percent: usize| {
-            let rank = (percent * counts.len()).div_ceil(100).max(1);
-            counts.get(rank - 1).copied()
-        };
-        Some(Self {
-            p50: at(50)?,
-            p90: at(90)?,
-            p99: at(99)?,
-            max: at(100)?,
-        })
-    }
-}
-
-/// Chance that of `k` of `n` episodes, drawn without putting back, one of the `successes` is there:
-/// `1 - C(n - successes, k) / C(n, k)`, the unbiased estimator of Chen et al. 2021 (arXiv 2107.03374).
-fn pass_at(k: usize, n: usize, successes: usize) -> f64 {
-    let failures = n - successes;
-    let none: f64 = (0..k)
-        .map(|i| failures.saturating_sub(i) as f64 / (n - i) as f64)
-        .product();
-    1.0 - none
-}
-
-/// [`pass_at`] of tasks, each with its scored episodes and those that succeeded.
-fn passes(tasks: &[(usize, usize)]) -> BTreeMap<usize, f64> {
-    let most = tasks.iter().map(|(n, _)| *n).max().unwrap_or(0);
-    let ks = (1..).map(|i| 1usize << i).take_while(|k| *k <= most);
-    ks.map(|k| {
-        let enough = tasks.iter().filter(|(n, _)| *n >= k);
-        let each: Vec<f64> = enough.map(|(n, s)| pass_at(k, *n, *s)).collect();
-        (k, each.iter().sum::<f64>() / each.len() as f64)
-    })
-    .collect()
-}
 
 /// Averages over a set of episodes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -619,30 +549,6 @@ mod tests {
         let metrics = serde_json::json!({ "entropy": 1.234 });
         let some = StepRecord { metrics, ..nothing };
         assert_eq!(some.entropy_text(), "1.23");
-    }
-
-    #[test]
-    fn pass_at_k_is_the_unbiased_estimate() {
-        // 1 of 4: of two drawn without putting back, one is the success in half of the cases.
-        assert_eq!(passes(&[(4, 1)]), [(2, 0.5), (4, 1.0)].into());
-        // Tasks with too few episodes do not count, and what cannot be known is left out.
-        assert_eq!(passes(&[(2, 0), (1, 1)]), [(2, 0.0)].into());
-        assert!(passes(&[(1, 1)]).is_empty() && passes(&[]).is_empty());
-        let exact = 1.0 - 5.0 * 4.0 / (8.0 * 7.0);
-        assert!((passes(&[(8, 3)])[&2] - exact).abs() < 1e-12);
-        assert_eq!(passes(&[(8, 3)])[&8], 1.0);
-    }
-
-    #[test]
-    fn spreads_and_percentiles_are_those_of_the_numbers() {
-        let spread = Spread::of(&[1.0, 3.0]).unwrap();
-        assert_eq!((spread.std, spread.min, spread.max), (1.0, 1.0, 3.0));
-        assert_eq!(Spread::of(&[]), None);
-        let p = Percentiles::of((1..=200).rev().collect()).unwrap();
-        assert_eq!((p.p50, p.p90, p.p99, p.max), (100, 180, 198, 200));
-        let one = Percentiles::of(vec![7]).unwrap();
-        assert_eq!((one.p50, one.p99, one.max), (7, 7, 7));
-        assert_eq!(Percentiles::of(Vec::new()), None);
     }
 
     #[test]

@@ -28,21 +28,6 @@ pub struct Samples {
     pub waiting: usize,
 }
 
-/// What became of the episodes of one step, as earlier versions kept it in every checkpoint.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-struct LedgerStep {
-    step: u64,
-    trained: Vec<EpisodeId>,
-    dropped: BTreeMap<EpisodeId, String>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-struct Ledger {
-    steps: Vec<LedgerStep>,
-    #[serde(default)]
-    lost: BTreeSet<EpisodeId>,
-}
-
 /// What a checkpoint holds beside weights and optimizer. Nothing of it grows with the run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SavedState {
@@ -59,13 +44,6 @@ pub struct SavedState {
     /// Trained episodes whose commits the store was found to have lost.
     #[serde(default)]
     missing: usize,
-    // Checkpoints of earlier versions had these; their content moves into the store.
-    #[serde(default, skip_serializing)]
-    ledger: Ledger,
-    #[serde(default, skip_serializing)]
-    history: Vec<StepRecord>,
-    #[serde(default, skip_serializing)]
-    evals: Vec<EvalRecord>,
 }
 
 /// What a commit says beside the episodes.
@@ -161,38 +139,22 @@ impl SavedState {
         }
     }
 
-    /// As a checkpoint holds it, this version's or an earlier one's.
+    /// As a checkpoint holds it.
     ///
     /// # Errors
     /// If it is none.
     pub fn read(state: Value) -> Result<Self, serde_json::Error> {
-        let mut saved: Self = serde_json::from_value(state)?;
-        if !saved.ledger.steps.is_empty() {
-            let steps = &saved.ledger.steps;
-            saved.samples = Samples {
-                trained: steps.iter().map(|s| s.trained.len()).sum(),
-                dropped: steps.iter().map(|s| s.dropped.len()).sum(),
-                lost: saved.ledger.lost.len(),
-                ..Samples::default()
-            };
-        }
-        Ok(saved)
+        serde_json::from_value(state)
     }
 }
 
 impl RunStore {
-    /// Reads what earlier sessions committed; brings the content of a checkpoint of an earlier version
-    /// into the store, and counts into `saved` what is gone.
+    /// Reads what earlier sessions committed, and counts into `saved` what is gone.
     ///
     /// # Errors
     /// What the store refuses.
     pub fn earlier(&self, saved: &mut SavedState) -> Result<Earlier, PipelineError> {
-        self.take_over(saved)?;
-        let mut earlier = Earlier {
-            records: std::mem::take(&mut saved.history),
-            evals: std::mem::take(&mut saved.evals),
-            ..Earlier::default()
-        };
+        let mut earlier = Earlier::default();
         let mut known = 0;
         for batch in self.commits()? {
             let detail = detail_of(&batch);
@@ -217,47 +179,6 @@ impl RunStore {
         saved.missing = missing;
         saved.samples.lost += earlier.lost;
         Ok(earlier)
-    }
-
-    /// Commits the steps of a checkpoint of an earlier version, as far as the store has their episodes.
-    fn take_over(&self, saved: &mut SavedState) -> Result<(), PipelineError> {
-        let ledger = std::mem::take(&mut saved.ledger);
-        if ledger.steps.is_empty() {
-            return Ok(());
-        }
-        let stored = self.stored()?;
-        let known: BTreeSet<&EpisodeId> = stored.iter().map(|(episode, _)| episode).collect();
-        let marked: BTreeMap<String, TrainedBatch> = self
-            .commits()?
-            .into_iter()
-            .map(|b| (b.batch.clone(), b))
-            .collect();
-        for step in ledger.steps {
-            let batch = batch_name(step.step);
-            let record = saved.history.iter().find(|r| r.step == step.step);
-            let detail = Detail {
-                record: record.cloned().unwrap_or_default(),
-                ..Detail::default()
-            };
-            // What was marked before may have been removed by gc since; its mark says who it was.
-            let episodes: Vec<EpisodeId> = match marked.get(&batch) {
-                Some(marked) => marked.episodes.clone(),
-                None => {
-                    let there = step.trained.into_iter().filter(|e| known.contains(e));
-                    there.collect()
-                }
-            };
-            let commit = TrainedBatch {
-                batch,
-                step: step.step,
-                episodes,
-                dropped: step.dropped,
-                detail: serde_json::to_value(detail).map_err(PipelineError::system)?,
-            };
-            let done = self.traces.commit_update(&commit, true);
-            done.map_err(PipelineError::system)?;
-        }
-        Ok(())
     }
 
     /// All updates, in the order of their steps.

@@ -20,10 +20,10 @@
 //! judged by its reward: it has collapsed if the mean fell by more than two standard deviations of the
 //! episodes.
 
-use crate::interval::{Interval, difference};
 use crate::record::{EpisodeStats, EvalRecord, StepRecord};
 use crate::status::EQUAL;
 use serde::{Deserialize, Serialize};
+use sinew_algo::{Interval, difference};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Steps that are looked at together: one alone has too few tasks.

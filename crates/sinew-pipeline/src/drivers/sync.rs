@@ -19,9 +19,7 @@ use crate::late::{Late, Shelf};
 use crate::ports::{
     GroupScores, RolloutReading, Rollouts, SampleSource, StoredEpisode, Wanted, WeightsTransport,
 };
-use crate::record::{
-    AdmissionRecord, EpisodeStats, Spread, StepRecord, TokenSummary, Totals, joins,
-};
+use crate::record::{AdmissionRecord, EpisodeStats, StepRecord, TokenSummary, Totals, joins};
 use crate::rollouts::LONGEST;
 use crate::rows::Rows;
 use crate::schedule::Draw;
@@ -29,7 +27,7 @@ use crate::score_records::completed;
 use crate::state::{Earlier, Made, RunStore, Samples, SavedState};
 use crate::status::SampleStatus;
 use crate::verdict::{Course, Verdict};
-use sinew_algo::Algorithm;
+use sinew_algo::{Algorithm, Spread};
 use sinew_grammar::Grammars;
 use sinew_rollout::{LiveEpisode, Trainer, Watch};
 use sinew_types::{EpisodeId, Outcome, Trace};

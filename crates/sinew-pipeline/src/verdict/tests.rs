@@ -1,5 +1,5 @@
 use super::*;
-use crate::record::Spread;
+use sinew_algo::Spread;
 
 /// A step of 16 episodes of which so many succeed, and that trained.
 fn step(step: u64, successes: usize) -> StepRecord {
