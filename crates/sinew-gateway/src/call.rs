@@ -269,7 +269,7 @@ impl Caller {
             self.prompts.adapt(messages, known.is_some());
         }
         let permit = self.permit()?;
-        let (mut format, held) = self.formats(&mut request)?;
+        let (format, held) = self.formats(&mut request)?;
         let opening = match &held {
             // What must come is a part of the format.
             Some(_) => String::new(),
@@ -297,16 +297,7 @@ impl Caller {
         };
         self.count(&begun, &id);
         self.counters.ignored(&request.ignored);
-        if let Some(reasoning) = &mut format.reasoning {
-            reasoning.opened_by_prompt = self.prompt_ends_with(&begun.prompt, &reasoning.open);
-        }
-        let turn = TurnOptions {
-            format,
-            tools: request.callable().cloned().collect(),
-            stop: request.sampling.stop.clone(),
-            opening,
-            call_prefix: format!("call_{}", call_tag(&id)),
-        };
+        let turn = self.turn(&request, (&begun, &id), format, opening);
         let context = self.context(id, request, &begun.prompt);
         let deadline = Instant::now() + self.config.server.call_timeout;
         let running = RunningCall::new(context, deadline);
@@ -328,6 +319,26 @@ impl Caller {
         };
         tokio::spawn(drive::drive(work, running, permit));
         Ok(subscription)
+    }
+
+    /// How the answer of a call is read.
+    fn turn(
+        &self,
+        request: &ModelRequest,
+        (begun, id): (&Begun, &str),
+        mut format: TurnFormat,
+        opening: String,
+    ) -> TurnOptions {
+        if let Some(reasoning) = &mut format.reasoning {
+            reasoning.opened_by_prompt = self.prompt_ends_with(&begun.prompt, &reasoning.open);
+        }
+        TurnOptions {
+            format,
+            tools: request.callable().cloned().collect(),
+            stop: request.sampling.stop.clone(),
+            opening,
+            call_prefix: format!("call_{}", call_tag(id)),
+        }
     }
 
     /// Counts how a call joined its trace.

@@ -32,6 +32,7 @@ mod config;
 mod conversations;
 mod drive;
 mod failures;
+mod fixed_key;
 mod gateway;
 mod hooks;
 mod journal;

@@ -15,14 +15,16 @@
 //! | `/r/{id}/v1/messages/count_tokens` | POST | the rollout's key | `count_tokens` |
 //!
 //! A path `/v1/...` with the fixed key of [`GatewayConfig::api_key`](crate::GatewayConfig) is that of a
-//! rollout of its conversation ([`crate::conversations`]). Else a path `/v1/...` is that of the rollout whose key, or trace id in `traceparent`, the request has: one
-//! client with one base URL serves many rollouts.
+//! rollout of its conversation ([`crate::fixed_key`]). Else a path `/v1/...` is that of the rollout
+//! whose key, or trace id in `traceparent`, the request has: one client with one base URL serves many
+//! rollouts.
 //!
 //! Secrets are read from `Authorization: Bearer KEY` or from `x-api-key`. Authorization comes before
 //! the body is read. Errors of model calls have the form of their dialect, all others that of OpenAI.
 
 use crate::body::{self, Large};
 use crate::call::Retry;
+use crate::fixed_key;
 use crate::gateway::Gateway;
 use crate::keys::unhex;
 use crate::live;
@@ -493,10 +495,9 @@ async fn plain_call(
     let (uri, headers) = (request.uri().clone(), request.headers().clone());
     let body = service.read(request, limit).await?;
     let gateway = service.gateway.clone();
-    let found = Large(body.clone())
-        .with(move |body| gateway.conversations().rollout(&gateway, dialect, body));
+    let found = Large(body.clone()).with(move |body| fixed_key::rollout(&gateway, dialect, body));
     let rollout = found.await?;
-    service.gateway.conversations().trim(&service.gateway).await;
+    fixed_key::trim(&service.gateway).await;
     answer(service, (uri, headers, body), rollout, dialect).await
 }
 

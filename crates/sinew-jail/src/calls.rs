@@ -248,8 +248,8 @@ fn processes() -> Vec<Checked> {
     // A program ends with the one that started it; the kernel sends it that signal, and no other process.
     let reserved = RESERVED_SIGNALS.map(|signal| is_not(1, signal));
     options.push([&[is(0, libc::PR_SET_PDEATHSIG)], &reserved[..]].concat());
-    // Waiting for a child, or its end in a poll. Descriptors, signals and namespaces by such a handle are other
-    // calls, which are refused.
+    // Waiting for a child, or its end in a poll. Descriptors, signals and namespaces by such a handle are
+    // other calls, which are refused.
     let handle = vec![vec![within(1, libc::O_NONBLOCK as u32)]];
     let futex = FUTEX.map(|operation| vec![masked(1, !FUTEX_FLAGS, operation)]);
     vec![

@@ -148,7 +148,7 @@ pub enum RunEvent {
     Step(Arc<StepRecord>),
     /// A held-out measurement.
     Measured {
-        record: EvalRecord,
+        record: Box<EvalRecord>,
         episodes: Arc<Vec<Trace>>,
         /// An earlier session measured and recorded it.
         again: bool,

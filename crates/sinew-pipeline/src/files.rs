@@ -84,7 +84,7 @@ impl Recorder for RunFiles {
                 record,
                 again: false,
                 ..
-            } => self.evals.append(record),
+            } => self.evals.append(record.as_ref()),
             _ => Ok(()),
         };
         written.map_err(PipelineError::System)

@@ -16,7 +16,8 @@ pub struct Change {
     pub new: String,
 }
 
-/// The keys by which two recipes differ, but for its name and what only bounds a run: its steps and wall time.
+/// The keys by which two recipes differ, but for its name and what only bounds a run: its steps and wall
+/// time.
 ///
 /// Effective recipes are compared: a default that is typed out is no change.
 pub fn changes(old: &RunPlan, new: &RunPlan) -> Vec<Change> {

@@ -1,7 +1,7 @@
 //! From a recipe's text to its plan, and back.
 //!
-//! The order of the checks decides which message is reported first: the keys of the environment, the types of all keys, the rules of the tables, and last the rules that need the
-//! algorithm to be built.
+//! The order of the checks decides which message is reported first: the keys of the environment, the types
+//! of all keys, the rules of the tables, and last the rules that need the algorithm to be built.
 
 use crate::keys::RecipeKeys;
 use crate::messages::{self, explain};
@@ -34,7 +34,8 @@ pub(crate) struct Broken {
 impl RunPlan {
     /// Reads and checks a recipe file.
     ///
-    /// A file next to a `began.toml` is the recipe of a run folder. In the folder of a stage, `stage:NAME` is the folder of stage NAME in the same chain.
+    /// A file next to a `began.toml` is the recipe of a run folder. In the folder of a stage, `stage:NAME`
+    /// is the folder of stage NAME in the same chain.
     ///
     /// # Errors
     /// The first problem, with its line, what is allowed and the nearest valid spelling.

@@ -147,7 +147,7 @@ impl Recorder for ReportFile {
                 again,
             } => {
                 if !again {
-                    self.evals.push(record.clone());
+                    self.evals.push(record.as_ref().clone());
                 }
                 let measured = Measured {
                     stats: record.stats.clone(),

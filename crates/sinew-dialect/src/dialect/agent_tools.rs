@@ -15,8 +15,8 @@
 //!
 //! Sources: OpenAI's and Anthropic's API references and the types of their Python clients.
 
+use super::ModelRequest;
 use super::fields::{Fields, Notes};
-use super::{ModelRequest, openai};
 use crate::error::ApiError;
 use serde_json::{Map, Value, json};
 use sinew_types::{ToolCall, ToolSpec};
@@ -214,6 +214,8 @@ fn screen_action() -> Value {
     )
 }
 
+const ON_SCREEN: &str = "Acts on a screen; the result is a screenshot.";
+
 /// The function for one of OpenAI's tools that the agent runs by their type.
 fn of_type(kind: &str) -> Option<(ToolForm, ToolSpec)> {
     let (form, description, parameters) = match kind {
@@ -261,22 +263,15 @@ fn of_type(kind: &str) -> Option<(ToolForm, ToolSpec)> {
                 2,
             ),
         ),
-        "computer" => (
-            ToolForm::Computer,
-            "Acts on a screen; the result is a screenshot.",
-            schema(
-                &[(
-                    "actions",
-                    json!({"type": "array", "items": screen_action()}),
-                )],
-                1,
-            ),
-        ),
-        "computer_use_preview" => (
-            ToolForm::ComputerPreview,
-            "Acts on a screen; the result is a screenshot.",
-            screen_action(),
-        ),
+        "computer" => {
+            let actions = json!({"type": "array", "items": screen_action()});
+            (
+                ToolForm::Computer,
+                ON_SCREEN,
+                schema(&[("actions", actions)], 1),
+            )
+        }
+        "computer_use_preview" => (ToolForm::ComputerPreview, ON_SCREEN, screen_action()),
         "tool_search" => (
             ToolForm::ToolSearch,
             "Finds further tools.",
@@ -306,23 +301,6 @@ pub(super) fn read_openai(
             let deferred = fields.bool("defer_loading")?.unwrap_or(false) || later;
             add_named(request, tool, namespace, ToolForm::Custom, deferred);
         }
-        "namespace" => {
-            let name = fields.required_string("name")?;
-            let about = fields.string("description")?.unwrap_or_default();
-            let mut tools = fields.array("tools")?.unwrap_or_default();
-            // The model reads the namespace's own words once.
-            if let Some(Value::Object(first)) = tools.first_mut()
-                && !about.is_empty()
-            {
-                let own = first.get("description").and_then(Value::as_str);
-                let both = format!("{about}\n{}", own.unwrap_or_default());
-                first.insert("description".into(), json!(both));
-            }
-            for (i, tool) in tools.into_iter().enumerate() {
-                let path = format!("{path}.tools[{i}]");
-                openai::read_tool(tool, &path, None, notes, (Some(&name), later), request)?;
-            }
-        }
         "shell" if !is_local(&fields) => return dropped(path, &kind, notes),
         "tool_search" if fields.at(&["execution"]) != Some(&json!("client")) => {
             return dropped(path, &kind, notes);
@@ -348,8 +326,13 @@ pub(super) fn read_openai(
             add_named(request, tool, namespace, form, later);
         }
     }
-    fields.no_effects(&[("allowed_callers", "the model alone calls tools here")])?;
+    only_the_model_calls(&mut fields)?;
     fields.end()
+}
+
+/// `allowed_callers` has no effect: no code calls tools here.
+pub(super) fn only_the_model_calls(fields: &mut Fields<'_>) -> Result<(), ApiError> {
+    fields.no_effects(&[("allowed_callers", "the model alone calls tools here")])
 }
 
 /// Whether a shell is the agent's: a container runs at the server.

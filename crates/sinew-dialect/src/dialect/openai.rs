@@ -138,7 +138,10 @@ pub(super) fn read_tool(
             Some(_) => return agent_tools::dropped(path, &kind, notes),
             None => value,
         };
-        return agent_tools::read_openai(value, path, notes, place, request);
+        return match kind.as_str() {
+            "namespace" => read_namespace(value, path, notes, place.1, request),
+            _ => agent_tools::read_openai(value, path, notes, place, request),
+        };
     }
     let mut fields = Fields::of(value, path, notes)?;
     fields.ignore(&["type"]);
@@ -153,8 +156,37 @@ pub(super) fn read_tool(
     let empty = || json!({"type": "object", "properties": {}});
     let parameters = function.object("parameters")?.unwrap_or_else(empty);
     add_tool(&mut function, "parameters", parameters, place, request)?;
-    function.no_effects(&[("allowed_callers", "the model alone calls tools here")])?;
+    agent_tools::only_the_model_calls(&mut function)?;
     function.end()
+}
+
+/// The tools of a namespace. They may be called only from a later point of the conversation on if `later`.
+fn read_namespace(
+    value: Value,
+    path: &str,
+    notes: &Notes,
+    later: bool,
+    request: &mut ModelRequest,
+) -> Result<(), ApiError> {
+    let mut fields = Fields::of(value, path, notes)?;
+    fields.ignore(&["type"]);
+    let name = fields.required_string("name")?;
+    let about = fields.string("description")?.unwrap_or_default();
+    let mut tools = fields.array("tools")?.unwrap_or_default();
+    // The model reads the namespace's own words once.
+    if let Some(Value::Object(first)) = tools.first_mut()
+        && !about.is_empty()
+    {
+        let own = first.get("description").and_then(Value::as_str);
+        let both = format!("{about}\n{}", own.unwrap_or_default());
+        first.insert("description".into(), json!(both));
+    }
+    for (i, tool) in tools.into_iter().enumerate() {
+        let path = format!("{path}.tools[{i}]");
+        read_tool(tool, &path, None, notes, (Some(&name), later), request)?;
+    }
+    agent_tools::only_the_model_calls(&mut fields)?;
+    fields.end()
 }
 
 /// A custom tool of chat completions with its fields as in responses.

@@ -1,4 +1,5 @@
-//! Clients as they are: they leave and ask again, they have one key for everything, and look whether a server is there.
+//! Clients as they are: they leave and ask again, they have one key for everything, and look whether a
+//! server is there.
 
 use crate::support::{World, answer, client, world, world_with};
 use serde_json::{Value, json};

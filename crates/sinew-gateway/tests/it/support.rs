@@ -67,6 +67,32 @@ pub(crate) fn world_in(
     world_behind(answers, change, journal, None)
 }
 
+/// An engine that samples the bytes of `answers` to the text of a prompt.
+fn scripted<R: Renderer + 'static>(renderer: Arc<R>, answers: Answers) -> FakeConfig {
+    let ids = 0..renderer.vocab_size() as TokenId;
+    let bytes = ids.map(|id| renderer.token_bytes(id).unwrap_or_default());
+    let bytes = TokenBytes::new(bytes);
+    let stop = renderer.stop_ids()[0];
+    let vocab = renderer.vocab_size();
+    let script = move |request: &GenerateRequest| {
+        let prompt = renderer.decode_with_special(&request.prompt);
+        let text = answers(&prompt)?;
+        let mut ids: Vec<TokenId> = text.bytes().map(TokenId::from).collect();
+        ids.push(stop);
+        Some(ids)
+    };
+    FakeConfig {
+        model: FakeModel {
+            vocab,
+            seed: 0,
+            end: None,
+        },
+        token_bytes: Some(bytes),
+        script: Some(Arc::new(script)),
+        ..FakeConfig::default()
+    }
+}
+
 /// The same with a gate in front of the engine.
 pub(crate) fn world_behind(
     answers: Answers,
@@ -77,27 +103,7 @@ pub(crate) fn world_behind(
     let journal = journal
         .map(|directory| Arc::new(Journal::open(directory, JournalOptions::default()).unwrap()));
     let renderer = Arc::new(sinew_render::byte_renderer().unwrap());
-    let ids = 0..renderer.vocab_size() as TokenId;
-    let bytes = ids.map(|id| renderer.token_bytes(id).unwrap_or_default());
-    let stop = renderer.stop_ids()[0];
-    let spoken = Arc::clone(&renderer);
-    let script = move |request: &GenerateRequest| {
-        let prompt = spoken.decode_with_special(&request.prompt);
-        let text = answers(&prompt)?;
-        let mut ids: Vec<TokenId> = text.bytes().map(TokenId::from).collect();
-        ids.push(stop);
-        Some(ids)
-    };
-    let mut fake = FakeConfig {
-        model: FakeModel {
-            vocab: renderer.vocab_size(),
-            seed: 0,
-            end: None,
-        },
-        token_bytes: Some(TokenBytes::new(bytes)),
-        script: Some(Arc::new(script)),
-        ..FakeConfig::default()
-    };
+    let mut fake = scripted(Arc::clone(&renderer), answers);
     let mut config = GatewayConfig {
         journal,
         ..GatewayConfig::default()

@@ -229,7 +229,6 @@ impl Drop for Slot {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
     use super::*;
 
     fn connections() -> Connections {

@@ -57,7 +57,6 @@ pub fn is_json(headers: &HeaderMap) -> bool {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
     use super::*;
     use axum::http::HeaderName;
 

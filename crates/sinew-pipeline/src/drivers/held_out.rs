@@ -110,7 +110,7 @@ impl Driver {
             self.measurements.uncommitted.push(record.clone());
         }
         self.emit(RunEvent::Measured {
-            record,
+            record: Box::new(record),
             episodes: Arc::new(episodes),
             again,
         })

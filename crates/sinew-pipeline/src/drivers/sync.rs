@@ -717,7 +717,8 @@ impl Driver {
         }
         let first = first.map_or_else(String::new, |e| format!(", {e} the first of them"));
         self.emit(RunEvent::Warning(format!(
-            "{lost} trained episodes are gone from the store{first}: the weights keep what they taught, but they cannot be shown"
+            "{lost} trained episodes are gone from the store{first}: the weights keep what they taught, but they \
+             cannot be shown"
         )))
     }
 
@@ -751,7 +752,8 @@ fn tell(
 ) -> Result<(), PipelineError> {
     (seen.done, seen.total) = (done, total);
     seen.wall_s = earlier_s + started.elapsed().as_secs_f64();
-    // The time of a phase that has a limit is worth a line from its half on: a first step of a slow engine is none.
+    // The time of a phase that has a limit is worth a line from its half on: a first step of a slow engine
+    // is none.
     let near = |l: &LiveEpisode| l.left_s.is_none_or(|left_s| left_s < l.phase_s);
     let long = seen
         .longest

@@ -227,7 +227,7 @@ fn tensorboard_reads_every_step_and_measurement() {
     emit(
         &bus,
         RunEvent::Measured {
-            record,
+            record: Box::new(record),
             episodes: Arc::default(),
             again: false,
         },

@@ -1,7 +1,8 @@
-//! Claude Code, Codex and OpenCode as their npm packages ship them, with ten turns of a scripted model: over the
-//! network against `sinew serve`, and as programs of a recipe in the process sandbox.
+//! Claude Code, Codex and OpenCode as their npm packages ship them, with ten turns of a scripted model:
+//! over the network against `sinew serve`, and as programs of a recipe in the process sandbox.
 //!
-//! Each turn but the last calls the agent's shell twice at once; the outputs lead to the next turn. The table in
+//! Each turn but the last calls the agent's shell twice at once; the outputs lead to the next turn. The
+//! table in
 //! `docs/agents.md` has the rows that these tests measure.
 
 use crate::root;

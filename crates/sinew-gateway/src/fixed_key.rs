@@ -1,0 +1,57 @@
+//! Calls of clients that have one fixed key: each conversation of theirs is a rollout of its own.
+
+use crate::conversations::{MAX_OPEN, prompt_keys};
+use crate::gateway::Gateway;
+use crate::rollout::Rollout;
+use crate::session::RolloutSpec;
+use sinew_dialect::fields::Notes;
+use sinew_dialect::{ApiError, Dialect, Prompt};
+use sinew_types::EpisodeId;
+use std::sync::Arc;
+
+/// The rollout of the conversation that a body continues, or a new one.
+///
+/// # Errors
+/// If the body is wrong, or no rollout can be opened.
+pub(crate) fn rollout(
+    gateway: &Gateway,
+    dialect: &dyn Dialect,
+    body: &[u8],
+) -> Result<Arc<Rollout>, ApiError> {
+    let request = dialect.read(body, &Notes::new(false))?;
+    let prompts = match &request.prompt {
+        Prompt::Messages(messages) => prompt_keys(messages),
+        _ => Vec::new(),
+    };
+    let known = gateway.conversations();
+    let find = |id: EpisodeId| gateway.rollouts().find(id.as_str());
+    let earlier = known.earlier(&request, &prompts).and_then(find);
+    let rollout = match earlier.filter(|rollout| !rollout.session().is_over()) {
+        Some(rollout) => rollout,
+        None => {
+            let spec = RolloutSpec {
+                task_kind: "conversation".into(),
+                ..RolloutSpec::default()
+            };
+            let id = gateway.open_rollout(spec)?.id;
+            gateway.rollouts().known(&id)?
+        }
+    };
+    known.used(rollout.session().id(), &prompts);
+    Ok(rollout)
+}
+
+/// Finishes rollouts above the limit, those that were used the longest ago first.
+pub(crate) async fn trim(gateway: &Gateway) {
+    let half = gateway.config().server.max_rollouts / 2;
+    let limit = MAX_OPEN.min(half).max(1);
+    let find = |id: &EpisodeId| gateway.rollouts().find(id.as_str());
+    let idle = |id: &EpisodeId| find(id).is_none_or(|r| r.session().stats().running == 0);
+    while let Some(id) = gateway.conversations().take_oldest(limit, idle) {
+        if find(&id).is_some()
+            && let Err(error) = gateway.finish(&id, None).await
+        {
+            tracing::error!(rollout = %id, %error, "a conversation could not be stored");
+        }
+    }
+}
