@@ -1,7 +1,7 @@
 //! Numbers that describe a set of episodes: intervals of shares, spreads, percentiles, pass@k.
 //!
-//! In intervals episodes count as independent. Those of one task are alike, so that with few tasks and many episodes of
-//! each the true interval is wider.
+//! In intervals episodes count as independent. Those of one task are alike, so that with few tasks and many
+//! episodes of each the true interval is wider.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -23,7 +23,7 @@
 use crate::record::{EpisodeStats, EvalRecord, StepRecord};
 use crate::status::EQUAL;
 use serde::{Deserialize, Serialize};
-use sinew_algo::{Interval, difference};
+use sinew_algo::EpisodeSums;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Steps that are looked at together: one alone has too few tasks.
@@ -39,11 +39,6 @@ const NAMED: f64 = 0.5;
 /// Shares of the best success at or below which it has collapsed.
 const HELD_OUT_FALL: f64 = 0.5;
 const TRAINING_FALL: f64 = 0.25;
-/// Standard deviations of a reward's fall: of episodes, and of the difference of means.
-const REWARD_FALL: f64 = 2.0;
-const REWARD_SURE: f64 = 4.0;
-/// Standard deviations of the difference of means for a gain.
-const REWARD_GAIN: f64 = 3.0;
 
 /// How the process of a run stands, as its folder says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -164,126 +159,26 @@ impl Verdict {
     }
 }
 
-/// Scored episodes that are looked at together.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Pool {
-    n: f64,
-    successes: f64,
-    /// Sums of the rewards and of their squares.
-    reward: f64,
-    squares: f64,
-    /// All episodes, and those that the system failed.
-    episodes: usize,
-    failed: usize,
+/// The sums of a record.
+fn sums(stats: &EpisodeStats) -> EpisodeSums {
+    let n = stats.scored() as f64;
+    let std = stats.reward_spread.map_or(0.0, |s| s.std);
+    EpisodeSums {
+        n,
+        successes: stats.successes(),
+        reward: n * stats.reward,
+        squares: n * (std * std + stats.reward * stats.reward),
+        episodes: stats.episodes,
+        failed: stats.failed,
+    }
 }
 
-impl Pool {
-    fn of(stats: &EpisodeStats) -> Self {
-        let n = stats.scored() as f64;
-        let std = stats.reward_spread.map_or(0.0, |s| s.std);
-        Self {
-            n,
-            successes: stats.successes(),
-            reward: n * stats.reward,
-            squares: n * (std * std + stats.reward * stats.reward),
-            episodes: stats.episodes,
-            failed: stats.failed,
-        }
-    }
-
-    fn sum<'a>(pools: impl IntoIterator<Item = &'a Self>) -> Self {
-        pools.into_iter().fold(Self::default(), |a, b| Self {
-            n: a.n + b.n,
-            successes: a.successes + b.successes,
-            reward: a.reward + b.reward,
-            squares: a.squares + b.squares,
-            episodes: a.episodes + b.episodes,
-            failed: a.failed + b.failed,
-        })
-    }
-
-    fn share(&self) -> f64 {
-        self.successes / self.n.max(1.0)
-    }
-
-    fn interval(&self) -> Interval {
-        Interval::wilson(self.successes, self.n).unwrap_or(Interval {
-            low: 0.0,
-            high: 1.0,
-        })
-    }
-
-    fn mean(&self) -> f64 {
-        self.reward / self.n.max(1.0)
-    }
-
-    fn variance(&self) -> f64 {
-        (self.squares / self.n.max(1.0) - self.mean().powi(2)).max(0.0)
-    }
-
-    fn is_solved(&self) -> bool {
-        self.n > 0.0 && self.failed == 0 && self.share() >= 1.0
-    }
-
-    fn is_failing(&self) -> bool {
-        self.episodes > 0 && self.failed as f64 >= FAILING * self.episodes as f64
-    }
-
-    /// How far the mean reward of `later` is above this one: in standard deviations of an episode, and of the
-    /// difference of the means.
-    fn reward_gain(&self, later: &Self) -> (f64, f64) {
-        let gain = later.mean() - self.mean();
-        // Equal rewards have no deviation; what is not rounding is a change then.
-        let least = 1e-6 * self.mean().abs().max(later.mean().abs()).max(1e-9);
-        let spread = ((self.variance() + later.variance()) / 2.0).sqrt();
-        let error =
-            (self.variance() / self.n.max(1.0) + later.variance() / later.n.max(1.0)).sqrt();
-        (gain / spread.max(least), gain / error.max(least))
-    }
-
-    /// Whether success has fallen to `to` of this one or less in `later`, beyond chance; of runs without any
-    /// success, the reward.
-    fn fell(&self, later: &Self, to: f64) -> bool {
-        if self.n == 0.0 || later.n == 0.0 {
-            return false;
-        }
-        if self.successes > 0.0 {
-            return later.interval().high < self.interval().low
-                && later.share() <= to * self.share();
-        }
-        let (spread, error) = self.reward_gain(later);
-        later.successes == 0.0 && spread < -REWARD_FALL && error < -REWARD_SURE
-    }
-
-    /// Whether `later` is better, beyond chance.
-    fn gained(&self, later: &Self) -> bool {
-        if self.n == 0.0 || later.n == 0.0 {
-            return false;
-        }
-        if self.successes + later.successes > 0.0 {
-            let gain = difference((self.successes, self.n), (later.successes, later.n));
-            return gain.is_some_and(|(low, _)| low > 0.0);
-        }
-        self.reward_gain(later).1 > REWARD_GAIN
-    }
-
-    /// `12.5 % (2 of 16, 3.5 to 36.0 %)`, or the reward where nothing succeeded in either.
-    fn told(&self, by_success: bool) -> String {
-        if !by_success {
-            return format!("{:.3} (n = {})", self.mean(), self.n);
-        }
-        format!(
-            "{:.1} % ({:.0} of {}, {})",
-            100.0 * self.share(),
-            self.successes,
-            self.n,
-            self.interval().percent()
-        )
-    }
+fn is_failing(sums: &EpisodeSums) -> bool {
+    sums.episodes > 0 && sums.failed as f64 >= FAILING * sums.episodes as f64
 }
 
 /// From one pool to another, in words.
-fn way(what: &str, from: &Pool, to: &Pool) -> String {
+fn way(what: &str, from: &EpisodeSums, to: &EpisodeSums) -> String {
     let by_success = from.successes + to.successes > 0.0;
     let measure = if by_success { "success" } else { "reward" };
     format!(
@@ -294,8 +189,8 @@ fn way(what: &str, from: &Pool, to: &Pool) -> String {
 }
 
 /// Which of two pools did better.
-fn better(best: Option<Pool>, other: Pool) -> Option<Pool> {
-    let key = |p: &Pool| (p.share(), p.mean());
+fn better(best: Option<EpisodeSums>, other: EpisodeSums) -> Option<EpisodeSums> {
+    let key = |p: &EpisodeSums| (p.share(), p.mean());
     match best {
         Some(best) if other.n == 0.0 || key(&best) >= key(&other) => Some(best),
         _ if other.n == 0.0 => best,
@@ -312,14 +207,14 @@ pub struct Course {
     why_idle: String,
     trained: bool,
     /// All training episodes.
-    all: Pool,
-    recent: VecDeque<Pool>,
-    first: Vec<Pool>,
+    all: EpisodeSums,
+    recent: VecDeque<EpisodeSums>,
+    first: Vec<EpisodeSums>,
     /// The best of the windows that are over before the newest one begins, and windows on their way there.
-    best: Option<Pool>,
-    before: VecDeque<Pool>,
+    best: Option<EpisodeSums>,
+    before: VecDeque<EpisodeSums>,
     /// Held-out: the first, the best and the last measurement, and the step of the last.
-    held_out: Option<(Pool, Pool, Pool, u64)>,
+    held_out: Option<(EpisodeSums, EpisodeSums, EpisodeSums, u64)>,
     truncated: usize,
     truncated_by: BTreeMap<String, usize>,
     longest_turn: usize,
@@ -343,7 +238,7 @@ impl Course {
     pub fn step(&mut self, r: &StepRecord) {
         self.steps += 1;
         self.trained |= moved(r);
-        let pool = Pool::of(&r.rollout);
+        let pool = sums(&r.rollout);
         match moved(r) || pool.is_solved() {
             true => self.idle = 0,
             false => {
@@ -351,7 +246,7 @@ impl Course {
                 self.why_idle = why_idle(r);
             }
         }
-        self.all = Pool::sum([&self.all, &pool]);
+        self.all = EpisodeSums::sum([&self.all, &pool]);
         if self.first.len() < WINDOW {
             self.first.push(pool);
         }
@@ -361,7 +256,7 @@ impl Course {
             if self.before.len() > WINDOW {
                 self.before.pop_front();
             }
-            self.best = better(self.best, Pool::sum(&self.before));
+            self.best = better(self.best, EpisodeSums::sum(&self.before));
         }
         self.count(r);
     }
@@ -391,7 +286,7 @@ impl Course {
 
     /// Takes the next measurement in.
     pub fn measured(&mut self, r: &EvalRecord) {
-        let now = Pool::of(&r.stats);
+        let now = sums(&r.stats);
         self.held_out = Some(match self.held_out {
             None => (now, now, now, r.step),
             Some((first, best, last, _)) => {
@@ -433,8 +328,8 @@ impl Course {
         }
     }
 
-    fn window(&self) -> Pool {
-        Pool::sum(&self.recent)
+    fn window(&self) -> EpisodeSums {
+        EpisodeSums::sum(&self.recent)
     }
 
     /// The last held-out measurement is of weights that the newest window trained.
@@ -467,7 +362,7 @@ impl Course {
     fn failing(&self) -> Option<String> {
         let now = self.window();
         let last = self.held_out.map(|(_, _, last, _)| last);
-        let told = |p: &Pool, of: &str| {
+        let told = |p: &EpisodeSums, of: &str| {
             let cause = self.failed_why.as_deref();
             let cause = cause.map_or_else(String::new, |c| format!(": {c}"));
             format!(
@@ -475,14 +370,14 @@ impl Course {
                 p.failed, p.episodes
             )
         };
-        if self.all.is_failing() {
+        if is_failing(&self.all) {
             return Some(told(&self.all, "training episodes"));
         }
-        if now.is_failing() {
+        if is_failing(&now) {
             let of = format!("episodes of the last {} steps", self.recent.len());
             return Some(told(&now, &of));
         }
-        last.filter(Pool::is_failing).map(|p| {
+        last.filter(is_failing).map(|p| {
             format!(
                 "the system failed {} of {} held-out episodes",
                 p.failed, p.episodes
@@ -528,9 +423,9 @@ impl Course {
     }
 
     /// The first and the last steps, where they are apart.
-    fn ends(&self) -> Option<(Pool, Pool)> {
+    fn ends(&self) -> Option<(EpisodeSums, EpisodeSums)> {
         let apart = self.steps >= 2 * WINDOW as u64;
-        apart.then(|| (Pool::sum(&self.first), self.window()))
+        apart.then(|| (EpisodeSums::sum(&self.first), self.window()))
     }
 
     /// What kept a run without a gain from one, as far as that is known.
@@ -603,7 +498,7 @@ impl Course {
                 }
                 s if s > 0.9 => "the tasks are too easy for the model: use harder ones",
                 _ => {
-                    "use tasks of middling difficulty (tasks.adaptive), a larger rollout.group_size, or a higher \
+                    "use tasks of middling difficulty (tasks.sampling = \"adaptive\"), a larger rollout.group_size, or a higher \
                      rollout.temperature"
                 }
             };
