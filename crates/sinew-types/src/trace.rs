@@ -387,23 +387,20 @@ impl Trace {
                 expected: TRACE_FORMAT_VERSION,
             });
         }
-        let total = self.total_reward();
-        for (field, value) in [
-            ("outcome.reward", self.outcome.reward),
-            ("the total reward", total),
-        ] {
-            if !is_reward(value) {
-                return Err(TraceError::Reward {
-                    episode: episode(),
-                    field,
-                    value,
-                });
-            }
-        }
+        let reward = |field, value| match is_reward(value) {
+            true => Ok(()),
+            false => Err(TraceError::Reward {
+                episode: episode(),
+                field,
+                value,
+            }),
+        };
+        reward("outcome.reward", self.outcome.reward)?;
         for (index, node) in self.nodes.iter().enumerate() {
             self.validate_node(index as NodeId, node)?;
         }
-        Ok(())
+        // Named last: a reward of a turn that is out of bounds is the cause.
+        reward("the total reward", self.total_reward())
     }
 
     fn validate_node(&self, index: NodeId, node: &Node) -> Result<(), TraceError> {

@@ -80,6 +80,10 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     }
 }
 
+/// Threads for episodes.
+///
+/// # Errors
+/// If the system gives none.
 fn runtime() -> Result<Runtime, Failure> {
     Runtime::new().map_err(|e| Failure::system(format!("async runtime: {e}")))
 }
@@ -148,6 +152,7 @@ fn shown(text: &str) -> String {
     visible(&cut).replace('\n', "\\n")
 }
 
+/// What a replay found, in words.
 fn told(trace: &Trace, again: &Replayed) -> String {
     let mut out = format!(
         "episode {}: {} nodes compared, {} changes{}\n",
@@ -243,6 +248,7 @@ fn recorded(run_dir: &Path, step: u64) -> Result<Vec<StepRecord>, Failure> {
     }
 }
 
+/// What steps that were done again found, in words.
 fn steps_told(step: u64, again: &sinew_wire::Repeated, changes: &[StepChange]) -> String {
     let mut out = String::new();
     for what in &again.changed {

@@ -153,6 +153,7 @@ fn schema(properties: &[(&str, Value)], required: usize) -> Value {
     json!({"type": "object", "properties": properties, "required": names})
 }
 
+/// Schemas of the arguments.
 fn string() -> Value {
     json!({"type": "string"})
 }
@@ -173,6 +174,7 @@ fn one_of(names: &[&str]) -> Value {
     json!({"type": "string", "enum": names})
 }
 
+/// A function for the prompt.
 fn spec(name: &str, description: &str, parameters: Value) -> ToolSpec {
     ToolSpec {
         name: name.to_owned(),
@@ -214,6 +216,7 @@ fn screen_action() -> Value {
     )
 }
 
+/// Description of the tools that act on a screen.
 const ON_SCREEN: &str = "Acts on a screen; the result is a screenshot.";
 
 /// The function for one of OpenAI's tools that the agent runs by their type.
@@ -362,6 +365,7 @@ fn custom(fields: &mut Fields<'_>) -> Result<ToolSpec, ApiError> {
     Ok(spec(&name, &about, schema(&[("input", string())], 1)))
 }
 
+/// Adds a tool by the name that the model sees, and remembers how its calls go back.
 fn add_named(
     request: &mut ModelRequest,
     mut tool: ToolSpec,

@@ -45,6 +45,7 @@ const CHUNK: (&str, &str) = ("chatcmpl", "chat.completion.chunk");
 
 /// Most entries of `logit_bias`, `stop`.
 const MAX_BIAS: usize = 1024;
+/// Most stop strings of a request.
 const MAX_STOPS: usize = 16;
 
 /// `POST /v1/chat/completions`.

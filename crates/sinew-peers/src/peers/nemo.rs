@@ -341,19 +341,12 @@ impl Episode {
             Some(_) => turn.notation(&action),
         }
         self.counts.turn(&action, turn.errors);
-        let mut step = turn.step(None);
+        let step = self.end_turn(turn).await?;
         // The rewards of the turns are the score.
-        step.process_reward = 0.0;
-        if turn.done {
-            step = StepResult {
-                observation: None,
-                done: true,
-                outcome: Some(self.outcome().await?),
-                ..step
-            };
-        }
-        self.last = turn.messages;
-        Ok(step)
+        Ok(StepResult {
+            process_reward: 0.0,
+            ..step
+        })
     }
 
     /// Answers the calls of a turn in order. A turn without calls ends the episode, and is scored.
@@ -372,6 +365,11 @@ impl Episode {
         turn.notation(&action);
         turn.done = action.tool_calls.is_empty() && action.call_error.is_none();
         self.counts.turn(&action, turn.errors);
+        self.end_turn(turn).await
+    }
+
+    /// The result of a turn, with the score of an episode that it ends.
+    async fn end_turn(&mut self, turn: Turn) -> Result<StepResult, EnvError> {
         let mut step = turn.step(None);
         if turn.done {
             step = StepResult {

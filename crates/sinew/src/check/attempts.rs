@@ -37,6 +37,7 @@ struct Tally {
 }
 
 impl Tally {
+    /// Takes in one attempt.
     fn add(&mut self, outcome: &Outcome) {
         self.tried += 1;
         if outcome.unscored {
@@ -52,10 +53,12 @@ impl Tally {
         self.successes += usize::from(outcome.success);
     }
 
+    /// The highest reward; none where nothing was scored.
     fn highest(&self) -> Option<f64> {
         self.rewards.map(|(_, high)| high)
     }
 
+    /// `NAME: 0 to 1, 2 without a score (REASON)`.
     fn text(&self, name: &str) -> String {
         let rewards = match self.rewards {
             None => return format!("{name}: no score ({})", self.reason),
@@ -71,12 +74,17 @@ impl Tally {
 
 /// All attempts so far, by name.
 #[derive(Debug, Default)]
-struct Tried(BTreeMap<&'static str, Tally>, BTreeMap<String, Tally>);
+struct Tried(BTreeMap<String, Tally>);
 
 impl Tried {
+    /// Takes in one attempt of the kind `name`.
+    fn add(&mut self, name: &str, outcome: &Outcome) {
+        self.0.entry(name.to_owned()).or_default().add(outcome);
+    }
+
+    /// The kinds of attempts with what they got.
     fn all(&self) -> impl Iterator<Item = (&str, &Tally)> {
-        let named = self.0.iter().map(|(name, tally)| (*name, tally));
-        named.chain(self.1.iter().map(|(name, tally)| (name.as_str(), tally)))
+        self.0.iter().map(|(name, tally)| (name.as_str(), tally))
     }
 
     /// The highest reward of attempts that say something.
@@ -86,6 +94,7 @@ impl Tried {
             .reduce(f64::max)
     }
 
+    /// All of them, one after the other.
     fn text(&self) -> String {
         let each: Vec<String> = self.all().map(|(name, tally)| tally.text(name)).collect();
         each.join(", ")
@@ -155,6 +164,10 @@ fn answers(envs: &dyn EnvFactory, tasks: &[Task]) -> Result<Option<Vec<String>>,
     tasks.iter().map(answer).collect()
 }
 
+/// One attempt at a task.
+///
+/// # Errors
+/// If the environment fails.
 async fn trial(envs: &dyn EnvFactory, task: &Task, said: &str) -> Result<Outcome, Failure> {
     let failed = |e| Failure::input(format!("env: task {}: {e}", task.id));
     sinew_env::trial(envs, task, said).await.map_err(failed)
@@ -181,6 +194,9 @@ async fn right(envs: &dyn EnvFactory, tasks: &[Task], answers: &[String]) -> Res
 }
 
 /// Near misses: nothing, and the right answer of another task.
+///
+/// # Errors
+/// As [`trial`].
 async fn wrong(
     envs: &dyn EnvFactory,
     tasks: &[Task],
@@ -189,10 +205,10 @@ async fn wrong(
     let (mut tried, begun) = (Tried::default(), Instant::now());
     for (task, own) in tasks.iter().zip(answers) {
         let empty = trial(envs, task, "").await?;
-        tried.0.entry(EMPTY).or_default().add(&empty);
+        tried.add(EMPTY, &empty);
         if let Some(other) = answers.iter().find(|other| *other != own) {
             let outcome = trial(envs, task, other).await?;
-            tried.0.entry(OTHER).or_default().add(&outcome);
+            tried.add(OTHER, &outcome);
         }
         if begun.elapsed() > PATIENCE {
             break;
@@ -222,7 +238,10 @@ fn not_told_apart(tried: &Tried) -> String {
     }
 }
 
-/// Without right answers: what a row has is tried as one.
+/// Without right answers: what a row has is tried as one. A reward that asks a server is tried once a task.
+///
+/// # Errors
+/// As [`trial`].
 async fn unknown(
     envs: &dyn EnvFactory,
     tasks: &[Task],
@@ -231,25 +250,21 @@ async fn unknown(
 ) -> Result<Tried, Failure> {
     let (mut tried, begun) = (Tried::default(), Instant::now());
     for task in tasks {
-        let named: &[(&'static str, &str)] = match outside {
+        let named: &[(&str, &str)] = match outside {
             true => &[(ONE, "1")],
             false => &[(ONE, "1"), (EMPTY, "")],
         };
         for &(name, said) in named {
             let outcome = trial(envs, task, said).await?;
-            tried.0.entry(name).or_default().add(&outcome);
+            tried.add(name, &outcome);
         }
         if columns && !outside {
             for (column, said) in texts(task) {
                 let outcome = trial(envs, task, &said).await?;
-                tried
-                    .1
-                    .entry(format!("column {column}"))
-                    .or_default()
-                    .add(&outcome);
+                tried.add(&format!("column {column}"), &outcome);
             }
             let row = trial(envs, task, &task.data.to_string()).await?;
-            tried.0.entry(ROW).or_default().add(&row);
+            tried.add(ROW, &row);
         }
         if begun.elapsed() > PATIENCE {
             break;

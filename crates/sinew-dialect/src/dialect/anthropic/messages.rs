@@ -1,4 +1,19 @@
 //! Messages of Anthropic's API: blocks become messages of the common form.
+//!
+//! | block | of | in the common form |
+//! |---|---|---|
+//! | `text` | all roles | text; blocks next to each other are one message |
+//! | `image`, `document` | user, results | a part, or a note where models read text |
+//! | `search_result` | user, results | title, source and text; citations have no effect |
+//! | `tool_reference` | results | the definition of a tool that a search found |
+//! | `tool_result` | user | a message of role `tool`; `is_error` stands in front of its text |
+//! | `thinking` | assistant | reasoning; the signature is for the client |
+//! | `redacted_thinking` | assistant | nothing: another model's, which cannot be read |
+//! | `tool_use`, `server_tool_use`, `mcp_tool_use` | assistant | a call; with `server_name` in its namespace |
+//! | `*_tool_result` | assistant | a message of role `tool`, after which the model speaks anew |
+//! | `tool_addition`, `tool_removal` | system | a text that defines a tool, or says that it is gone |
+//!
+//! Every other block is refused with its type and those that are known. `cache_control` has no effect on any.
 
 use super::tool;
 use crate::dialect::ModelRequest;
@@ -18,6 +33,10 @@ pub(super) struct Reader<'a> {
 }
 
 impl Reader<'_> {
+    /// One message of the list, at `path` of the request.
+    ///
+    /// # Errors
+    /// If its role, a block or a field is not known.
     pub(super) fn message(&mut self, value: Value, path: &str) -> Result<(), ApiError> {
         let mut fields = Fields::of(value, path, self.notes)?;
         let role = fields.required_string("role")?;
@@ -135,6 +154,10 @@ impl Reader<'_> {
         Ok(text)
     }
 
+    /// A tool that a message defines: it may be called only from that message on.
+    ///
+    /// # Errors
+    /// As for a tool of the request.
     fn tool_of_message(
         &mut self,
         definition: Value,
@@ -196,7 +219,9 @@ fn tool_name(fields: &mut Fields<'_>) -> Result<String, ApiError> {
     }
 }
 
-/// The definition of a tool that a search found. One that is not declared can only be named.
+/// The definition of a tool that a search found.
+///
+/// A tool that the request does not declare can only be named: its arguments are any object.
 fn found(request: &ModelRequest, name: &str) -> String {
     match request.callable().find(|t| t.name == name) {
         Some(tool) => agent_tools::definitions([tool]),
@@ -288,6 +313,9 @@ fn assistant_block(
 }
 
 /// The result of one call, with `is_error` in front of its text.
+///
+/// # Errors
+/// If it names no call, or a block of it is not known.
 fn tool_result(block: &mut Fields<'_>, request: &ModelRequest) -> Result<Message, ApiError> {
     let path = block.path("content");
     let said = blocks(block.take("content"), &path, block.notes(), Some(request))?;
@@ -308,6 +336,9 @@ fn tool_result(block: &mut Fields<'_>, request: &ModelRequest) -> Result<Message
 }
 
 /// A call that the model made.
+///
+/// # Errors
+/// If it has no id or name, or its input is no object.
 fn tool_use_block(block: &mut Fields<'_>) -> Result<ToolCall, ApiError> {
     let path = block.path("input");
     let arguments = block.take("input").unwrap_or_else(|| json!({}));
@@ -346,6 +377,9 @@ fn text_block(block: &mut Fields<'_>) -> Result<String, ApiError> {
 }
 
 /// A string, or text blocks, one a line.
+///
+/// # Errors
+/// If a block is no text.
 pub(super) fn texts(content: Option<Value>, path: &str, notes: &Notes) -> Result<String, ApiError> {
     let content = blocks(content, path, notes, None)?;
     Ok(content.text().into_owned())

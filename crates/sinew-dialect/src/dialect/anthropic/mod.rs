@@ -417,12 +417,14 @@ struct MessagesStream {
     end: Option<TurnEnd>,
 }
 
+/// An event of a stream, whose name is also the type of its data.
 fn event(kind: &str, mut fields: Value) -> String {
     fields["type"] = json!(kind);
     format!("event: {kind}\ndata: {fields}\n\n")
 }
 
 impl MessagesStream {
+    /// Begins a block of the answer.
     fn start(&mut self, block: &Value) -> String {
         let index = self.blocks;
         self.blocks += 1;
@@ -432,6 +434,7 @@ impl MessagesStream {
         )
     }
 
+    /// A piece of the open block.
     fn part(&self, delta: &Value) -> String {
         let index = self.blocks.saturating_sub(1);
         event(
@@ -440,6 +443,7 @@ impl MessagesStream {
         )
     }
 
+    /// Ends the open block.
     fn stop(&self) -> String {
         let index = self.blocks.saturating_sub(1);
         event("content_block_stop", json!({"index": index}))

@@ -75,7 +75,22 @@ impl Turns {
             .get_or_insert_with(|| Message::new(Role::Assistant, ""))
     }
 
-    /// One item; unknown types are refused by name.
+    /// One item.
+    ///
+    /// | item | in the common form |
+    /// |---|---|
+    /// | `message` | a message; one of the assistant goes on with the open turn |
+    /// | `reasoning` | reasoning of the turn: its text, else its summary |
+    /// | `function_call`, `custom_tool_call` | a call |
+    /// | `local_shell_call`, `shell_call`, `apply_patch_call`, `computer_call`, `tool_search_call` | a call of the function that stands for the tool |
+    /// | `*_output` | a message of role `tool` |
+    /// | `tool_search_output`, `additional_tools` | a text that defines tools, which may be called from there on |
+    /// | `web_search_call`, `file_search_call`, `code_interpreter_call`, `image_generation_call`, `mcp_call`, `program` | a call and its result: another server ran both |
+    /// | `mcp_list_tools`, `mcp_approval_*`, `compaction` | nothing: counted, as only its server can read it |
+    /// | `item_reference` | the item of an earlier answer of this rollout |
+    ///
+    /// # Errors
+    /// If its type is none of these, or a field of it is missing or not known.
     fn item(
         &mut self,
         value: Value,
@@ -112,6 +127,12 @@ impl Turns {
     }
 
     /// A call of a tool that the agent runs. Whether it is one.
+    ///
+    /// Clients fill in fields that the model did not write (`type`, an empty `env`, nulls); they are left out,
+    /// so that the call has the tokens that were sampled.
+    ///
+    /// # Errors
+    /// If a field is missing or has another type.
     fn of_agent(&mut self, fields: &mut Fields<'_>, kind: &str) -> Result<bool, ApiError> {
         let (name, arguments) = match kind {
             "function_call" => (fields.required_string("name")?, fields.arguments()?),
@@ -163,6 +184,9 @@ impl Turns {
     }
 
     /// A call that another server ran: a call and its result. Whether it is one.
+    ///
+    /// # Errors
+    /// If the gateway is strict and the item cannot be read here.
     fn of_server(&mut self, fields: &mut Fields<'_>, kind: &str) -> Result<bool, ApiError> {
         let (arguments, results): (&[&str], &[&str]) = match kind {
             "web_search_call" => (&["action"], &[]),
@@ -210,7 +234,10 @@ impl Turns {
         Ok(true)
     }
 
-    /// The result of a call.
+    /// The result of a call: text, pictures, or how a program ended.
+    ///
+    /// # Errors
+    /// If it names no call, or a part of it is not known.
     fn result(&mut self, fields: &mut Fields<'_>, kind: &str) -> Result<(), ApiError> {
         let path = fields.path("output");
         let content = match (kind, fields.take("output")) {
@@ -322,6 +349,9 @@ impl Turns {
     }
 
     /// An item that is named, not repeated.
+    ///
+    /// # Errors
+    /// `item_not_found`: another rollout made it, or its answer is not kept.
     fn reference(&mut self, mut fields: Fields<'_>) -> Result<(), ApiError> {
         let path = fields.path("id");
         let id = fields.required_string("id")?;
@@ -344,6 +374,7 @@ impl Turns {
         fields.end()
     }
 
+    /// Reasoning begins a turn: it comes before what the model says and calls.
     fn add_reasoning(&mut self, text: String) {
         let over = |m: &Message| !m.content.is_empty() || !m.tool_calls.is_empty();
         self.turn(over).reasoning = Some(text);
@@ -359,10 +390,15 @@ impl Turns {
         self.turn(over).content.push_text(&text);
     }
 
+    /// A call is part of the open turn, whatever stands in it.
     fn call(&mut self, call: ToolCall) {
         self.turn(|_| false).tool_calls.push(call);
     }
 
+    /// A message item; `phase` has no effect.
+    ///
+    /// # Errors
+    /// If the role is not known, or an assistant's content has a part that is no text.
     fn message(&mut self, fields: &mut Fields<'_>) -> Result<(), ApiError> {
         let role = fields.required_string("role")?;
         let path = fields.path("content");

@@ -209,6 +209,7 @@ fn item_status(end: Option<&TurnEnd>) -> &'static str {
     }
 }
 
+/// An item with the model's thought.
 fn reasoning_item(id: &str, text: &str, status: &str) -> Value {
     json!({
         "id": id,
@@ -220,10 +221,12 @@ fn reasoning_item(id: &str, text: &str, status: &str) -> Value {
     })
 }
 
+/// A part of a message with its log-probabilities, null where none were asked for.
 fn text_part(text: &str, logprobs: &Value) -> Value {
     json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
 }
 
+/// An item with what the model said.
 fn message_item(id: &str, text: &str, logprobs: &Value, status: &str) -> Value {
     json!({
         "id": id,
