@@ -23,8 +23,8 @@ pub use pinned::{Pinned, PinnedWeights};
 pub use place::wrong_folder;
 pub use propose::{Proposal, ProposeError, answers_of, propose};
 pub use run_dir::{
-    COLLECTION, Resume, RunDir, RunDirError, RunEnd, holds_run, in_use, is_collection, process_of,
-    recipe, store_path, summary, write_atomic,
+    COLLECTION, EVALUATION, Resume, RunDir, RunDirError, RunEnd, holds_run, in_use, is_collection,
+    process_of, recipe, store_path, summary, write_atomic,
 };
 pub use sizes::{Measured, Sizes, parameters_in_name, sizes};
 pub use token_signals::{TokenSignal, TokenSignals, token_signals};

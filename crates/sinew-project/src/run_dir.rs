@@ -77,6 +77,8 @@ pub enum RunDirError {
 
 /// What the names of recipes of collections end with.
 pub const COLLECTION: &str = "-collect";
+/// The end of the names of recipes of measurements.
+pub const EVALUATION: &str = "-eval";
 
 /// How a process ended that held a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -230,12 +232,21 @@ impl RunDir {
         new: &RunPlan,
         resume: &Resume,
     ) -> Result<(), RunDirError> {
-        let changes = changes(old, &self.portable(new));
+        let mut changes = changes(old, &self.portable(new));
         if let Some(mode) = changes.iter().find(|c| c.key == "train.mode") {
             return Err(RunDirError::Mode {
                 path: self.path.clone(),
                 old: mode.old.clone(),
                 new: mode.new.clone(),
+            });
+        }
+        let kinds =
+            [old, new].map(|plan| [EVALUATION, COLLECTION].map(|end| plan.name.ends_with(end)));
+        if kinds[0] != kinds[1] {
+            changes.push(Change {
+                key: "name".into(),
+                old: old.name.clone(),
+                new: new.name.clone(),
             });
         }
         let refused: Vec<&Change> = changes.iter().filter(|c| !resume.allows(&c.key)).collect();

@@ -86,7 +86,7 @@ mod tests {
             ),
             (
                 "admission = { growth = 2.0 }",
-                ["rollout.admission.growth", "fixed constants"],
+                ["unknown field `growth`", "`adaptive`"],
             ),
             (
                 "chunk_tokens = 8",

@@ -5,6 +5,7 @@
 
 use crate::{RunArgs, train};
 use clap::Args;
+use sinew_project::EVALUATION;
 use sinew_recipe::{ChainPlan, ModelSection, RUN, Recipe, RunPlan};
 use sinew_wire::Failure;
 
@@ -43,8 +44,8 @@ fn measured(args: &EvalArgs) -> Result<train::Finished, Failure> {
         recipe.model = other_model(&recipe, source)?;
     }
     // A folder of `train` is not taken for one of these, nor the other way round.
-    if !recipe.name.ends_with("-eval") {
-        recipe.name += "-eval";
+    if !recipe.name.ends_with(EVALUATION) {
+        recipe.name += EVALUATION;
     }
     args.run.run(&recipe, "eval", train::evaluate)
 }

@@ -69,10 +69,11 @@ fn receiver(first: &'static str) -> (SocketAddr, Receiver<(String, Vec<u8>)>) {
             reader.read_exact(&mut body).unwrap();
             let answer =
                 format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
-            let _ = reader.into_inner().write_all(answer.as_bytes());
+            // Before the answer: a client that has it may look at once.
             if status.starts_with("200") {
                 sender.send((head, body)).unwrap();
             }
+            let _ = reader.into_inner().write_all(answer.as_bytes());
             status = "200 OK";
         }
     });

@@ -128,8 +128,8 @@ impl Turns {
 
     /// A call of a tool that the agent runs. Whether it is one.
     ///
-    /// Clients fill in fields that the model did not write (`type`, an empty `env`, nulls); they are left out,
-    /// so that the call has the tokens that were sampled.
+    /// Clients fill in fields that the model did not write (`type`, an empty `env`, nulls); they are left
+    /// out, so that the call has the tokens that were sampled.
     ///
     /// # Errors
     /// If a field is missing or has another type.
