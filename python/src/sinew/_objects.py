@@ -84,9 +84,9 @@ def _rows(value: Any) -> list[Any] | None:
     if isinstance(value, (list, tuple)):
         return list(value) if value and all(isinstance(row, Mapping) for row in value) else None
     for method, words in (("to_pylist", ()), ("to_dicts", ()), ("to_list", ()), ("to_dict", ("records",))):
-        read: Any = getattr(value, method, None)
-        if callable(read) and hasattr(value, "columns" if method != "to_list" else "column_names"):
-            return list(read(*words))
+        if hasattr(value, method) and hasattr(value, "columns" if method != "to_list" else "column_names"):
+            rows: Any = getattr(value, method)(*words)
+            return list(rows)
     return None
 
 
