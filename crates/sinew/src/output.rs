@@ -18,7 +18,7 @@ pub(crate) fn print_as_it_is(bytes: &[u8]) {
     let _ = out.write_all(bytes).and_then(|()| out.flush());
 }
 
-/// Prints text to standard error, as [`print`] does.
+/// Prints text to standard error, as [`print()`] does.
 pub(crate) fn say_error(text: &str) {
     let mut out = std::io::stderr().lock();
     let _ = out
