@@ -120,7 +120,7 @@ fn pass_at(k: usize, n: usize, successes: usize) -> f64 {
     1.0 - none
 }
 
-/// [`pass_at`] of tasks, each with its scored episodes and those that succeeded.
+/// pass@k of tasks, each with its scored episodes and those that succeeded.
 pub fn passes(tasks: &[(usize, usize)]) -> BTreeMap<usize, f64> {
     let most = tasks.iter().map(|(n, _)| *n).max().unwrap_or(0);
     let ks = (1..).map(|i| 1usize << i).take_while(|k| *k <= most);
