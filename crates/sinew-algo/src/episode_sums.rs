@@ -24,7 +24,7 @@ pub struct EpisodeSums {
 }
 
 impl EpisodeSums {
-    /// Of all these together.
+    /// The sum of all of them.
     pub fn sum<'a>(pools: impl IntoIterator<Item = &'a Self>) -> Self {
         pools.into_iter().fold(Self::default(), |a, b| Self {
             n: a.n + b.n,

@@ -71,7 +71,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of these numbers; none without any.
+    /// The spread of these numbers; none without any.
     pub fn of(values: &[f64]) -> Option<Self> {
         let n = values.len() as f64;
         let mean = values.iter().sum::<f64>() / n;

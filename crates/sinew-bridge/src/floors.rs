@@ -43,7 +43,7 @@ const ODD_TEXTS: [&str; 8] = [
 /// A policy that is known before its episode begins.
 #[derive(Clone, Debug, PartialEq)]
 struct Script {
-    /// What it is, for people.
+    /// Its description, for people.
     name: String,
     turns: Vec<Action>,
     /// The task that it comes from, where it is no policy but the solution.
@@ -233,7 +233,7 @@ async fn transferred(
         let Some((_, other)) = found else {
             continue;
         };
-        // Of one turn, the first observation is all there is.
+        // A task of one turn has no observation but the first.
         if other.gold.is_empty() || (blind && other.gold.len() < 2) {
             continue;
         }
@@ -255,7 +255,7 @@ async fn transferred(
     sum.into_line(name, what.into(), gold)
 }
 
-/// What a policy earned.
+/// The rewards that a policy earned.
 struct Played {
     name: String,
     episodes: usize,

@@ -145,7 +145,7 @@ impl ChainDir {
             let hint = "go on with the same command and --resume, or name another --run-dir";
             return Err(exists("chain", hint));
         }
-        // What agents and users said is in it.
+        // It holds the texts of agents and users.
         std::fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)

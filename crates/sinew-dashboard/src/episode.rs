@@ -23,7 +23,7 @@ struct NodeView<'a> {
     temperature: f32,
     process_reward: f64,
     finish: Option<Value>,
-    /// What its tokens render; arguments of calls are text, whose numbers a page does not round.
+    /// The text of its tokens; arguments of calls are text, whose numbers a page does not round.
     messages: Vec<Value>,
     /// Number of its tokens.
     count: usize,

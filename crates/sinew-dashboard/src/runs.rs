@@ -209,7 +209,7 @@ impl<T: DeserializeOwned + Clone> Lines<T> {
         let mut text = Vec::new();
         let read = file
             .seek(SeekFrom::Start(self.offset))
-            // What was there when it was opened, also if a link leads to something that grows.
+            // Reads no further than its size at the opening: a link may lead to a file that grows.
             .and_then(|_| {
                 file.take(meta.1.saturating_sub(self.offset))
                     .read_to_end(&mut text)

@@ -85,7 +85,7 @@ pub(crate) struct Input {
 pub(crate) struct Study<'a> {
     /// Each with its own fit.
     runs: Vec<RunFit<'a>>,
-    /// In the order of their first runs.
+    /// Their order is that of their first runs.
     together: Vec<Together<'a>>,
     /// Number of worlds: gains of different ones are not of the same tasks.
     worlds: usize,

@@ -363,7 +363,7 @@ async fn fetch(
         body.extend_from_slice(&chunk);
     }
     body.shrink_to_fit();
-    // What a response without a length did not need.
+    // A response without a length leaves this share unused.
     drop(held.split(held.num_permits() - body.len()));
     let mut headers = head.headers;
     if !empty {

@@ -131,7 +131,7 @@ pub(crate) struct Caller {
     capacity: Option<Arc<dyn Capacity>>,
     /// Ids for the engine, unique among all its users.
     requests: Arc<AtomicU64>,
-    /// What the model's template takes.
+    /// The roles that the model's template takes.
     prompts: Prompts,
     counters: Arc<Counters>,
     /// One permit a call, up to `max_in_flight`.

@@ -28,7 +28,7 @@ pub(crate) struct Conversations {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// By the messages of each request.
+    /// The key is made of the messages of each request.
     by_prompt: HashMap<Key, EpisodeId>,
     /// The same in the order of their coming.
     prompts: VecDeque<Key>,

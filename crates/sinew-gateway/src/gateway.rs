@@ -125,7 +125,7 @@ impl Gateway {
         &self.inner.conversations
     }
 
-    /// What is counted.
+    /// The counters.
     pub(crate) fn counters(&self) -> &Counters {
         &self.inner.counters
     }

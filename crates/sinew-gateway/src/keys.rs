@@ -165,7 +165,7 @@ pub(crate) fn head(specs: &[ToolSpec], messages: &[Message]) -> Key {
     parts.key()
 }
 
-/// What the messages before `at` and this one say together.
+/// The key of the messages up to `at`, followed by this one.
 pub(crate) fn after(at: &Key, message: &Message) -> Key {
     let mut parts = Parts::new(9);
     parts.bytes(at);

@@ -8,7 +8,7 @@ use sinew_types::{Content, Message, Part, Role};
 /// Instruction of the trial conversation; templates do not change it.
 const TRIAL: &str = "sinewlaterinstruction";
 
-/// What a template takes, found by trial.
+/// The roles that a template takes, found by trial.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prompts {
     /// Messages of role system after the first message are shown.

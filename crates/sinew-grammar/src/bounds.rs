@@ -36,7 +36,7 @@ const NOTES: [&str; 12] = [
 /// Refuses a format whose compilation or masks could take time and memory without end.
 ///
 /// # Errors
-/// What is too much, and what to change.
+/// The limit that is exceeded, and the way to keep it.
 pub(crate) fn check(format: &Format) -> Result<(), String> {
     match &format.grammar {
         Grammar::JsonSchema { schema } => json(schema),

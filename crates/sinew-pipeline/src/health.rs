@@ -1,4 +1,4 @@
-//! What goes wrong in a step. Pure: it is given the records of steps and gives alarms.
+//! Alarms about steps. Pure: records of steps go in, alarms come out.
 //!
 //! Four things are looked for: episodes fall to the system, no episode gets a score, steps train nothing, and
 //! updates are skipped because the gradient is no number. Each step with a failed episode is reported. A run

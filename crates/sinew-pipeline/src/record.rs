@@ -167,7 +167,7 @@ impl EpisodeStats {
         self.episodes.saturating_sub(self.failed + self.unscored)
     }
 
-    /// Of the scored episodes, those that succeeded.
+    /// Scored episodes that succeeded.
     pub(crate) fn successes(&self) -> f64 {
         self.success * self.scored() as f64
     }

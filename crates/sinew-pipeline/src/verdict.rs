@@ -81,7 +81,7 @@ impl Process {
     }
 }
 
-/// What a verdict says.
+/// The word of a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Judgement {
@@ -125,9 +125,9 @@ impl Judgement {
 pub struct Verdict {
     /// In one word.
     pub verdict: Judgement,
-    /// What it rests on, in one sentence with its numbers.
+    /// Its reason, in one sentence with numbers.
     pub why: String,
-    /// What can be changed, with the key of the recipe; nothing where there is nothing to change.
+    /// The key of the recipe to change, and how; nothing where there is nothing to change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub change: Option<String>,
 }
@@ -198,7 +198,7 @@ fn better(best: Option<EpisodeSums>, other: EpisodeSums) -> Option<EpisodeSums> 
     }
 }
 
-/// What a run went through, in numbers that its verdict needs.
+/// The numbers of a run that its verdict needs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Course {
     steps: u64,
@@ -226,7 +226,7 @@ pub struct Course {
 }
 
 impl Course {
-    /// Of a run with these records.
+    /// The course of a run with these records.
     pub fn of(steps: &[StepRecord], evals: &[EvalRecord]) -> Self {
         let mut course = Self::default();
         steps.iter().for_each(|r| course.step(r));
@@ -358,7 +358,7 @@ impl Course {
         })
     }
 
-    /// What the system fails, if that is too much.
+    /// The failures of the system, if they are too many.
     fn failing(&self) -> Option<String> {
         let now = self.window();
         let last = self.held_out.map(|(_, _, last, _)| last);
@@ -411,7 +411,7 @@ impl Course {
             .then(|| format!("training success {}", now.told(true)))
     }
 
-    /// What a run gained, if that is beyond chance: on held-out tasks if there are two measurements.
+    /// The gain of a run, if that is beyond chance: on held-out tasks if there are two measurements.
     fn gain(&self) -> Option<String> {
         if let Some((first, _, last, step)) = &self.held_out
             && *step > 0
@@ -428,7 +428,7 @@ impl Course {
         apart.then(|| (EpisodeSums::sum(&self.first), self.window()))
     }
 
-    /// What kept a run without a gain from one, as far as that is known.
+    /// The obstacle of a run without a gain, as far as it is known.
     fn no_gain(&self) -> String {
         let seen = match (&self.held_out, self.ends()) {
             (Some((first, _, last, step)), _) if *step > 0 => Some(way("held-out", first, last)),
@@ -460,7 +460,7 @@ impl Course {
         }
     }
 
-    /// What can be changed about it.
+    /// The key of the recipe that helps.
     fn change(&self, verdict: Judgement) -> Option<String> {
         match verdict {
             Judgement::Collapsed => Some(
@@ -473,7 +473,7 @@ impl Course {
         }
     }
 
-    /// What kept most episodes from teaching something, and what to change.
+    /// The reason why most episodes taught nothing, and the key to change.
     fn obstacle(&self) -> Option<(String, String)> {
         let ended = self.all.episodes - self.all.failed;
         let share = |count: usize, of: usize| count as f64 / of.max(1) as f64;

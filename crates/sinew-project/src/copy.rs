@@ -51,7 +51,7 @@ fn newest(run_dir: &Path, fits: impl Fn(u64) -> bool) -> io::Result<Option<(u64,
 /// The checkpoint of a step, if the run keeps it.
 ///
 /// # Errors
-/// Of the file system.
+/// An error of the file system.
 pub fn checkpoint_of(run_dir: &Path, step: u64) -> io::Result<Option<PathBuf>> {
     Ok(newest(run_dir, |s| s == step)?.map(|(_, path)| path))
 }
@@ -60,7 +60,7 @@ pub fn checkpoint_of(run_dir: &Path, step: u64) -> io::Result<Option<PathBuf>> {
 /// copy begins with the first weights. The run must not be in use.
 ///
 /// # Errors
-/// Of the file system.
+/// An error of the file system.
 pub fn copy_before(run_dir: &Path, to: &Path, step: u64) -> io::Result<u64> {
     for entry in std::fs::read_dir(run_dir)? {
         let entry = entry?;

@@ -135,7 +135,7 @@ impl RunDir {
             path: path.into(),
             source,
         };
-        // What agents and users said is in it.
+        // It holds the texts of agents and users.
         std::fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -392,7 +392,7 @@ pub fn store_path(run_dir: &Path) -> PathBuf {
 /// Writes a file so that a reader sees the old or the new content, never a part.
 ///
 /// # Errors
-/// Of the file system.
+/// An error of the file system.
 pub fn write_atomic(path: &Path, content: &[u8]) -> std::io::Result<()> {
     let temporary = path.with_extension("new");
     let mut file = File::create(&temporary)?;

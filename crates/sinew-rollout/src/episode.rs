@@ -219,7 +219,7 @@ impl EpisodeMachine {
         }
     }
 
-    /// What the model sees: all that was seen and sampled since the context last began, without the turn
+    /// The context of the model: all tokens since it last began, without the turn
     /// that is being sampled.
     pub fn context(&self) -> &[TokenId] {
         &self.context

@@ -102,7 +102,7 @@ pub struct Alerts {
     config: AlertsConfig,
     /// Entropy, share of equal groups, and success of the last steps.
     signs: VecDeque<(Option<f64>, f64, f64)>,
-    /// What the verdict on the run follows from.
+    /// The numbers that the verdict follows from.
     course: Course,
     rewards: VecDeque<f64>,
     /// Rules whose condition holds.
@@ -132,7 +132,7 @@ impl Alerts {
         }
     }
 
-    /// What earlier sessions of a resumed run did.
+    /// The steps of earlier sessions of a resumed run.
     pub fn resumed(&mut self, steps: &[StepRecord], evals: &[EvalRecord]) {
         self.course = Course::of(steps, evals);
     }

@@ -46,7 +46,7 @@ pub(crate) type Complete = (Vec<PhaseSpan>, Option<EndedEpisode>);
 pub(crate) struct Collector {
     /// Phases of episodes that are not complete, by id.
     open: BTreeMap<String, Vec<PhaseSpan>>,
-    /// What episodes of these came to.
+    /// The ends of these episodes.
     ended: BTreeMap<String, EndedEpisode>,
     /// Phases that did not fit.
     pub(crate) lost: u64,

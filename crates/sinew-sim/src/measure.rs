@@ -344,7 +344,7 @@ pub struct Cost {
     pub per_hour: f64,
     /// Of one optimizer update.
     pub per_update: f64,
-    /// Of the tokens with weight in the loss.
+    /// Over the tokens with weight in the loss.
     pub per_million_trained_tokens: f64,
 }
 

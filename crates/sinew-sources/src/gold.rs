@@ -77,7 +77,7 @@ impl From<Vec<Message>> for Context {
     }
 }
 
-/// What was said in a gold run.
+/// The messages of a gold run.
 struct Said {
     /// One, and one more after each step that took what came before out of the model's context.
     contexts: Vec<Context>,

@@ -9,7 +9,7 @@ use std::path::Path;
 /// Makes a folder, and those above it, for its user alone. One that is there is left as it is.
 ///
 /// # Errors
-/// Of the file system.
+/// An error of the file system.
 pub fn private_dir(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }

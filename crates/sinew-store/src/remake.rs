@@ -56,7 +56,7 @@ pub(crate) fn open(directory: &Path, accept_loss: bool) -> Result<Found, StoreEr
         },
     };
     let part = aside::part(&path);
-    // Of an attempt that was refused, or cut short.
+    // An attempt that was refused or cut short left this.
     aside::remove(&part)?;
     Ok(Found {
         connection: index::open(&part)?,

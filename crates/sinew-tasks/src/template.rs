@@ -17,7 +17,7 @@ const MAX_BYTES: usize = 16 << 20;
 /// Output of a template, up to [`MAX_BYTES`].
 #[derive(Default)]
 struct Bounded {
-    /// What was written.
+    /// The text that was written.
     bytes: Vec<u8>,
     /// More was to be written.
     full: bool,

@@ -147,7 +147,7 @@ fn terminal() -> std::io::Result<Terminal<CrosstermBackend<std::io::Stderr>>> {
 /// Draws until `stopped`, then leaves the cursor below the view. `over` says whether it was stopped.
 ///
 /// # Errors
-/// What the terminal refuses, or does not answer.
+/// The request that the terminal refuses or leaves unanswered.
 fn draw_until(
     mut status: Status,
     events: &Receiver<Arc<RunEvent>>,
@@ -665,7 +665,7 @@ mod tests {
         log::undivert();
         let printed: Vec<String> = lines.try_iter().collect();
         assert_eq!(printed, ["model of 2 layers"]);
-        // What came before the view failed in its last drawing is printed, too.
+        // Lines from before the view's last drawing are printed, too.
         bus.emit(RunEvent::Described("more".into())).unwrap();
         let lines = log::divert();
         print_until(printer, &events, (&stopped, true));

@@ -504,7 +504,7 @@ impl Report<'_> {
                     page,
                     "<div class=ep><b>{}</b> {} {}",
                     escape(trace.episode.as_str()),
-                    // What the system failed has no score, whatever its outcome says.
+                    // An episode that the system failed has no score, whatever its outcome says.
                     match trace.score().filter(|_| !failed) {
                         Some(reward) => format!("reward {reward:.2}"),
                         None => "without a reward".into(),
@@ -547,7 +547,7 @@ pub(crate) fn comparison(
 ) -> Vec<(String, String, String)> {
     let percent = |x: f64| format!("{:.1} %", 100.0 * x);
     let number = |x: f64| format!("{x:.2}");
-    // What was not measured is not 0.
+    // A measure that is missing is not 0.
     let known = |x: Option<f64>| x.map_or_else(|| "-".to_owned(), percent);
     let success = |s: &EpisodeStats| known((s.scored() > 0).then_some(s.success));
     let interval = |s: &EpisodeStats| {

@@ -45,7 +45,7 @@ pub struct RunSummary {
     divergence: Option<f64>,
     /// Sums over all steps.
     admission: AdmissionRecord,
-    /// What its verdict follows from.
+    /// The numbers that its verdict follows from.
     #[serde(skip)]
     course: Course,
 }

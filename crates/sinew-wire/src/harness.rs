@@ -171,7 +171,7 @@ pub fn asks_model(recipe: &RunPlan, tasks: &dyn Taskset) -> Result<(), Failure> 
 fn silent_gateway(recipe: &RunPlan) -> Result<Gateway, Failure> {
     let renderer = crate::renderer(&recipe.model, &recipe.env)?;
     let (vocab, stop) = (renderer.vocab_size(), renderer.stop_ids().first().copied());
-    // What an agent asks is measured in the run, not here.
+    // The run measures the requests of an agent; this check does not.
     let context = 1 << 20;
     let config = FakeConfig {
         model: FakeModel {
@@ -203,7 +203,7 @@ fn silent_gateway(recipe: &RunPlan) -> Result<Gateway, Failure> {
     Ok(Gateway::new(config, parts))
 }
 
-/// What a program is told of its rollout.
+/// The environment variables that describe a rollout to a program.
 fn access(opened: Credentials) -> ModelAccess {
     ModelAccess {
         base_url: opened.base_url,

@@ -84,8 +84,8 @@ fn schedule(t: &TrainPlan) -> Schedule {
     }
 }
 
-/// What a run that goes on behind `step` with another schedule should be told of its learning rate; nothing
-/// where that goes on as it was.
+/// The change of the learning rate of a run that is resumed behind `step` with another schedule; nothing
+/// where the rate stays as it was.
 pub(crate) fn rescheduled(old: &TrainPlan, new: &TrainPlan, step: u64) -> Option<String> {
     let before = schedule(old).lr((step * old.minibatches as u64).saturating_sub(1));
     let planned = schedule(old).lr(step * old.minibatches as u64);

@@ -23,7 +23,7 @@ pub struct Repeated {
     pub from: u64,
     /// Records of now, in order.
     pub records: Vec<StepRecord>,
-    /// What the run stands on and is another thing now, a line each.
+    /// The inputs of the run that have changed, a line each.
     pub changed: Vec<String>,
     /// Hash of the weights after the last step, then and now; `None`: no checkpoint of it is kept.
     pub weights: Option<(String, String)>,

@@ -152,7 +152,7 @@ fn shown(text: &str) -> String {
     visible(&cut).replace('\n', "\\n")
 }
 
-/// What a replay found, in words.
+/// The findings of a replay, in words.
 fn told(trace: &Trace, again: &Replayed) -> String {
     let mut out = format!(
         "episode {}: {} nodes compared, {} changes{}\n",
@@ -248,7 +248,7 @@ fn recorded(run_dir: &Path, step: u64) -> Result<Vec<StepRecord>, Failure> {
     }
 }
 
-/// What steps that were done again found, in words.
+/// The findings of steps that were done again, in words.
 fn steps_told(step: u64, again: &sinew_wire::Repeated, changes: &[StepChange]) -> String {
     let mut out = String::new();
     for what in &again.changed {

@@ -177,7 +177,7 @@ async fn a_step_takes_what_came_before_out_of_the_context() {
     let look = || call("a", "look", json!({}));
     env.step(calls(vec![look()])).await.unwrap();
     assert_eq!(env.renewed(), None);
-    // What later calls of the turn showed stands behind it.
+    // Results of later calls of the turn follow it.
     let turn = calls(vec![look(), call("b", "turn", json!({})), look()]);
     env.step(turn).await.unwrap();
     let renewed = env.renewed().unwrap();

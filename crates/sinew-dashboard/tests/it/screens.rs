@@ -1,4 +1,4 @@
-//! What the pages draw, read back from the SVG and the DOM and held against the data.
+//! Tests read the drawn SVG and DOM back and compare them with the data.
 
 use crate::browser::{open, show};
 use crate::chromium::Browser;
@@ -215,7 +215,7 @@ fn episodes_are_compared_by_their_tokens_with_and_without_the_tokenizer() {
         );
         let main = text(&mut browser, "#main");
         assert!(main.contains("The first 2 nodes are equal"), "{main}");
-        // What differs is shown, as text or as the numbers of the tokens.
+        // The difference is shown as text, or as the numbers of the tokens.
         let bodies = browser.eval("[...document.querySelectorAll('.pair > .stack')].map((s) => [...s.querySelectorAll('.body')].at(-1).textContent)");
         assert_ne!(bodies[0], bodies[1]);
         // A seed of 64 bits has all of its digits.

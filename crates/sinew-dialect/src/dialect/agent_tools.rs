@@ -109,7 +109,7 @@ impl ModelRequest {
             true => &mut self.deferred_tools,
             false => &mut self.tools,
         };
-        // What a search found may be found again, and may have been declared as deferred.
+        // A search may find a tool again, and the tool may have been declared as deferred.
         if !deferred || !list.iter().any(|t| t.name == spec.name) {
             list.push(spec);
         }

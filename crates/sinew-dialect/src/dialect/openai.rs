@@ -107,7 +107,7 @@ fn tool_choice(
     Ok(())
 }
 
-/// What a word says of whether tools are called.
+/// Whether a word lets the model call tools.
 fn word_choice(word: &str) -> Option<ToolChoice> {
     match word {
         "auto" => Some(ToolChoice::Auto),

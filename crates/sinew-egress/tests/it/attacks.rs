@@ -465,7 +465,7 @@ async fn answers_that_nobody_reads_hold_no_more_than_their_quota() {
     );
     let neighbour = world.client_for("two", &in_mode(Mode::Record, 16 << 20));
     assert_eq!(body(&neighbour.get(&url).await).len(), large.len());
-    // What cannot be held is not recorded, and passes by the cache.
+    // An answer above the quota is refused where it must be recorded, and passes by a cache.
     let small = world.client_for("three", &in_mode(Mode::Record, 8 << 20));
     assert_eq!(status(&small.get(&url).await), 429);
     let cache = world.client_for("four", &in_mode(Mode::Cache, 8 << 20));

@@ -61,7 +61,7 @@ async fn plain_requests_get_new_framing() {
         "{seen}"
     );
     assert!(lower.contains("x-kept: 2"), "{seen}");
-    // Of this proxy: one request for each connection.
+    // This proxy sends one request over each connection.
     assert!(lower.contains("connection: close\r\n"), "{seen}");
     assert_eq!(lower.matches("connection").count(), 1, "{seen}");
     for gone in [

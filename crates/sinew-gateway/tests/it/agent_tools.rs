@@ -270,7 +270,7 @@ fn the_responses_api_names_allowed_and_chosen_tools_by_type() {
     );
     body["tool_choice"] = json!({"type": "local_shell"});
     rollout.post("/responses", &body).ok();
-    // What no agent runs cannot be called.
+    // A tool that no agent runs cannot be called.
     body["tool_choice"] = json!({"type": "image_generation"});
     let refused = rollout.post("/responses", &body);
     assert_eq!(refused.status, 400);

@@ -231,7 +231,7 @@ struct Episode {
     used: bool,
     /// The conversation, as `/verify` reads it.
     output: Output,
-    /// What the steps of a `GymnasiumServer` gave.
+    /// Rewards and results of the steps of a `GymnasiumServer`.
     steps: Steps,
     /// Messages of the last observation: one for each call.
     last: Vec<Message>,

@@ -6,7 +6,7 @@ use crate::event::{Phase, RunEvent};
 use crate::verdict::Process;
 
 impl Driver {
-    /// What a run that came to its end showed.
+    /// The results of a run that came to its end.
     pub(super) fn end(&mut self) -> Result<Ended, PipelineError> {
         let since = self.p.saved.step;
         let rest = self.waits();

@@ -145,7 +145,7 @@ pub(crate) struct Driver {
     pub(super) watch: Watch,
     pub(super) disk: DiskTime,
     pub(super) totals: Totals,
-    /// What all steps and measurements so far showed.
+    /// Sums over all steps and measurements so far.
     pub(super) course: Course,
     /// When groups that wait for rewards are looked at next, where training overlaps.
     pub(super) look_due: Option<Instant>,

@@ -542,7 +542,7 @@ fn a_refused_store_is_left_without_an_index() {
     for begun in [false, true] {
         remove_index(directory.path());
         if begun {
-            // Of a program that was killed before it had written anything.
+            // A program that was killed before it had written anything left this.
             fs::write(directory.path().join("index.sqlite"), "").unwrap();
         }
         for _ in 0..2 {

@@ -339,7 +339,7 @@ fn the_learning_rate_follows_the_steps_those_included_that_trained_nothing() {
         if let Some(step) = step {
             trainer.begin_step(step);
         }
-        // Of the last of the step's updates.
+        // The values of the step's last update.
         trainer.step(&rows, &clip()).unwrap().lr
     };
     // Step 3 trained nothing, and the last step has the last rate all the same.

@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What the server says to everything, in characters of the world's alphabet.
+/// The server's answer to every request, in characters of the world's alphabet.
 const SAID: &str = "..";
 
 /// A server of OpenAI's form that knows one answer.

@@ -168,7 +168,7 @@ impl Reader<'_> {
         tool(definition, kind, path, self.notes, true, self.request)
     }
 
-    /// What the model said: text, thinking and calls in their order. Calls that another server ran, with
+    /// A turn of the model: text, thinking and calls in their order. Calls that another server ran, with
     /// their results, end a message.
     fn assistant(&mut self, content: Value, path: &str) -> Result<(), ApiError> {
         let mut message = Message::new(Role::Assistant, "");

@@ -121,7 +121,7 @@ impl Turns {
                 }
             }
         }
-        // What the server said of an item of its own.
+        // Fields that the server adds to its own items.
         fields.ignore(&["id", "status", "caller", "created_by"]);
         fields.end()
     }
@@ -296,7 +296,7 @@ impl Turns {
     ) -> Result<(), ApiError> {
         let path = fields.path("tools");
         let notes = fields.notes();
-        // Apart, as what they define is told here, whether it was defined before or not.
+        // Read apart: the text defines these tools here, also if they were defined before.
         let mut own = ModelRequest::default();
         for (i, tool) in fields.required_array("tools")?.into_iter().enumerate() {
             openai::read_tool(
