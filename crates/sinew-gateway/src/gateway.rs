@@ -139,9 +139,14 @@ impl Gateway {
     pub fn stats(&self) -> GatewayStats {
         let open = self.inner.rollouts.all();
         let tokens = open.iter().map(|r| r.session().stats().sampled_tokens);
+        let unread = open.iter().map(|rollout| {
+            let calls = rollout.running();
+            calls.iter().filter(|call| call.is_unread()).count()
+        });
         GatewayStats {
             rollouts: open.len(),
             in_flight: self.running(),
+            unread: unread.sum(),
             open_tokens: tokens.sum(),
             ..self.inner.counters.stats()
         }

@@ -75,6 +75,11 @@ impl RunningCall {
         self.lock().abandoned
     }
 
+    /// Whether no client reads it.
+    pub(crate) fn is_unread(&self) -> bool {
+        self.lock().unread_since.is_some()
+    }
+
     /// Resolves when it has had no reader for so long.
     pub(crate) async fn abandoned(&self, grace: Duration) {
         loop {

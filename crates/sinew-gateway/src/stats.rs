@@ -25,6 +25,8 @@ pub struct GatewayStats {
     /// Open rollouts, and calls that run.
     pub rollouts: usize,
     pub in_flight: usize,
+    /// Of these, the calls that no client reads.
+    pub unread: usize,
     /// Rollouts since the start; so with `finished`.
     pub opened: u64,
     pub finished: u64,
@@ -196,6 +198,11 @@ impl GatewayStats {
         for (name, value, help) in [
             ("rollouts_open", self.rollouts as f64, "Open rollouts"),
             ("calls_in_flight", self.in_flight as f64, "Calls that run"),
+            (
+                "calls_unread",
+                self.unread as f64,
+                "Calls that run and have no client",
+            ),
             (
                 "open_tokens",
                 self.open_tokens as f64,
