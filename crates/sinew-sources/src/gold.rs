@@ -177,7 +177,7 @@ impl GoldRuns {
         };
         let rendered = sinew_pool::conversation(
             &said.messages,
-            said.given,
+            |at| at >= said.given,
             &said.tools,
             self.renderer.as_ref(),
             self.max_context_tokens,

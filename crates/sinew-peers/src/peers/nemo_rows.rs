@@ -89,7 +89,7 @@ impl Taskset for NemoTasks {
 
 /// A task of a row. Its last message is the prompt.
 fn task(line: &str, number: usize, seed: u64) -> Result<Task, String> {
-    let row: Value = serde_json::from_str(line).map_err(|e| e.to_string())?;
+    let row: Value = sinew_types::json::from_str(line).map_err(|e| e.to_string())?;
     let input = &row["responses_create_params"]["input"];
     let mut messages = match input {
         Value::String(text) => vec![Message::new(Role::User, text.clone())],
@@ -120,7 +120,16 @@ fn message(item: &Value) -> Result<Message, String> {
     let text = match &item["content"] {
         Value::String(text) => text.clone(),
         Value::Array(parts) => {
-            let texts: Vec<&str> = parts.iter().filter_map(|p| p["text"].as_str()).collect();
+            let text = |part: &Value| {
+                let other = || {
+                    format!(
+                        "a message has a part of type {}; only text is read",
+                        part["type"]
+                    )
+                };
+                part["text"].as_str().map(str::to_owned).ok_or_else(other)
+            };
+            let texts: Vec<String> = parts.iter().map(text).collect::<Result<_, _>>()?;
             texts.join("\n")
         }
         other => return Err(format!("a message has the content {other}")),

@@ -40,7 +40,7 @@ fn rows_have_what_the_traces_have() {
     };
     let count = export(&store, &filter, Some(30), to, true).unwrap();
     let rows = lines(&path);
-    assert_eq!((count, rows.len()), (30, 30));
+    assert_eq!((count.episodes, rows.len()), (30, 30));
     assert_eq!(rows[1]["episode"], "e2");
     assert_eq!(rows[1]["type"], "code");
     assert_eq!(
@@ -62,7 +62,7 @@ fn rows_have_what_the_traces_have() {
     // Without tokens, over pages, in the order of commits; the file of before is replaced.
     let count = export(&store, &Filter::default(), None, to, false).unwrap();
     let rows = lines(&path);
-    assert_eq!((count, rows.len() as u64), (ROWS, ROWS));
+    assert_eq!((count.episodes, rows.len() as u64), (ROWS, ROWS));
     assert!(
         rows.iter()
             .zip(0..)
@@ -97,7 +97,7 @@ fn pyarrow_duckdb_and_datasets_read_the_same_rows() {
         let path = directory.path().join(format!("episodes.{ending}"));
         let to = (path.as_path(), ExportFormat::of(&path).unwrap());
         let count = export(&store, &Filter::default(), None, to, true).unwrap();
-        assert_eq!(count, ROWS);
+        assert_eq!(count.episodes, ROWS);
     }
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
     let script = root.join("crates/sinew-store/tests/it/open_exports.py");
