@@ -88,9 +88,11 @@ impl Tree<'_> {
         let tokens = self.renderer.render_turn(messages, self.tools);
         let tokens = tokens.map_err(render)?;
         let reasoning = messages.last().and_then(|m| m.reasoning.as_deref());
-        let reasoning = reasoning.unwrap_or_default().trim();
-        let written = || self.renderer.decode_with_special(&tokens);
-        match reasoning.is_empty() || written().contains(reasoning) {
+        // Control tokens in a text are written with a space.
+        let dense = |text: &str| text.split_whitespace().collect::<String>();
+        let reasoning = dense(reasoning.unwrap_or_default());
+        let written = || dense(&self.renderer.decode_with_special(&tokens));
+        match reasoning.is_empty() || written().contains(&reasoning) {
             true => Ok(tokens),
             false => Err(render(
                 "the chat template leaves out the reasoning of a turn: leave it out of the data, or use a model \

@@ -302,7 +302,7 @@ const BROKEN_JSON: &[Broken] = &[
     ),
     (
         "llama3",
-        "{\"name\": \"f\", 'parameters': {}}",
+        "{\"name\": \"f\", parameters: {}}",
         "not valid JSON",
     ),
     ("llama3", "<|python_tag|>", "empty"),

@@ -30,10 +30,10 @@ fn whole_renderer() -> ChatRenderer {
     let bytes = byte_renderer().unwrap();
     let tokenizer = Tokenizer::from_json(&bytes.tokenizer().to_json().unwrap(), "bytes").unwrap();
     let template = "{%- if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}\
-        {%- for m in messages %}<|im_start|>{{ m.role }}\n\
+        {%- for m in messages %}<|im_start|>{{ m.role ~ '\n' }}\
         {%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}\
-        {%- for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n\
-        {%- endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{%- endif %}";
+        {%- for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}{{ '<|im_end|>\n' }}\
+        {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
     let config = ChatConfig {
         template: template.into(),
         eos_token: "<|im_end|>".into(),

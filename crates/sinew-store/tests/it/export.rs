@@ -1,7 +1,9 @@
 //! Exports: what is in a file, and that other programs read it.
 
 use crate::support::{id, trace};
+use serde_json::json;
 use sinew_store::{DiskStore, ExportFormat, Filter, StoreOptions, StoreReader, TraceStore, export};
+use sinew_types::{Message, Role, ToolCall, ToolSpec};
 use std::path::{Path, PathBuf};
 
 /// Rows of the store: more than a page has.
@@ -69,6 +71,55 @@ fn rows_have_what_the_traces_have() {
             .all(|(row, n)| row["episode"] == id(n).as_str())
     );
     assert!(rows[0].get("tokens").is_none());
+}
+
+#[test]
+fn a_row_is_the_whole_conversation_or_says_that_it_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = DiskStore::open(&directory.path().join("store"), StoreOptions::default()).unwrap();
+    let said = |turn: Message, tools: Vec<ToolSpec>, n| {
+        let mut trace = trace(n, 3);
+        trace.nodes[0].tools = tools;
+        trace.nodes[1].messages = vec![turn];
+        trace
+    };
+    let mut turn = Message::new(Role::Assistant, "<f>1</f>");
+    turn.reasoning = Some("why".into());
+    turn.tool_calls = vec![ToolCall {
+        id: "c".into(),
+        name: "f".into(),
+        arguments: json!({"code": "1"}),
+    }];
+    let tool = ToolSpec {
+        name: "f".into(),
+        description: "d".into(),
+        parameters: json!({"type": "object"}),
+    };
+    let mut mute = trace(3, 3);
+    mute.nodes[1].messages.clear();
+    let traces = [
+        said(turn.clone(), vec![tool], 1),
+        said(turn, Vec::new(), 2),
+        mute,
+    ];
+    disk.commit_batch(&traces).unwrap();
+    let reader = StoreReader::open(&directory.path().join("store")).unwrap();
+    let path = directory.path().join("a.jsonl");
+    let to = (path.as_path(), ExportFormat::JsonLines);
+    let done = export(&reader, &Filter::default(), None, to, false).unwrap();
+    assert_eq!((done.episodes, done.without_messages), (3, 1));
+    let rows = lines(&path);
+    let last = &rows[0]["messages"][1];
+    assert_eq!(last["role"], "assistant");
+    assert_eq!(last["reasoning_content"], "why");
+    let function = &last["tool_calls"][0]["function"];
+    assert_eq!(function["arguments"], "{\"code\":\"1\"}");
+    assert_eq!(rows[0]["tools"][0]["function"]["name"], "f");
+    // A prompt without tools taught another notation: the call is a part of the text.
+    let last = &rows[1]["messages"][1];
+    assert_eq!(last["content"], "<f>1</f>");
+    assert!(last.get("tool_calls").is_none(), "{last}");
+    assert_eq!(rows[2]["messages"], serde_json::Value::Null);
 }
 
 #[test]
