@@ -20,8 +20,9 @@ pub enum ModelSection {
         /// and `tokenizer.json`, a `.gguf` file, or `run:DIR`: the newest weights of the run or chain in a
         /// folder, with its tokenizer.
         source: String,
-        /// Variables of the model's chat template, such as `{ enable_thinking = false }`; a name that the template
-        /// does not read is refused. `date` (`"2026-01-31"`) is the day of `strftime_now`, fixed for the run.
+        /// Variables of the model's chat template, such as `{ enable_thinking = false }`; a name that the
+        /// template does not read is refused. `date` (`"2026-01-31"`) is the day of `strftime_now`, fixed for
+        /// the run.
         #[serde(default, skip_serializing_if = "TemplateOptions::is_empty")]
         template: TemplateOptions,
     },

@@ -4,8 +4,12 @@
 //! on. The result is [`Region::More`] until the call is complete. [`Scan`] keeps the progress between calls,
 //! so that a long call is scanned once.
 
+use crate::marked::{
+    ARG_VALUE, ARG_VALUE_END, DSML_PARAMETER, DSML_PARAMETER_END, FUNCTION, FUNCTION_END,
+    PARAMETER, PARAMETER_END, Schemas, TOOL_CALL, TOOL_CALL_END, dsml, glm, xml,
+};
+use crate::python;
 use crate::tool_call::{ParsedCall, ToolCallError, ToolCallFormat};
-use crate::{python, values};
 use serde_json::{Map, Value};
 use sinew_types::json;
 
@@ -19,22 +23,6 @@ const DEEPSEEK_END: &str = "<｜tool▁call▁end｜>";
 /// Start of a DeepSeek call from V3.2 on.
 const DSML_INVOKE: &str = "<｜DSML｜invoke";
 const DSML_INVOKE_END: &str = "</｜DSML｜invoke>";
-/// An argument of such a call.
-const DSML_PARAMETER: &str = "<｜DSML｜parameter";
-const DSML_PARAMETER_END: &str = "</｜DSML｜parameter>";
-/// Start of an XML call; also a call of a custom tool of Llama.
-const FUNCTION: &str = "<function=";
-const FUNCTION_END: &str = "</function>";
-/// An argument of an XML call.
-const PARAMETER: &str = "<parameter=";
-const PARAMETER_END: &str = "</parameter>";
-/// An argument of a GLM call.
-const ARG_KEY: &str = "<arg_key>";
-const ARG_VALUE: &str = "<arg_value>";
-const ARG_VALUE_END: &str = "</arg_value>";
-/// Start of a call of Hermes, SmolLM, GLM and XML.
-const TOOL_CALL: &str = "<tool_call>";
-const TOOL_CALL_END: &str = "</tool_call>";
 
 /// Markers of a format in running text.
 #[derive(Clone, Debug, Default)]
@@ -162,9 +150,6 @@ impl JsonScan {
         None
     }
 }
-
-/// Parameter schemas by tool name, for formats with unquoted values.
-pub(crate) type Schemas = [(String, Value)];
 
 /// Parses the call at the start of `text`. With `last` no text follows, and the result is not
 /// [`Region::More`].
@@ -638,121 +623,6 @@ fn deepseek(body: &str) -> Result<ParsedCall, ToolCallError> {
     Ok(ParsedCall::new(name, object(Some(&parse_json(json)?))?))
 }
 
-/// Parses the rest of `<｜DSML｜invoke name="f">` with its parameters (V3.2).
-fn dsml(body: &str) -> Result<ParsedCall, ToolCallError> {
-    let (head, mut rest) = body
-        .split_once('>')
-        .ok_or_else(|| ToolCallError::syntax(body, "> after the name"))?;
-    let name = attribute(head, "name")?;
-    let mut arguments = Map::new();
-    while let Some(after) = rest.trim_start().strip_prefix(DSML_PARAMETER) {
-        let (head, value) = after
-            .split_once('>')
-            .ok_or_else(|| ToolCallError::syntax(after, "> after the attributes"))?;
-        let (value, tail) = value_to(value, (DSML_PARAMETER, DSML_PARAMETER_END), DSML_PARAMETER)?;
-        let key = attribute(head, "name")?;
-        let value = match attribute(head, "string")?.as_str() {
-            "true" => Value::String(value.to_owned()),
-            _ => values::literal(value.trim()).unwrap_or_else(|| value.into()),
-        };
-        arguments.insert(key, value);
-        rest = tail;
-    }
-    if !rest.trim().is_empty() {
-        return Err(ToolCallError::syntax(
-            rest,
-            "a parameter or the end of the call",
-        ));
-    }
-    Ok(ParsedCall::new(name, arguments))
-}
-
-/// Value of an attribute `name="..."`.
-fn attribute(head: &str, name: &'static str) -> Result<String, ToolCallError> {
-    head.split_once(&format!("{name}=\""))
-        .and_then(|(_, after)| after.split_once('"'))
-        .map(|(value, _)| value.to_owned())
-        .ok_or_else(|| ToolCallError::syntax(head, "the attributes name and string"))
-}
-
-/// Parses the body of a GLM call.
-fn glm(body: &str, schemas: &Schemas) -> Result<ParsedCall, ToolCallError> {
-    let (name, mut rest) = match body.find(ARG_KEY) {
-        Some(at) => body.split_at(at),
-        None => (body, ""),
-    };
-    let name = name.trim();
-    if name.is_empty() {
-        return Err(ToolCallError::Empty);
-    }
-    if name.contains(['\n', '<', '{']) {
-        return Err(ToolCallError::syntax(name, "the name of a tool"));
-    }
-    let mut arguments = Map::new();
-    while !rest.trim().is_empty() {
-        let (key, after) = between(rest, ARG_KEY, "</arg_key>")?;
-        let (value, after) = value_of(after, (ARG_VALUE, ARG_VALUE_END), ARG_KEY)?;
-        let key = key.trim();
-        arguments.insert(key.to_owned(), typed(schemas, name, key, value));
-        rest = after;
-    }
-    Ok(ParsedCall::new(name, arguments))
-}
-
-/// Text between two markers at the start of `text`, and the rest.
-fn between<'t>(
-    text: &'t str,
-    open: &'static str,
-    close: &'static str,
-) -> Result<(&'t str, &'t str), ToolCallError> {
-    let body = text
-        .trim_start()
-        .strip_prefix(open)
-        .ok_or_else(|| ToolCallError::syntax(text, open))?;
-    body.split_once(close)
-        .ok_or_else(|| ToolCallError::Unclosed {
-            open: open.into(),
-            close: close.into(),
-        })
-}
-
-/// As [`between`], for a value that may contain its end: it goes on to the end behind which the arguments
-/// are over, or the next one begins.
-fn value_of<'t>(
-    text: &'t str,
-    (open, close): (&'static str, &'static str),
-    next: &str,
-) -> Result<(&'t str, &'t str), ToolCallError> {
-    let body = text
-        .trim_start()
-        .strip_prefix(open)
-        .ok_or_else(|| ToolCallError::syntax(text, open))?;
-    value_to(body, (open, close), next)
-}
-
-/// As [`value_of`], after the opening.
-fn value_to<'t>(
-    body: &'t str,
-    (open, close): (&'static str, &'static str),
-    next: &str,
-) -> Result<(&'t str, &'t str), ToolCallError> {
-    let mut ends = body.match_indices(close).map(|(at, _)| at);
-    let ends_at = |at: &usize| {
-        let after = body[at + close.len()..].trim_start();
-        after.is_empty() || after.starts_with(next)
-    };
-    // Other text behind a value is an error of the caller.
-    let first = ends.clone().next();
-    let end = ends
-        .find(ends_at)
-        .or(first)
-        .ok_or_else(|| ToolCallError::Unclosed {
-            open: open.into(),
-            close: close.into(),
-        })?;
-    Ok((&body[..end], &body[end + close.len()..]))
-}
-
 /// Parses `<function=` without `<tool_call>`, which Qwen3-Coder sometimes omits. A following `</tool_call>`
 /// is part of the call.
 fn bare_function(text: &str, scan: &mut Scan, last: bool, schemas: &Schemas) -> Region {
@@ -778,43 +648,4 @@ fn bare_function(text: &str, scan: &mut Scan, last: bool, schemas: &Schemas) -> 
         return Region::More;
     }
     region
-}
-
-/// Parses the body of an XML call.
-fn xml(body: &str, schemas: &Schemas) -> Result<ParsedCall, ToolCallError> {
-    if body.trim().is_empty() {
-        return Err(ToolCallError::Empty);
-    }
-    let inner = match body.trim().strip_suffix(FUNCTION_END) {
-        Some(inner) => inner
-            .strip_prefix(FUNCTION)
-            .ok_or_else(|| ToolCallError::syntax(body, FUNCTION))?,
-        None => {
-            let (_, tail) = between(body, FUNCTION, FUNCTION_END)?;
-            return Err(ToolCallError::syntax(tail, TOOL_CALL_END));
-        }
-    };
-    let (name, mut rest) = inner
-        .split_once('>')
-        .ok_or_else(|| ToolCallError::syntax(inner, "> after the name"))?;
-    let name = name.trim();
-    let mut arguments = Map::new();
-    while !rest.trim().is_empty() {
-        let (parameter, after) = value_of(rest, (PARAMETER, PARAMETER_END), PARAMETER)?;
-        let (key, value) = parameter
-            .split_once('>')
-            .ok_or_else(|| ToolCallError::syntax(parameter, "> after the name"))?;
-        let value = value.strip_prefix('\n').unwrap_or(value);
-        let value = value.strip_suffix('\n').unwrap_or(value);
-        let key = key.trim();
-        arguments.insert(key.to_owned(), typed(schemas, name, key, value));
-        rest = after;
-    }
-    Ok(ParsedCall::new(name, arguments))
-}
-
-/// The value of an argument that is written without quotes.
-fn typed(schemas: &Schemas, tool: &str, key: &str, raw: &str) -> Value {
-    let schema = schemas.iter().find(|(name, _)| name == tool);
-    values::read(schema.map_or(&Value::Null, |(_, schema)| schema), key, raw)
 }

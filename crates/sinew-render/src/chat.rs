@@ -151,7 +151,8 @@ impl ChatRenderer {
     }
 
     /// Creates a renderer from GGUF data: the vocabulary, `tokenizer.chat_template`, and the ids
-    /// `tokenizer.ggml.bos_token_id` and `tokenizer.ggml.eos_token_id`. `options` are variables of the template.
+    /// `tokenizer.ggml.bos_token_id` and `tokenizer.ggml.eos_token_id`. `options` are variables of the
+    /// template.
     ///
     /// # Errors
     /// Returns an error without a template, or if the vocabulary is not supported.
@@ -185,8 +186,8 @@ impl ChatRenderer {
     }
 
     /// Creates a renderer from a model folder in the Hugging Face layout: `tokenizer.json`,
-    /// `tokenizer_config.json`, and optionally `chat_template.jinja` and `generation_config.json`. `options` are
-    /// variables of the template.
+    /// `tokenizer_config.json`, and optionally `chat_template.jinja` and `generation_config.json`. `options`
+    /// are variables of the template.
     ///
     /// # Errors
     /// Returns an error if a file is missing or invalid, or there is no template.
@@ -295,8 +296,9 @@ impl ChatRenderer {
         }
     }
 
-    /// Neutralizes control tokens, and writes calls in the content if the template does not print them. In the
-    /// output of a tool, marks such as `<think>` are neutralized, too: they would end it, or be the model's own.
+    /// Neutralizes control tokens, and writes calls in the content if the template does not print them. In
+    /// the output of a tool, marks such as `<think>` are neutralized, too: they would end it, or be the
+    /// model's own.
     fn prepared(&self, message: &Message) -> Message {
         let mut message = message.clone();
         let text = message.content.text();

@@ -27,6 +27,7 @@ mod chat;
 mod conformance;
 mod error;
 mod format;
+mod marked;
 mod python;
 mod renderer;
 mod size;

@@ -1,4 +1,8 @@
 //! Literals of Python as JSON: models that were trained on Python write `True`, `None` and `'text'`.
+//!
+//! Read is what `ast.literal_eval` reads, but for bytes, complex numbers, and texts with a prefix or in
+//! several pieces. Constants of JSON are read, too, so that a text may mix both notations. The depth is
+//! bounded: the text is a model's.
 
 use serde_json::{Map, Value};
 
@@ -24,7 +28,9 @@ pub(crate) fn first(text: &str) -> Option<(Value, &str)> {
 
 /// What is left of a text.
 struct Reader<'t> {
+    /// From the next character on.
     rest: &'t str,
+    /// Literals around the one at hand.
     depth: usize,
 }
 
@@ -37,6 +43,7 @@ impl Reader<'_> {
         after.is_some()
     }
 
+    /// A literal, behind white space.
     fn value(&mut self) -> Option<Value> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {

@@ -411,12 +411,14 @@ struct PythonFormat {
     key: String,
     /// Before each item, once for each level.
     indent: Option<String>,
+    /// Lists and objects around the value at hand.
     depth: usize,
     /// Whether the list or object at hand has an item.
     has_value: bool,
 }
 
 impl PythonFormat {
+    /// A value in this format.
     fn written(self, value: &serde_json::Value) -> String {
         let mut out = Vec::new();
         let mut serializer = serde_json::Serializer::with_formatter(&mut out, self);
@@ -426,6 +428,7 @@ impl PythonFormat {
         String::from_utf8_lossy(&out).into_owned()
     }
 
+    /// With an indent: a new line, up to where its item begins.
     fn line<W: ?Sized + io::Write>(&self, writer: &mut W) -> io::Result<()> {
         let Some(indent) = &self.indent else {
             return Ok(());
@@ -434,12 +437,14 @@ impl PythonFormat {
         (0..self.depth).try_for_each(|_| writer.write_all(indent.as_bytes()))
     }
 
+    /// Begins a list or an object.
     fn open<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
         self.depth += 1;
         self.has_value = false;
         writer.write_all(bracket)
     }
 
+    /// Ends a list or an object. An empty one has no line of its own.
     fn close<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
         self.depth -= 1;
         if self.has_value {
@@ -449,6 +454,7 @@ impl PythonFormat {
         writer.write_all(bracket)
     }
 
+    /// Begins an item.
     fn next<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
         if !first {
             writer.write_all(self.item.as_bytes())?;

@@ -3,6 +3,16 @@
 //! Schemas are read as agents write them: JSON Schema with every place where a type can stand, and the names
 //! of types in Python and other languages. A text that its type cannot be read from stays text, so that the
 //! agent's own validation answers.
+//!
+//! | type | text | value |
+//! |---|---|---|
+//! | `string`, `str`, `date`, ... | `5` | `"5"` |
+//! | `integer`, `int`, `long`, ... | `5.0` | `5` |
+//! | `integer` | `18446744073709551617` | the text: it is beyond 64 bits |
+//! | `boolean`, `bool` | `True` | `true` |
+//! | `array`, `list`, `tuple`, ... | `('a', 1)` | `["a", 1]` |
+//! | `Optional[int]`, `["integer", "null"]` | `None` | `null` |
+//! | none, or a name that is not known | `5`, `five` | `5`, `"five"` |
 
 use crate::python;
 use serde_json::Value;
@@ -107,7 +117,7 @@ fn resolved<'s>(root: &'s Value, mut schema: &'s Value) -> &'s Value {
     schema
 }
 
-/// The schemas in a list, such as `anyOf`.
+/// The schemas in a list, such as `anyOf`; none where the keyword is absent or has another value.
 fn list<'s>(schema: &'s Value, name: &str) -> impl Iterator<Item = &'s Value> {
     schema
         .get(name)
@@ -116,7 +126,7 @@ fn list<'s>(schema: &'s Value, name: &str) -> impl Iterator<Item = &'s Value> {
         .flatten()
 }
 
-/// The values that a schema lists.
+/// The values that a schema lists, in `enum` and `const` and in those of its branches.
 fn enumerated<'s>(root: &'s Value, schema: &'s Value, depth: usize) -> Vec<&'s Value> {
     if depth > MAX_DEPTH {
         return Vec::new();
@@ -199,7 +209,8 @@ fn implied(schema: &Value) -> Kinds {
     }
 }
 
-/// The kinds of a type by its name in JSON Schema, Python or another language.
+/// The kinds of a type by its name in JSON Schema, Python or another language: `int | None`,
+/// `Optional[List[int]]`, `Union[int, str]`. A name that is not known, such as that of a class, is any kind.
 fn named(name: &str) -> Kinds {
     let name = name.trim().to_ascii_lowercase();
     let name = name.strip_prefix("typing.").unwrap_or(&name);

@@ -248,8 +248,8 @@ impl EpisodeMachine {
         }
     }
 
-    /// Keeps a turn as a message: its calls cannot be read from its tokens without the tools, and its text not
-    /// without the tokenizer.
+    /// Keeps a turn as a message: its calls cannot be read from its tokens without the tools, and its text
+    /// not without the tokenizer.
     pub(crate) fn said(&mut self, message: Message) {
         if let Some(id) = self.turn_node {
             self.trace.nodes[id as usize].messages = vec![message];

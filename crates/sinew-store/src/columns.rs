@@ -1,5 +1,5 @@
-//! Exported rows as Arrow columns, in Parquet and Arrow files. Messages, tools and metrics are JSON text, since
-//! they differ from row to row; tokens are lists.
+//! Exported rows as Arrow columns, in Parquet and Arrow files. Messages, tools and metrics are JSON text,
+//! since they differ from row to row; tokens are lists.
 
 use crate::export_row::{ExportFormat, ExportRow, RowWriter, TokenColumns};
 use arrow_array::builder::{

@@ -252,8 +252,8 @@ fn logit_bias(fields: &mut Fields<'_>) -> Result<Vec<(TokenId, f32)>, ApiError> 
 pub(crate) enum Source {
     /// In a request of an agent.
     Request,
-    /// In data: files, tasks, environments. Calls need no ids, and may be written as templates and traces have
-    /// them; a turn may have a `weight`.
+    /// In data: files, tasks, environments. Calls need no ids, and may be written as templates and traces
+    /// have them; a turn may have a `weight`.
     Data,
 }
 
