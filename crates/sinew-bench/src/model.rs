@@ -67,7 +67,9 @@ fn places() -> ResolveEnv {
 /// From the files of a folder, or from the metadata of a GGUF file.
 fn renderer(files: &ModelFiles) -> Result<ChatRenderer, String> {
     let path = match files {
-        ModelFiles::Dir(dir) => return ChatRenderer::from_dir(dir).map_err(|e| e.to_string()),
+        ModelFiles::Dir(dir) => {
+            return ChatRenderer::from_dir(dir, serde_json::Map::new()).map_err(|e| e.to_string());
+        }
         ModelFiles::Gguf(path) => path,
     };
     let meta = load_gguf_metadata(path).map_err(|e| e.to_string())?;
@@ -87,6 +89,7 @@ fn renderer(files: &ModelFiles) -> Result<ChatRenderer, String> {
         meta.chat_template().map_err(failed)?,
         meta.token_id("bos").map_err(failed)?,
         meta.token_id("eos").map_err(failed)?,
+        serde_json::Map::new(),
     )
     .map_err(|e| e.to_string())
 }

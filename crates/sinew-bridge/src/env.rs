@@ -16,6 +16,7 @@ use crate::worker::THREADED;
 use crate::workers::PythonWorkers;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use sinew_dialect::conversation;
 use sinew_env::{
     Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
     ResetResult, Score, StepResult, Unscored,
@@ -275,6 +276,7 @@ pub(crate) struct PythonEnv {
 #[derive(Deserialize)]
 struct Opened {
     /// System message, prompt, and the text of `start`.
+    #[serde(deserialize_with = "conversation::deserialize")]
     messages: Vec<Message>,
     /// Tools of this episode alone.
     #[serde(default)]

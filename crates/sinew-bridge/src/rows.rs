@@ -156,7 +156,7 @@ impl PythonRows {
 /// # Errors
 /// If the text is no JSON, or its value no object. The message quotes at most 60 characters of it.
 fn columns(row: &str) -> Result<Map<String, Value>, String> {
-    match serde_json::from_str(row).map_err(|e| format!("no JSON: {e}"))? {
+    match sinew_types::json::from_str(row).map_err(|e| format!("no JSON: {e}"))? {
         Value::Object(columns) => Ok(columns),
         other => {
             let shown: String = other.to_string().chars().take(60).collect();

@@ -104,7 +104,7 @@ fn read_split(
 
 /// A task of a row, which is JSON text.
 fn task(row: &str, index: usize, split: Split, seed: u64) -> Result<Task, String> {
-    let row: Value = serde_json::from_str(row).map_err(|e| e.to_string())?;
+    let row: Value = sinew_types::json::from_str(row).map_err(|e| e.to_string())?;
     let Value::Object(mut columns) = row else {
         return Err("a row is a text or an object with columns".into());
     };

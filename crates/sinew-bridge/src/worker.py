@@ -726,11 +726,11 @@ class Session:
 
 
 def _message(message):
-    if not isinstance(message, collections.abc.Mapping) or not {"role", "content"} <= set(message):
+    if not isinstance(message, collections.abc.Mapping) or not isinstance(message.get("role"), str):
         raise TypeError(
             "start returned the message %r: expected {'role': ..., 'content': ...}" % (message,)
         )
-    return Record(message)
+    return Record(dict({"content": None}, **message))
 
 
 # The protocol.

@@ -498,7 +498,7 @@ async fn read_all(mut from: OwnedReadHalf, shared: Arc<Shared>) {
 async fn take_frames(reader: &mut FrameReader, shared: &Shared) -> Result<(), String> {
     while let Some(frame) = reader.next_frame().map_err(|e| e.to_string())? {
         let parse =
-            |frame: &[u8]| serde_json::from_slice::<Reply>(frame).map_err(|e| e.to_string());
+            |frame: &[u8]| sinew_types::json::from_slice::<Reply>(frame).map_err(|e| e.to_string());
         let reply = match frame.len() > CHUNK {
             false => parse(frame)?,
             true => {

@@ -26,6 +26,9 @@
 //! assert!(Chat.parse(body, &Notes::new(true)).is_err());
 //! ```
 //!
+//! Conversations that stand elsewhere, in data files, environments and exports, are read by the same code
+//! ([`conversation`]).
+//!
 //! Invariants:
 //! - The crate is pure: no connection, no clock, no model.
 //! - A field that would change the sampling is honoured or refused. Fields without effect are counted by
@@ -33,6 +36,7 @@
 //! - Sizes and counts of what a client sends are bounded.
 
 mod answers;
+pub mod conversation;
 mod dialect;
 mod error;
 mod ignored;

@@ -10,8 +10,9 @@ use crate::rubric::Rubric;
 use futures::StreamExt;
 use serde::Serialize;
 use serde_json::{Map, Value};
+use sinew_dialect::conversation::strictly;
 use sinew_env::{RewardSample, Unscored};
-use sinew_types::{Message, Role, Task, TaskId};
+use sinew_types::{Message, Role, Task, TaskId, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -39,7 +40,7 @@ pub fn read_labels(text: &str, mode: Mode, rubric: &Rubric) -> Result<Vec<Labell
         .enumerate()
         .filter(|(_, l)| !l.trim().is_empty());
     let read = |(i, line): (usize, &str)| {
-        let row = serde_json::from_str(line).map_err(|e| format!("line {}: {e}", i + 1))?;
+        let row = json::from_str(line).map_err(|e| format!("line {}: {e}", i + 1))?;
         labelled(row, i, mode, rubric.items().len()).map_err(|e| format!("line {}: {e}", i + 1))
     };
     lines.map(read).collect()
@@ -62,7 +63,8 @@ fn labelled(
         .and_then(|p| p.as_str().map(str::to_owned));
     let mut messages = match (row.remove("messages"), &prompt) {
         (Some(list), _) => {
-            serde_json::from_value(list).map_err(|e| format!("\"messages\": {e}"))?
+            let said = strictly(|reader| reader.messages(&list, "messages"))?;
+            said.into_iter().map(|s| s.message).collect()
         }
         (None, Some(text)) => vec![Message::new(Role::User, text.clone())],
         (None, None) => return Err("there is neither \"prompt\" nor \"messages\"".to_owned()),

@@ -55,7 +55,9 @@ impl RewardModel {
     pub fn open(name: String, files: ModelFiles, dev: Cpu) -> Result<Self, String> {
         check_scorer(&files).map_err(|e| e.to_string())?;
         let chat = match &files {
-            ModelFiles::Dir(dir) | ModelFiles::Gguf(dir) => ChatRenderer::from_dir(dir),
+            ModelFiles::Dir(dir) | ModelFiles::Gguf(dir) => {
+                ChatRenderer::from_dir(dir, serde_json::Map::new())
+            }
         };
         let chat = chat.map_err(|e| e.to_string())?;
         let render = move |messages: &[_]| chat.render_whole(messages).map_err(|e| e.to_string());

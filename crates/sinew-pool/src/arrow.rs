@@ -169,5 +169,5 @@ fn text(name: &str, text: &str) -> Result<Value, Reason> {
     if !JSON_COLUMNS.contains(&name) {
         return Ok(text.into());
     }
-    serde_json::from_str(text).map_err(|e| wrong(format!("column {name} is no JSON: {e}")))
+    sinew_types::json::from_str(text).map_err(|e| wrong(format!("column {name} is no JSON: {e}")))
 }

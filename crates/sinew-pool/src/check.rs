@@ -19,12 +19,14 @@ use crate::reason::Reason;
 use crate::schema::{Kind, Pushed, PushedNode, Trajectory};
 use crate::text::{conversation, whole};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
+use sinew_dialect::conversation::strictly;
 use sinew_render::{Renderer, parse_tokens};
 use sinew_types::{
     EpisodeEnd, EpisodeId, GroupId, Message, NO_PARENT, Node, NodeId, Origin, Outcome,
     PolicyVersion, Provenance, TEMPERATURES, TRACE_FORMAT_VERSION, TaskId, Timing, TokenKind,
-    Trace, VersionSpan, is_reward,
+    Trace, VersionSpan, is_reward, json,
 };
 use std::collections::BTreeMap;
 
@@ -87,7 +89,7 @@ impl Checker<'_> {
     /// # Errors
     /// With the first reason against it.
     pub(crate) fn check(&self, pushed: &Pushed) -> Result<Entry, Reason> {
-        let schema = |detail: String| Reason::Schema { detail };
+        let refused = |detail: String| Reason::Schema { detail };
         let (trajectory, rendered) = self.read(pushed)?;
         if let Some(expected) = &self.config.model
             && pushed.model.as_ref() != Some(expected)
@@ -111,16 +113,21 @@ impl Checker<'_> {
             }
             (None, Some(_)) if kind == Kind::Rl => return Err(Reason::TextOnly),
             (None, Some(messages)) => {
-                self.limit("messages", messages.len(), self.config.max_nodes)?;
-                let tools = trajectory.tools.as_deref().unwrap_or_default();
-                conversation(messages, 0, tools, self.renderer, self.config.max_tokens)?
+                let said = strictly(|r| r.messages(messages, "messages")).map_err(refused)?;
+                self.limit("messages", said.len(), self.config.max_nodes)?;
+                let tools = trajectory.tools.as_ref().unwrap_or(&Value::Null);
+                let tools = strictly(|r| r.tools(tools, "tools")).map_err(refused)?;
+                let trained = |at: usize| said.get(at).is_some_and(|s| s.trained);
+                let messages: Vec<Message> = said.iter().map(|s| s.message.clone()).collect();
+                let most = self.config.max_tokens;
+                conversation(&messages, trained, &tools, self.renderer, most)?
             }
-            _ => return Err(schema("give either nodes or messages".into())),
+            _ => return Err(refused("give either nodes or messages".into())),
         };
         self.outcome(&trajectory, kind, &mut trace)?;
         self.name(&trajectory, pushed, &mut trace)?;
         // The last word is the format's own; what is above names the field for the sender.
-        trace.validate().map_err(|e| schema(e.to_string()))?;
+        trace.validate().map_err(|e| refused(e.to_string()))?;
         let entry = Entry {
             hash: content_hash(&trajectory, pushed),
             group_size: trajectory.group_size.unwrap_or(1),
@@ -142,10 +149,10 @@ impl Checker<'_> {
             detail: e.to_string(),
         };
         if !pushed.raw.starts_with("{\"spans\"") {
-            let read = serde_json::from_str(&pushed.raw).map_err(schema)?;
+            let read = json::from_str(&pushed.raw).map_err(schema)?;
             return Ok((read, false));
         }
-        let bundle: Bundle = serde_json::from_str(&pushed.raw).map_err(schema)?;
+        let bundle: Bundle = json::from_str(&pushed.raw).map_err(schema)?;
         let text = match self.config.text_spans {
             TextSpans::Quarantine => None,
             TextSpans::Sft => Some(Kind::Sft),

@@ -69,9 +69,8 @@ fn attribute<'a>(span: &'a Span, name: &str) -> Option<&'a Value> {
 /// A structured value, or the JSON in a text: exporters differ in which of the two they send.
 fn structured(value: &Value) -> Result<Value, Reason> {
     match value {
-        Value::String(text) => {
-            serde_json::from_str(text).map_err(|e| wrong(format!("messages are no JSON: {e}")))
-        }
+        Value::String(text) => sinew_types::json::from_str(text)
+            .map_err(|e| wrong(format!("messages are no JSON: {e}"))),
         other => Ok(other.clone()),
     }
 }

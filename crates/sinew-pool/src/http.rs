@@ -246,7 +246,7 @@ struct Released {
 /// Parses a JSON body; an empty one counts as an empty object.
 fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
     let body = if body.is_empty() { b"{}" } else { body };
-    serde_json::from_slice(body).map_err(|e| Refusal(400, "invalid_body", e.to_string()))
+    sinew_types::json::from_slice(body).map_err(|e| Refusal(400, "invalid_body", e.to_string()))
 }
 
 type Answered = Result<Json<Value>, Refusal>;

@@ -96,7 +96,7 @@ pub fn from_protobuf(bytes: &[u8]) -> Result<Vec<Span>, Reason> {
 /// # Errors
 /// If the bytes are no such object.
 pub fn from_json(bytes: &[u8]) -> Result<Vec<Span>, Reason> {
-    let value: Value = serde_json::from_slice(bytes).map_err(|e| Reason::Spans {
+    let value: Value = sinew_types::json::from_slice(bytes).map_err(|e| Reason::Spans {
         detail: format!("not JSON: {e}"),
     })?;
     let list = |value: &Value, field: &str| -> Vec<Value> {

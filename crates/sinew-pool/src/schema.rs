@@ -5,9 +5,10 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use sinew_dialect::conversation;
 use sinew_types::{
-    EpisodeEnd, FinishReason, Message, NO_PARENT, Node, NodeId, TokenId, TokenKind, ToolSpec,
-    Trace, VersionSpan,
+    EpisodeEnd, FinishReason, Message, NO_PARENT, Node, NodeId, TokenId, TokenKind, Trace,
+    VersionSpan,
 };
 use std::collections::BTreeMap;
 
@@ -64,7 +65,7 @@ pub struct PushedNode {
     #[serde(default)]
     pub turn: Option<u32>,
     /// Messages that the tokens stand for; compared with the decoded tokens.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "conversation::deserialize_some")]
     pub messages: Option<Vec<Message>>,
     /// Why the sampling ended.
     #[serde(default)]
@@ -125,12 +126,12 @@ pub struct Trajectory {
     /// Token by token: a tree, parents first.
     #[serde(default)]
     pub nodes: Option<Vec<PushedNode>>,
-    /// Or as a conversation, where only text is known.
+    /// Or as a conversation of the chat-completions protocol, where only text is known.
     #[serde(default)]
-    pub messages: Option<Vec<Message>>,
+    pub messages: Option<Value>,
     /// Tools that the conversation's prompt lists.
     #[serde(default)]
-    pub tools: Option<Vec<ToolSpec>>,
+    pub tools: Option<Value>,
 }
 
 /// A trajectory with the fields of its batch, before it is checked.

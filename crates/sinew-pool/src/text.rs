@@ -68,13 +68,42 @@ impl Tree<'_> {
     pub(crate) fn prompt(&mut self, messages: &[Message]) -> Result<NodeId, Reason> {
         let tokens = self.renderer.render_prompt(messages, self.tools);
         let tokens = tokens.map_err(render)?;
-        self.add(NO_PARENT, TokenKind::Prompt, tokens, messages.to_vec())
+        let id = self.add(NO_PARENT, TokenKind::Prompt, tokens, messages.to_vec())?;
+        if let Some(prompt) = self.nodes.get_mut(id as usize) {
+            prompt.tools = self.tools.to_vec();
+        }
+        Ok(id)
+    }
+
+    /// Adds the last of `messages`, a turn of the model that is not trained, after `parent`.
+    fn quote(&mut self, parent: NodeId, messages: &[Message]) -> Result<NodeId, Reason> {
+        let tokens = self.turn(messages)?;
+        let said = messages.last().cloned().into_iter().collect();
+        self.add(parent, TokenKind::Forced, tokens, said)
+    }
+
+    /// The tokens of the last of `messages`, a turn of the model. A template that leaves its reasoning out
+    /// would have the model answer without it.
+    fn turn(&self, messages: &[Message]) -> Result<Vec<TokenId>, Reason> {
+        let tokens = self.renderer.render_turn(messages, self.tools);
+        let tokens = tokens.map_err(render)?;
+        let reasoning = messages.last().and_then(|m| m.reasoning.as_deref());
+        // Control tokens in a text are written with a space.
+        let dense = |text: &str| text.split_whitespace().collect::<String>();
+        let reasoning = dense(reasoning.unwrap_or_default());
+        let written = || dense(&self.renderer.decode_with_special(&tokens));
+        match reasoning.is_empty() || written().contains(&reasoning) {
+            true => Ok(tokens),
+            false => Err(render(
+                "the chat template leaves out the reasoning of a turn: leave it out of the data, or use a model \
+                 whose template writes it",
+            )),
+        }
     }
 
     /// Adds the last of `messages`, a turn of the model, after `parent`.
     pub(crate) fn say(&mut self, parent: NodeId, messages: &[Message]) -> Result<NodeId, Reason> {
-        let tokens = self.renderer.render_turn(messages, self.tools);
-        let tokens = tokens.map_err(render)?;
+        let tokens = self.turn(messages)?;
         let (count, last) = (tokens.len(), tokens.last().copied());
         let said = messages.last().cloned().into_iter().collect();
         let id = self.add(parent, TokenKind::Sampled, tokens, said)?;
@@ -92,7 +121,11 @@ impl Tree<'_> {
     /// Adds the messages that follow the model's turn `said`, with the tokens between the two.
     pub(crate) fn observe(&mut self, said: NodeId, new: &[Message]) -> Result<NodeId, Reason> {
         let node = self.nodes.get(said as usize);
+        let stops = self.renderer.stop_ids();
+        let last = node.and_then(|n| n.tokens.last().copied());
+        let stop = last.filter(|id| stops.contains(id));
         let finish = node.and_then(|n| n.finish.clone());
+        let finish = finish.or(stop.map(|id| FinishReason::StopId { id }));
         let finish = finish.unwrap_or(FinishReason::Length);
         let context = self.context(said);
         let join = self
@@ -143,16 +176,16 @@ pub fn whole(count: usize, version: PolicyVersion) -> Vec<VersionSpan> {
     }
 }
 
-/// A conversation as a trace of one path: turns of the assistant after the first `given` messages are
-/// trained, all else is not, worked examples of a prompt among it. Its log-probabilities are 0, to be
-/// replaced by a trainer's own.
+/// A conversation as a trace of one path: turns of the assistant are trained if `trained` says so of their
+/// index, all else is not. What stands before the first of them is the prompt. Its log-probabilities are 0,
+/// to be replaced by a trainer's own.
 ///
 /// # Errors
 /// If it does not begin with a prompt and end with the assistant, if two turns of the assistant
-/// follow each other, if it cannot be rendered or is longer than `max_tokens`.
+/// follow each other, if it cannot be rendered, loses reasoning or is longer than `max_tokens`.
 pub fn conversation(
     messages: &[Message],
-    given: usize,
+    trained: impl Fn(usize) -> bool,
     tools: &[ToolSpec],
     renderer: &dyn Renderer,
     max_tokens: usize,
@@ -161,8 +194,8 @@ pub fn conversation(
     let wrong = |detail: &str| Reason::Render {
         detail: detail.into(),
     };
-    let mut said = messages.iter().enumerate().skip(given);
-    let first = said.find_map(|(at, m)| is_assistant(m).then_some(at));
+    let mut said = messages.iter().enumerate();
+    let first = said.find_map(|(at, m)| (is_assistant(m) && trained(at)).then_some(at));
     let first = first.ok_or(Reason::NothingSampled)?;
     if first == 0 || !messages.last().is_some_and(is_assistant) {
         return Err(wrong(
@@ -178,7 +211,10 @@ pub fn conversation(
     let mut at = tree.prompt(&messages[..first])?;
     let mut said = first;
     loop {
-        at = tree.say(at, &messages[..=said])?;
+        at = match trained(said) {
+            true => tree.say(at, &messages[..=said])?,
+            false => tree.quote(at, &messages[..=said])?,
+        };
         let rest = &messages[said + 1..];
         if rest.is_empty() {
             return Ok(tree.trace());

@@ -214,6 +214,7 @@ mod tests {
             versions: sampled.then_some(span).into_iter().collect(),
             format: None,
             messages: Vec::new(),
+            tools: Vec::new(),
             finish: sampled.then_some(FinishReason::Length),
             process_reward: 0.0,
             state_hash: None,

@@ -315,8 +315,8 @@ impl ChainPlan {
             if plan.eval.temperature > 0.0 {
                 plan.eval.greedy = Some(plan.eval_greedy());
             }
-            let source = run_of(&self.stages[before].name);
-            plan.model = ModelSection::Pretrained { source };
+            // The renderer is that of the stage before, with its variables of the template.
+            plan.model = ModelSection::pretrained(run_of(&self.stages[before].name));
         }
         plan
     }
@@ -348,7 +348,7 @@ impl ChainPlan {
         let source = |name: &str| {
             let named = self.stages.iter().find(|s| s.name == name)?;
             match &named.plan.model {
-                ModelSection::Pretrained { source } => Some(source.clone()),
+                ModelSection::Pretrained { source, .. } => Some(source.clone()),
                 ModelSection::Scratch { .. } => None,
             }
         };

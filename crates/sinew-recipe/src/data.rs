@@ -12,13 +12,12 @@ use sinew_algo::{Advantage, GroupRepair};
 pub enum DataSection {
     /// What the assistant says in given messages is imitated (SFT).
     Demonstrations {
-        /// File of JSON lines `{"messages": [...]}`.
+        /// File of rows with `messages`, or `prompt` and `completion`, and `tools`.
         path: String,
     },
     /// Preferred and rejected answers (DPO).
     Pairs {
-        /// File of JSON lines `{"prompt": [...], "chosen": ..., "rejected": ...}`; answers are texts
-        /// or messages.
+        /// File of rows with `prompt`, `chosen` and `rejected`, texts or messages, and `tools`.
         path: String,
     },
     /// The environment's gold policy plays the training tasks, and what it says is imitated (SFT).

@@ -6,7 +6,7 @@
 
 use crate::rule::{Rule, Rules};
 use crate::section::{choice, section};
-use crate::{RewardSection, RunPlan};
+use crate::{RewardSection, RunPlan, TemplateOptions};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -104,6 +104,8 @@ section! {
         /// The judging model: its name at `url`. Without `url` a model that runs in this process: one as of
         /// `model.source`, or `"policy"`, the weights that the run begins with.
         model: String;
+        /// Variables of the chat template of a model in this process, as of `model.template`.
+        template: TemplateOptions = TemplateOptions::default();
         /// Address of a server with the chat-completions protocol, such as `https://api.openai.com/v1`.
         url: String;
         /// Environment variable that has the server's key. Left out: no key is sent.
@@ -238,6 +240,9 @@ impl JudgePlan {
             let reason = "has no effect without url; remove it".to_owned();
             rules.unused(&format!("judge.{key}"), reason, at_server);
         }
+        let here = !at_server && !self.is_policy();
+        let reason = "has no effect on a server or on the policy; remove it".to_owned();
+        rules.unused("judge.template", reason, here);
         if let Some(url) = &self.url {
             let holds = url.starts_with("http://") || url.starts_with("https://");
             let allowed = "an address that begins with http:// or https://";

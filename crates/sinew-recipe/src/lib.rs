@@ -82,7 +82,7 @@ pub use judge::{
 pub use late::{LateAfter, LateNames, LateSection};
 pub use messages::explain;
 pub use mode::TrainMode;
-pub use model::{CriticPlan, ModelSection, ScoringModel};
+pub use model::{CriticPlan, ModelSection, ScoringModel, TemplateOptions};
 pub use references::{CHAIN_FILE, RUN};
 pub use reward::{LimitedTerm, RewardSection, RewardServerPlan, RewardTable, RewardTerm};
 pub use rollout::{

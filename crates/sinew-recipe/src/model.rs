@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
+use std::collections::BTreeMap;
 
 /// Which model is trained. A text alone is the source of a pretrained one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -19,6 +20,11 @@ pub enum ModelSection {
         /// and `tokenizer.json`, a `.gguf` file, or `run:DIR`: the newest weights of the run or chain in a
         /// folder, with its tokenizer.
         source: String,
+        /// Variables of the model's chat template, such as `{ enable_thinking = false }`; a name that the
+        /// template does not read is refused. `date` (`"2026-01-31"`) is the day of `strftime_now`, fixed for
+        /// the run.
+        #[serde(default, skip_serializing_if = "TemplateOptions::is_empty")]
+        template: TemplateOptions,
     },
     /// A small decoder with random weights and a character tokenizer.
     Scratch {
@@ -35,6 +41,52 @@ pub enum ModelSection {
     },
 }
 
+/// Variables of a chat template by name.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
+#[serde(transparent)]
+pub struct TemplateOptions(pub BTreeMap<String, serde_json::Value>);
+
+impl TemplateOptions {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// A date of TOML is its text.
+impl<'de> Deserialize<'de> for TemplateOptions {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        /// Key with which a date of TOML is handed on.
+        const DATE: &str = "$__toml_private_datetime";
+        let mut options = BTreeMap::<String, serde_json::Value>::deserialize(deserializer)?;
+        for value in options.values_mut() {
+            if let Some(date) = value.get_mut(DATE).map(serde_json::Value::take) {
+                *value = date;
+            }
+        }
+        Ok(Self(options))
+    }
+}
+
+impl ModelSection {
+    /// Weights that exist, with the chat template as it is.
+    pub fn pretrained(source: impl Into<String>) -> Self {
+        Self::Pretrained {
+            source: source.into(),
+            template: TemplateOptions::default(),
+        }
+    }
+
+    /// Variables of its chat template.
+    pub fn template(&self) -> &TemplateOptions {
+        static NONE: TemplateOptions = TemplateOptions(BTreeMap::new());
+        match self {
+            Self::Pretrained { template, .. } => template,
+            Self::Scratch { .. } => &NONE,
+        }
+    }
+}
+
 pub(crate) fn model_or_source<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<ModelSection, D::Error> {
@@ -47,8 +99,7 @@ pub(crate) fn model_or_source<'de, D: Deserializer<'de>>(
         }
 
         fn visit_str<E>(self, source: &str) -> Result<ModelSection, E> {
-            let source = source.into();
-            Ok(ModelSection::Pretrained { source })
+            Ok(ModelSection::pretrained(source))
         }
 
         fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ModelSection, A::Error> {

@@ -109,7 +109,7 @@ impl RunPlan {
     /// Source of the model as typed, or `scratch`.
     pub fn model_source(&self) -> String {
         match &self.model {
-            ModelSection::Pretrained { source } => source.clone(),
+            ModelSection::Pretrained { source, .. } => source.clone(),
             ModelSection::Scratch { .. } => "scratch".into(),
         }
     }

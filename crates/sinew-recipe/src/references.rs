@@ -22,7 +22,7 @@ type Slot<'a> = (&'static str, &'a mut String);
 /// The values of a plan that can name the folder of a run.
 fn slots(plan: &mut RunPlan) -> Vec<Slot<'_>> {
     let mut slots: Vec<Slot<'_>> = Vec::new();
-    if let ModelSection::Pretrained { source } = &mut plan.model {
+    if let ModelSection::Pretrained { source, .. } = &mut plan.model {
         slots.push((RUN, source));
     }
     let scoring = plan.teacher.iter_mut().chain(plan.reference.iter_mut());

@@ -4,8 +4,14 @@
 //! on. The result is [`Region::More`] until the call is complete. [`Scan`] keeps the progress between calls,
 //! so that a long call is scanned once.
 
+use crate::marked::{
+    ARG_VALUE, ARG_VALUE_END, DSML_PARAMETER, DSML_PARAMETER_END, FUNCTION, FUNCTION_END,
+    PARAMETER, PARAMETER_END, Schemas, TOOL_CALL, TOOL_CALL_END, dsml, glm, xml,
+};
+use crate::python;
 use crate::tool_call::{ParsedCall, ToolCallError, ToolCallFormat};
 use serde_json::{Map, Value};
+use sinew_types::json;
 
 /// Start of a call of a built-in tool of Llama.
 pub(crate) const PYTHON_TAG: &str = "<|python_tag|>";
@@ -17,12 +23,6 @@ const DEEPSEEK_END: &str = "<｜tool▁call▁end｜>";
 /// Start of a DeepSeek call from V3.2 on.
 const DSML_INVOKE: &str = "<｜DSML｜invoke";
 const DSML_INVOKE_END: &str = "</｜DSML｜invoke>";
-/// Start of an XML call; also a call of a custom tool of Llama.
-const FUNCTION: &str = "<function=";
-const FUNCTION_END: &str = "</function>";
-/// Start of a call of Hermes, SmolLM, GLM and XML.
-const TOOL_CALL: &str = "<tool_call>";
-const TOOL_CALL_END: &str = "</tool_call>";
 
 /// Markers of a format in running text.
 #[derive(Clone, Debug, Default)]
@@ -109,7 +109,7 @@ pub(crate) struct Scan {
     json: JsonScan,
     /// Start of the search for the end marker.
     close_from: usize,
-    /// First end marker inside of a string.
+    /// First end marker inside of a value.
     inner_close: Option<usize>,
 }
 
@@ -151,9 +151,6 @@ impl JsonScan {
     }
 }
 
-/// Parameter schemas by tool name, for formats with unquoted values.
-pub(crate) type Schemas = [(String, Value)];
-
 /// Parses the call at the start of `text`. With `last` no text follows, and the result is not
 /// [`Region::More`].
 pub(crate) fn read(
@@ -169,7 +166,7 @@ pub(crate) fn read(
             (TOOL_CALL, TOOL_CALL_END),
             scan,
             last,
-            true,
+            Body::Json,
             json_calls,
         ),
         ToolCallFormat::Glm => tagged(
@@ -177,7 +174,7 @@ pub(crate) fn read(
             (TOOL_CALL, TOOL_CALL_END),
             scan,
             last,
-            false,
+            GLM_VALUES,
             |body| glm(body, schemas).map(|call| vec![call]),
         ),
         ToolCallFormat::Xml if text.starts_with(TOOL_CALL) => tagged(
@@ -185,19 +182,19 @@ pub(crate) fn read(
             (TOOL_CALL, TOOL_CALL_END),
             scan,
             last,
-            false,
+            XML_VALUES,
             |body| xml(body, schemas).map(|call| vec![call]),
         ),
         ToolCallFormat::Xml => bare_function(text, scan, last, schemas),
         ToolCallFormat::Tag { tag, tool } => {
             let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
-            tagged(text, (&open, &close), scan, last, false, |body| {
+            tagged(text, (&open, &close), scan, last, Body::Text, |body| {
                 code(body, tool)
             })
         }
         ToolCallFormat::Fence { language, tool } => {
             let open = format!("```{language}");
-            tagged(text, (&open, "```"), scan, last, false, |body| {
+            tagged(text, (&open, "```"), scan, last, Body::Text, |body| {
                 code(body, tool)
             })
         }
@@ -208,7 +205,7 @@ pub(crate) fn read(
             (DSML_INVOKE, DSML_INVOKE_END),
             scan,
             last,
-            false,
+            DSML_VALUES,
             |body| dsml(body).map(|call| vec![call]),
         ),
         ToolCallFormat::DeepSeek => tagged(
@@ -216,7 +213,7 @@ pub(crate) fn read(
             (DEEPSEEK_BEGIN, DEEPSEEK_END),
             scan,
             last,
-            true,
+            Body::Json,
             |body| deepseek(body).map(|call| vec![call]),
         ),
         ToolCallFormat::Json if text.starts_with("```json") => fenced_json(text, scan, last),
@@ -234,13 +231,54 @@ enum Span {
     Missing,
 }
 
-/// Finds the end marker. With `json`, markers inside of strings are ignored.
-fn span(text: &str, open: &str, close: &str, scan: &mut Scan, last: bool, json: bool) -> Span {
+/// Text between two markers: where an end marker is part of a value.
+#[derive(Clone, Copy)]
+enum Body {
+    /// Nowhere.
+    Text,
+    /// In strings of JSON.
+    Json,
+    /// After an opening of a value, unless the text before the marker ends as one of `ends`.
+    Values {
+        open: &'static str,
+        ends: &'static [&'static str],
+    },
+}
+
+const XML_VALUES: Body = Body::Values {
+    open: PARAMETER,
+    ends: &[PARAMETER_END, FUNCTION_END],
+};
+const GLM_VALUES: Body = Body::Values {
+    open: ARG_VALUE,
+    ends: &[ARG_VALUE_END],
+};
+const DSML_VALUES: Body = Body::Values {
+    open: DSML_PARAMETER,
+    ends: &[DSML_PARAMETER_END],
+};
+
+impl Body {
+    /// Whether a value goes on at the end of `body`.
+    fn is_inside(self, body: &str, json: &JsonScan) -> bool {
+        match self {
+            Self::Text => false,
+            Self::Json => json.in_string,
+            Self::Values { open, ends } => {
+                let body = body.trim_end();
+                !ends.iter().any(|end| body.ends_with(end)) && body.contains(open)
+            }
+        }
+    }
+}
+
+/// Finds the end marker. Markers inside of values are ignored.
+fn span(text: &str, open: &str, close: &str, scan: &mut Scan, last: bool, body: Body) -> Span {
     scan.close_from = scan.close_from.max(open.len());
     while let Some(found) = text[scan.close_from..].find(close) {
         let end = scan.close_from + found;
         scan.json.advance(text, open.len(), end);
-        if !(json && scan.json.in_string) {
+        if !body.is_inside(&text[open.len()..end], &scan.json) {
             return Span::End(end);
         }
         scan.inner_close.get_or_insert(end);
@@ -254,7 +292,7 @@ fn span(text: &str, open: &str, close: &str, scan: &mut Scan, last: bool, json: 
     scan.close_from = scan.close_from.max(from);
     match scan.inner_close {
         _ if !last => Span::More,
-        // The string has no end: the first marker counts.
+        // The value has no end: the first marker counts.
         Some(end) => Span::End(end),
         None => Span::Missing,
     }
@@ -266,10 +304,10 @@ fn tagged(
     (open, close): (&str, &str),
     scan: &mut Scan,
     last: bool,
-    json: bool,
+    body: Body,
     parse: impl Fn(&str) -> Result<Vec<ParsedCall>, ToolCallError>,
 ) -> Region {
-    match span(text, open, close, scan, last, json) {
+    match span(text, open, close, scan, last, body) {
         Span::More => Region::More,
         Span::End(end) => {
             let used = end + close.len();
@@ -299,9 +337,12 @@ fn code(body: &str, tool: &str) -> Result<Vec<ParsedCall>, ToolCallError> {
     Ok(vec![ParsedCall::new(tool, arguments)])
 }
 
-/// Parses JSON with whitespace around it.
+/// Parses JSON with whitespace around it, or the same in the notation of Python.
 fn parse_json(text: &str) -> Result<Value, ToolCallError> {
-    serde_json::from_str(text.trim()).map_err(|e| ToolCallError::Json(e.to_string()))
+    json::from_str(text.trim()).or_else(|e| {
+        let python = python::literal(text.trim()).filter(|v| v.is_object() || v.is_array());
+        python.ok_or_else(|| ToolCallError::Json(e.to_string()))
+    })
 }
 
 /// Parses a JSON object or a list of objects as calls.
@@ -340,13 +381,18 @@ fn call_of(value: &Value) -> Result<ParsedCall, ToolCallError> {
 fn object(value: Option<&Value>) -> Result<Map<String, Value>, ToolCallError> {
     match value {
         Some(Value::Object(map)) => Ok(map.clone()),
-        Some(Value::String(text)) => {
-            serde_json::from_str(text).map_err(|e| ToolCallError::Json(e.to_string()))
-        }
-        _ => Err(ToolCallError::Field {
-            field: "arguments",
-            expected: "a JSON object",
-        }),
+        Some(Value::String(text)) => match parse_json(text)? {
+            Value::Object(map) => Ok(map),
+            _ => Err(not_an_object()),
+        },
+        _ => Err(not_an_object()),
+    }
+}
+
+fn not_an_object() -> ToolCallError {
+    ToolCallError::Field {
+        field: "arguments",
+        expected: "a JSON object",
     }
 }
 
@@ -394,7 +440,7 @@ fn finish_json(body: &str, used: usize) -> Region {
 /// Parses a call in a Markdown fence.
 fn fenced_json(text: &str, scan: &mut Scan, last: bool) -> Region {
     let (open, close) = ("```json", "```");
-    let end = match span(text, open, close, scan, last, true) {
+    let end = match span(text, open, close, scan, last, Body::Json) {
         Span::More => return Region::More,
         Span::Missing => return bare_json_end(text),
         Span::End(end) => end,
@@ -420,13 +466,20 @@ fn bare_json_end(text: &str) -> Region {
 /// Parses the formats of Llama 3.
 fn llama(text: &str, scan: &mut Scan, last: bool) -> Region {
     if text.starts_with(FUNCTION) {
-        return tagged(text, (FUNCTION, FUNCTION_END), scan, last, true, |body| {
-            let (name, json) = body
-                .split_once('>')
-                .ok_or_else(|| ToolCallError::syntax(body, "> after the name"))?;
-            let arguments = object(Some(&parse_json(json)?))?;
-            Ok(vec![ParsedCall::new(name.trim(), arguments)])
-        });
+        return tagged(
+            text,
+            (FUNCTION, FUNCTION_END),
+            scan,
+            last,
+            Body::Json,
+            |body| {
+                let (name, json) = body
+                    .split_once('>')
+                    .ok_or_else(|| ToolCallError::syntax(body, "> after the name"))?;
+                let arguments = object(Some(&parse_json(json)?))?;
+                Ok(vec![ParsedCall::new(name.trim(), arguments)])
+            },
+        );
     }
     let Some(body) = text.strip_prefix(PYTHON_TAG) else {
         return bare_json(text, scan, last);
@@ -477,13 +530,11 @@ fn built_in(text: &str) -> Option<Result<ParsedCall, ToolCallError>> {
                 "an argument key=\"value\"",
             )));
         };
-        let mut values = serde_json::Deserializer::from_str(after).into_iter::<Value>();
-        let value = match values.next() {
-            Some(Ok(value)) => value,
-            _ => return Some(Err(ToolCallError::syntax(after, "a JSON value"))),
+        let Some((value, left)) = python::first(after) else {
+            return Some(Err(ToolCallError::syntax(after, "a JSON value")));
         };
         arguments.insert(key.trim().to_owned(), value);
-        rest = after[values.byte_offset()..].trim_start_matches([',', ' ', '\n']);
+        rest = left.trim_start_matches([',', ' ', '\n']);
     }
     Some(Ok(ParsedCall::new(name, arguments)))
 }
@@ -572,95 +623,10 @@ fn deepseek(body: &str) -> Result<ParsedCall, ToolCallError> {
     Ok(ParsedCall::new(name, object(Some(&parse_json(json)?))?))
 }
 
-/// Parses the rest of `<｜DSML｜invoke name="f">` with its parameters (V3.2).
-fn dsml(body: &str) -> Result<ParsedCall, ToolCallError> {
-    const PARAMETER: &str = "<｜DSML｜parameter";
-    let (head, mut rest) = body
-        .split_once('>')
-        .ok_or_else(|| ToolCallError::syntax(body, "> after the name"))?;
-    let name = attribute(head, "name")?;
-    let mut arguments = Map::new();
-    while let Some(after) = rest.trim_start().strip_prefix(PARAMETER) {
-        let (head, value) = after
-            .split_once('>')
-            .ok_or_else(|| ToolCallError::syntax(after, "> after the attributes"))?;
-        let (value, tail) =
-            value
-                .split_once("</｜DSML｜parameter>")
-                .ok_or_else(|| ToolCallError::Unclosed {
-                    open: PARAMETER.into(),
-                    close: "</｜DSML｜parameter>".into(),
-                })?;
-        let key = attribute(head, "name")?;
-        let value = match attribute(head, "string")?.as_str() {
-            "true" => Value::String(value.to_owned()),
-            _ => parse_json(value)?,
-        };
-        arguments.insert(key, value);
-        rest = tail;
-    }
-    if !rest.trim().is_empty() {
-        return Err(ToolCallError::syntax(
-            rest,
-            "a parameter or the end of the call",
-        ));
-    }
-    Ok(ParsedCall::new(name, arguments))
-}
-
-/// Value of an attribute `name="..."`.
-fn attribute(head: &str, name: &'static str) -> Result<String, ToolCallError> {
-    head.split_once(&format!("{name}=\""))
-        .and_then(|(_, after)| after.split_once('"'))
-        .map(|(value, _)| value.to_owned())
-        .ok_or_else(|| ToolCallError::syntax(head, "the attributes name and string"))
-}
-
-/// Parses the body of a GLM call.
-fn glm(body: &str, schemas: &Schemas) -> Result<ParsedCall, ToolCallError> {
-    let (name, mut rest) = match body.find("<arg_key>") {
-        Some(at) => body.split_at(at),
-        None => (body, ""),
-    };
-    let name = name.trim();
-    if name.is_empty() {
-        return Err(ToolCallError::Empty);
-    }
-    if name.contains(['\n', '<', '{']) {
-        return Err(ToolCallError::syntax(name, "the name of a tool"));
-    }
-    let mut arguments = Map::new();
-    while !rest.trim().is_empty() {
-        let (key, after) = between(rest, "<arg_key>", "</arg_key>")?;
-        let (value, after) = between(after, "<arg_value>", "</arg_value>")?;
-        let key = key.trim();
-        arguments.insert(key.to_owned(), typed(schemas, name, key, value)?);
-        rest = after;
-    }
-    Ok(ParsedCall::new(name, arguments))
-}
-
-/// Text between two markers at the start of `text`, and the rest.
-fn between<'t>(
-    text: &'t str,
-    open: &'static str,
-    close: &'static str,
-) -> Result<(&'t str, &'t str), ToolCallError> {
-    let body = text
-        .trim_start()
-        .strip_prefix(open)
-        .ok_or_else(|| ToolCallError::syntax(text, open))?;
-    body.split_once(close)
-        .ok_or_else(|| ToolCallError::Unclosed {
-            open: open.into(),
-            close: close.into(),
-        })
-}
-
 /// Parses `<function=` without `<tool_call>`, which Qwen3-Coder sometimes omits. A following `</tool_call>`
 /// is part of the call.
 fn bare_function(text: &str, scan: &mut Scan, last: bool, schemas: &Schemas) -> Region {
-    let region = tagged(text, ("", FUNCTION_END), scan, last, false, |body| {
+    let region = tagged(text, ("", FUNCTION_END), scan, last, XML_VALUES, |body| {
         xml(&format!("{body}{FUNCTION_END}"), schemas).map(|call| vec![call])
     });
     let used = match &region {
@@ -682,93 +648,4 @@ fn bare_function(text: &str, scan: &mut Scan, last: bool, schemas: &Schemas) -> 
         return Region::More;
     }
     region
-}
-
-/// Parses the body of an XML call.
-fn xml(body: &str, schemas: &Schemas) -> Result<ParsedCall, ToolCallError> {
-    if body.trim().is_empty() {
-        return Err(ToolCallError::Empty);
-    }
-    let (inner, tail) = between(body, FUNCTION, FUNCTION_END)?;
-    if !tail.trim().is_empty() {
-        return Err(ToolCallError::syntax(tail, TOOL_CALL_END));
-    }
-    let (name, mut rest) = inner
-        .split_once('>')
-        .ok_or_else(|| ToolCallError::syntax(inner, "> after the name"))?;
-    let name = name.trim();
-    let mut arguments = Map::new();
-    while !rest.trim().is_empty() {
-        let (parameter, after) = between(rest, "<parameter=", "</parameter>")?;
-        let (key, value) = parameter
-            .split_once('>')
-            .ok_or_else(|| ToolCallError::syntax(parameter, "> after the name"))?;
-        let value = value.strip_prefix('\n').unwrap_or(value);
-        let value = value.strip_suffix('\n').unwrap_or(value);
-        let key = key.trim();
-        arguments.insert(key.to_owned(), typed(schemas, name, key, value)?);
-        rest = after;
-    }
-    Ok(ParsedCall::new(name, arguments))
-}
-
-/// Converts an unquoted value to the type of the tool's schema. Without a schema, numbers, booleans, lists
-/// and objects are recognized.
-fn typed(schemas: &Schemas, tool: &str, key: &str, raw: &str) -> Result<Value, ToolCallError> {
-    let types = schemas
-        .iter()
-        .find(|(name, _)| name == tool)
-        .map(|(_, schema)| types_of(&schema["properties"][key]))
-        .unwrap_or_default();
-    let text = || Value::String(raw.to_owned());
-    let literal = match raw.trim() {
-        "True" => Ok(Value::Bool(true)),
-        "False" => Ok(Value::Bool(false)),
-        "None" => Ok(Value::Null),
-        trimmed => serde_json::from_str::<Value>(trimmed),
-    };
-    match literal {
-        Ok(value) if types.is_empty() && !value.is_string() => Ok(value),
-        Ok(value) if types != ["string"] && types.iter().any(|t| is_of_type(&value, t)) => {
-            Ok(value)
-        }
-        _ if types.is_empty() || types.iter().any(|t| t == "string") => Ok(text()),
-        _ => Err(ToolCallError::Argument {
-            tool: tool.to_owned(),
-            name: key.to_owned(),
-            value: raw.trim().chars().take(40).collect(),
-            expected: types.join(" or "),
-        }),
-    }
-}
-
-/// Whether a value has a type of JSON Schema. An integer is also a number.
-fn is_of_type(value: &Value, name: &str) -> bool {
-    match name {
-        "null" => value.is_null(),
-        "boolean" => value.is_boolean(),
-        "integer" => value.is_i64() || value.is_u64(),
-        "number" => value.is_number(),
-        "array" => value.is_array(),
-        "object" => value.is_object(),
-        _ => false,
-    }
-}
-
-/// Types that a JSON Schema allows, including `anyOf`. Empty if it has none.
-fn types_of(schema: &Value) -> Vec<String> {
-    let mut types = match &schema["type"] {
-        Value::String(one) => vec![one.clone()],
-        Value::Array(list) => list
-            .iter()
-            .filter_map(|t| t.as_str().map(str::to_owned))
-            .collect(),
-        _ => Vec::new(),
-    };
-    for choice in ["anyOf", "oneOf"] {
-        for one in schema[choice].as_array().into_iter().flatten() {
-            types.extend(types_of(one));
-        }
-    }
-    types
 }

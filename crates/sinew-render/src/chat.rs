@@ -20,11 +20,11 @@
 use crate::error::RenderError;
 use crate::format::TurnFormat;
 use crate::renderer::{Extension, Renderer, text_only};
-use crate::template::{ChatTemplate, MessageStyle, role_name};
+use crate::template::{ChatTemplate, MessageStyle, NEEDS_DATE, role_name, with_options};
 use crate::tokenizer::{GgufVocab, Tokenizer};
 use crate::tool_call::ToolCallFormat;
 use crate::write::{tool_instructions, write_tool_calls};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use sinew_types::{FinishReason, Message, Role, TokenId, ToolCall, ToolSpec};
 use std::path::Path;
 
@@ -51,7 +51,7 @@ pub struct ChatRenderer {
     format: TurnFormat,
     /// Parts of messages that the template prints.
     shows: Shows,
-    /// BLAKE3 hash of the template's text.
+    /// BLAKE3 hash of the template's text and its options.
     template_hash: String,
 }
 
@@ -84,7 +84,7 @@ pub struct ChatConfig {
     /// Ids that end a generation, in addition to those of the template.
     pub eos_ids: Vec<TokenId>,
     /// Variables of the template, such as `enable_thinking`.
-    pub options: serde_json::Map<String, Value>,
+    pub options: Map<String, Value>,
 }
 
 impl ChatRenderer {
@@ -99,6 +99,13 @@ impl ChatRenderer {
             &config.eos_token,
             config.options.clone(),
         )?;
+        // A template that asks for a date says so, before the probes read it as one that shows nothing.
+        let asked = template.render(&[Message::new(Role::User, "x")], &[], true);
+        if let Err(error @ RenderError::Template { .. }) = asked
+            && error.to_string().contains(NEEDS_DATE)
+        {
+            return Err(error);
+        }
         let (template, shows) = probe(template);
         let opening = generation_prompt(&template);
         let mut renderer = Self {
@@ -108,9 +115,7 @@ impl ChatRenderer {
             stop_ids: Vec::new(),
             format: TurnFormat::of_template(&config.template, &opening),
             shows,
-            template_hash: blake3::hash(config.template.as_bytes())
-                .to_hex()
-                .to_string(),
+            template_hash: template_hash(&config),
         };
         let mut stop_ids = Vec::new();
         for role in [Role::User, Role::Tool] {
@@ -146,7 +151,8 @@ impl ChatRenderer {
     }
 
     /// Creates a renderer from GGUF data: the vocabulary, `tokenizer.chat_template`, and the ids
-    /// `tokenizer.ggml.bos_token_id` and `tokenizer.ggml.eos_token_id`.
+    /// `tokenizer.ggml.bos_token_id` and `tokenizer.ggml.eos_token_id`. `options` are variables of the
+    /// template.
     ///
     /// # Errors
     /// Returns an error without a template, or if the vocabulary is not supported.
@@ -155,6 +161,7 @@ impl ChatRenderer {
         chat_template: Option<&str>,
         bos_id: Option<TokenId>,
         eos_id: Option<TokenId>,
+        options: Map<String, Value>,
     ) -> Result<Self, RenderError> {
         let template = chat_template.ok_or_else(|| RenderError::NoTemplate {
             hint: "the GGUF file has no tokenizer.chat_template: use an instruct model".into(),
@@ -173,17 +180,18 @@ impl ChatRenderer {
             bos_token: text(bos_id)?,
             eos_token: text(eos_id)?,
             eos_ids: eos_id.into_iter().collect(),
-            options: serde_json::Map::new(),
+            options,
         };
         Self::new(Tokenizer::from_gguf(vocab)?, config)
     }
 
     /// Creates a renderer from a model folder in the Hugging Face layout: `tokenizer.json`,
-    /// `tokenizer_config.json`, and optionally `chat_template.jinja` and `generation_config.json`.
+    /// `tokenizer_config.json`, and optionally `chat_template.jinja` and `generation_config.json`. `options`
+    /// are variables of the template.
     ///
     /// # Errors
     /// Returns an error if a file is missing or invalid, or there is no template.
-    pub fn from_dir(dir: &Path) -> Result<Self, RenderError> {
+    pub fn from_dir(dir: &Path, options: Map<String, Value>) -> Result<Self, RenderError> {
         let path = dir.join("tokenizer.json");
         let tokenizer = Tokenizer::from_json(&read(&path)?, &path.display().to_string())?;
         let settings = read_json(&dir.join("tokenizer_config.json"))?;
@@ -209,7 +217,7 @@ impl ChatRenderer {
             bos_token: token_text(&settings["bos_token"]),
             eos_token: token_text(&settings["eos_token"]),
             eos_ids,
-            options: serde_json::Map::new(),
+            options,
         };
         Self::new(tokenizer, config)
     }
@@ -250,23 +258,67 @@ impl ChatRenderer {
         text_only(messages)?;
         let mut messages: Vec<_> = messages.iter().map(|m| self.prepared(m)).collect();
         if !tools.is_empty() && !self.shows.tools {
-            let text = tool_instructions(tools, self.call_format());
+            let shown: Vec<_> = tools.iter().map(|tool| self.prepared_tool(tool)).collect();
+            let text = tool_instructions(&shown, self.call_format());
             match messages.first_mut().filter(|m| m.role == Role::System) {
                 Some(system) => system.content.push_text(&format!("\n\n{text}")),
                 None => messages.insert(0, Message::new(Role::System, text)),
             }
         }
+        let tools: Vec<_> = tools.iter().map(|tool| self.prepared_tool(tool)).collect();
         self.template
-            .render(&messages, tools, add_generation_prompt)
+            .render(&messages, &tools, add_generation_prompt)
     }
 
-    /// Neutralizes control tokens, and writes calls in the content if the template does not print them.
+    /// Neutralizes control tokens in the description of a tool, which servers outside write.
+    fn prepared_tool(&self, tool: &ToolSpec) -> ToolSpec {
+        let mut tool = tool.clone();
+        tool.name = self.tokenizer.neutralize(&tool.name);
+        tool.description = self.tokenizer.neutralize(&tool.description);
+        self.neutralize_value(&mut tool.parameters);
+        tool
+    }
+
+    /// Neutralizes control tokens in the texts of a value, names among them.
+    fn neutralize_value(&self, value: &mut Value) {
+        match value {
+            Value::String(text) => *text = self.tokenizer.neutralize(text),
+            Value::Array(items) => items
+                .iter_mut()
+                .for_each(|item| self.neutralize_value(item)),
+            Value::Object(map) => {
+                for (key, mut value) in std::mem::take(map) {
+                    self.neutralize_value(&mut value);
+                    map.insert(self.tokenizer.neutralize(&key), value);
+                }
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+    }
+
+    /// Neutralizes control tokens, and writes calls in the content if the template does not print them. In
+    /// the output of a tool, marks such as `<think>` are neutralized, too: they would end it, or be the
+    /// model's own.
     fn prepared(&self, message: &Message) -> Message {
         let mut message = message.clone();
+        let text = message.content.text();
+        message.content = match message.role {
+            Role::Tool => self.tokenizer.neutralize_marks(&text).into(),
+            _ => self.tokenizer.neutralize(&text).into(),
+        };
         if message.role == Role::Tool && !self.shows.results {
             message.role = Role::User;
         }
-        message.content = self.tokenizer.neutralize(&message.content.text()).into();
+        if let Some(reasoning) = &mut message.reasoning {
+            *reasoning = self.tokenizer.neutralize(reasoning);
+        }
+        if let Some(name) = &mut message.name {
+            *name = self.tokenizer.neutralize(name);
+        }
+        for call in &mut message.tool_calls {
+            call.name = self.tokenizer.neutralize(&call.name);
+            self.neutralize_value(&mut call.arguments);
+        }
         if !message.tool_calls.is_empty() && !self.shows.calls {
             let calls = write_tool_calls(&message.tool_calls, self.call_format());
             let between = if message.content.is_empty() { "" } else { "\n" };
@@ -419,6 +471,18 @@ fn dummies(new: &[Message]) -> Vec<(bool, Message)> {
     }
 }
 
+/// BLAKE3 of the template's text, and of its options where there are some.
+fn template_hash(config: &ChatConfig) -> String {
+    let mut hash = blake3::Hasher::new();
+    hash.update(config.template.as_bytes());
+    if !config.options.is_empty() {
+        let mut options = Value::Object(config.options.clone());
+        options.sort_all_objects();
+        hash.update(&[0]).update(options.to_string().as_bytes());
+    }
+    hash.finalize().to_hex().to_string()
+}
+
 /// Text of the generation prompt.
 fn generation_prompt(template: &ChatTemplate) -> String {
     let user = [Message::new(Role::User, "x")];
@@ -500,12 +564,16 @@ impl Renderer for ChatRenderer {
         Some(self.template_hash.clone())
     }
 
+    fn template_options(&self) -> Map<String, Value> {
+        self.config.options.clone()
+    }
+
     fn files(&self) -> Result<Vec<(String, Vec<u8>)>, RenderError> {
         let settings = serde_json::json!({
             "tokenizer_class": "PreTrainedTokenizerFast",
             "bos_token": text_or_null(&self.config.bos_token),
             "eos_token": text_or_null(&self.config.eos_token),
-            "chat_template": self.config.template,
+            "chat_template": with_options(&self.config.template, &self.config.options),
             "clean_up_tokenization_spaces": false,
         });
         let generation = serde_json::json!({ "eos_token_id": self.stop_ids });

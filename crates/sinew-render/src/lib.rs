@@ -27,6 +27,8 @@ mod chat;
 mod conformance;
 mod error;
 mod format;
+mod marked;
+mod python;
 mod renderer;
 mod size;
 mod template;
@@ -35,6 +37,7 @@ mod tokenizer;
 mod tool_call;
 mod turn;
 mod turn_reader;
+mod values;
 mod write;
 
 pub use bytes_chat::byte_renderer;

@@ -78,9 +78,14 @@ pub trait Renderer: Send + Sync {
         TurnFormat::default()
     }
 
-    /// BLAKE3 hash of the chat template's text in hexadecimal digits. `None` without a template.
+    /// BLAKE3 hash of the chat template's text and options in hexadecimal digits. `None` without a template.
     fn template_hash(&self) -> Option<String> {
         None
+    }
+
+    /// Variables that the chat template was given, such as `enable_thinking`.
+    fn template_options(&self) -> serde_json::Map<String, serde_json::Value> {
+        serde_json::Map::new()
     }
 
     /// Returns the tokens after a sampled turn. `context` has all tokens so far, `finish` is the

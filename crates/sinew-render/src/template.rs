@@ -2,18 +2,21 @@
 //!
 //! Templates read the variables `messages`, `tools` (`none` if empty), `add_generation_prompt`, `bos_token`,
 //! `eos_token` and those of the options. They can call `raise_exception(text)` and, with the option `date`,
-//! `strftime_now(format)`. The filter `tojson` has the format of Python, and string methods of Python are
-//! supported.
+//! `strftime_now(format)`. The filter `tojson` has the format and the arguments of Python's `json.dumps`, and
+//! string methods of Python are supported.
 //!
 //! Blocks trim whitespace like Hugging Face's renderer: `trim_blocks` and `lstrip_blocks` are on.
 
 use crate::error::RenderError;
+use chrono::{NaiveDate, NaiveDateTime, NaiveTime};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{Environment, Error, ErrorKind, context};
 use serde::Serialize;
 use serde_json::{Map, json};
 use sinew_types::{Message, Role, ToolSpec};
+use std::fmt::Write as _;
+use std::io;
 
 /// Maximum operations to render a conversation. Templates are untrusted.
 const FUEL: u64 = 20_000_000;
@@ -46,12 +49,7 @@ pub(crate) struct MessageStyle {
 
 /// Name of a role in templates.
 pub(crate) fn role_name(role: Role) -> &'static str {
-    match role {
-        Role::System => "system",
-        Role::User => "user",
-        Role::Assistant => "assistant",
-        Role::Tool => "tool",
-    }
+    role.name()
 }
 
 impl ChatTemplate {
@@ -60,7 +58,8 @@ impl ChatTemplate {
     /// change overnight.
     ///
     /// # Errors
-    /// [`RenderError::Template`] for a syntax error or an invalid date.
+    /// [`RenderError::Template`] for a syntax error, an invalid date, or an option that the template does not
+    /// read.
     pub fn new(
         source: &str,
         bos_token: &str,
@@ -88,9 +87,10 @@ impl ChatTemplate {
         environment.add_test("iterable", |value: &Value| {
             !value.is_none() && value.try_iter().is_ok()
         });
-        if let Some(date) = options.get("date") {
-            let date = Date::parse(date)?;
-            environment.add_function("strftime_now", move |format: &str| date.format(format));
+        check_options(source, &options)?;
+        if let Some(date) = options.get(DATE) {
+            let date = date_of(date)?;
+            environment.add_function(NOW, move |format: &str| strftime(date, format));
         }
         environment
             .add_template_owned("chat", without_generation_tags(source))
@@ -144,86 +144,106 @@ impl ChatTemplate {
     }
 }
 
-/// Date for `strftime_now`.
-#[derive(Clone, Copy, Debug)]
-struct Date {
-    year: u16,
-    /// Month, 1 to 12.
-    month: u8,
-    /// Day, 1 to 31.
-    day: u8,
-}
-
-/// English names for `%B` and `%b`.
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
+/// Variables that the renderer sets.
+const OWN: [&str; 5] = [
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "bos_token",
+    "eos_token",
 ];
 
-impl Date {
-    /// Parses `YYYY-MM-DD`.
-    fn parse(value: &serde_json::Value) -> Result<Self, RenderError> {
-        let parse = |text: &str| {
-            let mut parts = text.splitn(3, '-');
-            let date = Self {
-                year: parts.next()?.parse().ok()?,
-                month: parts.next()?.parse().ok()?,
-                day: parts.next()?.parse().ok()?,
-            };
-            ((1..=12).contains(&date.month) && (1..=31).contains(&date.day)).then_some(date)
-        };
-        value
-            .as_str()
-            .and_then(parse)
-            .ok_or_else(|| RenderError::Template {
-                line: 0,
-                message: format!("option date is {value}, expected for instance \"2026-01-31\""),
-            })
-    }
+/// Option that gives `strftime_now` its date.
+const DATE: &str = "date";
+/// The function of that date.
+const NOW: &str = "strftime_now";
+/// What a template that calls it without a date needs.
+pub(crate) const NEEDS_DATE: &str = "template = { date = \"2026-01-31\" } beside the model's name";
 
-    /// Formats the date with the directives that templates use.
-    fn format(self, format: &str) -> Result<String, Error> {
-        let month = MONTHS[usize::from(self.month) - 1];
-        let mut out = String::new();
-        let mut chars = format.chars();
-        while let Some(c) = chars.next() {
-            match (c, if c == '%' { chars.next() } else { None }) {
-                ('%', Some('Y')) => out.push_str(&self.year.to_string()),
-                ('%', Some('m')) => out.push_str(&format!("{:02}", self.month)),
-                ('%', Some('d')) => out.push_str(&format!("{:02}", self.day)),
-                ('%', Some('B')) => out.push_str(month),
-                ('%', Some('b')) => out.push_str(&month[..3]),
-                ('%', other) => {
-                    return Err(Error::new(
-                        ErrorKind::InvalidOperation,
-                        format!("strftime_now knows %Y, %m, %d, %B and %b, not %{other:?}"),
-                    ));
-                }
-                (c, _) => out.push(c),
-            }
+/// Refuses options that the template does not read.
+fn check_options(
+    source: &str,
+    options: &Map<String, serde_json::Value>,
+) -> Result<(), RenderError> {
+    let refused = |message: String| Err(RenderError::Template { line: 0, message });
+    for name in options.keys() {
+        if OWN.contains(&name.as_str()) {
+            return refused(format!("option {name} is set by the renderer: remove it"));
         }
-        Ok(out)
+        let read = has_word(source, name) || (name == DATE && has_word(source, NOW));
+        if !read {
+            return refused(format!(
+                "option {name} has no effect: the chat template does not read it"
+            ));
+        }
     }
+    Ok(())
+}
+
+/// Whether a name stands in a template, and not as a part of another one.
+fn has_word(source: &str, name: &str) -> bool {
+    let inside = |c: char| c.is_alphanumeric() || c == '_';
+    source.match_indices(name).any(|(at, _)| {
+        let (before, after) = (&source[..at], &source[at + name.len()..]);
+        !before.ends_with(inside) && !after.starts_with(inside)
+    })
+}
+
+/// The date of the option `date`: a day, or a day and a time.
+fn date_of(value: &serde_json::Value) -> Result<NaiveDateTime, RenderError> {
+    let parse = |text: &str| {
+        let day =
+            NaiveDate::parse_from_str(text, "%Y-%m-%d").map(|day| day.and_time(NaiveTime::MIN));
+        day.or_else(|_| NaiveDateTime::parse_from_str(text, "%Y-%m-%dT%H:%M:%S"))
+    };
+    let date = value.as_str().and_then(|text| parse(text).ok());
+    date.ok_or_else(|| RenderError::Template {
+        line: 0,
+        message: format!(
+            "option date is {value}, expected for instance \"2026-01-31\" or \"2026-01-31T08:30:00\""
+        ),
+    })
+}
+
+/// The date in a format of Python's `strftime`.
+fn strftime(date: NaiveDateTime, format: &str) -> Result<String, Error> {
+    let mut out = String::new();
+    write!(out, "{}", date.format(format)).map_err(|_| {
+        let message = format!("{NOW}: the format {format:?} has an unknown directive");
+        Error::new(ErrorKind::InvalidOperation, message)
+    })?;
+    Ok(out)
+}
+
+/// A template that sets its options by itself, for programs that read it without them. They have their own
+/// `strftime_now`.
+pub(crate) fn with_options(source: &str, options: &Map<String, serde_json::Value>) -> String {
+    let mut out = String::new();
+    for (name, value) in options.iter().filter(|(name, _)| *name != DATE) {
+        // Texts, numbers, lists and tables of JSON are those of Jinja; constants have other names.
+        let value = match value {
+            serde_json::Value::Null => "none".to_owned(),
+            other => other.to_string(),
+        };
+        out.push_str(&format!("{{%- set {name} = {value} %}}"));
+    }
+    out + source
 }
 
 /// Error with the line of the template.
 fn failed(error: &Error) -> RenderError {
+    let mut message = match error.detail() {
+        Some(detail) => format!("{}: {detail}", error.kind()),
+        None => error.kind().to_string(),
+    };
+    if error.kind() == ErrorKind::UnknownFunction && message.contains(NOW) {
+        message += &format!(
+            "; the chat template asks for the date of today, which is fixed for a run: set {NEEDS_DATE}"
+        );
+    }
     RenderError::Template {
         line: error.line().unwrap_or(0),
-        message: match error.detail() {
-            Some(detail) => format!("{}: {detail}", error.kind()),
-            None => error.kind().to_string(),
-        },
+        message,
     }
 }
 
@@ -314,29 +334,41 @@ fn tool_value(tool: &ToolSpec) -> serde_json::Value {
     })
 }
 
-/// The `tojson` filter, equal to `json.dumps(value, ensure_ascii=False)`. Jinja's own filter escapes HTML,
-/// which models did not see in training.
+/// The `tojson` filter, equal to `json.dumps(value, ensure_ascii=False)` with the arguments of that function.
+/// Jinja's own filter escapes HTML, which models did not see in training.
 fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
-    let indent: Option<usize> = kwargs.get("indent")?;
+    let indent: Option<Value> = kwargs.get("indent")?;
+    let separators: Option<Vec<String>> = kwargs.get("separators")?;
+    let sort_keys: Option<bool> = kwargs.get("sort_keys")?;
     let ensure_ascii: Option<bool> = kwargs.get("ensure_ascii")?;
     kwargs.assert_all_used()?;
-    let wrong =
-        |e: serde_json::Error| Error::new(ErrorKind::InvalidOperation, format!("tojson: {e}"));
-    let value = serde_json::to_value(value).map_err(wrong)?;
-    let mut text = match indent {
-        Some(n) => {
-            let mut out = Vec::new();
-            let spaces = " ".repeat(n.min(16));
-            let formatter = serde_json::ser::PrettyFormatter::with_indent(spaces.as_bytes());
-            value
-                .serialize(&mut serde_json::Serializer::with_formatter(
-                    &mut out, formatter,
-                ))
-                .map_err(wrong)?;
-            String::from_utf8_lossy(&out).into_owned()
+    let wrong = |why: &str| Error::new(ErrorKind::InvalidOperation, format!("tojson: {why}"));
+    let mut value = serde_json::to_value(value).map_err(|e| wrong(&e.to_string()))?;
+    if sort_keys == Some(true) {
+        value.sort_all_objects();
+    }
+    let indent = match indent.filter(|i| !i.is_none()) {
+        None => None,
+        Some(text) if text.as_str().is_some() => text.as_str().map(str::to_owned),
+        Some(count) => {
+            let count =
+                usize::try_from(count).map_err(|_| wrong("indent must be a number or a text"))?;
+            Some(" ".repeat(count.min(16)))
         }
-        None => to_python_json(&value),
     };
+    let mut format = PythonFormat {
+        item: if indent.is_some() { "," } else { ", " }.to_owned(),
+        key: ": ".to_owned(),
+        indent,
+        depth: 0,
+        has_value: false,
+    };
+    match separators.as_deref() {
+        None => {}
+        Some([item, key]) => (format.item, format.key) = (item.clone(), key.clone()),
+        Some(_) => return Err(wrong("separators must be two texts")),
+    }
+    let mut text = format.written(&value);
     if ensure_ascii == Some(true) {
         text = escape_non_ascii(&text);
     }
@@ -345,12 +377,14 @@ fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
 
 /// JSON in the format of Python's `json.dumps(value, ensure_ascii=False)`.
 pub(crate) fn to_python_json(value: &serde_json::Value) -> String {
-    let mut out = Vec::new();
-    let mut serializer = serde_json::Serializer::with_formatter(&mut out, SpacedFormatter);
-    // Writing a JSON value to memory cannot fail.
-    let written = value.serialize(&mut serializer);
-    debug_assert!(written.is_ok());
-    String::from_utf8_lossy(&out).into_owned()
+    let format = PythonFormat {
+        item: ", ".to_owned(),
+        key: ": ".to_owned(),
+        indent: None,
+        depth: 0,
+        has_value: false,
+    };
+    format.written(value)
 }
 
 /// Text with all other characters as `\u` escapes, as Python writes JSON by default.
@@ -369,39 +403,122 @@ fn escape_non_ascii(text: &str) -> String {
     out
 }
 
-/// Python's default separators: `", "` and `": "`.
-struct SpacedFormatter;
+/// JSON as Python writes it.
+struct PythonFormat {
+    /// Between two items.
+    item: String,
+    /// Between a key and its value.
+    key: String,
+    /// Before each item, once for each level.
+    indent: Option<String>,
+    /// Lists and objects around the value at hand.
+    depth: usize,
+    /// Whether the list or object at hand has an item.
+    has_value: bool,
+}
 
-impl serde_json::ser::Formatter for SpacedFormatter {
-    fn begin_array_value<W: ?Sized + std::io::Write>(
-        &mut self,
-        writer: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        if first {
-            Ok(())
-        } else {
-            writer.write_all(b", ")
+impl PythonFormat {
+    /// A value in this format.
+    fn written(self, value: &serde_json::Value) -> String {
+        let mut out = Vec::new();
+        let mut serializer = serde_json::Serializer::with_formatter(&mut out, self);
+        // Writing a JSON value to memory cannot fail.
+        let written = value.serialize(&mut serializer);
+        debug_assert!(written.is_ok());
+        String::from_utf8_lossy(&out).into_owned()
+    }
+
+    /// With an indent: a new line, up to where its item begins.
+    fn line<W: ?Sized + io::Write>(&self, writer: &mut W) -> io::Result<()> {
+        let Some(indent) = &self.indent else {
+            return Ok(());
+        };
+        writer.write_all(b"\n")?;
+        (0..self.depth).try_for_each(|_| writer.write_all(indent.as_bytes()))
+    }
+
+    /// Begins a list or an object.
+    fn open<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
+        self.depth += 1;
+        self.has_value = false;
+        writer.write_all(bracket)
+    }
+
+    /// Ends a list or an object. An empty one has no line of its own.
+    fn close<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
+        self.depth -= 1;
+        if self.has_value {
+            self.line(writer)?;
+        }
+        self.has_value = true;
+        writer.write_all(bracket)
+    }
+
+    /// Begins an item.
+    fn next<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if !first {
+            writer.write_all(self.item.as_bytes())?;
+        }
+        self.has_value = true;
+        self.line(writer)
+    }
+}
+
+impl serde_json::ser::Formatter for PythonFormat {
+    /// Python's `repr`: an exponent has a sign and two digits, and begins below 0.0001.
+    fn write_f64<W: ?Sized + io::Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
+        let plain = serde_json::Number::from_f64(value)
+            .map_or_else(|| value.to_string(), |n| n.to_string());
+        let text = match plain.contains('e') || (value != 0.0 && value.abs() < 1e-4) {
+            true => format!("{value:e}"),
+            false => plain,
+        };
+        match text.split_once('e') {
+            None => writer.write_all(text.as_bytes()),
+            Some((digits, exponent)) => {
+                let (sign, exponent) = match exponent.strip_prefix('-') {
+                    Some(exponent) => ('-', exponent),
+                    None => ('+', exponent),
+                };
+                write!(writer, "{digits}e{sign}{exponent:0>2}")
+            }
         }
     }
 
-    fn begin_object_key<W: ?Sized + std::io::Write>(
+    fn begin_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.open(writer, b"[")
+    }
+
+    fn end_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.close(writer, b"]")
+    }
+
+    fn begin_array_value<W: ?Sized + io::Write>(
         &mut self,
         writer: &mut W,
         first: bool,
-    ) -> std::io::Result<()> {
-        if first {
-            Ok(())
-        } else {
-            writer.write_all(b", ")
-        }
+    ) -> io::Result<()> {
+        self.next(writer, first)
     }
 
-    fn begin_object_value<W: ?Sized + std::io::Write>(
+    fn begin_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.open(writer, b"{")
+    }
+
+    fn end_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.close(writer, b"}")
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(
         &mut self,
         writer: &mut W,
-    ) -> std::io::Result<()> {
-        writer.write_all(b": ")
+        first: bool,
+    ) -> io::Result<()> {
+        self.next(writer, first)
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(self.key.as_bytes())
     }
 }
 
@@ -436,6 +553,42 @@ mod tests {
                 .render(&[], &[tool], false)
                 .unwrap();
         assert_eq!(text, "{\n  \"b\": [\n    1,\n    2.5\n  ],\n  \"a\": {}\n}");
+    }
+
+    /// The expected texts are those of `json.dumps` of Python 3.13.
+    #[test]
+    fn tojson_takes_the_arguments_of_python() {
+        let tool = ToolSpec {
+            name: "f".into(),
+            description: String::new(),
+            parameters: json!({"b": [1, 2.5, {}], "a": {"z": [], "y": "é"}, "n": [1e-5, 1e16, 0.0001, 100.0]}),
+        };
+        for (arguments, expected) in [
+            (
+                "separators=(',', ':')",
+                r#"{"b":[1,2.5,{}],"a":{"z":[],"y":"é"},"n":[1e-05,1e+16,0.0001,100.0]}"#,
+            ),
+            (
+                "sort_keys=true",
+                r#"{"a": {"y": "é", "z": []}, "b": [1, 2.5, {}], "n": [1e-05, 1e+16, 0.0001, 100.0]}"#,
+            ),
+            (
+                "indent=1, separators=(' ,', '='), sort_keys=true",
+                "{\n \"a\"={\n  \"y\"=\"é\" ,\n  \"z\"=[]\n } ,\n \"b\"=[\n  1 ,\n  2.5 ,\n  {}\n ] ,\n \
+                 \"n\"=[\n  1e-05 ,\n  1e+16 ,\n  0.0001 ,\n  100.0\n ]\n}",
+            ),
+        ] {
+            let source = format!("{{{{ tools[0].function.parameters | tojson({arguments}) }}}}");
+            let text = template(&source).render(&[], std::slice::from_ref(&tool), false);
+            assert_eq!(text.unwrap(), expected, "{arguments}");
+        }
+        let wrong = template("{{ messages | tojson(separators=(',',)) }}").render(&[], &[], false);
+        assert!(
+            wrong
+                .unwrap_err()
+                .to_string()
+                .contains("separators must be two texts")
+        );
     }
 
     #[test]
@@ -481,16 +634,37 @@ mod tests {
     fn strftime_now_needs_a_date() {
         let mut options = Map::new();
         options.insert("date".into(), json!("2026-01-31"));
-        let source = "{{ strftime_now('%d %B %b %Y-%m') }}";
-        let dated = ChatTemplate::new(source, "", "", options.clone()).unwrap();
+        let source = "{{ strftime_now('%A %d %B %b %Y-%m %H:%M %j') }}";
+        let dated = |options| ChatTemplate::new(source, "", "", options).unwrap();
         assert_eq!(
-            dated.render(&[], &[], true).unwrap(),
-            "31 January Jan 2026-01"
+            dated(options.clone()).render(&[], &[], true).unwrap(),
+            "Saturday 31 January Jan 2026-01 00:00 031"
         );
+        options.insert("date".into(), json!("2026-01-31T08:30:00"));
+        let text = dated(options.clone()).render(&[], &[], true).unwrap();
+        assert!(text.contains("08:30"), "{text}");
         let error = template(source).render(&[], &[], true).unwrap_err();
-        assert!(error.to_string().contains("strftime_now"), "{error}");
+        assert!(error.to_string().contains(NEEDS_DATE), "{error}");
+        let wrong = ChatTemplate::new("{{ strftime_now('%Q') }}", "", "", options.clone()).unwrap();
+        assert!(wrong.render(&[], &[], true).is_err());
         options.insert("date".into(), json!("today"));
         assert!(ChatTemplate::new(source, "", "", options).is_err());
+    }
+
+    #[test]
+    fn options_without_effect_are_refused() {
+        for (name, expected) in [
+            ("enable_thinkin", "does not read it"),
+            ("date", "does not read it"),
+            ("tools", "set by the renderer"),
+        ] {
+            let options = [(name.to_owned(), json!("2026-01-31"))]
+                .into_iter()
+                .collect();
+            let error =
+                ChatTemplate::new("{{ enable_thinking }}{{ tools }}", "", "", options).unwrap_err();
+            assert!(error.to_string().contains(expected), "{error}");
+        }
     }
 
     #[test]

@@ -62,6 +62,8 @@ pub struct Tokenizer {
     bytes: Vec<Option<Box<[u8]>>>,
     /// Control tokens by id.
     special: BTreeMap<TokenId, String>,
+    /// Other added tokens with the form of a mark, such as `<think>` and `</tool_response>`.
+    marks: Vec<String>,
     /// Bytes of the longest token.
     longest: usize,
 }
@@ -165,11 +167,18 @@ impl Tokenizer {
             .filter(|(_, token)| token.special)
             .map(|(&id, token)| (id, token.content.clone()))
             .collect();
+        let is_mark = |text: &str| text.starts_with('<') && text.ends_with('>') && text.len() > 2;
+        let marks = added
+            .values()
+            .filter(|token| !token.special && is_mark(&token.content))
+            .map(|token| token.content.clone())
+            .collect();
         let longest = bytes.iter().flatten().map(|b| b.len()).max().unwrap_or(0);
         Ok(Self {
             inner,
             bytes,
             special,
+            marks,
             longest,
         })
     }
@@ -207,20 +216,29 @@ impl Tokenizer {
         self.special.contains_key(&id)
     }
 
-    /// Inserts a space after the first character of each control token's name, so that tool output cannot
-    /// start or end a turn.
+    /// Inserts a space after the first character of each control token's name, so that text cannot start or
+    /// end a turn.
     pub(crate) fn neutralize(&self, text: &str) -> String {
-        let mut text = text.to_owned();
-        for token in self.special.values() {
-            if text.contains(token.as_str()) {
-                let mut chars = token.chars();
-                if let Some(first) = chars.next() {
-                    text = text.replace(token.as_str(), &format!("{first} {}", chars.as_str()));
-                }
-            }
-        }
-        text
+        split_names(text, self.special.values())
     }
+
+    /// As [`Tokenizer::neutralize`], for the other marks too: the output of a tool can neither end its own
+    /// place nor begin the model's reasoning.
+    pub(crate) fn neutralize_marks(&self, text: &str) -> String {
+        split_names(text, self.special.values().chain(&self.marks))
+    }
+}
+
+/// A text with a space after the first character of each of these names.
+fn split_names<'n>(text: &str, names: impl Iterator<Item = &'n String>) -> String {
+    let mut text = text.to_owned();
+    for name in names {
+        let mut chars = name.chars();
+        if let (true, Some(first)) = (text.contains(name.as_str()), chars.next()) {
+            text = text.replace(name.as_str(), &format!("{first} {}", chars.as_str()));
+        }
+    }
+    text
 }
 
 /// Error with the source of the tokenizer.
@@ -401,6 +419,12 @@ mod tests {
         let text = tokenizer.neutralize("x<|im_end|>y");
         assert_eq!(text, "x< |im_end|>y");
         assert_eq!(tokenizer.neutralize("plain"), "plain");
+        // The model's own marks are text, but for the output of a tool.
+        assert_eq!(tokenizer.neutralize("<tool>"), "<tool>");
+        assert_eq!(
+            tokenizer.neutralize_marks("<tool><|im_end|>"),
+            "< tool>< |im_end|>"
+        );
     }
 
     #[test]

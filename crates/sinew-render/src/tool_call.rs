@@ -177,14 +177,6 @@ pub enum ToolCallError {
         field: &'static str,
         expected: &'static str,
     },
-    /// An argument does not match the tool's schema.
-    #[error("argument {name:?} of {tool} is {value:?}, expected {expected}")]
-    Argument {
-        tool: String,
-        name: String,
-        value: String,
-        expected: String,
-    },
     /// The notation is invalid.
     #[error("the call cannot be read: {found:?} where {expected} is expected")]
     Syntax {

@@ -5,9 +5,10 @@
 
 use sinew_env::{Action, CallError, CallNotation};
 use sinew_render::{
-    Renderer, ToolCallError, ToolCallFormat, TurnDelta, TurnFormat, TurnParser, TurnStream,
+    ParsedCall, Renderer, ToolCallError, ToolCallFormat, TurnDelta, TurnFormat, TurnParser,
+    TurnStream, parse_tokens,
 };
-use sinew_types::{TokenId, ToolCall, ToolSpec};
+use sinew_types::{Message, Role, TokenId, ToolCall, ToolSpec};
 
 /// The notation of calls as the renderer parses it; `None` for an environment without tools, whose text is
 /// never a call.
@@ -53,6 +54,37 @@ pub fn of_tokens(
     action
 }
 
+/// A sampled turn, which is this action, as a message: answer, reasoning and calls apart, so that the chat
+/// template writes them again. Calls in a notation of the environment stay a part of the text, too.
+pub(crate) fn message(
+    renderer: &dyn Renderer,
+    notation: &CallNotation,
+    tools: &[ToolSpec],
+    tokens: &[TokenId],
+    action: &Action,
+) -> Message {
+    let of_template = *notation == CallNotation::Template && !tools.is_empty();
+    let mut format = renderer.turn_format();
+    format.calls = format.calls.filter(|_| of_template);
+    let turn = parse_tokens(renderer, tokens, &format, tools);
+    let mut said = Message::new(Role::Assistant, turn.content);
+    said.reasoning = turn.reasoning;
+    said.tool_calls = match of_template {
+        true => turn.calls.into_iter().enumerate().map(call).collect(),
+        false => action.tool_calls.clone(),
+    };
+    said
+}
+
+/// A call of a turn, by its number.
+fn call((index, call): (usize, ParsedCall)) -> ToolCall {
+    ToolCall {
+        id: call.id.unwrap_or_else(|| format!("call-{index}")),
+        name: call.name,
+        arguments: call.arguments.into(),
+    }
+}
+
 /// The action of a program's final answer. It is text of the program, not of the model's template.
 pub(crate) fn of_answer(notation: &CallNotation, answer: &str) -> Action {
     let mut action = Action::say(answer);
@@ -72,11 +104,7 @@ fn read(deltas: Vec<TurnDelta>, action: &mut Action) {
     for delta in deltas {
         let called = !action.tool_calls.is_empty();
         match delta {
-            TurnDelta::Call { index, call } => action.tool_calls.push(ToolCall {
-                id: call.id.unwrap_or_else(|| format!("call-{index}")),
-                name: call.name,
-                arguments: call.arguments.into(),
-            }),
+            TurnDelta::Call { index, call } => action.tool_calls.push(self::call((index, call))),
             TurnDelta::Broken(error @ ToolCallError::Unopened { .. }) if !called => {
                 unopened.get_or_insert(error);
             }
@@ -152,6 +180,30 @@ mod tests {
         }
         let plain = of_answer(&CallNotation::Template, "<tool>1</tool>");
         assert!(plain.tool_calls.is_empty() && plain.call_error.is_none());
+    }
+
+    #[test]
+    fn a_turn_is_kept_as_its_template_writes_it() {
+        let renderer = sinew_render::byte_renderer().unwrap();
+        let tools = [ToolSpec {
+            name: "f".into(),
+            description: String::new(),
+            parameters: serde_json::json!({}),
+        }];
+        let said = |notation: &CallNotation, tools: &[ToolSpec], text: &str| {
+            let tokens = renderer.encode_text(text).unwrap();
+            let action = of_tokens(&renderer, notation, tools, &tokens, false);
+            message(&renderer, notation, tools, &tokens, &action)
+        };
+        let text = "so\n<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": 1}}</tool_call>";
+        let called = said(&CallNotation::Template, &tools, text);
+        assert_eq!((called.content, called.tool_calls.len()), ("so".into(), 1));
+        // What is no call of the template stays in the text.
+        let plain = said(&CallNotation::Template, &[], text);
+        assert_eq!((plain.content, plain.tool_calls.len()), (text.into(), 0));
+        let text = "so <tool>1</tool>";
+        let tagged = said(&tag(), &[], text);
+        assert_eq!((tagged.content, tagged.tool_calls.len()), (text.into(), 1));
     }
 
     proptest! {

@@ -11,8 +11,8 @@ use crate::parts::{EpisodeOptions, EpisodeParts};
 use sinew_env::{CallNotation, Env, EnvError, EnvFuture, StepResult};
 use sinew_sandbox::owned;
 use sinew_types::{
-    Engine, EngineEvent, EpisodeId, FailureKind, FinishReason, GenerateRequest, Message, RequestId,
-    SamplingParams, Timing, TokenId, ToolSpec, Trace, mix_seed,
+    Engine, EngineEvent, EpisodeId, FailureKind, FinishReason, GenerateRequest, Message, Node,
+    RequestId, SamplingParams, Timing, TokenId, TokenKind, ToolSpec, Trace, mix_seed,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -163,6 +163,7 @@ impl<'a> Running<'a> {
         if let Some(env) = &mut world.env {
             let event = self.reset(env.as_mut()).await;
             let command = machine.on_event(event);
+            machine.offered(&self.tools);
             self.turned(machine);
             self.drive(machine, env.as_mut(), command).await;
         }
@@ -186,7 +187,17 @@ impl<'a> Running<'a> {
     /// The trace of an episode that is over.
     fn over(mut self, machine: EpisodeMachine) -> Trace {
         self.timing.total_s += self.started.elapsed().as_secs_f64();
-        machine.into_trace(self.timing)
+        let mut trace = machine.into_trace(self.timing);
+        // A turn that the episode's end cut was not acted on.
+        let renderer = self.parts.renderer.as_ref();
+        let mute = |n: &&mut Node| n.kind == TokenKind::Sampled && n.messages.is_empty();
+        for node in trace.nodes.iter_mut().filter(mute) {
+            let (calls, tools) = (&self.calls, &self.tools);
+            let action = action::of_tokens(renderer, calls, tools, &node.tokens, true);
+            let said = action::message(renderer, calls, tools, &node.tokens, &action);
+            node.messages = vec![said];
+        }
+        trace
     }
 
     /// Forgets what an earlier session had begun: the episode starts again.
@@ -506,24 +517,24 @@ impl<'a> Running<'a> {
     async fn step(&mut self, machine: &mut EpisodeMachine, env: &mut dyn Env) -> EpisodeEvent {
         let turn = (machine.context(), machine.turn_tokens());
         let (said, event) = self.act(turn, env).await;
-        said.into_iter().for_each(|said| machine.said(said));
+        machine.said(said);
         event
     }
 
     /// Lets the environment act on a turn behind a context, whose last tokens it is; gives the turn as a
-    /// message where its tokens do not suffice.
+    /// message.
     async fn act(
         &mut self,
         (context, turn): (&[TokenId], &[TokenId]),
         env: &mut dyn Env,
-    ) -> (Option<Message>, EpisodeEvent) {
+    ) -> (Message, EpisodeEvent) {
         let truncated = matches!(
             self.last_finish,
             FinishReason::Length | FinishReason::ContextFull
         );
         let renderer = self.parts.renderer.as_ref();
         let action = action::of_tokens(renderer, &self.calls, &self.tools, turn, truncated);
-        let said = (!action.tool_calls.is_empty()).then(|| action.message());
+        let said = action::message(renderer, &self.calls, &self.tools, turn, &action);
         let step = self
             .env_call(self.deadline, Phase::Tool, env.step(action))
             .await;

@@ -7,7 +7,7 @@ use sinew_env::member_of;
 use sinew_types::{
     Component, EpisodeEnd, EpisodeId, FailureKind, FinishReason, GroupId, Limit, Message,
     NO_PARENT, Node, NodeFormat, NodeId, Origin, Outcome, Provenance, SampledToken, SamplingParams,
-    TRACE_FORMAT_VERSION, Task, TaskId, Timing, TokenId, TokenKind, Trace, VersionSpan,
+    TRACE_FORMAT_VERSION, Task, TaskId, Timing, TokenId, TokenKind, ToolSpec, Trace, VersionSpan,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -253,7 +253,15 @@ impl EpisodeMachine {
         self.next_turn()
     }
 
-    /// Keeps a turn as a message: its calls cannot be read from its tokens without the tools.
+    /// Keeps the tools that the prompt shows.
+    pub(crate) fn offered(&mut self, tools: &[ToolSpec]) {
+        if let Some(prompt) = self.trace.nodes.first_mut() {
+            prompt.tools = tools.to_vec();
+        }
+    }
+
+    /// Keeps a turn as a message: its calls cannot be read from its tokens without the tools, and its text
+    /// not without the tokenizer.
     pub(crate) fn said(&mut self, message: Message) {
         if let Some(id) = self.turn_node {
             self.trace.nodes[id as usize].messages = vec![message];

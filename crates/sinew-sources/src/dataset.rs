@@ -5,7 +5,9 @@
 //! of sampled episodes. The log-probabilities of the given tokens are the policy's own, scored
 //! when their step is trained.
 
-use serde::Deserialize;
+use serde_json::Value;
+use sinew_dialect::conversation::{Conversations, Said};
+use sinew_dialect::count_ignored;
 use sinew_grammar::Grammars;
 use sinew_pipeline::PipelineError;
 use sinew_pipeline::by_group;
@@ -16,61 +18,37 @@ use sinew_pipeline::{LateConfig, settle};
 use sinew_render::Renderer;
 use sinew_rollout::rescored;
 use sinew_store::{Filter, StoreError, StoreReader};
+use sinew_tasks::{Row, TasksError, read_rows};
 use sinew_types::{
-    EpisodeEnd, EpisodeId, GroupId, Message, Origin, Outcome, Role, Trace, mix_seed,
+    EpisodeEnd, EpisodeId, GroupId, Message, Origin, Outcome, Role, ToolSpec, Trace, mix_seed,
 };
+use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
+use std::fmt::Display;
 use std::path::Path;
 use std::sync::Arc;
-
-/// Maximum bytes of one line of a file.
-const MAX_LINE_BYTES: usize = 16 << 20;
 
 /// Maximum rows of a file, or episodes of a run.
 const MAX_ROWS: usize = 1_000_000;
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Demonstration {
-    /// The conversation, in the form of the chat API: turns of the model are imitated.
-    messages: Vec<Message>,
-}
+/// Columns of a demonstration.
+const MESSAGES: &str = "messages";
+const PROMPT: &str = "prompt";
+const COMPLETION: &str = "completion";
+const TOOLS: &str = "tools";
+/// Columns of a preference pair, with the prompt and the tools.
+const CHOSEN: &str = "chosen";
+const REJECTED: &str = "rejected";
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Pair {
-    /// What both answers follow.
-    prompt: Vec<Message>,
-    /// The answer that is preferred.
-    chosen: Answer,
-    /// The answer that is not.
-    rejected: Answer,
-}
-
-/// What follows a prompt: one assistant's text, or more messages.
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "an answer is a text, or a list of messages")]
-enum Answer {
-    Text(String),
-    Messages(Vec<Message>),
-}
-
-impl Answer {
-    fn messages(self) -> Vec<Message> {
-        match self {
-            Self::Text(text) => vec![Message::new(Role::Assistant, text)],
-            Self::Messages(messages) => messages,
-        }
-    }
-}
+/// What is counted where a conversation goes on after the model's last turn.
+const AFTER: &str = "messages after the last turn of the assistant";
 
 /// Where given episodes are read from.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DatasetConfig {
-    /// JSON lines `{"messages": [...]}`.
+    /// Rows with `messages`, or `prompt` and `completion`; and `tools`.
     Demonstrations { path: String },
-    /// JSON lines `{"prompt": [...], "chosen": ..., "rejected": ...}`.
+    /// Rows with `prompt`, `chosen` and `rejected`; and `tools`.
     Pairs { path: String },
     /// Episodes that a run stored.
     Episodes(StoredEpisodes),
@@ -95,11 +73,8 @@ pub struct StoredEpisodes {
 pub struct Dataset {
     /// Rendered rows: a group a row, with both answers of a pair, or the group of a stored run.
     groups: Vec<Vec<Trace>>,
-}
-
-/// A row that is refused: file and line, counted from 1, and the reason.
-fn refused(path: &str, line: usize, reason: impl std::fmt::Display) -> PipelineError {
-    PipelineError::input(format!("data.path = {path:?} line {line}: {reason}"))
+    /// Columns and fields of the rows that are not trained on, and how often they came.
+    unused: BTreeMap<String, u64>,
 }
 
 impl Dataset {
@@ -112,36 +87,33 @@ impl Dataset {
         renderer: &dyn Renderer,
         context: usize,
     ) -> Result<Self, PipelineError> {
+        let mut unused = BTreeMap::new();
+        let mut read = |path: &str, pairs: bool| {
+            let rows = Rows {
+                renderer,
+                context,
+                reader: Conversations::default(),
+                unused: RefCell::default(),
+            };
+            let groups = rows.groups(path, pairs)?;
+            unused = rows.unused.into_inner();
+            unused.extend(rows.reader.unknown());
+            Ok::<_, PipelineError>(groups)
+        };
         let groups = match config {
-            DatasetConfig::Demonstrations { path } => rows(path, |line, row: Demonstration| {
-                let trace = conversation(&row.messages, renderer, context);
-                let trace = trace.map_err(|e| refused(path, line, e))?;
-                Ok(vec![scored(trace, "demonstration", 1.0)])
-            })?,
-            DatasetConfig::Pairs { path } => rows(path, |line, row: Pair| {
-                let of = |answer: Answer| {
-                    let messages = [row.prompt.clone(), answer.messages()].concat();
-                    conversation(&messages, renderer, context).map_err(|e| refused(path, line, e))
-                };
-                let (chosen, rejected) = (of(row.chosen)?, of(row.rejected)?);
-                if chosen
-                    .nodes
-                    .iter()
-                    .map(|n| &n.tokens)
-                    .eq(rejected.nodes.iter().map(|n| &n.tokens))
-                {
-                    let why = "chosen and rejected are the same, so there is nothing to learn";
-                    return Err(refused(path, line, why));
-                }
-                let chosen = scored(chosen, "chosen", 1.0);
-                Ok(vec![chosen, scored(rejected, "rejected", 0.0)])
-            })?,
+            DatasetConfig::Demonstrations { path } => read(path, false)?,
+            DatasetConfig::Pairs { path } => read(path, true)?,
             DatasetConfig::Episodes(from) => stored(from, context)?,
         };
         if groups.is_empty() {
             return Err(PipelineError::input("[data]: nothing is in it to train on"));
         }
-        Ok(Self { groups })
+        Ok(Self { groups, unused })
+    }
+
+    /// Columns and fields of the rows that are not trained on, and how often they came.
+    pub fn unused(&self) -> &BTreeMap<String, u64> {
+        &self.unused
     }
 
     /// Groups in it; at least one.
@@ -221,29 +193,6 @@ impl SampleSource for DatasetSource {
     }
 }
 
-/// The groups that the lines of a JSON-lines file make.
-fn rows<T: for<'de> Deserialize<'de>>(
-    path: &str,
-    make: impl Fn(usize, T) -> Result<Vec<Trace>, PipelineError>,
-) -> Result<Vec<Vec<Trace>>, PipelineError> {
-    let unreadable = |e| PipelineError::input(format!("data.path = {path:?}: {e}"));
-    let file = std::fs::File::open(path).map_err(unreadable)?;
-    let mut groups = Vec::new();
-    for (n, line) in BufReader::new(file).lines().enumerate() {
-        let line = line.map_err(unreadable)?;
-        if line.trim().is_empty() {
-            continue;
-        }
-        if line.len() > MAX_LINE_BYTES || groups.len() >= MAX_ROWS {
-            let limit = "lines of up to 16 MiB, up to a million of them, are read";
-            return Err(refused(path, n + 1, limit));
-        }
-        let row = serde_json::from_str(&line).map_err(|e| refused(path, n + 1, e))?;
-        groups.push(make(n + 1, row)?);
-    }
-    Ok(groups)
-}
-
 /// The trace with a reward and the type of its task.
 fn scored(mut trace: Trace, kind: &str, reward: f64) -> Trace {
     trace.task_kind = kind.into();
@@ -255,16 +204,139 @@ fn scored(mut trace: Trace, kind: &str, reward: f64) -> Trace {
     trace
 }
 
-/// A conversation as a trace: what the assistant says is trained, all else is not.
-fn conversation(
-    messages: &[Message],
-    renderer: &dyn Renderer,
+/// Reads the rows of a file.
+struct Rows<'a> {
+    renderer: &'a dyn Renderer,
+    /// Maximum tokens of a row.
     context: usize,
-) -> Result<Trace, String> {
-    if messages.iter().any(|m| !m.tool_calls.is_empty()) {
-        return Err("tool calls must stand in the content, as the model writes them".into());
+    /// The one reader of messages and tools.
+    reader: Conversations,
+    /// Columns that are not read, with their counts.
+    unused: RefCell<BTreeMap<String, u64>>,
+}
+
+impl Rows<'_> {
+    /// The groups of a file's rows: pairs, or demonstrations.
+    fn groups(&self, path: &str, pairs: bool) -> Result<Vec<Vec<Trace>>, PipelineError> {
+        let named = |e: &dyn Display| PipelineError::input(format!("data.path = {path:?}: {e}"));
+        let rows = read_rows(Path::new(path)).map_err(|e| match e {
+            TasksError::Row { line, message, .. } => named(&format!("line {line}: {message}")),
+            TasksError::Read { source, .. } => named(&source),
+            TasksError::Format { reason, .. } => named(&reason),
+            other => named(&other),
+        })?;
+        if rows.len() > MAX_ROWS {
+            return Err(named(&format!(
+                "{} rows; allowed: up to {MAX_ROWS}",
+                rows.len()
+            )));
+        }
+        let group = |row: &Row| {
+            let made = match pairs {
+                true => self.pair(&row.columns),
+                false => self.demonstration(&row.columns),
+            };
+            made.map_err(|e| named(&format!("line {}: {e}", row.line)))
+        };
+        rows.iter().map(group).collect()
     }
-    sinew_pool::conversation(messages, 0, &[], renderer, context).map_err(|e| e.to_string())
+
+    fn demonstration(&self, columns: &Columns) -> Result<Vec<Trace>, String> {
+        let parts = [PROMPT, COMPLETION];
+        let split = parts.iter().all(|name| columns.contains_key(*name));
+        let (said, given) = match columns.get(MESSAGES) {
+            Some(list) => (self.messages(list, MESSAGES, Role::User)?, 0),
+            None if split => {
+                let mut said = self.messages(&columns[PROMPT], PROMPT, Role::User)?;
+                let given = said.len();
+                said.extend(self.messages(&columns[COMPLETION], COMPLETION, Role::Assistant)?);
+                (said, given)
+            }
+            None => return Err(missing(MESSAGES, columns)),
+        };
+        let read: &[&str] = match given {
+            0 => &[MESSAGES, TOOLS],
+            _ => &[PROMPT, COMPLETION, TOOLS],
+        };
+        self.count(columns, read);
+        let trace = self.conversation(said, given, &self.tools(columns)?)?;
+        Ok(vec![scored(trace, "demonstration", 1.0)])
+    }
+
+    fn pair(&self, columns: &Columns) -> Result<Vec<Trace>, String> {
+        let column = |name| columns.get(name).ok_or_else(|| missing(name, columns));
+        let tools = self.tools(columns)?;
+        let prompt = self.messages(column(PROMPT)?, PROMPT, Role::User)?;
+        let answered = |name| {
+            let answer = self.messages(column(name)?, name, Role::Assistant)?;
+            self.conversation([prompt.clone(), answer].concat(), prompt.len(), &tools)
+        };
+        let (chosen, rejected) = (answered(CHOSEN)?, answered(REJECTED)?);
+        self.count(columns, &[PROMPT, CHOSEN, REJECTED, TOOLS]);
+        let tokens =
+            |trace: &Trace| -> Vec<_> { trace.nodes.iter().map(|n| n.tokens.clone()).collect() };
+        if tokens(&chosen) == tokens(&rejected) {
+            return Err("chosen and rejected are the same, so there is nothing to learn".into());
+        }
+        let chosen = scored(chosen, "chosen", 1.0);
+        Ok(vec![chosen, scored(rejected, "rejected", 0.0)])
+    }
+
+    /// Messages of a column; a text alone is one message of `role`.
+    fn messages(&self, value: &Value, name: &str, role: Role) -> Result<Vec<Said>, String> {
+        let said = self
+            .reader
+            .texts(value, name, role)
+            .map_err(|e| e.message)?;
+        match said.is_empty() {
+            true => Err(format!("{name} is empty; a list of messages is expected")),
+            false => Ok(said),
+        }
+    }
+
+    fn tools(&self, columns: &Columns) -> Result<Vec<ToolSpec>, String> {
+        let tools = columns.get(TOOLS).unwrap_or(&Value::Null);
+        self.reader.tools(tools, TOOLS).map_err(|e| e.message)
+    }
+
+    /// Counts the columns that are not read.
+    fn count(&self, columns: &Columns, read: &[&str]) {
+        let mut unused = self.unused.borrow_mut();
+        for name in columns.keys().filter(|name| !read.contains(&name.as_str())) {
+            count_ignored(&mut unused, &format!("column {name}"), 1);
+        }
+    }
+
+    /// A conversation as a trace: turns of the assistant after the first `given` messages are trained, unless
+    /// their weight is 0; all else is not.
+    fn conversation(
+        &self,
+        mut said: Vec<Said>,
+        given: usize,
+        tools: &[ToolSpec],
+    ) -> Result<Trace, String> {
+        let last = said.iter().rposition(|s| s.message.role == Role::Assistant);
+        if let Some(after) = last
+            .map(|at| said.split_off(at + 1))
+            .filter(|a| !a.is_empty())
+        {
+            count_ignored(&mut self.unused.borrow_mut(), AFTER, after.len() as u64);
+        }
+        let trained: Vec<bool> = said.iter().map(|s| s.trained).collect();
+        let trained = |at: usize| at >= given && trained[at];
+        let messages: Vec<Message> = said.into_iter().map(|s| s.message).collect();
+        sinew_pool::conversation(&messages, trained, tools, self.renderer, self.context)
+            .map_err(|e| e.to_string())
+    }
+}
+
+/// Values of a row by the names of their columns.
+type Columns = serde_json::Map<String, Value>;
+
+/// That a row lacks a column.
+fn missing(name: &str, columns: &Columns) -> String {
+    let known: Vec<&str> = columns.keys().map(String::as_str).collect();
+    format!("no column `{name}`; columns: {}", known.join(", "))
 }
 
 /// Reason of an episode whose reward has not come yet.
@@ -335,113 +407,4 @@ fn stored(from: &StoredEpisodes, context: usize) -> Result<Vec<Vec<Trace>>, Pipe
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use sinew_env::tiny;
-    use sinew_render::TinyRenderer;
-    use sinew_types::{TokenId, TokenKind};
-    use std::collections::BTreeSet;
-
-    fn load(kind: &str, lines: &str) -> Result<Dataset, String> {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), lines).unwrap();
-        let path = file.path().display().to_string();
-        let config = match kind {
-            "pairs" => DatasetConfig::Pairs { path },
-            _ => DatasetConfig::Demonstrations { path },
-        };
-        let loaded = Dataset::load(&config, &TinyRenderer::new(tiny::ALPHABET), 64);
-        loaded.map_err(|e| e.to_string())
-    }
-
-    #[test]
-    fn every_turn_of_the_assistant_trains_and_nothing_else() {
-        let line = r#"{"messages":[{"role":"user","content":"A.>"},{"role":"assistant","content":"r"},{"role":"tool","content":".A>"},{"role":"assistant","content":"rl"}]}"#;
-        let data = load("demonstrations", line).unwrap();
-        let batch = data.batch(0, 3, 1);
-        let trace = &batch[0][0];
-        trace.validate().unwrap();
-        assert_eq!(trace.episode.as_str(), "d00000002-e0");
-        // A move and the stop token; two moves and the stop token.
-        assert_eq!(trace.sampled_tokens(), 5);
-        let kinds: Vec<TokenKind> = trace.nodes.iter().map(|n| n.kind).collect();
-        let (p, s, o) = (
-            TokenKind::Prompt,
-            TokenKind::Sampled,
-            TokenKind::Observation,
-        );
-        assert_eq!(kinds, [p, s, o, s]);
-        assert!(trace.outcome.success);
-    }
-
-    #[test]
-    fn pairs_are_groups_of_two_and_epochs_visit_all_of_them() {
-        let line = |a: &str| {
-            format!(
-                "{{\"prompt\":[{{\"role\":\"user\",\"content\":\"{a}\"}}],\"chosen\":\"r\",\"rejected\":\"l\"}}\n"
-            )
-        };
-        let data = load("pairs", &["A>", "A.>", ".A>"].map(line).concat()).unwrap();
-        let prompts = |step| -> Vec<Vec<TokenId>> {
-            let groups = data.batch(7, step, 3);
-            assert!(groups.iter().all(|g| g.len() == 2));
-            assert!(
-                groups
-                    .iter()
-                    .all(|g| g[0].outcome.reward > g[1].outcome.reward)
-            );
-            groups
-                .iter()
-                .map(|g| g[0].nodes[0].tokens.clone())
-                .collect()
-        };
-        for step in 1..5 {
-            let seen: BTreeSet<_> = prompts(step).into_iter().collect();
-            assert_eq!(seen.len(), 3);
-        }
-        assert_eq!(prompts(2), prompts(2));
-    }
-
-    #[test]
-    fn bad_rows_are_refused_with_their_line() {
-        let user = r#"{"role":"user","content":"A>"}"#;
-        let said = r#"{"role":"assistant","content":"r"}"#;
-        for (line, needle) in [
-            (format!("{{\"messages\":[{user}]}}"), "nothing to learn"),
-            (
-                format!("{{\"messages\":[{user},{said},{user}]}}"),
-                "end with",
-            ),
-            (
-                format!("{{\"messages\":[{user},{said},{said}]}}"),
-                "follow each other",
-            ),
-            (format!("{{\"mesages\":[{user}]}}"), "unknown field"),
-            ("{".to_owned(), "EOF"),
-        ] {
-            let good = format!("{{\"messages\":[{user},{said}]}}");
-            let e = load("demonstrations", &format!("{good}\n{line}\n"))
-                .err()
-                .unwrap();
-            assert!(e.contains("line 2") && e.contains(needle), "{line}: {e}");
-        }
-        let pair = |rejected: &str| {
-            format!("{{\"prompt\":[{user}],\"chosen\":\"r\",\"rejected\":{rejected}}}\n")
-        };
-        for (rejected, needle) in [
-            ("\"r\"", "the same"),
-            (r#"[{"role":"assistant","content":"r"}]"#, "the same"),
-            ("3", "a text, or a list of messages"),
-        ] {
-            let lines = format!("{}{}", pair("\"l\""), pair(rejected));
-            let e = load("pairs", &lines).err().unwrap();
-            assert!(e.contains("line 2") && e.contains(needle), "{e}");
-        }
-        assert!(
-            load("demonstrations", "\n")
-                .err()
-                .unwrap()
-                .contains("nothing is in it")
-        );
-    }
-}
+mod tests;

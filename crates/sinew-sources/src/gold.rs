@@ -212,7 +212,7 @@ impl GoldRuns {
         for context in &said.contexts {
             let rendered = sinew_pool::conversation(
                 &context.messages,
-                context.given,
+                |at| at >= context.given,
                 &said.tools,
                 self.renderer.as_ref(),
                 self.max_context_tokens,

@@ -1,5 +1,5 @@
-//! Exported rows as Arrow columns, in Parquet and Arrow files. Messages and metrics are JSON text, since they
-//! differ from row to row; tokens are lists.
+//! Exported rows as Arrow columns, in Parquet and Arrow files. Messages, tools and metrics are JSON text,
+//! since they differ from row to row; tokens are lists.
 
 use crate::export_row::{ExportFormat, ExportRow, RowWriter, TokenColumns};
 use arrow_array::builder::{
@@ -80,6 +80,14 @@ fn batch(rows: &[ExportRow], tokens: bool) -> Result<RecordBatch, ArrowError> {
         let texts = texts.map_err(|e| ArrowError::ExternalError(Box::new(e)))?;
         Ok::<ArrayRef, ArrowError>(Arc::new(StringArray::from_iter_values(texts)))
     };
+    let texts = |of: &dyn Fn(&ExportRow) -> Option<&[serde_json::Value]>| {
+        let texts = rows
+            .iter()
+            .map(|row| of(row).map(serde_json::to_string).transpose());
+        let texts: Result<Vec<Option<String>>, _> = texts.collect();
+        let texts = texts.map_err(|e| ArrowError::ExternalError(Box::new(e)))?;
+        Ok::<ArrayRef, ArrowError>(Arc::new(StringArray::from(texts)))
+    };
     let count = |of: fn(&ExportRow) -> Option<u64>| -> ArrayRef {
         Arc::new(rows.iter().map(of).collect::<UInt64Array>())
     };
@@ -114,11 +122,8 @@ fn batch(rows: &[ExportRow], tokens: bool) -> Result<RecordBatch, ArrowError> {
         ("total_s", real(|r| Some(r.total_s)), true),
         ("update", count(|r| r.update), true),
         ("paths", short(|r| r.paths), false),
-        (
-            "messages",
-            json(&|r| serde_json::to_string(&r.messages))?,
-            false,
-        ),
+        ("messages", texts(&|r| r.messages.as_deref())?, true),
+        ("tools", texts(&|r| Some(r.tools.as_slice()))?, false),
     ];
     if tokens {
         columns.extend(lists(rows));

@@ -553,6 +553,7 @@ mod tests {
             versions: Vec::new(),
             format: None,
             messages: Vec::new(),
+            tools: Vec::new(),
             finish: None,
             process_reward: 0.0,
             state_hash: None,

@@ -16,6 +16,15 @@ const PAGE_ROWS: usize = 1000;
 /// Bytes of rows in memory after which they are written, even if they are few: about 32 MiB.
 const PAGE_BYTES: usize = 32 << 20;
 
+/// What an export wrote.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Exported {
+    /// Rows.
+    pub episodes: u64,
+    /// Of them, those whose `messages` are null, since a part of their conversation has tokens alone.
+    pub without_messages: u64,
+}
+
 struct JsonLines(BufWriter<File>);
 
 impl RowWriter for JsonLines {
@@ -33,7 +42,8 @@ impl RowWriter for JsonLines {
 }
 
 /// Writes the episodes that fit a filter to a file, at most `limit` of them, in commit order. With `tokens`
-/// also the tokens of each. Returns their number. A file of this name is replaced once the new one is whole.
+/// also the tokens of each. Returns what was written. A file of this name is replaced once the new one is
+/// whole.
 ///
 /// # Errors
 /// If an episode cannot be read or the file cannot be written; no file is left behind then.
@@ -43,7 +53,7 @@ pub fn export(
     limit: Option<usize>,
     (path, format): (&Path, ExportFormat),
     tokens: bool,
-) -> Result<u64, StoreError> {
+) -> Result<Exported, StoreError> {
     let part = part_of(path);
     let failed = |e: io::Error| StoreError::io(path, e);
     let written = (|| {
@@ -93,9 +103,9 @@ fn rows(
     limit: Option<usize>,
     tokens: bool,
     mut page: impl FnMut(&[ExportRow]) -> Result<(), StoreError>,
-) -> Result<u64, StoreError> {
+) -> Result<Exported, StoreError> {
     let mut left = limit.unwrap_or(usize::MAX);
-    let (mut count, mut bytes) = (0, 0);
+    let (mut exported, mut bytes) = (Exported::default(), 0);
     let mut held: Vec<ExportRow> = Vec::new();
     let mut filter = filter.clone();
     while left > 0 {
@@ -114,7 +124,8 @@ fn rows(
             };
             let row = ExportRow::of(summary, &trace, tokens);
             bytes += row.bytes();
-            count += 1;
+            exported.episodes += 1;
+            exported.without_messages += u64::from(row.messages.is_none());
             held.push(row);
             if held.len() >= PAGE_ROWS || bytes >= PAGE_BYTES {
                 page(&held)?;
@@ -128,5 +139,5 @@ fn rows(
     if !held.is_empty() {
         page(&held)?;
     }
-    Ok(count)
+    Ok(exported)
 }

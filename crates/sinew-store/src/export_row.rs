@@ -3,7 +3,8 @@
 use crate::facets::Facets;
 use crate::store::EpisodeSummary;
 use serde::Serialize;
-use sinew_types::{Message, TokenKind, Trace};
+use serde_json::Value;
+use sinew_types::{Message, Node, TokenKind, ToolSpec, Trace};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
@@ -79,8 +80,11 @@ pub(crate) struct ExportRow {
     pub(crate) update: Option<u64>,
     /// Paths of the episode's tree; messages and tokens are those of the last one.
     pub(crate) paths: u32,
-    /// From the system prompt on, in their order.
-    pub(crate) messages: Vec<Message>,
+    /// The whole conversation, from the system prompt to the model's last turn, as the chat-completions
+    /// protocol writes it. Null where a part of it has tokens and no message, as in rollouts of bare text.
+    pub(crate) messages: Option<Vec<Value>>,
+    /// Tools that the conversation's prompt shows, in the same protocol.
+    pub(crate) tools: Vec<Value>,
     #[serde(flatten)]
     pub(crate) tokens: Option<TokenColumns>,
 }
@@ -104,9 +108,8 @@ impl ExportRow {
         let leaves = trace.leaves();
         let last = leaves.last().copied();
         let path = last.map(|leaf| trace.path(leaf)).unwrap_or_default();
-        let nodes = path
-            .into_iter()
-            .filter_map(|id| trace.nodes.get(id as usize));
+        let nodes = path.iter().filter_map(|id| trace.nodes.get(*id as usize));
+        let nodes: Vec<&Node> = nodes.collect();
         let facets = Facets::of(trace);
         let scored = !summary.unscored;
         Self {
@@ -129,17 +132,58 @@ impl ExportRow {
             total_s: summary.total_s,
             update: summary.update,
             paths: leaves.len() as u32,
-            messages: nodes.flat_map(|n| n.messages.clone()).collect(),
+            messages: conversation(&nodes),
+            tools: nodes
+                .iter()
+                .flat_map(|n| &n.tools)
+                .map(ToolSpec::to_chat)
+                .collect(),
             tokens: tokens.then(|| last.map_or_else(TokenColumns::default, |l| columns(trace, l))),
         }
     }
 
     /// About its bytes in memory.
     pub(crate) fn bytes(&self) -> usize {
-        let texts = self.messages.iter().map(|m| m.content.text().len() + 64);
+        let values = self.messages.iter().flatten().chain(&self.tools);
         let tokens = self.tokens.as_ref().map_or(0, |t| t.tokens.len() * 32);
-        texts.sum::<usize>() + tokens + 512
+        values.map(value_bytes).sum::<usize>() + tokens + 512
     }
+}
+
+/// About the bytes of a value in memory.
+fn value_bytes(value: &Value) -> usize {
+    let inner: usize = match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(value_bytes).sum(),
+        Value::Object(map) => map.iter().map(|(key, v)| key.len() + value_bytes(v)).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    };
+    inner + 64
+}
+
+/// The messages of a path; `None` if a node of it has tokens that no message stands for. Forced tokens need
+/// none: they close a turn.
+fn conversation(nodes: &[&Node]) -> Option<Vec<Value>> {
+    let mute =
+        |n: &&&Node| n.messages.is_empty() && !n.tokens.is_empty() && n.kind != TokenKind::Forced;
+    if nodes.iter().find(mute).is_some() {
+        return None;
+    }
+    // A prompt without tools teaches a notation of its own: the text of a turn holds its calls.
+    let shows_tools = nodes.iter().any(|n| !n.tools.is_empty());
+    let written = |node: &&Node| -> Vec<Value> {
+        let in_text = node.kind == TokenKind::Sampled && !shows_tools;
+        let message = |m: &Message| match in_text && !m.content.is_empty() {
+            true => Message {
+                tool_calls: Vec::new(),
+                ..m.clone()
+            }
+            .to_chat(),
+            false => m.to_chat(),
+        };
+        node.messages.iter().map(message).collect()
+    };
+    Some(nodes.iter().flat_map(written).collect())
 }
 
 /// Tokens of the path to a leaf.

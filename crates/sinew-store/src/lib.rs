@@ -52,7 +52,7 @@ mod sums;
 pub use damage::{Damage, Loss, Recovery};
 pub use disk::{DiskStore, StoreOptions};
 pub use error::StoreError;
-pub use export::export;
+pub use export::{Exported, export};
 pub use export_row::ExportFormat;
 pub use import::{
     BadRow, IMPORT_SOURCE, ImportReport, Inbox, ScoreTarget, import_file, import_scores,

@@ -82,6 +82,7 @@ impl Head {
             versions: n.versions.clone(),
             format: n.format.clone(),
             messages: n.messages.clone(),
+            tools: n.tools.clone(),
             finish: n.finish.clone(),
             process_reward: n.process_reward,
             state_hash: n.state_hash,

@@ -4,6 +4,7 @@ use crate::error::TasksError;
 use crate::row::{Rows, read_error, row_error};
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde_json::{Map, Value};
+use sinew_types::json::Quoted;
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -78,7 +79,7 @@ fn json_lines(path: &Arc<Path>, mut from: impl BufRead, rows: &mut Rows) -> Resu
         if bytes.trim_ascii().is_empty() {
             continue;
         }
-        let columns: Map<String, Value> = serde_json::from_slice(bytes).map_err(|e| {
+        let columns: Map<String, Value> = sinew_types::json::from_slice(bytes).map_err(|e| {
             let found = String::from_utf8_lossy(bytes.trim_ascii_end());
             let start: String = found.chars().take(60).collect();
             // The place in the row would read as another line of the file.
@@ -126,7 +127,8 @@ const CELL_BYTES: usize = 104;
 fn json_array(path: &Arc<Path>, file: impl Read, rows: &mut Rows) -> Result<(), TasksError> {
     let left = Cell::new(rows.limits.row_bytes + AHEAD);
     let inner = BufReader::new(file);
-    let mut parser = serde_json::Deserializer::from_reader(Metered { inner, left: &left });
+    let metered = Metered { inner, left: &left };
+    let mut parser = serde_json::Deserializer::from_reader(Quoted::new(metered));
     let mut elements = Elements {
         path,
         rows,

@@ -6,6 +6,7 @@ use crate::row::{Row, made_rows};
 use crate::template::PromptTemplate;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use sinew_dialect::{Ignored, count_ignored};
 use sinew_env::{Split, Taskset, TasksetError};
 use sinew_types::{Message, Role, Task, TaskId};
 use std::collections::{BTreeMap, HashSet};
@@ -251,7 +252,7 @@ impl TableTaskset {
 
     /// The task of a row.
     fn task(&self, split: Split, index: usize, row: &Row) -> Result<Task, TasksError> {
-        let mut messages = self.template.messages(row)?;
+        let (mut messages, _) = self.template.messages(row)?;
         let Some(last) = messages.pop() else {
             return Err(row.error("the prompt has no message"));
         };
@@ -389,13 +390,17 @@ fn kept(
     summary: &mut TableSummary,
 ) -> Result<Vec<(Row, [u8; 32])>, TasksError> {
     let mut kept = Vec::with_capacity(rows.len());
+    let mut unknown = Ignored::new();
     for row in rows {
         if !template.keeps(&row)? {
             summary.filtered += 1;
             continue;
         }
         let mut hash = blake3::Hasher::new();
-        let messages = template.messages(&row)?;
+        let (messages, fields) = template.messages(&row)?;
+        for (field, count) in fields {
+            count_ignored(&mut unknown, &field, count);
+        }
         if config.system.is_some() && messages.iter().any(|m| m.role == Role::System) {
             return Err(row.error(
                 "its messages have a system prompt, and tasks.system is another one: remove one of them",
@@ -408,6 +413,10 @@ fn kept(
         let hash = *hash.finalize().as_bytes();
         kept.push((row, hash));
     }
+    let notes = unknown.into_iter();
+    summary
+        .notes
+        .extend(notes.map(|(field, n)| format!("{field} ({n}) is not read")));
     Ok(kept)
 }
 

@@ -5,6 +5,8 @@ use crate::row::Row;
 use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior};
 use serde_json::Value;
+use sinew_dialect::Ignored;
+use sinew_dialect::conversation::Conversations;
 use sinew_types::{Message, Role};
 use std::io::{self, Write};
 
@@ -104,27 +106,32 @@ impl PromptTemplate {
     }
 
     /// The messages of a row's prompt: one of the user, or those of a column `prompt` that is a list of
-    /// messages.
+    /// messages. With the fields of that list which are not known, and their counts.
     ///
     /// # Errors
-    /// [`TasksError::Row`] if a column is missing or the prompt is empty.
-    pub fn messages(&self, row: &Row) -> Result<Vec<Message>, TasksError> {
+    /// [`TasksError::Row`] if a column is missing, the prompt is empty, or its last message is not text of
+    /// the user.
+    pub fn messages(&self, row: &Row) -> Result<(Vec<Message>, Ignored), TasksError> {
+        let plain = |text| Ok((vec![Message::new(Role::User, text)], Ignored::new()));
         if self.source.is_some() {
             let text = self.text(PROMPT, row)?;
             return match text.trim().is_empty() {
                 true => Err(row.error("the prompt is empty")),
-                false => Ok(vec![Message::new(Role::User, text)]),
+                false => plain(text),
             };
         }
         match row.columns.get("prompt") {
-            Some(Value::String(text)) if !text.trim().is_empty() => {
-                Ok(vec![Message::new(Role::User, text.clone())])
-            }
-            Some(Value::Array(list)) if !list.is_empty() => {
-                let messages = list.iter().map(message).collect::<Result<Vec<_>, _>>();
-                let messages = messages.map_err(|e| row.error(e))?;
+            Some(Value::String(text)) if !text.trim().is_empty() => plain(text.clone()),
+            Some(list @ Value::Array(items)) if !items.is_empty() => {
+                let reader = Conversations::default();
+                let said = reader.messages(list, PROMPT);
+                let said = said.map_err(|e| row.error(e.message))?;
+                let messages: Vec<Message> = said.into_iter().map(|s| s.message).collect();
                 match messages.last() {
-                    Some(last) if last.role == Role::User => Ok(messages),
+                    Some(last) if last.content.first_media().is_some() => Err(row.error(
+                        "the last message of `prompt` has an image or a sound; only text is read",
+                    )),
+                    Some(last) if last.role == Role::User => Ok((messages, reader.unknown())),
                     _ => Err(row.error("the last message of `prompt` must be one of the user")),
                 }
             }
@@ -164,28 +171,6 @@ impl PromptTemplate {
             row.error(format!("tasks.{name}: {e}{hint}"))
         })
     }
-}
-
-/// A message of a list, as OpenAI's API writes it.
-fn message(value: &Value) -> Result<Message, String> {
-    let role = value.get("role").and_then(Value::as_str);
-    let content = value.get("content").and_then(Value::as_str);
-    let (Some(role), Some(content)) = (role, content) else {
-        return Err(format!(
-            "a message of `prompt` is {value}; it must have `role` and text as `content`"
-        ));
-    };
-    let role = match role {
-        "system" | "developer" => Role::System,
-        "user" => Role::User,
-        "assistant" => Role::Assistant,
-        other => {
-            return Err(format!(
-                "role {other:?} in `prompt`; allowed: system, user, assistant"
-            ));
-        }
-    };
-    Ok(Message::new(role, content.to_owned()))
 }
 
 /// Names of a row's columns.

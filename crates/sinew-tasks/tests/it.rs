@@ -263,7 +263,42 @@ fn filters_system_prompt_examples_and_messages_reach_the_task() {
     let wrong = dialogue.replace("user", "robot");
     settings.source = file(&dir, "c.jsonl", &wrong).into();
     let error = TableTaskset::open(settings).unwrap_err().to_string();
-    assert!(error.contains("role \"robot\""), "{error}");
+    assert!(
+        error.contains("line 1: prompt[1].role is \"robot\""),
+        "{error}"
+    );
+}
+
+#[test]
+fn prompts_have_all_that_the_chat_protocol_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let rows = r#"{"big": 18446744073709551617, "prompt": [{"role": "developer", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "q"}], "mood": 1}, {"role": "assistant", "content": null, "reasoning_content": "r", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}, {"role": "tool", "tool_call_id": "c", "content": "4"}, {"role": "user", "content": "last"}]}
+{"prompt": "other"}
+"#;
+    let mut settings = config(&file(&dir, "a.jsonl", rows));
+    settings.prompt = None;
+    let table = TableTaskset::open(settings.clone()).unwrap();
+    assert_eq!(table.summary().notes, ["prompt[].mood (1) is not read"]);
+    let tasks = [Split::Train, Split::HeldOut].map(|split| table.get(split, 0).unwrap());
+    let task = tasks.iter().find(|t| t.prompt == "last").unwrap();
+    let turn = &task.preamble[2];
+    assert_eq!(turn.reasoning.as_deref(), Some("r"));
+    assert_eq!(turn.tool_calls[0].name, "f");
+    assert_eq!(task.preamble[3].tool_call_id.as_deref(), Some("c"));
+    assert_eq!(task.data["big"], "18446744073709551617");
+    let array = format!("[{}]", rows.trim().replace('\n', ","));
+    settings.source = file(&dir, "a.json", &array).into();
+    let same = TableTaskset::open(settings.clone()).unwrap();
+    let tasks = [Split::Train, Split::HeldOut].map(|split| same.get(split, 0).unwrap());
+    assert!(tasks.contains(task), "{tasks:?}");
+    let picture = r#"[{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}]"#;
+    let wrong = rows.replace("\"last\"", picture);
+    settings.source = file(&dir, "b.jsonl", &wrong).into();
+    let error = TableTaskset::open(settings).unwrap_err().to_string();
+    assert!(
+        error.contains("line 1") && error.contains("an image"),
+        "{error}"
+    );
 }
 
 #[test]

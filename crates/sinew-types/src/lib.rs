@@ -7,12 +7,14 @@
 //! data that can be serialized; a [`Trace`] that passes [`Trace::validate`] has exactly one
 //! log-probability and one policy version for each sampled token and none for any other.
 
+mod chat;
 mod clock;
 mod content;
 mod engine;
 mod format;
 mod ids;
 mod inputs;
+pub mod json;
 mod message;
 mod origin;
 mod seed;

@@ -43,9 +43,12 @@ pub struct Provenance {
     /// Sampling parameters of its turns.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sampling: Option<Sampling>,
-    /// BLAKE3 of the chat template's text, hexadecimal.
+    /// BLAKE3 of the chat template's text and of its variables, if there are some, hexadecimal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chat_template: Option<String>,
+    /// Variables that the chat template was given.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub template: BTreeMap<String, serde_json::Value>,
     /// Versions of the tools by name, and of the rewards as `reward.NAME`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub tools: BTreeMap<String, String>,

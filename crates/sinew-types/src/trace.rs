@@ -8,7 +8,7 @@ mod stored;
 use crate::engine::{FinishReason, TEMPERATURES};
 use crate::format::NodeFormat;
 use crate::ids::{EpisodeId, GroupId, PolicyVersion, TaskId, TokenId};
-use crate::message::Message;
+use crate::message::{Message, ToolSpec};
 use crate::origin::{Origin, Provenance};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -80,8 +80,11 @@ pub struct Node {
     /// Output format of a sampled node, if it had one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<Box<NodeFormat>>,
-    /// The messages that the tokens render, if any.
+    /// The messages that the tokens render, if any. A sampled turn is the message that it was read as.
     pub messages: Vec<Message>,
+    /// Tools that a prompt shows to the model. Without them, calls of its turns are a part of their text.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tools: Vec<ToolSpec>,
     /// Why sampling ended, for sampled nodes.
     pub finish: Option<FinishReason>,
     /// Reward attached to this turn.
@@ -134,6 +137,7 @@ impl Node {
             versions: Vec::new(),
             format: None,
             messages,
+            tools: Vec::new(),
             finish: None,
             process_reward: 0.0,
             state_hash: None,

@@ -158,6 +158,7 @@ fn provenance() -> impl Strategy<Value = Provenance> {
         .prop_map(|(task_seed, seed, environment, sampling, texts, tools)| {
             let (chat_template, kernels, sandbox) = texts;
             Provenance {
+                template: Default::default(),
                 task_seed,
                 seed,
                 environment: environment.map(|(name, version)| Component { name, version }),

@@ -89,9 +89,25 @@ fn model(recipe: &RunPlan, plan: &JudgePlan, full: &str) -> Result<Arc<dyn ChatM
         let files = resolve_model(&name, &resolve_env())
             .map_err(|e| unresolved(&format!("{full}.model = {name:?}"), e))?;
         check_model(&files).map_err(|e| Failure::input(format!("{full}.model: {e}")))?;
-        let (engine, known) = (recipe.engine.clone(), name.clone());
-        let load = move || load(&known, &files, &engine).map_err(|e| e.text().to_owned());
-        return Ok(Arc::new(LazyChat::new(name, Arc::new(load))));
+        let renderer = chat_renderer(&files, &plan.template)
+            .map_err(|e| Failure::input(format!("{full}: {}", e.text())))?;
+        // Verdicts of another template are those of another judge.
+        let known = match plan.template.is_empty() {
+            true => name,
+            false => format!("{name} {}", renderer.template_hash().unwrap_or_default()),
+        };
+        let (engine, renderer) = (recipe.engine.clone(), Arc::new(renderer));
+        let named = known.clone();
+        let load = move || {
+            let loaded = load(
+                &named,
+                &files,
+                Arc::clone(&renderer) as Arc<dyn Renderer>,
+                &engine,
+            );
+            loaded.map_err(|e| e.text().to_owned())
+        };
+        return Ok(Arc::new(LazyChat::new(known, Arc::new(load))));
     };
     let key = key(plan.key_env.as_deref(), full)?;
     let chat = OpenAiChat::new(OpenAiConfig::of(plan, url, key));
@@ -149,14 +165,14 @@ pub(crate) fn reward_model(source: &str) -> Result<Arc<RewardModel>, Failure> {
 }
 
 /// Loads a model into an engine of this process, with formats as masks.
-fn load(name: &str, files: &ModelFiles, engine: &EnginePlan) -> Result<EngineChat, Failure> {
+fn load(
+    name: &str,
+    files: &ModelFiles,
+    renderer: Arc<dyn Renderer>,
+    engine: &EnginePlan,
+) -> Result<EngineChat, Failure> {
     let loaded = load_model(files).map_err(Failure::input)?;
-    chat(
-        name,
-        &loaded.params,
-        Arc::new(chat_renderer(files)?),
-        engine,
-    )
+    chat(name, &loaded.params, renderer, engine)
 }
 
 /// The recipe's model with the weights that the run begins with, in an engine of its own.

@@ -136,6 +136,7 @@ fn run_info(
                 version: envs.version().to_owned(),
             }),
             chat_template: renderer.template_hash(),
+            template: renderer.template_options().into_iter().collect(),
             tools: envs.tools().into_iter().chain(rewards).collect(),
             kernels: embedded.then(|| kernels(device)),
             sandbox: sandboxed.then(|| recipe.sandbox.level.name().into()),

@@ -12,7 +12,7 @@ use sinew_model::{
     ProgressSink, ResolveEnv, ResolveError, RopeScaling, load_config, load_gguf_metadata,
     load_model, merge_lora, resolve_model,
 };
-use sinew_recipe::{EnvSection, ModelSection, RUN, RunPlan};
+use sinew_recipe::{EnvSection, ModelSection, RUN, RunPlan, TemplateOptions};
 use sinew_render::{ChatRenderer, GgufVocab, Renderer, TinyRenderer};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -124,25 +124,31 @@ fn of_a_run(spec: &str) -> Option<String> {
 pub(crate) fn model_files(section: &ModelSection) -> Result<Option<ModelFiles>, Failure> {
     match section {
         ModelSection::Scratch { .. } => Ok(None),
-        ModelSection::Pretrained { source } if source.starts_with(RUN) => {
+        ModelSection::Pretrained { source, .. } if source.starts_with(RUN) => {
             let run = run_model(source)?.map(|run| run.checkpoint()).transpose()?;
             let whole = run.filter(|folder| folder.join("config.json").is_file());
             Ok(whole.map(ModelFiles::Dir))
         }
-        ModelSection::Pretrained { source } => resolve_model(source, &resolve_env())
+        ModelSection::Pretrained { source, .. } => resolve_model(source, &resolve_env())
             .map(Some)
             .map_err(|e| unresolved("model", e)),
     }
 }
 
-/// Tokenizer and chat template of a folder or a GGUF file, which has both in its metadata.
+/// Tokenizer and chat template of a folder or a GGUF file, which has both in its metadata. `template` are
+/// variables of the chat template.
 ///
 /// # Errors
-/// If tokenizer or chat template are missing, or of a form that is not known.
-pub fn chat_renderer(files: &ModelFiles) -> Result<ChatRenderer, Failure> {
+/// If tokenizer or chat template are missing, or of a form that is not known, or the template does not read a
+/// variable.
+pub fn chat_renderer(
+    files: &ModelFiles,
+    template: &TemplateOptions,
+) -> Result<ChatRenderer, Failure> {
+    let options = template.0.clone().into_iter().collect();
     let failed = |e: &dyn std::fmt::Display| Failure::input(format!("model: {e}"));
     match files {
-        ModelFiles::Dir(dir) => ChatRenderer::from_dir(dir).map_err(|e| failed(&e)),
+        ModelFiles::Dir(dir) => ChatRenderer::from_dir(dir, options).map_err(|e| failed(&e)),
         ModelFiles::Gguf(path) => {
             let meta = load_gguf_metadata(path).map_err(|e| failed(&e))?;
             let config = |e: ConfigError| failed(&e);
@@ -163,6 +169,7 @@ pub fn chat_renderer(files: &ModelFiles) -> Result<ChatRenderer, Failure> {
                 meta.chat_template().map_err(config)?,
                 meta.token_id("bos").map_err(config)?,
                 meta.token_id("eos").map_err(config)?,
+                options,
             )
             .map_err(|e| failed(&e))
         }
@@ -177,10 +184,10 @@ pub fn chat_renderer(files: &ModelFiles) -> Result<ChatRenderer, Failure> {
 pub fn renderer(section: &ModelSection, env: &EnvSection) -> Result<Arc<dyn Renderer>, Failure> {
     if let Some(run) = of_run(section)? {
         run.check_alphabet(env)?;
-        return run.renderer();
+        return run.renderer_with(section.template());
     }
     Ok(match (model_files(section)?, env.needs().alphabet) {
-        (Some(files), _) => Arc::new(chat_renderer(&files)?),
+        (Some(files), _) => Arc::new(chat_renderer(&files, section.template())?),
         (None, Some(alphabet)) => Arc::new(TinyRenderer::new(alphabet)),
         (None, None) => {
             let bytes = sinew_render::byte_renderer();
@@ -218,7 +225,9 @@ pub fn keep_renderer(folder: &Path, renderer: &dyn Renderer) -> Result<(), Failu
 pub fn renderer_of(folder: &Path, recipe: &RunPlan) -> Result<Arc<dyn Renderer>, Failure> {
     let kept = folder.join(TOKENIZER);
     if kept.join("tokenizer.json").is_file() {
-        return Ok(Arc::new(chat_renderer(&ModelFiles::Dir(kept))?));
+        // Variables of its template are set in the template that was kept.
+        let template = TemplateOptions::default();
+        return Ok(Arc::new(chat_renderer(&ModelFiles::Dir(kept), &template)?));
     }
     match recipe.env.needs().alphabet {
         // No other tokenizer fits, whichever run the weights are of.
@@ -230,7 +239,7 @@ pub fn renderer_of(folder: &Path, recipe: &RunPlan) -> Result<Arc<dyn Renderer>,
 /// The run that a model is of, if it is.
 fn of_run(section: &ModelSection) -> Result<Option<RunModel>, Failure> {
     match section {
-        ModelSection::Pretrained { source } => run_model(source),
+        ModelSection::Pretrained { source, .. } => run_model(source),
         ModelSection::Scratch { .. } => Ok(None),
     }
 }
@@ -273,6 +282,25 @@ impl RunModel {
     /// The renderer of the run.
     pub fn renderer(&self) -> Result<Arc<dyn Renderer>, Failure> {
         renderer_of(&self.folder, &self.recipe)
+    }
+
+    /// As [`RunModel::renderer`]; `template` replaces the variables of the run's own, if there are some.
+    pub fn renderer_with(&self, template: &TemplateOptions) -> Result<Arc<dyn Renderer>, Failure> {
+        if template.is_empty() {
+            return self.renderer();
+        }
+        match &self.recipe.model {
+            ModelSection::Pretrained { source, .. } => {
+                let (source, template) = (source.clone(), template.clone());
+                renderer(
+                    &ModelSection::Pretrained { source, template },
+                    &self.recipe.env,
+                )
+            }
+            ModelSection::Scratch { .. } => Err(Failure::input(
+                "model.template has no effect: a model from scratch has no chat template of its own; remove it",
+            )),
+        }
     }
 
     /// Shape of its model; weights are not read.

@@ -32,7 +32,7 @@ const DATA: &str = "data.rows";
 /// Names and sources of the weights of a plan.
 fn sources(plan: &mut RunPlan) -> Vec<(&'static str, &mut String)> {
     let mut sources = Vec::new();
-    if let ModelSection::Pretrained { source } = &mut plan.model {
+    if let ModelSection::Pretrained { source, .. } = &mut plan.model {
         sources.push((MODEL, source));
     }
     let scoring = [

@@ -185,7 +185,11 @@ pub fn dataset(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Option<Datas
         }),
     };
     let context = recipe.rollout.max_context_tokens as usize;
-    Ok(Some(Dataset::load(&config, renderer, context)?))
+    let data = Dataset::load(&config, renderer, context)?;
+    for (what, count) in data.unused() {
+        tracing::warn!("[data]: {what} ({count}) is not trained on");
+    }
+    Ok(Some(data))
 }
 
 /// How a command runs a recipe: the part that is typed on the command line.

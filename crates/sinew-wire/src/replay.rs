@@ -131,9 +131,7 @@ impl Replayer {
         let run = RunModel::open(&self.folder)?;
         let checkpoint = run.checkpoint()?;
         let mut plan = self.recipe.clone();
-        plan.model = ModelSection::Pretrained {
-            source: format!("{RUN}{}", self.folder.display()),
-        };
+        plan.model = ModelSection::pretrained(format!("{RUN}{}", self.folder.display()));
         let updates = step_of(&checkpoint).saturating_mul(plan.train.minibatches as u64);
         sampler(&plan, &self.renderer, &self.device, PolicyVersion(updates))
     }

@@ -73,7 +73,7 @@ pub fn origin(section: &ModelSection) -> Result<ModelSection, Failure> {
     let mut section = section.clone();
     for _ in 0..MAX_DEPTH {
         let source = match &section {
-            ModelSection::Pretrained { source } if source.starts_with(RUN) => source.clone(),
+            ModelSection::Pretrained { source, .. } if source.starts_with(RUN) => source.clone(),
             _ => return Ok(section),
         };
         let folder = run_folder(parts(source.trim_start_matches(RUN)).0)?;

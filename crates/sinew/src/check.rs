@@ -338,8 +338,14 @@ fn data(recipe: &RunPlan) -> Result<String, Failure> {
     }
     let renderer = sinew_wire::renderer(&recipe.model, &recipe.env)?;
     let loaded = sinew_wire::dataset(recipe, renderer.as_ref())?;
-    let groups = loaded.map_or(0, |d| d.len());
-    Ok(format!("{groups} rows to train on"))
+    let Some(data) = loaded else {
+        return Ok("0 rows to train on".into());
+    };
+    let unused = data.unused().iter();
+    let unused: String = unused
+        .map(|(what, n)| format!("; {what} ({n}) is not trained on"))
+        .collect();
+    Ok(format!("{} rows to train on{unused}", data.len()))
 }
 
 /// The checks of an environment that runs code.

@@ -8,7 +8,7 @@ use std::time::Duration;
 /// # Errors
 /// If it is no JSON object.
 pub(crate) fn options(text: &str) -> Result<serde_json::Map<String, serde_json::Value>, Failure> {
-    serde_json::from_str(text).map_err(|e| {
+    sinew_types::json::from_str(text).map_err(|e| {
         Failure::input(format!(
             "--options {text}: {e}; expected an object, such as {{\"rooms\": 5}}"
         ))

@@ -185,7 +185,7 @@ async fn test(args: &TestArgs) -> Result<(), Failure> {
     let options = ConformanceOptions {
         url: args.url.clone(),
         key: key(args.key_env.as_ref())?,
-        task: serde_json::from_str(args.task.as_deref().unwrap_or("{}")).map_err(wrong)?,
+        task: sinew_types::json::from_str(args.task.as_deref().unwrap_or("{}")).map_err(wrong)?,
         group: args.group,
         timeout: seconds("--timeout-s", args.timeout_s)?,
     };

@@ -329,12 +329,18 @@ fn write(
             "this build writes .jsonl only: build with `--features parquet` (the wheel has it)",
         ));
     }
-    let count = export(store, filter, args.limit, (file, format), args.tokens);
-    let count = count.map_err(Failure::system)?;
-    match args.json {
-        true => output::print_json(&json!({ "episodes": count, "file": file })),
-        false => output::print(&format!("{count} episodes in {}\n", file.display())),
+    let done = export(store, filter, args.limit, (file, format), args.tokens);
+    let done = done.map_err(Failure::system)?;
+    let (count, mute) = (done.episodes, done.without_messages);
+    if args.json {
+        output::print_json(&json!({ "episodes": count, "without_messages": mute, "file": file }));
+        return Ok(());
     }
+    let mute = match mute {
+        0 => String::new(),
+        n => format!("; the messages of {n} are null: a part of them was recorded as tokens alone"),
+    };
+    output::print(&format!("{count} episodes in {}{mute}\n", file.display()));
     Ok(())
 }
 

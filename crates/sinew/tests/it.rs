@@ -100,6 +100,8 @@ mod shell;
 mod simulation;
 #[path = "it/tail.rs"]
 mod tail;
+#[path = "it/template.rs"]
+mod template;
 #[path = "it/trust.rs"]
 mod trust;
 #[path = "it/view.rs"]

@@ -64,6 +64,7 @@ pub(crate) fn node(parent: NodeId, turn: u32, kind: TokenKind, tokens: usize) ->
         versions: if n > 0 { vec![span] } else { Vec::new() },
         format: None,
         messages: Vec::new(),
+        tools: Vec::new(),
         finish: None,
         process_reward: 0.0,
         state_hash: None,

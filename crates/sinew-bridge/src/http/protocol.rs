@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use sinew_dialect::conversation;
 use sinew_types::{Message, Task, ToolSpec};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -142,8 +143,12 @@ pub(crate) struct Open {
 /// Answer to `POST /episodes`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Opened {
-    /// All messages of the prompt. Left out: those of the task.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// All messages of the prompt, in the chat-completions protocol. Left out: those of the task.
+    #[serde(
+        default,
+        deserialize_with = "conversation::deserialize_some",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub(crate) messages: Option<Vec<Message>>,
     /// Tools of this episode in place of those of `GET /sinew`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -278,7 +278,7 @@ impl Remote {
                 text: cut(&String::from_utf8_lossy(&body), MAX_QUOTED),
             });
         }
-        serde_json::from_slice(&body).map_err(|e| RemoteError::Protocol {
+        sinew_types::json::from_slice(&body).map_err(|e| RemoteError::Protocol {
             what: what(),
             why: format!("the answer is no JSON: {e}"),
         })
@@ -297,7 +297,7 @@ impl Remote {
         let answer = self
             .within((method.clone(), path), body, self.timeout)
             .await?;
-        serde_json::from_slice(&answer.body).map_err(|e| RemoteError::Protocol {
+        sinew_types::json::from_slice(&answer.body).map_err(|e| RemoteError::Protocol {
             what: format!("{method} {}{path}", self.base),
             why: format!("the answer is not as expected: {e}"),
         })

@@ -143,7 +143,7 @@ fn json<T: Serialize>(value: &T) -> Response {
 
 /// A body as it is expected, or the answer that refuses it.
 fn parsed<T: DeserializeOwned>(body: &Bytes) -> Result<T, Box<Response>> {
-    serde_json::from_slice(body).map_err(|e| {
+    sinew_types::json::from_slice(body).map_err(|e| {
         let why = format!("the body is not as expected: {e}");
         Box::new(refused(StatusCode::BAD_REQUEST, why))
     })

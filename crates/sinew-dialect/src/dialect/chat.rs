@@ -60,7 +60,8 @@ impl Dialect for Chat {
         let messages = messages
             .into_iter()
             .enumerate()
-            .map(|(i, value)| message(value, &format!("messages[{i}]"), notes))
+            .map(|(i, value)| message(value, &format!("messages[{i}]"), notes, Source::Request))
+            .map(|read| read.map(|(message, _)| message))
             .collect::<Result<Vec<_>, _>>()?;
         let mut request = ModelRequest::new(model, Prompt::Messages(messages));
         openai::tools(&mut fields, Some("function"), &mut request)?;
@@ -245,8 +246,23 @@ fn logit_bias(fields: &mut Fields<'_>) -> Result<Vec<(TokenId, f32)>, ApiError> 
         .ok_or_else(refused)
 }
 
-/// A message with its calls, reasoning and parts.
-fn message(value: Value, path: &str, notes: &Notes) -> Result<Message, ApiError> {
+/// Where a message stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// In a request of an agent.
+    Request,
+    /// In data: files, tasks, environments. Calls need no ids, and may be written as templates and traces
+    /// have them; a turn may have a `weight`.
+    Data,
+}
+
+/// A message with its calls, reasoning and parts; and whether it may be trained, which `weight` says.
+pub(crate) fn message(
+    value: Value,
+    path: &str,
+    notes: &Notes,
+    source: Source,
+) -> Result<(Message, bool), ApiError> {
     let mut fields = Fields::of(value, path, notes)?;
     let role = fields.required_string("role")?;
     let role = match role.as_str() {
@@ -260,35 +276,65 @@ fn message(value: Value, path: &str, notes: &Notes) -> Result<Message, ApiError>
         }
     };
     let content = fields.take("content");
-    let content = openai::parts(content, &fields.path("content"), notes, part)?;
+    let content = openai::parts(
+        content,
+        &fields.path("content"),
+        notes,
+        |fields, kind, content| part(fields, kind, content, source),
+    )?;
     let mut message = Message::new(role, content);
     message.name = fields.string("name")?;
     if role == Role::Tool {
-        message.tool_call_id = Some(fields.required_string("tool_call_id")?);
+        message.tool_call_id = match source {
+            Source::Request => Some(fields.required_string("tool_call_id")?),
+            Source::Data => fields.string("tool_call_id")?,
+        };
     }
+    let mut trained = true;
     if role == Role::Assistant {
-        let reasoning = fields.string("reasoning_content")?;
-        message.reasoning = reasoning.or(fields.string("reasoning")?);
-        let calls = fields.array("tool_calls")?.unwrap_or_default();
-        message.tool_calls = calls
-            .into_iter()
-            .enumerate()
-            .map(|(i, value)| tool_call(value, &format!("{path}.tool_calls[{i}]"), notes))
-            .collect::<Result<_, _>>()?;
-        fields.no_effects(&[("annotations", "only text is generated")])?;
-        fields.refuse(&[
-            ("refusal", "the model does not refuse in a field of its own"),
-            ("audio", "only text is generated"),
-            ("function_call", "use tool_calls"),
-        ])?;
+        trained = assistant(&mut fields, &mut message, source)?;
     }
     fields.end()?;
-    Ok(message)
+    Ok((message, trained))
+}
+
+/// What only turns of the model have; gives whether the turn may be trained.
+fn assistant(
+    fields: &mut Fields<'_>,
+    message: &mut Message,
+    source: Source,
+) -> Result<bool, ApiError> {
+    let (notes, path) = (fields.notes(), fields.path("tool_calls"));
+    let reasoning = fields.string("reasoning_content")?;
+    message.reasoning = reasoning.or(fields.string("reasoning")?);
+    let calls = fields.array("tool_calls")?.unwrap_or_default();
+    message.tool_calls = calls
+        .into_iter()
+        .enumerate()
+        .map(|(i, value)| tool_call(value, &format!("{path}[{i}]"), notes, source))
+        .collect::<Result<_, _>>()?;
+    let weight = match source {
+        Source::Request => None,
+        Source::Data => fields.integer("weight", 0, 1)?,
+    };
+    fields.no_effects(&[("annotations", "only text is generated")])?;
+    fields.refuse(&[
+        ("refusal", "the model does not refuse in a field of its own"),
+        ("audio", "only text is generated"),
+        ("function_call", "use tool_calls"),
+    ])?;
+    Ok(weight != Some(0))
 }
 
 /// Text, images and sounds of a list of parts.
-fn part(part: &mut Fields<'_>, kind: &str, content: &mut Content) -> Result<(), ApiError> {
+fn part(
+    part: &mut Fields<'_>,
+    kind: &str,
+    content: &mut Content,
+    source: Source,
+) -> Result<(), ApiError> {
     match kind {
+        "image" | "audio" if source == Source::Data => content.push(media::reference(part, kind)?),
         "text" => content.push_text(&part.required_string("text")?),
         "image_url" => {
             let mut image = part.required_inner("image_url")?;
@@ -308,12 +354,21 @@ fn part(part: &mut Fields<'_>, kind: &str, content: &mut Content) -> Result<(), 
     Ok(())
 }
 
-/// A call that an assistant's message repeats.
-fn tool_call(value: Value, path: &str, notes: &Notes) -> Result<ToolCall, ApiError> {
+/// A call that an assistant's message repeats. In data a call may be its function alone, and have its
+/// arguments as an object; the id of one without any is made later.
+fn tool_call(
+    value: Value,
+    path: &str,
+    notes: &Notes,
+    source: Source,
+) -> Result<ToolCall, ApiError> {
     let mut fields = Fields::of(value, path, notes)?;
     let kind = fields.string("type")?.unwrap_or_else(|| "function".into());
     fields.ignore(&["index"]);
-    let id = fields.required_string("id")?;
+    let id = match source {
+        Source::Request => fields.required_string("id")?,
+        Source::Data => fields.string("id")?.unwrap_or_default(),
+    };
     if kind == "custom" {
         let mut custom = fields.required_inner("custom")?;
         fields.end()?;
@@ -333,10 +388,28 @@ fn tool_call(value: Value, path: &str, notes: &Notes) -> Result<ToolCall, ApiErr
             "function or custom",
         ));
     }
-    let mut function = fields.required_inner("function")?;
-    fields.end()?;
+    let plain = source == Source::Data && !fields.has("function");
+    let mut function = match plain {
+        true => fields,
+        false => {
+            let function = fields.required_inner("function")?;
+            fields.end()?;
+            function
+        }
+    };
     let name = function.required_string("name")?;
-    let arguments = function.arguments()?;
+    let at = function.path("arguments");
+    let object = match source {
+        Source::Request => None,
+        Source::Data => function.take_object("arguments"),
+    };
+    let arguments = match object {
+        Some(object) => object,
+        None => function.arguments()?,
+    };
+    if source == Source::Data && !arguments.is_object() {
+        return Err(wrong(&at, &arguments, "a JSON object"));
+    }
     function.end()?;
     Ok(ToolCall {
         id,
@@ -363,31 +436,18 @@ fn call_value(request: &ModelRequest, call: &ToolCall) -> Value {
         let custom = json!({"name": call.name, "input": input_of(call)});
         return json!({"id": call.id, "type": "custom", "custom": custom});
     }
-    json!({
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments.to_string()},
-    })
+    call.to_chat()
 }
 
 /// A choice of a whole answer.
 fn choice_value(context: &AnswerContext, index: usize, choice: &Choice) -> Value {
     let said = &choice.message;
-    let content = match &*said.content.text() {
-        "" if !said.tool_calls.is_empty() => Value::Null,
-        text => Value::from(text),
-    };
-    let mut message = json!({"role": "assistant", "content": content, "refusal": null});
-    if let Some(reasoning) = &said.reasoning {
-        message["reasoning_content"] = json!(reasoning);
-    }
+    let mut message = said.to_chat();
+    message["refusal"] = Value::Null;
     if !said.tool_calls.is_empty() {
-        let calls: Vec<_> = said
-            .tool_calls
-            .iter()
-            .map(|call| call_value(&context.request, call))
-            .collect();
-        message["tool_calls"] = json!(calls);
+        let calls = said.tool_calls.iter();
+        let calls = calls.map(|call| call_value(&context.request, call));
+        message["tool_calls"] = calls.collect();
     }
     let mut value = json!({
         "index": index,

@@ -5,7 +5,7 @@ use crate::answers::Answers;
 use crate::error::ApiError;
 use crate::ignored::{Ignored, count_ignored};
 use serde_json::{Map, Value};
-use sinew_types::{Message, TEMPERATURES};
+use sinew_types::{Message, TEMPERATURES, json};
 use std::cell::RefCell;
 use std::sync::Arc;
 
@@ -116,7 +116,7 @@ impl<'n> Fields<'n> {
     /// # Errors
     /// If it is no JSON object.
     pub fn parse(body: &[u8], notes: &'n Notes) -> Result<Self, ApiError> {
-        let value: Value = serde_json::from_slice(body).map_err(|e| {
+        let value: Value = json::from_slice(body).map_err(|e| {
             ApiError::bad_request("invalid_json", format!("the body is not valid JSON: {e}"))
         })?;
         match value {
@@ -188,6 +188,12 @@ impl<'n> Fields<'n> {
             .iter()
             .try_fold(self.map.get(*first)?, |v, name| v.get(name));
         value.filter(|v| !v.is_null())
+    }
+
+    /// The value, if it is an object; another one stays where it is.
+    pub fn take_object(&mut self, name: &str) -> Option<Value> {
+        let is_object = self.map.get(name).is_some_and(Value::is_object);
+        is_object.then(|| self.take(name))?
     }
 
     /// Any value.
@@ -316,7 +322,7 @@ impl<'n> Fields<'n> {
         if text.trim().is_empty() {
             return Ok(Value::Object(Map::new()));
         }
-        serde_json::from_str(&text)
+        json::from_str(&text)
             .map_err(|e| ApiError::invalid(path.as_str(), format!("{path} is not valid JSON: {e}")))
     }
 

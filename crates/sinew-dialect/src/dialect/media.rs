@@ -46,6 +46,20 @@ pub(super) fn audio(part: &mut Fields<'_>) -> Result<Part, ApiError> {
     inline(&data, &format!("audio/{format}"), &path).map(Part::Audio)
 }
 
+/// A part with a reference, as traces have it.
+pub(super) fn reference(part: &mut Fields<'_>, kind: &str) -> Result<Part, ApiError> {
+    let path = part.path("source");
+    let given = part.required("source")?;
+    let source = serde_json::from_value(given.clone())
+        .map_err(|_| wrong(&path, &given, "{\"url\": ...} or {\"blake3\": ...}"))?;
+    let media_type = part.string("media_type")?;
+    let media = Media { source, media_type };
+    Ok(match kind {
+        "audio" => Part::Audio(media),
+        _ => Part::Image(media),
+    })
+}
+
 /// The `source` of Anthropic's image blocks.
 pub(super) fn image_block(block: &mut Fields<'_>) -> Result<Part, ApiError> {
     let mut source = block.required_inner("source")?;

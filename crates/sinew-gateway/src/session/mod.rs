@@ -407,6 +407,7 @@ impl Session {
             // Turns are found again by their messages, whether they were opened or not.
             spoken = parent;
             parent = self.push(parent, planned.kind, planned.tokens, planned.messages);
+            self.nodes[parent as usize].tools = planned.tools;
         }
         if !beginning.forced {
             spoken = parent;

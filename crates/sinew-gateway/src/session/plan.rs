@@ -80,6 +80,7 @@ impl Session {
                 kind: TokenKind::Forced,
                 tokens,
                 messages: Vec::new(),
+                tools: Vec::new(),
             });
         }
         Ok(plan)
@@ -147,6 +148,7 @@ impl Session {
             kind: TokenKind::Prompt,
             tokens: renderer.render_prompt(messages, tools)?,
             messages: messages.to_vec(),
+            tools: tools.to_vec(),
         }];
         Ok(plan)
     }
@@ -232,6 +234,7 @@ impl Session {
             kind: TokenKind::Forced,
             tokens,
             messages: rest[from..].to_vec(),
+            tools: Vec::new(),
         });
         Ok(Some(joined))
     }
@@ -254,12 +257,14 @@ impl Session {
                 kind: TokenKind::Forced,
                 tokens: extension.forced,
                 messages: Vec::new(),
+                tools: Vec::new(),
             });
         }
         nodes.push(Planned {
             kind: TokenKind::Observation,
             tokens: extension.observation,
             messages: answers.to_vec(),
+            tools: Vec::new(),
         });
         Ok(nodes)
     }
@@ -341,6 +346,7 @@ impl Session {
             } else {
                 vec![message]
             },
+            tools: Vec::new(),
         }
     }
 

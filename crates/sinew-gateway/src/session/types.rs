@@ -92,6 +92,7 @@ impl RolloutSpec {
         provenance.seed.get_or_insert(self.seed);
         if provenance.chat_template.is_none() {
             provenance.chat_template = renderer.template_hash();
+            provenance.template = renderer.template_options().into_iter().collect();
         }
         let pinned = (s.temperature, s.top_p, s.top_k, s.min_p, s.max_tokens);
         if let (Some(temperature), Some(top_p), Some(top_k), Some(min_p), Some(max_tokens)) = pinned
@@ -242,6 +243,9 @@ pub(crate) struct Planned {
     pub(crate) tokens: Vec<TokenId>,
     /// That these tokens render.
     pub(crate) messages: Vec<Message>,
+    /// That a prompt shows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) tools: Vec<ToolSpec>,
 }
 
 /// How a call begins, without anything that is known already.

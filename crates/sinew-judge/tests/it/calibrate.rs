@@ -143,7 +143,7 @@ fn wrong_labels_are_refused_with_their_line() {
         ),
         (
             "{\"messages\": 3, \"output\": \"o\", \"label\": true}",
-            "\"messages\"",
+            "messages is 3",
         ),
     ] {
         let why = read(row, Mode::Each);

@@ -119,7 +119,7 @@ impl Socket {
             };
             match frame {
                 Ok(Message::Text(text)) => {
-                    let parsed = serde_json::from_str(&text);
+                    let parsed = sinew_types::json::from_str(&text);
                     return parsed.map_err(|e| SocketError::Protocol(e.to_string()));
                 }
                 Ok(Message::Close(_)) | Err(Error::ConnectionClosed | Error::AlreadyClosed) => {

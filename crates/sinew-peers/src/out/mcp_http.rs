@@ -152,7 +152,7 @@ impl McpLines {
         if line.trim().is_empty() {
             return None;
         }
-        let answer = match serde_json::from_str::<Value>(line) {
+        let answer = match sinew_types::json::from_str::<Value>(line) {
             Ok(message) => self.session.on(&message).await?,
             Err(e) => fault(&Value::Null, -32700, &format!("no JSON: {e}")),
         };
@@ -218,7 +218,7 @@ async fn on(shared: &Arc<Shared>, pick: Pick, headers: &HeaderMap, body: &Bytes)
     if !is_json(headers) {
         return refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, -32600, NO_JSON);
     }
-    let message: Value = match serde_json::from_slice(body) {
+    let message: Value = match sinew_types::json::from_slice(body) {
         Ok(message) => message,
         Err(e) => return refused(StatusCode::BAD_REQUEST, -32700, &format!("no JSON: {e}")),
     };

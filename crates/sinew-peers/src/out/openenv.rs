@@ -182,7 +182,7 @@ struct Session {
 impl Session {
     /// The answer to a message. `None`: the client says goodbye.
     async fn answer(&mut self, text: &str) -> Option<Value> {
-        let message: Value = match serde_json::from_str(text) {
+        let message: Value = match sinew_types::json::from_str(text) {
             Ok(message) => message,
             Err(e) => return Some(error("INVALID_JSON", format!("Invalid JSON: {e}"))),
         };

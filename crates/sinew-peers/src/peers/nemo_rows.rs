@@ -89,7 +89,7 @@ impl Taskset for NemoTasks {
 
 /// A task of a row. Its last message is the prompt.
 fn task(line: &str, number: usize, seed: u64) -> Result<Task, String> {
-    let row: Value = serde_json::from_str(line).map_err(|e| e.to_string())?;
+    let row: Value = sinew_types::json::from_str(line).map_err(|e| e.to_string())?;
     let input = &row["responses_create_params"]["input"];
     let mut messages = match input {
         Value::String(text) => vec![Message::new(Role::User, text.clone())],

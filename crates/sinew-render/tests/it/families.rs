@@ -2,11 +2,10 @@
 //! and calls parse to themselves. `docs/rendering.md` has the table.
 
 use crate::{SMOLLM2_VOCAB, TOKENIZER_GOLDEN, golden, strings};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use sinew_render::{
-    ChatConfig, ChatRenderer, GgufVocab, MockTrajectory, RenderError, Renderer, Tokenizer,
-    conformance_check,
+    ChatRenderer, GgufVocab, MockTrajectory, RenderError, Renderer, Tokenizer, conformance_check,
 };
 use sinew_types::{FinishReason, Message, Role, ToolCall, ToolSpec};
 use std::path::PathBuf;
@@ -100,8 +99,32 @@ fn control_tokens(source: &str, bos: &str, eos: &str) -> Vec<String> {
     found
 }
 
-/// SmolLM2's tokens and merges, with the control tokens that the template needs.
+/// Variables that a template needs.
+fn needed(name: &str) -> Map<String, Value> {
+    match name {
+        "mistral-small-3.2" => dated(),
+        _ => Map::new(),
+    }
+}
+
+/// The day of the golden renders.
+fn dated() -> Map<String, Value> {
+    let date = ("date".to_owned(), json!("2026-01-31"));
+    [date].into_iter().collect()
+}
+
+/// The renderer of a model folder with these variables, as the program reads it.
 fn renderer(name: &str, bos: &str, eos: &str) -> ChatRenderer {
+    from_folder(name, bos, eos, needed(name)).unwrap()
+}
+
+/// SmolLM2's tokens and merges, with the control tokens that the template needs.
+fn from_folder(
+    name: &str,
+    bos: &str,
+    eos: &str,
+    options: Map<String, Value>,
+) -> Result<ChatRenderer, RenderError> {
     let source = source(name);
     let all = &SMOLLM2_VOCAB.tokens;
     let kept = TOKENIZER_GOLDEN["tokens"].as_array().unwrap();
@@ -136,14 +159,26 @@ fn renderer(name: &str, bos: &str, eos: &str) -> ChatRenderer {
         token_types,
         merges: strings(&TOKENIZER_GOLDEN["merges"]),
     };
-    let config = ChatConfig {
-        template: source,
-        bos_token: bos.into(),
-        eos_token: eos.into(),
-        options: json!({"date": "2026-01-31"}).as_object().unwrap().clone(),
-        ..ChatConfig::default()
-    };
-    ChatRenderer::new(Tokenizer::from_gguf(&vocab).unwrap(), config).unwrap()
+    let tokenizer = Tokenizer::from_gguf(&vocab).unwrap().to_json().unwrap();
+    let settings = json!({"bos_token": bos, "eos_token": eos, "chat_template": source});
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("tokenizer.json"), tokenizer).unwrap();
+    let file = folder.path().join("tokenizer_config.json");
+    std::fs::write(file, settings.to_string()).unwrap();
+    ChatRenderer::from_dir(folder.path(), options)
+}
+
+/// A template that asks for the date of today says which key gives it one.
+#[test]
+fn templates_that_need_a_date_say_so() {
+    let mut refused = Vec::new();
+    for (name, bos, eos) in FAMILIES {
+        if let Err(error) = from_folder(name, bos, eos, Map::new()) {
+            assert!(error.to_string().contains("template = { date"), "{error}");
+            refused.push(name);
+        }
+    }
+    assert_eq!(refused, ["mistral-small-3.2"]);
 }
 
 fn message(value: &Value) -> Message {
@@ -176,7 +211,11 @@ fn published_templates_render_like_transformers() {
             "{name} is in no family"
         );
         // The golden texts use these.
-        let renderer = renderer(name, "<s>", "</s>");
+        let options = match source(name).contains("strftime_now") {
+            true => dated(),
+            false => Map::new(),
+        };
+        let renderer = from_folder(name, "<s>", "</s>", options).unwrap();
         assert_eq!(Value::from(renderer.shows().calls), row["calls"], "{name}");
         for (i, conversation) in conversations.iter().enumerate() {
             let messages: Vec<_> = conversation["messages"]
@@ -288,7 +327,9 @@ fn row(name: &str, bos: &str, eos: &str) -> String {
     };
     let stops = stops.join(" ");
     let joins = joins(&renderer);
-    format!("| {name} | {format} | {stops} | {by_us} | {joins} |")
+    let needed: Vec<_> = needed(name).keys().map(|key| format!("`{key}`")).collect();
+    let needed = list(needed);
+    format!("| {name} | {format} | {needed} | {stops} | {by_us} | {joins} |")
 }
 
 #[test]

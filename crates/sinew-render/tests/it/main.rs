@@ -57,7 +57,7 @@ static SMOLLM2_VOCAB: LazyLock<GgufVocab> = LazyLock::new(|| {
 });
 
 static SMOLLM2: LazyLock<ChatRenderer> = LazyLock::new(|| {
-    ChatRenderer::from_gguf(&SMOLLM2_VOCAB, Some(CHATML), Some(1), Some(2)).unwrap()
+    ChatRenderer::from_gguf(&SMOLLM2_VOCAB, Some(CHATML), Some(1), Some(2), Map::new()).unwrap()
 });
 
 /// A vocabulary of control tokens and all bytes, without merges.
@@ -206,8 +206,14 @@ fn every_template_family_extends_exactly() {
 #[test]
 fn templates_that_change_earlier_messages_do_not_pass() {
     let forgetful = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% if m.role == 'assistant' and not loop.last %}!{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-    let renderer =
-        ChatRenderer::from_gguf(&SMOLLM2_VOCAB, Some(forgetful), Some(1), Some(2)).unwrap();
+    let renderer = ChatRenderer::from_gguf(
+        &SMOLLM2_VOCAB,
+        Some(forgetful),
+        Some(1),
+        Some(2),
+        Map::new(),
+    )
+    .unwrap();
     let mocks = MockTrajectory::standard(None, "What is 318 * 27?");
     let error = conformance_check(&renderer, &mocks).unwrap_err();
     let RenderError::Mismatch(mismatch) = &error else {
@@ -296,12 +302,14 @@ fn wrong_turn_ends_are_errors() {
 
 #[test]
 fn models_without_template_or_stop_are_refused() {
-    let error = ChatRenderer::from_gguf(&SMOLLM2_VOCAB, None, None, Some(2)).unwrap_err();
+    let error =
+        ChatRenderer::from_gguf(&SMOLLM2_VOCAB, None, None, Some(2), Map::new()).unwrap_err();
     assert!(matches!(error, RenderError::NoTemplate { .. }));
     let plain = Some("{% for m in messages %}{{ m.content }}{% endfor %}");
-    let error = ChatRenderer::from_gguf(&SMOLLM2_VOCAB, plain, None, None).unwrap_err();
+    let error = ChatRenderer::from_gguf(&SMOLLM2_VOCAB, plain, None, None, Map::new()).unwrap_err();
     assert!(matches!(error, RenderError::NoStopToken { .. }));
-    let error = ChatRenderer::from_gguf(&SMOLLM2_VOCAB, plain, None, Some(99_999)).unwrap_err();
+    let error =
+        ChatRenderer::from_gguf(&SMOLLM2_VOCAB, plain, None, Some(99_999), Map::new()).unwrap_err();
     assert!(matches!(
         error,
         RenderError::UnknownToken { id: 99_999, .. }
@@ -313,7 +321,7 @@ fn model_folders_give_the_same_renderer() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
     assert!(matches!(
-        ChatRenderer::from_dir(dir.path()).unwrap_err(),
+        ChatRenderer::from_dir(dir.path(), Map::new()).unwrap_err(),
         RenderError::Read { path, .. } if path.ends_with("tokenizer.json")
     ));
     let json = r#"{"version":"1.0","truncation":null,"padding":null,"normalizer":null,
@@ -328,13 +336,13 @@ fn model_folders_give_the_same_renderer() {
         r#"{"eos_token":{"content":"<|im_end|>"},"bos_token":"<s>"}"#,
     );
     assert!(matches!(
-        ChatRenderer::from_dir(dir.path()).unwrap_err(),
+        ChatRenderer::from_dir(dir.path(), Map::new()).unwrap_err(),
         RenderError::NoTemplate { .. }
     ));
     let template = "{{ bos_token }}{% for m in messages %}{{ m.content }}<|im_end|>\n{% endfor %}";
     write("chat_template.jinja", template);
     write("generation_config.json", r#"{"eos_token_id":[1,0]}"#);
-    let renderer = ChatRenderer::from_dir(dir.path()).unwrap();
+    let renderer = ChatRenderer::from_dir(dir.path(), Map::new()).unwrap();
     let ids = renderer
         .render_prompt(&[Message::new(Role::User, "hi")], &[])
         .unwrap();
@@ -348,7 +356,7 @@ fn renderer_files_give_the_same_renderer() {
     for (name, bytes) in SMOLLM2.files().unwrap() {
         std::fs::write(dir.path().join(name), bytes).unwrap();
     }
-    let again = ChatRenderer::from_dir(dir.path()).unwrap();
+    let again = ChatRenderer::from_dir(dir.path(), Map::new()).unwrap();
     assert_eq!(again.stop_ids(), SMOLLM2.stop_ids());
     let messages = [
         Message::new(Role::System, "be brief"),

@@ -162,14 +162,109 @@ fn unquoted_values_have_the_types_of_the_schema() {
         ("unknown", "12", json!(12)),
         ("unknown", "\"quoted\"", json!("\"quoted\"")),
         ("unknown", "a b", json!("a b")),
+        ("n", "5.0", json!(5)),
+        ("n", "18446744073709551617", json!("18446744073709551617")),
+        ("l", "('a', 1)", json!(["a", 1])),
+        // The validation of the agent answers.
+        ("n", "twelve", json!("twelve")),
+        ("n", "5.5", json!("5.5")),
     ] {
         assert_eq!(glm(key, value), Ok(expected), "{key} {value}");
     }
-    let error = glm("n", "twelve").unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "argument \"n\" of f is \"twelve\", expected integer"
-    );
+}
+
+#[test]
+fn literals_of_python_are_read_in_json() {
+    for (format, text) in [
+        (
+            "hermes",
+            "<tool_call>{'name': 'f', 'arguments': {'s': 'it\\'s', 'b': True}}</tool_call>",
+        ),
+        (
+            "hermes",
+            "<tool_call>{\"name\": \"f\", \"arguments\": {\"s\": \"it's\", \"b\": True,}}</tool_call>",
+        ),
+        (
+            "llama3",
+            "{\"name\": \"f\", \"parameters\": {\"s\": \"it's\", \"b\": True}}",
+        ),
+        (
+            "mistral",
+            "[TOOL_CALLS]f[ARGS]{\"s\": \"it's\", \"b\": True}",
+        ),
+    ] {
+        let arguments = &calls(format, text)[0].arguments;
+        let expected = json!({"s": "it's", "b": true});
+        assert_eq!(Value::Object(arguments.clone()), expected, "{format}");
+    }
+    let built_in = calls("llama3", "<|python_tag|>search.call(query='a', count=2)");
+    let arguments = Value::Object(built_in[0].arguments.clone());
+    assert_eq!(arguments, json!({"query": "a", "count": 2}));
+}
+
+#[test]
+fn integers_keep_their_digits_in_every_notation() {
+    let big = "18446744073709551617";
+    for (format, text) in [
+        (
+            "hermes",
+            format!("<tool_call>{{\"name\": \"f\", \"arguments\": {{\"n\": {big}}}}}</tool_call>"),
+        ),
+        (
+            "hermes",
+            format!(
+                "<tool_call>{{\"name\": \"f\", \"arguments\": \"{{\\\"n\\\": {big}}}\"}}</tool_call>"
+            ),
+        ),
+        ("mistral", format!("[TOOL_CALLS]f[ARGS]{{\"n\": {big}}}")),
+        ("llama3", format!("<|python_tag|>f.call(n={big})")),
+        (
+            "xml",
+            format!(
+                "<tool_call>\n<function=f>\n<parameter=n>\n{big}\n</parameter>\n</function>\n</tool_call>"
+            ),
+        ),
+    ] {
+        assert_eq!(calls(format, &text)[0].arguments["n"], big, "{format}");
+    }
+}
+
+/// Code about calls has their marks in it.
+#[test]
+fn end_marks_inside_of_values_belong_to_them() {
+    let values = [
+        "a </parameter> b",
+        "x = '</function>' + '</tool_call>'",
+        "</tool_call> first",
+        "<parameter=y>\n</parameter> in the middle",
+        "<arg_value>1</arg_value> and </tool_call> b",
+    ];
+    for value in values {
+        let xml = format!(
+            "<function=f>\n<parameter=s>\n{value}\n</parameter>\n<parameter=n>\n1\n</parameter>\n</function>"
+        );
+        let glm = format!(
+            "<arg_key>s</arg_key>\n<arg_value>{value}</arg_value>\n<arg_key>n</arg_key>\n<arg_value>1</arg_value>"
+        );
+        for (format, text) in [
+            ("xml", format!("<tool_call>\n{xml}\n</tool_call>")),
+            ("xml", format!("{xml} ")),
+            ("glm", format!("<tool_call>f\n{glm}\n</tool_call>")),
+        ] {
+            let twice = format!("{text}\n{text}");
+            let read = calls(format, &twice);
+            assert_eq!(read.len(), 2, "{format} {value}");
+            for call in read {
+                assert_eq!(call.arguments["s"], value, "{format}");
+                assert_eq!(call.arguments["n"], 1, "{format}");
+            }
+        }
+    }
+    // A call without its end does not swallow the next one.
+    let text = "<tool_call>\n<function=f>\n<parameter=s>\n1\n</parameter>\n</tool_call>\n\
+                <tool_call>\n<function=f>\n</function>\n</tool_call>";
+    let turn = parse_turn(text, &TurnFormat::of_calls(ToolCallFormat::Xml), &tools());
+    assert_eq!((turn.calls.len(), turn.broken.len()), (1, 1));
 }
 
 /// A format, a turn with one broken call, and a part of the error message.
@@ -185,7 +280,7 @@ const BROKEN_JSON: &[Broken] = &[
     ("hermes", "<tool_call>\n</tool_call>", "empty"),
     (
         "hermes",
-        "<tool_call>{'name': 1}</tool_call>",
+        "<tool_call>{'name': x}</tool_call>",
         "not valid JSON",
     ),
     ("hermes", "<tool_call>{}</tool_call>", "no \"name\""),
@@ -207,7 +302,7 @@ const BROKEN_JSON: &[Broken] = &[
     ),
     (
         "llama3",
-        "{\"name\": \"f\", 'parameters': {}}",
+        "{\"name\": \"f\", parameters: {}}",
         "not valid JSON",
     ),
     ("llama3", "<|python_tag|>", "empty"),

@@ -130,7 +130,9 @@ impl ProgramHarness {
             Ok(ended) if self.programs.agent_scores() => {
                 let said = match value_of_function(&ended.stdout) {
                     Some(value) => Some(value),
-                    None => last_line(&ended.stdout).and_then(|l| serde_json::from_str(l).ok()),
+                    None => {
+                        last_line(&ended.stdout).and_then(|l| sinew_types::json::from_str(l).ok())
+                    }
                 };
                 report::hand_over(self.server.as_ref(), &spec.episode, said.as_ref())
             }
@@ -257,7 +259,7 @@ const VALUE: &str = "\u{1e}sinew-value ";
 /// The value that a function returned, whatever it printed before or after.
 fn value_of_function(stdout: &str) -> Option<serde_json::Value> {
     let line = stdout.lines().rev().find_map(|l| l.strip_prefix(VALUE))?;
-    serde_json::from_str(line).ok()
+    sinew_types::json::from_str(line).ok()
 }
 
 /// The value of a function, else the last line that the program printed, else what the model said last.

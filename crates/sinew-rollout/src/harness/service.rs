@@ -219,7 +219,7 @@ impl<'a> Answer<'a> {
     fn read(text: &'a str) -> Self {
         Self {
             text,
-            json: serde_json::from_str(text).ok(),
+            json: sinew_types::json::from_str(text).ok(),
         }
     }
 

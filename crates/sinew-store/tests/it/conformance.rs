@@ -337,6 +337,7 @@ fn parts_and_provenance_survive() {
         let mut rich = trace(1, 5);
         rich.origin.run = "quickstart".into();
         rich.provenance = Provenance {
+            template: [("enable_thinking".to_owned(), false.into())].into(),
             task_seed: Some(u64::MAX),
             seed: Some(7),
             environment: Some(Component {

@@ -1,7 +1,9 @@
 //! Exports: what is in a file, and that other programs read it.
 
 use crate::support::{id, trace};
+use serde_json::json;
 use sinew_store::{DiskStore, ExportFormat, Filter, StoreOptions, StoreReader, TraceStore, export};
+use sinew_types::{Message, Role, ToolCall, ToolSpec};
 use std::path::{Path, PathBuf};
 
 /// Rows of the store: more than a page has.
@@ -40,7 +42,7 @@ fn rows_have_what_the_traces_have() {
     };
     let count = export(&store, &filter, Some(30), to, true).unwrap();
     let rows = lines(&path);
-    assert_eq!((count, rows.len()), (30, 30));
+    assert_eq!((count.episodes, rows.len()), (30, 30));
     assert_eq!(rows[1]["episode"], "e2");
     assert_eq!(rows[1]["type"], "code");
     assert_eq!(
@@ -62,13 +64,62 @@ fn rows_have_what_the_traces_have() {
     // Without tokens, over pages, in the order of commits; the file of before is replaced.
     let count = export(&store, &Filter::default(), None, to, false).unwrap();
     let rows = lines(&path);
-    assert_eq!((count, rows.len() as u64), (ROWS, ROWS));
+    assert_eq!((count.episodes, rows.len() as u64), (ROWS, ROWS));
     assert!(
         rows.iter()
             .zip(0..)
             .all(|(row, n)| row["episode"] == id(n).as_str())
     );
     assert!(rows[0].get("tokens").is_none());
+}
+
+#[test]
+fn a_row_is_the_whole_conversation_or_says_that_it_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = DiskStore::open(&directory.path().join("store"), StoreOptions::default()).unwrap();
+    let said = |turn: Message, tools: Vec<ToolSpec>, n| {
+        let mut trace = trace(n, 3);
+        trace.nodes[0].tools = tools;
+        trace.nodes[1].messages = vec![turn];
+        trace
+    };
+    let mut turn = Message::new(Role::Assistant, "<f>1</f>");
+    turn.reasoning = Some("why".into());
+    turn.tool_calls = vec![ToolCall {
+        id: "c".into(),
+        name: "f".into(),
+        arguments: json!({"code": "1"}),
+    }];
+    let tool = ToolSpec {
+        name: "f".into(),
+        description: "d".into(),
+        parameters: json!({"type": "object"}),
+    };
+    let mut mute = trace(3, 3);
+    mute.nodes[1].messages.clear();
+    let traces = [
+        said(turn.clone(), vec![tool], 1),
+        said(turn, Vec::new(), 2),
+        mute,
+    ];
+    disk.commit_batch(&traces).unwrap();
+    let reader = StoreReader::open(&directory.path().join("store")).unwrap();
+    let path = directory.path().join("a.jsonl");
+    let to = (path.as_path(), ExportFormat::JsonLines);
+    let done = export(&reader, &Filter::default(), None, to, false).unwrap();
+    assert_eq!((done.episodes, done.without_messages), (3, 1));
+    let rows = lines(&path);
+    let last = &rows[0]["messages"][1];
+    assert_eq!(last["role"], "assistant");
+    assert_eq!(last["reasoning_content"], "why");
+    let function = &last["tool_calls"][0]["function"];
+    assert_eq!(function["arguments"], "{\"code\":\"1\"}");
+    assert_eq!(rows[0]["tools"][0]["function"]["name"], "f");
+    // A prompt without tools taught another notation: the call is a part of the text.
+    let last = &rows[1]["messages"][1];
+    assert_eq!(last["content"], "<f>1</f>");
+    assert!(last.get("tool_calls").is_none(), "{last}");
+    assert_eq!(rows[2]["messages"], serde_json::Value::Null);
 }
 
 #[test]
@@ -97,7 +148,7 @@ fn pyarrow_duckdb_and_datasets_read_the_same_rows() {
         let path = directory.path().join(format!("episodes.{ending}"));
         let to = (path.as_path(), ExportFormat::of(&path).unwrap());
         let count = export(&store, &Filter::default(), None, to, true).unwrap();
-        assert_eq!(count, ROWS);
+        assert_eq!(count.episodes, ROWS);
     }
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
     let script = root.join("crates/sinew-store/tests/it/open_exports.py");

@@ -28,10 +28,11 @@ assert len(expected) == rows
 for row in expected:
     row["metrics"] = json.dumps(row["metrics"])
     row["messages"] = json.dumps(row["messages"])
+    row["tools"] = json.dumps(row["tools"])
 for table in tables:
     assert len(table) == rows, len(table)
     for row, right in zip(table, expected, strict=True):
-        for name in ("metrics", "messages"):
+        for name in ("metrics", "messages", "tools"):
             row[name] = json.dumps(json.loads(row[name]))
         left = [x if x is None else round(x, 4) for x in row.pop("logprobs")]
         assert left == [x if x is None else round(x, 4) for x in right["logprobs"]]

@@ -29,6 +29,7 @@ pub(crate) fn trace(n: u64, tokens: usize) -> Trace {
         versions,
         format: None,
         messages: vec![Message::new(Role::User, format!("message {n}"))],
+        tools: Vec::new(),
         finish: None,
         process_reward: 0.0,
         state_hash: Some(u64::MAX - n),

@@ -25,6 +25,7 @@ fn node(parent: NodeId, kind: TokenKind, tokens: &[TokenId]) -> Node {
         },
         format: None,
         messages: Vec::new(),
+        tools: Vec::new(),
         finish: None,
         process_reward: 0.0,
         state_hash: None,

@@ -287,6 +287,51 @@ fn equal_episodes_are_listed_and_exported_once() {
     assert_eq!(last_line(&exported.unwrap())["episodes"], unique);
 }
 
+/// What the built-in loop sampled leaves as whole conversations, and is read again as demonstrations.
+#[test]
+fn exported_episodes_are_whole_conversations() {
+    let dir = tempfile::tempdir().unwrap();
+    let teacher = recipe(dir.path(), 1, &[]);
+    let run = dir.path().join("teacher");
+    last_line(&collect(&teacher, &run, 24, &[]).output().unwrap());
+    let file = dir.path().join("rows.jsonl");
+    let export = sinew()
+        .args(["episodes", "--json", "--export"])
+        .arg(&file)
+        .arg(&run)
+        .output();
+    let done = last_line(&export.unwrap());
+    assert_eq!(done["without_messages"], 0, "{done}");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let rows: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert!(rows.len() >= 24, "{}", rows.len());
+    for row in &rows {
+        let messages = row["messages"].as_array().unwrap();
+        let said = messages.iter().filter(|m| m["role"] == "assistant");
+        assert_eq!(said.count() as u64, row["turns"].as_u64().unwrap(), "{row}");
+        assert!(messages[0]["role"] != "assistant", "{row}");
+    }
+    let sft = std::fs::read_to_string(crate::root().join("recipes/algorithms/sft.toml")).unwrap();
+    let path = file.display().to_string();
+    let sft = sft.replace("data/tiny-demonstrations.jsonl", &path);
+    let student = dir.path().join("student.toml");
+    std::fs::write(&student, sft).unwrap();
+    let checked = sinew().arg("check").arg(&student).output().unwrap();
+    let said = String::from_utf8_lossy(&checked.stdout).into_owned();
+    assert!(checked.status.success(), "{checked:?}");
+    assert!(
+        said.contains(&format!("{} rows to train on", rows.len())),
+        "{said}"
+    );
+    assert!(
+        said.contains("column reward (") && said.contains("is not trained on"),
+        "{said}"
+    );
+}
+
 #[test]
 fn a_stopped_collection_says_that_it_makes_no_checkpoint() {
     let dir = tempfile::tempdir().unwrap();

@@ -299,7 +299,8 @@ pub(crate) fn small_folder(dir: &Path) -> PathBuf {
     };
     let template = meta.chat_template().unwrap();
     let (bos, eos) = (meta.token_id("bos").unwrap(), meta.token_id("eos").unwrap());
-    let renderer = ChatRenderer::from_gguf(&vocab, template, bos, eos).unwrap();
+    let renderer =
+        ChatRenderer::from_gguf(&vocab, template, bos, eos, serde_json::Map::new()).unwrap();
     let config = ModelConfig {
         family: Family::Llama,
         vocab: renderer.vocab_size(),

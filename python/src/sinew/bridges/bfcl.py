@@ -16,8 +16,6 @@ import os
 from sinew import Done, Env, ToolError
 from sinew.bridges import package
 
-#: Types of BFCL's schemas, as JSON Schema has them.
-TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None, "bool": "boolean", "int": "integer"}
 DOCS = {
     "GorillaFileSystem": "gorilla_file_system",
     "MathAPI": "math_api",
@@ -50,20 +48,6 @@ def entries(category, split):
             yield row, answers[row["id"]]
 
 
-def schema(value):
-    """A schema of BFCL as JSON Schema."""
-    if isinstance(value, list):
-        return [schema(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    made = {key: schema(item) for key, item in value.items()}
-    if isinstance(value.get("type"), str):
-        made["type"] = TYPES.get(value["type"], value["type"])
-        if made["type"] is None:
-            del made["type"]
-    return made
-
-
 def plain_name(name):
     """A name that every template of calls can say: some have dots."""
     return name.replace(".", "_")
@@ -84,7 +68,7 @@ class Calls(Env):
             yield {
                 "name": name,
                 "description": function.get("description", ""),
-                "parameters": schema(function["parameters"]),
+                "parameters": function["parameters"],
                 "call": functools.partial(self.called, name),
             }
 
@@ -191,7 +175,7 @@ class Turns(Env):
                 yield {
                     "name": function["name"],
                     "description": function["description"].rpartition("Tool description: ")[2],
-                    "parameters": schema(function["parameters"]),
+                    "parameters": function["parameters"],
                     "call": functools.partial(self.seen, self.own[name], function["name"]),
                 }
 

@@ -46,6 +46,7 @@ fn trace(says: &[&str]) -> Trace {
             }],
             format: None,
             messages: vec![Message::new(Role::Assistant, *text)],
+            tools: Vec::new(),
             finish: None,
             process_reward: 0.0,
             state_hash: None,

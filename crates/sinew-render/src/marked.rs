@@ -1,0 +1,190 @@
+//! Calls whose arguments stand between marks: XML (Qwen3-Coder), GLM and DeepSeek's DSML.
+//!
+//! ```text
+//! <function=f>            f
+//! <parameter=key>         <arg_key>key</arg_key>
+//! value                   <arg_value>value</arg_value>
+//! </parameter>
+//! </function>
+//! ```
+//!
+//! Values have no quotes. What a value means follows from the tool's schema ([`crate::values`]), and a mark
+//! inside of a value is a part of it ([`value_of`]).
+
+use crate::tool_call::{ParsedCall, ToolCallError};
+use crate::values;
+use serde_json::{Map, Value};
+
+/// Parameter schemas by tool name, for formats with unquoted values.
+pub(crate) type Schemas = [(String, Value)];
+
+/// An argument of such a call.
+pub(crate) const DSML_PARAMETER: &str = "<｜DSML｜parameter";
+pub(crate) const DSML_PARAMETER_END: &str = "</｜DSML｜parameter>";
+/// Start of an XML call; also a call of a custom tool of Llama.
+pub(crate) const FUNCTION: &str = "<function=";
+pub(crate) const FUNCTION_END: &str = "</function>";
+/// An argument of an XML call.
+pub(crate) const PARAMETER: &str = "<parameter=";
+pub(crate) const PARAMETER_END: &str = "</parameter>";
+/// An argument of a GLM call.
+pub(crate) const ARG_KEY: &str = "<arg_key>";
+pub(crate) const ARG_VALUE: &str = "<arg_value>";
+pub(crate) const ARG_VALUE_END: &str = "</arg_value>";
+/// Start of a call of Hermes, SmolLM, GLM and XML.
+pub(crate) const TOOL_CALL: &str = "<tool_call>";
+pub(crate) const TOOL_CALL_END: &str = "</tool_call>";
+
+/// Parses the rest of `<｜DSML｜invoke name="f">` with its parameters (V3.2).
+pub(crate) fn dsml(body: &str) -> Result<ParsedCall, ToolCallError> {
+    let (head, mut rest) = body
+        .split_once('>')
+        .ok_or_else(|| ToolCallError::syntax(body, "> after the name"))?;
+    let name = attribute(head, "name")?;
+    let mut arguments = Map::new();
+    while let Some(after) = rest.trim_start().strip_prefix(DSML_PARAMETER) {
+        let (head, value) = after
+            .split_once('>')
+            .ok_or_else(|| ToolCallError::syntax(after, "> after the attributes"))?;
+        let (value, tail) = value_to(value, (DSML_PARAMETER, DSML_PARAMETER_END), DSML_PARAMETER)?;
+        let key = attribute(head, "name")?;
+        let value = match attribute(head, "string")?.as_str() {
+            "true" => Value::String(value.to_owned()),
+            _ => values::literal(value.trim()).unwrap_or_else(|| value.into()),
+        };
+        arguments.insert(key, value);
+        rest = tail;
+    }
+    if !rest.trim().is_empty() {
+        return Err(ToolCallError::syntax(
+            rest,
+            "a parameter or the end of the call",
+        ));
+    }
+    Ok(ParsedCall::new(name, arguments))
+}
+
+/// Value of an attribute `name="..."`.
+fn attribute(head: &str, name: &'static str) -> Result<String, ToolCallError> {
+    head.split_once(&format!("{name}=\""))
+        .and_then(|(_, after)| after.split_once('"'))
+        .map(|(value, _)| value.to_owned())
+        .ok_or_else(|| ToolCallError::syntax(head, "the attributes name and string"))
+}
+
+/// Parses the body of a GLM call.
+pub(crate) fn glm(body: &str, schemas: &Schemas) -> Result<ParsedCall, ToolCallError> {
+    let (name, mut rest) = match body.find(ARG_KEY) {
+        Some(at) => body.split_at(at),
+        None => (body, ""),
+    };
+    let name = name.trim();
+    if name.is_empty() {
+        return Err(ToolCallError::Empty);
+    }
+    if name.contains(['\n', '<', '{']) {
+        return Err(ToolCallError::syntax(name, "the name of a tool"));
+    }
+    let mut arguments = Map::new();
+    while !rest.trim().is_empty() {
+        let (key, after) = between(rest, ARG_KEY, "</arg_key>")?;
+        let (value, after) = value_of(after, (ARG_VALUE, ARG_VALUE_END), ARG_KEY)?;
+        let key = key.trim();
+        arguments.insert(key.to_owned(), typed(schemas, name, key, value));
+        rest = after;
+    }
+    Ok(ParsedCall::new(name, arguments))
+}
+
+/// Text between two markers at the start of `text`, and the rest.
+fn between<'t>(
+    text: &'t str,
+    open: &'static str,
+    close: &'static str,
+) -> Result<(&'t str, &'t str), ToolCallError> {
+    let body = text
+        .trim_start()
+        .strip_prefix(open)
+        .ok_or_else(|| ToolCallError::syntax(text, open))?;
+    body.split_once(close)
+        .ok_or_else(|| ToolCallError::Unclosed {
+            open: open.into(),
+            close: close.into(),
+        })
+}
+
+/// As [`between`], for a value that may contain its end: it goes on to the end behind which the arguments
+/// are over, or the next one begins.
+fn value_of<'t>(
+    text: &'t str,
+    (open, close): (&'static str, &'static str),
+    next: &str,
+) -> Result<(&'t str, &'t str), ToolCallError> {
+    let body = text
+        .trim_start()
+        .strip_prefix(open)
+        .ok_or_else(|| ToolCallError::syntax(text, open))?;
+    value_to(body, (open, close), next)
+}
+
+/// As [`value_of`], after the opening.
+fn value_to<'t>(
+    body: &'t str,
+    (open, close): (&'static str, &'static str),
+    next: &str,
+) -> Result<(&'t str, &'t str), ToolCallError> {
+    let mut ends = body.match_indices(close).map(|(at, _)| at);
+    let ends_at = |at: &usize| {
+        let after = body[at + close.len()..].trim_start();
+        after.is_empty() || after.starts_with(next)
+    };
+    // Other text behind a value is an error of the caller.
+    let first = ends.clone().next();
+    let end = ends
+        .find(ends_at)
+        .or(first)
+        .ok_or_else(|| ToolCallError::Unclosed {
+            open: open.into(),
+            close: close.into(),
+        })?;
+    Ok((&body[..end], &body[end + close.len()..]))
+}
+
+/// Parses the body of an XML call.
+pub(crate) fn xml(body: &str, schemas: &Schemas) -> Result<ParsedCall, ToolCallError> {
+    if body.trim().is_empty() {
+        return Err(ToolCallError::Empty);
+    }
+    let inner = match body.trim().strip_suffix(FUNCTION_END) {
+        Some(inner) => inner
+            .strip_prefix(FUNCTION)
+            .ok_or_else(|| ToolCallError::syntax(body, FUNCTION))?,
+        None => {
+            let (_, tail) = between(body, FUNCTION, FUNCTION_END)?;
+            return Err(ToolCallError::syntax(tail, TOOL_CALL_END));
+        }
+    };
+    let (name, mut rest) = inner
+        .split_once('>')
+        .ok_or_else(|| ToolCallError::syntax(inner, "> after the name"))?;
+    let name = name.trim();
+    let mut arguments = Map::new();
+    while !rest.trim().is_empty() {
+        let (parameter, after) = value_of(rest, (PARAMETER, PARAMETER_END), PARAMETER)?;
+        let (key, value) = parameter
+            .split_once('>')
+            .ok_or_else(|| ToolCallError::syntax(parameter, "> after the name"))?;
+        let value = value.strip_prefix('\n').unwrap_or(value);
+        let value = value.strip_suffix('\n').unwrap_or(value);
+        let key = key.trim();
+        arguments.insert(key.to_owned(), typed(schemas, name, key, value));
+        rest = after;
+    }
+    Ok(ParsedCall::new(name, arguments))
+}
+
+/// The value of an argument that is written without quotes.
+fn typed(schemas: &Schemas, tool: &str, key: &str, raw: &str) -> Value {
+    let schema = schemas.iter().find(|(name, _)| name == tool);
+    values::read(schema.map_or(&Value::Null, |(_, schema)| schema), key, raw)
+}
