@@ -205,8 +205,8 @@ impl ImageWorkers {
         if let Some(worker) = alive.filter(|worker| worker.is_alive()) {
             return Ok(Arc::clone(worker));
         }
-        // A change of the image is no sign of code that ends its workers.
-        if before.is_some() {
+        // A change of the image is no sign of code that ends its workers, and neither is the end of a spent one.
+        if before.is_some() && alive.is_none_or(|worker| !worker.is_spent()) {
             self.starts.wait(self.common.startup_timeout).await?;
         }
         // The worker of another image leaves before the next one starts.
@@ -244,6 +244,7 @@ impl ImageWorkers {
             code,
             timeout: self.common.timeout,
             startup_timeout: self.common.startup_timeout,
+            shared: self.common.sessions_per_worker > 1,
         });
         let mut plans = lock(&self.plans);
         plans.retain(|_, plan| plan.strong_count() > 0);

@@ -17,6 +17,8 @@ pub(crate) struct Plan {
     pub(crate) timeout: Duration,
     /// Deadline of a start, with the imports of the user's code.
     pub(crate) startup_timeout: Duration,
+    /// Several sessions may be in one worker.
+    pub(crate) shared: bool,
 }
 
 impl Plan {

@@ -5,7 +5,8 @@
 //! function reads.
 //!
 //! A plain function has a worker for itself during a call, and runs in its main thread: a hang or a crash
-//! harms no other sample, and packages that use `signal` work. Coroutines share a worker; a call that was
+//! harms no other sample, and packages that use `signal` work. A worker in which it ran code of the model scores
+//! nothing else. Coroutines share a worker; a call that was
 //! lost or late because of another one is repeated once, alone.
 
 use crate::env::Scored;
@@ -39,6 +40,8 @@ struct RewardInfo {
     is_async: bool,
     /// It has the parameter `group`.
     group: bool,
+    /// Its module runs code of the model: a call has its worker for itself.
+    code: bool,
     /// `file:line` of the function.
     place: String,
 }
@@ -190,7 +193,7 @@ impl PythonReward {
             "compares": compares, "timeout_s": self.timeout.as_secs_f64(),
         });
         let call = |weight| self.workers.call(request.clone(), weight, self.timeout);
-        let shared = self.info.is_async;
+        let shared = self.info.is_async && !self.info.code;
         let called = match call(if shared { COROUTINE } else { ALONE }).await {
             // The worker may have ended by the doing of another call: once more, alone.
             Err(CallError::Lost { .. }) => call(ALONE).await,

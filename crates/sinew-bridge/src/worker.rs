@@ -14,11 +14,11 @@ use crate::plan::Plan;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_sandbox::{
-    ExecOptions, ExecRequest, ExecResult, Limits, Network, Program, Sandbox, SandboxError,
-    SandboxSpec,
+    ExecOptions, ExecRequest, ExecResult, Limits, Network, PYTHON_GUARD, Program, Sandbox,
+    SandboxError, SandboxSpec,
 };
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -27,8 +27,9 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::AbortHandle;
 
-/// Program of a worker.
+/// Program of a worker, after [`PYTHON_GUARD`].
 const PROGRAM: &str = concat!(
+    "\n\n",
     include_str!("schema.py"),
     "\n\n",
     include_str!("rows.py"),
@@ -85,6 +86,9 @@ struct Reply {
     /// Text that the call printed.
     #[serde(default)]
     printed: String,
+    /// Code that an author did not write ran in the worker, or in a process of it.
+    #[serde(default)]
+    code: bool,
 }
 
 #[derive(Deserialize)]
@@ -115,6 +119,8 @@ struct Shared {
     waiting: Mutex<Waiting>,
     /// Tasks that end with the worker. One owns the sandbox.
     tasks: Mutex<Vec<AbortHandle>>,
+    /// Code ran in it: nothing else may.
+    spent: AtomicBool,
 }
 
 /// A running worker. Dropping it ends the process.
@@ -236,6 +242,18 @@ impl Worker {
         })
     }
 
+    /// True if code ran in it: it must not serve another episode or score.
+    pub(crate) fn is_spent(&self) -> bool {
+        self.shared.spent.load(Ordering::Relaxed)
+    }
+
+    /// Ends it if code ran in it, with all that the code left.
+    pub(crate) fn retire(&self) {
+        if self.is_spent() {
+            self.shared.end("code ran in it, and its episode is over");
+        }
+    }
+
     /// True if it takes calls.
     pub(crate) fn is_alive(&self) -> bool {
         self.shared.dead().is_none()
@@ -290,6 +308,7 @@ impl Worker {
 
     /// The value of an answer. What the call printed goes to the log.
     fn value(&self, reply: Reply) -> Result<Value, CallError> {
+        self.shared.spent.fetch_or(reply.code, Ordering::Relaxed);
         if !reply.printed.is_empty() {
             tracing::debug!(printed = cut(reply.printed), "python");
         }
@@ -400,6 +419,7 @@ fn hello(plan: &Plan) -> Result<Vec<u8>, CallError> {
         "threads": threads,
         "max_frame": MAX_FRAME,
         "timeout_s": plan.timeout.as_secs_f64(),
+        "shared": plan.shared && plan.has_env(),
     }))
 }
 
@@ -432,7 +452,8 @@ async fn run(
     shared: Arc<Shared>,
     ended: oneshot::Sender<String>,
 ) {
-    let argv = [python.as_str(), "-B", "-c", PROGRAM, &PORT.to_string()];
+    let program = [PYTHON_GUARD, PROGRAM].concat();
+    let argv = [python.as_str(), "-B", "-c", &program, &PORT.to_string()];
     let request = ExecRequest {
         program: Program::Argv(argv.map(str::to_owned).to_vec()),
         stdin: Vec::new(),

@@ -61,6 +61,9 @@ class Env:
     and in `reward` also `output`, `calls` and `messages`.
 
     - `system`: text of the system message.
+    - `runs_code`: whether code of the model runs, in a process or by `exec`. `True`: an episode has a worker of its
+      own, which ends with it if code ran. `False`: episodes share workers, whatever is started. Left out: the
+      source of the class decides, and where it does not show, code does not start in a worker that is shared.
     - `start(self, task)`: begins the episode. A returned text follows the prompt; a returned list of messages
       replaces system message and prompt.
     - methods with `@tool`: the tools of the model.
@@ -78,6 +81,7 @@ class Env:
     """
 
     system: str | None = None
+    runs_code: bool | None = None
 
 
 @overload
