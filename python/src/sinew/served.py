@@ -81,7 +81,9 @@ class Served:
         words = [_program.find(), "env", "serve", target, "--listen", "127.0.0.1:0", "--seed", str(seed)]
         words += ["--options", json.dumps(options)] if options else []
         words += ["--python", python] if python else []
-        self._process = subprocess.Popen([*words, *arguments], stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            [*words, *arguments], stdout=subprocess.PIPE, text=True, env=_program.environment()
+        )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if "listens on " not in line:
