@@ -832,7 +832,7 @@ class Server:
                 self.targets.append(made)
             self.harmless = all(getattr(t.thing, "runs_code", None) is False for t in self.targets)
             SHARED[0] = hello["shared"] and all(t.code is None for t in self.targets)
-            HELPERS.update(number for number, _ in processes())
+            HELPERS.update(processes())
             found = [target.describe() for target in self.targets]
             self.send({"id": 0, "ok": {"targets": found, "python": sys.version.split()[0]}})
         except BaseException as e:
@@ -899,7 +899,7 @@ class Server:
         if self.harmless or SHARED[0] or self.forked:
             return
         if over and not RAN_CODE[0]:
-            RAN_CODE[0] = any(number not in HELPERS for number, _ in processes())
+            RAN_CODE[0] = bool(processes() - HELPERS)
         if RAN_CODE[0]:
             end_orphans(HELPERS)
 

@@ -33,6 +33,21 @@ if os.fork() == 0:
 print("ran")
 "#;
 
+/// As [`DAEMON`], and hides from others of its user.
+const HIDES: &str = r#"
+import ctypes, os, time
+if os.fork() == 0:
+    os.setsid()
+    os.closerange(0, 3)
+    if os.fork() == 0:
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+        while True:
+            time.sleep(0.01)
+    os._exit(0)
+os.wait()
+print("ran")
+"#;
+
 /// Says what it could read of its parent.
 const PEEKS: &str = r#"
 import os
@@ -54,12 +69,14 @@ print("read", found)
 
 /// Tools that run code, and say what there is.
 const TOOLS: &str = r#"
-import os, sys
+import ctypes, os, sys
 from sinew import Env, tool
 
 def others(own=()):
-    seen = [int(n) for n in os.listdir("/proc") if n.isdigit()]
-    return [n for n in seen if n not in (1, os.getpid()) and n not in own]
+    "Processes here but this one, the first and `own`; of threads none."
+    kill = ctypes.CDLL(None).tgkill
+    numbers = range(2, int(open("/proc/loadavg").read().split()[-1]) + 1)
+    return [n for n in numbers if n not in own and n != os.getpid() and kill(n, n, 0) == 0]
 
 class E(Env):
     def start(self, task):
@@ -115,14 +132,14 @@ async fn run(env: &mut dyn Env, code: &str) -> Result<String, String> {
 async fn code_ends_with_its_call_and_its_worker_with_the_episode() {
     let (factory, _dir) = factory(&tools(OPEN), Sizes::default());
     let mut first = open(&factory).await;
-    for code in [DAEMON, HOPS] {
+    for code in [DAEMON, HIDES, HOPS] {
         assert_eq!(run(first.as_mut(), code).await.unwrap(), "ran\n");
         let left = ask(first.as_mut(), "left", json!({})).await.unwrap();
         assert_eq!(left, "[0, [\"left\"], false]");
     }
     // What the class itself holds goes on.
     ask(first.as_mut(), "keep", json!({})).await.unwrap();
-    for code in [DAEMON, HOPS] {
+    for code in [DAEMON, HIDES, HOPS] {
         assert_eq!(run(first.as_mut(), code).await.unwrap(), "ran\n");
         let left = ask(first.as_mut(), "left", json!({})).await.unwrap();
         assert!(left.starts_with("[0, [\"left\"],"), "{left}");
@@ -139,9 +156,11 @@ async fn a_held_process_outlives_calls_and_a_daemon_does_not() {
     let (factory, _dir) = factory(&tools(OPEN), Sizes::default());
     let mut env = open(&factory).await;
     ask(env.as_mut(), "keep", json!({})).await.unwrap();
-    run(env.as_mut(), DAEMON).await.unwrap();
-    let left = ask(env.as_mut(), "left", json!({})).await.unwrap();
-    assert_eq!(left, "[0, [\"left\"], true]");
+    for code in [DAEMON, HIDES] {
+        run(env.as_mut(), code).await.unwrap();
+        let left = ask(env.as_mut(), "left", json!({})).await.unwrap();
+        assert_eq!(left, "[0, [\"left\"], true]");
+    }
     env.close().await.unwrap();
 }
 
@@ -210,8 +229,11 @@ const SCORES: &str = r#"
 import os, subprocess, sys
 
 def found():
-    seen = [n for n in os.listdir("/proc") if n.isdigit() and int(n) not in (1, os.getpid())]
-    return len(seen) + len(os.listdir("/tmp"))
+    try:
+        os.kill(-1, 0)
+        return 1 + len(os.listdir("/tmp"))
+    except ProcessLookupError:
+        return len(os.listdir("/tmp"))
 
 def f(output):
     before = found()
@@ -231,7 +253,7 @@ async fn what_a_scored_answer_leaves_does_not_reach_the_next_score() {
     let coroutine = SCORES.replace("def f(", "async def f(");
     for source in [SCORES, &coroutine] {
         let (function, _dir) = reward(source, Sizes::default());
-        for code in [DAEMON, HOPS, DAEMON] {
+        for code in [DAEMON, HIDES, HOPS, DAEMON] {
             let score = score(&function, code).await;
             assert_eq!((score.value, score.parts["ran"]), (0.0, 1.0));
         }

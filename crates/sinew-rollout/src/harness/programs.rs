@@ -328,10 +328,11 @@ def read(name):
         return 0
 
 def solve(task):
-    seen = [n for n in os.listdir("/proc") if n.isdigit()]
+    fresh = os.getpid() < 10 and not os.listdir("/tmp")
+    open("/tmp/left", "w").close()
     start([sys.executable, "-c", DAEMON])
     print('{"reward": 1.0}')
-    return {"reward": 0.0, "metrics": {"seen": len(seen), "read": read("mem") + read("environ")}}
+    return {"reward": 0.0, "metrics": {"fresh": float(fresh), "read": read("mem") + read("environ")}}
 "#;
 
     fn programs(dir: &std::path::Path, source: &str) -> Programs {
@@ -384,8 +385,7 @@ def solve(task):
         let programs = programs(dir.path(), &source);
         for _ in 0..3 {
             let ended = solved(&programs).await;
-            // The server, the episode, and the first process of the sandbox.
-            let value = serde_json::json!({"reward": 0.0, "metrics": {"seen": 3, "read": 0}});
+            let value = serde_json::json!({"reward": 0.0, "metrics": {"fresh": 1.0, "read": 0}});
             assert_eq!(ended.value, Some(value), "{ended:?}");
         }
     }

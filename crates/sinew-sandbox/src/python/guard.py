@@ -5,6 +5,7 @@ import ast
 import os
 import signal
 import sys
+import time
 
 #: Modules that start processes.
 STARTERS = ("subprocess", "multiprocessing", "pty", "pexpect")
@@ -72,20 +73,54 @@ def watch(own, started):
     sys.addaudithook(hook)
 
 
-def processes():
-    """Processes here but this one and the first: (number, its parent's)."""
-    found = []
+def parents():
+    """Numbers of the processes that can be seen, with those of their parents. One that hides is not among them."""
+    found = {}
     for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) not in (1, os.getpid()):
+        if name.isdigit():
             try:
                 with open("/proc/%s/stat" % name, "rb") as file:
                     # A name may hold spaces and brackets.
-                    state, parent = file.read().rpartition(b")")[2].split()[:2]
+                    found[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
             except OSError:
-                continue
-            if state != b"Z":
-                found.append((int(name), int(parent)))
+                pass
     return found
+
+
+def children():
+    """Numbers of the children of this process, ended ones among them."""
+    found = set()
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open("/proc/self/task/%s/children" % thread) as file:
+                found.update(map(int, file.read().split()))
+        except OSError:
+            pass
+    return found
+
+
+def is_alone():
+    """Whether no process is here but this one and the first."""
+    try:
+        os.kill(-1, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False
+
+
+def processes():
+    """Numbers of all processes here but this one and the first, of those too that hide."""
+    if is_alone():
+        return set()
+    import ctypes
+
+    signal_thread = ctypes.CDLL(None).tgkill
+    with open("/proc/loadavg") as file:
+        last = int(file.read().split()[-1])
+    # Only the first thread of a process has its number.
+    return {n for n in range(2, last + 1) if n != os.getpid() and signal_thread(n, n, 0) == 0}
 
 
 def confined():
@@ -106,18 +141,24 @@ def kill_others():
 
 
 def end_orphans(keep=()):
-    """Kills what processes that have ended left behind, but for those of the numbers `keep`. Children of this process
-    go on, unless what is to end keeps forking away."""
-    for _ in range(20):
-        left = [(number, parent) for number, parent in processes() if number not in keep]
-        orphans = [number for number, parent in left if parent == 1]
+    """Kills what processes that have ended left behind, but for those of the numbers `keep`, and waits until it is gone.
+    Children of this process and what they started go on, unless what is to end keeps forking away."""
+    for turn in range(200):
+        left = processes()
+        held = children() | set(keep) if left else set()
+        seen, grown = parents() if held else {}, held
+        while grown:
+            grown = {n for n, parent in seen.items() if parent in grown} - held
+            held |= grown
+        orphans = left - held
         if not orphans:
             return
-        if not keep and all(parent != os.getpid() for _, parent in left):
-            break
-        for number in orphans:
+        if not held or turn == 100:
+            kill_others()
+        for number in orphans if held else ():
             try:
                 os.kill(number, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 pass
-    kill_others()
+        # A process that is killed is not gone at once.
+        time.sleep(0.004)
