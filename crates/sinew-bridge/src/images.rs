@@ -11,6 +11,7 @@
 use crate::code::PythonCode;
 use crate::error::{CallError, StartError};
 use crate::plan::Plan;
+use crate::runs::CodeSandboxes;
 use crate::session::{Session, Starts};
 use crate::worker::Worker;
 use serde_json::Value;
@@ -44,6 +45,7 @@ pub(crate) struct Common {
     pub(crate) spec: SandboxSpec,
     pub(crate) workers: usize,
     pub(crate) sessions_per_worker: usize,
+    pub(crate) code_runs: Arc<CodeSandboxes>,
     pub(crate) timeout: Duration,
     pub(crate) startup_timeout: Duration,
 }
@@ -244,6 +246,7 @@ impl ImageWorkers {
             code,
             timeout: self.common.timeout,
             startup_timeout: self.common.startup_timeout,
+            code_runs: Arc::clone(&self.common.code_runs),
             shared: self.common.sessions_per_worker > 1,
         });
         let mut plans = lock(&self.plans);

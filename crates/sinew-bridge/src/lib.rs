@@ -35,6 +35,7 @@ mod mcp;
 mod plan;
 mod reward;
 mod rows;
+mod runs;
 mod runtime;
 mod session;
 mod target;

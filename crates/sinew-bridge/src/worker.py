@@ -785,6 +785,8 @@ class Server:
         # Coroutines that run, by the ids of their calls.
         self.pending = {}
         self.forked = False
+        # Code in sandboxes of its own, by number: an event, and the answer.
+        self.ran, self.runs = {}, itertools.count(1)
         # No target lets code of the model run, as its author says.
         self.harmless = False
         os.register_at_fork(after_in_child=self.after_fork)
@@ -825,7 +827,7 @@ class Server:
         """Loads all targets. The answer describes them."""
         self.max_frame = hello["max_frame"]
         try:
-            prepare(hello)
+            prepare(hello, self.run_code)
             for target in hello["targets"]:
                 made = TARGETS[target["kind"]](load(target))
                 made.code = None if made.thing is None else place_of_code(made.thing)
@@ -878,6 +880,9 @@ class Server:
         op, number = request["op"], request["id"]
         if op == "cancel":
             self.cancel(request["call"])
+            return
+        if op == "ran":
+            self.answered(request)
             return
         if op == "reward":
             target = self.targets[request["target"]]
@@ -936,6 +941,29 @@ class Server:
         future, _ = self.pending.get(number, (None, None))
         if future is not None:
             future.cancel()
+
+    def run_code(self, code, files=None, stdin="", timeout_s=5.0):
+        """Has the host run code in a fresh sandbox; as `sinew.run_code`."""
+        number, done = next(self.runs), threading.Event()
+        self.ran[number] = [done, None]
+        files = [[str(name), str(text)] for name, text in (files or {}).items()]
+        run = {"number": number, "code": str(code), "files": files, "stdin": str(stdin), "timeout_s": float(timeout_s)}
+        self.send({"id": 0, "run": run})
+        # Where there is one thread for calls, the next frame is the answer.
+        if self.max_threads == 1 and threading.current_thread() is threading.main_thread():
+            while not done.is_set():
+                self.answer(self.receive(), [""])
+        done.wait()
+        answer = self.ran.pop(number)[1]
+        if "error" in answer:
+            raise RuntimeError("the code could not run: %s" % answer["error"])
+        return sinew.Ran(answer["exit"], answer["ending"], answer["stdout"], answer["stderr"], answer["cut"])
+
+    def answered(self, answer):
+        kept = self.ran.get(answer["number"])
+        if kept is not None:
+            kept[1] = answer
+            kept[0].set()
 
     def session(self, request):
         return self.sessions[request["session"]]
@@ -1001,13 +1029,14 @@ class Worlds(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
         return name.replace(".", "/") + ("/__init__.py" if self.is_package(name) else ".py")
 
 
-def prepare(hello):
+def prepare(hello, run_code):
     """Makes the process ready for the user's code: module `sinew`, search path, standard output."""
     global TIMEOUT_S
     TIMEOUT_S = hello["timeout_s"]
     PLACES.extend((inside, host) for inside, host in hello["places"])
     exec(compile(hello["env_source"], "sinew/env.py", "exec"), vars(sinew))
     sinew.__getattr__ = _missing
+    sinew.run_code = run_code
     sys.modules["sinew"] = sys.modules["sinew.env"] = sinew
     sinew.__path__ = []
     sys.meta_path.insert(0, Worlds(hello["worlds"]))
@@ -1022,7 +1051,7 @@ def _missing(name):
         return importlib.import_module("sinew." + name)
     # Of an AttributeError, `from sinew import ...` would not show the text.
     raise ImportError(
-        "sinew.%s is not available in a worker; it has: Env, tool, Step, Done, ToolError, Unscored" % name
+        "sinew.%s is not available in a worker; it has: Env, tool, Step, Done, ToolError, Unscored, run_code, Ran" % name
     )
 
 

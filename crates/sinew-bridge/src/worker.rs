@@ -11,6 +11,7 @@
 use crate::error::{CallError, StartError};
 use crate::frame::{FrameReader, MAX_FRAME, encode};
 use crate::plan::Plan;
+use crate::runs::{CodeRun, Runs};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_sandbox::{
@@ -50,6 +51,8 @@ pub(crate) const THREADED: u32 = 4;
 pub(crate) const COROUTINE: u32 = 1;
 /// Threads of a worker with environments.
 const THREADS: u32 = ALONE / THREADED;
+/// And one that takes frames while all of these are in calls.
+const READER: u32 = 1;
 /// Added to the deadline of a call, so that coroutines are ended by the worker itself, which then goes on.
 const GRACE: Duration = Duration::from_millis(500);
 /// Bytes of one read.
@@ -86,6 +89,8 @@ struct Reply {
     /// Text that the call printed.
     #[serde(default)]
     printed: String,
+    /// Code that is to run in a sandbox of its own. It answers no call.
+    run: Option<CodeRun>,
     /// Code that an author did not write ran in the worker, or in a process of it.
     #[serde(default)]
     code: bool,
@@ -167,7 +172,9 @@ impl Shared {
 
     /// Has a task end with the worker.
     fn own(&self, task: tokio::task::JoinHandle<()>) {
-        lock(&self.tasks).push(task.abort_handle());
+        let mut tasks = lock(&self.tasks);
+        tasks.retain(|task| !task.is_finished());
+        tasks.push(task.abort_handle());
     }
 }
 
@@ -225,7 +232,13 @@ impl Worker {
         let (ready, described) = oneshot::channel();
         lock(&shared.waiting).calls.insert(0, ready);
         shared.own(tokio::spawn(write_all(write, queue)));
-        shared.own(tokio::spawn(read_all(read, Arc::clone(&shared))));
+        let runs = Runs {
+            sandboxes: Arc::clone(&plan.code_runs),
+            limit: plan.timeout,
+            room: Arc::new(Semaphore::new(THREADS as usize)),
+            frames: frames.clone(),
+        };
+        shared.own(tokio::spawn(read_all(read, Arc::clone(&shared), runs)));
         let hello = hello(plan).map_err(|e| StartError::Worker(e.to_string()))?;
         let _ = frames.send(hello).await;
         let targets = match described.await {
@@ -396,7 +409,7 @@ fn sandbox_spec(plan: &Plan) -> SandboxSpec {
         limits: Limits {
             // Deadlines bound each call.
             cpu_s: 1e8,
-            processes: given.processes + u64::from(THREADS) + 2,
+            processes: given.processes + u64::from(THREADS + READER) + 2,
             open_files: given.open_files.max(1024),
             ..given.clone()
         },
@@ -409,7 +422,7 @@ fn sandbox_spec(plan: &Plan) -> SandboxSpec {
 
 /// The first frame: what to load, and the limits.
 fn hello(plan: &Plan) -> Result<Vec<u8>, CallError> {
-    let threads = if plan.has_env() { THREADS } else { 1 };
+    let threads = if plan.has_env() { THREADS + READER } else { 1 };
     frame_of(&json!({
         "env_source": ENV_SOURCE,
         "worlds": crate::worlds::sources(),
@@ -424,7 +437,7 @@ fn hello(plan: &Plan) -> Result<Vec<u8>, CallError> {
 }
 
 /// A request as a frame.
-fn frame_of(request: &Value) -> Result<Vec<u8>, CallError> {
+pub(crate) fn frame_of(request: &Value) -> Result<Vec<u8>, CallError> {
     encode(request.to_string().as_bytes())
         .map_err(|e| CallError::Protocol(format!("the request is {e}")))
 }
@@ -494,7 +507,7 @@ async fn write_all(mut to: OwnedWriteHalf, mut queue: mpsc::Receiver<Vec<u8>>) {
 }
 
 /// Reads frames until the connection or the protocol ends.
-async fn read_all(mut from: OwnedReadHalf, shared: Arc<Shared>) {
+async fn read_all(mut from: OwnedReadHalf, shared: Arc<Shared>, runs: Runs) {
     let (mut reader, mut chunk) = (FrameReader::default(), vec![0; CHUNK]);
     loop {
         match from.read(&mut chunk).await {
@@ -507,7 +520,7 @@ async fn read_all(mut from: OwnedReadHalf, shared: Arc<Shared>) {
             }
             Ok(n) => reader.push(&chunk[..n]),
         }
-        if let Err(why) = take_frames(&mut reader, &shared).await {
+        if let Err(why) = take_frames(&mut reader, &shared, &runs).await {
             shared.end(format!("it broke the protocol: {why}"));
             return;
         }
@@ -516,7 +529,7 @@ async fn read_all(mut from: OwnedReadHalf, shared: Arc<Shared>) {
 
 /// Hands complete answers to the calls that wait for them. Long ones are parsed by a thread of their own: the
 /// runtime of all workers goes on.
-async fn take_frames(reader: &mut FrameReader, shared: &Shared) -> Result<(), String> {
+async fn take_frames(reader: &mut FrameReader, shared: &Shared, runs: &Runs) -> Result<(), String> {
     while let Some(frame) = reader.next_frame().map_err(|e| e.to_string())? {
         let parse =
             |frame: &[u8]| serde_json::from_slice::<Reply>(frame).map_err(|e| e.to_string());
@@ -528,6 +541,10 @@ async fn take_frames(reader: &mut FrameReader, shared: &Shared) -> Result<(), St
                 parsed.await.map_err(|e| e.to_string())??
             }
         };
+        if let Some(run) = reply.run {
+            shared.own(runs.start(run)?);
+            continue;
+        }
         let id = reply.id;
         let Some(waiter) = lock(&shared.waiting).calls.remove(&id) else {
             return Err(format!("an answer to call {id}, which does not wait"));

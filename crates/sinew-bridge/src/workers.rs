@@ -20,6 +20,7 @@ use crate::code::PythonCode;
 use crate::error::{CallError, StartError};
 use crate::images::{Common, ImageWorkers, TaskImages};
 use crate::plan::Plan;
+use crate::runs::CodeSandboxes;
 use crate::runtime::{OwnRuntime, block_on, spawn};
 use crate::session::{Session, Starts, gone};
 use crate::worker::{Refused, Worker};
@@ -179,8 +180,10 @@ impl PythonWorkers {
         let runtime = OwnRuntime::start().map_err(broken)?;
         let gone = || StartError::Worker("its runtime is gone".into());
         let handle = runtime.handle().ok_or_else(gone)?;
+        let code_runs = Arc::new(CodeSandboxes::new(code.clone(), config.spec.clone()));
         let inner = Arc::new(Inner {
             plan: Plan {
+                code_runs: Arc::clone(&code_runs),
                 provider: Arc::clone(&config.provider),
                 spec: config.spec.clone(),
                 code: code.clone(),
@@ -205,7 +208,7 @@ impl PythonWorkers {
         if let Some(place) = code_of(&worker.targets) {
             inner.separate(place);
         }
-        let images = in_images(&config, &code, inner.sessions_of_worker())?;
+        let images = in_images(&config, &code, (inner.sessions_of_worker(), code_runs))?;
         Ok(Self {
             inner,
             handle,
@@ -302,7 +305,7 @@ impl PythonWorkers {
 fn in_images(
     config: &WorkersConfig,
     code: &PythonCode,
-    sessions_per_worker: usize,
+    (sessions_per_worker, code_runs): (usize, Arc<CodeSandboxes>),
 ) -> Result<Option<Arc<ImageWorkers>>, StartError> {
     if config.images.images.is_empty() {
         return Ok(None);
@@ -312,6 +315,7 @@ fn in_images(
         spec: config.spec.clone(),
         workers: config.workers,
         sessions_per_worker,
+        code_runs,
         timeout: config.timeout,
         startup_timeout: config.startup_timeout,
     };

@@ -271,3 +271,80 @@ async fn coroutines_that_share_a_worker_start_nothing() {
     let (function, _dir) = reward(&own, Sizes::default());
     assert_eq!(score(&function, "").await.value, 1.0);
 }
+
+/// Says what a sandbox of [`sinew.run_code`] shows, and leaves a process behind.
+const LOOKS: &str = r#"
+import os, sys
+alone = []
+for n in range(2, 100):
+    if n != os.getpid():
+        try:
+            os.kill(n, 0)
+            alone.append(n)
+        except OSError:
+            pass
+print([alone, sorted(os.listdir(".")), sorted(os.listdir("/tmp")), os.path.exists("/code"), sys.stdin.read()])
+open("/tmp/left", "w").close()
+if os.fork() == 0:
+    os.setsid()
+    while True:
+        pass
+"#;
+
+#[tokio::test]
+async fn code_in_a_sandbox_of_its_own_sees_nothing_of_the_worker() {
+    let source = r#"
+from sinew import Env, run_code, tool
+class E(Env):
+    @tool
+    def run(self, code: str) -> str:
+        ran = run_code(code, {"a.txt": "x"}, "typed", 20.0)
+        late = run_code("while True: pass", timeout_s=0.3)
+        return "%s %s %s" % (ran.exit, ran.stdout.strip(), late.ending)
+    def reward(self):
+        return 0.0
+"#;
+    let (shared, _dir) = factory(source, Sizes::default());
+    let mut both = [open(&shared).await, open(&shared).await];
+    for _ in 0..2 {
+        for env in &mut both {
+            let said = run(env.as_mut(), LOOKS).await.unwrap();
+            assert_eq!(said, "0 [[], ['a.txt'], [], False, 'typed'] timeout");
+        }
+    }
+    for env in both {
+        let mut env = env;
+        env.close().await.unwrap();
+    }
+    for head in ["def", "async def"] {
+        let source = format!(
+            "from sinew import run_code\n{head} f(output):\n    return run_code(output).stdout == '3\\n'"
+        );
+        let (function, _dir) = reward(&source, Sizes::default());
+        assert_eq!(score(&function, "print(3)").await.value, 1.0);
+        assert_eq!(score(&function, "print(4)").await.value, 0.0);
+    }
+}
+
+/// Sixteen calls that wait for code at once do not keep the answers from being read.
+#[tokio::test]
+async fn calls_that_wait_for_code_do_not_stop_the_worker() {
+    let source = r#"
+from sinew import Env, run_code, tool
+class E(Env):
+    @tool
+    def run(self, code: str) -> str:
+        return run_code(code, timeout_s=20.0).stdout
+    def reward(self):
+        return 0.0
+"#;
+    let (shared, _dir) = factory(source, Sizes::default());
+    let calls = (0..20).map(|_| async {
+        let mut env = open(&shared).await;
+        let said = run(env.as_mut(), "print(1)").await.unwrap();
+        env.close().await.unwrap();
+        said
+    });
+    let said = futures::future::join_all(calls).await;
+    assert!(said.iter().all(|s| s == "1\n"), "{said:?}");
+}
