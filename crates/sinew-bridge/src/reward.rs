@@ -216,6 +216,25 @@ impl PythonReward {
         Ok(scores.into_iter().map(Scored::into_result).collect())
     }
 
+    /// The score of a sample; the outer error is that of a call which was cut: it took too long, or ended its worker.
+    ///
+    /// # Errors
+    /// The reason.
+    pub async fn score_within(
+        &self,
+        sample: &RewardSample,
+    ) -> Result<Result<Score, Unscored>, Unscored> {
+        match self.scores(vec![self.sample(sample, false)], false).await {
+            Ok(mut scores) => Ok(scores
+                .pop()
+                .unwrap_or_else(|| Err(Unscored::new("no score")))),
+            Err(e @ (CallError::Deadline { .. } | CallError::Lost { .. })) => {
+                Err(self.unscored(&e))
+            }
+            Err(e) => Ok(Err(self.unscored(&e))),
+        }
+    }
+
     fn unscored(&self, error: &CallError) -> Unscored {
         Unscored::new(format!("{}: {error}", self.info.place))
     }
@@ -227,13 +246,7 @@ impl Reward for PythonReward {
     }
 
     fn score<'a>(&'a self, sample: &'a RewardSample) -> BoxFuture<'a, Result<Score, Unscored>> {
-        Box::pin(async move {
-            let scores = self.scores(vec![self.sample(sample, false)], false).await;
-            let mut scores = scores.map_err(|e| self.unscored(&e))?;
-            scores
-                .pop()
-                .unwrap_or_else(|| Err(Unscored::new("no score")))
-        })
+        Box::pin(async move { self.score_within(sample).await? })
     }
 }
 

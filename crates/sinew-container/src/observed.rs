@@ -3,6 +3,7 @@
 //! Nothing is reported as enforced because it was asked for: every row compares a value that the probe
 //! container or the kernel shows with the expected one.
 
+use sinew_jail::spawner::TCP_MEMORY;
 use sinew_sandbox::{Protection, SandboxSpec};
 
 /// A container's own view of its protections, and that of the kernel on the host.
@@ -18,6 +19,8 @@ pub(crate) struct Observed {
     pub(crate) landlock: u64,
     /// Limit of the control group in bytes.
     pub(crate) memory: Option<u64>,
+    /// What bounds the buffers of TCP connections, else why nothing does.
+    pub(crate) tcp: Result<&'static str, &'static str>,
     /// Limit of the control group, with the agent.
     pub(crate) processes: Option<u64>,
     /// Limit of the control group in processors.
@@ -134,6 +137,11 @@ impl Observed {
         };
         vec![
             row("memory", memory, limit(self.memory, "bytes")),
+            row(
+                TCP_MEMORY,
+                self.tcp.is_ok(),
+                self.tcp.unwrap_or_else(|why| why),
+            ),
             row(
                 "processes",
                 processes,

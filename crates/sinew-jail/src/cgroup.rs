@@ -491,6 +491,27 @@ impl Group {
         }
     }
 
+    /// Bounds the buffers of TCP connections by what the memory limit allows for them, and says by what.
+    ///
+    /// # Errors
+    /// Why nothing bounds them.
+    pub fn limit_tcp(&self, memory_bytes: u64) -> std::result::Result<&'static str, &'static str> {
+        let Some(memory) = &self.memory else {
+            return Err("no control group limits memory");
+        };
+        if self.v2 {
+            return Ok("the memory limit counts them");
+        }
+        let bytes = tcp_bytes(memory_bytes);
+        let _ = memory.write(TCP_LIMIT, &bytes.to_string());
+        match memory.number(TCP_LIMIT) {
+            Some(set) if bytes.abs_diff(set) < 1 << 16 => {
+                Ok("cgroup v1 memory.kmem.tcp.limit_in_bytes")
+            }
+            _ => Err("memory.kmem.tcp.limit_in_bytes of cgroup v1 cannot be set"),
+        }
+    }
+
     /// Puts this process (0) or another into the groups.
     ///
     /// # Errors
