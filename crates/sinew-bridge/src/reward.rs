@@ -5,8 +5,8 @@
 //! function reads.
 //!
 //! A plain function has a worker for itself during a call, and runs in its main thread: a hang or a crash
-//! harms no other sample, and packages that use `signal` work. A worker in which it ran code of the model scores
-//! nothing else. Coroutines share a worker; a call that was
+//! harms no other sample, and packages that use `signal` work. A worker in which it ran code of the model
+//! scores nothing else. Coroutines share a worker; a call that was
 //! lost or late because of another one is repeated once, alone.
 
 use crate::env::Scored;
@@ -216,7 +216,8 @@ impl PythonReward {
         Ok(scores.into_iter().map(Scored::into_result).collect())
     }
 
-    /// The score of a sample; the outer error is that of a call which was cut: it took too long, or ended its worker.
+    /// The score of a sample. The outer error is that of a call which was cut: it took too long, or ended its
+    /// worker.
     ///
     /// # Errors
     /// The reason.

@@ -34,8 +34,8 @@ pub struct RewardTable {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 256))]
     pub workers: Option<usize>,
-    /// Python interpreter of functions and of `math`, whose packages they import: a path, or a name in `PATH`.
-    /// Left out: `python3`.
+    /// Python interpreter of functions and of `math`, whose packages they import: a path, or a name in
+    /// `PATH`. Left out: `python3`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub python: Option<String>,
     /// Rewards and their weights.

@@ -1,5 +1,5 @@
-//! Code of a model that a worker starts: it ends with its call, its worker with its episode, and it reads nothing
-//! of its worker.
+//! Code of a model that a worker starts: it ends with its call, its worker with its episode, and it reads
+//! nothing of its worker.
 
 use crate::support::{Sizes, call, calls, factory, reward, sample, task};
 use serde_json::{Value, json};

@@ -88,16 +88,13 @@ async fn equivalence_follows_the_package() {
     assert!(words.reason.contains("math-verify can read"), "{words}");
 }
 
-/// An expression that no computer can write down is no answer; an expected value like that says nothing of one.
+/// An expression that no computer can write down is no answer.
 #[tokio::test]
 async fn hostile_expressions_are_wrong() {
     let reward = made("math(answer)", 2.0, &examples()).unwrap();
     let tower = "$9^{9^{9^{9}}}$";
     let huge = score(reward.as_ref(), tower, json!("42")).await.unwrap();
     assert_eq!(huge.value, 0.0);
-    let unknown = score(reward.as_ref(), "$9^{9^{9^{8}}}$", json!(tower)).await;
-    let reason = unknown.unwrap_err().reason;
-    assert!(reason.contains("longer than 2 s"), "{reason}");
     // The next sample has a worker.
     let next = score(reward.as_ref(), "42", json!("42")).await.unwrap();
     assert_eq!(next.value, 1.0);

@@ -2,8 +2,8 @@
 //!
 //! Each episode is a rollout of the model server and a run of the program, in a sandbox whose only
 //! reachable address is that server. Base URL, key and task arrive by environment variables; the value of a
-//! function, or the last line that a program prints, is its answer, which the environment grades. A program that is trusted with
-//! its own score says it there as JSON, or posts it with its key.
+//! function, or the last line that a program prints, is its answer, which the environment grades. A
+//! program that is trusted with its own score says it there as JSON, or posts it with its key.
 //!
 //! | what happened | end of the episode |
 //! |---|---|
