@@ -1,9 +1,9 @@
-//! Code of a model that an environment or a reward has run: each time in a fresh sandbox, which shows nothing of
-//! the worker, the user's folder or the packages of the interpreter.
+//! Code of a model that an environment or a reward has run: each time in a fresh sandbox, which shows
+//! nothing of the worker, the user's folder or the packages of the interpreter.
 
 use crate::code::PythonCode;
 use crate::error::StartError;
-use crate::worker::frame_of;
+use crate::frame::encode;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_sandbox::{Ending, ExecRequest, Program, SandboxError, SandboxProvider, SandboxSpec};
@@ -119,6 +119,7 @@ impl Runs {
                 answer[key] = value;
             }
             drop(room);
+            let frame_of = |answer: &Value| encode(answer.to_string().as_bytes());
             let long = |e| json!({"op": "ran", "id": 0, "number": number, "error": format!("{e}")});
             let frame = frame_of(&answer).or_else(|e| frame_of(&long(e)));
             if let Ok(frame) = frame {

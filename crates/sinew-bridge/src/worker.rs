@@ -437,7 +437,7 @@ fn hello(plan: &Plan) -> Result<Vec<u8>, CallError> {
 }
 
 /// A request as a frame.
-pub(crate) fn frame_of(request: &Value) -> Result<Vec<u8>, CallError> {
+fn frame_of(request: &Value) -> Result<Vec<u8>, CallError> {
     encode(request.to_string().as_bytes())
         .map_err(|e| CallError::Protocol(format!("the request is {e}")))
 }

@@ -19,8 +19,8 @@ pub(crate) struct Observed {
     pub(crate) landlock: u64,
     /// Limit of the control group in bytes.
     pub(crate) memory: Option<u64>,
-    /// What bounds the buffers of TCP connections, else why nothing does.
-    pub(crate) tcp: Result<&'static str, &'static str>,
+    /// True if a control group bounds the buffers of TCP connections.
+    pub(crate) tcp: bool,
     /// Limit of the control group, with the agent.
     pub(crate) processes: Option<u64>,
     /// Limit of the control group in processors.
@@ -139,8 +139,8 @@ impl Observed {
             row("memory", memory, limit(self.memory, "bytes")),
             row(
                 TCP_MEMORY,
-                self.tcp.is_ok(),
-                self.tcp.unwrap_or_else(|why| why),
+                self.tcp,
+                "by control group; version 1 must count it: memory.kmem.tcp.limit_in_bytes",
             ),
             row(
                 "processes",

@@ -491,25 +491,16 @@ impl Group {
         }
     }
 
-    /// Bounds the buffers of TCP connections by what the memory limit allows for them, and says by what.
-    ///
-    /// # Errors
-    /// Why nothing bounds them.
-    pub fn limit_tcp(&self, memory_bytes: u64) -> std::result::Result<&'static str, &'static str> {
-        let Some(memory) = &self.memory else {
-            return Err("no control group limits memory");
-        };
-        if self.v2 {
-            return Ok("the memory limit counts them");
-        }
+    /// Bounds the buffers of TCP connections; under version 2 they count as memory. False if nothing
+    /// bounds them.
+    #[must_use]
+    pub fn limit_tcp(&self, memory_bytes: u64) -> bool {
         let bytes = tcp_bytes(memory_bytes);
-        let _ = memory.write(TCP_LIMIT, &bytes.to_string());
-        match memory.number(TCP_LIMIT) {
-            Some(set) if bytes.abs_diff(set) < 1 << 16 => {
-                Ok("cgroup v1 memory.kmem.tcp.limit_in_bytes")
-            }
-            _ => Err("memory.kmem.tcp.limit_in_bytes of cgroup v1 cannot be set"),
-        }
+        let bounds = |place: &Place| {
+            let _ = place.write(TCP_LIMIT, &bytes.to_string());
+            place.number(TCP_LIMIT).is_some_and(|set| set <= bytes)
+        };
+        self.v2 || self.memory.as_ref().is_some_and(bounds)
     }
 
     /// Puts this process (0) or another into the groups.
