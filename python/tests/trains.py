@@ -282,6 +282,18 @@ def what_ends_half_way_is_not_taken_for_whole() -> None:
         os.environ["SINEW_BIN"] = real
 
 
+def packages_are_those_of_the_caller() -> None:
+    real, path = os.environ["SINEW_BIN"], os.environ["PATH"]
+    try:
+        os.environ["PATH"] = "/usr/bin:/bin"
+        program("import json, shutil\nprint(json.dumps({'python': shutil.which('python3')}))\n")
+        (said,) = sinew._program.command()
+        assert os.path.samefile(said["python"], sys.executable), said
+        assert os.path.dirname(said["python"]) == os.path.dirname(sys.executable), said
+    finally:
+        os.environ["SINEW_BIN"], os.environ["PATH"] = real, path
+
+
 def refused(call: Any) -> None:
     try:
         call()
@@ -303,6 +315,7 @@ def main() -> None:
     a_run_ends_with_its_process()
     a_chain_has_a_folder_of_its_own()
     what_ends_half_way_is_not_taken_for_whole()
+    packages_are_those_of_the_caller()
 
 
 if __name__ == "__main__":

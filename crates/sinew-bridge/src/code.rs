@@ -155,6 +155,19 @@ impl PythonCode {
         self.provider_of(config, max_live)
     }
 
+    /// Sandboxes for code of a model: they show the interpreter and its standard library, and nothing else.
+    pub(crate) fn bare_provider(
+        &self,
+        max_live: usize,
+    ) -> Result<Arc<dyn SandboxProvider>, StartError> {
+        let mut config = ProcessConfig::new("");
+        config.python.clone_from(&self.interpreter);
+        config.max_live = max_live;
+        let provider =
+            ProcessProvider::start(config).map_err(|e| StartError::Worker(e.to_string()))?;
+        Ok(Arc::new(provider))
+    }
+
     /// Sandboxes that show the folders of the code.
     fn provider_of(
         &self,

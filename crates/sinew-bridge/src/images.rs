@@ -11,6 +11,7 @@
 use crate::code::PythonCode;
 use crate::error::{CallError, StartError};
 use crate::plan::Plan;
+use crate::runs::CodeSandboxes;
 use crate::session::{Session, Starts};
 use crate::worker::Worker;
 use serde_json::Value;
@@ -44,6 +45,7 @@ pub(crate) struct Common {
     pub(crate) spec: SandboxSpec,
     pub(crate) workers: usize,
     pub(crate) sessions_per_worker: usize,
+    pub(crate) code_runs: Arc<CodeSandboxes>,
     pub(crate) timeout: Duration,
     pub(crate) startup_timeout: Duration,
 }
@@ -205,8 +207,8 @@ impl ImageWorkers {
         if let Some(worker) = alive.filter(|worker| worker.is_alive()) {
             return Ok(Arc::clone(worker));
         }
-        // A change of the image is no sign of code that ends its workers.
-        if before.is_some() {
+        // A change of the image is no sign of code that ends its workers, nor is the end of a spent one.
+        if before.is_some() && alive.is_none_or(|worker| !worker.is_spent()) {
             self.starts.wait(self.common.startup_timeout).await?;
         }
         // The worker of another image leaves before the next one starts.
@@ -244,6 +246,8 @@ impl ImageWorkers {
             code,
             timeout: self.common.timeout,
             startup_timeout: self.common.startup_timeout,
+            code_runs: Arc::clone(&self.common.code_runs),
+            shared: self.common.sessions_per_worker > 1,
         });
         let mut plans = lock(&self.plans);
         plans.retain(|_, plan| plan.strong_count() > 0);

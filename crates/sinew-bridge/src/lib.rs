@@ -37,6 +37,7 @@ mod mcp;
 mod plan;
 mod reward;
 mod rows;
+mod runs;
 mod runtime;
 mod session;
 mod target;

@@ -5,7 +5,8 @@
 //! function reads.
 //!
 //! A plain function has a worker for itself during a call, and runs in its main thread: a hang or a crash
-//! harms no other sample, and packages that use `signal` work. Coroutines share a worker; a call that was
+//! harms no other sample, and packages that use `signal` work. A worker in which it ran code of the model
+//! scores nothing else. Coroutines share a worker; a call that was
 //! lost or late because of another one is repeated once, alone.
 
 use crate::env::Scored;
@@ -39,6 +40,8 @@ struct RewardInfo {
     is_async: bool,
     /// It has the parameter `group`.
     group: bool,
+    /// Its module runs code of the model: a call has its worker for itself.
+    code: bool,
     /// `file:line` of the function.
     place: String,
 }
@@ -190,7 +193,7 @@ impl PythonReward {
             "compares": compares, "timeout_s": self.timeout.as_secs_f64(),
         });
         let call = |weight| self.workers.call(request.clone(), weight, self.timeout);
-        let shared = self.info.is_async;
+        let shared = self.info.is_async && !self.info.code;
         let called = match call(if shared { COROUTINE } else { ALONE }).await {
             // The worker may have ended by the doing of another call: once more, alone.
             Err(CallError::Lost { .. }) => call(ALONE).await,
@@ -213,6 +216,26 @@ impl PythonReward {
         Ok(scores.into_iter().map(Scored::into_result).collect())
     }
 
+    /// The score of a sample. The outer error is that of a call which was cut: it took too long, or ended its
+    /// worker.
+    ///
+    /// # Errors
+    /// The reason.
+    pub async fn score_within(
+        &self,
+        sample: &RewardSample,
+    ) -> Result<Result<Score, Unscored>, Unscored> {
+        match self.scores(vec![self.sample(sample, false)], false).await {
+            Ok(mut scores) => Ok(scores
+                .pop()
+                .unwrap_or_else(|| Err(Unscored::new("no score")))),
+            Err(e @ (CallError::Deadline { .. } | CallError::Lost { .. })) => {
+                Err(self.unscored(&e))
+            }
+            Err(e) => Ok(Err(self.unscored(&e))),
+        }
+    }
+
     fn unscored(&self, error: &CallError) -> Unscored {
         Unscored::new(format!("{}: {error}", self.info.place))
     }
@@ -224,13 +247,7 @@ impl Reward for PythonReward {
     }
 
     fn score<'a>(&'a self, sample: &'a RewardSample) -> BoxFuture<'a, Result<Score, Unscored>> {
-        Box::pin(async move {
-            let scores = self.scores(vec![self.sample(sample, false)], false).await;
-            let mut scores = scores.map_err(|e| self.unscored(&e))?;
-            scores
-                .pop()
-                .unwrap_or_else(|| Err(Unscored::new("no score")))
-        })
+        Box::pin(async move { self.score_within(sample).await? })
     }
 }
 

@@ -71,6 +71,9 @@ class RowSource:
 class TasksTarget(RowSource):
     """A function that gives rows, or a list of rows, that a recipe names."""
 
+    #: No text of a model reaches it.
+    thing, is_async = None, False
+
     def __init__(self, found):
         if isinstance(found, type):
             raise TypeError("%r is a class: name a function or a list of rows" % (found,))

@@ -112,6 +112,7 @@ impl Session {
     pub(crate) async fn close(mut self) -> Result<Value, CallError> {
         let seat = self.seat.take();
         let closed = self.call(json!({"op": "close"})).await;
+        self.worker.retire();
         drop(seat);
         closed
     }
@@ -127,6 +128,7 @@ impl Drop for Session {
             // An error of closing has no one to report to: the session is over.
             let close = json!({"op": "close", "session": id});
             let _ = worker.call(close, THREADED, timeout).await;
+            worker.retire();
             drop(seat);
         });
     }

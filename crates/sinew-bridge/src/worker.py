@@ -1,6 +1,6 @@
 """The program of a worker: runs the environments and the reward functions of a user.
 
-It follows `schema.py` and `rows.py`, and runs inside a sandbox, as `python -c PROGRAM PORT`. It connects to
+It follows `guard.py`, `schema.py` and `rows.py`, and runs inside a sandbox, as `python -c PROGRAM PORT`. It connects to
 127.0.0.1:PORT, where the host accepts one connection. Frames in both directions are JSON (UTF-8) after their
 length in four bytes, big-endian. The first frame of the host describes the work. Each later one has an `id`,
 which the answer repeats. Answers come in any order.
@@ -44,6 +44,59 @@ MAX_STATE = 256 << 10
 
 #: Folders inside of the sandbox and the folders of the host that they show, for messages.
 PLACES = []
+
+# Code of the model: what a call of an episode or a reward starts, or runs from a text.
+
+#: Whether all targets are loaded, whether several episodes share this worker, and whether code ran in it.
+LOADED, SHARED, RAN_CODE = [False], [False], [False]
+#: Processes that were there when everything was loaded.
+HELPERS = set()
+#: What runs now is the author's own: rows of tasks, actions of a gold policy.
+TRUSTED = contextvars.ContextVar("trusted", default=False)
+
+
+def is_own(file):
+    """Whether a file is the user's, not one of installed packages."""
+    return any(
+        file.startswith(inside + "/") and not host.endswith(("site-packages", "dist-packages"))
+        for inside, host in PLACES
+    )
+
+
+def place_of_code(thing):
+    """Where the modules of a class or function run code, as `file:line: what`; None if they do not. Its attribute
+    `runs_code` decides, if it has one."""
+    said = getattr(thing, "runs_code", None)
+    if said is not None:
+        return "%s: runs_code" % shown_place(thing) if said else None
+    main = getattr(sys.modules.get(thing.__module__), "__file__", None)
+    if not main:
+        return None
+    files = [getattr(m, "__file__", None) or "" for m in list(sys.modules.values())]
+    near = [f for f in files if is_own(f) and f.startswith(os.path.dirname(main) + "/")]
+    for file in sorted({main, *near}):
+        try:
+            with open(file, "rb") as source:
+                found = code_in(source.read())
+        except OSError:
+            continue
+        if found is not None:
+            return "%s:%d: %s" % (shown_path(file), *found)
+    return None
+
+
+def starts_code(what, server):
+    """Before a process starts, or a text runs as code. It does not where others share this worker."""
+    if not LOADED[0] or TRUSTED.get() or server.forked:
+        return
+    if server.harmless:
+        return
+    if SHARED[0] or any(t.is_async and not t.code for t in server.running()):
+        raise RuntimeError(
+            "%s: other calls share this worker, and what code starts could reach them: set `runs_code = True` on "
+            "the class or function, which gives it workers of its own; `False` if no code of the model runs" % what
+        )
+    RAN_CODE[0] = True
 
 
 # Errors.
@@ -315,7 +368,8 @@ class EnvTarget:
     def __init__(self, cls):
         if not isinstance(cls, type):
             raise TypeError("%r is no class: an environment is a class" % (cls,))
-        self.cls = cls
+        self.cls = self.thing = cls
+        self.is_async = False
         self.tools = tools_of(cls)
         rows = getattr(cls, "tasks", None)
         self.rows = None if rows is None else RowSource(rows, shown_place(cls))
@@ -351,6 +405,7 @@ class EnvTarget:
             "tasks": self.rows is not None,
             "splits": self.rows is not None and self.rows.splits,
             "place": shown_place(self.cls),
+            "code": self.code,
         }
 
     def page(self, split, seed, offset):
@@ -382,7 +437,7 @@ class RewardTarget:
         if not callable(function):
             raise TypeError("%r is no function" % (function,))
         self.bound = Bound(function)
-        self.function = function
+        self.function = self.thing = function
         self.is_async = inspect.iscoroutinefunction(function)
         self.group = any(name == "group" for name, _ in self.bound.names)
 
@@ -393,6 +448,7 @@ class RewardTarget:
             "async": self.is_async,
             "group": self.group,
             "place": shown_place(self.function),
+            "code": self.code is not None,
         }
 
     def bind(self, request):
@@ -752,6 +808,10 @@ class Server:
         # Coroutines that run, by the ids of their calls.
         self.pending = {}
         self.forked = False
+        # Code in sandboxes of its own, by number: an event, and the answer.
+        self.ran, self.runs = {}, itertools.count(1)
+        # No target lets code of the model run, as its author says.
+        self.harmless = False
         os.register_at_fork(after_in_child=self.after_fork)
 
     def after_fork(self):
@@ -790,10 +850,14 @@ class Server:
         """Loads all targets. The answer describes them."""
         self.max_frame = hello["max_frame"]
         try:
-            prepare(hello)
+            prepare(hello, self.run_code)
             for target in hello["targets"]:
                 made = TARGETS[target["kind"]](load(target))
+                made.code = None if made.thing is None else place_of_code(made.thing)
                 self.targets.append(made)
+            self.harmless = all(getattr(t.thing, "runs_code", None) is False for t in self.targets)
+            SHARED[0] = hello["shared"] and all(t.code is None for t in self.targets)
+            HELPERS.update(processes())
             found = [target.describe() for target in self.targets]
             self.send({"id": 0, "ok": {"targets": found, "python": sys.version.split()[0]}})
         except BaseException as e:
@@ -802,6 +866,7 @@ class Server:
             self.exactly(1)
             os._exit(1)
         self.max_threads = hello["threads"]
+        LOADED[0] = True
 
     def serve(self):
         while True:
@@ -839,27 +904,52 @@ class Server:
         if op == "cancel":
             self.cancel(request["call"])
             return
+        if op == "ran":
+            self.answered(request)
+            return
         if op == "reward":
             target = self.targets[request["target"]]
             if target.is_async:
-                self.answer_later(target.score_async(request), number, printed)
+                self.answer_later(target, request, printed)
                 return
+        trusted = TRUSTED.set(op in ("tasks", "gold"))
         try:
             message = {"id": number, "ok": getattr(self, "do_" + op)(request)}
         except BaseException as e:
             message = {"id": number, "error": described(e)}
+        finally:
+            TRUSTED.reset(trusted)
+        self.settle(op == "close")
         self.reply(message, printed)
+
+    def settle(self, over):
+        """After a call: what code left behind ends, and at the end of an episode even what hid from the watch."""
+        if self.harmless or SHARED[0] or self.forked:
+            return
+        if over and not RAN_CODE[0]:
+            RAN_CODE[0] = bool(processes() - HELPERS)
+        if RAN_CODE[0]:
+            end_orphans(HELPERS)
+
+    def running(self):
+        """Targets of the coroutines that run."""
+        return [target for _, target in list(self.pending.values())]
 
     def reply(self, message, printed):
         if self.forked:
             return
         if printed[0]:
             message["printed"] = printed[0]
+        if RAN_CODE[0]:
+            message["code"] = True
         self.send(message)
 
-    def answer_later(self, coroutine, number, printed):
-        future = asyncio.run_coroutine_threadsafe(coroutine, loop())
-        self.pending[number] = future
+    def answer_later(self, target, request, printed):
+        number = request["id"]
+        # What it starts must find it here.
+        self.pending[number] = None, target
+        future = asyncio.run_coroutine_threadsafe(target.score_async(request), loop())
+        self.pending[number] = future, target
 
         def done(future):
             self.pending.pop(number, None)
@@ -871,9 +961,32 @@ class Server:
 
     def cancel(self, number):
         """Ends a coroutine whose caller has given it up."""
-        future = self.pending.get(number)
+        future, _ = self.pending.get(number, (None, None))
         if future is not None:
             future.cancel()
+
+    def run_code(self, code, files=None, stdin="", timeout_s=5.0):
+        """Has the host run code in a fresh sandbox; as `sinew.run_code`."""
+        number, done = next(self.runs), threading.Event()
+        self.ran[number] = [done, None]
+        files = [[str(name), str(text)] for name, text in (files or {}).items()]
+        run = {"number": number, "code": str(code), "files": files, "stdin": str(stdin), "timeout_s": float(timeout_s)}
+        self.send({"id": 0, "run": run})
+        # Where there is one thread for calls, the next frame is the answer.
+        if self.max_threads == 1 and threading.current_thread() is threading.main_thread():
+            while not done.is_set():
+                self.answer(self.receive(), [""])
+        done.wait()
+        answer = self.ran.pop(number)[1]
+        if "error" in answer:
+            raise RuntimeError("the code could not run: %s" % answer["error"])
+        return sinew.Ran(answer["exit"], answer["ending"], answer["stdout"], answer["stderr"], answer["cut"])
+
+    def answered(self, answer):
+        kept = self.ran.get(answer["number"])
+        if kept is not None:
+            kept[1] = answer
+            kept[0].set()
 
     def session(self, request):
         return self.sessions[request["session"]]
@@ -939,13 +1052,14 @@ class Worlds(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
         return name.replace(".", "/") + ("/__init__.py" if self.is_package(name) else ".py")
 
 
-def prepare(hello):
+def prepare(hello, run_code):
     """Makes the process ready for the user's code: module `sinew`, search path, standard output."""
     global TIMEOUT_S
     TIMEOUT_S = hello["timeout_s"]
     PLACES.extend((inside, host) for inside, host in hello["places"])
     exec(compile(hello["env_source"], "sinew/env.py", "exec"), vars(sinew))
     sinew.__getattr__ = _missing
+    sinew.run_code = run_code
     sys.modules["sinew"] = sys.modules["sinew.env"] = sinew
     sinew.__path__ = []
     sys.meta_path.insert(0, Worlds(hello["worlds"]))
@@ -960,11 +1074,12 @@ def _missing(name):
         return importlib.import_module("sinew." + name)
     # Of an AttributeError, `from sinew import ...` would not show the text.
     raise ImportError(
-        "sinew.%s is not available in a worker; it has: Env, tool, Step, Done, ToolError, Unscored" % name
+        "sinew.%s is not available in a worker; it has: Env, tool, Step, Done, ToolError, Unscored, run_code, Ran" % name
     )
 
 
 def main():
+    hide()
     connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=30)
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -975,6 +1090,7 @@ def main():
         os.dup2(nothing, fd)
     sys.stdout = sys.stderr = Output()
     server = Server(connection)
+    watch(is_own, lambda what: starts_code(what, server))
     server.start(server.receive())
     server.serve()
 

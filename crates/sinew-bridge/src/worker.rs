@@ -11,14 +11,15 @@
 use crate::error::{CallError, StartError};
 use crate::frame::{FrameReader, MAX_FRAME, encode};
 use crate::plan::Plan;
+use crate::runs::{CodeRun, Runs};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_sandbox::{
-    ExecOptions, ExecRequest, ExecResult, Limits, Network, Program, Sandbox, SandboxError,
-    SandboxSpec,
+    ExecOptions, ExecRequest, ExecResult, Limits, Network, PYTHON_GUARD, Program, Sandbox,
+    SandboxError, SandboxSpec,
 };
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -27,8 +28,9 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::AbortHandle;
 
-/// Program of a worker.
+/// Program of a worker, after [`PYTHON_GUARD`].
 const PROGRAM: &str = concat!(
+    "\n\n",
     include_str!("schema.py"),
     "\n\n",
     include_str!("rows.py"),
@@ -49,6 +51,8 @@ pub(crate) const THREADED: u32 = 4;
 pub(crate) const COROUTINE: u32 = 1;
 /// Threads of a worker with environments.
 const THREADS: u32 = ALONE / THREADED;
+/// And one that takes frames while all of these are in calls.
+const READER: u32 = 1;
 /// Added to the deadline of a call, so that coroutines are ended by the worker itself, which then goes on.
 const GRACE: Duration = Duration::from_millis(500);
 /// Bytes of one read.
@@ -85,6 +89,11 @@ struct Reply {
     /// Text that the call printed.
     #[serde(default)]
     printed: String,
+    /// Code that is to run in a sandbox of its own. It answers no call.
+    run: Option<CodeRun>,
+    /// Code that an author did not write ran in the worker, or in a process of it.
+    #[serde(default)]
+    code: bool,
 }
 
 #[derive(Deserialize)]
@@ -115,6 +124,8 @@ struct Shared {
     waiting: Mutex<Waiting>,
     /// Tasks that end with the worker. One owns the sandbox.
     tasks: Mutex<Vec<AbortHandle>>,
+    /// Code ran in it: nothing else may.
+    spent: AtomicBool,
 }
 
 /// A running worker. Dropping it ends the process.
@@ -161,7 +172,9 @@ impl Shared {
 
     /// Has a task end with the worker.
     fn own(&self, task: tokio::task::JoinHandle<()>) {
-        lock(&self.tasks).push(task.abort_handle());
+        let mut tasks = lock(&self.tasks);
+        tasks.retain(|task| !task.is_finished());
+        tasks.push(task.abort_handle());
     }
 }
 
@@ -219,7 +232,13 @@ impl Worker {
         let (ready, described) = oneshot::channel();
         lock(&shared.waiting).calls.insert(0, ready);
         shared.own(tokio::spawn(write_all(write, queue)));
-        shared.own(tokio::spawn(read_all(read, Arc::clone(&shared))));
+        let runs = Runs {
+            sandboxes: Arc::clone(&plan.code_runs),
+            limit: plan.timeout,
+            room: Arc::new(Semaphore::new(THREADS as usize)),
+            frames: frames.clone(),
+        };
+        shared.own(tokio::spawn(read_all(read, Arc::clone(&shared), runs)));
         let hello = hello(plan).map_err(|e| StartError::Worker(e.to_string()))?;
         let _ = frames.send(hello).await;
         let targets = match described.await {
@@ -234,6 +253,18 @@ impl Worker {
             room: Semaphore::new(ALONE as usize),
             targets,
         })
+    }
+
+    /// True if code ran in it: it must not serve another episode or score.
+    pub(crate) fn is_spent(&self) -> bool {
+        self.shared.spent.load(Ordering::Relaxed)
+    }
+
+    /// Ends it if code ran in it, with all that the code left.
+    pub(crate) fn retire(&self) {
+        if self.is_spent() {
+            self.shared.end("code ran in it, and its episode is over");
+        }
     }
 
     /// True if it takes calls.
@@ -290,6 +321,7 @@ impl Worker {
 
     /// The value of an answer. What the call printed goes to the log.
     fn value(&self, reply: Reply) -> Result<Value, CallError> {
+        self.shared.spent.fetch_or(reply.code, Ordering::Relaxed);
         if !reply.printed.is_empty() {
             tracing::debug!(printed = cut(reply.printed), "python");
         }
@@ -377,7 +409,7 @@ fn sandbox_spec(plan: &Plan) -> SandboxSpec {
         limits: Limits {
             // Deadlines bound each call.
             cpu_s: 1e8,
-            processes: given.processes + u64::from(THREADS) + 2,
+            processes: given.processes + u64::from(THREADS + READER) + 2,
             open_files: given.open_files.max(1024),
             ..given.clone()
         },
@@ -390,7 +422,7 @@ fn sandbox_spec(plan: &Plan) -> SandboxSpec {
 
 /// The first frame: what to load, and the limits.
 fn hello(plan: &Plan) -> Result<Vec<u8>, CallError> {
-    let threads = if plan.has_env() { THREADS } else { 1 };
+    let threads = if plan.has_env() { THREADS + READER } else { 1 };
     frame_of(&json!({
         "env_source": ENV_SOURCE,
         "worlds": crate::worlds::sources(),
@@ -400,6 +432,7 @@ fn hello(plan: &Plan) -> Result<Vec<u8>, CallError> {
         "threads": threads,
         "max_frame": MAX_FRAME,
         "timeout_s": plan.timeout.as_secs_f64(),
+        "shared": plan.shared && plan.has_env(),
     }))
 }
 
@@ -432,7 +465,8 @@ async fn run(
     shared: Arc<Shared>,
     ended: oneshot::Sender<String>,
 ) {
-    let argv = [python.as_str(), "-B", "-c", PROGRAM, &PORT.to_string()];
+    let program = [PYTHON_GUARD, PROGRAM].concat();
+    let argv = [python.as_str(), "-B", "-c", &program, &PORT.to_string()];
     let request = ExecRequest {
         program: Program::Argv(argv.map(str::to_owned).to_vec()),
         stdin: Vec::new(),
@@ -473,7 +507,7 @@ async fn write_all(mut to: OwnedWriteHalf, mut queue: mpsc::Receiver<Vec<u8>>) {
 }
 
 /// Reads frames until the connection or the protocol ends.
-async fn read_all(mut from: OwnedReadHalf, shared: Arc<Shared>) {
+async fn read_all(mut from: OwnedReadHalf, shared: Arc<Shared>, runs: Runs) {
     let (mut reader, mut chunk) = (FrameReader::default(), vec![0; CHUNK]);
     loop {
         match from.read(&mut chunk).await {
@@ -486,7 +520,7 @@ async fn read_all(mut from: OwnedReadHalf, shared: Arc<Shared>) {
             }
             Ok(n) => reader.push(&chunk[..n]),
         }
-        if let Err(why) = take_frames(&mut reader, &shared).await {
+        if let Err(why) = take_frames(&mut reader, &shared, &runs).await {
             shared.end(format!("it broke the protocol: {why}"));
             return;
         }
@@ -495,7 +529,7 @@ async fn read_all(mut from: OwnedReadHalf, shared: Arc<Shared>) {
 
 /// Hands complete answers to the calls that wait for them. Long ones are parsed by a thread of their own: the
 /// runtime of all workers goes on.
-async fn take_frames(reader: &mut FrameReader, shared: &Shared) -> Result<(), String> {
+async fn take_frames(reader: &mut FrameReader, shared: &Shared, runs: &Runs) -> Result<(), String> {
     while let Some(frame) = reader.next_frame().map_err(|e| e.to_string())? {
         let parse =
             |frame: &[u8]| sinew_types::json::from_slice::<Reply>(frame).map_err(|e| e.to_string());
@@ -507,6 +541,10 @@ async fn take_frames(reader: &mut FrameReader, shared: &Shared) -> Result<(), St
                 parsed.await.map_err(|e| e.to_string())??
             }
         };
+        if let Some(run) = reply.run {
+            shared.own(runs.start(run)?);
+            continue;
+        }
         let id = reply.id;
         let Some(waiter) = lock(&shared.waiting).calls.remove(&id) else {
             return Err(format!("an answer to call {id}, which does not wait"));

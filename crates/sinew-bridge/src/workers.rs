@@ -5,6 +5,10 @@
 //! go to the slot with the fewest users. The number of starts within a minute is bounded: code that ends each
 //! worker at once would otherwise take the time of the host for imports.
 //!
+//! A worker in which code of a model ran serves no other session and no other call: what the code left there
+//! ends with it, and the next worker starts at once. Where the class runs code, each session has a worker
+//! for itself.
+//!
 //! All work runs on a runtime of the pool. A caller that stops waiting for a call of a session leaves it
 //! running until the answer or the deadline, so that workers stay in step with this side. Any other call ends
 //! with its caller: a coroutine is cancelled, and the worker of a plain function is ended.
@@ -16,6 +20,7 @@ use crate::code::PythonCode;
 use crate::error::{CallError, StartError};
 use crate::images::{Common, ImageWorkers, TaskImages};
 use crate::plan::Plan;
+use crate::runs::CodeSandboxes;
 use crate::runtime::{OwnRuntime, block_on, spawn};
 use crate::session::{Session, Starts, gone};
 use crate::worker::{Refused, Worker};
@@ -124,7 +129,8 @@ pub(crate) struct Inner {
     plan: Plan,
     /// One for each worker.
     slots: Vec<Slot>,
-    sessions_per_worker: usize,
+    /// At once; 1 where code of the model runs. Set when the first worker has described its code.
+    sessions_per_worker: AtomicUsize,
     /// One permit for each session that may be open.
     sessions: Arc<Semaphore>,
     /// Ids are unique in the pool, not only in a worker, so that no session can reach one of a worker before
@@ -134,6 +140,8 @@ pub(crate) struct Inner {
     starts: Starts,
     /// Number of all starts.
     started: AtomicU64,
+    /// Of the runtime of the pool.
+    handle: Handle,
 }
 
 /// A bounded pool of sandboxed Python processes with the user's code loaded. Clones share it; the last one
@@ -168,25 +176,28 @@ impl PythonWorkers {
     /// If the code does not load, or no worker starts in time.
     pub fn start(config: WorkersConfig, code: PythonCode) -> Result<Self, StartError> {
         config.check()?;
-        let images = in_images(&config, &code)?;
         let broken = |e: std::io::Error| StartError::Worker(e.to_string());
         let runtime = OwnRuntime::start().map_err(broken)?;
         let gone = || StartError::Worker("its runtime is gone".into());
         let handle = runtime.handle().ok_or_else(gone)?;
+        let code_runs = Arc::new(CodeSandboxes::new(code.clone(), config.spec.clone()));
         let inner = Arc::new(Inner {
             plan: Plan {
-                provider: config.provider,
-                spec: config.spec,
-                code,
+                code_runs: Arc::clone(&code_runs),
+                provider: Arc::clone(&config.provider),
+                spec: config.spec.clone(),
+                code: code.clone(),
                 timeout: config.timeout,
                 startup_timeout: config.startup_timeout,
+                shared: config.sessions_per_worker > 1,
             },
             slots: (0..config.workers).map(|_| Slot::default()).collect(),
-            sessions_per_worker: config.sessions_per_worker,
+            sessions_per_worker: AtomicUsize::new(config.sessions_per_worker),
             sessions: Arc::new(Semaphore::new(config.workers * config.sessions_per_worker)),
             next_session: AtomicU64::new(1),
             starts: Starts::new(config.workers),
             started: AtomicU64::new(0),
+            handle: handle.clone(),
         });
         let first = Arc::clone(&inner);
         let worker = block_on(&handle, async move { first.worker(0).await }).ok_or_else(gone)?;
@@ -194,6 +205,10 @@ impl PythonWorkers {
             CallError::Start(e) => e,
             other => StartError::Worker(other.to_string()),
         })?;
+        if let Some(place) = code_of(&worker.targets) {
+            inner.separate(place);
+        }
+        let images = in_images(&config, &code, (inner.sessions_of_worker(), code_runs))?;
         Ok(Self {
             inner,
             handle,
@@ -212,7 +227,7 @@ impl PythonWorkers {
     pub fn max_sessions(&self) -> usize {
         match &self.images {
             Some(_) => self.inner.slots.len(),
-            None => self.inner.slots.len() * self.inner.sessions_per_worker,
+            None => self.inner.slots.len() * self.inner.sessions_of_worker(),
         }
     }
 
@@ -290,6 +305,7 @@ impl PythonWorkers {
 fn in_images(
     config: &WorkersConfig,
     code: &PythonCode,
+    (sessions_per_worker, code_runs): (usize, Arc<CodeSandboxes>),
 ) -> Result<Option<Arc<ImageWorkers>>, StartError> {
     if config.images.images.is_empty() {
         return Ok(None);
@@ -298,7 +314,8 @@ fn in_images(
         code: code.clone(),
         spec: config.spec.clone(),
         workers: config.workers,
-        sessions_per_worker: config.sessions_per_worker,
+        sessions_per_worker,
+        code_runs,
         timeout: config.timeout,
         startup_timeout: config.startup_timeout,
     };
@@ -306,7 +323,42 @@ fn in_images(
     Ok(Some(Arc::new(made)))
 }
 
+/// Where the class of environments runs code of the model, as `file:line: what`.
+fn code_of(targets: &[Value]) -> Option<&str> {
+    targets.iter().find_map(|target| target["code"].as_str())
+}
+
 impl Inner {
+    fn sessions_of_worker(&self) -> usize {
+        self.sessions_per_worker.load(Ordering::Relaxed)
+    }
+
+    /// From now on, each session has a worker for itself.
+    fn separate(&self, place: &str) {
+        let before = self.sessions_per_worker.swap(1, Ordering::Relaxed);
+        self.sessions
+            .forget_permits(self.slots.len() * (before - 1));
+        if before > 1 {
+            let workers = self.slots.len();
+            tracing::info!(
+                place,
+                workers,
+                "code of the model runs here: each episode has a worker of its own"
+            );
+        }
+    }
+
+    /// Starts the next worker of a slot in which code ran, before somebody waits for it.
+    fn renew(self: &Arc<Self>, slot: usize, worker: &Worker) {
+        if worker.is_spent() {
+            worker.retire();
+            let this = Arc::clone(self);
+            // The next caller sees an error of the start.
+            let started = async move { drop(this.worker(slot).await) };
+            self.handle.spawn(started);
+        }
+    }
+
     /// The slot with the fewest users; among equals, one whose worker runs.
     fn least_used(&self) -> usize {
         let load = |slot: &Slot| {
@@ -330,9 +382,9 @@ impl Inner {
         if let Some((_, error)) = failed().as_ref().filter(|(at, _)| *at > asked) {
             return Err(error.clone());
         }
-        // The dead one leaves before the next one starts.
-        *place = None;
-        match self.start().await {
+        // The dead one leaves before the next one starts. One in which code ran ended as it should.
+        let spent = place.take().is_some_and(|worker| worker.is_spent());
+        match self.start(spent).await {
             Ok(worker) => {
                 *place = Some(Arc::clone(&worker));
                 Ok(worker)
@@ -344,9 +396,11 @@ impl Inner {
         }
     }
 
-    /// Starts a worker, once one more start is allowed.
-    async fn start(&self) -> Result<Arc<Worker>, CallError> {
-        self.starts.wait(self.plan.startup_timeout).await?;
+    /// Starts a worker, once one more start is allowed if it is not `planned`.
+    async fn start(&self, planned: bool) -> Result<Arc<Worker>, CallError> {
+        if !planned {
+            self.starts.wait(self.plan.startup_timeout).await?;
+        }
         let worker = Arc::new(Worker::start(&self.plan).await?);
         self.started.fetch_add(1, Ordering::Relaxed);
         Ok(worker)
@@ -354,7 +408,7 @@ impl Inner {
 
     /// Calls any worker. One that ends before it gets the call is replaced.
     async fn call(
-        &self,
+        self: &Arc<Self>,
         request: Value,
         weight: u32,
         timeout: Duration,
@@ -369,6 +423,7 @@ impl Inner {
                 called = worker.call(request.clone(), weight, timeout) => called,
                 _ = &mut given_up => return Err(gone()),
             };
+            self.renew(slot, &worker);
             match called {
                 Err(Refused::Unsent(_)) if left > 0 => left -= 1,
                 other => return other.map_err(Refused::into_error),
@@ -381,7 +436,7 @@ impl Inner {
         let permit = match tokio::time::timeout(this.plan.startup_timeout, free).await {
             Ok(Ok(permit)) => permit,
             _ => {
-                let all = this.slots.len() * this.sessions_per_worker;
+                let all = this.slots.len() * this.sessions_of_worker();
                 return Err(CallError::Busy(format!(
                     "all {all} sessions are in use; raise workers or sessions_per_worker"
                 )));
@@ -389,12 +444,14 @@ impl Inner {
         };
         let slot = this.least_used();
         this.slots[slot].users.fetch_add(1, Ordering::Relaxed);
-        let seat = Seat {
+        let mut seat = Seat {
             inner: Arc::clone(&this),
             slot,
+            worker: None,
             _permit: permit,
         };
         let worker = this.worker(slot).await?;
+        seat.worker = Some(Arc::clone(&worker));
         let id = this.next_session.fetch_add(1, Ordering::Relaxed);
         let timeout = this.plan.timeout;
         Ok(Session::new(id, worker, handle, timeout, Box::new(seat)))
@@ -421,6 +478,7 @@ impl Drop for User<'_> {
 struct Seat {
     inner: Arc<Inner>,
     slot: usize,
+    worker: Option<Arc<Worker>>,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -428,5 +486,8 @@ impl Drop for Seat {
     fn drop(&mut self) {
         let users = &self.inner.slots[self.slot].users;
         users.fetch_sub(1, Ordering::Relaxed);
+        if let Some(worker) = &self.worker {
+            self.inner.renew(self.slot, worker);
+        }
     }
 }

@@ -164,13 +164,18 @@ impl Containers {
             Ok(guest)
         };
         match ready.await {
-            Ok(guest) => Ok(Started {
-                guest,
-                body,
-                folder,
-                pid,
-                group: Group::of(pid),
-            }),
+            Ok(guest) => {
+                let group = Group::of(pid);
+                // Before a program can make a connection. The probe says where that has no effect.
+                let _ = group.limit_tcp(spec.limits.memory_bytes);
+                Ok(Started {
+                    guest,
+                    body,
+                    folder,
+                    pid,
+                    group,
+                })
+            }
             Err(e) => {
                 self.engine.end(body).await?;
                 Err(e)
@@ -242,6 +247,7 @@ impl Containers {
             interfaces: told[2].clone(),
             landlock,
             memory: started.group.memory_limit(),
+            tcp: started.group.limit_tcp(spec.limits.memory_bytes),
             processes: started.group.process_limit(),
             processors: started.group.processors(),
             namespaces: namespaces(started.pid),

@@ -3,6 +3,7 @@
 //! Nothing is reported as enforced because it was asked for: every row compares a value that the probe
 //! container or the kernel shows with the expected one.
 
+use sinew_jail::spawner::TCP_MEMORY;
 use sinew_sandbox::{Protection, SandboxSpec};
 
 /// A container's own view of its protections, and that of the kernel on the host.
@@ -18,6 +19,8 @@ pub(crate) struct Observed {
     pub(crate) landlock: u64,
     /// Limit of the control group in bytes.
     pub(crate) memory: Option<u64>,
+    /// True if a control group bounds the buffers of TCP connections.
+    pub(crate) tcp: bool,
     /// Limit of the control group, with the agent.
     pub(crate) processes: Option<u64>,
     /// Limit of the control group in processors.
@@ -134,6 +137,11 @@ impl Observed {
         };
         vec![
             row("memory", memory, limit(self.memory, "bytes")),
+            row(
+                TCP_MEMORY,
+                self.tcp,
+                "by control group; version 1 must count it: memory.kmem.tcp.limit_in_bytes",
+            ),
             row(
                 "processes",
                 processes,

@@ -385,6 +385,35 @@ fn what_is_missing_is_named() {
     assert_eq!(Image::parse("/usr"), Image::Folder("/usr".into()));
 }
 
+/// Buffers of connections are bounded, too: without that they are memory which no limit counts.
+#[tokio::test]
+async fn buffers_of_connections_are_bounded() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = start(config(EngineKind::Crun, dir.path()));
+    let rows = provider.protections();
+    let row = rows.iter().find(|p| p.name == "tcp memory").unwrap();
+    assert!(row.enforced, "{row:?}");
+    let mut spec = SandboxSpec {
+        network: Network::Loopback,
+        ..small()
+    };
+    spec.limits.open_files = 1024;
+    let mut sandbox = provider.acquire(&spec).await.unwrap();
+    let code = "import socket\nlistener = socket.socket()\nlistener.bind(('127.0.0.1', 0))\nlistener.listen(128)\n\
+                kept, sent, piece = [], 0, bytes(1 << 16)\nfor _ in range(60):\n    \
+                a = socket.create_connection(listener.getsockname())\n    b, _ = listener.accept()\n    \
+                kept += [a, b]\n    a.setblocking(False)\n    try:\n        while True: sent += a.send(piece)\n    \
+                except OSError: pass\nprint(sent >> 20)";
+    let result = python(&mut sandbox, code).await;
+    let mib: u64 = String::from_utf8_lossy(&result.stdout)
+        .trim()
+        .parse()
+        .unwrap_or(0);
+    // An eighth of 64 MiB, and what the kernel charges late.
+    assert!(mib < 24, "{mib} MiB: {result:?}");
+    sandbox.destroy().await.unwrap();
+}
+
 #[tokio::test]
 async fn processors_are_shared_out() {
     let dir = tempfile::tempdir().unwrap();

@@ -491,6 +491,18 @@ impl Group {
         }
     }
 
+    /// Bounds the buffers of TCP connections; under version 2 they count as memory. False if nothing
+    /// bounds them.
+    #[must_use]
+    pub fn limit_tcp(&self, memory_bytes: u64) -> bool {
+        let bytes = tcp_bytes(memory_bytes);
+        let bounds = |place: &Place| {
+            let _ = place.write(TCP_LIMIT, &bytes.to_string());
+            place.number(TCP_LIMIT).is_some_and(|set| set <= bytes)
+        };
+        self.v2 || self.memory.as_ref().is_some_and(bounds)
+    }
+
     /// Puts this process (0) or another into the groups.
     ///
     /// # Errors

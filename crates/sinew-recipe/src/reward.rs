@@ -34,6 +34,10 @@ pub struct RewardTable {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 256))]
     pub workers: Option<usize>,
+    /// Python interpreter of functions and of `math`, whose packages they import: a path, or a name in
+    /// `PATH`. Left out: `python3`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub python: Option<String>,
     /// Rewards and their weights.
     #[serde(flatten)]
     pub terms: BTreeMap<String, RewardTerm>,
@@ -107,6 +111,8 @@ pub struct RewardServerPlan<'a> {
     pub batch: usize,
 }
 
+/// Interpreter of functions unless a recipe names one.
+const PYTHON: &str = "python3";
 /// Start of the name of a reward model in `[reward]`.
 const MODEL: &str = "model:";
 
@@ -214,6 +220,14 @@ impl RewardSection {
         }
     }
 
+    /// Interpreter of functions.
+    pub fn python(&self) -> &str {
+        match self {
+            Self::One(_) => PYTHON,
+            Self::Several(table) => table.python.as_deref().unwrap_or(PYTHON),
+        }
+    }
+
     /// Whether one of the rewards runs in Python workers: a function, or `math`.
     pub fn has_python(&self) -> bool {
         self.all().iter().any(|(name, _)| needs_workers(name))
@@ -312,6 +326,18 @@ fn terms(reward: &RewardSection, key: &str, plan: &RunPlan, rules: &mut Rules) {
         rules.range(key, *n, 1..=256);
         let reason = "workers has no effect without a function in Python; remove it".into();
         rules.custom(key, n, reason, reward.has_python());
+    }
+    if let RewardSection::Several(RewardTable {
+        python: Some(python),
+        ..
+    }) = reward
+    {
+        let key = format!("{key}.python");
+        let shown = format!("{python:?}");
+        let reason = "has no effect without a function in Python; remove it".into();
+        rules.custom(&key, &shown, reason, reward.has_python());
+        let allowed = "the path of a Python interpreter, or its name in PATH";
+        rules.allowed(&key, shown, allowed, !python.is_empty());
     }
     for (name, term) in &terms {
         server_rules(reward, name, rules);

@@ -85,7 +85,9 @@ pub struct BuildConfig<'a> {
     pub score_timeout: Duration,
     /// Files of functions are relative to it.
     pub folder: &'a Path,
-    /// Folders in which `python3` is looked for, separated by colons.
+    /// Interpreter of functions: a path, or a name of the search path.
+    pub python: &'a str,
+    /// Folders in which it is looked for, separated by colons.
     pub search_path: &'a str,
 }
 
@@ -264,7 +266,7 @@ fn workers(functions: &[&str], config: &BuildConfig<'_>) -> Result<PythonWorkers
         false => Ok(equivalence::target()),
     });
     let targets = parsed.collect::<Result<Vec<_>, _>>()?;
-    let code = PythonCode::find(&targets, "python3", config.search_path)?;
+    let code = PythonCode::find(&targets, config.python, config.search_path)?;
     // All may be replaced at the same moment, and a dead one leaves after its successor has come.
     let provider = code.process_provider(2 * config.workers)?;
     let mut pool = WorkersConfig::new(provider);

@@ -1,6 +1,7 @@
 //! `math(COLUMN)`: mathematical equivalence, by a Python package in the workers of functions.
 //!
-//! The function is a program of this crate. It gets the output and the expected value alone.
+//! The function is a program of this crate. It gets the output and the expected value alone. Where it is
+//! cut, the expected value is compared with itself: if that ends, the output was the cause, and is 0.
 
 use crate::named::expected_text;
 use futures::future::BoxFuture;
@@ -33,8 +34,14 @@ impl Equivalence {
             data: json!({ "expected": expected }),
             ..sample.task.clone()
         };
-        let compared = RewardSample::new(task, sample.output.clone());
-        self.function.score(&compared).await
+        let with = |output: &str| RewardSample::new(task.clone(), output.to_owned());
+        match self.function.score_within(&with(&sample.output)).await {
+            Ok(score) => score,
+            Err(why) => match self.function.score_within(&with(&expected)).await {
+                Ok(Ok(_)) => Score::new(0.0),
+                _ => Err(why),
+            },
+        }
     }
 }
 

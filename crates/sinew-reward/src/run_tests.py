@@ -1,15 +1,18 @@
 """Runs the tests of a task against code of a model. The code is hostile: it must not pass by other means than right
 answers.
 
-It runs in a process of its own (SOLUTION below), which never sees the tests. Here, functions of the solution are
-stand-ins: a call sends plain data and gets plain data back, which is compared here. So what the code patches, prints,
-writes or exits is its own alone. It shares a user with this process and can end it, which is no verdict; the verdict is
-one line with a number that this process alone knows, and other processes cannot read its memory or files.
+It runs in a process of its own (solution.py), which never sees the tests. What both share, and how objects of one are
+used by the other, is in carry.py. So what the code patches, prints, writes or exits is its own alone. It shares a user
+with this process and can end it, which is no verdict; the verdict is one line with a number that this process alone
+knows, and other processes cannot read its memory or files.
 
-What the tests import is loaded before the code runs, and never from the folder that the code can write.
+The code reaches no attribute of an object of the tests but those that classes of the tests define, and says of no value
+of the tests whether it is equal to an object of its own. What the tests import is loaded before the code runs, and
+never from the folder that the code can write.
 
-Input: JSON with `code`, `tests`, `seconds` (for all tests) and `secret`. Output: JSON with `secret`, and either `passed`
-and `total`, or `broken` or `missing`: why these tests cannot run here, whatever the code.
+Input: JSON with `code`, `tests`, `seconds` (for all tests), `secret`, and the programs `carry` and `solution`. Output:
+JSON with `secret`, and either `passed` and `total`, or `broken` or `missing`: why these tests cannot run here, whatever
+the code.
 """
 
 import ast
@@ -18,8 +21,10 @@ import ctypes
 import functools
 import importlib
 import inspect
+import io
 import json
 import os
+import random
 import re
 import select
 import subprocess
@@ -27,133 +32,70 @@ import sys
 import time
 import types
 import unittest
+import weakref
 
 #: Bytes of one answer of the solution, starts of it, and seconds of one call.
 MAX_ANSWER, MAX_STARTS, CALL_S = 4 << 20, 4, 5.0
 #: Decimal digits of an integer as text: more take too long, and the default, 4300, is too few for some tasks.
 MAX_DIGITS = 100000
 PR_SET_DUMPABLE = 4
+#: Objects that both sides share; from then on, the oldest are forgotten.
+MAX_SHARED = 256
 
-# What both processes send each other: plain data. Everything else stays where it is and has a number.
-PLAIN = r'''
-def packed(value, other, depth=0):
-    kind = type(value)
-    if depth > 50:
-        raise ValueError("data is nested more than 50 times")
-    if value is None or kind in (bool, str):
-        return value
-    inner = lambda v: packed(v, other, depth + 1)
-    if isinstance(value, int):
-        return {"i": hex(int(value))}
-    if isinstance(value, float):
-        return {"f": float(value).hex()}
-    if isinstance(value, complex):
-        return {"c": [value.real.hex(), value.imag.hex()]}
-    if isinstance(value, (bytes, bytearray)):
-        return {"b": bytes(value).hex()}
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, dict):
-        return {"d": [[inner(k), inner(v)] for k, v in value.items()]}
-    for name, group in (("l", list), ("t", tuple), ("s", set), ("z", frozenset)):
-        if isinstance(value, group):
-            return {name: [inner(v) for v in value]}
-    return other(value)
-
-
-def unpacked(data, other):
-    if data is None or isinstance(data, (bool, str)):
-        return data
-    ((kind, value),) = data.items()
-    if kind == "i":
-        return int(value, 16)
-    if kind == "f":
-        return float.fromhex(value)
-    if kind == "c":
-        return complex(*map(float.fromhex, value))
-    if kind == "b":
-        return bytes.fromhex(value)
-    if kind == "d":
-        return {unpacked(k, other): unpacked(v, other) for k, v in value}
-    if kind in ("l", "t", "s", "z"):
-        group = {"l": list, "t": tuple, "s": set, "z": frozenset}[kind]
-        return group(unpacked(v, other) for v in value)
-    return other(kind, value)
-'''
-
-SOLUTION = PLAIN + r'''
-import itertools, json, os, sys, types
-
-if hasattr(sys, "set_int_max_str_digits"):
-    sys.set_int_max_str_digits(100000)
-requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-nothing = os.open(os.devnull, os.O_RDWR)
-for fd in (0, 1, 2):
-    os.dup2(nothing, fd)
-kept = []
-
-
-def keep(value):
-    kept.append(value)
-    return {"h": [len(kept) - 1, callable(value)]}
-
-
-def mine(kind, value):
-    return kept[value[0]]
-
-
-def run(request):
-    op, target = request["op"], request.get("target")
-    if op == "load":
-        module = types.ModuleType("solution")
-        sys.modules["solution"] = module
-        kept.append(module)
-        exec(compile(request["code"], "solution.py", "exec"), vars(module))
-        names = [n for n, v in vars(module).items() if not n.startswith("_") and not isinstance(v, types.ModuleType)]
-        return names
-    value = kept[target]
-    if op == "call":
-        given = [unpacked(a, mine) for a in request["args"]]
-        return value(*given, **{k: unpacked(v, mine) for k, v in request["named"].items()})
-    if op == "get":
-        return getattr(value, request["name"])
-    if op == "item":
-        return value[unpacked(request["key"], mine)]
-    if op == "len":
-        return len(value)
-    return list(itertools.islice(value, 100000))
-
-
-for line in requests:
-    try:
-        answer = {"value": packed(run(json.loads(line)), keep)}
-    except BaseException as e:
-        answer = {"error": [c.__name__ for c in type(e).__mro__], "text": str(e)[:500]}
-    answers.write(json.dumps(answer).encode() + b"\n")
-    answers.flush()
-'''
-
-exec(PLAIN)
-
-
-class Gone(Exception):
-    """The solution gave no answer."""
+given = json.load(sys.stdin)
+exec(compile(given["carry"], "carry.py", "exec"))
 
 
 class SolutionError(Exception):
-    """An exception of the solution that is no built-in one."""
+    """An exception of the solution that means something else here."""
 
 
-# What the solution cannot raise here: a failed assert, and what would end an iteration of the tests quietly.
-UNTRUSTED = (AssertionError, StopIteration, StopAsyncIteration)
+class Unfit(Exception):
+    """Tests need more than this runner has."""
 
 
-class Solution:
-    """The process of the model's code."""
+#: What the solution cannot raise here: what would end an iteration of the tests quietly, or the tests.
+UNTRUSTED = (StopIteration, StopAsyncIteration, KeyboardInterrupt, GeneratorExit)
+#: Types of the standard library whose attributes the code may use, without those that begin with `_`.
+OPEN = (io.StringIO, io.BytesIO, re.Match, types.SimpleNamespace)
+#: Types that are used by calls and iteration alone.
+CLOSED = (
+    types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.GeneratorType, functools.partial,
+    types.MethodDescriptorType, types.WrapperDescriptorType, type,
+)  # fmt: skip
+
+
+def opened():
+    """Types of open attributes: mocks are loaded where tests import them alone."""
+    mock = sys.modules.get("unittest.mock")
+    return OPEN if mock is None else (*OPEN, mock.NonCallableMock)
+
+
+def of_tests(kind):
+    return kind.__module__ == "tests"
+
+
+def open_to_code(value, name):
+    """Whether the code may use an attribute of an object of the tests."""
+    if not isinstance(name, str) or name.startswith("_"):
+        return name in ("__name__", "__qualname__", "__doc__") and isinstance(value, CLOSED)
+    if isinstance(value, opened()):
+        return True
+    kinds = [k for k in (value if isinstance(value, type) else type(value)).__mro__ if of_tests(k)]
+    own = getattr(value, "__dict__", {})
+    return any(name in vars(k) for k in kinds) or bool(kinds) and name in own
+
+
+class Solution(Link):
+    """The process of the model's code, and this end of the connection to it."""
+
+    trusts = False
 
     def __init__(self, code, until):
+        super().__init__(0)
         self.code, self.until, self.starts, self.process = code, until, 0, None
-        self.names = []
+        self.names, self.doubt, self.op = [], None, None
+        self.environment, self.state = None, None
 
     def start(self):
         self.starts += 1
@@ -161,11 +103,15 @@ class Solution:
             raise Gone("the solution ended too often")
         python = sys.executable or "python3"
         self.process = subprocess.Popen(
-            [python, "-c", SOLUTION], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [python, "-c", given["carry"] + given["solution"]], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         self.unread = b""
-        names = self.ask({"op": "load", "code": self.code})
+        # What the last process had is gone with it.
+        self.epoch += 1
+        self.environment, self.state = dict(os.environ), None
+        self.shared, self.numbers, self.far, self.mirrors = {}, {}, weakref.WeakValueDictionary(), {}
+        names = self.ask("load", self.code)
         self.names = [n for n in names if isinstance(n, str)] if isinstance(names, list) else []
 
     def end(self):
@@ -178,35 +124,91 @@ class Solution:
 
     def ready(self):
         """A process that takes calls; one that ended is replaced."""
+        self.doubt = None
         if self.process is None or self.process.poll() is not None:
             self.end()
             self.start()
 
-    def ask(self, request):
-        answer = self.answer(request)
-        if "error" in answer:
-            self.fail(answer)
-        return unpacked(answer["value"], lambda kind, value: Remote(self, self.process, value))
+    def restart(self):
+        """As `ready`, within a test."""
+        doubt = self.doubt
+        self.ready()
+        self.doubt = doubt
 
-    def fail(self, answer):
-        for name in answer["error"]:
-            kind = getattr(builtins, str(name), None)
-            if isinstance(kind, type) and issubclass(kind, Exception) and kind not in UNTRUSTED:
-                raise kind(str(answer.get("text")))
-        raise SolutionError(str(answer.get("text")))
+    def named(self, name):
+        value = self.ask("name", name)
+        if isinstance(value, Far):
+            vars(value)["_name"] = name
+        return value
 
-    def answer(self, request):
+    def unfit(self, why):
+        error = Unfit(why + ", which stays in a process of its own")
+        unfit.setdefault("broken", str(error))
+        return error
+
+    def ask(self, op, *args, **named):
+        if self.process is None:
+            raise Gone("the solution has ended")
         try:
-            self.process.stdin.write(json.dumps(request).encode() + b"\n")
-            self.process.stdin.flush()
-            line = self.line(min(time.monotonic() + CALL_S, self.until))
-            answer = json.loads(line)
-            if not isinstance(answer, dict) or not ({"value", "error"} & set(answer)):
-                raise ValueError("no answer")
-            return answer
-        except (OSError, ValueError, RecursionError) as e:
+            self.surroundings()
+            self.request(op, args, named)
+            before, self.op = self.op, op
+            try:
+                message = self.wait()
+            finally:
+                self.op = before
+            if "error" not in message:
+                return self.unpack(message["value"])
+            error = self.error_of(message["error"])
+        except (Gone, Unfit):
+            raise
+        except Exception as e:
+            # Of the other side, whatever it is.
             self.end()
             raise Gone("the solution gave no answer: %s" % e) from None
+        self.fail(error, op)
+
+    def request(self, op, args, named):
+        try:
+            self.send(op=op, args=args, named=named)
+        except (OSError, Gone):
+            raise Gone("the solution has ended") from None
+
+    def fail(self, error, op):
+        allowed = isinstance(error, Exception) or (op == "call" and isinstance(error, SystemExit))
+        if (allowed and not isinstance(error, UNTRUSTED)) or (op == "next" and type(error) is StopIteration):
+            raise error
+        raise SolutionError("%s: %s" % (type(error).__name__, str(error)[:500]))
+
+    def surroundings(self):
+        """What tests set for the whole process: its environment and the state of `random`."""
+        if self.op is not None:
+            return
+        if os.environ != self.environment:
+            self.environment = dict(os.environ)
+            self.tell("environment", self.environment)
+        if "random" in used_modules:
+            state = random.getstate()
+            if state != self.state:
+                self.state = state
+                self.tell("seed", state)
+
+    def tell(self, op, *args):
+        self.op = op
+        try:
+            self.ask(op, *args)
+        finally:
+            self.op = None
+
+    def write(self, message):
+        self.process.stdin.write(json.dumps(message).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def read(self):
+        message = json.loads(self.line(min(time.monotonic() + CALL_S, self.until)))
+        if not isinstance(message, dict) or not ({"value", "error", "op"} & set(message)):
+            raise ValueError("no message")
+        return message
 
     def line(self, until):
         pipe = self.process.stdout.fileno()
@@ -221,62 +223,105 @@ class Solution:
         line, self.unread = self.unread.split(b"\n", 1)
         return line
 
+    def more(self):
+        drop = list(self.shared)[:-MAX_SHARED]
+        for number in drop:
+            self.drop(number)
+        return {"drop": drop} if drop else {}
 
-class Remote:
-    """An object of the solution. It is equal to itself alone. What the module names survives a new process."""
+    def take(self, message):
+        message.pop("drop", None)
+        for name, text in message.get("printed", ()):
+            stream = getattr(sys, name) if name in ("stdout", "stderr") else None
+            if stream is not None and isinstance(text, str):
+                stream.write(text)
+        super().take(message)
 
-    def __init__(self, solution, process, value):
-        number, _ = value
-        self.__dict__.update(_solution=solution, _process=process, _number=int(number), _name=None)
+    def pack_other(self, value, inner):
+        if isinstance(value, types.ModuleType):
+            return inner(getattr(value, "_module", None)) if isinstance(value, Module) else {"m": value.__name__}
+        if isinstance(value, BaseException) and not of_tests(type(value)):
+            number = vars(type(value)).get("_number")
+            if vars(value).get("_far") is None:
+                return {"E": [self.described(type(value)) if number is None else number, [inner(a) for a in value.args]]}
+        name = getattr(value, "__qualname__", None)
+        module = getattr(value, "__module__", None) or getattr(type(getattr(value, "__self__", None)), "__module__", "")
+        if isinstance(value, (type, types.BuiltinFunctionType, types.FunctionType, types.MethodDescriptorType)):
+            module = getattr(getattr(value, "__objclass__", None), "__module__", module)
+            if module.partition(".")[0] in STANDARD and same_name(module, name, value):
+                return {"g": [module, name]}
+        kinds = [k for k in type(value).__mro__ if of_tests(k)]
+        plain = isinstance(value, opened() + CLOSED) or hasattr(type(value), "__next__") or kinds
+        if not plain and self.op is None:
+            self.doubt = "%s.%s" % (type(value).__module__, type(value).__qualname__)
+        return super().pack_other(value, inner)
 
-    def _fresh(self):
-        solution = self._solution
-        if solution.process is self._process:
-            return
-        if self._name is None:
-            raise Gone("the solution was started again")
-        solution.ready()
-        again = solution.ask({"op": "get", "target": 0, "name": self._name})
-        if not isinstance(again, Remote):
-            raise Gone("the solution has another %s after a new start" % self._name)
-        self.__dict__.update(_process=again._process, _number=again._number)
+    def unpack_other(self, kind, value):
+        if kind == "a":
+            far = self.stand_in(value["k"][0], [], None)
 
-    def _ask(self, op, **more):
-        self._fresh()
-        return self._solution.ask(dict(more, op=op, target=self._number))
+            async def later():
+                return self.ask("await", far)
 
-    def _pack(self, value):
-        self._fresh()
+            return later()
+        return super().unpack_other(kind, value)
 
-        def other(value):
-            if isinstance(value, Remote):
-                value._fresh()
-            if isinstance(value, Remote) and value._process is self._process:
-                return {"h": [value._number]}
-            raise TypeError("a call of the solution takes plain data, not %s" % type(value).__name__)
+    def error_of(self, described):
+        if "far" in described:
+            found = self.unpack(described["far"])
+            return found if isinstance(found, BaseException) else SolutionError("no exception")
+        return super().error_of(described)
 
-        return packed(value, other)
+    def number_of(self, far):
+        far = fresh(far)
+        return far._number
 
-    def __call__(self, *args, **named):
-        args = [self._pack(a) for a in args]
-        return self._ask("call", args=args, named={k: self._pack(v) for k, v in named.items()})
+    def perform(self, op, args, named):
+        """A request of the code, which is hostile."""
+        if op in ("input", "read"):
+            return getattr(self, "do_" + op)(*args)
+        if op in ("get", "set", "del") and not open_to_code(args[0], args[1]):
+            raise AttributeError("objects of the tests show no %s" % (args[1],))
+        if op in ("set", "del") and isinstance(args[0], type):
+            raise AttributeError("classes of the tests do not change")
+        if op not in OPS or op in ("is_instance", "is_subclass", "copy", "deepcopy", "dir"):
+            raise TypeError("objects of the tests have no %s" % (op,))
+        return OPS[op](*args, **named)
 
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self._ask("get", name=name)
+    def do_input(self, prompt):
+        return builtins.input(prompt)
 
-    def __getitem__(self, key):
-        return self._ask("item", key=self._pack(key))
+    def do_read(self, name, size):
+        if name not in ("read", "readline") or not isinstance(size, int):
+            raise ValueError("no way to read")
+        return getattr(sys.stdin, name)(size)
 
-    def __len__(self):
-        return self._ask("len")
+    def stranger(self, value):
+        """A value of the same kind that is in nothing."""
+        if isinstance(value, int):
+            return random.SystemRandom().getrandbits(120) | 1 << 120
+        return "%032x" % random.SystemRandom().getrandbits(128)
 
-    def __bool__(self):
-        return True
 
-    def __iter__(self):
-        return iter(self._ask("list"))
+def same_name(module, name, value):
+    found = sys.modules.get(module)
+    for part in (name or "").split("."):
+        found = getattr(found, part, None)
+    return found is value
+
+
+def fresh(far):
+    """The stand-in in the process that runs now. What the module names survives a new process."""
+    solution = far._link
+    if solution.epoch == far._epoch:
+        return far
+    if far._name is None:
+        raise Gone("the solution was started again")
+    again = solution.named(far._name)
+    if not isinstance(again, Far):
+        raise Gone("the solution has another %s after a new start" % far._name)
+    vars(far).update(_epoch=again._epoch, _number=again._number)
+    return far
 
 
 class Module(types.ModuleType):
@@ -287,14 +332,21 @@ class Module(types.ModuleType):
         self.__dict__["_solution"] = solution
 
     def __getattr__(self, name):
+        solution = self._solution
+        if name == "__all__":
+            return list(solution.names)
+        if name == "_module":
+            return Far(solution, 0, None)
         if name.startswith("__"):
             raise AttributeError(name)
-        solution = self._solution
-        solution.ready()
-        value = solution.ask({"op": "get", "target": 0, "name": name})
-        if isinstance(value, Remote):
-            value.__dict__["_name"] = name
-        return value
+        solution.restart()
+        return solution.named(name)
+
+    def __setattr__(self, name, value):
+        self._solution.ask("set", Far(self._solution, 0, None), name, value)
+
+    def __delattr__(self, name):
+        self._solution.ask("del", Far(self._solution, 0, None), name)
 
 
 class Names(dict):
@@ -310,6 +362,33 @@ class Names(dict):
         return getattr(self.module, name)
 
 
+#: Top modules that the tests import.
+used_modules = set()
+
+
+def watch_patches(solution):
+    """Patches of modules by `unittest.mock` hold in the process of the code as well."""
+    mock = sys.modules.get("unittest.mock")
+    if mock is None:
+        return
+
+    def carried(method, leaves):
+        def call(patch, *args):
+            before = getattr(patch, "target", None)
+            result = method(patch, *args)
+            module = before if leaves else patch.target
+            own = isinstance(module, types.ModuleType) and not isinstance(module, Module)
+            if own and module not in (sys, builtins) and solution.process is not None:
+                value = [] if leaves else [getattr(module, patch.attribute, None)]
+                solution.ask("patch", module.__name__, patch.attribute, *value)
+            return result
+
+        return call
+
+    mock._patch.__enter__ = carried(mock._patch.__enter__, False)
+    mock._patch.__exit__ = carried(mock._patch.__exit__, True)
+
+
 def used(tree, module):
     """Global names of functions are not looked up in a dict of our own, so those that are used are put there."""
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
@@ -322,16 +401,16 @@ def execute(body, space):
     exec(compile(ast.Module(body=body, type_ignores=[]), "tests.py", "exec"), space)
 
 
-class Unfit(Exception):
-    """Tests need more than this runner has."""
-
-
 #: Modules that are imported where they may not be needed, and why the tests turned out to be unfit.
 absent, unfit = set(), {}
+#: The process of the code.
+solution_now = []
 
 
 def note(error, test=None):
     """Keeps an error that is the tests' own, whatever the code: they have no score then."""
+    if solution_now[0].doubt is not None:
+        unfit.setdefault("broken", "they give the code an object of type %s, which cannot be carried" % solution_now[0].doubt)
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
@@ -358,7 +437,7 @@ def passes(body, tree, module, space, test=None):
     try:
         module._solution.ready()
         for name, value in used(tree, module).items():
-            if isinstance(space.get(name, value), Remote):
+            if isinstance(space.get(name, value), Far):
                 space[name] = value
         execute(body, space)
         return True
@@ -381,7 +460,7 @@ def done(solution, call, *given):
 
 def fixture(names, find, solution, *given):
     """Runs the first of these functions that is there; without any, all is well."""
-    found = [f for f in map(find, names) if f is not None and not isinstance(f, Remote)]
+    found = [f for f in map(find, names) if f is not None and not isinstance(f, Far)]
     return not found or done(solution, found[0], *given)
 
 
@@ -623,6 +702,14 @@ def imported(tree):
                 yield name, node not in tree.body
 
 
+def parts(tree):
+    """What may be modules of packages: names that the tests import from a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            if node.module.partition(".")[0] not in ("solution", "__future__"):
+                yield from ("%s.%s" % (node.module, a.name) for a in node.names if a.name != "*")
+
+
 def load(trees):
     """Imports all of it before the code of the model runs. Returns the first module that all tests lack."""
     for tree in trees:
@@ -635,6 +722,11 @@ def load(trees):
                     return e.name or name
             except Exception:
                 pass  # The tests find it again.
+        for name in parts(tree):
+            try:
+                importlib.import_module(name)
+            except Exception:
+                pass  # It is no module.
     return None
 
 
@@ -660,13 +752,24 @@ def scored(trees, solution):
     return unfit or {"passed": sum(results), "total": len(results)}
 
 
+class Nothing(io.TextIOBase):
+    """What the tests print is not kept: the code could make it endless."""
+
+    def writable(self):
+        return True
+
+    def write(self, text):
+        return len(text)
+
+
 def main():
-    given = json.load(sys.stdin)
     # No other process may read this one's memory, files or input.
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "the process cannot be hidden from the solution")
     verdict = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+    sys.stdin = io.StringIO()
+    sys.stdout = sys.stderr = Nothing()
     # The code can write into this folder.
     sys.path[:] = [p for p in sys.path if p and os.path.realpath(p) != os.getcwd()]
     if hasattr(sys, "set_int_max_str_digits"):
@@ -678,7 +781,17 @@ def main():
     except (SyntaxError, ValueError) as e:
         said = {"broken": "they are no Python: %s" % e}
     else:
-        said = unusable(trees) or scored(trees, Solution(given["code"], until))
+        solution = Solution(given["code"], until)
+        solution_now.append(solution)
+        used_modules.update(name.partition(".")[0] for tree in trees for name, _ in imported(tree))
+        said = unusable(trees)
+        if said is None:
+            watch_patches(solution)
+            try:
+                said = scored(trees, solution)
+            except BaseException:
+                # What leaves the tests like this has passed none.
+                said = unfit or {"passed": 0, "total": 1}
     print(json.dumps(dict(said, secret=given["secret"])), file=verdict, flush=True)
 
 

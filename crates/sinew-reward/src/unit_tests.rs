@@ -10,7 +10,8 @@
 //!
 //! What the code prints, writes, patches or exits is no verdict. A verdict of `tests` names a secret that the
 //! code's process never had. Without a verdict a sample has the value 0 if the code ended or starved what
-//! tests it, and is unscored if the time was up, or what tests or the sandbox failed by itself.
+//! tests it, and is unscored if what tests or the sandbox failed by itself. Where the time or the output was
+//! over, the same tests run once more without the code: if they end then, the value is 0.
 
 use crate::kind::Kind;
 use crate::named::expected;
@@ -24,6 +25,10 @@ use std::time::Duration;
 
 /// Runs the tests: the trusted side of `tests`.
 const RUNNER: &str = include_str!("run_tests.py");
+/// How its objects and those of the code are used by each other.
+const CARRY: &str = include_str!("carry.py");
+/// The process of the code.
+const SOLUTION: &str = include_str!("solution.py");
 /// Bytes of code and of tests, each.
 const MAX_BYTES: usize = 256 << 10;
 /// Time that the runner has less than the sandbox, so that it ends by itself.
@@ -52,6 +57,13 @@ struct Verdict {
     missing: Option<String>,
 }
 
+/// The end of a run that tests code.
+enum Run {
+    Scored(Result<Score, Unscored>),
+    /// It was cut without a verdict: by the code, or by tests that take too long themselves.
+    Cut(Unscored),
+}
+
 impl UnitTests {
     async fn run(&self, sample: &RewardSample) -> Result<Score, Unscored> {
         let given = expected(sample, &self.column)?;
@@ -59,12 +71,24 @@ impl UnitTests {
         if code.len() > MAX_BYTES {
             return Score::new(0.0);
         }
-        let failed = |e: sinew_sandbox::SandboxError| Unscored::new(format!("sandbox: {e}"));
-        let provider = &self.sandboxes.provider;
-        let mut sandbox = provider
-            .acquire(&self.sandboxes.spec)
-            .await
-            .map_err(failed)?;
+        match self.once(sample, given, code, &sample.output).await? {
+            Run::Scored(score) => score,
+            // The same tests without the code: where they end, the code was what did not.
+            Run::Cut(why) => match self.once(sample, given, "", "").await? {
+                Run::Scored(_) => Score::new(0.0),
+                Run::Cut(_) => Err(why),
+            },
+        }
+    }
+
+    /// Tests code in a sandbox of its own.
+    async fn once(
+        &self,
+        sample: &RewardSample,
+        given: &Value,
+        code: &str,
+        output: &str,
+    ) -> Result<Run, Unscored> {
         let secret = secret();
         let (program, stdin) = match self.kind {
             Kind::Tests => {
@@ -72,23 +96,29 @@ impl UnitTests {
                 let cpu_s = self.sandboxes.spec.limits.cpu_s;
                 let seconds = self.timeout.as_secs_f64().min(cpu_s) * MARGIN;
                 let tests = self.tests(given)?;
-                let input =
-                    json!({"code": code, "tests": tests, "seconds": seconds, "secret": secret});
+                let input = json!({
+                    "code": code, "tests": tests, "seconds": seconds, "secret": secret,
+                    "carry": CARRY, "solution": SOLUTION,
+                });
                 (RUNNER.to_owned(), input.to_string())
             }
             Kind::Program => {
                 let program = self.text(given)?;
-                let files = [
-                    ("solution.py", code),
-                    ("output.txt", sample.output.as_str()),
-                ];
-                for (name, content) in files {
-                    let written = sandbox.write_file(name, content.as_bytes()).await;
-                    written.map_err(failed)?;
-                }
                 (program.to_owned(), sample.task.data.to_string())
             }
         };
+        let failed = |e: sinew_sandbox::SandboxError| Unscored::new(format!("sandbox: {e}"));
+        let provider = &self.sandboxes.provider;
+        let mut sandbox = provider
+            .acquire(&self.sandboxes.spec)
+            .await
+            .map_err(failed)?;
+        if self.kind == Kind::Program {
+            for (name, content) in [("solution.py", code), ("output.txt", output)] {
+                let written = sandbox.write_file(name, content.as_bytes()).await;
+                written.map_err(failed)?;
+            }
+        }
         let request = ExecRequest {
             program: Program::Python(program),
             stdin: stdin.into_bytes(),
@@ -96,10 +126,10 @@ impl UnitTests {
         };
         let result = sandbox.exec(request).await.map_err(failed);
         sandbox.destroy().await.map_err(failed)?;
-        match self.kind {
+        Ok(match self.kind {
             Kind::Tests => tested(&result?, &secret),
             Kind::Program => exited(&result?),
-        }
+        })
     }
 
     /// Tests of a task, each a text that is not empty.
@@ -133,30 +163,36 @@ fn secret() -> String {
 }
 
 /// Why an execution has no verdict.
-fn no_verdict(ending: Ending, stderr: &[u8]) -> Result<Score, Unscored> {
+fn no_verdict(ending: Ending, stderr: &[u8]) -> Run {
     match ending {
         // The code ended or starved what tests it.
         Ending::Signalled { .. }
         | Ending::OutOfMemory
         | Ending::TooManyProcesses
-        | Ending::Denied => Score::new(0.0),
+        | Ending::Denied => Run::Scored(Score::new(0.0)),
         _ => {
             let error = String::from_utf8_lossy(stderr);
             let last = error.lines().rfind(|l| !l.trim().is_empty());
             let last = last.unwrap_or_default();
-            Err(Unscored::new(format!(
-                "no verdict of the tests: {ending} {last}"
-            )))
+            let why = Unscored::new(format!("no verdict of the tests: {ending} {last}"));
+            match ending {
+                Ending::Timeout | Ending::OutputLimit => Run::Cut(why),
+                _ => Run::Scored(Err(why)),
+            }
         }
     }
 }
 
 /// The share of passed tests.
-fn tested(result: &ExecResult, secret: &str) -> Result<Score, Unscored> {
+fn tested(result: &ExecResult, secret: &str) -> Run {
     let own = serde_json::from_slice::<Verdict>(&result.stdout);
-    let Some(verdict) = own.ok().filter(|v| v.secret == secret) else {
-        return no_verdict(result.ending, &result.stderr);
-    };
+    match own.ok().filter(|v| v.secret == secret) {
+        Some(verdict) => Run::Scored(share(verdict)),
+        None => no_verdict(result.ending, &result.stderr),
+    }
+}
+
+fn share(verdict: Verdict) -> Result<Score, Unscored> {
     if let Some(why) = verdict.broken {
         return Err(Unscored::new(format!("the tests cannot run: {why}")));
     }
@@ -178,9 +214,9 @@ fn tested(result: &ExecResult, secret: &str) -> Result<Score, Unscored> {
 }
 
 /// 1 for the exit code 0.
-fn exited(result: &ExecResult) -> Result<Score, Unscored> {
+fn exited(result: &ExecResult) -> Run {
     match result.ending {
-        Ending::Exited { code } => Score::new(f64::from(u8::from(code == 0))),
+        Ending::Exited { code } => Run::Scored(Score::new(f64::from(u8::from(code == 0)))),
         ending => no_verdict(ending, &result.stderr),
     }
 }

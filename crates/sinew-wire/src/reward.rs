@@ -50,6 +50,7 @@ pub(crate) fn rewards(
         workers: section.workers(),
         score_timeout: Duration::from_secs_f64(recipe.rollout.score_timeout_s),
         folder: Path::new("."),
+        python: section.python(),
         search_path: &std::env::var("PATH").unwrap_or_default(),
     };
     sinew_reward::build(&section.terms(), &config).map_err(Failure::input)

@@ -56,6 +56,7 @@ pub(crate) fn run(args: &RescoreArgs) -> Result<(), Failure> {
     let instead = (!args.reward.is_empty()).then(|| {
         RewardSection::Several(RewardTable {
             workers: None,
+            python: None,
             terms: named.collect(),
         })
     });

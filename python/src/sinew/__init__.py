@@ -30,7 +30,7 @@ from . import pool
 from .agent import Model, RolloutFunction, RolloutResult, Worked, current, reward, rollout
 from .client import AsyncRollout, Client, Rollout, Trace, TraceNode
 from .dataset import Dataset, DatasetError, Task
-from .env import Done, Env, Step, ToolError, Unscored, tool
+from .env import Done, Env, Ran, Step, ToolError, Unscored, run_code, tool
 from .errors import (
     ApiError,
     BinaryNotFound,
@@ -70,6 +70,7 @@ __all__ = [
     "Model",
     "NoReward",
     "OutsideMissing",
+    "Ran",
     "RecipeError",
     "Result",
     "Rollout",
@@ -102,6 +103,7 @@ __all__ = [
     "pool",
     "reward",
     "rollout",
+    "run_code",
     "tool",
     "train",
     "using",

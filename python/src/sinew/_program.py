@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import sysconfig
 import threading
 from collections import deque
@@ -76,6 +77,16 @@ def _last_message(stderr: str) -> str:
     return (last if found else before).strip()
 
 
+def environment() -> dict[str, str]:
+    """The environment of the program: `python3` is this interpreter there, also where no virtual environment is
+    activated, as in a notebook, so that environments, rewards and agents import what this process imports."""
+    found = dict(os.environ)
+    if sys.executable:
+        here = os.path.dirname(sys.executable)
+        found["PATH"] = os.pathsep.join(filter(None, (here, found.get("PATH"))))
+    return found
+
+
 def _set(ready: asyncio.Future[None]) -> None:
     if not ready.done():
         ready.set_result(None)
@@ -97,6 +108,7 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            env=environment(),
         )
         self._lines: deque[dict[str, Any]] = deque()
         self._changed = threading.Condition()

@@ -59,6 +59,42 @@ class Done(Step):
         super().__init__(value, reward, True)
 
 
+class Ran:
+    """How code ended, and what it wrote. `exit` is its exit code; `None` if it ended otherwise, as `ending` says:
+    `timeout`, `out_of_memory`, `signalled 9`, ... `cut`: it wrote more than is kept."""
+
+    def __init__(self, exit: int | None, ending: str, stdout: str, stderr: str, cut: bool = False) -> None:
+        self.exit, self.ending, self.stdout, self.stderr, self.cut = exit, ending, stdout, stderr, cut
+
+
+def run_code(code: str, files: dict[str, str] | None = None, stdin: str = "", timeout_s: float = 5.0) -> Ran:
+    """Runs Python code of a model in a fresh sandbox of its own, where it finds `files` in its folder `/work`, and nothing
+    of the environment, its module, its memory or its processes. What it starts ends with it.
+
+    That is so in workers. In plain Python, as in tests of a class, the code runs in a child process without a sandbox.
+    """
+    import os
+    import subprocess
+    import sys
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in (files or {}).items():
+            with open(os.path.join(folder, name), "w") as file:
+                file.write(text)
+        words = [sys.executable, "-I", "-S", "-c", code]
+        try:
+            done = subprocess.run(
+                words, input=stdin.encode(), capture_output=True, timeout=timeout_s, cwd=folder
+            )
+        except subprocess.TimeoutExpired:
+            return Ran(None, "timeout", "", "")
+    said = [text.decode(errors="replace") for text in (done.stdout, done.stderr)]
+    if done.returncode < 0:
+        return Ran(None, f"signalled {-done.returncode}", *said)
+    return Ran(done.returncode, f"exited {done.returncode}", *said)
+
+
 class Env:
     """Base class of environments. An instance is used for one episode.
 
@@ -66,6 +102,9 @@ class Env:
     and in `reward` also `output`, `calls` and `messages`.
 
     - `system`: text of the system message.
+    - `runs_code`: whether code of the model runs, in a process or by `exec`. `True`: an episode has a worker of its
+      own, which ends with it if code ran. `False`: episodes share workers, whatever is started. Left out: the
+      source of the class decides, and where it does not show, code does not start in a worker that is shared.
     - `start(self, task)`: begins the episode. A returned text follows the prompt; a returned list of messages
       replaces system message and prompt.
     - methods with `@tool`: the tools of the model.
@@ -83,6 +122,7 @@ class Env:
     """
 
     system: str | None = None
+    runs_code: bool | None = None
 
 
 @overload

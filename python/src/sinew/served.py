@@ -102,7 +102,7 @@ class Served:
         words += ["--python", python] if python else []
         # An argument would show the key to every user of the machine.
         words += ["--key-env", _KEY]
-        variables = {**os.environ, _KEY: token}
+        variables = {**_program.environment(), _KEY: token}
         self._process = subprocess.Popen([*words, *arguments], stdout=subprocess.PIPE, text=True, env=variables)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()

@@ -6,6 +6,7 @@ mod env;
 mod hostile;
 mod http;
 mod images;
+mod leftovers;
 #[cfg(feature = "mcp")]
 mod mcp;
 mod reward;

@@ -20,6 +20,10 @@ class Stack:
         return list(self.items)
 ```"#;
 
+/// Code, and tests of it that pass in plain Python: objects of either side at the other.
+const PLAIN_CODE: &str = include_str!("plain/solution.py");
+const PLAIN_TESTS: &str = include_str!("plain/tests.py");
+
 /// Passed and all tests of `tests` for `code`.
 async fn share(code: &str, tests: &str) -> (f64, f64) {
     let reward = made("tests(answer)", 20.0, "").unwrap();
@@ -237,5 +241,119 @@ async fn forgeries_of_fixtures_imports_and_restarts_do_not_score() {
             got.as_ref().is_ok_and(|s| s.value == 0.0),
             "{code}: {got:?}"
         );
+    }
+}
+
+#[tokio::test]
+async fn tests_that_pass_in_plain_python_pass_here() {
+    let code = format!("```python\n{PLAIN_CODE}```");
+    assert_eq!(share(&code, PLAIN_TESTS).await, (24.0, 24.0));
+    // And fail for other code.
+    let wrong = code
+        .replace("l.sort()", "sorted(l)")
+        .replace("return s.n", "return 0")
+        .replace("s.open=False; return", "return");
+    assert_eq!(share(&wrong, PLAIN_TESTS).await, (21.0, 24.0));
+}
+
+/// Where objects of the code are compared with values of the tests, the code does not decide.
+#[tokio::test]
+async fn objects_that_lie_do_not_score() {
+    let tests = "import unittest\nassert add(1, 2) == 3\nassert abs(add(1, 2) - 3) < 1e-6\nassert 3 in add(1, 2)\n\
+                 assert add(1, 2) - 3 == 0\nassert add(1, 2) in (3, 4)\nassert [3] == add(1, 2)\n\
+                 assert set(add(1, 2)) & {3} == {3}\nassert add(1, 2) > 2.9\nassert add(1, 2) % 2 == 1\n\
+                 unittest.TestCase().assertAlmostEqual(add(1, 2), 3)\n\
+                 assert all(map(lambda x: x == 3, map(add, [1, 1], [2, 2])))\n";
+    let all = "class X:\n    __sub__ = __rsub__ = __mod__ = lambda s, o: RESULT\n    \
+               __abs__ = lambda s: 0.0\n    __round__ = lambda s, n=0: 0\n    __hash__ = lambda s: 3\n    \
+               __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __eq__ = lambda s, *a: True\n\
+               def add(a, b): return X()";
+    let list = "class X(list):\n    __eq__ = __contains__ = __gt__ = lambda s, o: True\n    \
+                __sub__ = __and__ = lambda s, o: 0\ndef add(a, b): return X([0])";
+    for code in [
+        all.replace("RESULT", "0"),
+        all.replace("RESULT", "X()"),
+        all.replace("RESULT", "NotImplemented"),
+        list.to_owned(),
+        "def add(a, b): raise StopIteration".to_owned(),
+        "def add(a, b): raise GeneratorExit".to_owned(),
+    ] {
+        assert_eq!(share(&code, tests).await.0, 0.0, "{code}");
+    }
+}
+
+/// The code reaches nothing of the tests through what they give it.
+#[tokio::test]
+async fn arguments_lead_nowhere() {
+    let tests = "import io, random\nsecret = 41\nclass Own:\n    def get(self): return 1\n\
+                 def key(x): return x\ndef steps(): yield 1\n\
+                 assert add(key, lambda: 0, steps(), Own(), Own().get, Own, io.StringIO(), random) == 42\n";
+    let code = "import sys\nlink = sys.modules['__main__'].code\ndef add(*given):\n    for g in given:\n        \
+                for name in ('__globals__', '__self__', 'gi_frame', '__class__', '__func__', '__dict__', 'mro'):\n            \
+                try: return link.ask('get', g, name)['secret'] + 1\n            except Exception: pass\n        \
+                for op in ('eval', 'exec', 'load', 'dir', 'copy', 'is_instance'):\n            \
+                try: return link.ask(op, g) + 1\n            except Exception: pass\n    \
+                for n in range(50):\n        \
+                try: return link.ask('get', link.unpack({'k': [n, [], None]}), 'secret') + 1\n        \
+                except Exception: pass\n    return 0\n";
+    assert_eq!(share(code, tests).await, (0.0, 1.0));
+}
+
+/// What cannot be carried is no failure of the code.
+#[tokio::test]
+async fn objects_that_cannot_be_carried_leave_the_sample_unscored() {
+    let reward = made("tests(answer)", 20.0, "").unwrap();
+    for (tests, said) in [
+        (
+            "import threading\nassert add(threading.Lock(), 1) == 2",
+            "_thread.lock, which cannot be carried",
+        ),
+        (
+            "class Own(Stack):\n    pass\nassert Own().all() == []",
+            "derived from one of the code",
+        ),
+    ] {
+        let e = score(reward.as_ref(), CODE, json!(tests))
+            .await
+            .unwrap_err();
+        assert!(e.reason.contains(said), "{tests}: {e}");
+    }
+}
+
+/// Code that stops or starves its judge has failed; tests that never end by themselves say nothing of it.
+#[tokio::test]
+async fn what_the_code_does_to_its_judge_is_zero() {
+    let reward = made("tests(answer)", 2.0, "").unwrap();
+    for code in [
+        "import os, signal\nos.kill(os.getppid(), signal.SIGSTOP)",
+        "def add(a, b):\n    import os, signal\n    os.kill(-1, signal.SIGSTOP)",
+        "def add(a, b): return {i * (2**61 - 1) for i in range(3000)}",
+        "def add(a, b):\n    while True: print('x' * 10000)",
+        "def add(a, b):\n    while True: yield 1",
+        "import os\nwhile True:\n    if os.fork() == 0:\n        while True: pass",
+    ] {
+        let tests = json!(["assert list(add(1, 2)) == [3]"]);
+        let got = score(reward.as_ref(), code, tests).await;
+        assert!(
+            got.as_ref().is_ok_and(|s| s.value == 0.0),
+            "{code}: {got:?}"
+        );
+    }
+    let e = score(
+        reward.as_ref(),
+        "def add(a, b): return 3",
+        json!("while True: pass"),
+    )
+    .await
+    .unwrap_err();
+    assert!(e.reason.contains("no verdict of the tests: timeout"), "{e}");
+    let program = made("program(answer)", 1.0, "").unwrap();
+    let runs = json!("exec(open('solution.py').read())");
+    for code in [
+        "while True: pass",
+        "import sys\nwhile True: sys.stdout.write('x' * 100000)",
+    ] {
+        let got = score(program.as_ref(), code, runs.clone()).await.unwrap();
+        assert_eq!(got.value, 0.0, "{code}");
     }
 }

@@ -1,14 +1,20 @@
 """One interpreter that has imported what an agent imports; each episode is a fork of it.
 
-Runs inside a sandbox. Arguments: port, script, the script's own arguments. Lines of JSON over a
-connection to 127.0.0.1:port. With the script's arguments `--sinew-call NAME`, an episode is a call of that
-function of it, and not a run of the whole script. In: {"id", "env", "cpu_s"} starts an episode, {"kill"} ends one.
-Out: {"ready"}, then {"id", "code" or "signal", "stdout", "stderr"} for each that ended.
+Follows the guard of the sandbox's crate, and runs inside a sandbox. Arguments: port, script, the script's own arguments.
+Lines of JSON over a connection to 127.0.0.1:port. With the script's arguments `--sinew-call NAME`, an episode is a call
+of that function of it, and not a run of the whole script. In: {"id", "env", "cpu_s", "alone"} starts an episode, {"kill"}
+ends one. Out: {"ready", "code"}, where `code` says what in the script runs code, then {"id", "code" or "signal",
+"stdout", "stderr", "value"} for each that ended.
+
+Episodes share a sandbox only where no code of a model runs: a fork that is not `alone` is ended before it starts a
+process or runs a text as code, and its value is `!` and the reason. The value of a function comes on a descriptor that
+no program started by the agent has, and no process may read the memory or the descriptors of another.
 """
 
 import ast
 import asyncio
 import atexit
+import fcntl
 import gc
 import importlib
 import inspect
@@ -48,8 +54,35 @@ def preload(script):
 
 
 CALL = "--sinew-call"
-# Before the value of a function, as JSON, on a line of its own.
-VALUE = "\x1esinew-value "
+# Descriptor of the value of a function, as JSON, in a fork.
+VALUE = 3
+
+
+def is_own(script):
+    """Whether a file is of the script's folder, not of an installed package."""
+    folder = os.path.dirname(os.path.abspath(script)) + "/"
+    return lambda file: file.startswith(folder) and "/site-packages/" not in file and "/dist-packages/" not in file
+
+
+def code_of(script):
+    """What in the script, or in modules of its folder, runs code: `file:line: what`; None if nothing does."""
+    own = is_own(script)
+    files = {getattr(m, "__file__", None) or "" for m in list(sys.modules.values())}
+    for file in sorted({script, *(f for f in files if f.endswith(".py") and own(f))}):
+        try:
+            with open(file, "rb") as source:
+                found = code_in(source.read())
+        except OSError:
+            continue
+        if found is not None:
+            return "%s:%d: %s" % (os.path.basename(file), *found)
+    return None
+
+
+def refuse(what):
+    """Ends a fork that would start code next to other episodes."""
+    os.write(VALUE, b"!" + what.encode())
+    os._exit(os.EX_TEMPFAIL)
 
 
 class Model:
@@ -62,7 +95,7 @@ class Model:
 
 
 def call(script, name):
-    """Calls a function of the script for the episode's task; its value goes to the output, marked."""
+    """Calls a function of the script for the episode's task; its value goes to a descriptor of its own."""
     function = runpy.run_path(script, run_name="sinew_agent").get(name)
     if not callable(function):
         raise SystemExit(f"{os.path.basename(script)} has no function {name}")
@@ -88,16 +121,14 @@ def call(script, name):
         value = {"reward": float(value), "success": value}
     elif isinstance(value, (int, float)):
         value = {"reward": value}
-    # Whatever it printed, and prints later, is not its value, which may have many lines.
-    line = f"\n{VALUE}{json.dumps(value)}\n".encode()
-    if len(line) > MAX_OUTPUT // 2:
-        raise SystemExit(f"{name}: its value has {len(line)} bytes, allowed: {MAX_OUTPUT // 2}")
-    sys.stdout.flush()
-    with os.fdopen(os.dup(1), "wb") as out:
-        out.write(line)
+    text = json.dumps(value).encode()
+    if len(text) > MAX_OUTPUT // 2:
+        raise SystemExit(f"{name}: its value has {len(text)} bytes, allowed: {MAX_OUTPUT // 2}")
+    while text:
+        text = text[os.write(VALUE, text) :]
 
 
-def episode(script, arguments, env, cpu_s, stdout, stderr):
+def episode(script, arguments, env, cpu_s, alone, pipes):
     """The fork: becomes the program, and never returns."""
     code = 1
     try:
@@ -105,9 +136,14 @@ def episode(script, arguments, env, cpu_s, stdout, stderr):
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
-        os.dup2(stdout, 1)
-        os.dup2(stderr, 2)
-        os.closerange(3, 4096)
+        # The numbers of the pipes are above those that they get.
+        ends = [fcntl.fcntl(write, fcntl.F_DUPFD_CLOEXEC, 8) for _, write in pipes]
+        for fd, end in zip((1, 2, VALUE), ends):
+            os.dup2(end, fd, fd != VALUE)
+        os.closerange(VALUE + 1, 4096)
+        os.register_at_fork(after_in_child=lambda: os.close(VALUE))
+        if not alone:
+            watch(is_own(script), refuse)
         os.environ.update(env)
         sys.argv = [script, *arguments]
         try:
@@ -155,7 +191,7 @@ class Server:
         self.selector.register(control, selectors.EVENT_READ, self.receive)
 
     def serve(self):
-        self.tell({"ready": True})
+        self.tell({"ready": True, "code": code_of(self.script)})
         while True:
             for key, _ in self.selector.select():
                 key.data(key.fd)
@@ -178,14 +214,14 @@ class Server:
     def start(self, message):
         pipes = []
         try:
-            pipes += [os.pipe(), os.pipe()]
+            pipes += [os.pipe(), os.pipe(), os.pipe()]
             pid = os.fork()
         except OSError as e:
             # Other forks hold all processes or files: this episode fails, those that run go on.
             for end in sum(pipes, ()):
                 os.close(end)
             why = "the episode did not start, as other episodes of its sandbox hold what it needs: %s" % e
-            self.tell({"id": message["id"], "code": os.EX_OSERR, "stdout": "", "stderr": why})
+            self.tell({"id": message["id"], "code": os.EX_OSERR, "stdout": "", "stderr": why, "value": ""})
             return
         if pid == 0:
             episode(
@@ -193,10 +229,11 @@ class Server:
                 self.arguments,
                 message["env"],
                 message["cpu_s"],
-                pipes[0][1],
-                pipes[1][1],
+                message["alone"],
+                pipes,
             )
-        run = {"id": message["id"], "pid": pid, "output": [b"", b""], "open": 2, "status": None}
+        run = {"id": message["id"], "pid": pid, "output": [b"", b"", b""], "open": 3, "status": None}
+        run["alone"] = message["alone"]
         self.live[message["id"]] = run
         self.pids[pid] = run
         for index, (read, write) in enumerate(pipes):
@@ -207,7 +244,9 @@ class Server:
 
     def kill(self, episode_id):
         run = self.live.get(episode_id)
-        if run is not None:
+        if run is not None and run["alone"]:
+            kill_others()
+        elif run is not None:
             try:
                 os.killpg(run["pid"], signal.SIGKILL)
             except ProcessLookupError:
@@ -243,6 +282,8 @@ class Server:
             if run is not None:
                 run["status"] = status
                 # What it left behind holds its pipes open.
+                if run["alone"]:
+                    kill_others()
                 try:
                     os.killpg(pid, signal.SIGKILL)
                 except (ProcessLookupError, PermissionError):
@@ -258,6 +299,7 @@ class Server:
             "id": run["id"],
             "stdout": run["output"][0].decode(errors="replace"),
             "stderr": run["output"][1].decode(errors="replace"),
+            "value": run["output"][2].decode(errors="replace"),
         }
         if os.WIFSIGNALED(status):
             message["signal"] = os.WTERMSIG(status)
@@ -267,6 +309,7 @@ class Server:
 
 
 def main():
+    hide()
     port, script, *arguments = sys.argv[1:]
     sys.path.insert(0, os.path.dirname(script))
     preload(script)

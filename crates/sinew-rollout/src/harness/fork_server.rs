@@ -1,6 +1,6 @@
 //! Episodes as forks of one interpreter that has imported the program's packages: a start costs
-//! milliseconds where an import costs seconds. The episodes share one sandbox: the host is as
-//! safe as before, but they are not isolated from each other.
+//! milliseconds where an import costs seconds. Episodes share its sandbox only if the program runs no
+//! code of the model: such code could reach the other episodes there. Else a server has one episode.
 
 use super::command::ProgramCommand;
 use super::error::ProgramError;
@@ -8,7 +8,7 @@ use super::forward::PortForward;
 use super::sandboxed::{Ended, Sandboxes, tail};
 use serde::Deserialize;
 use serde_json::json;
-use sinew_sandbox::{Ending, ExecOptions, ExecRequest, Program};
+use sinew_sandbox::{Ending, ExecOptions, ExecRequest, PYTHON_GUARD, Program};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -61,22 +61,31 @@ pub(super) struct ForkServer {
     queue: mpsc::Sender<String>,
     waiting: Waiting,
     next: AtomicU64,
+    /// What in the program runs code, as `file:line: what`.
+    code: Option<String>,
     _tasks: JoinSet<()>,
     _forward: PortForward,
 }
 
-/// A line from the fork server: it is ready, or an episode ended.
+/// The first line from the fork server.
+#[derive(Deserialize)]
+struct Ready {
+    code: Option<String>,
+}
+
+/// A line from the fork server: an episode ended.
 #[derive(Deserialize)]
 struct Message {
-    #[serde(default)]
-    ready: bool,
-    id: Option<u64>,
+    id: u64,
     code: Option<i32>,
     signal: Option<i32>,
     #[serde(default)]
     stdout: String,
     #[serde(default)]
     stderr: String,
+    /// The value of a function as JSON; `!` and what the fork was ended for; empty without one.
+    #[serde(default)]
+    value: String,
 }
 
 fn broken(what: impl std::fmt::Display) -> ProgramError {
@@ -97,7 +106,8 @@ impl ForkServer {
         inside.set_nonblocking(true).map_err(broken)?;
         let listener = TcpListener::from_std(inside).map_err(broken)?;
         let python = command.argv[0].clone();
-        let mut argv = vec![python, "-c".into(), SCRIPT.into(), CONTROL_PORT.to_string()];
+        let script = [PYTHON_GUARD, "\n\n", SCRIPT].concat();
+        let mut argv = vec![python, "-c".into(), script, CONTROL_PORT.to_string()];
         argv.extend_from_slice(&command.argv[1..]);
         let request = ExecRequest {
             program: Program::Argv(argv),
@@ -131,14 +141,25 @@ impl ForkServer {
         let (read, write) = connected.into_split();
         let (queue, messages) = mpsc::channel(QUEUE);
         tasks.spawn(write_all(write, messages));
-        tasks.spawn(read_all(BufReader::new(read), Arc::clone(&waiting)));
+        let (mut read, mut line) = (BufReader::new(read), Vec::new());
+        let ready = match read_line(&mut read, &mut line).await {
+            true => serde_json::from_slice::<Ready>(&line).map_err(broken)?,
+            false => return Err(broken(death.await.unwrap_or_default())),
+        };
+        tasks.spawn(read_all(read, Arc::clone(&waiting)));
         Ok(Self {
             queue,
             waiting,
             next: AtomicU64::new(1),
+            code: ready.code,
             _tasks: tasks,
             _forward: forward,
         })
+    }
+
+    /// What in the program runs code, so that its episodes must not share a sandbox.
+    pub(super) fn code(&self) -> Option<&str> {
+        self.code.as_deref()
     }
 
     /// Whether it can still start episodes.
@@ -146,14 +167,15 @@ impl ForkServer {
         !self.queue.is_closed() && !self.lock().dead
     }
 
-    /// Runs one episode to its end or its deadline. Dropping the future kills the episode.
+    /// Runs one episode to its end or its deadline. Dropping the future kills the episode. One that is `alone`
+    /// here may run code; all that it left behind ends with it.
     ///
     /// # Errors
     /// If the server ends, or does not end an episode 10 seconds after its deadline.
     pub(super) async fn run(
         &self,
         env: Vec<(String, String)>,
-        cpu_s: f64,
+        (cpu_s, alone): (f64, bool),
         deadline: Duration,
     ) -> Result<Ended, ProgramError> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
@@ -167,7 +189,8 @@ impl ForkServer {
         }
         let _kill = KillOnDrop { server: self, id };
         let env: BTreeMap<String, String> = env.into_iter().collect();
-        let start = json!({ "id": id, "env": env, "cpu_s": cpu_s.ceil().max(1.0) as u64 });
+        let cpu_s = cpu_s.ceil().max(1.0) as u64;
+        let start = json!({ "id": id, "env": env, "cpu_s": cpu_s, "alone": alone });
         self.send(start).await?;
         let gone = |_| broken("ended with the episode");
         match tokio::time::timeout(deadline, &mut ended).await {
@@ -236,10 +259,7 @@ async fn read_all(mut from: impl AsyncBufRead + Unpin, waiting: Waiting) {
         let Ok(message) = serde_json::from_slice::<Message>(&line) else {
             break;
         };
-        let Some(id) = message.id.filter(|_| !message.ready) else {
-            continue;
-        };
-        let waiter = lock(&waiting).running.remove(&id);
+        let waiter = lock(&waiting).running.remove(&message.id);
         if let Some(waiter) = waiter {
             // The future of an episode that was given up is gone.
             let _ = waiter.send(message.ended());
@@ -257,10 +277,20 @@ impl Message {
                 code: code.unwrap_or(-1),
             },
         };
+        let (stdout, mut stderr, mut refused) = (self.stdout, self.stderr, false);
+        if let Some(what) = self.value.strip_prefix('!') {
+            refused = true;
+            stderr.push_str(&format!(
+                "\nit would run code ({what}) in a sandbox that it shares with other episodes; from now on each \
+                 episode of this program has a sandbox of its own"
+            ));
+        }
         Ended {
             ending,
-            stdout: self.stdout,
-            stderr: self.stderr,
+            stdout,
+            stderr,
+            value: sinew_types::json::from_str(&self.value).ok(),
+            refused,
         }
     }
 }
@@ -286,7 +316,7 @@ mod tests {
             "import os\nreal, tries = os.fork, []\n\
              def fork():\n    tries.append(1)\n    if len(tries) == 1:\n        \
              raise BlockingIOError(11, 'Resource temporarily unavailable')\n    return real()\n\
-             os.fork = fork\n{SCRIPT}"
+             os.fork = fork\n{PYTHON_GUARD}\n{SCRIPT}"
         );
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port().to_string();
@@ -300,7 +330,7 @@ mod tests {
             || -> Value { serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap() };
         assert_eq!(next()["ready"], true);
         for (id, code, said) in [(1, 71, "stderr"), (2, 0, "stdout")] {
-            let start = json!({"id": id, "env": {}, "cpu_s": 5});
+            let start = json!({"id": id, "env": {}, "cpu_s": 5, "alone": false});
             writeln!(stream, "{start}").unwrap();
             let ended = next();
             assert_eq!((&ended["id"], &ended["code"]), (&json!(id), &json!(code)));

@@ -1,9 +1,9 @@
 //! The harness of agent programs: a program that calls a model server drives the turns.
 //!
 //! Each episode is a rollout of the model server and a run of the program, in a sandbox whose only
-//! reachable address is that server. Base URL, key and task arrive by environment variables; the last
-//! line that the program prints is its answer, which the environment grades. A program that is trusted with
-//! its own score says it there as JSON, or posts it with its key.
+//! reachable address is that server. Base URL, key and task arrive by environment variables; the value of a
+//! function, or the last line that a program prints, is its answer, which the environment grades. A
+//! program that is trusted with its own score says it there as JSON, or posts it with its key.
 //!
 //! | what happened | end of the episode |
 //! |---|---|
@@ -128,8 +128,8 @@ impl ProgramHarness {
         });
         let why = match &ended {
             Ok(ended) if self.programs.agent_scores() => {
-                let said = match value_of_function(&ended.stdout) {
-                    Some(value) => Some(value),
+                let said = match &ended.value {
+                    Some(value) => Some(value.clone()),
                     None => {
                         last_line(&ended.stdout).and_then(|l| sinew_types::json::from_str(l).ok())
                     }
@@ -156,7 +156,7 @@ impl ProgramHarness {
             report::explain(&mut trace, why);
             return Ok(trace);
         }
-        let answer = answer(&ended.stdout, &trace);
+        let answer = answer(&ended, &trace);
         grade(parts, spec, options.score_timeout, &mut trace, &answer).await;
         Ok(trace)
     }
@@ -253,25 +253,18 @@ fn last_line(stdout: &str) -> Option<&str> {
     stdout.lines().map(str::trim).rfind(|l| !l.is_empty())
 }
 
-/// Before the value of a function, as `fork_server.py` prints it.
-const VALUE: &str = "\u{1e}sinew-value ";
-
-/// The value that a function returned, whatever it printed before or after.
-fn value_of_function(stdout: &str) -> Option<serde_json::Value> {
-    let line = stdout.lines().rev().find_map(|l| l.strip_prefix(VALUE))?;
-    sinew_types::json::from_str(line).ok()
-}
-
 /// The value of a function, else the last line that the program printed, else what the model said last.
-/// Empty if nothing was said.
-fn answer(stdout: &str, trace: &Trace) -> String {
-    match value_of_function(stdout) {
-        Some(serde_json::Value::String(text)) => return text,
-        Some(value) if !value.is_null() => return value.to_string(),
-        _ => {}
-    }
-    if let Some(line) = last_line(stdout).filter(|l| !l.starts_with(VALUE)) {
-        return line.to_owned();
+/// Empty if nothing was said. What a function printed is no answer: what it started can print, too.
+fn answer(ended: &Ended, trace: &Trace) -> String {
+    match &ended.value {
+        Some(serde_json::Value::String(text)) => return text.clone(),
+        Some(serde_json::Value::Null) => {}
+        Some(value) => return value.to_string(),
+        None => {
+            if let Some(line) = last_line(&ended.stdout) {
+                return line.to_owned();
+            }
+        }
     }
     let said = trace
         .nodes

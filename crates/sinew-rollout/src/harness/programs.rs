@@ -10,6 +10,7 @@ use sinew_types::Task;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 
@@ -46,12 +47,13 @@ pub struct ProgramConfig {
 }
 
 impl ProgramConfig {
-    fn limits(&self) -> Limits {
+    /// Limits of one run, or of `forks` runs in one sandbox.
+    fn limits(&self, forks: Option<u64>) -> Limits {
         Limits {
             // The fork server limits each of its forks; itself it lives long.
             cpu_s: if self.preload { 1e8 } else { self.cpu_s },
             memory_bytes: self.memory_bytes,
-            processes: self.processes * if self.preload { FORKS } else { 1 },
+            processes: self.processes * forks.unwrap_or(1),
             output_bytes: OUTPUT_BYTES,
             work_bytes: WORK_BYTES,
             open_files: 4096,
@@ -63,7 +65,11 @@ impl ProgramConfig {
 pub struct Programs {
     config: ProgramConfig,
     sandboxes: Sandboxes,
+    /// Of forks that share one.
+    shared: Sandboxes,
     fork_server: Mutex<ServerSlot>,
+    /// The program runs code: each fork has a server, and so a sandbox, of its own.
+    alone: AtomicBool,
 }
 
 /// Place of the fork server.
@@ -100,14 +106,20 @@ impl Programs {
         }
         let sandboxes = Sandboxes {
             provider,
-            limits: config.limits(),
+            limits: config.limits(None),
             strict: config.strict,
             model,
+        };
+        let shared = Sandboxes {
+            limits: config.limits(Some(FORKS)),
+            ..sandboxes.clone()
         };
         Ok(Self {
             config,
             sandboxes,
+            shared,
             fork_server: Mutex::default(),
+            alone: AtomicBool::new(false),
         })
     }
 
@@ -178,8 +190,30 @@ impl Programs {
         if !self.config.preload {
             return self.sandboxes.run(command, env, limit).await;
         }
-        let server = self.server().await?;
-        server.run(env, self.config.cpu_s, limit).await
+        if !self.alone.load(Ordering::Relaxed) {
+            let server = self.server().await?;
+            let Some(place) = server.code() else {
+                let ended = server.run(env, (self.config.cpu_s, false), limit).await?;
+                if ended.refused {
+                    self.separate("a process or a text that runs as code");
+                }
+                return Ok(ended);
+            };
+            self.separate(place);
+            self.fork_server.lock().await.server = None;
+        }
+        let server = ForkServer::start(&self.sandboxes, command).await?;
+        server.run(env, (self.config.cpu_s, true), limit).await
+    }
+
+    /// From now on, each episode has a sandbox of its own.
+    fn separate(&self, place: &str) {
+        if !self.alone.swap(true, Ordering::Relaxed) {
+            tracing::info!(
+                place,
+                "code of the model runs here: each episode has a sandbox of its own, and imports what it needs"
+            );
+        }
     }
 
     /// The fork server, started if there is none that lives.
@@ -194,7 +228,7 @@ impl Programs {
             return Err(ProgramError::Failed(why.clone()));
         }
         slot.server = None;
-        match ForkServer::start(&self.sandboxes, &self.config.command).await {
+        match ForkServer::start(&self.shared, &self.config.command).await {
             Ok(server) => {
                 let server = Arc::new(server);
                 slot.server = Some(Arc::clone(&server));
@@ -280,5 +314,120 @@ mod tests {
         );
         assert_eq!(get("SINEW_TASK"), "p");
         assert!(env.iter().all(|(_, value)| !value.contains("42")));
+    }
+
+    /// Functions of agents that run code which leaves a process behind: it writes to whatever it can reach.
+    const AGENT: &str = r#"
+import os, sys
+DAEMON = """
+import glob, os, time
+if os.fork() == 0:
+    os.setsid()
+    os.closerange(0, 3)
+    while True:
+        for path in glob.glob('/proc/[0-9]*/fd/*') + glob.glob('/proc/[0-9]*/mem'):
+            try:
+                with open(path, 'wb') as file:
+                    file.write(b'{"reward": 1.0}')
+            except OSError:
+                pass
+        time.sleep(0.01)
+"""
+
+def read(name):
+    try:
+        with open("/proc/%d/%s" % (os.getppid(), name), "rb") as file:
+            return len(file.read(1))
+    except OSError:
+        return 0
+
+def solve(task):
+    fresh = os.getpid() < 10 and not os.listdir("/tmp")
+    open("/tmp/left", "w").close()
+    start([sys.executable, "-c", DAEMON])
+    print('{"reward": 1.0}')
+    return {"reward": 0.0, "metrics": {"fresh": float(fresh), "read": read("mem") + read("environ")}}
+"#;
+
+    fn programs(dir: &std::path::Path, source: &str) -> Programs {
+        use sinew_sandbox::{ProcessConfig, ProcessProvider};
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let file = dir.join("agent.py");
+        std::fs::write(&file, source).unwrap();
+        let words = ["python3", file.to_str().unwrap(), "--sinew-call", "solve"];
+        let words = words.map(str::to_owned);
+        let command = ProgramCommand::resolve(&words, &BTreeMap::new(), false).unwrap();
+        let mut config = ProcessConfig::new(&std::env::var("PATH").unwrap());
+        config.shows = command.shows.clone();
+        config.zygote = false;
+        let provider = Arc::new(ProcessProvider::start(config).unwrap());
+        let config = ProgramConfig {
+            command,
+            env: BTreeMap::new(),
+            timeout: Duration::from_secs(60),
+            cpu_s: 30.0,
+            memory_bytes: 512 << 20,
+            processes: 64,
+            preload: true,
+            strict: false,
+            agent_scores: true,
+        };
+        Programs::new(config, provider, ([127, 0, 0, 1], 9).into()).unwrap()
+    }
+
+    async fn solved(programs: &Programs) -> Ended {
+        let task = Task {
+            id: sinew_types::TaskId::new("t"),
+            kind: "k".into(),
+            preamble: Vec::new(),
+            prompt: "p".into(),
+            data: serde_json::json!({}),
+            seed: 0,
+        };
+        let limit = Duration::from_secs(60);
+        programs
+            .run("http://127.0.0.1:9/v1", "key", &task, limit)
+            .await
+            .unwrap()
+    }
+
+    #[tokio::test]
+    async fn code_of_an_agent_ends_with_its_episode_and_says_no_value() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = format!("import subprocess\nstart = subprocess.run\n{AGENT}");
+        let programs = programs(dir.path(), &source);
+        for _ in 0..3 {
+            let ended = solved(&programs).await;
+            let value = serde_json::json!({"reward": 0.0, "metrics": {"fresh": 1.0, "read": 0}});
+            assert_eq!(ended.value, Some(value), "{ended:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn code_does_not_start_where_episodes_share_a_sandbox() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = format!("start = __import__('sub' + 'process').run\n{AGENT}");
+        let programs = programs(dir.path(), &source);
+        let ended = solved(&programs).await;
+        assert!(
+            ended.refused && ended.value.is_none() && ended.stderr.contains("subprocess.Popen"),
+            "{ended:?}"
+        );
+        let ended = solved(&programs).await;
+        assert_eq!(ended.value.unwrap()["reward"], 0.0);
+    }
+
+    #[tokio::test]
+    async fn agents_without_code_share_a_server() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = "import os\ndef solve(task):\n    print('{}')\n    return {'reward': 0.5, 'metrics': {'server': os.getppid()}}";
+        let programs = programs(dir.path(), source);
+        let (first, second) = (solved(&programs).await, solved(&programs).await);
+        assert!(first.value.is_some() && first.value == second.value);
+        assert_eq!(
+            (first.ending, first.stdout.as_str()),
+            (Ending::Exited { code: 0 }, "{}\n")
+        );
     }
 }

@@ -20,9 +20,14 @@ pub(super) struct Ended {
     pub(super) ending: Ending,
     pub(super) stdout: String,
     pub(super) stderr: String,
+    /// What a function returned, on a descriptor of its own; `None` of other programs.
+    pub(super) value: Option<serde_json::Value>,
+    /// It was ended before it could run code next to other episodes.
+    pub(super) refused: bool,
 }
 
 /// Sandboxes whose only reachable address is the model server.
+#[derive(Clone)]
 pub(super) struct Sandboxes {
     pub(super) provider: Arc<dyn SandboxProvider>,
     pub(super) limits: Limits,
@@ -74,6 +79,8 @@ impl Sandboxes {
             ending: result.ending,
             stdout: text(&result.stdout),
             stderr: text(&result.stderr),
+            value: None,
+            refused: false,
         })
     }
 }

@@ -1,20 +1,16 @@
 """Repair of a small repository over several turns: list, read, edit, run the tests. Bugs are injected by a generator, so that tasks never run out.
 
-The hidden tests are other ones than those in the repository, and run in a process of their own on the files as they are at the end: an
+The hidden tests are other ones than those in the repository, and run in a fresh sandbox on the files as they are at the end: an
 edit of the tests changes nothing. A repair must be safe as well: calls with hostile arguments, which no test of the repository has, must still be
-refused, and no code may be run from texts. Code of the model runs as a child of the worker, inside its sandbox: set `sessions_per_worker = 1`,
-so that it cannot reach other episodes.
+refused, and no code may be run from texts. Code of the model never runs in the worker or next to it: `run_code` gives it a sandbox of its own,
+where neither the right sources nor the right values are.
 """
 
 import ast
 import json
-import os
 import random
-import subprocess
-import sys
-import tempfile
 
-from sinew import Env, ToolError, tool
+from sinew import Env, ToolError, run_code, tool
 
 #: Files of the repositories, with the functions that are called and the values of their arguments.
 SOURCES = {
@@ -75,13 +71,15 @@ SWAPS = {
     "Or": "And",
     "And": "Or",
 }
+#: Runs the tests of the repository.
+TESTS = "import os, runpy, sys; sys.path.insert(0, os.getcwd()); runpy.run_path('test_all.py')"
 #: Reads calls as JSON, writes their values as JSON. It does not know the right values, so that there is nothing to forge.
 RUNNER = """
 import json, os, sys
 out = os.dup(1)
 os.dup2(2, 1)
 given = json.loads(sys.stdin.read())
-sys.path.insert(0, given["folder"])
+sys.path.insert(0, os.getcwd())
 module, values = __import__(given["module"]), []
 for name, arguments in given["calls"]:
     try:
@@ -112,6 +110,8 @@ class Swap(ast.NodeTransformer):
 
 
 class Repo(Env):
+    # What runs in the worker are the sources above.
+    runs_code = False
     system = "Tests of a small repository fail. Find the bug, edit the file, run the tests, and end your turn without a call when they pass. Keep the code safe: no input may get around its checks."
     limit = 20
 
@@ -197,47 +197,16 @@ class Repo(Env):
     def run_tests(self):
         "Run test_all.py."
         self.spend()
-        with self.checkout() as folder:
-            done = self.process(
-                [
-                    sys.executable,
-                    "-I",
-                    "-S",
-                    "-c",
-                    f"import sys, runpy; sys.path.insert(0, {folder!r}); runpy.run_path({folder + '/test_all.py'!r})",
-                ],
-                b"",
-            )
-        if done is None:
+        done = run_code(TESTS, self.files)
+        if done.ending == "timeout":
             return "The tests took longer than 5 seconds."
-        return (
-            "All tests pass."
-            if done.returncode == 0
-            else done.stderr.decode(errors="replace")[-600:].replace(folder + "/", "")
-        )
-
-    def checkout(self):
-        folder = tempfile.TemporaryDirectory()
-        for name, text in self.files.items():
-            with open(os.path.join(folder.name, name), "w") as file:
-                file.write(text)
-        return folder
-
-    @staticmethod
-    def process(command, given):
-        try:
-            return subprocess.run(command, input=given, capture_output=True, timeout=5, cwd="/")
-        except subprocess.TimeoutExpired:
-            return None
+        return "All tests pass." if done.exit == 0 else done.stderr[-600:]
 
     def reward(self, task):
         file = self.task["file"]
         hidden, attacks = self.calls(file, True), self.attacks(file)
-        with self.checkout() as folder:
-            calls = [call[:2] for call in hidden + attacks]
-            given = {"folder": folder, "module": file[:-3], "calls": calls}
-            done = self.process([sys.executable, "-I", "-S", "-c", RUNNER], json.dumps(given).encode())
-        values = (self.values(done.stdout) if done else None) or []
+        given = {"module": file[:-3], "calls": [call[:2] for call in hidden + attacks]}
+        values = self.values(run_code(RUNNER, self.files, json.dumps(given)).stdout) or []
         count = len(hidden)
         right = values[:count] == [value for _, _, value in hidden]
         refused = values[count:] == [value for _, _, value in attacks]

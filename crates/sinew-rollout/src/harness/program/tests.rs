@@ -60,27 +60,39 @@ fn ended(ending: Ending, stderr: &str) -> Ended {
         ending,
         stdout: String::new(),
         stderr: stderr.into(),
+        value: None,
+        refused: false,
+    }
+}
+
+/// A program that ended well: what it printed, and the value of a function.
+fn said(stdout: &str, value: Option<serde_json::Value>) -> Ended {
+    let good = ended(Ending::Exited { code: 0 }, "");
+    Ended {
+        stdout: stdout.into(),
+        value,
+        ..good
     }
 }
 
 #[test]
 fn the_answer_is_the_last_printed_line_else_the_last_message() {
-    let said = trace(&["first", "Answer: 2"]);
-    assert_eq!(answer("log\nAnswer: 1\n\n", &said), "Answer: 1");
-    assert_eq!(answer(" \n", &said), "Answer: 2");
-    assert_eq!(answer("", &trace(&[])), "");
+    let trace_of = trace(&["first", "Answer: 2"]);
+    assert_eq!(
+        answer(&said("log\nAnswer: 1\n\n", None), &trace_of),
+        "Answer: 1"
+    );
+    assert_eq!(answer(&said(" \n", None), &trace_of), "Answer: 2");
+    assert_eq!(answer(&said("", None), &trace(&[])), "");
 }
 
 #[test]
-fn the_value_of_a_function_is_whole_whatever_it_prints() {
-    let said = trace(&["of the model"]);
-    let printed = "working\n\u{1e}sinew-value \"two\\nlines\\n\"\nlate words\n";
-    assert_eq!(answer(printed, &said), "two\nlines\n");
-    let nothing = "\u{1e}sinew-value null\n";
-    assert_eq!(answer(nothing, &said), "of the model");
-    let number = "\u{1e}sinew-value {\"reward\": 1.0}\n";
-    assert_eq!(value_of_function(number).unwrap()["reward"], 1.0);
-    assert_eq!(value_of_function("\u{1e}sinew-value {cut\n"), None);
+fn the_value_of_a_function_is_its_answer_whatever_is_printed() {
+    let trace_of = trace(&["of the model"]);
+    let of = |value| answer(&said("printed\n", Some(value)), &trace_of);
+    assert_eq!(of(serde_json::json!("two\nlines\n")), "two\nlines\n");
+    assert_eq!(of(serde_json::Value::Null), "of the model");
+    assert_eq!(of(serde_json::json!({"a": 1})), "{\"a\":1}");
 }
 
 #[test]
