@@ -430,8 +430,10 @@ impl PythonEnv {
         if !matches!(self.state, State::Open(_)) {
             return Err(EnvError::Order("step before reset or after the end"));
         }
+        let said = action.turn();
         let turn = json!({
-            "text": action.text,
+            "text": said.answer,
+            "reasoning": said.reasoning,
             "calls": action.tool_calls,
             "call_error": action.call_error.as_ref().map(ToString::to_string),
         });

@@ -20,8 +20,18 @@ use sinew_env::{GroupReward, Preference, Reward, RewardSample, Score, Unscored};
 use std::time::Duration;
 
 /// Names that a parameter can have in addition to the columns of the task.
-const NAMES: [&str; 10] = [
-    "task", "output", "messages", "calls", "metrics", "env", "id", "kind", "prompt", "seed",
+const NAMES: [&str; 11] = [
+    "task",
+    "output",
+    "reasoning",
+    "messages",
+    "calls",
+    "metrics",
+    "env",
+    "id",
+    "kind",
+    "prompt",
+    "seed",
 ];
 
 /// Those that a function of several samples can have: what all of them share.
@@ -160,6 +170,9 @@ impl PythonReward {
         let mut sent = json!({ "task": sample.task });
         if group || self.reads("output") {
             sent["output"] = json!(sample.output);
+        }
+        if group || self.reads("reasoning") {
+            sent["reasoning"] = json!(sample.reasoning);
         }
         if group || self.reads("messages") {
             sent["messages"] = json!(sample.messages);

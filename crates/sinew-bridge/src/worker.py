@@ -539,6 +539,7 @@ def _member(sample):
     return Record(
         task=task_of(sample["task"]),
         output=sample.get("output", ""),
+        reasoning=sample.get("reasoning"),
         messages=[Record(m) for m in sample.get("messages", ())],
         calls=[Record(c) for c in sample.get("calls", ())],
         metrics=Record(sample.get("metrics", {})),
@@ -583,6 +584,7 @@ class Session:
         self.lock = threading.Lock()
         self.object = target.cls()
         self.output = ""
+        self.reasoning = None
         self.calls = []
         self.messages = []
         self.rewarded = False
@@ -597,7 +599,8 @@ class Session:
         return finished(bound(self.names() if available is None else available, self.object))
 
     def names(self):
-        return dict(columns_of(self.task), output=self.output, calls=self.calls, messages=self.messages)
+        said = dict(output=self.output, reasoning=self.reasoning, calls=self.calls, messages=self.messages)
+        return dict(columns_of(self.task), **said)
 
     def state_text(self):
         if "state" not in self.target.methods:
@@ -644,12 +647,13 @@ class Session:
         """The episode as text, for another worker. None without snapshots, or if it is too long."""
         if "snapshot" not in self.target.methods:
             return None
-        kept = [self.call("snapshot", {}), self.output, self.calls, self.messages, self.rewarded]
+        said = [self.output, self.reasoning, self.calls, self.messages, self.rewarded]
+        kept = [self.call("snapshot", {}), *said]
         text = json.dumps(kept, allow_nan=False)
         return text if len(text) <= MAX_SNAPSHOT else None
 
     def restore(self, text):
-        value, self.output, calls, messages, self.rewarded = json.loads(text)
+        value, self.output, self.reasoning, calls, messages, self.rewarded = json.loads(text)
         self.calls, self.messages = [Record(c) for c in calls], [Record(m) for m in messages]
         self.call("restore", dict(columns_of(self.task), snapshot=value))
         self.offer()
@@ -699,8 +703,10 @@ class Session:
         return ([{"role": "system", "content": system}] if system else []) + [said]
 
     def step(self, turn):
-        self.output = turn["text"]
+        self.output, self.reasoning = turn["text"], turn.get("reasoning")
         said = Record(role="assistant", content=turn["text"])
+        if self.reasoning is not None:
+            said["reasoning"] = self.reasoning
         if turn["calls"]:
             said["tool_calls"] = turn["calls"]
         self.messages.append(said)

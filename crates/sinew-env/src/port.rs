@@ -75,8 +75,11 @@ pub enum CallNotation {
 /// A turn of the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Action {
-    /// Text of the turn without control tokens, including calls.
+    /// Text of the turn without control tokens and without the thoughts in the notation of the model's
+    /// template, including calls. Environments read [`Action::answer`].
     pub text: String,
+    /// Those thoughts. `None`: the turn has none.
+    pub reasoning: Option<String>,
     /// Parsed calls in order, up to the first invalid one.
     pub tool_calls: Vec<ToolCall>,
     /// Error of the first invalid call.
@@ -90,15 +93,36 @@ impl Action {
     pub fn say(text: impl Into<String>) -> Self {
         Self {
             text: text.into(),
+            reasoning: None,
             tool_calls: Vec::new(),
             call_error: None,
             truncated: false,
         }
     }
 
+    /// The turn taken apart, also where its thoughts stand in tags that the template does not know.
+    pub fn turn(&self) -> sinew_answer::Turn {
+        sinew_answer::Turn::of_parts(self.reasoning.as_deref(), &self.text)
+    }
+
+    /// The answer: the text without thoughts. Empty if a thought is unfinished.
+    pub fn answer(&self) -> String {
+        self.turn().answer
+    }
+
+    /// The turn as rewards see it: its answer, its thoughts, its calls.
+    pub fn parted(&self) -> Message {
+        let turn = self.turn();
+        let mut said = self.message();
+        said.content = turn.answer.into();
+        said.reasoning = turn.reasoning;
+        said
+    }
+
     /// The turn as a message of the model.
     pub fn message(&self) -> Message {
         let mut said = Message::new(Role::Assistant, self.text.clone());
+        said.reasoning.clone_from(&self.reasoning);
         said.tool_calls.clone_from(&self.tool_calls);
         said
     }

@@ -10,6 +10,7 @@
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use sinew_answer::Turn;
 use sinew_types::{MAX_REWARD, Message, Outcome, Task, ToolCall};
 use std::collections::BTreeMap;
 
@@ -50,8 +51,18 @@ pub struct RewardSample {
     pub task: Task,
     /// All messages in order: prompt, turns of the model, observations.
     pub messages: Vec<Message>,
-    /// Text of the model's last turn, without control tokens. Empty if the model said nothing.
+    /// The answer: text of the model's last turn, without control tokens and thoughts. Empty if the model said
+    /// nothing, or did not finish its thought.
     pub output: String,
+    /// The thoughts of that turn. `None`: it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<String>,
+    /// Tag that the thoughts stood in, such as `think`.
+    #[serde(skip)]
+    pub tag: Option<&'static str>,
+    /// Whether a limit cut that turn.
+    #[serde(default)]
+    pub truncated: bool,
     /// Valid tool calls of all turns in order, also of those that failed. Their results are in `messages`.
     pub calls: Vec<ToolCall>,
     /// Measurements of the episode by name, as far as the environment made any.
@@ -62,15 +73,36 @@ pub struct RewardSample {
 }
 
 impl RewardSample {
-    /// An answer to a task, without messages, calls and measurements.
-    pub fn new(task: Task, output: impl Into<String>) -> Self {
-        Self {
+    /// A turn of the model for a task, without messages, calls and measurements. Its thoughts are no part of
+    /// the output.
+    pub fn new(task: Task, said: impl Into<String>) -> Self {
+        let mut sample = Self {
             task,
             messages: Vec::new(),
-            output: output.into(),
+            output: String::new(),
+            reasoning: None,
+            tag: None,
+            truncated: false,
             calls: Vec::new(),
             metrics: BTreeMap::new(),
             state: None,
+        };
+        sample.said(Turn::split(&said.into(), false));
+        sample
+    }
+
+    /// Takes a turn as the last one.
+    pub fn said(&mut self, turn: Turn) {
+        (self.output, self.reasoning, self.tag) = (turn.answer, turn.reasoning, turn.tag);
+    }
+
+    /// The last turn with its thoughts.
+    pub fn turn(&self) -> Turn {
+        Turn {
+            reasoning: self.reasoning.clone(),
+            answer: self.output.clone(),
+            tag: self.tag,
+            finished: self.reasoning.is_none() || !self.output.is_empty(),
         }
     }
 }

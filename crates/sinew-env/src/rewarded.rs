@@ -142,8 +142,9 @@ impl Env for RewardedEnv {
 
     fn step(&mut self, action: Action) -> EnvFuture<'_, StepResult> {
         async {
-            self.sample.messages.push(action.message());
-            self.sample.output.clone_from(&action.text);
+            self.sample.messages.push(action.parted());
+            self.sample.said(action.turn());
+            self.sample.truncated = action.truncated;
             self.sample.calls.extend_from_slice(&action.tool_calls);
             let mut step = self.inner.step(action).await?;
             if let Some(observation) = &step.observation {
@@ -206,7 +207,7 @@ pub async fn trial(envs: &dyn EnvFactory, task: &Task, said: &str) -> Result<Out
     else {
         return Ok(outcome);
     };
-    messages.push(Action::say(said).message());
+    messages.push(Action::say(said).parted());
     let sample = RewardSample {
         messages,
         metrics: outcome.metrics.clone(),

@@ -369,7 +369,7 @@ impl Env for TinyEnv {
     }
 
     fn step(&mut self, action: Action) -> EnvFuture<'_, StepResult> {
-        Box::pin(async move { self.walk(&action.text) })
+        Box::pin(async move { self.walk(&action.answer()) })
     }
 
     fn format_observation(&self, observation: &Observation) -> Vec<Message> {

@@ -74,10 +74,3 @@ impl Turn {
         }
     }
 }
-
-/// The turn as the model said it, for rewards.
-pub fn said(action: &Action) -> Message {
-    let mut said = Message::new(Role::Assistant, action.text.clone());
-    said.tool_calls.clone_from(&action.tool_calls);
-    said
-}

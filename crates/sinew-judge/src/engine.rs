@@ -3,10 +3,11 @@
 use crate::chat::{ChatAnswer, ChatError, ChatModel, ChatRequest, Usage};
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use sinew_answer::{Turn, has_channels, is_thought_mark};
 use sinew_render::Renderer;
 use sinew_types::{
     Engine, EngineError, EngineEvent, FinishReason, Format, GenerateRequest, Grammar, RequestId,
-    SampledToken, SamplingParams,
+    SampledToken, SamplingParams, TokenId,
 };
 use std::fmt;
 use std::sync::Arc;
@@ -99,13 +100,28 @@ impl EngineChat {
         let (tokens, reason) = ended.map_err(|e| self.failed(&e))?;
         let ids: Vec<_> = tokens.iter().map(|t| t.id).collect();
         Ok(ChatAnswer {
-            text: self.renderer.decode(&ids),
+            text: self.answer(&ids),
             cut: matches!(reason, FinishReason::Length | FinishReason::ContextFull),
             usage: Some(Usage {
                 input,
                 output: ids.len() as u64,
             }),
         })
+    }
+
+    /// The text of a turn without the thoughts of the model's template.
+    fn answer(&self, ids: &[TokenId]) -> String {
+        let text = self.renderer.decode_keeping(ids, is_thought_mark);
+        let marks = self.renderer.turn_format().reasoning;
+        let turn = match &marks {
+            None if !has_channels(&text) => return self.renderer.decode(ids),
+            marks => Turn::split(&text, marks.as_ref().is_some_and(|m| m.opened_by_prompt)),
+        };
+        // Under a mask there is no thought, whatever the prompt opened.
+        match turn.finished {
+            true => turn.answer,
+            false => self.renderer.decode(ids),
+        }
     }
 
     /// A full queue is empty later; everything else stays.

@@ -13,6 +13,7 @@ use crate::rubric::Rubric;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
+use sinew_answer::Turn;
 use sinew_types::{Message, Role};
 use std::fmt::{self, Write as _};
 
@@ -194,7 +195,10 @@ impl Frame {
     /// # Errors
     /// Why the text is no verdict, in words that can be shown to the judge: nothing of the text itself.
     pub fn read(&self, text: &str) -> Result<Vec<f64>, String> {
-        let Entries(entries) = serde_json::from_str(object(text))
+        // The words of a verdict may have a closing tag of thoughts in them.
+        let read = |text: &str| serde_json::from_str::<Entries>(object(text));
+        let Entries(entries) = read(text)
+            .or_else(|_| read(&Turn::split(text, false).answer))
             .map_err(|_| "it is not one JSON object and nothing else".to_owned())?;
         let mut found = Map::new();
         for (key, value) in entries {
@@ -289,19 +293,18 @@ fn escaped(data: &Value) -> String {
     out
 }
 
-/// The object of an answer: without thoughts before it, and without a fence around it.
+/// The object of an answer, without a fence around it.
 fn object(text: &str) -> &str {
     let text = text.trim();
-    let text = match text.strip_prefix("<think>") {
-        Some(rest) => rest.rsplit_once("</think>").map_or(text, |(_, rest)| rest),
-        None => text,
+    let inside = |fence: &str| {
+        let rest = text.strip_prefix(fence)?.strip_suffix(fence)?;
+        let rest = rest.strip_prefix("json").unwrap_or(rest);
+        (!rest.contains(fence)).then_some(rest)
     };
-    let text = text.trim();
-    let inner = text
-        .strip_prefix("```json")
-        .or_else(|| text.strip_prefix("```"))
-        .and_then(|rest| rest.strip_suffix("```"));
-    inner.unwrap_or(text).trim()
+    inside("```")
+        .or_else(|| inside("~~~"))
+        .unwrap_or(text)
+        .trim()
 }
 
 /// The entries of an object, repeated keys included.

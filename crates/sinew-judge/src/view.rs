@@ -89,7 +89,6 @@ fn calls(messages: &[Message]) -> Value {
 pub(crate) mod tests {
     use super::*;
     use sinew_types::{Task, TaskId, ToolCall};
-    use std::collections::BTreeMap;
 
     /// A sample with one tool call.
     pub(crate) fn sample(output: &str) -> RewardSample {
@@ -102,25 +101,23 @@ pub(crate) mod tests {
         asked.tool_calls.push(call.clone());
         let mut result = Message::new(Role::Tool, "2".to_owned());
         result.tool_call_id = Some("c1".into());
+        let task = Task {
+            id: TaskId::new("t"),
+            kind: "k".into(),
+            preamble: Vec::new(),
+            prompt: "1 + 1?".into(),
+            data: json!({"answer": "2", "level": 3}),
+            seed: 0,
+        };
         RewardSample {
-            task: Task {
-                id: TaskId::new("t"),
-                kind: "k".into(),
-                preamble: Vec::new(),
-                prompt: "1 + 1?".into(),
-                data: json!({"answer": "2", "level": 3}),
-                seed: 0,
-            },
             messages: vec![
                 Message::new(Role::User, "1 + 1?".to_owned()),
                 asked,
                 result,
                 Message::new(Role::Assistant, output.to_owned()),
             ],
-            output: output.to_owned(),
             calls: vec![call],
-            metrics: BTreeMap::new(),
-            state: None,
+            ..RewardSample::new(task, output)
         }
     }
 

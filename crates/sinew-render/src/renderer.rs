@@ -131,6 +131,18 @@ pub trait Renderer: Send + Sync {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
+    /// As [`Renderer::decode`], with the names of the control tokens that `keep` wants.
+    fn decode_keeping(&self, tokens: &[TokenId], keep: fn(&str) -> bool) -> String {
+        let mut bytes = Vec::new();
+        for &id in tokens {
+            let own = self.token_bytes(id).unwrap_or_default();
+            if !self.is_special(id) || std::str::from_utf8(&own).is_ok_and(keep) {
+                bytes.extend(own);
+            }
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
     /// Text of tokens with the names of control tokens, for display.
     fn decode_with_special(&self, tokens: &[TokenId]) -> String {
         let bytes: Vec<u8> = tokens

@@ -6,6 +6,7 @@
 use crate::named::expected_text;
 use futures::future::BoxFuture;
 use serde_json::json;
+use sinew_answer::improper;
 use sinew_bridge::{PythonReward, Target};
 use sinew_env::{Reward, RewardSample, Score, Unscored};
 use sinew_types::Task;
@@ -27,14 +28,17 @@ pub(crate) struct Equivalence {
 
 impl Equivalence {
     async fn compare(&self, sample: &RewardSample) -> Result<Score, Unscored> {
-        let expected = expected_text(sample, &self.column)?;
+        let expected = improper(&expected_text(sample, &self.column)?);
         let task = Task {
             preamble: Vec::new(),
             prompt: String::new(),
             data: json!({ "expected": expected }),
             ..sample.task.clone()
         };
-        let with = |output: &str| RewardSample::new(task.clone(), output.to_owned());
+        let with = |output: &str| RewardSample {
+            output: improper(output),
+            ..RewardSample::new(task.clone(), "")
+        };
         match self.function.score_within(&with(&sample.output)).await {
             Ok(score) => score,
             Err(why) => match self.function.score_within(&with(&expected)).await {

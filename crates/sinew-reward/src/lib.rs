@@ -21,7 +21,6 @@ mod kind;
 mod named;
 mod spec;
 mod sum;
-mod text;
 mod unit_tests;
 mod win_rate;
 

@@ -1,26 +1,29 @@
 //! The rewards that recipes can name.
 //!
 //! A reward is one [`Rule`]: it is made once, when the recipe is read, and holds no state. It compares the
-//! output, the text of the model's last turn without outer spaces, with a column of the task.
+//! output, the answer of the model's last turn, with a column of the task. `sinew-answer` says what the answer,
+//! its number, its option and its JSON are. Penalties measure the whole turn with its thoughts.
 //!
 //! Values lie in 0 to 1, those of penalties in -1 to 0. A wrong answer is 0. An expected value that cannot be
-//! compared is [`Unscored`]: the task is at fault, not the model.
+//! compared is [`Unscored`]: the task is at fault, not the model. So is an answer that may be read as right and
+//! as wrong.
 //!
 //! A new reward is a variant of [`Rule`], its arguments in [`rule`], its value in [`Rule::value`], and a row
 //! of [`NAMES`].
 
 use crate::kind::Kind;
 use crate::spec::{Argument, RewardSpec, SpecError};
-use crate::text;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use regex::Regex;
 use serde_json::Value;
+use sinew_answer::{
+    Comparison, Mark, choice, citations, compare, expected_number, is_tags, json,
+    number as number_of, option, repeated, stated,
+};
 use sinew_env::{Reward, RewardSample, Score, Unscored};
+use sinew_types::MAX_REWARD;
 use std::sync::Arc;
-
-/// Relative tolerance of `number`, unless set.
-const TOLERANCE: f64 = 1e-6;
 
 /// Length of the n-grams of `repetition`, unless set.
 const NGRAM: f64 = 4.0;
@@ -29,19 +32,19 @@ const NGRAM: f64 = 4.0;
 pub const NAMES: [(&str, &str); 13] = [
     (
         "exact(COLUMN)",
-        "1 if the output is the column's text, without outer spaces",
+        "1 if the output is the column's text, without outer spaces and without a tag <answer> around it",
     ),
     (
         "contains(COLUMN)",
         "1 if the output contains the column's text",
     ),
     (
-        "number(COLUMN, tolerance = 1e-6)",
-        "1 if the last number of the output is the column's, within a relative tolerance",
+        "number(COLUMN, tolerance = T)",
+        "1 if the number that the output states, else its last one, is the column's: whole numbers exactly, others within 1e-6, or all within a relative tolerance",
     ),
     (
         "choice(COLUMN)",
-        "1 if the last option letter of the output is the column's",
+        "1 if the option letter that the output takes is the column's",
     ),
     (
         "regex(\"PATTERN\")",
@@ -49,7 +52,7 @@ pub const NAMES: [(&str, &str); 13] = [
     ),
     (
         "format(\"TAG\", ...)",
-        "1 if the output is these tags in this order, each once, with nothing around them",
+        "1 if the turn is these tags in this order, each once, with nothing around them; a thought stands in its tag",
     ),
     (
         "math(COLUMN)",
@@ -73,11 +76,11 @@ pub const NAMES: [(&str, &str); 13] = [
     ),
     (
         "length(max = N)",
-        "0 up to N characters of output, then falling to -1 at twice as many",
+        "0 up to N characters of the turn, then falling to -1 at twice as many",
     ),
     (
         "repetition(n = 4)",
-        "minus the share of repeated n-grams of words, 0 to -1",
+        "minus the share of repeated n-grams of the turn's words, 0 to -1; of scripts without blanks, of its characters",
     ),
 ];
 
@@ -158,10 +161,13 @@ enum Rule {
     Exact(String),
     /// The column's text stands somewhere in the output.
     Contains(String),
-    /// The last number of the output. `tolerance` is relative to the expected number, and absolute for
-    /// expected numbers below 1.
-    Number { column: String, tolerance: f64 },
-    /// The last option letter of the output. Small letters in the column count as capitals.
+    /// The number of the output. `tolerance` is relative to the expected number, and absolute for expected
+    /// numbers below 1. `None`: whole numbers are compared exactly.
+    Number {
+        column: String,
+        tolerance: Option<f64>,
+    },
+    /// The option that the output takes. Small letters in the column count as capitals.
     Choice(String),
     /// A pattern of the recipe, found anywhere in the output.
     Pattern(Regex),
@@ -174,7 +180,7 @@ enum Rule {
     JsonSchema(String),
     /// Ids in square brackets against a list of ids. Repeated ids count once.
     Citations(String),
-    /// Characters of the output: 0 up to `max`, -1 from twice as many on, linear between them.
+    /// Characters of the turn: 0 up to `max`, -1 from twice as many on, linear between them.
     Length { max: f64 },
     /// Minus the share of n-grams of words that stood before.
     Repetition { n: usize },
@@ -190,7 +196,10 @@ fn rule(spec: &RewardSpec) -> Result<Rule, String> {
         "citations" => Rule::Citations(column(spec)?),
         "number" => Rule::Number {
             column: column(spec)?,
-            tolerance: number(spec, "tolerance", Some(TOLERANCE), 0.0)?,
+            tolerance: match spec.named.iter().any(|(k, _)| k == "tolerance") {
+                true => Some(number(spec, "tolerance", None, 0.0)?),
+                false => None,
+            },
         },
         "regex" => match spec.positional.as_slice() {
             [Argument::Text(pattern)] => {
@@ -276,61 +285,122 @@ fn number(spec: &RewardSpec, key: &str, default: Option<f64>, low: f64) -> Resul
 }
 
 impl Rule {
-    /// Value of a sample.
+    /// Score of a sample, with what was read as parts.
     ///
     /// # Errors
-    /// If the task has no such column, or its value cannot be compared.
-    fn value(&self, sample: &RewardSample) -> Result<f64, Unscored> {
+    /// If the task has no such column, its value cannot be compared, or the answer may be read as right and as
+    /// wrong.
+    fn score(&self, sample: &RewardSample) -> Result<Score, Unscored> {
         let output = sample.output.trim();
-        let is = |right: bool| Ok(f64::from(u8::from(right)));
+        let is = |right: bool| Score::new(f64::from(u8::from(right)));
         match self {
-            Self::Exact(column) => is(output == expected_text(sample, column)?),
-            Self::Contains(column) => is(output.contains(&expected_text(sample, column)?)),
-            Self::Number { column, tolerance } => {
-                let expected = expected_number(sample, column)?;
-                let near = |v: f64| (v - expected).abs() <= tolerance * expected.abs().max(1.0);
-                is(text::last_number(output).is_some_and(near))
-            }
-            Self::Choice(column) => {
+            Self::Exact(column) => {
                 let expected = expected_text(sample, column)?;
-                let letter = match expected.as_bytes() {
-                    [letter] if letter.is_ascii_alphabetic() => letter.to_ascii_uppercase(),
-                    _ => return Err(wrong(column, &expected, "one letter")),
-                };
-                is(text::last_option(output) == Some(char::from(letter)))
+                let inside = stated(output).filter(|s| s.mark == Mark::Tag);
+                is(output == expected || inside.is_some_and(|s| s.text == expected))
             }
+            Self::Contains(column) => is(output.contains(&expected_text(sample, column)?)),
+            Self::Number { column, tolerance } => number_score(sample, column, *tolerance),
+            Self::Choice(column) => choice_score(sample, column),
             Self::Pattern(pattern) => is(pattern.is_match(output)),
             Self::PatternColumn(column) => {
                 let pattern = expected_text(sample, column)?;
                 let pattern = Regex::new(&pattern).map_err(|e| Unscored::new(e.to_string()))?;
                 is(pattern.is_match(output))
             }
-            Self::Tags(tags) => is(text::is_tags(output, tags)),
+            Self::Tags(tags) => is(is_tags(&sample.turn().whole(), tags)),
             Self::JsonSchema(column) => {
                 let schema = expected(sample, column)?;
                 let schema = jsonschema::validator_for(schema)
                     .map_err(|e| wrong(column, &e.to_string(), "a JSON Schema"))?;
-                is(text::json(output).is_some_and(|v| schema.is_valid(&v)))
+                is(json(output).is_some_and(|v| schema.is_valid(&v)))
             }
-            Self::Citations(column) => f1(output, expected(sample, column)?, column),
+            Self::Citations(column) => {
+                f1(output, expected(sample, column)?, column).and_then(Score::new)
+            }
             Self::Length { max } => {
-                let over = output.chars().count() as f64 / max - 1.0;
-                Ok(-over.clamp(0.0, 1.0))
+                let over = written(sample).chars().count() as f64 / max - 1.0;
+                Score::new(-over.clamp(0.0, 1.0))
             }
-            Self::Repetition { n } => Ok(-text::repeated(output, *n)),
+            Self::Repetition { n } => Score::new(-repeated(&written(sample), *n)),
         }
+    }
+}
+
+/// All that the model wrote in its last turn, without the tags of its thoughts.
+fn written(sample: &RewardSample) -> String {
+    match sample.reasoning.as_deref().map(str::trim) {
+        None | Some("") => sample.output.trim().to_owned(),
+        Some(thought) => format!("{thought}\n\n{}", sample.output).trim().to_owned(),
+    }
+}
+
+/// Compares the number of an output. The part `read` is that number.
+fn number_score(
+    sample: &RewardSample,
+    column: &str,
+    tolerance: Option<f64>,
+) -> Result<Score, Unscored> {
+    let value = expected(sample, column)?;
+    let right = expected_number(value).ok_or_else(|| {
+        wrong(
+            column,
+            &value.to_string(),
+            "a number, or a text that states one",
+        )
+    })?;
+    // Digits may be missing from a number at the place where a limit cut.
+    let given = number_of(&sample.output).filter(|n| !sample.truncated || !n.at_end);
+    let Some(given) = given else {
+        return Score::new(0.0);
+    };
+    let read = given.to_f64();
+    let fits = read.is_finite() && read.abs() <= MAX_REWARD;
+    let parts = fits
+        .then(|| ("read".to_owned(), read))
+        .into_iter()
+        .collect();
+    match compare(&given, &right, tolerance) {
+        Comparison::Right => Score::with_parts(1.0, parts),
+        Comparison::Wrong => Score::with_parts(0.0, parts),
+        Comparison::Unclear => Err(Unscored::new(format!(
+            "could not tell: the number of the output reads as {read} and as {}",
+            right.to_f64()
+        ))),
+    }
+}
+
+/// Compares the option of an output. The part `read` is its letter as a number, 1 for A.
+fn choice_score(sample: &RewardSample, column: &str) -> Result<Score, Unscored> {
+    let expected = expected_text(sample, column)?;
+    let right = option(&expected).ok_or_else(|| wrong(column, &expected, "one letter"))?;
+    let given = choice(&sample.output);
+    match given.letter {
+        Some(letter) => {
+            let read = u32::from(letter).wrapping_sub(u32::from('A')) + 1;
+            let value = f64::from(u8::from(letter == right));
+            Score::with_parts(value, [("read".to_owned(), f64::from(read))].into())
+        }
+        None if given.maybe.contains(&right) => {
+            let all: Vec<String> = given.maybe.iter().map(char::to_string).collect();
+            Err(Unscored::new(format!(
+                "could not tell: the output names the options {} and takes none",
+                all.join(", ")
+            )))
+        }
+        None => Score::new(0.0),
     }
 }
 
 /// Harmonic mean of precision and recall of the cited ids. 0 if nothing is cited, or only others.
 fn f1(output: &str, expected: &Value, column: &str) -> Result<f64, Unscored> {
     let list = expected.as_array();
-    let ids = list.and_then(|l| l.iter().map(text::plain).collect::<Option<Vec<_>>>());
+    let ids = list.and_then(|l| l.iter().map(plain).collect::<Option<Vec<_>>>());
     let Some(ids) = ids.filter(|l| !l.is_empty()) else {
         return Err(wrong(column, &expected.to_string(), "a list of ids"));
     };
     let unique = |list: Vec<String>| list.into_iter().collect::<std::collections::BTreeSet<_>>();
-    let (cited, ids) = (unique(text::citations(output)), unique(ids));
+    let (cited, ids) = (unique(citations(output)), unique(ids));
     let right = cited.intersection(&ids).count() as f64;
     Ok(2.0 * right / (cited.len() + ids.len()) as f64)
 }
@@ -347,20 +417,19 @@ pub(crate) fn expected<'a>(sample: &'a RewardSample, column: &str) -> Result<&'a
     })
 }
 
-pub(crate) fn expected_text(sample: &RewardSample, column: &str) -> Result<String, Unscored> {
-    let value = expected(sample, column)?;
-    let text = text::plain(value).filter(|text| !text.is_empty());
-    text.ok_or_else(|| wrong(column, &value.to_string(), "text or a number"))
+/// A value as text to compare: text itself, numbers and truth values as JSON writes them.
+fn plain(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.trim().to_owned()),
+        Value::Number(_) | Value::Bool(_) => Some(value.to_string()),
+        _ => None,
+    }
 }
 
-fn expected_number(sample: &RewardSample, column: &str) -> Result<f64, Unscored> {
+pub(crate) fn expected_text(sample: &RewardSample, column: &str) -> Result<String, Unscored> {
     let value = expected(sample, column)?;
-    let number = match value {
-        Value::String(text) => text.trim().replace(',', "").parse().ok(),
-        other => other.as_f64(),
-    };
-    let finite = number.filter(|n| n.is_finite());
-    finite.ok_or_else(|| wrong(column, &value.to_string(), "a number"))
+    let text = plain(value).filter(|text| !text.is_empty());
+    text.ok_or_else(|| wrong(column, &value.to_string(), "text or a number"))
 }
 
 fn wrong(column: &str, value: &str, allowed: &str) -> Unscored {
@@ -377,7 +446,6 @@ impl Reward for Named {
     }
 
     fn score<'a>(&'a self, sample: &'a RewardSample) -> BoxFuture<'a, Result<Score, Unscored>> {
-        let score = self.rule.value(sample).and_then(Score::new);
-        futures::future::ready(score).boxed()
+        futures::future::ready(self.rule.score(sample)).boxed()
     }
 }

@@ -1,7 +1,8 @@
 //! `tests(COLUMN)` and `program(COLUMN)`: the task's tests against the model's code, in a fresh sandbox.
 //!
-//! The code is the last fenced block of the output, or all of it. Each score has a sandbox of its own, at the
-//! level of the recipe, which is destroyed after it.
+//! The names that the tests use decide which code of the output is the solution ([`sinew_answer::code`]); the
+//! metrics `block`, `blocks` and `joined` say what was taken. Each score has a sandbox of its own, at the level of
+//! the recipe, which is destroyed after it.
 //!
 //! | reward | what decides |
 //! |---|---|
@@ -15,7 +16,6 @@
 
 use crate::kind::Kind;
 use crate::named::expected;
-use crate::text;
 use futures::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -67,18 +67,35 @@ enum Run {
 impl UnitTests {
     async fn run(&self, sample: &RewardSample) -> Result<Score, Unscored> {
         let given = expected(sample, &self.column)?;
-        let code = text::code(&sample.output);
+        let uses = match given {
+            Value::Array(tests) => tests
+                .iter()
+                .filter_map(Value::as_str)
+                .collect::<Vec<_>>()
+                .join("\n"),
+            other => other.as_str().unwrap_or_default().to_owned(),
+        };
+        let taken = sinew_answer::code(&sample.output, &uses);
+        let code = taken.text.as_str();
         if code.len() > MAX_BYTES {
             return Score::new(0.0);
         }
-        match self.once(sample, given, code, &sample.output).await? {
+        let mut score = match self.once(sample, given, code, &sample.output).await? {
             Run::Scored(score) => score,
             // The same tests without the code: where they end, the code was what did not.
             Run::Cut(why) => match self.once(sample, given, "", "").await? {
                 Run::Scored(_) => Score::new(0.0),
                 Run::Cut(_) => Err(why),
             },
-        }
+        }?;
+        let counts = [
+            ("block", taken.block),
+            ("blocks", taken.blocks),
+            ("joined", taken.joined),
+        ];
+        let counts = counts.map(|(name, count)| (name.to_owned(), count as f64));
+        score.parts.extend(counts);
+        Ok(score)
     }
 
     /// Tests code in a sandbox of its own.

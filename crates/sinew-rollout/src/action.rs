@@ -3,6 +3,7 @@
 //! Calls are parsed once, here, for every environment. The notation is the model's own, of its chat template,
 //! or a tag that the environment teaches in its prompt.
 
+use sinew_answer::{Turn, has_channels, is_thought_mark};
 use sinew_env::{Action, CallError, CallNotation};
 use sinew_render::{
     ParsedCall, Renderer, ToolCallError, ToolCallFormat, TurnDelta, TurnFormat, TurnParser,
@@ -20,7 +21,28 @@ fn turn_format(
     match notation {
         CallNotation::Template if tools.is_empty() => None,
         CallNotation::Template => Some(renderer.turn_format()),
-        CallNotation::Tag { tag, tool } => Some(tag_format(tag, tool)),
+        // What a thought says of a call is none.
+        CallNotation::Tag { tag, tool } => Some(TurnFormat {
+            reasoning: renderer.turn_format().reasoning,
+            ..tag_format(tag, tool)
+        }),
+    }
+}
+
+/// Text and thoughts of a sampled turn. Thoughts are taken out in the notation of the model's template, and
+/// where the turn has the channels of gpt-oss; other tags stay in the text, where [`Action::turn`] finds them.
+pub(crate) fn said(renderer: &dyn Renderer, tokens: &[TokenId]) -> Action {
+    // Marks of thoughts may be control tokens, which plain decoding leaves out.
+    let text = renderer.decode_keeping(tokens, is_thought_mark);
+    let reasoning = renderer.turn_format().reasoning;
+    if reasoning.is_none() && !has_channels(&text) {
+        return Action::say(renderer.decode(tokens));
+    }
+    let opened = reasoning.is_some_and(|r| r.opened_by_prompt);
+    let turn = Turn::split(&text, opened);
+    Action {
+        reasoning: turn.reasoning,
+        ..Action::say(turn.answer)
     }
 }
 
@@ -42,7 +64,7 @@ pub fn of_tokens(
 ) -> Action {
     let mut action = Action {
         truncated,
-        ..Action::say(renderer.decode(tokens))
+        ..said(renderer, tokens)
     };
     let Some(format) = turn_format(notation, renderer, tools) else {
         return action;

@@ -3,36 +3,39 @@
 //! While an episode runs, its environment makes the sample. Later (rewards of a group, scores made anew) it
 //! is made of what the store has: messages of the nodes, and the text of sampled turns.
 
+use crate::action::said;
+use sinew_answer::Turn;
 use sinew_env::RewardSample;
 use sinew_render::Renderer;
-use sinew_types::{Message, NO_PARENT, Node, NodeId, Role, Task, TokenKind, Trace};
+use sinew_types::{EpisodeEnd, NO_PARENT, Node, NodeId, Role, Task, TokenKind, Trace};
 
 /// The sample of a stored episode of `task`. `renderer` is that of the model that sampled it.
 ///
-/// Messages are those of the path to the last sampled turn. The output is the answer that was scored, else
-/// the text of the last turn of the model.
+/// Messages are those of the path to the last sampled turn. The last turn is the answer that was scored, else
+/// the last turn of the model.
 pub fn reward_sample(trace: &Trace, task: Task, renderer: &dyn Renderer) -> RewardSample {
     let mut messages = Vec::new();
     for node in path(trace) {
         messages.extend_from_slice(&node.messages);
         if node.kind == TokenKind::Sampled && node.messages.is_empty() {
-            let text = renderer.decode(&node.tokens);
-            messages.push(Message::new(Role::Assistant, text));
+            messages.push(said(renderer, &node.tokens).parted());
         }
     }
     let said = messages.iter().filter(|m| m.role == Role::Assistant);
-    let last = said
-        .clone()
-        .next_back()
-        .map(|m| m.content.text().into_owned());
-    RewardSample {
-        output: trace.outcome.answer.clone().or(last).unwrap_or_default(),
+    let last = said.clone().next_back();
+    let turn = match (&trace.outcome.answer, last) {
+        (Some(answer), _) => Turn::split(answer, false),
+        (None, Some(m)) => Turn::of_parts(m.reasoning.as_deref(), &m.content.text()),
+        (None, None) => Turn::default(),
+    };
+    let mut sample = RewardSample {
         calls: said.flat_map(|m| m.tool_calls.clone()).collect(),
         metrics: trace.outcome.metrics.clone(),
-        state: None,
-        task,
-        messages,
-    }
+        truncated: matches!(trace.end, EpisodeEnd::Truncated { .. }),
+        ..RewardSample::new(task, "")
+    };
+    sample.said(turn);
+    RewardSample { messages, ..sample }
 }
 
 /// Nodes from the root to the last sampled one, or to the last one if nothing was sampled.
@@ -60,7 +63,7 @@ mod tests {
     use crate::{EpisodeSpec, RunInfo};
     use serde_json::json;
     use sinew_render::TinyRenderer;
-    use sinew_types::{EpisodeId, GroupId, SamplingParams, TaskId, ToolCall};
+    use sinew_types::{EpisodeId, GroupId, Message, SamplingParams, TaskId, ToolCall};
 
     fn task() -> Task {
         Task {

@@ -290,7 +290,11 @@ impl GoldRuns {
                     .map(|c| (c.name.clone(), c.arguments.clone()))
                     .collect()
             };
-            let texts = read.text.trim() == action.text.trim();
+            let said = |a: &Action| {
+                let turn = a.turn();
+                (turn.reasoning, turn.answer.trim().to_owned())
+            };
+            let texts = said(&read) == said(action);
             calls(&read) == calls(action) && (texts || !action.tool_calls.is_empty())
         });
         same.all(|same| same)
@@ -313,6 +317,7 @@ fn follow(nodes: &mut Vec<Node>, context: Vec<Node>) {
 /// A gold action as a message of the assistant. Calls in a notation of the environment stand in the text.
 fn turn(action: &Action, calls: &CallNotation) -> Message {
     let mut message = Message::new(Role::Assistant, action.text.clone());
+    message.reasoning.clone_from(&action.reasoning);
     if *calls == CallNotation::Template {
         message.tool_calls.clone_from(&action.tool_calls);
     }

@@ -99,7 +99,7 @@ class Env:
     """Base class of environments. An instance is used for one episode.
 
     All methods are optional and may be `async`. Parameters are bound by name: `task`, its columns, `seed`,
-    and in `reward` also `output`, `calls` and `messages`.
+    and in `reward` also `output`, `reasoning`, `calls` and `messages`.
 
     - `system`: text of the system message.
     - `runs_code`: whether code of the model runs, in a process or by `exec`. `True`: an episode has a worker of its

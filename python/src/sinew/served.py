@@ -14,7 +14,6 @@ The target is a class, a built-in environment, a recipe, or the address of a ser
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import subprocess
 import urllib.parse

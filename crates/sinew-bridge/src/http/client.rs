@@ -13,7 +13,7 @@ use super::protocol::{
 use super::remote::{Remote, RemoteError};
 use crate::counts::{Counts, counted};
 use crate::runtime::{OwnRuntime, block_on, spawn};
-use crate::turn::{Turn, said};
+use crate::turn::Turn;
 use reqwest::Method;
 use serde_json::{Value, json};
 use sinew_env::{
@@ -400,8 +400,9 @@ impl HttpEnv {
         if self.ended {
             return Err(EnvError::Order("step before reset or after the end"));
         }
-        self.said.messages.push(said(&action));
-        self.said.output.clone_from(&action.text);
+        let answer = action.answer();
+        self.said.messages.push(action.parted());
+        self.said.output.clone_from(&answer);
         let (mut turn, mut state) = (Turn::default(), None);
         self.renewed = None;
         for call in &action.tool_calls {
@@ -422,7 +423,7 @@ impl HttpEnv {
         turn.notation(&action);
         if action.tool_calls.is_empty() && action.call_error.is_none() {
             let request = Call {
-                text: Some(action.text.clone()),
+                text: Some(answer),
                 ..Call::default()
             };
             let mut called = self.call(&request).await?;

@@ -115,15 +115,13 @@ pub(crate) fn calls(calls: Vec<ToolCall>) -> Action {
 
 pub(crate) fn sample(output: &str, data: Value) -> RewardSample {
     RewardSample {
-        task: task(data),
         messages: vec![
             Message::new(Role::User, "Buy tea."),
             Message::new(Role::Assistant, output),
         ],
-        output: output.into(),
         calls: vec![call("c0", "add", json!({"item": "tea"}))],
         metrics: [("turns".to_owned(), 2.0)].into(),
-        state: None,
+        ..RewardSample::new(task(data), output)
     }
 }
 

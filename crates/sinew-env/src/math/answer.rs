@@ -19,23 +19,25 @@ pub fn parse_number(text: &str) -> Option<f64> {
     plain.parse::<f64>().ok().map(|v| sign * v)
 }
 
-/// True if `a` equals `b` within a relative error of 1e-6, because tools may print floats.
+/// True if `a` equals `b`: exactly if both are whole numbers, else within an error of 1e-6, because tools may
+/// print floats. The error is relative to numbers above 1 that are not whole.
 pub fn same_number(a: f64, b: f64) -> bool {
-    (a - b).abs() <= 1e-6 * b.abs().max(1.0)
+    let whole = |v: f64| v.fract() == 0.0;
+    match (whole(a), whole(b)) {
+        (true, true) => a == b,
+        (false, true) => (a - b).abs() <= 1e-6,
+        _ => (a - b).abs() <= 1e-6 * b.abs().max(1.0),
+    }
 }
 
-/// Returns the number after the last `Answer:`. Markdown stars and a unit are ignored. If a limit cut the
-/// message right after the digits, there is no answer, because digits could be missing.
+/// Returns the number after the last `Answer:`, in any notation. If a limit cut the message right after the
+/// digits, there is no answer, because digits could be missing.
 pub fn final_answer(text: &str, truncated: bool) -> Option<f64> {
     const MARK: &str = "answer:";
-    let at = text.to_ascii_lowercase().rfind(MARK)?;
-    let rest = text[at + MARK.len()..].trim_start_matches([' ', '*', '\t', '\n', '=', '`']);
-    let number = |c: char| c.is_ascii_digit() || matches!(c, ',' | '.' | '-' | '$' | '€' | '£');
-    let end = rest.find(|c| !number(c)).unwrap_or(rest.len());
-    if truncated && end == rest.len() {
-        return None;
-    }
-    parse_number(rest[..end].trim_end_matches([',', '.', '-']))
+    let lower = text.to_ascii_lowercase();
+    let at = lower.replace('：', ":  ").rfind(MARK)?;
+    let number = sinew_answer::number(&text[at..])?;
+    (!truncated || !number.at_end).then(|| number.to_f64())
 }
 
 #[cfg(test)]
@@ -60,6 +62,10 @@ mod tests {
             ("so **Answer:** 1,024.", Some(1024.0)),
             ("answer: 1 no, Answer: -7 apples", Some(-7.0)),
             ("Answer: $3.50 each", Some(3.5)),
+            ("Answer: −7", Some(-7.0)),
+            ("Answer：４２", Some(42.0)),
+            ("**Answer:** 1{,}234", Some(1234.0)),
+            ("Answer: 3 + 4 = 7", Some(7.0)),
             ("Answer: forty", None),
             ("The result is 42", None),
             ("Answer:", None),
@@ -76,6 +82,9 @@ mod tests {
         assert!(same_number(392.00000001, 392.0));
         assert!(!same_number(391.0, 392.0));
         assert!(same_number(0.0, 0.0));
+        assert!(!same_number(1_234_568.0, 1_234_567.0));
+        assert!(!same_number(1_234_567.5, 1_234_567.0));
+        assert!(same_number(0.333_333_3, 1.0 / 3.0));
         assert!(!same_number(f64::NAN, 1.0));
     }
 }

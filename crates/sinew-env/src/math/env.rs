@@ -255,7 +255,7 @@ fn read_turn(action: &Action) -> Turn<'_> {
         ([], Some(CallError::Trailing | CallError::Invalid(_))) => {
             Turn::Malformed(Mistake::Neither)
         }
-        ([], None) => match final_answer(&action.text, action.truncated) {
+        ([], None) => match final_answer(&action.answer(), action.truncated) {
             Some(value) => Turn::Answer(value),
             None if action.truncated => Turn::Malformed(Mistake::TooLong),
             None => Turn::Malformed(Mistake::Neither),

@@ -142,7 +142,8 @@ pub(super) fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     let mut lines = text.lines().rev();
     let rest = lines.find_map(|line| {
         let line = line.trim_start_matches(|c: char| c.is_whitespace() || c == '*');
-        line.strip_prefix(key)?.strip_prefix(':')
+        let rest = line.strip_prefix(key)?.trim_start_matches('*');
+        rest.strip_prefix([':', '：'])
     })?;
     Some(rest.trim_matches(|c: char| c.is_whitespace() || matches!(c, '*' | '.' | '`')))
 }

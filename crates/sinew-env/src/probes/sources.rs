@@ -265,7 +265,7 @@ impl Env for Question {
             if self.said.is_some() {
                 return Err(EnvError::Order("step after the end"));
             }
-            self.said = Some(action.text);
+            self.said = Some(action.answer());
             Ok(StepResult {
                 observation: None,
                 process_reward: 0.0,

@@ -156,7 +156,10 @@ struct Dispute {
 
 /// The number of an answer, if it is one number and nothing else.
 fn number(text: &str) -> Option<i64> {
-    field(text, "Answer")?.replace(',', "").parse().ok()
+    let said = sinew_answer::number(field(text, "Answer")?)?;
+    said.value
+        .is_integer()
+        .then(|| said.value.to_integer().try_into().ok())?
 }
 
 impl Dispute {
@@ -223,7 +226,7 @@ impl Env for Dispute {
             if self.said.len() >= 2 {
                 return Err(EnvError::Order("step after the end"));
             }
-            let said = number(&action.text);
+            let said = number(&action.answer());
             self.said.push(said);
             let done = self.said.len() == 2;
             let content = (!done).then(|| self.dispute(said));

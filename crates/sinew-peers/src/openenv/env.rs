@@ -401,7 +401,7 @@ impl OpenEnvEpisode {
         }
         turn.notation(&action);
         if action.tool_calls.is_empty() && action.call_error.is_none() {
-            let result = match self.shared.form.said(&action.text) {
+            let result = match self.shared.form.said(&action.answer()) {
                 Ok(data) => self.send(data).await?,
                 Err(why) => Err(why),
             };

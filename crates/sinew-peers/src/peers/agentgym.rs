@@ -362,7 +362,7 @@ impl Episode {
         }
         turn.notation(&action);
         if action.tool_calls.is_empty() && action.call_error.is_none() {
-            let result = self.send(action_of(&action.text), &mut turn).await?;
+            let result = self.send(action_of(&action.answer()), &mut turn).await?;
             turn.said(Ok(result));
         }
         self.counts.turn(&action, turn.errors);

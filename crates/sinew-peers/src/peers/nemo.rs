@@ -355,7 +355,7 @@ impl Episode {
             return self.act_by_step(action).await;
         }
         let mut turn = Turn::default();
-        self.output.said(&action.text);
+        self.output.said(&action.answer());
         for call in &action.tool_calls {
             let result = self.call(call).await?;
             let shown = result.as_ref().unwrap_or_else(|e| e);
