@@ -64,17 +64,18 @@ def is_own(file):
 
 
 def place_of_code(thing):
-    """Where the modules of a class or function run code, as `file:line: what`; None if they do not. Its attribute
-    `runs_code` decides, if it has one."""
+    """Where the modules of a function, or of a class and its bases, run code, as `file:line: what`; None if they do
+    not. Its attribute `runs_code` decides, if it has one."""
     said = getattr(thing, "runs_code", None)
     if said is not None:
         return "%s: runs_code" % shown_place(thing) if said else None
-    main = getattr(sys.modules.get(thing.__module__), "__file__", None)
-    if not main:
-        return None
+    names = {kind.__module__ for kind in getattr(thing, "__mro__", (thing,))} - {"sinew.env"}
+    names = {name for name in names if name.partition(".")[0] not in sys.stdlib_module_names}
+    mains = {getattr(sys.modules.get(name), "__file__", None) for name in names} - {None}
+    folders = tuple(os.path.dirname(main) + "/" for main in mains if is_own(main))
     files = [getattr(m, "__file__", None) or "" for m in list(sys.modules.values())]
-    near = [f for f in files if is_own(f) and f.startswith(os.path.dirname(main) + "/")]
-    for file in sorted({main, *near}):
+    near = {f for f in files if is_own(f) and f.startswith(folders)} if folders else set()
+    for file in sorted(mains | near):
         try:
             with open(file, "rb") as source:
                 found = code_in(source.read())

@@ -28,7 +28,7 @@ export async function episodePage({ run, params, signal, keys, title }) {
   const at = e.siblings.findIndex((x) => x.episode === id), next = e.siblings[(at + 1) % e.siblings.length];
   if (next) keys.n = () => { location.hash = link("episode", { ...Object.fromEntries(params), id: next.episode }); };
   return h("div", { class: "two" },
-    h("div", { class: "stack" }, toolbar(e, view, color), failure(e), noText(e), turns,
+    h("div", { class: "stack" }, toolbar(e, view, color), failure(e), unknown(e), noText(e), turns,
       e.cut > 0 && h("div", { class: "notice" }, `${num(e.cut)} more tokens are not shown.`)),
     h("aside", { class: "stack aside" }, facts(e, run), view === "tokens" && h("section", { class: "card" }, h("h2", {}, "Token"), scale(color, e), ink), branches(e, path), siblings(e, run)));
 }
@@ -51,7 +51,7 @@ export async function comparePage({ run, params, signal, keys, title }) {
   if (view === "words") mark(paths, columns, same);
   return h("div", { class: "stack" },
     h("div", { class: "row" }, segment([["text", "text"], ["words", "words that differ"], ["tokens", "tokens"]], view, (v) => patch({ view: v })), h("span", { class: "mute" }, `${note} ${same ? `The first ${plural(same, "node")} are equal, token by token.` : "They differ from the first node on."}`)),
-    noText(both[0]),
+    both.map(unknown).find(Boolean), noText(both[0]),
     view === "tokens" && h("section", { class: "card" }, h("div", { class: "row" }, colours(color, both.some((e) => e.signals))), scale(color, both.find((e) => e.signals) ?? both[0]), ink),
     h("div", { class: "pair" }, both.map((e, i) => h("div", { class: "stack" },
       h("section", { class: "card" }, h("div", { class: "row" }, h("a", { class: "mono", href: link("episode", { run, id: ids[i] }) }, ids[i]), outcome(summary(e)), h("b", { class: "num" }, e.reward === null ? "" : `reward ${num(e.reward)}`)),
@@ -73,6 +73,7 @@ function textOf(node) {
   return node.messages.map((m) => [m.reasoning, plain(m.content), ...(m.tool_calls ?? []).map((c) => `${c.name} ${c.arguments}`)].filter(Boolean).join("\n")).join("\n");
 }
 
+const unknown = (e) => e.provenance.logprobs_unknown && h("div", { class: "notice" }, "Log-probabilities are unknown: the server reports none, and its tokens are read again from its text.");
 const noText = (e) => e.no_text && h("div", { class: "notice" }, `The tokenizer is not there, so that tokens are shown as numbers: ${e.no_text}`);
 
 /** Pictures stand in tokens as places that say nothing of them. */

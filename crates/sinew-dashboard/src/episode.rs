@@ -43,7 +43,7 @@ struct NodeView<'a> {
 pub(crate) fn view(trace: &Trace, waits: bool, renderer: Result<&dyn Renderer, &str>) -> Value {
     let mut left = MAX_TOKENS;
     let nodes: Vec<Value> = trace
-        .nodes
+        .shown_nodes()
         .iter()
         .enumerate()
         .map(|(id, node)| {

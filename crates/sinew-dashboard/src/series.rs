@@ -74,10 +74,15 @@ impl Spread {
 pub(crate) fn pooled<'a>(
     steps: impl IntoIterator<Item = &'a EpisodeStats>,
 ) -> Option<(f64, Spread)> {
+    pooled_shares(steps.into_iter().map(|s| (s.success, s.scored())))
+}
+
+/// Shares, each of its number of episodes, as one share with its spread.
+fn pooled_shares(shares: impl IntoIterator<Item = (f64, usize)>) -> Option<(f64, Spread)> {
     let (mut n, mut successes) = (0, 0.0);
-    for s in steps {
-        n += s.scored();
-        successes += s.success * s.scored() as f64;
+    for (share, of) in shares {
+        n += of;
+        successes += share * of as f64;
     }
     let share = successes / n.max(1) as f64;
     Some((share, Spread::of(share, n)?))
@@ -112,6 +117,11 @@ struct Maker<'a> {
     stride: usize,
 }
 
+/// Success with the number of episodes that it is of.
+fn share(s: &EpisodeStats) -> (f64, usize) {
+    (s.success, s.scored())
+}
+
 /// Whether a mean over scored episodes exists.
 fn is_scored(s: &EpisodeStats) -> bool {
     s.scored() > 0
@@ -142,11 +152,11 @@ impl Maker<'_> {
     fn success(
         &self,
         name: &str,
-        of: impl Fn(&StepRecord) -> Option<&EpisodeStats>,
+        of: impl Fn(&StepRecord) -> Option<(f64, usize)>,
     ) -> Option<Series> {
         let chunks = self.steps.chunks(self.stride);
         let all: Vec<Option<(f64, Spread)>> = chunks
-            .map(|part| pooled(part.iter().filter_map(&of)))
+            .map(|part| pooled_shares(part.iter().filter_map(&of)))
             .collect();
         all.iter().any(Option::is_some).then(|| Series {
             name: name.to_owned(),
@@ -177,7 +187,7 @@ impl Maker<'_> {
     fn learning(&self, evals: &[EvalRecord], out: &mut Vec<Chart>) {
         let section = "Learning";
         let held_out = points("held out", evals, success_of);
-        let success = self.success("training", |r| Some(&r.rollout));
+        let success = self.success("training", |r| Some(share(&r.rollout)));
         out.push(chart(
             "success",
             section,
@@ -225,7 +235,7 @@ impl Maker<'_> {
         let envs = names(self.steps.iter().map(|r| &r.rollout.by_env));
         let by_env = envs
             .iter()
-            .map(|name| self.success(name, |r| r.rollout.by_env.get(name)));
+            .map(|name| self.success(name, |r| r.rollout.by_env.get(name).map(share)));
         out.push(chart(
             "by-env",
             section,
@@ -234,10 +244,15 @@ impl Maker<'_> {
             by_env,
         ));
         let kinds = names(self.steps.iter().map(|r| &r.rollout.success_by_kind));
-        let by_kind = kinds
-            .iter()
-            .filter(|_| kinds.len() > 1)
-            .map(|name| self.series(name, |r| r.rollout.success_by_kind.get(name).copied()));
+        let by_kind = kinds.iter().filter(|_| kinds.len() > 1).map(|name| {
+            self.success(name, |r| {
+                let of = &r.rollout;
+                Some((
+                    *of.success_by_kind.get(name)?,
+                    *of.scored_by_kind.get(name)?,
+                ))
+            })
+        });
         out.push(chart(
             "by-type",
             section,

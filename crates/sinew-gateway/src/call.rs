@@ -30,7 +30,7 @@ use sinew_render::{
     Renderer, ToolCallFormat, TurnFormat, TurnOptions, call_end, forced_opening, text_only,
 };
 use sinew_types::{
-    Engine, EngineStatus, EpisodeId, Format, GenerateRequest, Grammar, RequestId, Role,
+    Engine, EngineStatus, EpisodeId, Fidelity, Format, GenerateRequest, Grammar, RequestId, Role,
     SamplingParams, TokenId, ToolNeed,
 };
 use std::sync::Arc;
@@ -202,6 +202,8 @@ impl Caller {
     /// Adds to a rollout's provenance what is known here.
     pub(crate) fn describe(&self, spec: &mut RolloutSpec) {
         spec.describe(self.renderer.as_ref());
+        let fidelity = self.engine.fidelity();
+        spec.provenance.logprobs_unknown = matches!(fidelity, Fidelity::Evaluation { .. });
     }
 
     pub(crate) fn engine_status(&self) -> EngineStatus {

@@ -76,5 +76,5 @@ pub use scoring_models::{ReferenceWeights, ScoringModels};
 pub use sinew_algo::{Interval, Percentiles, Spread};
 pub use sinew_rollout::Waits;
 pub use state::{RunStore, Samples, SavedState};
-pub use status::{BEHIND, Counted, SampleStatus};
+pub use status::{BEHIND, Counted, SampleStatus, UNSCORED};
 pub use verdict::{Course, FAILING, Judgement, Process, Verdict};

@@ -1,7 +1,7 @@
 //! What a run writes about itself: one line a step in `metrics.jsonl`, one object at the end.
 
 use crate::formats::FormatCounts;
-use crate::status::SampleStatus;
+use crate::status::{SampleStatus, share_text};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sinew_algo::{
@@ -65,6 +65,8 @@ pub struct EpisodeStats {
     pub metrics: BTreeMap<String, f64>,
     /// Success by task type.
     pub success_by_kind: BTreeMap<String, f64>,
+    /// Scored episodes by task type, which that success is of.
+    pub scored_by_kind: BTreeMap<String, usize>,
     /// The same of each environment of a mixture, by its name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub by_env: BTreeMap<String, EpisodeStats>,
@@ -89,6 +91,29 @@ impl EpisodeStats {
         }
     }
 
+    /// Success in the tasks of a type in words, such as `50.0 % (8 of 16)`; `-` without a scored one.
+    pub fn success_of_kind(&self, kind: &str) -> String {
+        match (
+            self.success_by_kind.get(kind),
+            self.scored_by_kind.get(kind),
+        ) {
+            (Some(success), Some(n)) => {
+                let solved = success * *n as f64;
+                format!("{:.1} % ({solved:.0} of {n})", 100.0 * success)
+            }
+            _ => "-".into(),
+        }
+    }
+
+    /// The episodes without a reward in words, such as `4 (25.0 %)`: their number, and their share of all that
+    /// the system did not fail; `0` without any.
+    pub fn unscored_text(&self) -> String {
+        match share_text(self.unscored, self.scored()) {
+            share if share.is_empty() => "0".into(),
+            share => format!("{} ({share})", self.unscored),
+        }
+    }
+
     /// Statistics of `traces`; of a mixture also those of each environment.
     pub fn of<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> Self {
         let traces: Vec<&Trace> = traces.into_iter().collect();
@@ -107,7 +132,7 @@ impl EpisodeStats {
 
     fn of_all(traces: &[&Trace]) -> Self {
         let mut stats = Self::default();
-        let mut by_kind: BTreeMap<String, (f64, f64)> = BTreeMap::new();
+        let mut by_kind: BTreeMap<String, (f64, usize)> = BTreeMap::new();
         let mut by_task: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
         let (mut rewards, mut lengths) = (Vec::new(), Vec::new());
         // Episodes that have a reward, by its name.
@@ -150,7 +175,7 @@ impl EpisodeStats {
                 }
             }
             let kind = by_kind.entry(trace.task_kind.clone()).or_default();
-            *kind = (kind.0 + success, kind.1 + 1.0);
+            *kind = (kind.0 + success, kind.1 + 1);
         }
         let scored = rewards.len() as f64;
         stats.success_interval = Interval::wilson(stats.success, scored);
@@ -158,7 +183,11 @@ impl EpisodeStats {
         stats.sampled_tokens_at = Percentiles::of(lengths);
         stats.pass_at = passes(&by_task.into_values().collect::<Vec<_>>());
         stats.divide(scored, &measured);
-        stats.success_by_kind = by_kind.into_iter().map(|(k, (s, n))| (k, s / n)).collect();
+        let kinds = by_kind.iter();
+        stats.scored_by_kind = kinds.clone().map(|(k, (_, n))| (k.clone(), *n)).collect();
+        stats.success_by_kind = kinds
+            .map(|(k, (s, n))| (k.clone(), s / *n as f64))
+            .collect();
         stats
     }
 

@@ -54,6 +54,18 @@ impl Counted {
     }
 }
 
+/// Name of the samples without a score.
+pub const UNSCORED: &str = "unscored";
+
+/// The share of `unscored` samples or episodes among them and the `scored` ones, such as `25.0 %`; empty
+/// without any.
+pub(crate) fn share_text(unscored: usize, scored: usize) -> String {
+    match unscored {
+        0 => String::new(),
+        count => format!("{:.1} %", 100.0 * count as f64 / (count + scored) as f64),
+    }
+}
+
 /// The samples of a step. A sample may be in several of the numbers; those that the system failed are in
 /// none. No number says that a missing score is 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -145,7 +157,7 @@ impl SampleStatus {
         };
         let mut numbers = vec![
             ("scored", self.scored, None),
-            of("unscored", &self.unscored),
+            of(UNSCORED, &self.unscored),
             of("equal rewards", &self.equal),
             of("truncated", &self.truncated),
             of("too old", &self.too_old),
@@ -154,10 +166,19 @@ impl SampleStatus {
         numbers
     }
 
-    /// One line, such as `scored 12, unscored 4 (e3: judge down), equal rewards 0, truncated 0, too old 0`,
-    /// with the groups that wait, if any.
+    /// Share of unscored samples among those that the system did not fail, in words, such as `25.0 %`; empty
+    /// if all are scored.
+    pub fn unscored_share(&self) -> String {
+        share_text(self.unscored.count, self.scored)
+    }
+
+    /// One line, such as `scored 12, unscored 4 (25.0 %; e3: judge down), equal rewards 0, truncated 0, too old
+    /// 0`, with the groups that wait, if any.
     pub fn line(&self) -> String {
         let shown = |(name, count, first): (&str, usize, Option<&str>)| match first {
+            Some(first) if name == UNSCORED => {
+                format!("{name} {count} ({}; {first})", self.unscored_share())
+            }
             Some(first) => format!("{name} {count} ({first})"),
             None => format!("{name} {count}"),
         };
@@ -189,7 +210,7 @@ mod tests {
         status.left_out(&dropped.into());
         assert_eq!(
             status.line(),
-            "scored 3, unscored 2 (e2: reward thumbs: not given), equal rewards 0, truncated 0, \
+            "scored 3, unscored 2 (40.0 %; e2: reward thumbs: not given), equal rewards 0, truncated 0, \
              too old 1 (e1: late: 9 updates behind)"
         );
         status.waiting = 2;

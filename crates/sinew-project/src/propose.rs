@@ -212,8 +212,6 @@ enum Kind {
     Code(&'static str),
 }
 
-/// The number behind `####`, which ends a worked answer.
-const MARKED: Kind = Kind::Code(include_str!("../templates/marked.py"));
 /// Shared words: nobody repeats a long text to the letter.
 const OVERLAP: Kind = Kind::Code(include_str!("../templates/overlap.py"));
 
@@ -226,20 +224,13 @@ fn reward(rows: &[Row], answer: &str) -> (Kind, String) {
         .collect();
     let all = |holds: fn(&str) -> bool| texts.iter().all(|t| holds(t.trim()));
     let distinct: BTreeSet<&str> = texts.iter().map(|t| t.trim()).collect();
-    let long = texts.iter().filter(|t| t.len() > SHORT).count();
-    let marked = |t: &str| {
-        t.rsplit_once("####")
-            .is_some_and(|(_, last)| is_number(last.trim()))
-    };
-    let (kind, because) = if all(is_number) {
+    // Nobody repeats an answer of several lines to the letter.
+    let is_long = |t: &&String| t.len() > SHORT || t.trim().contains('\n');
+    let long = texts.iter().filter(is_long).count();
+    let (kind, because) = if all(|t| !t.contains("\\boxed{") && states_number(t)) {
         (
             Kind::Named("number"),
-            format!("`{answer}` is a number, compared with the last one of the output"),
-        )
-    } else if all(marked) {
-        (
-            MARKED,
-            format!("`{answer}` ends with `#### NUMBER`, compared with the last one of the output"),
+            format!("`{answer}` states a number, compared with the one that the output states"),
         )
     } else if all(|t| t.contains("\\boxed{")) {
         (
@@ -284,10 +275,9 @@ fn text(value: &Value) -> String {
         .map_or_else(|| value.to_string(), str::to_owned)
 }
 
-fn is_number(text: &str) -> bool {
-    text.replace(',', "")
-        .parse::<f64>()
-        .is_ok_and(f64::is_finite)
+/// Whether a value is a number, or a worked answer that states one, as after `####`.
+fn states_number(text: &str) -> bool {
+    sinew_answer::expected_number(&Value::from(text)).is_some()
 }
 
 #[cfg(test)]
@@ -317,6 +307,19 @@ mod tests {
             ),
             (
                 &[r##"{"question": "q", "answer": "1 + 1 = 2\n#### 2"}"##],
+                "{{ question }}",
+                "number(answer)",
+            ),
+            (
+                &[r#"{"question": "q", "answer": "Twice 21. The answer is 42."}"#],
+                "{{ question }}",
+                "number(answer)",
+            ),
+            (
+                &[
+                    r#"{"question": "q", "answer": "Let x be 2.\nThen y is x."}"#,
+                    r#"{"question": "q", "answer": "Let x be 3.\nThen y is x."}"#,
+                ],
                 "{{ question }}",
                 "score.py:score",
             ),

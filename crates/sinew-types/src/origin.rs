@@ -55,6 +55,9 @@ pub struct Provenance {
     /// Kernel set of an embedded engine: log-probabilities are equal to the bit only within one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernels: Option<String>,
+    /// The server reports no log-probabilities: each of its sampled tokens has a 0 in the place of one.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub logprobs_unknown: bool,
     /// Isolation level of the sandboxes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<String>,

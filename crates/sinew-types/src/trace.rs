@@ -11,6 +11,7 @@ use crate::ids::{EpisodeId, GroupId, PolicyVersion, TaskId, TokenId};
 use crate::message::{Message, ToolSpec};
 use crate::origin::{Origin, Provenance};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// Maximum magnitude of a reward, and of the total of an episode: above it, a difference of rewards divided
@@ -531,6 +532,16 @@ impl Trace {
     /// The limit of tokens that cut the last answer, if one did.
     pub fn cut(&self) -> Option<Limit> {
         cut(&self.nodes)
+    }
+
+    /// The nodes as people see them: without log-probabilities where none are known.
+    pub fn shown_nodes(&self) -> Cow<'_, [Node]> {
+        if !self.provenance.logprobs_unknown {
+            return Cow::Borrowed(&self.nodes);
+        }
+        let mut nodes = self.nodes.clone();
+        nodes.iter_mut().for_each(|node| node.logprobs.clear());
+        Cow::Owned(nodes)
     }
 
     /// Node ids from the root to `leaf`.

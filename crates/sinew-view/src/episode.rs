@@ -54,7 +54,7 @@ pub fn text(trace: &Trace, renderer: &dyn Renderer, options: ShowOptions) -> Str
         visible(&end_text(&trace.end))
     );
     provenance(&mut out, &trace.provenance);
-    for (id, node) in trace.nodes.iter().enumerate() {
+    for (id, node) in trace.shown_nodes().iter().enumerate() {
         header(&mut out, id, node);
         let body = if options.tokens {
             token_lines(node, renderer)
@@ -94,6 +94,8 @@ fn provenance(out: &mut String, p: &Provenance) {
         sampling,
         template.map(|hash| format!("template {}", hash.get(..12).unwrap_or(hash))),
         p.kernels.as_ref().map(|k| format!("kernels {k}")),
+        p.logprobs_unknown
+            .then(|| "log-probs unknown: the server reports none".into()),
         p.sandbox.as_ref().map(|level| format!("sandbox {level}")),
     ];
     let tools = p
@@ -121,8 +123,10 @@ fn header(out: &mut String, id: usize, node: &Node) {
         node.tokens.len()
     );
     if let (Some(first), Some(last)) = (node.versions.first(), node.versions.last()) {
-        let mean = node.logprobs.iter().sum::<f32>() / node.logprobs.len().max(1) as f32;
-        let _ = write!(out, "  mean log-prob {mean:.3}");
+        if !node.logprobs.is_empty() {
+            let mean = node.logprobs.iter().sum::<f32>() / node.logprobs.len() as f32;
+            let _ = write!(out, "  mean log-prob {mean:.3}");
+        }
         if node.temperature != 1.0 {
             let _ = write!(out, " at temperature {}", node.temperature);
         }

@@ -73,11 +73,14 @@ pub fn html(trace: &Trace, renderer: Result<&dyn Renderer, &str>, limits: Limits
     };
     page.head(trace);
     page.facts(trace);
-    for (id, node) in trace.nodes.iter().enumerate() {
+    for (id, node) in trace.shown_nodes().iter().enumerate() {
         page.node(id, node);
     }
     page.end()
 }
+
+/// A note of episodes whose tokens have no known log-probabilities.
+const UNKNOWN: &str = "Log-probabilities are unknown: the server reports none, and its tokens are read again from its text.";
 
 /// A page at work.
 struct Page<'a> {
@@ -120,6 +123,9 @@ impl Page<'_> {
                 );
             }
             _ => {}
+        }
+        if trace.provenance.logprobs_unknown {
+            self.note("note", UNKNOWN);
         }
         if let Err(why) = self.renderer {
             self.note(
@@ -444,6 +450,28 @@ mod tests {
             .skip(1)
             .map(|t| t.split(['>', ' ']).next().unwrap().to_owned());
         tags.collect()
+    }
+
+    #[test]
+    fn unknown_log_probabilities_are_no_certainty() {
+        let renderer = sinew_render::byte_renderer().unwrap();
+        let mut trace = trace("0123", &renderer, json!("x"));
+        trace.provenance.logprobs_unknown = true;
+        trace.nodes[0].logprobs.fill(0.0);
+        let page = html(&trace, Ok(&renderer), Limits::default());
+        assert!(page.contains(UNKNOWN), "{page}");
+        let options = crate::episode::ShowOptions {
+            tokens: true,
+            color: false,
+        };
+        let text = crate::episode::text(&trace, &renderer, options);
+        assert!(text.contains("log-probs unknown"), "{text}");
+        for shown in [page, text] {
+            assert!(
+                !shown.contains("log-prob 0.000") && !shown.contains("100.0 %"),
+                "{shown}"
+            );
+        }
     }
 
     #[test]

@@ -148,8 +148,12 @@ pub(crate) fn collected_line(p: &CollectProgress) -> String {
 fn measured_line(record: &EvalRecord) -> String {
     let percent = |x: f64| format!("{:.1} %", 100.0 * x);
     let greedy = record.stats.greedy_success.map(percent);
+    let unscored = match record.stats.unscored {
+        0 => String::new(),
+        _ => format!(", unscored {}", record.stats.unscored_text()),
+    };
     format!(
-        "held-out {}: success {}{}{}",
+        "held-out {}: success {}{}{unscored}{}",
         record.when,
         record.stats.success_text(),
         greedy.map_or_else(String::new, |g| format!(", greedy {g}")),

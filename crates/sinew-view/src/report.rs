@@ -19,7 +19,7 @@ use crate::interference::interference;
 use crate::status::duration;
 use sinew_pipeline::{
     EpisodeStats, EvalRecord, PipelineError, Recorder, RunEvent, SampleStatus, StepRecord,
-    TokenSummary, Totals, Waits,
+    TokenSummary, Totals, UNSCORED, Waits,
 };
 use sinew_plot::{Curve, Lane, Span, plot_with_points, timeline};
 use sinew_render::Renderer;
@@ -307,7 +307,11 @@ impl Report<'_> {
         let mut html = String::from("<table><tr><th>samples<th><th>first cause");
         for (name, count, first) in sum.numbers() {
             let first = escape(first.unwrap_or_default());
-            let _ = write!(html, "<tr><td>{name}<td>{count}<td>{first}");
+            let share = match name {
+                UNSCORED if count > 0 => format!(" ({})", sum.unscored_share()),
+                _ => String::new(),
+            };
+            let _ = write!(html, "<tr><td>{name}<td>{count}{share}<td>{first}");
         }
         if sum.waiting > 0 {
             let _ = write!(html, "<tr><td>groups that wait<td>{}<td>", sum.waiting);
@@ -574,9 +578,9 @@ pub(crate) fn comparison(
         let a = after.by_env.get(env).map_or_else(|| known(None), success);
         rows.push((format!("success: {env}"), success(b), a));
     }
-    for (kind, b) in &before.success_by_kind {
-        let a = known(after.success_by_kind.get(kind).copied());
-        rows.push((format!("success: {kind}"), percent(*b), a));
+    for kind in before.success_by_kind.keys() {
+        let of = |stats: &EpisodeStats| stats.success_of_kind(kind);
+        rows.push((format!("success: {kind}"), of(before), of(after)));
     }
     for (name, b) in &before.metrics {
         let a = after.metrics.get(name).copied();
@@ -603,8 +607,8 @@ pub(crate) fn comparison(
     if before.unscored + after.unscored > 0 {
         rows.push((
             "without a reward".into(),
-            count(before.unscored),
-            count(after.unscored),
+            before.unscored_text(),
+            after.unscored_text(),
         ));
     }
     rows
@@ -725,7 +729,7 @@ mod tests {
             "equal rewards in the group<td>20",
             "<td>training<td>3.0<td>15 %",
             "<td>scored<td>21<td>",
-            "<td>unscored<td>3<td>e1: judge &lt;down&gt;",
+            "<td>unscored<td>3 (12.5 %)<td>e1: judge &lt;down&gt;",
             "KL divergence",
             "held out",
         ] {

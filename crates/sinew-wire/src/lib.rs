@@ -103,7 +103,7 @@ use sinew_sandbox::SandboxWait;
 use sinew_sources::Dataset;
 use sinew_store::TraceStore;
 use sinew_tensor::Cpu;
-use sinew_types::{Clock, Component, Engine, Provenance};
+use sinew_types::{Clock, Component, Engine, Fidelity, Provenance};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -181,7 +181,7 @@ impl std::fmt::Debug for Session<'_> {
 fn episode_parts(
     recipe: &RunPlan,
     session: &Session<'_>,
-    run: RunInfo,
+    mut run: RunInfo,
     (engine, renderer): (&Arc<dyn Engine>, &Arc<dyn Renderer>),
     (envs, sandbox_wait): (Arc<dyn EnvFactory>, Arc<SandboxWait>),
 ) -> Result<EpisodeParts, Failure> {
@@ -190,6 +190,7 @@ fn episode_parts(
         .max_running
         .min(envs.capabilities().places.unwrap_or(usize::MAX));
     let mut parts = EpisodeParts::new(Arc::clone(engine), Arc::clone(renderer), envs, bounds);
+    run.provenance.logprobs_unknown = matches!(engine.fidelity(), Fidelity::Evaluation { .. });
     parts.run = Arc::new(run);
     parts.sandbox_wait = sandbox_wait;
     let longest_first = recipe.rollout.order == Order::LongestFirst;

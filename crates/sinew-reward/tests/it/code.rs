@@ -159,6 +159,31 @@ async fn tests_are_asserts_functions_or_classes() {
     }
 }
 
+/// Right code, in the shapes that models write around it.
+#[tokio::test]
+async fn code_is_found_in_any_shape_of_an_answer() {
+    let reward = made("tests(answer)", 20.0, "").unwrap();
+    let code = "def add(a, b):\n    return a + b\n";
+    let indented = code.replace('\n', "\n  ");
+    for output in [
+        format!("```python\n{code}```\nUse it so:\n```python\nprint(add(1, 2))\n```"),
+        format!("```python\n{code}```\nIt prints:\n```\n3\n```"),
+        format!("```python\n{code}```\n```bash\npython add.py\n```"),
+        format!("```python\n{code}```\nAll done.\n```"),
+        format!("Here:\n```python\n{code}"),
+        format!("```python3.12\n{code}```"),
+        format!("```python title=\"add.py\"\n{code}```"),
+        format!("~~~python\n{code}~~~"),
+        format!("- so:\n  ```python\n  {indented}```"),
+        code.to_owned(),
+    ] {
+        let got = score(reward.as_ref(), &output, json!("assert add(1, 2) == 3"));
+        let got = got.await.unwrap_or_else(|e| panic!("{output}: {e}"));
+        assert_eq!(got.value, 1.0, "{output}");
+        assert!(got.parts.contains_key("reward/tests/blocks"), "{got:?}");
+    }
+}
+
 /// Each of these would pass if the code could say that it passed. None may score.
 #[tokio::test]
 async fn forged_success_does_not_score() {

@@ -119,6 +119,9 @@ fn a_server_that_says_text_is_measured_and_never_trained_on() {
     let turn = shown.split("sampled ").nth(1).unwrap();
     let said = turn.lines().nth(1).unwrap();
     assert_eq!(said.trim(), format!("{SAID}<end>"), "{shown}");
+    // Such a server reports no log-probabilities: nothing says that it was certain.
+    assert!(shown.contains("log-probs unknown"), "{shown}");
+    assert!(!shown.contains("mean log-prob"), "{shown}");
 }
 
 /// A terminal that shows what it is given, and answers nothing.

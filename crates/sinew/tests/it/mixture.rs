@@ -74,6 +74,8 @@ fn one_policy_learns_two_environments_by_their_weights() {
         let kinds = &step["rollout"]["success_by_kind"];
         for kind in ["letters:letters", "digits:easy", "digits:hard"] {
             assert!(kinds[kind].is_f64(), "{kind}: {step}");
+            let n = step["rollout"]["scored_by_kind"][kind].as_u64();
+            assert!(n.unwrap() > 0, "{kind}: {step}");
         }
     }
     let report = std::fs::read_to_string(dir.path().join("run/report.html")).unwrap();

@@ -31,6 +31,8 @@ class Verifiers(Env):
         cls.rows = list(itertools.islice(iter(cls.vf.load_taskset(config)), cls.most))
         if len(cls.rows) < 2:
             raise ValueError(f"the taskset {cls.taskset} has {len(cls.rows)} tasks; at least 2 are needed")
+        # It asks git, once: a process that starts in an episode would be taken for code of the model.
+        importlib.import_module("verifiers.v1.utils.version").verifiers_commit()
         cls.refuse()
 
     @classmethod
