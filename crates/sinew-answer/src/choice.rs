@@ -40,8 +40,8 @@ pattern!(
     r"(?i)^[*)\]）]*\s*(?:(?:is|are|was|seems|looks|can be|must be|would be)?\s*(?:also )?(?:clearly |obviously |definitely |simply |just )?(?:wrong|incorrect|false|not |n't|ruled out|eliminated|excluded|invalid|impossible|too |irrelevant|out\b|close|tempting|a distractor|a trap)|(?:isn't|isn’t|can't|can’t|cannot|doesn't|doesn’t|does not|fails|contradicts|错|錯|不|是错|是錯|ist falsch|ist nicht|n'est pas|no es|não é|неверн|не ))"
 );
 
-/// The option of an answer. A box, a tag or a phrase states it; else it stands at the start, alone on a line, in
-/// bold, or is called right; else it is the only letter that is not called wrong.
+/// The option of an answer. A box, a tag or a phrase states it; else it stands at the start, alone on a
+/// line, in bold, or is called right; else it is the only letter that is not called wrong.
 pub fn choice(answer: &str) -> Choice {
     let of = |letter: Option<char>| {
         letter.map(|letter| Choice {
@@ -95,7 +95,8 @@ pattern!(
     r"^(?:option|choice|选项|選項|вариант|opción|opção)?[^\p{L}\d]*(\p{L})"
 );
 
-/// The option behind a phrase: the first letter, or the only one of the line. Two options joined by "or" are none.
+/// The option behind a phrase: the first letter, or the only one of the line. Two options joined by "or"
+/// are none.
 fn phrase(text: &str) -> Option<Choice> {
     let line = text.trim_start_matches(|c: char| c.is_whitespace() || "*_:：`".contains(c));
     let line = line.lines().next().unwrap_or_default();
@@ -172,8 +173,8 @@ fn is_free(text: &str, at: std::ops::Range<usize>) -> bool {
     !before.is_some_and(stops) && !after.is_some_and(stops)
 }
 
-/// Options of a plain text in order, without those that are called wrong: capitals that stand alone. "A" and "I"
-/// before a word are an article and a pronoun.
+/// Options of a plain text in order, without those that are called wrong: capitals that stand alone. "A"
+/// and "I" before a word are an article and a pronoun.
 fn letters(text: &str) -> Vec<char> {
     let boxed = text
         .trim()
@@ -195,7 +196,8 @@ fn letters(text: &str) -> Vec<char> {
         .collect()
 }
 
-/// Whether "A", "I", "O", "E" or "Y" is a word here: a small letter follows behind a blank, but for a verb of being.
+/// Whether "A", "I", "O", "E" or "Y" is a word here: a small letter follows behind a blank, but for a verb
+/// of being.
 fn is_word(text: &str, letter: char, end: usize) -> bool {
     let rest = &text[end..];
     let next = rest.trim_start_matches(' ');

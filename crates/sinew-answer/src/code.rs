@@ -1,7 +1,7 @@
 //! The Python code of an answer.
 //!
-//! An answer holds more than its solution: demos, outputs, shell commands, earlier versions. The names that its
-//! tests use decide which blocks are the solution, with the blocks that those need in turn.
+//! An answer holds more than its solution: demos, outputs, shell commands, earlier versions. The names that
+//! its tests use decide which blocks are the solution, with the blocks that those need in turn.
 
 use crate::blocks::{Block, blocks};
 use crate::pattern;

@@ -312,7 +312,8 @@ pub(crate) fn joins(c: char) -> bool {
     c.is_alphabetic() && !is_unspaced(c)
 }
 
-/// Whether a character belongs to a script that writes words without blanks, or with endings at foreign words.
+/// Whether a character belongs to a script that writes words without blanks, or with endings at foreign
+/// words.
 pub(crate) fn is_unspaced(c: char) -> bool {
     matches!(c as u32,
         // Thai, Lao, Tibetan, Burmese, Khmer.

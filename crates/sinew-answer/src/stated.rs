@@ -62,8 +62,8 @@ const PHRASES: &[&str] = &[
 static PHRASE: crate::Pattern =
     crate::Pattern::new(|| regex::Regex::new(&format!("(?i){}", PHRASES.join("|"))).ok());
 
-/// The result that an answer states, and how. A tag counts before a box, and these before phrases; of one kind
-/// the last.
+/// The result that an answer states, and how. A tag counts before a box, and these before phrases; of one
+/// kind the last.
 pub fn stated(answer: &str) -> Option<Stated<'_>> {
     if let Some(inside) = tag(answer) {
         return Some(stated_in(inside).unwrap_or(Stated {

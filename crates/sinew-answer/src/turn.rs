@@ -1,8 +1,9 @@
 //! Reasoning and answer of a turn.
 //!
-//! Models write their thoughts in tags of their own. A thought stands at the start of a turn or at the start
-//! of a line, outside of fenced code. Where the prompt ends with the opening tag, the turn has the closing one
-//! only. gpt-oss names channels instead: `analysis` and `commentary` are thoughts, `final` is the answer.
+//! Models write their thoughts in tags of their own. A thought stands at the start of a turn or at the
+//! start of a line, outside of fenced code. Where the prompt ends with the opening tag, the turn has the
+//! closing one only. gpt-oss names channels instead: `analysis` and `commentary` are thoughts, `final` is
+//! the answer.
 
 /// Opening and closing mark of thoughts, and the name of the tag that they are.
 const MARKS: [(&str, &str, &str); 11] = [
@@ -161,8 +162,8 @@ fn is_fence(line: &str) -> bool {
     line.starts_with("```") || line.starts_with("~~~")
 }
 
-/// The next thought at the start of a line: what stands before it, its tag, what is in it, and what follows if
-/// it is closed.
+/// The next thought at the start of a line: what stands before it, its tag, what is in it, and what follows
+/// if it is closed.
 fn next_thought(text: &str) -> Option<(&str, &'static str, &str, Option<&str>)> {
     let begins = |at: usize| {
         let line = text[..at].rsplit('\n').next().unwrap_or_default();

@@ -1,7 +1,8 @@
 //! Written answers in the styles of real models, each with what must be read from it.
 //!
 //! `answers.jsonl` has one answer a line: `style`, `said`, `opened` where the prompt ended with the opening mark
-//! of thoughts, and what is read: `reasoning` and `answer`, `number` with `also` and `maybe`, `choice` with `open`,
+//! of thoughts, and what is read: `reasoning` and `answer`, `number` with `also` and `maybe`, `choice` with
+//! `open`,
 //! `json`, or `code` for the names of `tests`.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

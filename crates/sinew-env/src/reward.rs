@@ -51,8 +51,8 @@ pub struct RewardSample {
     pub task: Task,
     /// All messages in order: prompt, turns of the model, observations.
     pub messages: Vec<Message>,
-    /// The answer: text of the model's last turn, without control tokens and thoughts. Empty if the model said
-    /// nothing, or did not finish its thought.
+    /// The answer: text of the model's last turn, without control tokens and thoughts. Empty if the model
+    /// said nothing, or did not finish its thought.
     pub output: String,
     /// The thoughts of that turn. `None`: it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]

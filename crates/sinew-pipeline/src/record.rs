@@ -105,8 +105,8 @@ impl EpisodeStats {
         }
     }
 
-    /// The episodes without a reward in words, such as `4 (25.0 %)`: their number, and their share of all that
-    /// the system did not fail; `0` without any.
+    /// The episodes without a reward in words, such as `4 (25.0 %)`: their number, and their share of all
+    /// that the system did not fail; `0` without any.
     pub fn unscored_text(&self) -> String {
         match share_text(self.unscored, self.scored()) {
             share if share.is_empty() => "0".into(),

@@ -172,8 +172,8 @@ impl SampleStatus {
         share_text(self.unscored.count, self.scored)
     }
 
-    /// One line, such as `scored 12, unscored 4 (25.0 %; e3: judge down), equal rewards 0, truncated 0, too old
-    /// 0`, with the groups that wait, if any.
+    /// One line, such as `scored 12, unscored 4 (25.0 %; e3: judge down), equal rewards 0, truncated 0, too
+    /// old 0`, with the groups that wait, if any.
     pub fn line(&self) -> String {
         let shown = |(name, count, first): (&str, usize, Option<&str>)| match first {
             Some(first) if name == UNSCORED => {

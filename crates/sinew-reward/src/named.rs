@@ -1,12 +1,12 @@
 //! The rewards that recipes can name.
 //!
 //! A reward is one [`Rule`]: it is made once, when the recipe is read, and holds no state. It compares the
-//! output, the answer of the model's last turn, with a column of the task. `sinew-answer` says what the answer,
-//! its number, its option and its JSON are. Penalties measure the whole turn with its thoughts.
+//! output, the answer of the model's last turn, with a column of the task. `sinew-answer` says what the
+//! answer, its number, its option and its JSON are. Penalties measure the whole turn with its thoughts.
 //!
-//! Values lie in 0 to 1, those of penalties in -1 to 0. A wrong answer is 0. An expected value that cannot be
-//! compared is [`Unscored`]: the task is at fault, not the model. So is an answer that may be read as right and
-//! as wrong.
+//! Values lie in 0 to 1, those of penalties in -1 to 0. A wrong answer is 0. An expected value that cannot
+//! be compared is [`Unscored`]: the task is at fault, not the model. So is an answer that may be read as
+//! right and as wrong.
 //!
 //! A new reward is a variant of [`Rule`], its arguments in [`rule`], its value in [`Rule::value`], and a row
 //! of [`NAMES`].
@@ -288,8 +288,8 @@ impl Rule {
     /// Score of a sample, with what was read as parts.
     ///
     /// # Errors
-    /// If the task has no such column, its value cannot be compared, or the answer may be read as right and as
-    /// wrong.
+    /// If the task has no such column, its value cannot be compared, or the answer may be read as right and
+    /// as wrong.
     fn score(&self, sample: &RewardSample) -> Result<Score, Unscored> {
         let output = sample.output.trim();
         let is = |right: bool| Score::new(f64::from(u8::from(right)));

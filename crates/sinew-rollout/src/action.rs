@@ -30,7 +30,8 @@ fn turn_format(
 }
 
 /// Text and thoughts of a sampled turn. Thoughts are taken out in the notation of the model's template, and
-/// where the turn has the channels of gpt-oss; other tags stay in the text, where [`Action::turn`] finds them.
+/// where the turn has the channels of gpt-oss; other tags stay in the text, where [`Action::turn`] finds
+/// them.
 pub(crate) fn said(renderer: &dyn Renderer, tokens: &[TokenId]) -> Action {
     // Marks of thoughts may be control tokens, which plain decoding leaves out.
     let text = renderer.decode_keeping(tokens, is_thought_mark);

@@ -166,6 +166,7 @@ fn provenance() -> impl Strategy<Value = Provenance> {
                 chat_template,
                 tools,
                 kernels,
+                logprobs_unknown: false,
                 sandbox,
             }
         })

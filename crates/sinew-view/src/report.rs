@@ -307,11 +307,11 @@ impl Report<'_> {
         let mut html = String::from("<table><tr><th>samples<th><th>first cause");
         for (name, count, first) in sum.numbers() {
             let first = escape(first.unwrap_or_default());
-            let share = match name {
-                UNSCORED if count > 0 => format!(" ({})", sum.unscored_share()),
-                _ => String::new(),
-            };
-            let _ = write!(html, "<tr><td>{name}<td>{count}{share}<td>{first}");
+            let _ = write!(html, "<tr><td>{name}<td>{count}");
+            if name == UNSCORED && count > 0 {
+                let _ = write!(html, " ({})", sum.unscored_share());
+            }
+            let _ = write!(html, "<td>{first}");
         }
         if sum.waiting > 0 {
             let _ = write!(html, "<tr><td>groups that wait<td>{}<td>", sum.waiting);

@@ -247,6 +247,41 @@ fn a_model_from_scratch_learns_the_tiny_world() {
     assert!(failure(&shown, 2).contains("holds no run"));
     let again = train(&run, &[]).output().unwrap();
     assert!(failure(&again, 2).contains("--resume"));
+    a_learning_rate_that_is_far_too_high_destroys(&run);
+}
+
+/// A run that goes on from the weights of `run` and loses what they could has collapsed in all that it says.
+fn a_learning_rate_that_is_far_too_high_destroys(run: &Path) {
+    let recipe = run.with_file_name("worse.toml");
+    let text = small_tiny();
+    let (head, rest) = text.split_once("[model]").unwrap();
+    let (_, rest) = rest.split_once("\n\n").unwrap();
+    let model = format!(
+        "[model]\ntype = \"pretrained\"\nsource = \"run:{}\"\n\n",
+        run.display()
+    );
+    let rest = rest
+        .replace("learning_rate = 3e-3", "learning_rate = 1.0")
+        .replace("steps = 60", "steps = 6");
+    std::fs::write(&recipe, format!("{head}{model}{rest}")).unwrap();
+    let worse = run.with_file_name("worse");
+    let mut command = sinew();
+    command
+        .arg("train")
+        .arg(&recipe)
+        .args(["--json", "--run-dir"]);
+    let output = command.arg(&worse).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    assert_eq!(last["verdict"]["verdict"], "collapsed", "{last}");
+    let listed = run_ok(
+        sinew()
+            .args(["runs", "--json"])
+            .arg(worse.parent().unwrap()),
+    );
+    let row = listed.lines().find(|line| line.contains("worse")).unwrap();
+    assert!(row.contains("collapsed"), "{row}");
 }
 
 #[test]

@@ -89,10 +89,10 @@ def run_code(code: str, files: dict[str, str] | None = None, stdin: str = "", ti
             )
         except subprocess.TimeoutExpired:
             return Ran(None, "timeout", "", "")
-    said = [text.decode(errors="replace") for text in (done.stdout, done.stderr)]
+    stdout, stderr = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
     if done.returncode < 0:
-        return Ran(None, f"signalled {-done.returncode}", *said)
-    return Ran(done.returncode, f"exited {done.returncode}", *said)
+        return Ran(None, f"signalled {-done.returncode}", stdout, stderr)
+    return Ran(done.returncode, f"exited {done.returncode}", stdout, stderr)
 
 
 class Env:

@@ -156,7 +156,7 @@ struct Dispute {
 
 /// The number of an answer, if it is one number and nothing else.
 fn number(text: &str) -> Option<i64> {
-    let said = sinew_answer::number(field(text, "Answer")?)?;
+    let said = sinew_answer::expected_number(&field(text, "Answer")?.into())?;
     said.value
         .is_integer()
         .then(|| said.value.to_integer().try_into().ok())?

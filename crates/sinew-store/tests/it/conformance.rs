@@ -348,6 +348,7 @@ fn parts_and_provenance_survive() {
             chat_template: Some("ab".repeat(32)),
             tools: [("python".to_owned(), "1".to_owned())].into(),
             kernels: Some("avx512".into()),
+            logprobs_unknown: true,
             sandbox: Some("process".into()),
         };
         let content = &mut rich.nodes[0].messages[0].content;

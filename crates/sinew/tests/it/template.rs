@@ -7,13 +7,21 @@ use std::path::Path;
 /// `sinew check` of a recipe with this model and these variables: whether it is ok, and what it says.
 fn checked(dir: &Path, model: &Path, template: &str) -> (bool, String) {
     let text = format!(
-        "name = \"t\"\n[model]\ntype = \"pretrained\"\nsource = {:?}\n{template}\n\
-         [env]\ntype = \"tool_math\"\n[rollout]\nmax_context_tokens = 1024\n",
+        "name = \"t\"\ntasks = {{ source = \"tasks.jsonl\", prompt = \"{{{{ question }}}}\" }}\n\
+         reward = \"number(answer)\"\n[model]\ntype = \"pretrained\"\nsource = {:?}\n{template}\n\
+         [rollout]\nmax_context_tokens = 1024\n",
         model.display().to_string()
     );
+    let rows = (0..40).map(|n| format!("{{\"question\": \"{n} + 1\", \"answer\": {}}}\n", n + 1));
+    std::fs::write(dir.join("tasks.jsonl"), rows.collect::<String>()).unwrap();
     let recipe = dir.join("recipe.toml");
     std::fs::write(&recipe, text).unwrap();
-    let done = sinew().arg("check").arg(&recipe).output().unwrap();
+    let done = sinew()
+        .current_dir(dir)
+        .arg("check")
+        .arg(&recipe)
+        .output()
+        .unwrap();
     let said = [done.stdout, done.stderr].concat();
     (
         done.status.success(),

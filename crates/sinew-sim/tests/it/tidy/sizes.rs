@@ -1,4 +1,4 @@
-//! Sizes of files, functions, crates and blobs.
+//! Sizes of files, functions and blobs, and the width of crates.
 
 use super::source::{self, Kind};
 use super::{crates, fail_if_any, name, production_files, rust_files, shown};
@@ -6,7 +6,9 @@ use crate::root;
 
 const MAX_FILE_LINES: usize = 800;
 const MAX_FUNCTION_LINES: usize = 70;
-const MAX_CRATE_LINES: usize = 8000;
+/// Public items of a crate, and the project's crates that it depends on: what a reader of its users must know.
+const MAX_PUBLIC_ITEMS: usize = 220;
+const MAX_DEPENDENCIES: usize = 12;
 const MAX_BLOB_BYTES: u64 = 200 * 1024;
 
 /// Functions that are still longer: they may only become shorter.
@@ -81,25 +83,42 @@ fn functions_of_every_form_are_measured() {
     assert_eq!(functions(&source::split(text)), [(0, 3)]);
 }
 
+/// Crates that put all others together.
+const ASSEMBLIES: [&str; 3] = ["sinew", "sinew-wire", "sinew-bench"];
+
+/// Whether a line declares an item that other crates can name.
+fn is_public_item(code: &str) -> bool {
+    let kinds = [
+        "fn", "struct", "enum", "trait", "const", "type", "static", "async", "unsafe", "extern",
+    ];
+    let declared = code.trim_start().strip_prefix("pub ");
+    declared.is_some_and(|rest| {
+        kinds
+            .iter()
+            .any(|kind| rest.starts_with(&format!("{kind} ")))
+    })
+}
+
 #[test]
-fn crates_stay_below_the_limit() {
+fn crates_have_few_public_items_and_dependencies() {
     let mut problems = Vec::new();
     for dir in crates() {
-        let code: usize = production_files(&dir)
+        let items: usize = production_files(&dir)
             .iter()
-            .map(|path| {
-                let lines = source::lines(path);
-                lines
-                    .iter()
-                    .filter(|l| !l.test && l.kind == Kind::Code)
-                    .count()
-            })
-            .sum();
-        if code > MAX_CRATE_LINES {
-            problems.push(format!("{}: {code} lines of code", name(&dir)));
+            .flat_map(|path| source::lines(path))
+            .filter(|l| !l.test && l.kind == Kind::Code && is_public_item(&l.code))
+            .count();
+        if items > MAX_PUBLIC_ITEMS {
+            problems.push(format!("{}: {items} public items", name(&dir)));
+        }
+        let manifest = std::fs::read_to_string(dir.join("Cargo.toml")).unwrap();
+        let used = manifest.split("[dev-dependencies]").next().unwrap();
+        let own = used.lines().filter(|l| l.starts_with("sinew-")).count();
+        if own > MAX_DEPENDENCIES && !ASSEMBLIES.contains(&name(&dir).as_str()) {
+            problems.push(format!("{}: {own} crates of the project", name(&dir)));
         }
     }
-    fail_if_any(&problems, "crates above 8,000 lines of production code");
+    fail_if_any(&problems, "crates that are too wide");
 }
 
 #[test]
