@@ -1,9 +1,8 @@
 //! Written answers in the styles of real models, each with what must be read from it.
 //!
-//! `answers.jsonl` has one answer a line: `style`, `said`, `opened` where the prompt ended with the opening mark
-//! of thoughts, and what is read: `reasoning` and `answer`, `number` with `also` and `maybe`, `choice` with
-//! `open`,
-//! `json`, or `code` for the names of `tests`.
+//! `answers.jsonl` has one answer a line: `style`, `said`, `opened` where the prompt ended with the opening
+//! mark of thoughts, and the parts: `reasoning` and `answer`, `number` with `also` and `maybe`, `choice` with
+//! `open`, `json`, or `code` for the names of `tests`.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use proptest::prelude::*;
@@ -180,12 +179,16 @@ const PIECES: [&str; 34] = [
 proptest! {
     /// No text makes a reader panic, and what is read is a part of the text.
     #[test]
-    fn every_text_can_be_read(pieces in prop::collection::vec(prop::sample::select(PIECES.to_vec()), 0..24), opened: bool) {
+    fn every_text_can_be_read(
+        pieces in prop::collection::vec(prop::sample::select(PIECES.to_vec()), 0..24),
+        opened: bool,
+    ) {
         let text = pieces.concat();
         let turn = Turn::split(&text, opened);
         prop_assert!(turn.answer.len() <= text.len());
         prop_assert!(turn.finished || turn.answer.is_empty());
-        let _ = (number(&text), choice(&text), json(&text), citations(&text), expected_number(&Value::from(text.as_str())));
+        let _ = (number(&text), choice(&text), json(&text), citations(&text));
+        let _ = expected_number(&Value::from(text.as_str()));
         prop_assert!((0.0..=1.0).contains(&repeated(&text, 4)));
         prop_assert!(code(&text, "f()").text.len() <= 2 * text.len() + 64);
     }

@@ -69,21 +69,24 @@ def place_of_code(thing):
     said = getattr(thing, "runs_code", None)
     if said is not None:
         return "%s: runs_code" % shown_place(thing) if said else None
-    names = {kind.__module__ for kind in getattr(thing, "__mro__", (thing,))} - {"sinew.env"}
-    names = {name for name in names if name.partition(".")[0] not in sys.stdlib_module_names}
-    mains = {getattr(sys.modules.get(name), "__file__", None) for name in names} - {None}
-    folders = tuple(os.path.dirname(main) + "/" for main in mains if is_own(main))
-    files = [getattr(m, "__file__", None) or "" for m in list(sys.modules.values())]
-    near = {f for f in files if is_own(f) and f.startswith(folders)} if folders else set()
-    for file in sorted(mains | near):
+    # Modules of the standard library start no code of a model (their names are known from Python 3.10 on).
+    known = {"sinew.env", *getattr(sys, "stdlib_module_names", ("builtins",))}
+    names = {kind.__module__ for kind in getattr(thing, "__mro__", (thing,))}
+    bases = [sys.modules.get(name) for name in names if not {name, name.partition(".")[0]} & known]
+    folders = tuple(os.path.dirname(file_of(base)) + "/" for base in bases if is_own(file_of(base)))
+    near = [m for m in list(sys.modules.values()) if is_own(file_of(m)) and file_of(m).startswith(folders or "/dev/null")]
+    for module in sorted({*bases, *near} - {None}, key=file_of):
         try:
-            with open(file, "rb") as source:
-                found = code_in(source.read())
-        except OSError:
+            found = code_in(module.__spec__.loader.get_source(module.__name__) or "")
+        except (AttributeError, ImportError):
             continue
         if found is not None:
-            return "%s:%d: %s" % (shown_path(file), *found)
+            return "%s:%d: %s" % (shown_path(file_of(module)), *found)
     return None
+
+
+def file_of(module):
+    return getattr(module, "__file__", None) or ""
 
 
 def starts_code(what, server):

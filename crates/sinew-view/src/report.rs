@@ -304,14 +304,13 @@ impl Report<'_> {
     fn samples(&self) -> String {
         let mut sum = SampleStatus::default();
         self.steps.iter().for_each(|s| sum.add(&s.samples));
-        let mut html = String::from("<table><tr><th>samples<th><th>first cause");
+        let mut html = "<table><tr><th>samples<th><th>first cause".to_owned();
         for (name, count, first) in sum.numbers() {
-            let first = escape(first.unwrap_or_default());
             let _ = write!(html, "<tr><td>{name}<td>{count}");
             if name == UNSCORED && count > 0 {
                 let _ = write!(html, " ({})", sum.unscored_share());
             }
-            let _ = write!(html, "<td>{first}");
+            let _ = write!(html, "<td>{}", escape(first.unwrap_or_default()));
         }
         if sum.waiting > 0 {
             let _ = write!(html, "<tr><td>groups that wait<td>{}<td>", sum.waiting);

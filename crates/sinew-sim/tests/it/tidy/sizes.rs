@@ -6,7 +6,7 @@ use crate::root;
 
 const MAX_FILE_LINES: usize = 800;
 const MAX_FUNCTION_LINES: usize = 70;
-/// Public items of a crate, and the project's crates that it depends on: what a reader of its users must know.
+/// Public items of a crate, and the project's crates that it depends on.
 const MAX_PUBLIC_ITEMS: usize = 220;
 const MAX_DEPENDENCIES: usize = 12;
 const MAX_BLOB_BYTES: u64 = 200 * 1024;
