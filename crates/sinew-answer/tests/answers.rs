@@ -3,7 +3,6 @@
 //! `answers.jsonl` has one answer a line: `style`, `said`, `opened` where the prompt ended with the opening
 //! mark of thoughts, and the parts: `reasoning` and `answer`, `number` with `also` and `maybe`, `choice` with
 //! `open`, `json`, or `code` for the names of `tests`.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use proptest::prelude::*;
 use serde::Deserialize;

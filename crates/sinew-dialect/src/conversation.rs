@@ -319,7 +319,7 @@ mod tests {
         ] {
             assert_eq!(
                 all.tools(&value, "tools").unwrap(),
-                [spec.clone()],
+                std::slice::from_ref(&spec),
                 "{value}"
             );
         }

@@ -156,17 +156,22 @@ impl Reader<'_> {
 
 /// What a backslash and `code` stand for; a number follows in `rest`.
 fn escaped(code: char, rest: &mut &str, out: &mut String) -> Option<()> {
-    let digits = match code {
-        'n' => return Some(out.push('\n')),
-        't' => return Some(out.push('\t')),
-        'r' => return Some(out.push('\r')),
-        '\\' | '\'' | '"' => return Some(out.push(code)),
-        '\n' => return Some(()),
-        'x' => 2,
-        'u' => 4,
-        'U' => 8,
+    let plain = |c: char| (None, vec![c]);
+    let (digits, text) = match code {
+        'n' => plain('\n'),
+        't' => plain('\t'),
+        'r' => plain('\r'),
+        '\\' | '\'' | '"' => plain(code),
+        '\n' => (None, Vec::new()),
+        'x' => (Some(2), Vec::new()),
+        'u' => (Some(4), Vec::new()),
+        'U' => (Some(8), Vec::new()),
         // Python keeps the backslash before a character without meaning.
-        other => return Some(out.extend(['\\', other])),
+        other => (None, vec!['\\', other]),
+    };
+    out.extend(text);
+    let Some(digits) = digits else {
+        return Some(());
     };
     let (hex, after) = rest.split_at_checked(digits)?;
     out.push(char::from_u32(u32::from_str_radix(hex, 16).ok()?)?);
