@@ -12,13 +12,13 @@ use std::time::Duration;
 use tokio::sync::{OnceCell, Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
-/// Most sandboxes of a pool at once; more wait.
+/// Maximum number of sandboxes of a pool at once; further runs wait.
 const MAX_LIVE: usize = 64;
 
-/// What a worker asks for.
+/// A worker's request to run code.
 #[derive(Deserialize)]
 pub(crate) struct CodeRun {
-    /// Of the request, which the answer repeats.
+    /// Number of the request, which the answer repeats.
     number: u64,
     code: String,
     /// Names and texts.
@@ -91,7 +91,7 @@ pub(crate) struct Runs {
     pub(crate) limit: Duration,
     /// Runs at once: each has a thread of the worker that waits.
     pub(crate) room: Arc<Semaphore>,
-    /// To the worker.
+    /// Frames to the worker.
     pub(crate) frames: mpsc::Sender<Vec<u8>>,
 }
 

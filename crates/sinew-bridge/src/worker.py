@@ -74,7 +74,7 @@ def place_of_code(thing):
     names = {kind.__module__ for kind in getattr(thing, "__mro__", (thing,))}
     bases = [sys.modules.get(name) for name in names if not {name, name.partition(".")[0]} & known]
     folders = tuple(os.path.dirname(file_of(base)) + "/" for base in bases if is_own(file_of(base)))
-    near = [m for m in list(sys.modules.values()) if is_own(file_of(m)) and file_of(m).startswith(folders or "/dev/null")]
+    near = [module for module in list(sys.modules.values()) if file_of(module).startswith(folders) and is_own(file_of(module))]
     for module in sorted({*bases, *near} - {None}, key=file_of):
         try:
             found = code_in(module.__spec__.loader.get_source(module.__name__) or "")

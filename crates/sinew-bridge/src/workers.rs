@@ -140,7 +140,7 @@ pub(crate) struct Inner {
     starts: Starts,
     /// Number of all starts.
     started: AtomicU64,
-    /// Of the runtime of the pool.
+    /// Runtime of the pool.
     handle: Handle,
 }
 

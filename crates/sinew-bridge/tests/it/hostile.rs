@@ -1,9 +1,8 @@
 //! Code that crashes, hangs, lies or takes what it can.
 
-use crate::support::{Sizes, call, calls, factory, task};
+use crate::support::{Sizes, call, calls, factory, open};
 use serde_json::{Value, json};
-use sinew_bridge::PythonEnvFactory;
-use sinew_env::{Env, EnvFactory};
+use sinew_env::Env;
 use sinew_types::FailureKind;
 use std::sync::Arc;
 
@@ -113,12 +112,6 @@ class E(Env):
     def reward(self):
         return self.count
 "#;
-
-async fn open(factory: &PythonEnvFactory) -> Box<dyn Env> {
-    let mut env = factory.create(&task(json!({}))).unwrap();
-    env.reset().await.unwrap();
-    env
-}
 
 /// Observation of one call, or the error.
 async fn ask(env: &mut dyn Env, tool: &str, arguments: Value) -> Result<String, String> {

@@ -1,10 +1,10 @@
 //! Code of a model that a worker starts: it ends with its call, its worker with its episode, and it reads
 //! nothing of its worker.
 
-use crate::support::{Sizes, call, calls, factory, reward, sample, task};
+use crate::support::{Sizes, call, calls, factory, open, reward, sample};
 use serde_json::{Value, json};
-use sinew_bridge::{PythonEnvFactory, PythonReward};
-use sinew_env::{Env, EnvFactory, Reward};
+use sinew_bridge::PythonReward;
+use sinew_env::{Env, Reward};
 
 /// Leaves a process behind that is no child of anybody, and a file. It goes on until it is killed.
 const DAEMON: &str = r#"
@@ -106,16 +106,10 @@ fn tools(start: &str) -> String {
     format!("{start}{TOOLS}")
 }
 
-/// Of a module whose source shows that it starts processes.
+/// A module whose source shows that it starts processes.
 const OPEN: &str = "import subprocess\nstart, keep = subprocess.run, lambda a: subprocess.Popen(a, stdin=subprocess.PIPE)\n";
-/// Of one whose source does not.
+/// A module that starts processes and whose source does not show it.
 const HIDDEN: &str = "sub = __import__('sub' + 'process')\nstart = sub.run\nkeep = lambda a: sub.Popen(a, stdin=sub.PIPE)\n";
-
-async fn open(factory: &PythonEnvFactory) -> Box<dyn Env> {
-    let mut env = factory.create(&task(json!({}))).unwrap();
-    env.reset().await.unwrap();
-    env
-}
 
 async fn ask(env: &mut dyn Env, tool: &str, arguments: Value) -> Result<String, String> {
     match env.step(calls(vec![call("a", tool, arguments)])).await {

@@ -5,7 +5,7 @@ use sinew_bridge::{
     PythonCode, PythonEnvFactory, PythonReward, PythonWorkers, StartError, Target, TargetKind,
     WorkersConfig,
 };
-use sinew_env::{Action, EnvFactory, RewardSample, StepResult};
+use sinew_env::{Action, Env, EnvFactory, RewardSample, StepResult};
 use sinew_types::{Message, Role, Task, TaskId, ToolCall};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -84,6 +84,13 @@ pub(crate) fn factory(source: &str, sizes: Sizes) -> (PythonEnvFactory, TempDir)
 pub(crate) fn reward(source: &str, sizes: Sizes) -> (PythonReward, TempDir) {
     let (workers, dir) = workers(source, (TargetKind::Reward, "f"), sizes).unwrap();
     (PythonReward::new(workers, 0, "user.py:f").unwrap(), dir)
+}
+
+/// An episode that has begun.
+pub(crate) async fn open(factory: &PythonEnvFactory) -> Box<dyn Env> {
+    let mut env = factory.create(&task(json!({}))).unwrap();
+    env.reset().await.unwrap();
+    env
 }
 
 pub(crate) fn task(data: Value) -> Task {
