@@ -16,7 +16,7 @@
 //! - Everything is a function of the text: no clock, no randomness, no state.
 //! - An unfinished thought has no answer.
 //! - Digits, signs and letters of all scripts count as what Unicode says they are.
-//! - A text with two readings is never decided in silence: the second one is returned beside the first.
+//! - A text with two readings is never decided in silence: both readings are returned.
 //! - The time is linear in the text, but for limits that are constants here.
 
 mod blocks;

@@ -21,7 +21,7 @@ pub enum Mark {
 /// A stated result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stated<'a> {
-    /// What is stated. Behind a phrase, all text to the end.
+    /// The stated result; after a phrase, all text to the end.
     pub text: &'a str,
     pub mark: Mark,
 }
@@ -97,7 +97,7 @@ fn has_value(after: &str) -> bool {
     after.chars().any(char::is_alphanumeric)
 }
 
-/// What stands in the last `<answer>`. An answer that was cut may lack the end of it.
+/// The content of the last `<answer>`. An answer that was cut may lack its closing tag.
 pub(crate) fn tag(answer: &str) -> Option<&str> {
     let at = answer.rfind("<answer>")? + "<answer>".len();
     let rest = &answer[at..];
@@ -108,7 +108,7 @@ pub(crate) fn tag(answer: &str) -> Option<&str> {
     )
 }
 
-/// What stands in the last `\boxed{}` that is closed.
+/// The content of the last `\boxed{}` that is closed.
 fn boxed(answer: &str) -> Option<&str> {
     let found = answer.rmatch_indices("boxed").find_map(|(at, word)| {
         let before = &answer[..at];

@@ -41,7 +41,7 @@ pub fn has_channels(text: &str) -> bool {
 pub struct Turn {
     /// The thoughts without their marks. `None`: the turn has none.
     pub reasoning: Option<String>,
-    /// What follows the thoughts; all of a turn without them. Empty if a thought is unfinished.
+    /// The text after the thoughts; all of a turn without them. Empty if a thought is unfinished.
     pub answer: String,
     /// Name of the tag of the thought, such as `think`.
     pub tag: Option<&'static str>,

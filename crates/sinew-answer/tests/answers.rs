@@ -48,7 +48,7 @@ fn given<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(
     Option::deserialize(d).map(Some)
 }
 
-/// What is wrong with the reading of an answer.
+/// The differences between the reading of an answer and the expected one.
 fn wrong(w: &Written) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut same = |what: &str, found: &dyn std::fmt::Debug, wanted: &dyn std::fmt::Debug| {

@@ -109,10 +109,10 @@ impl Conversations {
     }
 }
 
-/// Reads with `read`; a field that is not known is refused. For protocols that say what a message has.
+/// Reads with `read` and refuses fields that are not known. Protocols with fixed fields use it.
 ///
 /// # Errors
-/// What `read` refuses, or the name of the field.
+/// The refusal of `read`, or the name of a field that is not known.
 pub fn strictly<T>(read: impl FnOnce(&Conversations) -> Result<T, ApiError>) -> Result<T, String> {
     let reader = Conversations::default();
     let value = read(&reader).map_err(|e| e.message)?;

@@ -25,7 +25,7 @@ pub struct GatewayStats {
     /// Open rollouts, and calls that run.
     pub rollouts: usize,
     pub in_flight: usize,
-    /// Of these, the calls that no client reads.
+    /// Running calls that no client reads.
     pub unread: usize,
     /// Rollouts since the start; so with `finished`.
     pub opened: u64,

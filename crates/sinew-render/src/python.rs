@@ -26,7 +26,7 @@ pub(crate) fn first(text: &str) -> Option<(Value, &str)> {
     Some((value, reader.rest))
 }
 
-/// What is left of a text.
+/// The rest of a text.
 struct Reader<'t> {
     /// From the next character on.
     rest: &'t str,
@@ -154,24 +154,24 @@ impl Reader<'_> {
     }
 }
 
-/// What a backslash and `code` stand for; a number follows in `rest`.
+/// Appends the character that a backslash and `code` stand for; a number follows in `rest`.
 fn escaped(code: char, rest: &mut &str, out: &mut String) -> Option<()> {
-    let plain = |c: char| (None, vec![c]);
-    let (digits, text) = match code {
-        'n' => plain('\n'),
-        't' => plain('\t'),
-        'r' => plain('\r'),
-        '\\' | '\'' | '"' => plain(code),
-        '\n' => (None, Vec::new()),
-        'x' => (Some(2), Vec::new()),
-        'u' => (Some(4), Vec::new()),
-        'U' => (Some(8), Vec::new()),
-        // Python keeps the backslash before a character without meaning.
-        other => (None, vec!['\\', other]),
-    };
-    out.extend(text);
-    let Some(digits) = digits else {
-        return Some(());
+    let digits = match code {
+        'x' => 2,
+        'u' => 4,
+        'U' => 8,
+        _ => {
+            match code {
+                'n' => out.push('\n'),
+                't' => out.push('\t'),
+                'r' => out.push('\r'),
+                '\\' | '\'' | '"' => out.push(code),
+                '\n' => {}
+                // Python keeps the backslash before a character without meaning.
+                other => out.extend(['\\', other]),
+            }
+            return Some(());
+        }
     };
     let (hex, after) = rest.split_at_checked(digits)?;
     out.push(char::from_u32(u32::from_str_radix(hex, 16).ok()?)?);

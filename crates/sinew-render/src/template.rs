@@ -157,7 +157,7 @@ const OWN: [&str; 5] = [
 const DATE: &str = "date";
 /// The function of that date.
 const NOW: &str = "strftime_now";
-/// What a template that calls it without a date needs.
+/// The key that a template needs if it calls the clock without a date.
 pub(crate) const NEEDS_DATE: &str = "template = { date = \"2026-01-31\" } beside the model's name";
 
 /// Refuses options that the template does not read.

@@ -40,7 +40,7 @@ const TOOLS: &str = "tools";
 const CHOSEN: &str = "chosen";
 const REJECTED: &str = "rejected";
 
-/// What is counted where a conversation goes on after the model's last turn.
+/// Name under which messages after the model's last turn are counted.
 const AFTER: &str = "messages after the last turn of the assistant";
 
 /// Where given episodes are read from.

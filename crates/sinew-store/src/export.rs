@@ -16,12 +16,12 @@ const PAGE_ROWS: usize = 1000;
 /// Bytes of rows in memory after which they are written, even if they are few: about 32 MiB.
 const PAGE_BYTES: usize = 32 << 20;
 
-/// What an export wrote.
+/// The rows that an export wrote.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exported {
     /// Rows.
     pub episodes: u64,
-    /// Of them, those whose `messages` are null, since a part of their conversation has tokens alone.
+    /// Rows whose `messages` are null, since a part of their conversation has only tokens.
     pub without_messages: u64,
 }
 

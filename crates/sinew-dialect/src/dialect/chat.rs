@@ -298,7 +298,7 @@ pub(crate) fn message(
     Ok((message, trained))
 }
 
-/// What only turns of the model have; gives whether the turn may be trained.
+/// Reads the fields that only turns of the model have. Returns whether the turn may be trained.
 fn assistant(
     fields: &mut Fields<'_>,
     message: &mut Message,

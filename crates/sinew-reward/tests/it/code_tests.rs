@@ -299,7 +299,7 @@ async fn arguments_lead_nowhere() {
     assert_eq!(share(code, tests).await, (0.0, 1.0));
 }
 
-/// What cannot be carried is no failure of the code.
+/// An object that cannot be carried is no failure of the code.
 #[tokio::test]
 async fn objects_that_cannot_be_carried_leave_the_sample_unscored() {
     let reward = made("tests(answer)", 20.0, "").unwrap();

@@ -61,7 +61,7 @@ pub(super) struct ForkServer {
     queue: mpsc::Sender<String>,
     waiting: Waiting,
     next: AtomicU64,
-    /// What in the program runs code, as `file:line: what`.
+    /// The place in the program that runs code, as `file:line: what`.
     code: Option<String>,
     _tasks: JoinSet<()>,
     _forward: PortForward,
@@ -157,7 +157,7 @@ impl ForkServer {
         })
     }
 
-    /// What in the program runs code, so that its episodes must not share a sandbox.
+    /// The place in the program that runs code, so that its episodes must not share a sandbox.
     pub(super) fn code(&self) -> Option<&str> {
         self.code.as_deref()
     }

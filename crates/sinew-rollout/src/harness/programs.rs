@@ -65,7 +65,7 @@ impl ProgramConfig {
 pub struct Programs {
     config: ProgramConfig,
     sandboxes: Sandboxes,
-    /// Of forks that share one.
+    /// Sandboxes that forks share.
     shared: Sandboxes,
     fork_server: Mutex<ServerSlot>,
     /// The program runs code: each fork has a server, and so a sandbox, of its own.

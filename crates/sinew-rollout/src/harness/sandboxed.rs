@@ -20,7 +20,7 @@ pub(super) struct Ended {
     pub(super) ending: Ending,
     pub(super) stdout: String,
     pub(super) stderr: String,
-    /// What a function returned, on a descriptor of its own; `None` of other programs.
+    /// The value that a function returned on a separate descriptor; `None` for other programs.
     pub(super) value: Option<serde_json::Value>,
     /// It was ended before it could run code next to other episodes.
     pub(super) refused: bool,

@@ -1,4 +1,4 @@
-//! What stands in comments and documents: openings, length of lines, heads of files.
+//! Rules for comments and documents: openings, length of lines, heads of files.
 
 use super::source::{self, Kind};
 use super::{crates, fail_if_any, name, production_files, rust_files, shown};
