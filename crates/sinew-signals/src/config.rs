@@ -80,6 +80,8 @@ pub struct OtlpConfig {
 }
 
 impl OtlpConfig {
+    /// # Errors
+    /// If both addresses are missing, one is no address of HTTP, or the share is not from 0 to 1.
     fn check(&self) -> Result<(), SignalsError> {
         if self.url.is_none() && self.logs_url.is_none() {
             return refused("otlp", "{}", "`url` (traces), `logs_url` or both");
@@ -173,6 +175,7 @@ impl MailConfig {
         self.parts().1.and_then(|p| p.parse().ok()).unwrap_or(usual)
     }
 
+    /// The host and the port as typed.
     fn parts(&self) -> (&str, Option<&str>) {
         match self.server.rsplit_once(':') {
             // The colons of an address of version 6 stand in brackets.
@@ -181,6 +184,9 @@ impl MailConfig {
         }
     }
 
+    /// # Errors
+    /// If the server is no host, mail would leave this machine without encryption, or receivers or a login
+    /// are wrong.
     fn check(&self) -> Result<(), SignalsError> {
         let (host, port) = self.parts();
         let odd = |c: char| c.is_whitespace() || c == '/';
@@ -261,6 +267,7 @@ impl Default for AlertsConfig {
     }
 }
 
+/// `service.name`, where none is typed.
 fn service() -> String {
     "sinew".into()
 }
@@ -291,6 +298,8 @@ impl SignalsConfig {
         Ok(config)
     }
 
+    /// # Errors
+    /// Names the first value that is not allowed.
     fn check(&self) -> Result<(), SignalsError> {
         if self
             .prometheus
@@ -352,6 +361,8 @@ fn address(key: &'static str, url: &str) -> Result<(), SignalsError> {
     }
 }
 
+/// # Errors
+/// Always: the value of a key is not allowed.
 fn refused(key: &'static str, value: &str, allowed: &'static str) -> Result<(), SignalsError> {
     Err(SignalsError::Value {
         key,

@@ -1,5 +1,7 @@
-//! Exports the events of a run: Prometheus, OpenTelemetry, alerts. Trackers of experiments have their own clients,
-//! in `python/src/sinew/track.py`.
+//! Exports the events of a run: Prometheus, OpenTelemetry, alerts.
+//!
+//! Trackers of experiments are not here: `python/src/sinew/track.py` sends the records of a run to them, by
+//! their own clients.
 //!
 //! [`Signals::start`] watches the bus of a run through a bounded queue. A thread turns events into numbers,
 //! spans and alerts; what goes over the network leaves through a second bounded queue.
@@ -7,8 +9,8 @@
 //! Invariants:
 //! - The run is never delayed and never fails by what is here: what does not fit into a queue is lost and
 //!   counted, what cannot be sent is retried a few times, then lost and counted.
-//! - Rules of alerts, the text of Prometheus, spans and records are made by pure parts, with time as an argument;
-//!   the clock is in one module.
+//! - Rules of alerts, the text of Prometheus, spans and records are made by pure parts, with time as an
+//!   argument; the clock is in one module.
 //! - An alert is sent once, not again while its condition lasts, and at most so often an hour.
 //!
 //! | key | goes to |

@@ -1,7 +1,13 @@
 //! `--track`: a process of Python that follows a run and sends its numbers to trackers of experiments.
 //!
-//! The program carries the source, `python/src/sinew/track.py`, so that an interpreter needs only the clients of the
-//! trackers. Whatever becomes of the process, the run goes on and ends as it would without it.
+//! The program carries the source, `python/src/sinew/track.py`, so that an interpreter needs only the clients
+//! of the trackers. Whatever becomes of the process, the run goes on and ends as it would without it.
+//!
+//! | when | a failure is |
+//! |---|---|
+//! | before the run | a refusal: an unknown tracker, no interpreter, no client |
+//! | in the run | a line that begins with `track:` |
+//! | after the run | the same, with the command that sends the rest, after `--track-wait` seconds |
 
 use clap::Args;
 use sinew_view::say;
@@ -95,6 +101,7 @@ impl TrackArgs {
 }
 
 impl Trackers {
+    /// The follower of a run, not started.
     fn command(&self, run: &Path) -> Command {
         let mut command = Command::new(&self.python);
         command
