@@ -36,18 +36,21 @@ macro_rules! module {
 }
 
 /// All modules with their sources.
-const MODULES: [(&str, &str); 28] = [
+const MODULES: [(&str, &str); 31] = [
     module!("worlds"),
     module!("worlds", "bargain"),
+    module!("worlds", "coq"),
     module!("worlds", "duo"),
     module!("worlds", "household"),
     module!("worlds", "memory"),
     module!("worlds", "phone"),
     module!("worlds", "physics"),
+    module!("worlds", "probes"),
     module!("worlds", "reflect"),
     module!("worlds", "repo"),
     module!("worlds", "research"),
     module!("worlds", "retail"),
+    module!("worlds", "search"),
     module!("worlds", "small"),
     module!("worlds", "survival"),
     module!("bridges"),
