@@ -14,7 +14,7 @@ from typing import Any
 from sinew import Step, ToolError
 from sinew.worlds.miniwob import FAMILIES, MiniWoB
 from sinew.worlds.shop import PRODUCTS, Shop
-from sinew.worlds.web import Request, Tree, fields
+from sinew.worlds.web import Request, Response, Tree, Web, fields, quietly
 
 DONE = ("done", {})
 
@@ -130,11 +130,16 @@ async def gold_wins_and_silence_does_not(world: type, kinds: list[str]) -> None:
     trained = rows(world, count=len(kinds))
     assert [row["kind"] for row in trained] == kinds
     for row in [*trained, *rows(world, "held-out", 1)]:
-        way = await world.gold(Task(row))
         async with Player(world, row) as player:
-            await player.play(*way)
+            for move in player.env.moves(player.row):
+                last = False
+                while not last:
+                    name, arguments, last = player.env.tree.call(move)
+                    await player.play((name, arguments))
             assert player.score()["reward"] and player.score()["requests_refused"] == 0, (row, player.seen)
-    for row in trained:
+    async with Player(world, trained[0]) as player:
+        assert (await player.play(*await world.gold(player.row))).score()["reward"]
+    for row in trained[:5]:
         async with Player(world, row) as player:
             await player.play("I am done.", DONE)
             assert not player.score()["reward"] and "call a tool" in player.seen[1], row
@@ -186,6 +191,60 @@ async def forged_rewards_of_pages_score_nothing(pages: type) -> None:
         await player.play(("type", {"element": 1, "text": script, "enter": True}), ("click", {"element": 2}), ("click", {"element": 2}))
         # The wrong text ends the episode: the page's next problem is not offered.
         assert player.done and player.score()["raw_reward"] < 0 and not player.score()["reward"], player.score()
+
+
+class Odd(Web):
+    """A page that asks, opens a window, asks other hosts, leaves, and is longer than the window."""
+
+    BODY = """<title>Odd</title><button onclick="alert('hello')">ask</button><button onclick="if (!confirm('sure?')) this.textContent = 'no'">
+        confirm</button><button onclick="window.open('/second')">open</button><button onclick="location = '/second'">leave</button>
+        <button onclick="fetch('http://other.test/').catch(() => { this.textContent = 'refused' })">fetch</button>
+        <button disabled>off</button><div id=d onclick="this.textContent = 'clicked'"><span>press</span></div>
+        <img src="http://other.test/a.png" alt="picture"><p style="height: 900px">long</p><button>far</button>"""
+
+    def opened(self, task: Any) -> str:
+        self.asked: list[str] = []
+        return "/"
+
+    def answer(self, request: Request) -> Response:
+        self.asked.append(request.path)
+        return Response(200, "text/html", self.BODY.encode() if request.path == "/" else b"<title>Second</title>second")
+
+    def reward(self) -> dict[str, Any]:
+        return {"reward": False}
+
+
+async def odd_pages_are_played(odd: type) -> None:
+    async with Player(odd, {"prompt": "", "seed": 1}) as player:
+        page = player.env.page
+
+        async def click(name: str) -> str:
+            found = next(item for item in player.env.tree.elements.values() if item.name == name)
+            return (await player.play(("click", {"element": found.number}))).seen[-1]
+
+        assert "[7] text \"press\"" in player.seen[0] and '[6] button "off" (disabled)' in player.seen[0], player.seen[0]
+        assert player.seen[0].endswith("(0 lines above, 1 below: scroll)") and page.refused == 1, player.seen[0]
+        assert '(the page showed a dialog: alert "hello")' in await click("ask")
+        seen = await click("confirm")
+        assert '[2] button "no"' in seen and 'confirm "sure?"' in seen, seen
+        assert '"clicked"' in await click("press")
+        await click("fetch")
+        assert page.refused == 2
+        # A window that a page opens gets no answers, and the page stays.
+        assert (await click("open")).startswith('page "Odd" /\n') and "/second" not in player.env.asked
+        seen = (await player.play(("scroll", {"direction": "down"}))).seen[-1]
+        assert '[1] button "far"' in seen and "lines above, 0 below" in seen, seen
+        await player.play(("scroll", {"direction": "up"}))
+        assert (await click("leave")).startswith('page "Second" /second\ntext "second"'), player.seen[-1]
+        assert (await player.play(("back", {}))).seen[-1].startswith('page "Odd" /\n')
+        await quietly(page.send("Page.crash"))
+        try:
+            await click("leave")
+            raise AssertionError("a page that crashed answers")
+        except RuntimeError as error:
+            assert str(error) == "the page crashed", error
+    async with Player(odd, {"prompt": "", "seed": 1}) as player:
+        assert 'page "Odd" /' in player.seen[0]
 
 
 async def wrong_calls_are_observations(shop: type) -> None:
@@ -277,7 +336,10 @@ async def main() -> None:
         await world.pool.browser.process.close()
     assert not processes()
     await browsers_are_replaced(small)
-    await small.pool.browser.process.close()
+    odd = made(Odd, patience_s=100.0)
+    await odd_pages_are_played(odd)
+    for world in (small, odd):
+        await world.pool.browser.process.close()
     assert not processes()
     print("ok")
 

@@ -264,7 +264,8 @@ class Page:
 
     def __init__(self, browser, patience):
         self.browser, self.patience, self.still = browser, patience, asyncio.Event()
-        self.gone, self.dialogs, self.refused, self.tasks = "", [], 0, set()
+        self.gone, self.lost_it = "", asyncio.get_running_loop().create_future()
+        self.dialogs, self.refused, self.tasks = [], 0, set()
         self.still.set()
 
     async def made(self):
@@ -299,16 +300,19 @@ class Page:
         """Ends what waits for a page that is gone."""
         self.gone = self.gone or why
         self.still.set()
+        if not self.lost_it.done():
+            self.lost_it.set_result(None)
 
     async def limited(self, awaitable, what):
+        """The value of a request to the browser, which has an end also where the page has none: a crash is not answered."""
+        task = asyncio.ensure_future(awaitable)
         try:
-            return await asyncio.wait_for(awaitable, self.patience)
-        except asyncio.TimeoutError:
-            raise RuntimeError(f"the browser did not finish within {self.patience:g} s (options.patience_s): {what}") from None
-        except self.browser.Error:
-            if self.gone:
-                raise RuntimeError(self.gone) from None
-            raise
+            await asyncio.wait({task, self.lost_it}, timeout=self.patience, return_when=asyncio.FIRST_COMPLETED)
+            if task.done() and not (task.exception() and self.gone):
+                return task.result()
+            raise RuntimeError(self.gone or f"the browser did not finish within {self.patience:g} s (options.patience_s): {what}")
+        finally:
+            task.cancel()
 
     def send(self, method, **params):
         return self.limited(self.cdp.send(method, params), method)
@@ -388,11 +392,14 @@ class Page:
     async def click(self, item):
         """Clicks into the middle of an element, as a mouse does: what lies over it gets the click."""
         hidden = "the element is not visible"
-        await self.on_node(hidden, "DOM.scrollIntoViewIfNeeded", backendNodeId=item.node)
-        quads = (await self.on_node(hidden, "DOM.getContentQuads", backendNodeId=item.node))["quads"]
-        if not quads:
+        # Chromium carries them out in their order.
+        _, shape = await asyncio.gather(
+            self.on_node(hidden, "DOM.scrollIntoViewIfNeeded", backendNodeId=item.node),
+            self.on_node(hidden, "DOM.getContentQuads", backendNodeId=item.node),
+        )
+        if not shape["quads"]:
             raise ToolError(hidden)
-        x1, y1, _, _, x2, y2 = quads[0][:6]
+        x1, y1, _, _, x2, y2 = shape["quads"][0][:6]
         await self.limited(self.page.mouse.click((x1 + x2) / 2, (y1 + y2) / 2), "a click")
 
     async def write(self, item, text, enter):
@@ -640,13 +647,13 @@ class Web(Env):
         return False
 
     def kept(self):
-        """What the class keeps of the episode, as JSON, for `state`."""
+        """All that the class keeps of the episode, as JSON, for `state`; none: pages keep what it does not know."""
 
     async def start(self, task):
         return await self.begin(task, for_gold=False)
 
     async def begin(self, task, for_gold):
-        cls, self.said_done, self.used, self.page = type(self), False, 0, None
+        cls, self.said_done, self.taken, self.page = type(self), False, [], None
         if cls.pool is None:
             cls.pool = Pool(cls)
         self.page = await cls.pool.page(self.answer, self.opened(task), for_gold)
@@ -659,34 +666,34 @@ class Web(Env):
         self.tree, dialogs = await self.page.look()
         return self.tree.show(self.longest) + "".join(f"\n(the page showed a dialog: {dialog})" for dialog in dialogs)
 
-    async def do(self, action):
-        """Carries an action out, lets the page rest, and shows it."""
-        self.used += 1
+    async def do(self, action, *call):
+        """Carries the action of a call out, lets the page rest, and shows it."""
+        self.taken.append(call)
         try:
             await action
             await self.page.settle(self.settle_ms)
             over = await self.over()
             text = "The task has ended." if over else await self.look()
         except ToolError as error:
-            if self.used < self.limit:
+            if len(self.taken) < self.limit:
                 raise
             return Done(f"Error: {error}")
-        return Done(text) if over or self.used >= self.limit else text
+        return Done(text) if over or len(self.taken) >= self.limit else text
 
     @tool
     async def click(self, element: Element):
         "Click an element."
-        return await self.do(self.on(element, lambda item: self.page.click(item)))
+        return await self.do(self.on(element, lambda item: self.page.click(item)), "click", element)
 
     @tool
     async def type(self, element: Element, text: str, enter: Annotated[bool, "press Enter after it"] = False):
         "Put a text into a field, in place of what is there."
-        return await self.do(self.on(element, lambda item: self.page.write(item, text, enter)))
+        return await self.do(self.on(element, lambda item: self.page.write(item, text, enter)), "type", element, text, enter)
 
     @tool
     async def select(self, element: Element, option: str):
         "Choose an option of a list."
-        return await self.do(self.on(element, lambda item: self.page.choose(item, option)))
+        return await self.do(self.on(element, lambda item: self.page.choose(item, option)), "select", element, option)
 
     async def on(self, element, action):
         await action(self.tree.element(element))
@@ -695,17 +702,17 @@ class Web(Env):
     async def scroll(self, direction: Literal["up", "down"]):
         "Scroll the page."
         by = 500 if direction == "down" else -500
-        return await self.do(self.page.evaluate(f"window.scrollBy({{ top: {by}, behavior: 'instant' }})"))
+        return await self.do(self.page.evaluate(f"window.scrollBy({{ top: {by}, behavior: 'instant' }})"), "scroll", direction)
 
     @tool
     async def back(self):
         "Go back to the page before."
-        return await self.do(self.page.back())
+        return await self.do(self.page.back(), "back")
 
     @tool
     async def open(self, path: str):
         "Open a path of this site."
-        return await self.do(self.page.open(path))
+        return await self.do(self.page.open(path), "open", path)
 
     @tool
     def done(self):
@@ -714,14 +721,15 @@ class Web(Env):
         return Done("The task has ended.")
 
     async def step(self, text):
-        return await self.do(self.unsaid())
+        return await self.do(self.unsaid(), text)
 
     async def unsaid(self):
         raise ToolError("call a tool; done ends the task")
 
     def state(self):
-        # Scripts keep what neither the page shows nor the class keeps: how many calls were made stands for it.
-        return [self.kept(), self.used if self.kept() is None else 0, self.tree.lines()]
+        # Scripts keep what neither the page shows nor the class keeps: the calls since the start stand for it.
+        kept = self.kept()
+        return [self.taken if kept is None else kept, self.tree.url, [[item.place, item.line()] for item in self.tree.items]]
 
     async def close(self):
         page, self.page = getattr(self, "page", None), None
