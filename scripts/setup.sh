@@ -123,13 +123,6 @@ if ! cmp -s python/requirements-types.txt .cache/tools/types.txt; then
     cp python/requirements-types.txt .cache/tools/types.txt
 fi
 
-# Pages of MiniWoB++ for the environment `web`: plain files in a wheel.
-if ! [ -f .cache/miniwob/miniwob/html/core/core.js ]; then
-    echo "setup: installing the pages of MiniWoB++ into .cache/miniwob"
-    python3 -m pip download --quiet --no-deps --dest .cache/wheels miniwob==1.1.0
-    python3 -m zipfile -e .cache/wheels/miniwob-1.1.0-py3-none-any.whl .cache/miniwob
-fi
-
 # The interpreters of the wasm level, compiled for this machine.
 python3 scripts/wasm_modules.py .cache/wasm >/dev/null
 

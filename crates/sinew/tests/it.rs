@@ -54,8 +54,6 @@ mod live;
 mod measured;
 #[path = "it/mixture.rs"]
 mod mixture;
-// The recipes need a browser.
-#[cfg(feature = "web")]
 #[path = "it/native.rs"]
 mod native;
 #[path = "it/overlap.rs"]
