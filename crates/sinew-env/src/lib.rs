@@ -21,7 +21,6 @@ mod rng;
 mod said;
 mod taskset;
 pub mod tiny;
-pub mod tools;
 pub mod turn;
 
 pub use mixture::{MixtureFactory, MixtureTasks, member_of};
