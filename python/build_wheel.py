@@ -42,6 +42,16 @@ def field(name: str, text: str) -> str:
     return found.group(1)
 
 
+def extras(text: str) -> list[str]:
+    """The fields of the optional dependencies, which have a line each."""
+    section = text.partition("[project.optional-dependencies]\n")[2].partition("\n\n")[0]
+    out = []
+    for extra, packages in re.findall(r"^(\w+) = \[(.*)\]$", section, re.MULTILINE):
+        needed = re.findall(r'"([^"]+)"', packages)
+        out += [f"Provides-Extra: {extra}", *(f'Requires-Dist: {name}; extra == "{extra}"' for name in needed)]
+    return out
+
+
 def find_binary() -> Path:
     """The newest of the release and the debug build."""
     found = [p for p in (ROOT / "target" / kind / "sinew" for kind in ("release", "debug")) if p.is_file()]
@@ -113,6 +123,7 @@ def build(binary: Path, out: Path, level: int) -> Path:
         f"Summary: {field('description', text)}",
         f"License-Expression: {field('license', text)}",
         f"Requires-Python: {field('requires-python', text)}",
+        *extras(text),
         "Description-Content-Type: text/markdown",
         "",
         (HERE / "README.md").read_text(),

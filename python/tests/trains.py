@@ -156,6 +156,12 @@ def refusals_name_field_and_line() -> None:
         assert "no_such" in e.message and any(not row.ok for row in e.checks), (e, e.checks)
     else:
         raise AssertionError("a check that fails is an exception")
+    try:
+        sinew.train(recipe(3), run_dir="tracked", track="wanb").result()
+    except sinew.RecipeError as e:
+        assert "track wanb: there is no tracker 'wanb'" in e.message and not os.path.exists("tracked"), e.message
+    else:
+        raise AssertionError("an unknown tracker is refused")
     rows = sinew.check(recipe(3))
     assert all(row.ok for row in rows) and {"recipe", "tasks", "prompts"} <= {row.name for row in rows}, rows
     for bad in (None, float("nan"), 1 << 70, object()):

@@ -10,7 +10,7 @@ import sinew
 
 
 def trains() -> None:
-    run = sinew.train("recipe.toml", run_dir=Path("run"), resume=True)
+    run = sinew.train("recipe.toml", run_dir=Path("run"), resume=True, track="wandb")
     for step in run:
         assert_type(step, sinew.TrainStep)
         assert_type(step.reward, "float | None")

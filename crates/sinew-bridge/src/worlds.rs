@@ -36,24 +36,31 @@ macro_rules! module {
 }
 
 /// All modules with their sources.
-const MODULES: [(&str, &str); 28] = [
+const MODULES: [(&str, &str); 35] = [
     module!("worlds"),
     module!("worlds", "bargain"),
+    module!("worlds", "coq"),
     module!("worlds", "duo"),
     module!("worlds", "household"),
     module!("worlds", "memory"),
+    module!("worlds", "miniwob"),
     module!("worlds", "phone"),
     module!("worlds", "physics"),
+    module!("worlds", "probes"),
     module!("worlds", "reflect"),
     module!("worlds", "repo"),
     module!("worlds", "research"),
     module!("worlds", "retail"),
+    module!("worlds", "search"),
+    module!("worlds", "shop"),
     module!("worlds", "small"),
     module!("worlds", "survival"),
+    module!("worlds", "web"),
     module!("bridges"),
     module!("bridges", "arena"),
     module!("bridges", "bfcl"),
     module!("bridges", "browsergym"),
+    module!("bridges", "chromium"),
     module!("bridges", "crafter"),
     module!("bridges", "gym"),
     module!("bridges", "human_eval"),

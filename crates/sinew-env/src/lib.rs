@@ -14,17 +14,13 @@ pub mod counts;
 pub mod math;
 mod mixture;
 mod port;
-pub mod probes;
-pub mod proof;
 pub mod registry;
 mod reward;
 mod rewarded;
 mod rng;
 mod said;
-pub mod search;
 mod taskset;
 pub mod tiny;
-pub mod tools;
 pub mod turn;
 
 pub use mixture::{MixtureFactory, MixtureTasks, member_of};

@@ -6,7 +6,7 @@
 
 use crate::port::{EnvError, EnvFactory};
 use crate::taskset::{Taskset, TasksetError};
-use crate::{chat, math, probes, proof, search, tiny};
+use crate::{chat, math, tiny};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -19,15 +19,7 @@ use std::sync::Arc;
 use toml::de::ValueDeserializer;
 
 /// The environments of this crate, in the order of the documentation. Crates above it have others.
-pub static ENVIRONMENTS: [EnvKind; 7] = [
-    chat::KIND,
-    math::KIND,
-    tiny::KIND,
-    proof::KIND,
-    search::KIND,
-    probes::SYCOPHANCY,
-    probes::SOURCES,
-];
+pub static ENVIRONMENTS: [EnvKind; 3] = [chat::KIND, math::KIND, tiny::KIND];
 
 /// Requirements of an environment in addition to a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

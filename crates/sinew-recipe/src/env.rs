@@ -165,7 +165,7 @@ impl RunPlan {
 fn kinds() -> impl Iterator<Item = &'static EnvKind> {
     use sinew_bridge::{HTTP_KIND, KIND, MCP_KIND};
     use sinew_peers::{AGENTGYM_KIND, NEMO_KIND, OPENENV_KIND};
-    let own = [&KIND, &HTTP_KIND, &MCP_KIND, &sinew_web::KIND];
+    let own = [&KIND, &HTTP_KIND, &MCP_KIND];
     let others = [&OPENENV_KIND, &AGENTGYM_KIND, &NEMO_KIND];
     ENVIRONMENTS.iter().chain(own).chain(others)
 }

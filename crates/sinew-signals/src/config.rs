@@ -39,22 +39,14 @@ pub enum SignalsError {
     System(String),
 }
 
-/// What a run says to other systems. A table that is absent says nothing.
+/// Where a run is exported to. A table that is absent exports nothing.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct SignalsConfig {
     /// Prometheus.
     pub prometheus: Option<PrometheusConfig>,
-    /// TensorBoard.
-    pub tensorboard: Option<TensorboardConfig>,
     /// OpenTelemetry.
     pub otlp: Option<OtlpConfig>,
-    /// MLflow.
-    pub mlflow: Option<MlflowConfig>,
-    /// Weights & Biases.
-    pub wandb: Option<WandbConfig>,
-    /// ClearML.
-    pub clearml: Option<ClearmlConfig>,
     /// Alerts.
     pub alerts: Option<AlertsConfig>,
 }
@@ -67,14 +59,6 @@ pub struct PrometheusConfig {
     pub listen: Option<SocketAddr>,
     /// File for the text-file collector of the node exporter, written anew every 15 seconds.
     pub textfile: Option<PathBuf>,
-}
-
-/// `[tensorboard]`
-#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields, default)]
-pub struct TensorboardConfig {
-    /// Folder of the event files; left out: `tensorboard` in the folder of the run.
-    pub folder: Option<PathBuf>,
 }
 
 /// `[otlp]`: at least one of its addresses.
@@ -96,6 +80,8 @@ pub struct OtlpConfig {
 }
 
 impl OtlpConfig {
+    /// # Errors
+    /// If both addresses are missing, one is no address of HTTP, or the share is not from 0 to 1.
     fn check(&self) -> Result<(), SignalsError> {
         if self.url.is_none() && self.logs_url.is_none() {
             return refused("otlp", "{}", "`url` (traces), `logs_url` or both");
@@ -122,53 +108,6 @@ impl OtlpConfig {
             None => 0.0,
         }
     }
-}
-
-/// `[mlflow]`
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct MlflowConfig {
-    /// Address of the tracking server, such as `http://127.0.0.1:5000`.
-    pub url: String,
-    /// Experiment that the run belongs to; it is made if there is none.
-    #[serde(default = "service")]
-    pub experiment: String,
-    /// Tags of the run.
-    #[serde(default)]
-    pub tags: BTreeMap<String, String>,
-    /// Further headers, such as a key.
-    #[serde(default)]
-    pub headers: BTreeMap<String, String>,
-}
-
-/// `[wandb]`: an offline run, for `wandb sync`.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct WandbConfig {
-    /// Folder of offline runs; left out: `wandb` in the folder of the run.
-    pub folder: Option<PathBuf>,
-    /// Project that the run is uploaded to.
-    #[serde(default = "service")]
-    pub project: String,
-    /// User or team of the project; left out: that of the login at the upload.
-    pub entity: Option<String>,
-    /// Tags of the run.
-    #[serde(default)]
-    pub tags: Vec<String>,
-}
-
-/// `[clearml]`: an offline session, for `Task.import_offline_session`.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct ClearmlConfig {
-    /// Folder of offline sessions; left out: `clearml` in the folder of the run.
-    pub folder: Option<PathBuf>,
-    /// Project that the run is imported into.
-    #[serde(default = "service")]
-    pub project: String,
-    /// Tags of the task.
-    #[serde(default)]
-    pub tags: Vec<String>,
 }
 
 /// The form of an alert's message.
@@ -236,6 +175,7 @@ impl MailConfig {
         self.parts().1.and_then(|p| p.parse().ok()).unwrap_or(usual)
     }
 
+    /// The host and the port as typed.
     fn parts(&self) -> (&str, Option<&str>) {
         match self.server.rsplit_once(':') {
             // The colons of an address of version 6 stand in brackets.
@@ -244,6 +184,9 @@ impl MailConfig {
         }
     }
 
+    /// # Errors
+    /// If the server is no host, mail would leave this machine without encryption, or receivers or a login
+    /// are wrong.
     fn check(&self) -> Result<(), SignalsError> {
         let (host, port) = self.parts();
         let odd = |c: char| c.is_whitespace() || c == '/';
@@ -324,6 +267,7 @@ impl Default for AlertsConfig {
     }
 }
 
+/// `service.name`, where none is typed.
 fn service() -> String {
     "sinew".into()
 }
@@ -354,6 +298,8 @@ impl SignalsConfig {
         Ok(config)
     }
 
+    /// # Errors
+    /// Names the first value that is not allowed.
     fn check(&self) -> Result<(), SignalsError> {
         if self
             .prometheus
@@ -363,12 +309,6 @@ impl SignalsConfig {
             return refused("prometheus", "{}", "`listen`, `textfile` or both");
         }
         self.otlp.as_ref().map_or(Ok(()), OtlpConfig::check)?;
-        self.mlflow.as_ref().map_or(Ok(()), MlflowConfig::check)?;
-        self.wandb.as_ref().map_or(Ok(()), WandbConfig::check)?;
-        let project = self.clearml.as_ref().map(|c| c.project.trim());
-        if project.is_some_and(str::is_empty) {
-            return refused("clearml.project", "", "a name");
-        }
         let Some(a) = &self.alerts else {
             return Ok(());
         };
@@ -412,30 +352,6 @@ impl SignalsConfig {
     }
 }
 
-impl MlflowConfig {
-    fn check(&self) -> Result<(), SignalsError> {
-        address("mlflow.url", &self.url)?;
-        match self.experiment.trim().is_empty() {
-            true => refused("mlflow.experiment", &self.experiment, "a name"),
-            false => Ok(()),
-        }
-    }
-}
-
-impl WandbConfig {
-    fn check(&self) -> Result<(), SignalsError> {
-        // As the server of Weights & Biases wants it.
-        let odd = |c: char| "/\\#?%:".contains(c) || c.is_control();
-        match self.project.is_empty() || self.project.len() > 128 || self.project.contains(odd) {
-            true => {
-                let allowed = "1 to 128 characters, none of / \\ # ? % :";
-                refused("wandb.project", &self.project, allowed)
-            }
-            false => Ok(()),
-        }
-    }
-}
-
 /// # Errors
 /// If it is no address of HTTP.
 fn address(key: &'static str, url: &str) -> Result<(), SignalsError> {
@@ -445,6 +361,8 @@ fn address(key: &'static str, url: &str) -> Result<(), SignalsError> {
     }
 }
 
+/// # Errors
+/// Always: the value of a key is not allowed.
 fn refused(key: &'static str, value: &str, allowed: &'static str) -> Result<(), SignalsError> {
     Err(SignalsError::Value {
         key,
@@ -463,14 +381,12 @@ mod tests {
 
     #[test]
     fn defaults_stand_for_what_is_not_said() {
-        let config =
-            parse("[tensorboard]\n[alerts]\nwebhook = \"http://x/\"\nformat = \"slack\"").unwrap();
+        let config = parse("[alerts]\nwebhook = \"http://x/\"\nformat = \"slack\"").unwrap();
         let alerts = config.alerts.unwrap();
         assert_eq!(
             (alerts.format, alerts.max_per_hour),
             (Some(Format::Slack), 20)
         );
-        assert_eq!(config.tensorboard, Some(TensorboardConfig::default()));
         assert_eq!(parse("").unwrap(), SignalsConfig::default());
     }
 
@@ -535,13 +451,7 @@ mod tests {
             ("[otlp]", "logs_url"),
             ("[alerts]", "`webhook`, `[alerts.mail]`"),
             ("[alerts]\nwebhook = \"x\"", "alerts.webhook"),
-            ("[mlflow]\nurl = \"x\"", "mlflow.url"),
-            (
-                "[mlflow]\nurl = \"http://x\"\nexperiment = \" \"",
-                "mlflow.experiment",
-            ),
-            ("[clearml]\nproject = \" \"", "clearml.project"),
-            ("[wandb]\nproject = \"a/b\"", "wandb.project"),
+            ("[wandb]\nproject = \"a\"", "wandb"),
             (
                 "[alerts]\nwebhook = \"http://x\"\nmemory_above = 95.0",
                 "memory_above",

@@ -1,4 +1,7 @@
-//! What a run says to other systems: Prometheus, TensorBoard, OpenTelemetry, trackers of experiments, alerts.
+//! Exports the events of a run: Prometheus, OpenTelemetry, alerts.
+//!
+//! Trackers of experiments are not here: `python/src/sinew/track.py` sends the records of a run to them, by
+//! their own clients.
 //!
 //! [`Signals::start`] watches the bus of a run through a bounded queue. A thread turns events into numbers,
 //! spans and alerts; what goes over the network leaves through a second bounded queue.
@@ -6,47 +9,36 @@
 //! Invariants:
 //! - The run is never delayed and never fails by what is here: what does not fit into a queue is lost and
 //!   counted, what cannot be sent is retried a few times, then lost and counted.
-//! - Rules of alerts, the text of Prometheus, event files, spans and records are made by pure parts, with
-//!   time as an argument; the clock is in one module.
+//! - Rules of alerts, the text of Prometheus, spans and records are made by pure parts, with time as an
+//!   argument; the clock is in one module.
 //! - An alert is sent once, not again while its condition lasts, and at most so often an hour.
 //!
 //! | key | goes to |
 //! |---|---|
 //! | `[prometheus]` | `/metrics` on an address, and a text file for the node exporter |
-//! | `[tensorboard]` | event files |
 //! | `[otlp]` | spans of episodes, turns and tools, and log records, by OTLP over HTTP |
-//! | `[mlflow]` | a tracking server of MLflow |
-//! | `[wandb]` | an offline run of Weights & Biases |
-//! | `[clearml]` | an offline session of ClearML |
 //! | `[alerts]` | webhooks: plain JSON, Slack, Apprise; mail |
 
 mod alerts;
-mod clearml;
 mod config;
-mod crc;
 mod facts;
 mod files;
 mod logs;
 mod machine;
 mod mail;
 mod message;
-mod mlflow;
 mod numbers;
 mod otlp;
-mod params;
 mod prometheus;
 mod run;
 mod send;
 mod spans;
-mod tfevents;
-mod wandb;
-mod wandb_log;
 mod worker;
 
 pub use alerts::{Alert, Alerts, Look, Rule};
 pub use config::{
-    AlertsConfig, ClearmlConfig, Format, MailConfig, MlflowConfig, OtlpConfig, PrometheusConfig,
-    SignalsConfig, SignalsError, TensorboardConfig, Tls, WandbConfig,
+    AlertsConfig, Format, MailConfig, OtlpConfig, PrometheusConfig, SignalsConfig, SignalsError,
+    Tls,
 };
 pub use facts::Run;
 pub use run::Signals;

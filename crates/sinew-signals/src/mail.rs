@@ -49,6 +49,8 @@ pub(crate) fn start(
     Ok((queue, task))
 }
 
+/// # Errors
+/// If it is no address of mail; the text names the key.
 fn mailbox(key: &str, address: &str) -> Result<Mailbox, String> {
     address
         .parse()

@@ -1,23 +1,16 @@
 //! Starts the parts that a file of signals asks for, and ends them in order.
 
 use crate::alerts::Alerts;
-use crate::clearml::Clearml;
 use crate::config::{SignalsConfig, SignalsError};
 use crate::facts::Run;
 use crate::logs::Logs;
 use crate::mail;
-use crate::mlflow::{Ended, Mlflow};
 use crate::prometheus::Board;
 use crate::send;
 use crate::spans::Collector;
-use crate::tfevents;
-use crate::wandb::Wandb;
-use crate::worker::{Worker, lock, unix_s};
+use crate::worker::{Worker, lock};
 use sinew_http::server::{self, ConnectionLimits, Guard};
 use sinew_pipeline::Bus;
-use std::fs::File;
-use std::io::Write;
-use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -44,7 +37,7 @@ impl Signals {
     /// Watches the bus of a run.
     ///
     /// # Errors
-    /// If an address cannot be taken, a file cannot be written, or a password is not there.
+    /// If an address cannot be taken, or a password is not there.
     pub fn start(
         config: &SignalsConfig,
         run: &Run,
@@ -93,7 +86,7 @@ impl Drop for Signals {
 /// The state of the thread, with everything that the file asks for, and the tasks that send.
 ///
 /// # Errors
-/// If a file cannot be written or a password is not there.
+/// If a password is not there.
 fn worker(
     config: &SignalsConfig,
     run: &Run,
@@ -105,40 +98,16 @@ fn worker(
     let mut tasks = vec![calling, sending];
     let mail = config.alerts.as_ref().and_then(|a| a.mail.as_ref());
     let mail = mail.map(|m| mail::start(m, runtime)).transpose();
-    let mlflow = config.mlflow.as_ref();
-    let mlflow = mlflow
-        .map(|m| Mlflow::start(m, run, unix_s(), runtime))
-        .transpose();
-    let mut running = |task| tasks.push(task);
     let mail = mail.map_err(SignalsError::System)?.map(|(mail, task)| {
-        running(task);
+        tasks.push(task);
         mail
-    });
-    let mlflow = mlflow.map_err(SignalsError::System)?.map(|(mlflow, task)| {
-        running(task);
-        mlflow
     });
     let otlp = config.otlp.clone();
     let logged = otlp.clone().filter(|o| o.logs_url.is_some());
-    let events = config.tensorboard.as_ref().map(|t| {
-        let folder = t.folder.clone();
-        event_file(&folder.unwrap_or_else(|| run.folder.join("tensorboard")))
-    });
-    let wandb = config.wandb.as_ref().map(|w| {
-        let place = ("wandb.folder", w.folder.as_ref(), "wandb");
-        offline(place, run, |folder| Wandb::start(w, run, folder, unix_s()))
-    });
-    let clearml = config.clearml.as_ref().map(|c| {
-        let place = ("clearml.folder", c.folder.as_ref(), "clearml");
-        offline(place, run, |folder| {
-            Clearml::start(c, run, folder, unix_s())
-        })
-    });
     let worker = Worker {
         run: run.clone(),
         board,
         prometheus: config.prometheus.clone(),
-        events: events.transpose()?,
         otlp: otlp
             .filter(|o| o.url.is_some())
             .map(|o| (o, Collector::default())),
@@ -146,33 +115,15 @@ fn worker(
             let logs = Logs::new(&run.name, o.traced());
             (o, logs)
         }),
-        mlflow,
-        wandb: wandb.transpose()?,
-        clearml: clearml.transpose()?,
         alerts: config.alerts.clone().map(|a| (a.clone(), Alerts::new(a))),
         sender,
         caller,
         mail,
-        ended: Ended::Failed,
         heard_end: false,
         began: Instant::now(),
         slow: None,
     };
     Ok((worker, tasks))
-}
-
-/// Begins an offline run in the folder that the configuration names, else in `usual` of the run's folder.
-///
-/// # Errors
-/// If it cannot be written.
-fn offline<T>(
-    (key, folder, usual): (&str, Option<&PathBuf>, &str),
-    run: &Run,
-    begin: impl FnOnce(&Path) -> std::io::Result<T>,
-) -> Result<T, SignalsError> {
-    let folder = folder.cloned().unwrap_or_else(|| run.folder.join(usual));
-    let refused = |e| SignalsError::System(format!("{key} = {}: {e}", folder.display()));
-    begin(&folder).map_err(refused)
 }
 
 /// Serves `/metrics`.
@@ -208,25 +159,4 @@ fn serve(
         std::future::pending(),
     ));
     Ok(address)
-}
-
-/// A new event file with its first record.
-///
-/// # Errors
-/// If it cannot be written.
-fn event_file(folder: &Path) -> Result<File, SignalsError> {
-    let refused = |e: std::io::Error| {
-        SignalsError::System(format!("tensorboard.folder = {}: {e}", folder.display()))
-    };
-    std::fs::create_dir_all(folder).map_err(refused)?;
-    let now = unix_s();
-    // The reader takes files in the order of their names.
-    let name = format!(
-        "events.out.tfevents.{:.0}.sinew.{}.0",
-        now,
-        std::process::id()
-    );
-    let mut file = File::create(folder.join(name)).map_err(refused)?;
-    file.write_all(&tfevents::header(now)).map_err(refused)?;
-    Ok(file)
 }

@@ -1,6 +1,6 @@
 //! What leaves over the network: bounded queues, a task each, a few tries for every request.
 
-use reqwest::{Client, Method};
+use reqwest::Client;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,15 +14,12 @@ const QUEUE: usize = 256;
 const TRY: Duration = Duration::from_secs(10);
 /// Pauses between tries; with the first there is one try more than pauses.
 pub(crate) const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(4)];
-/// Bytes of an answer that are read.
-const MAX_ANSWER: usize = 1 << 20;
-/// Bytes of a refusal that are shown.
+/// Bytes of a refusal that are read and shown.
 const SHOWN: usize = 300;
 
-/// A request.
+/// A request: something is posted.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
-    pub(crate) method: Method,
     pub(crate) url: String,
     pub(crate) content_type: &'static str,
     pub(crate) headers: BTreeMap<String, String>,
@@ -31,11 +28,11 @@ pub(crate) struct Request {
 
 /// Why a request did not succeed.
 #[derive(Clone, Debug)]
-pub(crate) struct Refused {
+struct Refused {
     /// In one line.
-    pub(crate) why: String,
+    why: String,
     /// What the server answered, if it did.
-    pub(crate) status: Option<u16>,
+    status: Option<u16>,
 }
 
 /// What became of requests.
@@ -89,20 +86,6 @@ impl<T> Queue<T> {
     }
 }
 
-/// A client that trusts what all clients trust.
-///
-/// # Errors
-/// If it cannot be made.
-pub(crate) fn client() -> Result<Client, String> {
-    // A redirect of a webhook could carry its key to another place.
-    Client::builder()
-        .tls_backend_preconfigured(sinew_http::tls())
-        .redirect(reqwest::redirect::Policy::none())
-        .timeout(TRY)
-        .build()
-        .map_err(|e| sinew_http::cause(&e))
-}
-
 /// Sends requests on a runtime until the queue is dropped. The handle ends when the queue is empty then.
 ///
 /// # Errors
@@ -110,7 +93,13 @@ pub(crate) fn client() -> Result<Client, String> {
 pub(crate) fn start(
     runtime: &tokio::runtime::Handle,
 ) -> Result<(Queue<Request>, JoinHandle<()>), String> {
-    let client = client()?;
+    // A redirect of a webhook could carry its key to another place.
+    let client = Client::builder()
+        .tls_backend_preconfigured(sinew_http::tls())
+        .redirect(reqwest::redirect::Policy::none())
+        .timeout(TRY)
+        .build()
+        .map_err(|e| sinew_http::cause(&e))?;
     let (queue, requests, counts) = Queue::new(QUEUE);
     let task = runtime.spawn(work(client, requests, counts));
     Ok((queue, task))
@@ -128,18 +117,18 @@ async fn work(client: Client, mut requests: mpsc::Receiver<Request>, counts: Arc
     }
 }
 
-/// The host of an address, to be shown and kept: the path of a webhook is its key, and a login may stand
+/// The host of an address, to be shown: the path of a webhook is its key, and a login may stand
 /// before the host.
-pub(crate) fn host(url: &str) -> &str {
+fn host(url: &str) -> &str {
     let authority = url.split('/').nth(2).unwrap_or_default();
     authority.rsplit('@').next().unwrap_or_default()
 }
 
-/// Sends a request, again where another try may help, and gives the answer.
+/// Sends a request, again where another try may help.
 ///
 /// # Errors
 /// What the last try came to.
-pub(crate) async fn tries(client: &Client, request: &Request) -> Result<Vec<u8>, Refused> {
+async fn tries(client: &Client, request: &Request) -> Result<(), Refused> {
     let mut result = once(client, request).await;
     for pause in PAUSES {
         let again = |r: &Refused| r.status.is_none_or(|s| s >= 500 || s == 429);
@@ -153,13 +142,13 @@ pub(crate) async fn tries(client: &Client, request: &Request) -> Result<Vec<u8>,
 }
 
 /// One try.
-async fn once(client: &Client, request: &Request) -> Result<Vec<u8>, Refused> {
+async fn once(client: &Client, request: &Request) -> Result<(), Refused> {
     let broken = |e: reqwest::Error| Refused {
         why: sinew_http::cause(&e),
         status: None,
     };
     let mut call = client
-        .request(request.method.clone(), &request.url)
+        .post(&request.url)
         .body(request.body.clone())
         .header("content-type", request.content_type);
     for (name, value) in &request.headers {
@@ -167,24 +156,20 @@ async fn once(client: &Client, request: &Request) -> Result<Vec<u8>, Refused> {
     }
     let mut answer = call.send().await.map_err(broken)?;
     let status = answer.status();
-    let mut body = Vec::new();
-    while let Some(part) = answer.chunk().await.map_err(broken)? {
-        let room = MAX_ANSWER - body.len();
-        body.extend_from_slice(&part[..part.len().min(room)]);
-        if part.len() > room {
-            break;
-        }
+    let mut said = Vec::new();
+    while said.len() < SHOWN
+        && let Some(part) = answer.chunk().await.map_err(broken)?
+    {
+        said.extend_from_slice(&part[..part.len().min(SHOWN - said.len())]);
     }
-    match status.is_success() {
-        true => Ok(body),
-        false => {
-            let said = String::from_utf8_lossy(&body[..body.len().min(SHOWN)]);
-            Err(Refused {
-                why: format!("status {status}: {}", said.replace(['\r', '\n'], " ")),
-                status: Some(status.as_u16()),
-            })
-        }
+    if status.is_success() {
+        return Ok(());
     }
+    let said = String::from_utf8_lossy(&said).replace(['\r', '\n'], " ");
+    Err(Refused {
+        why: format!("status {status}: {said}"),
+        status: Some(status.as_u16()),
+    })
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 //! network leaves through the queues of [`crate::send`].
 
 use crate::alerts::{Alert, Alerts};
-use crate::clearml::Clearml;
 use crate::config::{AlertsConfig, OtlpConfig, PrometheusConfig};
 use crate::facts::Run;
 use crate::files;
@@ -10,19 +9,13 @@ use crate::logs::Logs;
 use crate::machine;
 use crate::mail::Mail;
 use crate::message;
-use crate::mlflow::{Ended, Mlflow};
 use crate::numbers;
 use crate::prometheus::Board;
 use crate::send::{Counts, Queue, Request};
 use crate::spans::{self, Collector, Complete, chosen};
-use crate::tfevents;
-use crate::wandb::Wandb;
 use prost::Message;
-use reqwest::Method;
-use sinew_pipeline::{Bus, Phase, Process, RolloutProgress, RunEvent};
+use sinew_pipeline::{Bus, Process, RolloutProgress, RunEvent};
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Write;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -50,21 +43,13 @@ pub(crate) struct Worker {
     pub(crate) run: Run,
     pub(crate) board: Arc<Mutex<Board>>,
     pub(crate) prometheus: Option<PrometheusConfig>,
-    /// The event file of this session.
-    pub(crate) events: Option<File>,
     pub(crate) otlp: Option<(OtlpConfig, Collector)>,
     pub(crate) alerts: Option<(AlertsConfig, Alerts)>,
     pub(crate) logs: Option<(OtlpConfig, Logs)>,
-    pub(crate) mlflow: Option<Mlflow>,
-    /// The offline runs of this session.
-    pub(crate) wandb: Option<Wandb>,
-    pub(crate) clearml: Option<Clearml>,
     pub(crate) sender: Queue<Request>,
     /// Alerts have a queue of their own: a collector that is down does not delay them.
     pub(crate) caller: Queue<Request>,
     pub(crate) mail: Option<Queue<Mail>>,
-    /// As far as the run has said.
-    pub(crate) ended: Ended,
     /// The run has said that it ends.
     pub(crate) heard_end: bool,
     pub(crate) began: Instant,
@@ -105,12 +90,6 @@ impl Worker {
             let rest = collector.rest();
             export(config, &self.run, &self.sender, rest);
         }
-        let failed = self.ended != Ended::Finished;
-        if let Some(wandb) = &mut self.wandb
-            && let Err(error) = wandb.end(&self.run.files, failed, unix_s())
-        {
-            tracing::warn!(%error, "the end of the run is not in the offline run of W&B");
-        }
     }
 
     /// What was sent and lost so far, and what the work here took.
@@ -118,8 +97,7 @@ impl Worker {
         let mut counts = [("signals_sent", 0), ("signals_lost", 0)];
         let queues = [Some(self.sender.counts()), Some(self.caller.counts())];
         let mail = self.mail.as_ref().map(Queue::counts);
-        let mlflow = self.mlflow.as_ref().map(Mlflow::counts);
-        for of in queues.into_iter().chain([mail, mlflow]).flatten() {
+        for of in queues.into_iter().chain([mail]).flatten() {
             let (sent, lost) = Counts::read(&of);
             counts[0].1 += sent;
             counts[1].1 += lost;
@@ -165,7 +143,7 @@ impl Worker {
                 lock(&self.board).add("episodes", record.rollout.episodes as f64);
                 lock(&self.board).add("sampled_tokens", record.tokens.sampled as f64);
                 lock(&self.board).set(&vec![("step".into(), record.step as f64)]);
-                self.record(record.step, numbers);
+                lock(&self.board).set(&numbers);
                 let said = self.alerts.as_mut().map(|(_, a)| a.on_step(record, now_s));
                 self.say(said.unwrap_or_default());
             }
@@ -174,7 +152,7 @@ impl Worker {
                 again: false,
                 ..
             } => {
-                self.record(record.step, numbers::of_eval(record));
+                lock(&self.board).set(&numbers::of_eval(record));
                 let said = self
                     .alerts
                     .as_mut()
@@ -195,11 +173,6 @@ impl Worker {
                     .map(|(_, a)| a.on_rollout(&seen.longest, now_s));
                 self.say(said.unwrap_or_default());
             }
-            RunEvent::Phase(Phase::Stopping) => self.ends(Ended::Killed),
-            // A run that was asked to stop comes to an end, too.
-            RunEvent::Phase(Phase::Done) if self.ended != Ended::Killed => {
-                self.ends(Ended::Finished);
-            }
             _ => {}
         }
     }
@@ -209,31 +182,6 @@ impl Worker {
         self.heard_end = true;
         let said = self.alerts.as_mut().map(|(_, a)| a.on_end(process, why));
         self.say(said.unwrap_or_default());
-    }
-
-    fn ends(&mut self, ended: Ended) {
-        self.ended = ended;
-        if let Some(mlflow) = &self.mlflow {
-            mlflow.ends(ended);
-        }
-    }
-
-    /// Numbers of a step, to everything that keeps numbers.
-    fn record(&mut self, step: u64, numbers: numbers::Numbers) {
-        lock(&self.board).set(&numbers);
-        let now = unix_s();
-        write(&mut self.wandb, "the offline run of W&B", |w| {
-            w.row(step, &numbers, now)
-        });
-        write(&mut self.clearml, "the offline session of ClearML", |c| {
-            c.row(step, &numbers, now)
-        });
-        write(&mut self.events, "the event file of TensorBoard", |f| {
-            f.write_all(&tfevents::scalars(now, step, &numbers))
-        });
-        if let Some(mlflow) = &self.mlflow {
-            mlflow.record(step, numbers, now);
-        }
     }
 
     /// What runs now, and phases that ended.
@@ -296,7 +244,6 @@ impl Worker {
                 let format = config.format.unwrap_or_default();
                 let body = message::body(format, &self.run.name, &alert, unix_s());
                 self.caller.put(Request {
-                    method: Method::POST,
                     url: url.clone(),
                     content_type: "application/json",
                     headers: BTreeMap::new(),
@@ -307,18 +254,9 @@ impl Worker {
     }
 }
 
-/// Writes to a file, if there is one. After an error it is not written any more.
-fn write<T>(file: &mut Option<T>, what: &str, row: impl FnOnce(&mut T) -> std::io::Result<()>) {
-    if let Some(Err(error)) = file.as_mut().map(row) {
-        tracing::warn!(%error, what, "it is not written any more");
-        *file = None;
-    }
-}
-
 /// A request of OTLP.
 fn otlp_post(config: &OtlpConfig, url: &str, body: Vec<u8>) -> Request {
     Request {
-        method: Method::POST,
         url: url.to_owned(),
         content_type: "application/x-protobuf",
         headers: config.headers.clone(),

@@ -1,5 +1,6 @@
 //! `sinew train` of a recipe with stages: each is a run in a folder of its own, by the code of all runs.
 
+use crate::track::{TrackArgs, Trackers};
 use crate::train::{self, Finished, TrainOptions};
 use crate::{RunArgs, check, output, signals};
 use serde_json::{Value, json};
@@ -15,6 +16,10 @@ use tokio::sync::watch;
 struct Trainer<'a> {
     /// The command line, which holds for every stage.
     args: &'a RunArgs,
+    /// Trackers of every stage.
+    track: Option<Trackers>,
+    /// What has to be typed again to go on.
+    typed: String,
     /// Signals so far.
     signals: watch::Receiver<u32>,
 }
@@ -23,9 +28,14 @@ struct Trainer<'a> {
 ///
 /// # Errors
 /// What a stage was refused for or failed with, and Ctrl-C, with the command that goes on.
-pub(crate) fn run(args: &RunArgs, chain: &ChainPlan) -> Result<Finished, Failure> {
+pub(crate) fn run(
+    args: &RunArgs,
+    track: &TrackArgs,
+    chain: &ChainPlan,
+) -> Result<Finished, Failure> {
     let default = || PathBuf::from("runs").join(&chain.name);
     let path = args.run_dir.clone().unwrap_or_else(default);
+    let trackers = track.trackers()?;
     let runtime = Runtime::new().map_err(Failure::system)?;
     let signals = signals::count(&runtime, args.stop_on_eof)?;
     if !sinew_chain::holds_chain(&path) {
@@ -36,10 +46,16 @@ pub(crate) fn run(args: &RunArgs, chain: &ChainPlan) -> Result<Finished, Failure
         }
     }
     let mut dir = ChainDir::open(&path, chain, args.resume)?;
-    let mut stages = Trainer { args, signals };
+    let typed = args.serve.typed() + &track.typed();
+    let mut stages = Trainer {
+        args,
+        track: trackers,
+        typed: typed.clone(),
+        signals,
+    };
     let driven =
         drive(chain, &mut dir, &mut stages).map_err(|e| match matches!(e, Failure::Interrupt(_)) {
-            true => interrupted(dir.path(), &args.serve.typed()),
+            true => interrupted(dir.path(), &typed),
             false => e,
         });
     let reported = sinew_chain::write_report(chain, &dir);
@@ -115,9 +131,10 @@ impl Stages for Trainer<'_> {
             // Counted with the signals.
             stop_on_eof: false,
             serve: self.args.serve.clone(),
-            typed: self.args.serve.typed(),
+            typed: self.typed.clone(),
             view: self.args.view,
             signals_to: self.args.signals()?,
+            track: self.track.clone(),
             tasks: None,
             accept_loss: self.args.accept_loss,
             signals: Some(self.signals.clone()),

@@ -25,7 +25,7 @@ pub(crate) struct EnvArgs {
 enum EnvCommand {
     /// Try a Python environment, or that of a recipe: tools, gold, null and random policies, leaks, speed
     #[command(
-        after_help = "Examples: sinew env check my_env.py:MyEnv\n          sinew env check recipes/environments/search.toml"
+        after_help = "Examples: sinew env check my_env.py:MyEnv\n          sinew env check recipes/worlds/search.toml"
     )]
     Check(CheckArgs),
     /// Serve an environment: over HTTP for recipes with env.type = "http", or as OpenEnv and MCP

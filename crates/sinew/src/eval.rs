@@ -14,6 +14,8 @@ use sinew_wire::Failure;
 pub(crate) struct EvalArgs {
     #[command(flatten)]
     pub(crate) run: RunArgs,
+    #[command(flatten)]
+    track: crate::track::TrackArgs,
     /// Another model than the recipe's: a source as in a recipe, or the folder of a run or of `sinew export`
     #[arg(long)]
     model: Option<String>,
@@ -47,7 +49,8 @@ fn measured(args: &EvalArgs) -> Result<train::Finished, Failure> {
     if !recipe.name.ends_with(EVALUATION) {
         recipe.name += EVALUATION;
     }
-    args.run.run(&recipe, "eval", train::evaluate)
+    let job = train::evaluate;
+    args.run.run(&recipe, &args.track, "eval", job)
 }
 
 /// The last stage of a chain as a recipe of its own, which begins with a model that was trained already.

@@ -38,6 +38,7 @@ mod shell;
 mod signals;
 mod sim;
 mod tasks;
+mod track;
 mod train;
 mod view;
 
@@ -68,7 +69,7 @@ struct Cli {
 enum Command {
     /// Run a recipe: evaluate, train, evaluate again
     #[command(after_help = "Example: sinew train recipes/tiny.toml --run-dir runs/tiny --json")]
-    Train(RunArgs),
+    Train(TrainArgs),
     /// Run a recipe's held-out tasks once, and train nothing
     #[command(
         after_help = "Example: sinew eval recipes/quickstart.toml --model model --run-dir runs/trained-eval"
@@ -198,7 +199,16 @@ sinew sim large --json\n          sinew sim --search 1000"
     Bench(lab::LabArgs),
 }
 
-/// Arguments of `sinew train`, and most of those of `sinew eval`.
+/// Arguments of `sinew train`.
+#[derive(Debug, Args)]
+pub(crate) struct TrainArgs {
+    #[command(flatten)]
+    run: RunArgs,
+    #[command(flatten)]
+    track: track::TrackArgs,
+}
+
+/// Arguments of everything that runs a recipe.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// Recipe file (TOML)
@@ -235,8 +245,8 @@ pub(crate) struct RunArgs {
         default_missing_value = "127.0.0.1:0"
     )]
     view: Option<std::net::SocketAddr>,
-    /// TOML file that says which systems hear of the run (Prometheus, TensorBoard, OpenTelemetry) and when a
-    /// person is called: see docs/signals.md
+    /// TOML file that names where the run is exported to (Prometheus, OpenTelemetry) and when a person is
+    /// called: see docs/signals.md
     #[arg(long, value_name = "FILE")]
     signals: Option<PathBuf>,
     #[command(flatten)]
@@ -442,7 +452,7 @@ impl Command {
     /// The recipe that a command runs or looks into.
     fn recipe(&self) -> Option<PathBuf> {
         match self {
-            Self::Train(args) => Some(args.recipe.clone()),
+            Self::Train(args) => Some(args.run.recipe.clone()),
             Self::Eval(args) => Some(args.run.recipe.clone()),
             Self::Collect(args) => Some(args.run.recipe.clone()),
             Self::Check(args) => Some(args.recipe.clone()),
@@ -511,16 +521,16 @@ fn eprint_failure(failure: &Failure) {
     let _ = writeln!(std::io::stderr(), "sinew: {text}");
 }
 
-fn run_train(args: &RunArgs) -> Result<(), Failure> {
+fn run_train(TrainArgs { run: args, track }: &TrainArgs) -> Result<(), Failure> {
     let done = args.recipe().and_then(|recipe| match recipe {
         Recipe::Run(recipe) => {
             sinew_wire::check_trained(&recipe)?;
             args.run_dir
                 .as_deref()
                 .map_or(Ok(()), sinew_chain::check_alone)?;
-            args.run(&recipe, "train", train::train)
+            args.run(&recipe, track, "train", train::train)
         }
-        Recipe::Chain(chain) => chain::run(args, &chain),
+        Recipe::Chain(chain) => chain::run(args, track, &chain),
     });
     args.end(done)
 }
@@ -558,10 +568,13 @@ impl RunArgs {
     pub(crate) fn run(
         &self,
         recipe: &RunPlan,
+        track: &track::TrackArgs,
         command: &'static str,
         job: impl FnOnce(&RunPlan, &RunDir, &train::TrainOptions) -> Result<train::Finished, Failure>,
     ) -> Result<train::Finished, Failure> {
-        let (path, options) = self.options(recipe, command)?;
+        let (path, mut options) = self.options(recipe, command)?;
+        options.track = track.trackers()?;
+        options.typed += &track.typed();
         execute(&path, recipe, check::before_training, job, &options)
     }
 
@@ -610,6 +623,7 @@ impl RunArgs {
             typed: self.serve.typed(),
             view: self.view,
             signals_to: self.signals()?,
+            track: None,
             tasks: None,
             signals: None,
         };
@@ -657,10 +671,17 @@ fn execute(
         None => Failure::how_to_go_on(options.command, dir.path(), &options.typed),
     };
     dir.note_end(RunEnd::Killed(&format!("killed; {kept}")));
+    let tracked = options
+        .track
+        .as_ref()
+        .map(|trackers| trackers.follow(folder));
     let done = job(recipe, &dir, &options);
     dir.note_end(match &done {
         Ok(ended) => RunEnd::Ended(ended.trouble.as_ref().map(Failure::text)),
         Err(failure) => failure.run_end(),
     });
+    // Trackers follow a run for as long as its folder is in use.
+    drop(dir);
+    drop(tracked);
     done
 }

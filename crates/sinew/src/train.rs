@@ -18,6 +18,7 @@
 //! | `trouble` | reasons for a bad end; empty: there are none |
 
 use crate::signals;
+use crate::track::Trackers;
 use serde_json::{Map, Value};
 use sinew_judge::Bench;
 use sinew_pipeline::{
@@ -52,8 +53,10 @@ pub(crate) struct TrainOptions {
     pub(crate) tasks: Option<sinew_wire::Tasks>,
     /// Where the dashboard of the run listens, if it has one.
     pub(crate) view: Option<std::net::SocketAddr>,
-    /// Which systems hear of the run.
+    /// Where the run is exported to.
     pub(crate) signals_to: Option<SignalsConfig>,
+    /// Trackers that get the numbers of the run.
+    pub(crate) track: Option<Trackers>,
     /// Where agents outside reach the run.
     pub(crate) serve: sinew_wire::ServeAt,
     /// What has to be typed again to go on, each after a space.
@@ -254,7 +257,7 @@ pub(crate) fn in_session<T>(
     let _signals = options
         .signals_to
         .as_ref()
-        .map(|config| start_signals((config, options.command), recipe, dir, &bus, &runtime))
+        .map(|config| start_signals(config, recipe, dir, &bus, &runtime))
         .transpose()?;
     let (sender, cancel) = watch::channel(false);
     let bench = Bench::of_run(dir.path(), sender.clone());
@@ -297,9 +300,9 @@ fn tell_end(bus: &Bus, failure: &Failure) {
 /// Tells other systems of the run for as long as the value lives.
 ///
 /// # Errors
-/// If an address or a folder that the file names cannot be used.
+/// If an address that the file names cannot be used.
 fn start_signals(
-    (config, command): (&SignalsConfig, &str),
+    config: &SignalsConfig,
     recipe: &RunPlan,
     dir: &RunDir,
     bus: &Bus,
@@ -307,11 +310,8 @@ fn start_signals(
 ) -> Result<Signals, Failure> {
     let run = sinew_signals::Run {
         name: recipe.name.clone(),
-        command: command.to_owned(),
         model: recipe.model_source(),
         folder: dir.path().to_owned(),
-        recipe: serde_json::to_value(dir.portable(recipe)).map_err(Failure::system)?,
-        files: vec![dir.recipe_path(), dir.report_path()],
     };
     let signals = Signals::start(config, &run, bus, runtime.handle());
     let signals = signals.map_err(Failure::input)?;

@@ -54,8 +54,6 @@ mod live;
 mod measured;
 #[path = "it/mixture.rs"]
 mod mixture;
-// The recipes need a browser.
-#[cfg(feature = "web")]
 #[path = "it/native.rs"]
 mod native;
 #[path = "it/overlap.rs"]
@@ -102,6 +100,8 @@ mod simulation;
 mod tail;
 #[path = "it/template.rs"]
 mod template;
+#[path = "it/track.rs"]
+mod track;
 #[path = "it/trust.rs"]
 mod trust;
 #[path = "it/view.rs"]

@@ -35,6 +35,7 @@ def train(
     seed: int | None = None,
     serve: str | None = None,
     progress: bool | None = None,
+    track: str | None = None,
 ) -> Run:
     """Starts `sinew train` and gives its steps as they come::
 
@@ -44,11 +45,13 @@ def train(
     `run_dir` is the folder of the run; without it, `runs/NAME`. `resume` goes on with the run that is there.
     `seed` replaces that of the recipe. `serve` is the address of the gateway for agents that run already, such as
     `127.0.0.1:8080`. `progress` shows progress: curves in a notebook, a line on a terminal;
-    `None` does so where there is one. Paths in a recipe are relative to the current folder.
+    `None` does so where there is one. `track` names trackers that get the numbers, such as `wandb,mlflow`: their
+    clients are those of this interpreter. Paths in a recipe are relative to the current folder.
 
     What is wrong is raised by the iteration and by `Run.result`: `RecipeError`, `OutsideMissing`, `RunFailed`.
     """
     more = [] if serve is None else ["--serve", serve]
+    more += [] if track is None else ["--track", track]
     return Run("train", recipe, run_dir, resume, seed, progress, more)
 
 
@@ -325,7 +328,7 @@ def _file(recipe: Recipe) -> Iterator[Path]:
 
 
 #: Options of the program, as they are named here.
-_OPTIONS = {"--resume": "resume=True", "--run-dir": "run_dir", "--model": "model", "--seed": "seed", "--serve": "serve"}
+_OPTIONS = {"--resume": "resume=True", "--run-dir": "run_dir", "--model": "model", "--seed": "seed", "--serve": "serve", "--track": "track"}
 
 
 def _named(error: SinewError, path: Path, recipe: Recipe) -> SinewError:

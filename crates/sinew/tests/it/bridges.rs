@@ -258,6 +258,13 @@ fn pages_of_browsergym_are_played_in_a_sandbox_where_it_is_installed() {
 }
 
 #[test]
+fn worlds_in_a_browser_are_won_by_gold_runs_only() {
+    let mut command = python_of(&installed("web"));
+    let said = run_ok(command.arg(root().join("python/tests/web_worlds.py")));
+    assert_eq!(said.trim(), "ok", "{said}");
+}
+
+#[test]
 fn functions_of_human_eval_are_tested_in_sandboxes() {
     let dir = tempfile::tempdir().unwrap();
     let recipe = format!(

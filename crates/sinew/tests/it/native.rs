@@ -1,4 +1,4 @@
-//! Environments of the program through `sinew env check` and their recipes.
+//! Environments of `recipes/environments` through `sinew env check`.
 
 use super::{root, sinew};
 use serde_json::Value;

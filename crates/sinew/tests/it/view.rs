@@ -100,9 +100,7 @@ fn a_run_is_seen_while_it_works_and_afterwards_and_its_signals_arrive() {
     let run = dir.path().join("seen");
     let signals = dir.path().join("signals.toml");
     let textfile = dir.path().join("sinew.prom");
-    let text =
-        format!("[tensorboard]\n[wandb]\n[clearml]\n[prometheus]\ntextfile = {textfile:?}\n");
-    std::fs::write(&signals, text).unwrap();
+    std::fs::write(&signals, format!("[prometheus]\ntextfile = {textfile:?}\n")).unwrap();
     let options = ["--view", "--signals", signals.to_str().unwrap()];
     let mut child = train(&run, &options)
         .stdout(Stdio::piped())
@@ -159,26 +157,7 @@ fn a_run_is_seen_while_it_works_and_afterwards_and_its_signals_arrive() {
         metrics.contains("# HELP sinew_rollout_reward Training episodes"),
         "{metrics}"
     );
-    tracked(&run);
     mailed(&run, id);
-}
-
-/// What the trackers have of the run.
-fn tracked(run: &Path) {
-    for tracker in ["tensorboard", "wandb", "clearml"] {
-        assert_eq!(
-            run.join(tracker).read_dir().unwrap().count(),
-            1,
-            "{tracker}"
-        );
-    }
-    let offline = run.join("wandb").read_dir().unwrap().next().unwrap();
-    let report = offline.unwrap().path().join("files/report.html");
-    assert!(report.exists());
-    let session = run.join("clearml").read_dir().unwrap().next().unwrap();
-    let task = std::fs::read(session.unwrap().path().join("task.json")).unwrap();
-    let task: Value = serde_json::from_slice(&task).unwrap();
-    assert_eq!(task["hyperparams"]["train"]["steps"]["value"], "60");
 }
 
 /// The episode as a page that can be mailed.

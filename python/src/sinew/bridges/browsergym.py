@@ -1,7 +1,6 @@
 """Tasks of BrowserGym: a page in Chromium is seen as its accessibility tree, and acted on with the package's actions as text.
 
-Chromium runs within the sandbox of the worker, without its own: that one needs namespaces, which a sandbox of level `process` does not
-give out. The network of a worker is a loopback interface on which nothing listens, so tasks are those whose pages are files: MiniWoB++.
+The network of a worker is a loopback interface on which nothing listens, so tasks are those whose pages are files: MiniWoB++.
 """
 
 import concurrent.futures
@@ -11,11 +10,9 @@ import importlib.util
 import inspect
 import os
 import re
-import shutil
-import threading
 
 from sinew import Done, Env, Step, ToolError, tool
-from sinew.bridges import Missing, package, seeds
+from sinew.bridges import Missing, chromium, package, seeds
 
 #: Arguments of `BrowserEnv` that a recipe may set. The others start browsers in other ways, or show windows.
 ARGUMENTS = ("viewport", "slow_mo", "timeout", "locale", "timezone_id", "tags_to_mark", "pre_observation_delay")
@@ -28,28 +25,8 @@ HIDDEN = ["InlineTextBox", "LineBreak"]
 LONGEST_ACTION, LONGEST_ERROR = 2000, 500
 #: The longest wait that an action asks for, in milliseconds: one beyond the deadline of a call would end the worker.
 LONGEST_WAIT = 5000
-#: Free bytes in `/tmp` with which Chromium starts: its profile and the memory that its processes share are there.
-SPACE = 64 << 20
-#: Processes and threads that Chromium and Playwright have together, at most. With fewer they hang or end, without a reason.
-THREADS = 200
 #: Milliseconds that a page may take, unless `arguments` has `timeout`. The package's 5,000 pass on a busy machine.
 PATIENCE = 30_000
-#: Chromium in a sandbox: no namespaces (also of its zygote), shared memory in `/tmp`, no crash handler (it traces), and nothing that
-#: asks for a network.
-FLAGS = [
-    "--no-sandbox",
-    "--no-zygote",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-crash-reporter",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--proxy-server=127.0.0.1:9",
-]
-#: `/etc/fonts` is not shown in a sandbox. Without fonts texts have no size, and lie elsewhere.
-FONTS = '<?xml version="1.0"?><fontconfig><dir>/usr/share/fonts</dir><cachedir>/tmp/fonts</cachedir></fontconfig>'
-NEEDS = "give each worker at least 1024 of sandbox.memory_mb, 256 of sandbox.work_mb and 256 of sandbox.processes"
 CORE = "browsergym-core==0.14.3 browsergym-miniwob==0.14.3"
 
 
@@ -87,8 +64,8 @@ class BrowserGym(Env):
     limit = 10
     #: Sum of rewards from which on an episode is solved.
     solved_at = 1.0
-    #: Chromium's program. Debian's script `/usr/bin/chromium` reads `/etc`, which a sandbox does not show.
-    browser = "/usr/lib/chromium/chromium"
+    #: Chromium's program.
+    browser = chromium.PROGRAM
     #: Tasks of each split: the ids in turn, each with a seed of its own.
     train, held_out = 1000, 100
 
@@ -120,11 +97,7 @@ class BrowserGym(Env):
         for name in cls.imports:
             package(name, name.partition(".")[0])
         os.environ.setdefault("MINIWOB_URL", f"file://{pages()}/html/miniwob/")
-        if not os.access(cls.browser, os.X_OK):
-            raise FileNotFoundError(
-                f"options.browser is {cls.browser!r}, and there is no such program where the worker runs: apt-get install "
-                "--no-install-recommends chromium, or name Chromium's own program below /usr"
-            )
+        chromium.check_program(cls.browser)
         cls.kinds = known(cls.ids)
         cls.flatten = staticmethod(package("browsergym.utils.obs", CORE).flatten_axtree_to_str)
         parameters = list(inspect.signature(cls.flatten).parameters)[2:]
@@ -138,20 +111,12 @@ class BrowserGym(Env):
 
     @classmethod
     def prepare(cls):
-        """Before the first episode: says what is missing, and makes the package start this Chromium. The worker that reads `tasks` has no room for it."""
-        free = shutil.disk_usage("/tmp").free
-        if free < SPACE:
-            raise RuntimeError(f"/tmp of the worker has {free >> 20} MiB, and Chromium needs {SPACE >> 20} or more: {NEEDS}")
-        able = room(THREADS)
-        if able < THREADS:
-            raise RuntimeError(f"the worker can start {able} threads more, and Chromium needs {THREADS}: {NEEDS}")
-        with open("/tmp/fonts.conf", "w") as file:
-            file.write(FONTS)
-        os.environ.update(FONTCONFIG_FILE="/tmp/fonts.conf", HOME="/tmp")
+        """Before the first episode: makes the package start this Chromium."""
+        chromium.prepare()
         own, program = cls.playwright.BrowserType.launch, cls.browser
 
         def launch(self, args=(), **named):
-            return own(self, args=[*args, *FLAGS], **dict(named, executable_path=program))
+            return own(self, args=[*args, *chromium.FLAGS], **dict(named, executable_path=program))
 
         cls.playwright.BrowserType.launch, cls.prepared = launch, True
 
@@ -330,22 +295,6 @@ def offered(subsets):
     for name in WITHHELD:
         actions.action_set.pop(name, None)
     return actions
-
-
-def room(most):
-    """How many threads can be started, up to a number: the limit of a sandbox on processes counts them."""
-    end, threads = threading.Event(), []
-    try:
-        for _ in range(most):
-            thread = threading.Thread(target=end.wait)
-            thread.start()
-            threads.append(thread)
-    except RuntimeError:
-        pass
-    end.set()
-    for thread in threads:
-        thread.join()
-    return len(threads)
 
 
 def goal(seen):

@@ -4,12 +4,10 @@
 exactly the pages of the way to it, whose facts were shown before; citing everything does not help, and a page that does not exist costs all.
 """
 
-import collections
-import math
 import random
-import re
 
 from sinew import Done, Env, ToolError, tool
+from sinew.worlds.search import Index, words
 
 FIRST = "Alma Boris Clara Dario Edda Felix Greta Hugo Irma Jonas Kira Leon Marta Nils Olga Paul Runa Silas Thea Urs".split()
 LAST = "Adler Brandt Conrad Dorn Ebner Falk Gruber Holm Iversen Jansen Keller Lindner Moser Nagel Otten Peters".split()
@@ -26,10 +24,6 @@ HOPS = {
     ],
     3: [("teacher works mayor", "Who is the mayor of the town in which the teacher of {0} works?")],
 }
-
-
-def words(text):
-    return re.findall(r"[a-z0-9]+", text.lower())
 
 
 class Research(Env):
@@ -96,23 +90,8 @@ class Research(Env):
     def search(self, query: str):
         "Titles of the five pages that fit the words best, with their first lines."
         self.spend()
-        asked, texts = words(query), {title: words(f"{title} {text}") for title, text in self.pages.items()}
-        mean = sum(map(len, texts.values())) / len(texts)
-        held = collections.Counter(word for text in texts.values() for word in set(text))
-        scores = {}
-        for title, text in texts.items():
-            count = collections.Counter(text)
-            # BM25, k1 = 1.2, b = 0.75: Robertson and Zaragoza (2009), equation 3.15.
-            norm = 1.2 * (0.25 + 0.75 * len(text) / mean)
-            scores[title] = sum(
-                math.log(1 + (len(texts) - held[w] + 0.5) / (held[w] + 0.5))
-                * count[w]
-                * 2.2
-                / (count[w] + norm)
-                for w in asked
-                if w in count
-            )
-        best = sorted((t for t in scores if scores[t] > 0), key=lambda t: (-scores[t], t))[:5]
+        titles = sorted(self.pages)
+        best = [titles[at] for at in Index(f"{title} {self.pages[title]}" for title in titles).best(query, 5)]
         return [{"page": title, "begins": self.pages[title].split("\n")[0][:80]} for title in best]
 
     def page(self, page):
