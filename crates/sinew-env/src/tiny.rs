@@ -23,9 +23,6 @@ pub const ALPHABET: &str = ".A<>lr";
 /// Recommended turns per episode.
 pub const MAX_TURNS: u32 = 4;
 
-/// Recommended tokens per turn: a move, the end token, and one more.
-pub const MAX_TURN_TOKENS: u32 = 3;
-
 /// Cells of a corridor.
 const WIDTH: usize = 10;
 /// Maximum cells between start and goal.
