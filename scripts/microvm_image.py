@@ -18,15 +18,12 @@ import tempfile
 
 KERNEL = "linux-image-cloud-amd64"
 BUSYBOX = "busybox-static"
-# In the order in which they are loaded: the bus, the console's port (QEMU), the socket family (Firecracker).
+# In the order in which they are loaded: the bus, then the console's port.
 MODULES = [
     "drivers/virtio/virtio_ring.ko",
     "drivers/virtio/virtio.ko",
     "drivers/virtio/virtio_mmio.ko",
     "drivers/char/virtio_console.ko",
-    "net/vmw_vsock/vsock.ko",
-    "net/vmw_vsock/vmw_vsock_virtio_transport_common.ko",
-    "net/vmw_vsock/vmw_vsock_virtio_transport.ko",
 ]
 # Of the standard library: what needs a screen, a network, a compiler, or tests the rest.
 WITHOUT = {"test", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "pydoc_data", "distutils"}

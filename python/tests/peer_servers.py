@@ -1,11 +1,11 @@
-"""Small servers that speak the protocols of AgentGym and of NeMo Gym's resource servers, for the tests of their clients."""
+"""A small server that speaks the protocols of NeMo Gym's resource servers, for the tests of the client."""
 
 import json
 import secrets
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-#: Worlds of AgentGym by number: the task and the count so far. Sessions of NeMo Gym by cookie: a sum.
-WORLDS, SESSIONS = {}, {}
+#: Sessions by cookie: a sum.
+SESSIONS = {}
 
 
 class Refused(Exception):
@@ -36,30 +36,7 @@ class Peers(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    # AgentGym: count to the number of the task.
-
-    def on_create(self, body):
-        WORLDS[len(WORLDS)] = [0, 0]
-        return {"id": len(WORLDS) - 1}
-
-    def on_reset(self, body):
-        if body["data_idx"] == 13:
-            return {"observation": "TimeoutError", "reward": 0, "done": False}
-        WORLDS[body["id"]] = [body["data_idx"] % 3 + 1, 0]
-        return {"observation": f"Say up {WORLDS[body['id']][0]} times.", "reward": 0, "done": False}
-
-    def on_step(self, body):
-        world = WORLDS[body["id"]]
-        if body["action"] == "up":
-            world[1] += 1
-        done = world[1] >= world[0]
-        return {"observation": f"{world[1]}", "reward": world[1] / world[0], "done": done}
-
-    def on_close(self, body):
-        del WORLDS[body["id"]]
-        return {"closed": True}
-
-    # NeMo Gym: add numbers with a tool; the verifier compares the answer and the sum.
+    # Add numbers with a tool; the verifier compares the answer and the sum.
 
     def session(self):
         cookie = (self.headers.get("cookie") or "").partition("session=")[2]
@@ -87,7 +64,7 @@ class Peers(BaseHTTPRequestHandler):
         return {**body, "reward": float(right), "calls": len(calls)}
 
 
-    # A GymnasiumServer of NeMo Gym, below /gym: add numbers until the sum is right; each number that is added earns a tenth.
+    # A GymnasiumServer, below /gym: add numbers until the sum is right; each number that is added earns a tenth.
 
     def on_gym_reset(self, body):
         self.cookie = secrets.token_hex(8)

@@ -52,10 +52,11 @@ use sinew_env::{counts, turn};
 /// runtime of a client. `sinew-peers` is the user.
 pub mod remote {
     pub use crate::http::{
-        MAX_BODY, MAX_TEXT, NO_JSON, NO_KEY, Remote, RemoteError, ServeKey, address, cut,
+        MAX_BODY, MAX_TEXT, NO_JSON, NO_KEY, Remote, RemoteError, ServeKey, Server, address, cut,
+        gone, refused, worker,
     };
     pub use crate::kind::check_timeouts;
-    pub use crate::runtime::{OwnRuntime, block_on, spawn};
+    pub use crate::runtime::{block_on, spawn};
 }
 
 pub use check::{CheckReport, EnvCheck, Finding};

@@ -8,14 +8,14 @@ use tokio::task::JoinHandle;
 
 /// A runtime with one thread. Dropping it ends its tasks.
 #[derive(Debug)]
-pub struct OwnRuntime(Option<Runtime>);
+pub(crate) struct OwnRuntime(Option<Runtime>);
 
 impl OwnRuntime {
     /// Starts the thread.
     ///
     /// # Errors
     /// If the system gives no thread.
-    pub fn start() -> std::io::Result<Self> {
+    pub(crate) fn start() -> std::io::Result<Self> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("sinew-python")
@@ -25,7 +25,7 @@ impl OwnRuntime {
     }
 
     /// Where tasks of the runtime are spawned. `None` only while it is dropped.
-    pub fn handle(&self) -> Option<Handle> {
+    pub(crate) fn handle(&self) -> Option<Handle> {
         self.0.as_ref().map(|r| r.handle().clone())
     }
 }

@@ -245,17 +245,21 @@ impl ChainDir {
         Ok(())
     }
 
-    /// The keys by which a stage differs from the recipe in its folder; `None`: by none.
-    fn changed_keys(&self, chain: &ChainPlan, at: usize) -> Option<String> {
-        let folder = self.stage(&chain.stages.get(at)?.name);
+    /// The keys by which a stage differs from the recipe in its folder, in parentheses; empty if that cannot be
+    /// read.
+    fn changed_keys(&self, chain: &ChainPlan, at: usize) -> String {
+        let folder = self.stage(&chain.stages[at].name);
         let read = |file| std::fs::read_to_string(folder.join(file)).ok();
         let text = read("began.toml").or_else(|| read("recipe.toml"));
         let Some(saved) = text.and_then(|text| RunPlan::saved(&text).ok()) else {
-            return Some(String::new());
+            return String::new();
         };
         let changes = changes(&saved, &chain.run(at, &self.path).portable(&self.path));
         let keys: Vec<String> = changes.into_iter().map(|c| c.key).collect();
-        (!keys.is_empty()).then(|| format!(" ({})", keys.join(", ")))
+        match keys.is_empty() {
+            true => String::new(),
+            false => format!(" ({})", keys.join(", ")),
+        }
     }
 
     /// Compares the stages that ended with the recipe.
@@ -271,9 +275,8 @@ impl ChainDir {
                 let what = format!("the recipe has no such stage as number {} any more", at + 1);
                 return Err(changed(what));
             };
-            if recipe_hash(stage) != end.recipe
-                && let Some(keys) = self.changed_keys(chain, at)
-            {
+            if recipe_hash(stage) != end.recipe {
+                let keys = self.changed_keys(chain, at);
                 return Err(changed(format!("its recipe is another one now{keys}")));
             }
             let (asked, done) = (stage.plan.train.steps, end.steps);
@@ -296,8 +299,7 @@ impl ChainDir {
     }
 }
 
-/// Names of the stages of the last session, as the folder's recipe has them. It is no recipe of this version
-/// if an earlier one wrote it.
+/// Names of the stages of the last session, as the folder's recipe has them.
 fn stages_before(path: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(path.join(RECIPE)).unwrap_or_default();
     let table: toml::Table = text.parse().unwrap_or_default();

@@ -234,33 +234,3 @@ fn what_ended_stays_and_what_did_not_begin_may_change() {
         "{page}"
     );
 }
-
-#[test]
-fn a_stage_that_an_earlier_version_hashed_is_compared_by_its_keys() {
-    let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("c");
-    go(&folder, THREE, usize::MAX).unwrap();
-    let plan = chain(THREE);
-    for (at, stage) in plan.stages.iter().enumerate() {
-        let saved = plan.run(at, &folder).portable(&folder);
-        let mut saved = toml::Table::try_from(saved).unwrap();
-        // The key that the earlier version did not have.
-        let train = saved["train"].as_table_mut().unwrap();
-        assert!(train.remove("mode").is_some());
-        let text = toml::to_string(&saved).unwrap();
-        fs::write(folder.join(&stage.name).join("recipe.toml"), text).unwrap();
-    }
-    let file = folder.join("chain.json");
-    let mut ended: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-    for end in ended["ended"].as_array_mut().unwrap() {
-        end["recipe"] = json!("of an earlier version");
-    }
-    fs::write(&file, ended.to_string()).unwrap();
-    go(&folder, THREE, usize::MAX).unwrap();
-    let other = THREE.replace("steps = 4", "steps = 4\nkeep_checkpoints = 7");
-    let told = ChainDir::open(&folder, &chain(&other), true).unwrap_err();
-    assert!(
-        told.to_string().contains("train.keep_checkpoints"),
-        "{told}"
-    );
-}

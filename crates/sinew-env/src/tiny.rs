@@ -23,9 +23,6 @@ pub const ALPHABET: &str = ".A<>lr";
 /// Recommended turns per episode.
 pub const MAX_TURNS: u32 = 4;
 
-/// Recommended tokens per turn: a move, the end token, and one more.
-pub const MAX_TURN_TOKENS: u32 = 3;
-
 /// Cells of a corridor.
 const WIDTH: usize = 10;
 /// Maximum cells between start and goal.
@@ -478,7 +475,8 @@ mod tests {
             block_on(env.reset()).unwrap();
             for _ in 0..MAX_TURNS {
                 let mut text = String::new();
-                for _ in 0..MAX_TURN_TOKENS {
+                // A move, the end token, and one more.
+                for _ in 0..3 {
                     // Five control tokens precede the characters. The first one ends the turn.
                     match rng.below(5 + symbols.len()) {
                         0 => break,

@@ -1,7 +1,7 @@
 //! Traces and the store that keeps them.
 //!
-//! Traces come from other systems through the data pool, and from older versions of this one. Segment files
-//! come from disks that lost power.
+//! Traces come from other systems through the data pool. Segment files come from
+//! disks that lost power.
 
 use sinew_store::{DiskStore, Filter, StoreOptions, TraceStore};
 use sinew_types::Trace;

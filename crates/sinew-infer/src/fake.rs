@@ -155,17 +155,8 @@ impl FakeModel {
         around.take(PROBABILITIES.len()).collect()
     }
 
-    /// As [`FakeModel::logprob_at`] of a token that `mask` allows, among those that it does.
-    pub fn logprob_within(
-        &self,
-        prefix: &[TokenId],
-        token: TokenId,
-        temperature: f32,
-        mask: &Mask,
-    ) -> f32 {
-        self.logprob_of(self.state(prefix), token, temperature, mask)
-    }
-
+    /// As [`FakeModel::logprob_at`] of a token that `mask` allows, among those that it does, from the state of
+    /// the prefix.
     fn logprob_of(&self, state: u64, token: TokenId, temperature: f32, mask: &Mask) -> f32 {
         let end = self.ends_at(state).filter(|&end| mask.allows(end));
         if mask.only() == Some(token) || end == Some(token) {

@@ -24,7 +24,7 @@ pub struct ModelForward {
 
 impl ModelForward {
     /// A model with space for the keys and values of `kv_tokens` tokens, rounded up to blocks.
-    /// Memory is taken from the system as it is first used: see [`ModelForward::kv_bytes`].
+    /// Memory is taken from the system as it is first used.
     ///
     /// # Errors
     /// If that much memory cannot be addressed.
@@ -38,11 +38,6 @@ impl ModelForward {
             kv,
             scratch: InferScratch::new(),
         })
-    }
-
-    /// Bytes of key-value memory when all of it is in use.
-    pub fn kv_bytes(&self) -> usize {
-        self.kv.block_bytes() * self.kv.blocks()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Walls around a monitor of virtual machines (QEMU, Firecracker): builds them around this process,
+//! Walls around a monitor of virtual machines (QEMU): builds them around this process,
 //! which then becomes the monitor.
 //!
 //! It has one thread and inherits three descriptors: the agent's channel (0), the monitor's
@@ -33,20 +33,10 @@ pub const FAILED: i32 = 126;
 const OPEN_FILES: u64 = 128;
 /// Threads of a monitor's user.
 const THREADS: u64 = 64;
-/// Bytes of a file that a monitor writes: its log and the state of its devices. One that writes
-/// memory may write more.
+/// Bytes of a file that a monitor writes: its log and the state of its devices.
 pub const FILE_BYTES: u64 = 16 << 20;
-/// Where a monitor behind walls has its own folder.
-const WORK: &str = "/run";
-/// What it takes: sockets.
-const WORK_OPTIONS: &str = "size=64k,nr_inodes=16,mode=0700";
 /// Number of the first descriptor that is opened for a monitor.
 const FIRST: i32 = 64;
-
-/// The descriptor of the file at `index` of [`Plan::opens`].
-pub fn number(index: usize) -> i32 {
-    FIRST + index as i32
-}
 
 /// A file that is opened for the monitor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -69,17 +59,12 @@ pub struct Plan {
     pub root: PathBuf,
     /// Folders of the host to show, read-only, and where.
     pub shows: Vec<(PathBuf, PathBuf)>,
-    /// A folder of its own that the monitor starts in and may write to: behind walls a small file
-    /// system in memory at `WORK`, else this folder of the host.
-    pub work: Option<PathBuf>,
     /// Devices of the host, and where they are shown.
     pub devices: Vec<(PathBuf, PathBuf)>,
     /// User and group to become; `None` where that needs rights that are missing.
     pub user: Option<(u32, u32)>,
     /// Whether to leave the host's mounts, network, names and message queues.
     pub walls: bool,
-    /// Bytes of a file that the monitor writes.
-    pub file_bytes: u64,
     /// By path, or `/proc/self/fd/{name}`.
     pub program: String,
     pub args: Vec<String>,
@@ -112,11 +97,7 @@ fn become_monitor(plan: Plan) -> Result<std::convert::Infallible> {
         leave_namespaces()?;
         new_root(&plan)?;
     }
-    if let Some(work) = &plan.work {
-        let inside = if plan.walls { Path::new(WORK) } else { work };
-        std::env::set_current_dir(inside).map_err(call("chdir"))?;
-    }
-    let limits = limits(plan.file_bytes);
+    let limits = limits();
     let mut walls = walls::Plan::monitor(&limits, plan.user);
     walls.run([-1; 2]).map_err(|(step, errno)| {
         call(walls::step_name(step))(std::io::Error::from_raw_os_error(errno))
@@ -143,6 +124,7 @@ fn become_monitor(plan: Plan) -> Result<std::convert::Infallible> {
 /// Opened without close-on-exec: it is for the monitor, which knows its number.
 fn open((index, file): (usize, &Opened)) -> Result<(String, OwnedFd)> {
     use nix::fcntl::OFlag;
+    let number = FIRST + index as i32;
     let flags = if file.write {
         OFlag::O_RDWR
     } else {
@@ -150,8 +132,8 @@ fn open((index, file): (usize, &Opened)) -> Result<(String, OwnedFd)> {
     };
     let fd = nix::fcntl::open(&file.path, flags, nix::sys::stat::Mode::empty());
     let fd = fd.map_err(on("open", &file.path))?;
-    let fd = rustix::io::fcntl_dupfd_cloexec(&fd, number(index)).map_err(on("dup", &file.path))?;
-    if fd.as_raw_fd() != number(index) {
+    let fd = rustix::io::fcntl_dupfd_cloexec(&fd, number).map_err(on("dup", &file.path))?;
+    if fd.as_raw_fd() != number {
         let path = file.path.display().to_string();
         return Err(Error::refused(
             path,
@@ -209,18 +191,6 @@ fn new_root(plan: &Plan) -> Result<()> {
         fs::create_dir_all(&to).map_err(&made)?;
         bind(from, &to, safe | MsFlags::MS_RDONLY)?;
     }
-    if plan.work.is_some() {
-        let to = inside(Path::new(WORK));
-        fs::create_dir_all(&to).map_err(&made)?;
-        let owner = plan
-            .user
-            .map_or(String::new(), |(u, g)| format!(",uid={u},gid={g}"));
-        let options = format!("{WORK_OPTIONS}{owner}");
-        let flags = safe | MsFlags::MS_NOEXEC;
-        let options = Some(options.as_str());
-        mount(Some("tmpfs"), &to, Some("tmpfs"), flags, options)
-            .map_err(call("tmpfs of its own"))?;
-    }
     fs::create_dir_all(inside(Path::new("/dev"))).map_err(&made)?;
     for (device, shown) in plan.devices.iter().filter(|(d, _)| d.exists()) {
         let to = inside(shown);
@@ -260,12 +230,12 @@ fn proc_of_its_own(to: &Path) -> Result<()> {
 }
 
 /// Resource, soft and hard limit.
-fn limits(file_bytes: u64) -> [[u64; 3]; 5] {
+fn limits() -> [[u64; 3]; 5] {
     [
         (libc::RLIMIT_CORE, 0),
         (libc::RLIMIT_NOFILE, OPEN_FILES),
         (libc::RLIMIT_NPROC, THREADS),
-        (libc::RLIMIT_FSIZE, file_bytes),
+        (libc::RLIMIT_FSIZE, FILE_BYTES),
         (libc::RLIMIT_MEMLOCK, 1 << 20),
     ]
     .map(|(resource, maximum)| [resource.into(), maximum, maximum])

@@ -128,8 +128,8 @@ fn attack_all(level: Level, filter: &str, at: &AtLevel) -> Result<(), LabError> 
     let mut table = Table::new(&at.level, at.json);
     let mut on_row = |row| table.row(&row);
     let attacked = match level {
-        Level::Microvm(_) => {
-            let provider = levels::microvm(level)?;
+        Level::Microvm => {
+            let provider = levels::microvm()?;
             runtime.block_on(attack::microvm::run(&provider, filter, &mut on_row))
         }
         // Without a pool: the cases count processes and folders, and a pool grows with demand.
@@ -183,8 +183,8 @@ fn measure(
             let runs = sandbox::container::RUNS;
             runtime()?.block_on(sandbox::container::run(&provider, runs, &mut on_row))
         }
-        Level::Microvm(_) => {
-            let provider = levels::microvm(level)?;
+        Level::Microvm => {
+            let provider = levels::microvm()?;
             let runs = sandbox::microvm::RUNS;
             runtime()?.block_on(sandbox::microvm::run(&provider, runs, &mut on_row))
         }

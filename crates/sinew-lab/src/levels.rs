@@ -26,12 +26,12 @@ pub enum Level {
     Wasm,
     /// Containers of this engine.
     Container(&'static str),
-    /// Virtual machines of this monitor.
-    Microvm(&'static str),
+    /// Virtual machines under QEMU.
+    Microvm,
 }
 
 /// What `--level` accepts.
-const LEVELS: [(&str, Level); 10] = [
+const LEVELS: [(&str, Level); 8] = [
     ("process", Level::Process),
     ("wasm", Level::Wasm),
     ("container", Level::Container("auto")),
@@ -39,14 +39,12 @@ const LEVELS: [(&str, Level); 10] = [
     ("runc", Level::Container("runc")),
     ("docker", Level::Container("docker")),
     ("podman", Level::Container("podman")),
-    ("microvm", Level::Microvm("auto")),
-    ("qemu", Level::Microvm("qemu")),
-    ("firecracker", Level::Microvm("firecracker")),
+    ("microvm", Level::Microvm),
 ];
 
 impl Level {
     /// What `--level` accepts.
-    pub fn names() -> [&'static str; 10] {
+    pub fn names() -> [&'static str; 8] {
         LEVELS.map(|(name, _)| name)
     }
 
@@ -105,18 +103,13 @@ pub fn container(level: Level) -> Result<ContainerProvider, LabError> {
     ContainerProvider::start(config).map_err(LabError::system)
 }
 
-/// Virtual machines of a monitor, none kept ready.
+/// Virtual machines, none kept ready.
 ///
 /// # Errors
-/// If the level is not a microvm level, or its monitor does not work here.
-pub fn microvm(level: Level) -> Result<MicrovmProvider, LabError> {
-    let Level::Microvm(backend) = level else {
-        return Err(LabError::input(format!("{level:?} has no machines")));
-    };
+/// If QEMU does not work here.
+pub fn microvm() -> Result<MicrovmProvider, LabError> {
     let mut config = MicrovmConfig::new(MICROVM_IMAGES.into());
     config.temporary = std::env::temp_dir();
-    config.backend = backend.parse().map_err(LabError::system)?;
-    config.firecracker = std::env::var_os("FIRECRACKER_BIN").map(PathBuf::from);
     MicrovmProvider::start(config).map_err(LabError::system)
 }
 
@@ -129,7 +122,7 @@ pub fn unpooled(level: Level) -> Result<Arc<dyn SandboxProvider>, LabError> {
         Level::Process => process(true)?,
         Level::Wasm => Arc::new(wasm()?),
         Level::Container(_) => Arc::new(container(level)?),
-        Level::Microvm(_) => Arc::new(microvm(level)?),
+        Level::Microvm => Arc::new(microvm()?),
     })
 }
 
@@ -147,7 +140,7 @@ pub fn pooled(level: Level) -> Result<Arc<dyn SandboxProvider>, LabError> {
         Level::Wasm => return unpooled(level),
         Level::Process => PoolConfig::for_live(ProcessConfig::new("").max_live),
         Level::Container(_) => ready(2 * READY),
-        Level::Microvm(_) => PoolConfig {
+        Level::Microvm => PoolConfig {
             starts_at_once: 1,
             ..ready(READY)
         },

@@ -125,7 +125,7 @@ impl Image {
         Ok(bytes)
     }
 
-    /// The root with the agent, which listens where `port` says.
+    /// The root with the agent, which opens this port.
     ///
     /// # Errors
     /// As [`Image::read`].

@@ -7,9 +7,8 @@
 //! | part | files |
 //! |---|---|
 //! | the port | `provider`, `sandbox` |
-//! | start of monitors behind walls, machines, their memory | `monitor`, `launcher`, `ram`, `template` |
+//! | start of QEMU behind walls, machines, their memory | `monitor`, `launcher`, `ram`, `template` |
 //! | QEMU: command line, control channel | `qemu`, `qmp` |
-//! | Firecracker: API, kernel without its loader | `firecracker`, `vmlinux` |
 //! | probes of this host, kernel and root file system | `probe`, `image`, `cpio` |
 //!
 //! Invariants:
@@ -20,8 +19,6 @@
 //! - The monitor ends within a limit, whatever its guest does.
 
 mod cpio;
-#[cfg(feature = "firecracker")]
-pub mod firecracker;
 mod image;
 mod launcher;
 mod monitor;
@@ -32,9 +29,7 @@ mod qmp;
 mod ram;
 mod sandbox;
 mod template;
-#[cfg(feature = "firecracker")]
-mod vmlinux;
 
 pub use image::{Image, ImageError};
-pub use provider::{Backend, MicrovmConfig, MicrovmProvider};
+pub use provider::{MicrovmConfig, MicrovmProvider};
 pub use qemu::Accel;

@@ -1,17 +1,17 @@
-//! Parts that all monitors (QEMU, Firecracker) share: how one is started behind its walls, how a
-//! machine is saved as memory and devices, and how a clone goes on from there.
+//! QEMU's process behind its walls, the machine in it, and the memory and devices from which clones start.
 
 use crate::image::Image;
 use crate::launcher::Launcher;
 use crate::provider::io;
+use crate::qemu::{Qemu, QemuControl};
 use crate::ram::{self, Delta, Ram};
 use nix::unistd::Uid;
 use sinew_guest::{Guest, Hello, Stream};
 use sinew_jail::cgroup::{Bounds, Group, Hierarchy, run_tag};
 use sinew_jail::monitor::{Opened, Plan};
-use sinew_sandbox::{SandboxError, SandboxFuture};
+use sinew_sandbox::SandboxError;
 use std::fs::File;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -25,54 +25,16 @@ const FIRST_USER: u32 = 0x5000_0000;
 
 /// Prefix of the names of monitors' groups.
 pub(crate) const GROUPS: &str = "sinew-vm-";
+/// Device of KVM.
+pub(crate) const KVM: &str = "/dev/kvm";
 /// Maximum threads of a monitor.
 const THREADS: u64 = 64;
 
-/// A program that runs machines.
-pub(crate) trait Monitor: std::fmt::Debug + Send + Sync {
-    /// Hash of everything that a template with this memory depends on.
-    fn key(&self, bytes: u64) -> String;
-
-    /// Boots a machine with this memory.
-    fn boot(&self, bytes: u64) -> SandboxFuture<'_, Machine>;
-
-    /// Starts a machine from a base. It is an exact copy until [`Machine::resume`].
-    fn start_from<'a>(&'a self, base: &'a Base) -> SandboxFuture<'a, Machine>;
-}
-
 /// Starts a machine from a base. It has its own time, random numbers and name.
-pub(crate) async fn restore(monitor: &dyn Monitor, base: &Base) -> Result<Machine, SandboxError> {
-    let mut machine = monitor.start_from(base).await?;
+pub(crate) async fn restore(qemu: &Qemu, base: &Base) -> Result<Machine, SandboxError> {
+    let mut machine = qemu.start_from(base).await?;
     machine.resume().await?;
     Ok(machine)
-}
-
-/// Control of one machine from outside.
-pub(crate) trait Control: std::fmt::Debug + Send {
-    /// Changes of the machine since it was started from `base`. It is paused meanwhile, and continues also
-    /// after a failure.
-    fn change<'a>(&'a mut self, running: Running<'a>, base: &'a Base) -> SandboxFuture<'a, Change>;
-
-    /// Stops a machine that was booted, for good. Returns its memory and the state of its devices. Nothing
-    /// writes to the memory once the monitor has ended.
-    fn finish<'a>(&'a mut self, running: Running<'a>) -> SandboxFuture<'a, (Ram, Vec<u8>)>;
-
-    /// Last part of the output of the guest's kernel, if it is kept.
-    fn console(&mut self) -> SandboxFuture<'_, String>;
-}
-
-/// Parts of a machine for its [`Control`].
-pub(crate) struct Running<'a> {
-    /// Process number of the monitor.
-    pub(crate) pid: u32,
-    /// Folder for files without a name.
-    pub(crate) folder: &'a Path,
-    /// The agent. A monitor that ends its connection replaces it.
-    #[cfg_attr(
-        not(feature = "firecracker"),
-        expect(dead_code, reason = "Firecracker uses it")
-    )]
-    pub(crate) guest: &'a mut Guest,
 }
 
 /// Memory and devices that clones start from.
@@ -124,7 +86,7 @@ pub(crate) struct Machine {
     /// The monitor.
     process: Process,
     /// Channel to the monitor.
-    control: Box<dyn Control>,
+    control: QemuControl,
     /// Folder of the run, for files without a name.
     folder: PathBuf,
 }
@@ -140,14 +102,6 @@ pub(crate) struct Process {
     group: Option<Group>,
     /// Output of the process, in memory.
     log: File,
-    /// User of the process. `None`: that of this process.
-    #[cfg_attr(
-        not(feature = "firecracker"),
-        expect(dead_code, reason = "Firecracker uses it")
-    )]
-    pub(crate) user: Option<u32>,
-    /// Working folder of a monitor without walls, removed with it.
-    work: Option<PathBuf>,
 }
 
 /// Start of a monitor.
@@ -157,21 +111,17 @@ pub(crate) struct Launch {
     pub(crate) program: String,
     /// Arguments, with names of `opens` in braces for their descriptors.
     pub(crate) args: Vec<String>,
-    /// Files to open for it, in order. The descriptor of the first one is `jail::number(0)`.
+    /// Files to open for it.
     pub(crate) opens: Vec<Opened>,
     /// Leave the host's namespaces and root.
     pub(crate) walls: bool,
     /// Show the device of KVM.
     pub(crate) kvm: bool,
-    /// Work in a writable folder of its own.
-    pub(crate) works: bool,
     /// Maximum memory of monitor and machine together.
     pub(crate) memory_bytes: u64,
-    /// Maximum bytes of a file that it writes.
-    pub(crate) file_bytes: u64,
-    /// Standard input, for QEMU the connection to the agent.
+    /// Standard input: the connection to the agent.
     pub(crate) stdin: Stdio,
-    /// Standard output, for QEMU the control channel.
+    /// Standard output: the control channel.
     pub(crate) stdout: Stdio,
 }
 
@@ -209,8 +159,6 @@ pub(crate) struct Host {
     pub(crate) launcher: Launcher,
     /// Control groups of this host.
     pub(crate) hierarchy: Hierarchy,
-    /// Device of KVM.
-    pub(crate) kvm: PathBuf,
     /// Folder of this run. `root` in it is the root of jails.
     pub(crate) run: PathBuf,
     /// Number of the next monitor.
@@ -227,8 +175,8 @@ impl Drop for Host {
 impl Host {
     /// Walls of a monitor: the system folders read-only, two devices at most, a user of its own, and only
     /// the listed files.
-    fn plan(&self, launch: &Launch, group: Option<&Group>, work: Option<PathBuf>) -> Plan {
-        let kvm = self.kvm.metadata().ok().filter(|_| launch.kvm);
+    fn plan(&self, launch: &Launch, group: Option<&Group>) -> Plan {
+        let kvm = Path::new(KVM).metadata().ok().filter(|_| launch.kvm);
         // Where the device is open to everybody, nobody need join its group.
         let gid = kvm.filter(|m| m.mode() & 0o006 != 0o006).map(|m| m.gid());
         let user = Uid::effective().is_root().then(own_user);
@@ -237,7 +185,7 @@ impl Host {
         let null = PathBuf::from("/dev/null");
         let mut devices = vec![(null.clone(), null)];
         if launch.kvm {
-            devices.push((self.kvm.clone(), "/dev/kvm".into()));
+            devices.push((KVM.into(), KVM.into()));
         }
         Plan {
             parent: std::process::id() as i32,
@@ -245,11 +193,9 @@ impl Host {
             groups: group.map(Group::member_files).unwrap_or_default(),
             root: self.run.join("root"),
             shows: shown.map(|p| (p.clone(), p)).collect(),
-            work,
             devices,
             user: user.map(|u| (u, gid.unwrap_or(u))),
             walls: launch.walls,
-            file_bytes: launch.file_bytes,
             program: launch.program.clone(),
             args: launch.args.clone(),
         }
@@ -270,19 +216,8 @@ impl Host {
             Err(_) => None,
         };
         let group = group.transpose().map_err(|e| io("make a cgroup", e))?;
-        let work = launch
-            .works
-            .then(|| self.run.join(format!("work-{number}")));
-        if let Some(work) = work.as_ref().filter(|_| !launch.walls) {
-            let made = std::fs::DirBuilder::new().mode(0o700).create(work);
-            made.map_err(|e| io("make a folder", e))?;
-        }
-        let plan = self.plan(&launch, group.as_ref(), work.clone());
+        let plan = self.plan(&launch, group.as_ref());
         let text = serde_json::to_string(&plan).map_err(|e| io("jail", e))?;
-        if let (Some(work), Some((user, gid)), false) = (&work, plan.user, launch.walls) {
-            let owned = std::os::unix::fs::chown(work, Some(user), Some(gid));
-            owned.map_err(|e| io("make a folder", e))?;
-        }
         let mut command = Command::new(&self.helper);
         command
             .args(["monitor", &text])
@@ -303,8 +238,6 @@ impl Host {
             launcher: self.launcher.clone(),
             group,
             log,
-            user: plan.user.map(|(user, _)| user),
-            work: work.filter(|_| !launch.walls),
         })
     }
 }
@@ -346,10 +279,6 @@ impl Drop for Process {
         if let Some(child) = self.child.take() {
             drop(self.launcher.end(child, self.group.take()));
         }
-        if let Some(work) = &self.work {
-            // What is left goes with the folder of the run.
-            let _ = std::fs::remove_dir_all(work);
-        }
     }
 }
 
@@ -357,7 +286,7 @@ impl Machine {
     /// A machine that boots. Its agent must answer `within` this time.
     pub(crate) async fn booted(
         process: Process,
-        mut control: Box<dyn Control>,
+        mut control: QemuControl,
         agent: Box<dyn Stream>,
         host: &Host,
         within: Duration,
@@ -365,19 +294,14 @@ impl Machine {
         match Guest::greet(agent, "microvm", within).await {
             Ok(guest) => Ok(Self::of(process, control, guest, host)),
             Err(e) => {
-                let console = control.console().await.unwrap_or_default();
+                let console = control.console().await;
                 Err(process.died(format!("{e}; {}", console.trim())))
             }
         }
     }
 
     /// A machine with its agent.
-    pub(crate) fn of(
-        process: Process,
-        control: Box<dyn Control>,
-        guest: Guest,
-        host: &Host,
-    ) -> Self {
+    pub(crate) fn of(process: Process, control: QemuControl, guest: Guest, host: &Host) -> Self {
         Self {
             guest,
             process,
@@ -407,25 +331,15 @@ impl Machine {
         resumed.map_err(|e| self.process.died(e))
     }
 
-    /// Changes since it was started from `base`.
-    pub(crate) async fn save(&mut self, base: &Base) -> Result<Change, SandboxError> {
-        let running = Running {
-            pid: self.process.pid(),
-            folder: &self.folder,
-            guest: &mut self.guest,
-        };
-        self.control.change(running, base).await
+    /// Changes since it was started from its base.
+    pub(crate) async fn save(&mut self) -> Result<Change, SandboxError> {
+        self.control.change(self.process.pid(), &self.folder).await
     }
 
     /// Ends a machine that was booted, and returns a base for clones.
     pub(crate) async fn finish(mut self) -> Result<Base, SandboxError> {
         let hello = self.guest.hello();
-        let running = Running {
-            pid: self.process.pid(),
-            folder: &self.folder,
-            guest: &mut self.guest,
-        };
-        let (ram, devices) = self.control.finish(running).await?;
+        let (ram, devices) = self.control.finish().await?;
         self.process.end().await;
         // The channel may hold the memory open.
         drop(self.control);

@@ -1,7 +1,7 @@
 //! Abilities of this host, found by trying them.
 
-use crate::monitor::{Host, Launch, Monitor, restore};
-use crate::provider::{Backend, MicrovmConfig, io, unavailable};
+use crate::monitor::{Host, KVM, Launch, restore};
+use crate::provider::{MicrovmConfig, io, unavailable};
 use crate::qemu::{Accel, Qemu, SECCOMP};
 use crate::template::Templates;
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ const START: Duration = Duration::from_secs(10);
 /// Time over which the processor's clock is compared with the system's.
 const COMPARE: Duration = Duration::from_millis(20);
 /// Memory of the machine that shows whether KVM works.
-pub(crate) const PROBE_BYTES: u64 = 256 << 20;
+const PROBE_BYTES: u64 = 256 << 20;
 
 /// Maximum time of the program that inspects a guest, emulated on a busy machine.
 const LOOK_TIME: Duration = Duration::from_secs(30);
@@ -24,9 +24,7 @@ const LOOK_TIME: Duration = Duration::from_secs(30);
 /// Result of the probes.
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
-    /// `qemu` or `firecracker`.
-    pub(crate) backend: &'static str,
-    /// Monitor and executor of guests, and the reason.
+    /// Executor of guests, and the reason.
     pub(crate) how: String,
     /// Reason why monitors have no namespaces and no root of their own. `None`: they have.
     pub(crate) no_walls: Option<String>,
@@ -42,11 +40,10 @@ pub(crate) struct Found {
 
 impl Found {
     /// The host's view of a monitor.
-    pub(crate) fn look(pid: u32) -> Self {
+    fn look(pid: u32) -> Self {
         let proc = PathBuf::from(format!("/proc/{pid}"));
         let network = |p: &Path| fs::read_link(p.join("ns/net")).ok();
         Self {
-            backend: "qemu",
             how: String::new(),
             no_walls: None,
             status: fs::read_to_string(proc.join("status")).unwrap_or_default(),
@@ -97,10 +94,7 @@ impl Found {
             protection(
                 "monitor_files",
                 walls.is_none(),
-                walls.unwrap_or(match self.backend {
-                    "qemu" => "a root of its own: system folders read-only, nothing to write",
-                    _ => "a root of its own: system folders read-only, 64 kB for sockets",
-                }),
+                walls.unwrap_or("a root of its own: system folders read-only, nothing to write"),
             ),
             protection(
                 "monitor_user",
@@ -169,43 +163,11 @@ async fn qemu_alone(qemu: &Qemu) -> Result<Found, String> {
     ))
 }
 
-/// A monitor and what was found of it.
-type Chosen = (Box<dyn Monitor>, Found);
-
-/// Chooses a monitor by the abilities of this host.
-pub(crate) fn choose(config: &MicrovmConfig, host: &Arc<Host>) -> Result<Chosen, SandboxError> {
-    let tried = match (config.backend, &config.firecracker) {
-        (Backend::Qemu, _) => Err("not asked for".into()),
-        (_, None) => Err("there is none: name it with FIRECRACKER_BIN".into()),
-        (_, Some(program)) => firecracker(host, program, &config.folder),
-    };
-    match (config.backend, tried) {
-        (_, Ok(chosen)) => Ok(chosen),
-        (Backend::Firecracker, Err(why)) => Err(unavailable(format!("Firecracker: {why}"))),
-        (backend, Err(why)) => {
-            let (qemu, mut found) = qemu(config, host)?;
-            if backend == Backend::Auto {
-                found.how.push_str(&format!("; Firecracker: {why}"));
-            }
-            Ok((Box::new(qemu), found))
-        }
-    }
-}
-
-/// Probes Firecracker.
-#[cfg(feature = "firecracker")]
-fn firecracker(host: &Arc<Host>, program: &Path, folder: &Path) -> Result<Chosen, String> {
-    crate::firecracker::probe(host, program, folder)
-        .map(|(monitor, found)| (Box::new(monitor) as Box<dyn Monitor>, found))
-}
-
-#[cfg(not(feature = "firecracker"))]
-fn firecracker(_: &Arc<Host>, _: &Path, _: &Path) -> Result<Chosen, String> {
-    Err("this build is without it (Cargo feature `firecracker`)".into())
-}
-
 /// QEMU with walls, or without them if it cannot be started behind them.
-fn qemu(config: &MicrovmConfig, host: &Arc<Host>) -> Result<(Qemu, Found), SandboxError> {
+pub(crate) fn qemu(
+    config: &MicrovmConfig,
+    host: &Arc<Host>,
+) -> Result<(Qemu, Found), SandboxError> {
     if !config.qemu.is_file() {
         let path = config.qemu.display();
         return Err(unavailable(format!(
@@ -253,7 +215,7 @@ fn qemu(config: &MicrovmConfig, host: &Arc<Host>) -> Result<(Qemu, Found), Sandb
 }
 
 /// Result of an earlier probe from a file, else that of `find`, which is written to the file.
-pub(crate) fn remembered<T: Serialize + for<'a> Deserialize<'a>>(
+fn remembered<T: Serialize + for<'a> Deserialize<'a>>(
     path: &Path,
     find: impl FnOnce() -> Result<T, String>,
 ) -> Result<T, String> {
@@ -269,9 +231,7 @@ pub(crate) fn remembered<T: Serialize + for<'a> Deserialize<'a>>(
 }
 
 /// Runs a future on a thread of its own, because the caller may be inside of a runtime.
-pub(crate) fn aside<T: Send>(
-    work: impl Future<Output = Result<T, String>> + Send,
-) -> Result<T, String> {
+fn aside<T: Send>(work: impl Future<Output = Result<T, String>> + Send) -> Result<T, String> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             let runtime = tokio::runtime::Builder::new_current_thread()
@@ -326,7 +286,7 @@ fn weak(printed: &str, landlock_abi: u64) -> Option<String> {
 
 /// Inspects the walls inside of a machine that is set up like a sandbox: user, capabilities, filters,
 /// devices, and the memory limit.
-pub(crate) async fn inside(guest: &mut sinew_guest::Guest) -> Result<String, String> {
+async fn inside(guest: &mut sinew_guest::Guest) -> Result<String, String> {
     let ran = async |guest: &mut sinew_guest::Guest, code: &str| {
         let request = ExecRequest {
             program: Program::Python(code.into()),
@@ -355,16 +315,16 @@ pub(crate) async fn inside(guest: &mut sinew_guest::Guest) -> Result<String, Str
 }
 
 /// Makes a machine as for a sandbox and inspects it. A good result is remembered for this image and
-/// monitor.
+/// this QEMU.
 pub(crate) fn guest_walls(
     mut found: Found,
-    monitor: &dyn Monitor,
+    qemu: &Qemu,
     templates: &Templates,
     folder: &Path,
 ) -> Found {
     let mut spec = SandboxSpec::default();
     spec.limits.memory_bytes = LOOK_BYTES;
-    let path = folder.join(format!("walls-{}.json", monitor.key(PROBE_BYTES)));
+    let path = folder.join(format!("walls-{}.json", qemu.key(PROBE_BYTES)));
     let remembered = fs::read(&path).ok();
     if let Some(how) = remembered.and_then(|b| serde_json::from_slice::<String>(&b).ok()) {
         found.guest = Ok(how);
@@ -373,9 +333,9 @@ pub(crate) fn guest_walls(
     let mut seen = Err("no machine was looked into".into());
     let looked = aside(async {
         let setup = crate::provider::setup_of(&spec);
-        let base = templates.base(monitor, PROBE_BYTES, &setup).await;
+        let base = templates.base(qemu, PROBE_BYTES, &setup).await;
         let base = base.map_err(|e| e.to_string())?;
-        let machine = restore(monitor, &base).await;
+        let machine = restore(qemu, &base).await;
         let mut machine = machine.map_err(|e| e.to_string())?;
         seen = inside(&mut machine.guest).await;
         machine.end().await;
@@ -390,7 +350,7 @@ pub(crate) fn guest_walls(
 }
 
 /// Reason why monitors cannot open the device of KVM: only root can, and they run as other users.
-pub(crate) fn closed_to_monitors(kvm: &Path) -> Option<String> {
+fn closed_to_monitors(kvm: &Path) -> Option<String> {
     use std::os::unix::fs::PermissionsExt;
     let mode = fs::metadata(kvm).ok()?.permissions().mode() & 0o777;
     let closed = nix::unistd::Uid::effective().is_root() && mode & 0o066 == 0;
@@ -403,12 +363,12 @@ pub(crate) fn closed_to_monitors(kvm: &Path) -> Option<String> {
 /// Boots a machine with KVM: that `/dev/kvm` can be opened says little. What came of it is
 /// remembered for this kernel and this image.
 fn kvm(qemu: &mut Qemu, folder: &Path) -> Result<Result<(), String>, SandboxError> {
-    let device = qemu.host.kvm.clone();
-    let opened = fs::File::options().read(true).write(true).open(&device);
+    let device = Path::new(KVM);
+    let opened = fs::File::options().read(true).write(true).open(device);
     if let Err(e) = opened {
         return Ok(Err(format!("{}: {e}", device.display())));
     }
-    if let Some(why) = closed_to_monitors(&device) {
+    if let Some(why) = closed_to_monitors(device) {
         return Ok(Err(why));
     }
     qemu.accel = Accel::Kvm;
@@ -433,7 +393,7 @@ fn kvm(qemu: &mut Qemu, folder: &Path) -> Result<Result<(), String>, SandboxErro
 /// Frequency of the processor's time stamp counter, rounded to MHz so that it names a template.
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "reads the processor's clock")]
-pub(crate) fn tsc_khz() -> u64 {
+fn tsc_khz() -> u64 {
     let now = || {
         // SAFETY: the instruction reads a counter; every x86-64 processor has it.
         let ticks = unsafe { std::arch::x86_64::_rdtsc() };
@@ -453,7 +413,7 @@ pub(crate) fn tsc_khz() -> u64 {
 
 /// Other processors' guests find out their clock.
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn tsc_khz() -> u64 {
+fn tsc_khz() -> u64 {
     1_000_000
 }
 

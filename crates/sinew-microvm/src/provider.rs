@@ -2,9 +2,9 @@
 
 use crate::image::Image;
 use crate::launcher::Launcher;
-use crate::monitor::{Base, Change, Host, Monitor, Shared, restore};
-use crate::probe::{self, Found};
-use crate::qemu::Accel;
+use crate::monitor::{Base, Change, Host, Shared, restore};
+use crate::probe;
+use crate::qemu::{Accel, Qemu};
 use crate::sandbox::MicrovmSandbox;
 use crate::template::Templates;
 use sinew_guest::Setup;
@@ -35,52 +35,16 @@ const USER: u32 = 1000;
 /// takes long.
 const INODES: u64 = 4096;
 
-/// Monitor of machines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Backend {
-    /// Firecracker if there is one and it boots, saves and restores machines on this host, else
-    /// QEMU.
-    #[default]
-    Auto,
-    /// QEMU, with KVM or without.
-    Qemu,
-    /// Firecracker, which needs KVM.
-    Firecracker,
-}
-
-impl std::str::FromStr for Backend {
-    type Err = SandboxError;
-
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        match name {
-            "auto" => Ok(Self::Auto),
-            "qemu" => Ok(Self::Qemu),
-            "firecracker" => Ok(Self::Firecracker),
-            _ => Err(SandboxError::Request {
-                field: "backend",
-                value: name.into(),
-                allowed: "auto, qemu or firecracker".into(),
-            }),
-        }
-    }
-}
-
 /// Settings of a provider.
 #[derive(Clone, Debug)]
 pub struct MicrovmConfig {
     /// Folder of images and templates, which `scripts/microvm_image.py` fills.
     pub folder: PathBuf,
-    /// Monitor of machines.
-    pub backend: Backend,
     /// QEMU for the host's architecture.
     pub qemu: PathBuf,
-    /// Path of Firecracker. `None`: it is not tried.
-    pub firecracker: Option<PathBuf>,
-    /// Device of KVM.
-    pub kvm: PathBuf,
     /// Folder for short-lived files of a run.
     pub temporary: PathBuf,
-    /// Executor of guests under QEMU. `None`: KVM if a machine boots with it, else emulation.
+    /// Executor of guests. `None`: KVM if a machine boots with it, else emulation.
     pub accel: Option<Accel>,
     /// Maximum live sandboxes. Further requests wait.
     pub max_live: usize,
@@ -93,10 +57,7 @@ impl MicrovmConfig {
     pub fn new(folder: PathBuf) -> Self {
         Self {
             folder,
-            backend: Backend::Auto,
             qemu: "/usr/bin/qemu-system-x86_64".into(),
-            firecracker: None,
-            kvm: "/dev/kvm".into(),
             temporary: "/tmp".into(),
             accel: None,
             max_live: 16,
@@ -108,10 +69,8 @@ impl MicrovmConfig {
 /// State of a provider, shared with its sandboxes.
 #[derive(Debug)]
 pub(crate) struct Inner {
-    /// Monitor that was chosen for this host.
-    pub(crate) monitor: Box<dyn Monitor>,
-    /// Result of the probes.
-    pub(crate) found: Found,
+    /// QEMU, with what this host allows.
+    pub(crate) qemu: Qemu,
     /// Protections, reported with every result.
     pub(crate) protections: Arc<Vec<Protection>>,
     /// Bases from which machines start.
@@ -222,18 +181,16 @@ impl MicrovmProvider {
             image,
             launcher: Launcher::start().map_err(|e| io("start a thread", e))?,
             hierarchy: Hierarchy::probe(crate::monitor::GROUPS),
-            kvm: config.kvm.clone(),
             run,
             next: AtomicU64::new(0),
         });
-        let (monitor, found) = probe::choose(&config, &host)?;
+        let (qemu, found) = probe::qemu(&config, &host)?;
         let templates = Templates::new(config.folder.join("templates"))?;
-        let found = probe::guest_walls(found, monitor.as_ref(), &templates, &config.folder);
+        let found = probe::guest_walls(found, &qemu, &templates, &config.folder);
         let protections = Arc::new(found.protections(&host));
         Ok(Self {
             inner: Arc::new(Inner {
-                monitor,
-                found,
+                qemu,
                 protections,
                 templates,
                 live: Arc::new(Semaphore::new(config.max_live)),
@@ -243,18 +200,13 @@ impl MicrovmProvider {
         })
     }
 
-    /// Name of the monitor, `qemu` or `firecracker`, and the result of the probe.
-    pub fn backend(&self) -> (&'static str, &str) {
-        (self.inner.found.backend, &self.inner.found.how)
-    }
-
     /// Boots a machine from its kernel and ends it, without a template.
     ///
     /// # Errors
     /// [`SandboxError::Died`] if it does not boot.
     pub async fn cold_boot(&self) -> Result<(), SandboxError> {
         let bytes = guest_bytes(&SandboxSpec::default())?;
-        self.inner.monitor.boot(bytes).await?.end().await;
+        self.inner.qemu.boot(bytes).await?.end().await;
         Ok(())
     }
 
@@ -351,8 +303,7 @@ impl Inner {
         let base = match saved {
             None => {
                 let setup = setup_of(spec);
-                let monitor = self.monitor.as_ref();
-                self.templates.base(monitor, bytes, &setup).await?
+                self.templates.base(&self.qemu, bytes, &setup).await?
             }
             Some(saved) => {
                 if saved.base.ram.bytes < bytes {
@@ -368,7 +319,7 @@ impl Inner {
                 saved.base().await?
             }
         };
-        let machine = restore(self.monitor.as_ref(), &base).await?;
+        let machine = restore(&self.qemu, &base).await?;
         let inner = Arc::clone(self);
         let mut sandbox = MicrovmSandbox::new(inner, spec.clone(), machine, base, permit);
         if saved.is_some_and(|s| s.spec != *spec) {

@@ -4,20 +4,18 @@
 //! clones map it privately. The state of its devices (8 kB) is saved apart from memory, so that
 //! a restore reads nothing but that, and clones share every page that they did not change.
 
-use crate::monitor::{
-    Base, Change, Control, Host, Launch, Machine, Monitor, Process, Running, filled, opened,
-};
+use crate::monitor::{Base, Change, Host, Launch, Machine, Process, filled, opened};
 use crate::provider::{io, unavailable};
 use crate::qmp::Qmp;
 use crate::ram::{self, Delta, Ram};
 use serde_json::json;
 use sinew_guest::Guest;
 use sinew_jail::monitor::{self as jail, Opened};
-use sinew_sandbox::{SandboxError, SandboxFuture};
+use sinew_sandbox::SandboxError;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,7 +71,7 @@ struct Started {
 
 /// The control channel of one monitor.
 #[derive(Debug)]
-struct QemuControl {
+pub(crate) struct QemuControl {
     /// Connection for commands.
     qmp: Qmp,
     /// File in memory for the state of its devices.
@@ -165,9 +163,7 @@ impl Qemu {
             opens,
             walls: self.walls,
             kvm: self.accel == Accel::Kvm,
-            works: false,
             memory_bytes: memory_bytes + OVERHEAD_BYTES,
-            file_bytes: jail::FILE_BYTES,
             stdin: Stdio::null(),
             stdout: Stdio::null(),
         }
@@ -208,7 +204,7 @@ impl Qemu {
     }
 
     /// Boots from kernel and root of the image. Memory is a shared file, which becomes the template's.
-    async fn boots(&self, bytes: u64) -> Result<Machine, SandboxError> {
+    pub(crate) async fn boot(&self, bytes: u64) -> Result<Machine, SandboxError> {
         let ram = Ram::new(bytes).map_err(|e| io("memory", e))?;
         let root = self.host.image.root(PORT);
         let root = root.map_err(|e| unavailable(e.to_string()))?;
@@ -233,12 +229,12 @@ impl Qemu {
         };
         let mut started = self.start(&ram, opens, args).await?;
         started.control.ram = Some(ram);
-        let (control, agent) = (Box::new(started.control), Box::new(started.agent));
-        Machine::booted(started.process, control, agent, &self.host, within).await
+        let agent = Box::new(started.agent);
+        Machine::booted(started.process, started.control, agent, &self.host, within).await
     }
 
     /// Restores the devices. Memory is a private mapping of the base.
-    async fn starts_from(&self, base: &Base) -> Result<Machine, SandboxError> {
+    pub(crate) async fn start_from(&self, base: &Base) -> Result<Machine, SandboxError> {
         let devices = filled("sinew-vm-devices", &base.devices)?;
         let mut args = self.args(base.ram.bytes, false);
         args.extend(["-incoming".into(), "fd:{devices}".into()]);
@@ -246,13 +242,16 @@ impl Qemu {
         let mut started = self.start(&base.ram, opens, args).await?;
         started.control.devices = Some(devices);
         let guest = Guest::restored(Box::new(started.agent), "microvm", base.hello);
-        let control = Box::new(started.control);
-        Ok(Machine::of(started.process, control, guest, &self.host))
+        Ok(Machine::of(
+            started.process,
+            started.control,
+            guest,
+            &self.host,
+        ))
     }
-}
 
-impl Monitor for Qemu {
-    fn key(&self, bytes: u64) -> String {
+    /// Hash of everything that a template with this memory depends on.
+    pub(crate) fn key(&self, bytes: u64) -> String {
         let qemu = self.program.metadata();
         let qemu = qemu.map(|m| (m.len(), m.mtime())).unwrap_or_default();
         let text = format!(
@@ -261,14 +260,6 @@ impl Monitor for Qemu {
             self.kernel_args()
         );
         crate::image::key_of(&[self.host.image.key.as_bytes(), text.as_bytes()])
-    }
-
-    fn boot(&self, bytes: u64) -> SandboxFuture<'_, Machine> {
-        Box::pin(self.boots(bytes))
-    }
-
-    fn start_from<'a>(&'a self, base: &'a Base) -> SandboxFuture<'a, Machine> {
-        Box::pin(self.starts_from(base))
     }
 }
 
@@ -286,47 +277,40 @@ impl QemuControl {
         ram::content(&self.out, jail::FILE_BYTES).map_err(|e| io("save devices", e))
     }
 
-    async fn change_stopped(&mut self, running: Running<'_>) -> Result<Change, SandboxError> {
+    /// Changes of the machine since it was started from its base. `pid` is the monitor's process; `folder`
+    /// takes files without a name. The machine is stopped meanwhile, and continues also after a failure.
+    pub(crate) async fn change(&mut self, pid: u32, folder: &Path) -> Result<Change, SandboxError> {
+        let failed = |e: String| SandboxError::Died(e);
+        self.qmp.command("stop", json!({})).await.map_err(failed)?;
+        let changed = self.change_stopped(pid, folder.to_path_buf()).await;
+        self.qmp.command("cont", json!({})).await.map_err(failed)?;
+        changed
+    }
+
+    /// Changes of a machine that is stopped.
+    async fn change_stopped(&mut self, pid: u32, folder: PathBuf) -> Result<Change, SandboxError> {
         let devices = self.devices().await?;
-        let (pid, folder) = (running.pid, running.folder.to_path_buf());
         let taken = tokio::task::spawn_blocking(move || Delta::take(pid, &folder)).await;
         let memory = taken.map_err(|e| io("save memory", e))?;
         let memory = memory.map_err(|e| io("save memory", e))?;
         Ok(Change { memory, devices })
     }
-}
 
-impl Control for QemuControl {
-    fn change<'a>(
-        &'a mut self,
-        running: Running<'a>,
-        _base: &'a Base,
-    ) -> SandboxFuture<'a, Change> {
-        Box::pin(async move {
-            let failed = |e: String| SandboxError::Died(e);
-            self.qmp.command("stop", json!({})).await.map_err(failed)?;
-            let changed = self.change_stopped(running).await;
-            self.qmp.command("cont", json!({})).await.map_err(failed)?;
-            changed
-        })
+    /// Stops a machine that was booted, for good. Returns its memory and the state of its devices. Nothing
+    /// writes to the memory once the monitor has ended.
+    pub(crate) async fn finish(&mut self) -> Result<(Ram, Vec<u8>), SandboxError> {
+        let stopped = self.qmp.command("stop", json!({})).await;
+        stopped.map_err(SandboxError::Died)?;
+        let devices = self.devices().await?;
+        let ram = self.ram.take();
+        let ram = ram.ok_or_else(|| io("save memory", "the machine was not booted"))?;
+        Ok((ram, devices))
     }
 
-    fn finish<'a>(&'a mut self, _running: Running<'a>) -> SandboxFuture<'a, (Ram, Vec<u8>)> {
-        Box::pin(async move {
-            let stopped = self.qmp.command("stop", json!({})).await;
-            stopped.map_err(SandboxError::Died)?;
-            let devices = self.devices().await?;
-            let ram = self.ram.take();
-            let ram = ram.ok_or_else(|| io("save memory", "the machine was not booted"))?;
-            Ok((ram, devices))
-        })
-    }
-
-    fn console(&mut self) -> SandboxFuture<'_, String> {
-        Box::pin(async move {
-            let asked = json!({ "device": "console", "size": CONSOLE_BYTES });
-            let printed = self.qmp.command("ringbuf-read", asked).await;
-            Ok(printed.map_or_else(|e| e, |v| v.as_str().unwrap_or_default().to_owned()))
-        })
+    /// Last part of the output of the guest's kernel.
+    pub(crate) async fn console(&mut self) -> String {
+        let asked = json!({ "device": "console", "size": CONSOLE_BYTES });
+        let printed = self.qmp.command("ringbuf-read", asked).await;
+        printed.map_or_else(|e| e, |v| v.as_str().unwrap_or_default().to_owned())
     }
 }

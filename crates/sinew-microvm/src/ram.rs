@@ -84,15 +84,6 @@ impl Ram {
         Ok(Self { file, bytes })
     }
 
-    /// A file in memory of so many bytes that a monitor wrote.
-    pub(crate) fn written(file: File, bytes: u64) -> Result<Self> {
-        let found = file.metadata()?.len();
-        if found != bytes {
-            return Err(invalid(format!("{found} bytes of memory, not {bytes}")));
-        }
-        Ok(Self { file, bytes })
-    }
-
     /// Makes the memory immutable for all processes, also through existing mappings.
     pub(crate) fn seal(&self) -> Result<()> {
         let seals = SealFlag::F_SEAL_WRITE
@@ -117,29 +108,19 @@ impl Ram {
 
     /// Reads what [`Ram::save`] wrote, sealed.
     pub(crate) fn load(path: &Path, bytes: u64) -> Result<Self> {
-        let saved = Self::written(File::open(path)?, bytes)?;
+        let saved = File::open(path)?;
+        let found = saved.metadata()?.len();
+        if found != bytes {
+            return Err(invalid(format!("{found} bytes of memory, not {bytes}")));
+        }
         let ram = Self::new(bytes)?;
-        copy(&saved.file, &ram.file, bytes)?;
+        copy(&saved, &ram.file, bytes)?;
         ram.seal()?;
         Ok(ram)
-    }
-
-    #[cfg(feature = "firecracker")]
-    /// Another handle of the same memory.
-    pub(crate) fn again(&self) -> Result<Self> {
-        let file = self.file.try_clone()?;
-        Ok(Self { file, ..*self })
     }
 
     /// This memory with what a clone changed, sealed.
     pub(crate) fn with(&self, delta: &Delta) -> Result<Self> {
-        let ram = self.changed(delta)?;
-        ram.seal()?;
-        Ok(ram)
-    }
-
-    /// This memory with what a clone changed.
-    pub(crate) fn changed(&self, delta: &Delta) -> Result<Self> {
         let ram = Self::new(self.bytes)?;
         copy(&self.file, &ram.file, self.bytes)?;
         let (mut block, mut at) = (vec![0; BLOCK], 0);
@@ -153,6 +134,7 @@ impl Ram {
                 to += take as u64;
             }
         }
+        ram.seal()?;
         Ok(ram)
     }
 }
@@ -192,44 +174,6 @@ impl Delta {
                 let at = start - area.start + area.offset;
                 runs.push((at, at + end - start));
             }
-        }
-        Ok(Self { runs, file: out })
-    }
-}
-
-impl Delta {
-    #[cfg(feature = "firecracker")]
-    /// The pages of `whole`, all memory of a clone, that differ from those of `base`. `folder`
-    /// takes their content, without a name.
-    pub(crate) fn between(base: &Ram, whole: &Ram, folder: &Path) -> Result<Self> {
-        if base.bytes != whole.bytes {
-            let (had, has) = (base.bytes, whole.bytes);
-            return Err(invalid(format!("{has} bytes of memory, not {had}")));
-        }
-        let mut out = unnamed(folder)?;
-        let mut runs: Vec<(u64, u64)> = Vec::new();
-        let (mut before, mut after) = (vec![0; BLOCK], vec![0; BLOCK]);
-        let mut at = 0;
-        while at < whole.bytes {
-            let take = BLOCK.min((whole.bytes - at) as usize);
-            base.file.read_exact_at(&mut before[..take], at)?;
-            whole.file.read_exact_at(&mut after[..take], at)?;
-            if before[..take] != after[..take] {
-                let pages = before[..take].chunks(PAGE as usize);
-                for (i, (old, new)) in pages.zip(after[..take].chunks(PAGE as usize)).enumerate() {
-                    if old == new {
-                        continue;
-                    }
-                    out.write_all(new)?;
-                    let start = at + i as u64 * PAGE;
-                    let end = start + new.len() as u64;
-                    match runs.last_mut() {
-                        Some((_, last)) if *last == start => *last = end,
-                        _ => runs.push((start, end)),
-                    }
-                }
-            }
-            at += take as u64;
         }
         Ok(Self { runs, file: out })
     }
@@ -336,32 +280,6 @@ mod tests {
         let opened = File::options().read(true).write(true).open(loaded.path());
         assert!(opened.expect("open").write_all_at(b"x", 0).is_err());
         assert!(Ram::load(&path, 32 << 20).is_err());
-    }
-
-    #[cfg(feature = "firecracker")]
-    #[test]
-    fn what_differs_makes_the_other_memory() {
-        let folder = tempfile::tempdir().expect("folder");
-        let (base, whole) = (Ram::new(8 << 20), Ram::new(8 << 20));
-        let (base, whole) = (base.expect("memory"), whole.expect("memory"));
-        base.file.write_all_at(&[7; 9000], 0).expect("write");
-        whole.file.write_all_at(&[7; 9000], 0).expect("write");
-        // Zeroed, changed over the border of two blocks, and at the very end.
-        whole.file.write_all_at(&[0; 10], 8990).expect("write");
-        let border = BLOCK as u64 - 1;
-        whole.file.write_all_at(b"ab", border).expect("write");
-        whole.file.write_all_at(b"z", (8 << 20) - 1).expect("write");
-        let delta = Delta::between(&base, &whole, folder.path()).expect("a difference");
-        let pages = [(8192, 12288), (border & !4095, (border & !4095) + 2 * PAGE)];
-        assert_eq!(delta.runs[..2], pages);
-        assert_eq!(delta.runs.len(), 3);
-        let made = base.with(&delta).expect("memory");
-        let (mut expected, mut seen) = (vec![0; 8 << 20], vec![0; 8 << 20]);
-        whole.file.read_exact_at(&mut expected, 0).expect("read");
-        made.file.read_exact_at(&mut seen, 0).expect("read");
-        assert!(seen == expected);
-        let other = Ram::new(4 << 20).expect("memory");
-        assert!(Delta::between(&base, &other, folder.path()).is_err());
     }
 
     #[test]

@@ -102,7 +102,7 @@ impl MicrovmSandbox {
     async fn save(&mut self) -> Result<Snapshot, SandboxError> {
         let inner = Arc::clone(&self.inner);
         let base = Arc::clone(&self.base);
-        let saved = self.machine()?.save(&base).await;
+        let saved = self.machine()?.save().await;
         // What was refused leaves the machine as it was.
         if matches!(saved, Err(SandboxError::Died(_))) {
             self.machine = None;
@@ -167,7 +167,7 @@ impl MicrovmSandbox {
         if let Some(machine) = self.machine.take() {
             machine.end().await;
         }
-        self.machine = Some(restore(self.inner.monitor.as_ref(), &self.base).await?);
+        self.machine = Some(restore(&self.inner.qemu, &self.base).await?);
         Ok(())
     }
 

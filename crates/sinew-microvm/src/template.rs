@@ -5,8 +5,9 @@
 //! are named by all they depend on.
 
 use crate::image::key_of;
-use crate::monitor::{Base, Change, Machine, Monitor, Shared, idle, restore};
+use crate::monitor::{Base, Change, Machine, Shared, idle, restore};
 use crate::provider::io;
+use crate::qemu::Qemu;
 use crate::ram::Ram;
 use serde::{Deserialize, Serialize};
 use sinew_guest::{Hello, Setup};
@@ -118,11 +119,11 @@ impl Templates {
     /// The base for a specification: from memory, from disk, or made now.
     pub(crate) async fn base(
         &self,
-        monitor: &dyn Monitor,
+        qemu: &Qemu,
         bytes: u64,
         setup: &Setup,
     ) -> Result<Shared, SandboxError> {
-        let first = monitor.key(bytes);
+        let first = qemu.key(bytes);
         let text = format!("{setup:?}");
         let key = key_of(&[first.as_bytes(), text.as_bytes()]);
         let mut held = self.held.lock().await;
@@ -136,7 +137,7 @@ impl Templates {
                 let _lock = lock(&self.folder).await?;
                 match self.find(&key).await {
                     Some(base) => base,
-                    None => self.make(monitor, bytes, setup, (&first, &key)).await?,
+                    None => self.make(qemu, bytes, setup, (&first, &key)).await?,
                 }
             }
         };
@@ -167,7 +168,7 @@ impl Templates {
     /// Makes a base from a booted machine, which is made and kept too if it is missing.
     async fn make(
         &self,
-        monitor: &dyn Monitor,
+        qemu: &Qemu,
         bytes: u64,
         setup: &Setup,
         (first, key): (&str, &str),
@@ -175,12 +176,12 @@ impl Templates {
         let booted = match self.find(first).await {
             Some(base) => base,
             None => {
-                let base = monitor.boot(bytes).await?.finish().await?;
+                let base = qemu.boot(bytes).await?.finish().await?;
                 self.keep(base, first).await?
             }
         };
-        let mut machine = restore(monitor, &booted).await?;
-        let prepared = prepare(&mut machine, setup, &booted).await;
+        let mut machine = restore(qemu, &booted).await?;
+        let prepared = prepare(&mut machine, setup).await;
         machine.end().await;
         let change = prepared?;
         let made = tokio::task::spawn_blocking(move || booted.with(&change)).await;
@@ -191,11 +192,7 @@ impl Templates {
 }
 
 /// Sets a machine up, waits until its interpreter is ready and the machine is idle, and takes its changes.
-async fn prepare(
-    machine: &mut Machine,
-    setup: &Setup,
-    base: &Base,
-) -> Result<Change, SandboxError> {
+async fn prepare(machine: &mut Machine, setup: &Setup) -> Result<Change, SandboxError> {
     machine.guest.set_up(setup).await?;
     if setup.python.is_some() {
         let request = ExecRequest {
@@ -213,5 +210,5 @@ async fn prepare(
         }
     }
     idle(machine.pid(), READY).await;
-    machine.save(base).await
+    machine.save().await
 }

@@ -4,7 +4,7 @@
 //! | part | what it does |
 //! |---|---|
 //! | `openenv/` | episodes of an OpenEnv server, over WebSocket: `[env] type = "openenv"` |
-//! | `peers/` | episodes of servers with HTTP protocols: `agentgym` and `nemo_gym` |
+//! | `nemo/` | episodes of resource servers of NeMo Gym, over HTTP: `[env] type = "nemo_gym"` |
 //! | `out/` | any environment as a server of OpenEnv or MCP: `sinew env serve --protocol` |
 //! | `seeds.rs` | tasks that are seeds alone, of worlds that a server makes |
 //!
@@ -20,13 +20,13 @@
 //! - A missing score is unscored, never 0.
 //! - A session holds one episode at a time, and its place is free again after its end.
 
+mod nemo;
 mod openenv;
 mod out;
-mod peers;
 mod seeds;
 
 use sinew_env::{counts, turn};
 
+pub use nemo::{NEMO_KIND, NemoFactory, NemoGym};
 pub use openenv::{OPENENV_KIND, OpenEnv, OpenEnvFactory};
 pub use out::{McpLines, McpServing, Offer, Worlds, serve_mcp, serve_openenv};
-pub use peers::{AGENTGYM_KIND, AgentGym, AgentGymFactory, NEMO_KIND, NemoFactory, NemoGym};

@@ -33,16 +33,12 @@ pub struct Samples {
 pub struct SavedState {
     pub step: u64,
     pub wall_s: f64,
-    #[serde(default)]
     pub curriculum: Curriculum,
     /// The recipe that trained it, as TOML.
-    #[serde(default)]
     pub recipe: String,
     /// Of the steps so far. Episodes that were found to be lost are counted once.
-    #[serde(default)]
     pub samples: Samples,
     /// Trained episodes whose commits the store was found to have lost.
-    #[serde(default)]
     missing: usize,
 }
 
@@ -53,10 +49,8 @@ struct Detail {
     curriculum: Curriculum,
     record: StepRecord,
     /// Measurements since the commit before.
-    #[serde(default)]
     evals: Vec<EvalRecord>,
     /// Episodes that rows were made of, in their order: what an update is done again from.
-    #[serde(default)]
     order: Vec<EpisodeId>,
     /// Outcomes of episodes that follow from later scores: newer scores do not change what was trained.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

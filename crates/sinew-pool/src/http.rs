@@ -3,7 +3,7 @@
 //! | route | body | answer |
 //! |---|---|---|
 //! | `GET /pool` | | counts by task type and reason, the tokenizer's hash |
-//! | `POST /pool/trajectories` | a batch, JSON or Arrow | `admitted`, `duplicates`, `quarantined`, `items` |
+//! | `POST /pool/trajectories` | a batch | `admitted`, `duplicates`, `quarantined`, `items` |
 //! | `POST /v1/traces` | OTLP spans, protobuf or JSON | OTLP's answer in the same encoding |
 //! | `POST /pool/lease` | a [`LeaseRequest`] | groups, the number of the lease |
 //! | `POST /pool/ack` | `lease`, `ids` | `lost`: ids that the lease no longer holds |
@@ -16,7 +16,6 @@
 //! Refusals are `{"error": {"code", "message"}}`: 400 for a wrong body or value, 404, 405, 408, 413,
 //! 415 for a wrong content type or encoding, 429 when the pool is full, 507 when the disk is.
 
-use crate::arrow;
 use crate::otlp;
 use crate::pool::{Answer, LeaseRequest, Pool, PoolError};
 use crate::schema::{Batch, Kind, SCHEMA_VERSION};
@@ -344,16 +343,8 @@ async fn spans(State(api): State<Api>, request: Request) -> Response {
 fn pushed(pool: &Pool, asked: Received, now_s: f64) -> Reply {
     let batch: Batch = match asked.content_type.as_str() {
         "application/json" | "" => parse(&asked.body)?,
-        "application/vnd.apache.arrow.stream" => {
-            let limit = pool.config().max_batch;
-            arrow::batch(Vec::from(asked.body), limit)
-                .map_err(|e| Refusal(400, "invalid_body", e.to_string()))?
-        }
         other => {
-            let text = format!(
-                "content type {other:?}: expected application/json or \
-                 application/vnd.apache.arrow.stream"
-            );
+            let text = format!("content type {other:?}: expected application/json");
             return Err(Refusal(415, "content_type", text));
         }
     };

@@ -3,7 +3,7 @@
 //!
 //! | part | purpose |
 //! |---|---|
-//! | [`Pool::push`] | trajectories in the schema of [`schema`], from JSON or from an Arrow stream (`arrow`) |
+//! | [`Pool::push`] | trajectories in the schema of [`schema`] |
 //! | [`Pool::push_spans`] | OpenTelemetry's GenAI spans (`otlp`) |
 //! | [`Reason`] | why an item is in quarantine instead of the pool |
 //! | [`Pool::lease`] | complete groups for trainers, by age or by what there is to learn from them |
@@ -20,8 +20,6 @@
 //!
 //! To test: a pool without a folder is in memory; time is a number, so expiry needs no waiting.
 
-#[cfg(feature = "server")]
-pub mod arrow;
 mod check;
 mod config;
 mod genai;

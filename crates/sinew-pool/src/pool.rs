@@ -246,15 +246,6 @@ impl Pool {
             let Some(entry) = self.rows.read::<Entry>(&view.key)? else {
                 continue;
             };
-            if !view.fields.iter().any(|f| f == fields::REWARD) {
-                // Rows of earlier formats have their reward in the trace alone.
-                let reward = vec![reward_field(entry.trace.outcome.reward)];
-                let fill = Done {
-                    key: view.key,
-                    fields: reward,
-                };
-                self.rows.0.fill(&[fill])?;
-            }
             fresh.add(&entry, size_of(&entry));
         }
         *self.guard()? = fresh;

@@ -1,4 +1,4 @@
-//! The form of pushed items: schema version 1, the same in JSON and Arrow. `docs/pool.md` describes
+//! The form of pushed items: schema version 1. `docs/pool.md` describes
 //! it.
 //!
 //! Unknown fields are refused: a misspelled field would otherwise be lost in silence.

@@ -38,7 +38,7 @@ pub struct PinnedWeights {
 }
 
 impl Pinned {
-    /// What the run in a folder stands on; `None`: it has not begun, or an earlier version began it.
+    /// What the run in a folder stands on; `None`: it has not begun, or lost the file.
     ///
     /// # Errors
     /// If the file cannot be read.

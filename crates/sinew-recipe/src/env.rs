@@ -164,9 +164,9 @@ impl RunPlan {
 /// All environments that a recipe can name: those of `sinew-env`, then those of crates above it.
 fn kinds() -> impl Iterator<Item = &'static EnvKind> {
     use sinew_bridge::{HTTP_KIND, KIND, MCP_KIND};
-    use sinew_peers::{AGENTGYM_KIND, NEMO_KIND, OPENENV_KIND};
+    use sinew_peers::{NEMO_KIND, OPENENV_KIND};
     let own = [&KIND, &HTTP_KIND, &MCP_KIND];
-    let others = [&OPENENV_KIND, &AGENTGYM_KIND, &NEMO_KIND];
+    let others = [&OPENENV_KIND, &NEMO_KIND];
     ENVIRONMENTS.iter().chain(own).chain(others)
 }
 

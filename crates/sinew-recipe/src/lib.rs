@@ -88,7 +88,7 @@ pub use reward::{LimitedTerm, RewardSection, RewardServerPlan, RewardTable, Rewa
 pub use rollout::{
     AdmissionSection, Changed, CrossPolicySection, Order, ResumeEpisodes, RolloutPlan,
 };
-pub use sandbox::{ContainerEngine, LEVEL_NAMES, Level, MicrovmBackend, SandboxPlan};
+pub use sandbox::{ContainerEngine, LEVEL_NAMES, Level, SandboxPlan};
 pub use schema::{json_schema, markdown};
 pub use store::{StoreKind, StorePlan};
 pub use tasks::{HeldOut, TaskOrder, TasksPlan};

@@ -34,16 +34,6 @@ choice! {
     }
 }
 
-choice! {
-    /// What runs virtual machines.
-    MicrovmBackend {
-        /// Firecracker where it works, else QEMU.
-        Auto = "auto",
-        Qemu = "qemu",
-        Firecracker = "firecracker",
-    }
-}
-
 section! {
     /// Where the agent's code runs.
     SandboxKeys => SandboxPlan, "sandbox" {
@@ -95,8 +85,6 @@ section! {
         cpus: f64;
         /// Folder of kernels and roots, for `microvm`.
         microvm_images: String = ".cache/microvm".into();
-        /// What runs virtual machines, for `microvm`.
-        microvm_backend: MicrovmBackend = MicrovmBackend::Auto;
         /// For `wasm`: Python programs of a sandbox run one after the other in one interpreter, and
         /// snapshots and forks hold its memory.
         live: bool = false;
@@ -108,17 +96,15 @@ section! {
 }
 
 /// Names of a level on the command line: a level, or what runs it.
-pub const LEVEL_NAMES: &str =
-    "process, wasm, container, crun, runc, docker, podman, microvm, qemu, firecracker";
+pub const LEVEL_NAMES: &str = "process, wasm, container, crun, runc, docker, podman, microvm";
 
 impl SandboxPlan {
     /// The defaults at a level that the command line names, by its own name or by what runs it.
     pub fn at(name: &str) -> Option<Self> {
         let mut plan = Self::default();
-        let container = |engine| (Level::Container, engine, MicrovmBackend::Auto);
-        let microvm = |backend| (Level::Microvm, ContainerEngine::Auto, backend);
-        let level = |level| (level, ContainerEngine::Auto, MicrovmBackend::Auto);
-        (plan.level, plan.container_engine, plan.microvm_backend) = match name {
+        let container = |engine| (Level::Container, engine);
+        let level = |level| (level, ContainerEngine::Auto);
+        (plan.level, plan.container_engine) = match name {
             "process" => level(Level::Process),
             "wasm" => level(Level::Wasm),
             "container" => level(Level::Container),
@@ -127,8 +113,6 @@ impl SandboxPlan {
             "docker" => container(ContainerEngine::Docker),
             "podman" => container(ContainerEngine::Podman),
             "microvm" => level(Level::Microvm),
-            "qemu" => microvm(MicrovmBackend::Qemu),
-            "firecracker" => microvm(MicrovmBackend::Firecracker),
             _ => return None,
         };
         Some(plan)
@@ -258,7 +242,6 @@ fn server(plan: &RunPlan, rules: &mut Rules) {
         "container_socket",
         "cpus",
         "microvm_images",
-        "microvm_backend",
         "egress",
         "egress_audit",
     ] {
@@ -289,7 +272,6 @@ fn levels(plan: &RunPlan, rules: &mut Rules) {
         ("sandbox.container_socket", container, "container"),
         ("sandbox.cpus", container, "container"),
         ("sandbox.microvm_images", microvm, "microvm"),
-        ("sandbox.microvm_backend", microvm, "microvm"),
     ] {
         let reason = format!("has an effect at level {levels} only; remove it");
         rules.unused(key, reason, has_effect);

@@ -101,13 +101,8 @@ impl RunInfo {
         }
         let (was, now) = (&was.tools, &self.provenance.tools);
         let names = was.keys().chain(now.keys());
-        let is_reward = |name: &str| name.starts_with(REWARD);
-        let mut changed = names.filter(|name| match (was.get(*name), now.get(*name)) {
-            (Some(was), Some(now)) => was != now,
-            // An earlier version wrote no rewards down.
-            _ => !is_reward(name),
-        });
-        changed.next().map(|name| match is_reward(name) {
+        let mut changed = names.filter(|name| was.get(*name) != now.get(*name));
+        changed.next().map(|name| match name.starts_with(REWARD) {
             true => name.clone(),
             false => format!("tool {name}"),
         })

@@ -118,23 +118,17 @@ impl PoolClient {
 }
 
 impl PoolClient {
-    /// Sends trajectories: a JSON batch, or an Arrow stream in a file that ends in `.arrow`.
+    /// Sends the trajectories of a JSON batch.
     ///
     /// # Errors
     /// If the file cannot be read, or the pool refuses it.
     pub fn push(&self, file: &Path) -> Result<Value, PipelineError> {
         let unreadable = |e| PipelineError::input(format!("{}: {e}", file.display()));
         let bytes = std::fs::read(file).map_err(unreadable)?;
-        let arrow = file.extension().is_some_and(|e| e == "arrow");
-        let kind = if arrow {
-            "application/vnd.apache.arrow.stream"
-        } else {
-            "application/json"
-        };
         let request = self
             .client
             .post(format!("{}/pool/trajectories", self.url))
-            .header(header::CONTENT_TYPE, kind)
+            .header(header::CONTENT_TYPE, "application/json")
             .body(bytes);
         let (status, told) = self.send(request).map_err(|e| {
             PipelineError::system(format!(

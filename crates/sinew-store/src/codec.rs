@@ -1,11 +1,10 @@
 //! Traces, scores and batch marks as bytes: MessagePack with field names, compressed with zstd.
 //!
-//! Self-describing, so that fields can be added; floats survive bit for bit, NaN included.
+//! Self-describing; floats survive bit for bit, NaN included.
 //!
 //! Two layouts share it: records of segment files, whose header has codec and length, and packed fields
-//! of queue rows, which begin with the same five bytes. Fields of structures may be added with a
-//! default; one that is renamed or removed needs a new record kind, as stores of earlier versions are
-//! read as they are.
+//! of queue rows, which begin with the same five bytes. A field of a structure that is added, renamed or
+//! removed makes another format.
 
 use crate::store::TrainedBatch;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -24,7 +23,7 @@ pub(crate) enum Codec {
     Plain = 0,
     /// MessagePack, compressed by zstd; the length before is in the record's header.
     Zstd = 1,
-    /// A trace in columns, see [`crate::packed`]; only in segment files from format 3 on.
+    /// A trace in columns, see [`crate::packed`]; only in segment files.
     Columns = 2,
 }
 
@@ -48,11 +47,9 @@ pub(crate) struct Mark {
     pub(crate) step: u64,
     /// Trained episodes, in the order of the batch.
     pub(crate) episodes: Vec<String>,
-    /// Episodes that gave no row, with the reason; marks of early versions have none.
-    #[serde(default)]
+    /// Episodes that gave no row, with the reason.
     pub(crate) dropped: BTreeMap<String, String>,
     /// JSON, not looked at.
-    #[serde(default)]
     pub(crate) detail: String,
 }
 

@@ -8,12 +8,10 @@
 use crate::codec::{self, Mark};
 use crate::damage::Recovery;
 use crate::error::{StoreError, guard};
-use crate::facets;
 use crate::gc;
 use crate::group::{self, Group, Ticket};
 use crate::index::{self, Entry, Table};
 use crate::ledger;
-use crate::legacy;
 use crate::listing;
 use crate::packed;
 use crate::private::private_dir;
@@ -99,20 +97,17 @@ impl DiskStore {
     /// what it left unindexed, and makes a damaged index anew; see [`DiskStore::recovery`].
     ///
     /// # Errors
-    /// [`StoreError::Damaged`] and [`StoreError::LostQueue`] if something that was committed cannot be
-    /// read and the options do not accept that; nothing is changed then.
+    /// [`StoreError::Damaged`] if something that was committed cannot be read and the options do not accept
+    /// that; nothing is changed then.
     pub fn open(directory: &Path, options: StoreOptions) -> Result<Self, StoreError> {
         private_dir(directory).map_err(|e| StoreError::io(directory, e))?;
         let lock = lock(directory)?;
         let segments = SegmentDir::open(directory.join("segments"))?;
-        let mut found = remake::open(directory, options.accept_loss)?;
-        legacy::move_out(&mut found.connection, directory)?;
-        facets::renew(&mut found.connection)?;
+        let mut found = remake::open(directory)?;
         let mut opened = recover::run(&segments, &mut found.connection, options.accept_loss)?;
         // A new store has nothing to index.
         let remade = found.remade.clone();
         opened.recovery.index_remade = remade.filter(|_| opened.recovery.indexed > 0);
-        facets::fill(&segments, &mut found.connection)?;
         let connection = found.accepted()?;
         let (segment, length) = opened.end;
         let writer = Writer::new(segments.clone(), segment, length, options.segment_bytes);

@@ -83,8 +83,10 @@ pub enum StoreError {
     /// Another process writes this store.
     #[error("{path} is in use by another process; stop it, or choose another directory")]
     Locked { path: PathBuf },
-    /// A newer program wrote it.
-    #[error("{path} has format {actual}, this program reads up to {expected}; use a newer one")]
+    /// A program with another format wrote it.
+    #[error(
+        "{path} has format {actual}, this program reads {expected}; use the version of Sinew that wrote it"
+    )]
     Format {
         path: PathBuf,
         actual: i64,

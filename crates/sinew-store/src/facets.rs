@@ -1,23 +1,15 @@
 //! What episodes are found by besides the columns of their row: environment, versions, last turn,
 //! content.
 //!
-//! A table of its own, so that an index of an earlier format is read as it is. A store that is opened for
-//! writing makes it anew and fills it for the episodes that lack it, a page at a time, so that a kill in
-//! between costs a page.
+//! A table of its own: the rows of episodes stay short.
 
 use crate::error::StoreError;
 use crate::ledger;
-use crate::packed;
-use crate::schema::{BEFORE_CONTENT, FACETS, FORMAT};
-use crate::segment::{Location, SegmentDir};
 use crate::signed::signed;
 use crate::sums;
+use rusqlite::Transaction;
 use rusqlite::types::ValueRef;
-use rusqlite::{Connection, Transaction, params};
 use sinew_types::{TokenKind, Trace};
-
-/// Episodes whose facets are made in one transaction.
-const PAGE: usize = 500;
 
 /// Facets of one episode.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,67 +103,7 @@ pub(crate) fn insert(tx: &Transaction<'_>, seq: i64, facets: &Facets) -> Result<
     .map(drop)
 }
 
-/// Replaces the facets of an earlier format by those of now, without a row; see [`fill`].
-pub(crate) fn renew(connection: &mut Connection) -> Result<(), StoreError> {
-    let format: i64 = connection.query_row("PRAGMA user_version", [], |r| r.get(0))?;
-    if format != BEFORE_CONTENT {
-        return Ok(());
-    }
-    let tx = connection.transaction()?;
-    tx.execute_batch("DROP TABLE facets")?;
-    tx.execute_batch(FACETS)?;
-    tx.pragma_update(None, "user_version", FORMAT)?;
-    Ok(tx.commit()?)
-}
-
 /// Removes the facets of episodes that are gone.
 pub(crate) fn prune(tx: &Transaction<'_>) -> Result<(), StoreError> {
     ledger::prune_gone(tx, "facets", "seq")
-}
-
-/// Makes the facets of all episodes that an earlier format left without any.
-///
-/// # Errors
-/// If the medium fails or the index cannot be written. What was made before stays.
-pub(crate) fn fill(segments: &SegmentDir, connection: &mut Connection) -> Result<(), StoreError> {
-    let mut after = 0;
-    loop {
-        let page = lacking(connection, after)?;
-        let Some((last, _)) = page.last() else {
-            return Ok(());
-        };
-        after = *last;
-        let tx = connection.transaction()?;
-        for (seq, at) in page {
-            // One that cannot be read shows where it is asked for: the others are found by theirs.
-            let record = match segments.read(at) {
-                Err(StoreError::Corrupt { .. }) => continue,
-                read => read?,
-            };
-            let trace = packed::decode(record.codec, record.raw_len, &record.payload);
-            if let Ok(trace) = trace {
-                insert(&tx, seq, &Facets::of(&trace))?;
-            }
-        }
-        tx.commit()?;
-    }
-}
-
-/// The next episodes without facets, with where they lie.
-fn lacking(connection: &Connection, after: i64) -> Result<Vec<(i64, Location)>, StoreError> {
-    let mut query = connection.prepare_cached(
-        "SELECT seq, segment, offset, bytes FROM episodes
-         WHERE seq > ?1 AND segment IS NOT NULL
-           AND NOT EXISTS (SELECT 1 FROM facets f WHERE f.seq = episodes.seq)
-         ORDER BY seq LIMIT ?2",
-    )?;
-    let rows = query.query_map(params![after, PAGE as i64], |row| {
-        let at = Location {
-            segment: row.get("segment")?,
-            offset: row.get::<_, i64>("offset")?.max(0) as u64,
-            bytes: row.get("bytes")?,
-        };
-        Ok((row.get("seq")?, at))
-    })?;
-    Ok(rows.collect::<Result<_, _>>()?)
 }

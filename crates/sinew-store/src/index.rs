@@ -9,10 +9,7 @@ use crate::error::StoreError;
 use crate::facets::{self, Facets};
 use crate::ledger;
 use crate::private::restrict;
-use crate::schema::{
-    BEFORE_FACETS, BEFORE_LEDGER, EPISODE_INDEXES, FACETS, FORMAT, LEDGER, NARROW_FACETS, SCHEMA,
-    WITH_QUEUES,
-};
+use crate::schema::{FORMAT, SCHEMA};
 use crate::segment::Location;
 use crate::signed::signed;
 use crate::store::{Cursor, EndKind, EpisodeSummary, GcPolicy, StoreStats, TrainedBatch};
@@ -43,23 +40,17 @@ pub(crate) fn open(path: &Path) -> Result<Connection, StoreError> {
     connection.busy_timeout(BUSY)?;
     let journal = connection.pragma_update(None, "journal_mode", "WAL");
     journal.map_err(&bad)?;
-    let made = is_empty(&connection).map_err(&bad)?;
-    let format = if made { 0 } else { check(&connection, path)? };
-    prepare(connection, format)
+    let empty = is_empty(&connection).map_err(&bad)?;
+    if !empty {
+        check(&connection, path)?;
+    }
+    prepare(connection, empty)
 }
 
-/// The format of an index. Refuses one that cannot be read, and one that is damaged.
-fn check(connection: &Connection, path: &Path) -> Result<i64, StoreError> {
-    let format = format_of(connection, path).map_err(|e| blame(e, path))?;
-    let damaged = |reason: String| StoreError::DamagedIndex {
-        path: path.to_owned(),
-        reason,
-    };
-    if format < BEFORE_LEDGER {
-        return Err(damaged(format!("it has format {format}, not {FORMAT}")));
-    }
-    sums::check(connection, path, format).map_err(|e| blame(e, path))?;
-    Ok(format)
+/// Refuses an index of another format, and one that is damaged.
+fn check(connection: &Connection, path: &Path) -> Result<(), StoreError> {
+    let checked = check_format(connection, path).and_then(|()| sums::check(connection, path));
+    checked.map_err(|e| blame(e, path))
 }
 
 /// Whether nothing was ever written to it.
@@ -123,16 +114,6 @@ pub(crate) fn open_read_only(path: &Path) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
-/// Whether an index of an earlier format, damaged or not, is known to hold rows of queues.
-pub(crate) fn holds_queue_rows(path: &Path) -> bool {
-    let held = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY).and_then(|c| {
-        c.query_row("SELECT COUNT(*) FROM queue_rows", [], |r| {
-            r.get::<_, i64>(0)
-        })
-    });
-    held.is_ok_and(|rows| rows > 0)
-}
-
 /// Whether SQLite needs to write and may not: a reader on a read-only medium.
 fn cannot_write(error: &rusqlite::Error) -> bool {
     use rusqlite::ErrorCode::{CannotOpen, ReadOnly};
@@ -161,47 +142,34 @@ fn open_immutable(path: &Path) -> rusqlite::Result<Connection> {
     Connection::open_with_flags(uri + "?immutable=1", flags)
 }
 
-/// The format of an index.
-///
-/// # Errors
-/// [`StoreError::Format`] if a newer program wrote it.
-fn format_of(connection: &Connection, path: &Path) -> Result<i64, StoreError> {
+/// Refuses an index of another format.
+fn check_format(connection: &Connection, path: &Path) -> Result<(), StoreError> {
     let format: i64 = connection.query_row("PRAGMA user_version", [], |r| r.get(0))?;
-    if format > FORMAT {
-        return Err(StoreError::Format {
-            path: path.to_owned(),
-            actual: format,
-            expected: FORMAT,
-        });
+    if format == FORMAT {
+        return Ok(());
     }
-    Ok(format)
+    Err(StoreError::Format {
+        path: path.to_owned(),
+        actual: format,
+        expected: FORMAT,
+    })
 }
 
 /// An index that dies with the process.
 #[cfg(test)]
 pub(crate) fn in_memory() -> Result<Connection, StoreError> {
-    prepare(Connection::open_in_memory()?, 0)
+    prepare(Connection::open_in_memory()?, true)
 }
 
-/// Sets a connection up, and makes the tables that an index of `format` lacks in one transaction with its new
-/// format; 0 is an empty one.
-fn prepare(mut connection: Connection, format: i64) -> Result<Connection, StoreError> {
+/// Sets a connection up, and makes the tables of an empty index in one transaction with its format.
+fn prepare(mut connection: Connection, empty: bool) -> Result<Connection, StoreError> {
     connection.pragma_update(None, "synchronous", "NORMAL")?;
     connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
     connection.pragma_update(None, "wal_autocheckpoint", LOG_PAGES)?;
-    if format <= BEFORE_FACETS {
+    if empty {
         let tx = connection.transaction()?;
-        if format < BEFORE_LEDGER {
-            tx.execute_batch(SCHEMA)?;
-        }
-        if format <= BEFORE_LEDGER {
-            tx.execute_batch(LEDGER)?;
-        }
-        tx.execute_batch(if format == 0 { FACETS } else { NARROW_FACETS })?;
-        tx.execute_batch(EPISODE_INDEXES)?;
-        // Queues of earlier formats are moved by the caller that knows where to, then facets made anew.
-        let now = if format == 0 { FORMAT } else { WITH_QUEUES };
-        tx.pragma_update(None, "user_version", now)?;
+        tx.execute_batch(SCHEMA)?;
+        tx.pragma_update(None, "user_version", FORMAT)?;
         tx.commit()?;
     }
     Ok(connection)
@@ -388,7 +356,7 @@ pub(crate) fn find(connection: &Connection, episode: &str) -> Result<Option<Loca
     Ok(query.query_row([episode], location).optional()?)
 }
 
-/// An episode as a listing shows it. Times are NaN where an early version wrote none.
+/// An episode as a listing shows it.
 pub(crate) fn summary(row: &Row<'_>) -> rusqlite::Result<EpisodeSummary> {
     let text = |column| row.get::<_, String>(column);
     // SQLite keeps NaN as null.
@@ -436,18 +404,12 @@ pub(crate) fn batch(connection: &Connection, id: &str) -> Result<Option<TrainedB
     Ok(found)
 }
 
-/// What the column `episodes` holds: of earlier versions a list of ids.
+/// The value of the column `episodes`, as JSON.
 #[derive(Deserialize)]
-#[serde(untagged)]
-enum Trained {
-    /// Of format 1: the trained episodes alone.
-    Episodes(Vec<EpisodeId>),
-    /// Of format 2.
-    Update {
-        episodes: Vec<EpisodeId>,
-        dropped: BTreeMap<EpisodeId, String>,
-        detail: serde_json::Value,
-    },
+struct Trained {
+    episodes: Vec<EpisodeId>,
+    dropped: BTreeMap<EpisodeId, String>,
+    detail: serde_json::Value,
 }
 
 /// The update of a row.
@@ -456,20 +418,12 @@ fn trained_batch(row: &Row<'_>) -> rusqlite::Result<TrainedBatch> {
     let trained: Trained = serde_json::from_str(&json).map_err(|e| {
         rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(e))
     })?;
-    let (episodes, dropped, detail) = match trained {
-        Trained::Episodes(episodes) => (episodes, BTreeMap::new(), serde_json::Value::Null),
-        Trained::Update {
-            episodes,
-            dropped,
-            detail,
-        } => (episodes, dropped, detail),
-    };
     Ok(TrainedBatch {
         batch: row.get("batch")?,
         step: unsigned(row, "step")?,
-        episodes,
-        dropped,
-        detail,
+        episodes: trained.episodes,
+        dropped: trained.dropped,
+        detail: trained.detail,
     })
 }
 

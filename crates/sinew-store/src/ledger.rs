@@ -95,9 +95,6 @@ pub(crate) fn is_new(
         Some(false) => return Ok(Err(ScoreRefused::Collected { episode: episode() })),
         Some(true) => {}
     }
-    if !is_there(connection)? {
-        return Ok(Ok(true));
-    }
     if holds(connection, record)? {
         return Ok(Ok(false));
     }
@@ -131,9 +128,6 @@ pub(crate) fn of_episode(
     connection: &Connection,
     episode: &str,
 ) -> Result<Vec<ScoreRecord>, StoreError> {
-    if !is_there(connection)? {
-        return Ok(Vec::new());
-    }
     let mut query =
         connection.prepare_cached("SELECT * FROM scores WHERE episode = ?1 ORDER BY seq")?;
     let rows = query.query_map([episode], record)?;
@@ -148,12 +142,6 @@ pub(crate) fn page(
     after: Cursor,
     limit: usize,
 ) -> Result<ScorePage, StoreError> {
-    if !is_there(connection)? {
-        return Ok(ScorePage {
-            scores: Vec::new(),
-            end: after,
-        });
-    }
     let mut query =
         connection.prepare_cached("SELECT * FROM scores WHERE seq > ?1 ORDER BY seq LIMIT ?2")?;
     let from = i64::try_from(after.0).unwrap_or(i64::MAX);
@@ -164,13 +152,6 @@ pub(crate) fn page(
         end: rows.last().map_or(after, |r| Cursor(r.0.max(0) as u64)),
         scores: rows.into_iter().map(|r| r.1).collect(),
     })
-}
-
-/// Whether the index has these tables: one of format 2 that is only read has not.
-fn is_there(connection: &Connection) -> Result<bool, StoreError> {
-    let mut query =
-        connection.prepare_cached("SELECT 1 FROM sqlite_schema WHERE name = 'scores'")?;
-    Ok(query.exists([])?)
 }
 
 /// Notes the name of an episode in an outside system.
@@ -196,9 +177,6 @@ pub(crate) fn named(
     external: &str,
     limit: usize,
 ) -> Result<Vec<EpisodeId>, StoreError> {
-    if !is_there(connection)? {
-        return Ok(Vec::new());
-    }
     let mut query = connection.prepare_cached(
         "SELECT e.episode FROM externals x JOIN episodes e ON e.episode = x.episode
          WHERE x.external = ?1 AND e.segment IS NOT NULL ORDER BY e.seq LIMIT ?2",

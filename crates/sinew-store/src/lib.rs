@@ -32,7 +32,6 @@ mod group;
 mod import;
 mod index;
 mod ledger;
-mod legacy;
 mod listing;
 mod memory;
 mod packed;

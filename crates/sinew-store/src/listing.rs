@@ -3,7 +3,6 @@
 
 use crate::error::StoreError;
 use crate::index;
-use crate::schema::{BEFORE_CONTENT, BEFORE_FACETS};
 use crate::store::{EndKind, EpisodeSummary, Filter, Page};
 use rusqlite::types::Value;
 use rusqlite::{Connection, params_from_iter};
@@ -116,30 +115,6 @@ fn conditions(filter: &Filter) -> Conditions {
     row
 }
 
-/// Refuses filters that an index of an earlier format cannot answer.
-fn check(connection: &Connection, filter: &Filter) -> Result<(), StoreError> {
-    if !filter.asks_facets() {
-        return Ok(());
-    }
-    let before = match filter.asks_content() {
-        true => BEFORE_CONTENT,
-        false => BEFORE_FACETS,
-    };
-    let format: i64 = connection.query_row("PRAGMA user_version", [], |r| r.get(0))?;
-    if format > before {
-        return Ok(());
-    }
-    Err(StoreError::Argument {
-        field: "format of the index",
-        value: format.unsigned_abs(),
-        allowed: format!(
-            "{} for these filters; a command that writes to the store, such as `sinew gc` or `sinew train \
-             --resume`, adds what is missing",
-            before + 1
-        ),
-    })
-}
-
 /// The query of a filter, with its values.
 fn query(filter: &Filter, limit: usize) -> (String, Vec<Value>) {
     let mut row = conditions(filter);
@@ -155,7 +130,6 @@ fn query(filter: &Filter, limit: usize) -> (String, Vec<Value>) {
 /// One page of a listing, in commit order. One row more than the page is read, to know whether more follow.
 pub(crate) fn list(connection: &Connection, filter: &Filter) -> Result<Page, StoreError> {
     let limit = filter.checked_limit()?;
-    check(connection, filter)?;
     let mut episodes: Vec<EpisodeSummary> = match filter.unique {
         true => firsts(connection, filter, limit + 1)?,
         false => {

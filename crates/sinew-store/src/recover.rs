@@ -12,7 +12,7 @@ use crate::index::{self, Entry, Table};
 use crate::ledger;
 use crate::packed;
 use crate::score::ScoreRecord;
-use crate::segment::{FILE_HEADER, FORMAT, Location, Record, RecordKind, SegmentDir};
+use crate::segment::{FILE_HEADER, Location, Record, RecordKind, SegmentDir};
 use crate::store::TrainedBatch;
 use rusqlite::{Connection, Transaction};
 use std::collections::BTreeSet;
@@ -140,7 +140,9 @@ impl Pass<'_> {
         mut indexed: u64,
         last: bool,
     ) -> Result<(), StoreError> {
-        let format = self.header(number, length)?;
+        if !self.segments.has_header(number, self.accept_loss)? {
+            self.damage(number, 0, FILE_HEADER);
+        }
         if last {
             match self.tail(number, length, indexed)? {
                 Tail::Known => {}
@@ -166,24 +168,9 @@ impl Pass<'_> {
         if last {
             self.opened.recovery.cut_bytes += length - good;
             self.cut = Some((number, good));
-            // A header that is written again names the newest format.
-            let appendable = good < FILE_HEADER || format.is_none_or(|f| f == FORMAT);
-            self.opened.end = if appendable {
-                (number, good)
-            } else {
-                (number + 1, 0)
-            };
+            self.opened.end = (number, good);
         }
         Ok(())
-    }
-
-    /// The format of a file. A header that cannot be read is damage, whatever else is found of the file.
-    fn header(&mut self, number: u32, length: u64) -> Result<Option<u32>, StoreError> {
-        let format = self.segments.format_of(number, self.accept_loss)?;
-        if format.is_none() && length >= FILE_HEADER {
-            self.damage(number, 0, FILE_HEADER);
-        }
-        Ok(format)
     }
 
     /// Looks at the end of the newest file, if what the index knows of it cannot be read.

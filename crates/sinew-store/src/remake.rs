@@ -31,7 +31,7 @@ impl Found {
 }
 
 /// Opens the index of a store, or begins one.
-pub(crate) fn open(directory: &Path, accept_loss: bool) -> Result<Found, StoreError> {
+pub(crate) fn open(directory: &Path) -> Result<Found, StoreError> {
     let path = directory.join(schema::FILE_NAME);
     let reason = match path.try_exists() {
         Ok(false) => "it was missing".to_owned(),
@@ -45,10 +45,6 @@ pub(crate) fn open(directory: &Path, accept_loss: bool) -> Result<Found, StoreEr
                 });
             }
             Err(StoreError::DamagedIndex { reason, .. }) => {
-                // Of an earlier format, whose queues lie nowhere else.
-                if index::holds_queue_rows(&path) && !accept_loss {
-                    return Err(StoreError::LostQueue { path, reason });
-                }
                 aside::put_aside(&path)?;
                 reason
             }

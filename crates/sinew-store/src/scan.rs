@@ -32,7 +32,7 @@ pub(crate) struct Scan {
 
 impl SegmentDir {
     /// Records of the whole frames from `from` on, in order; of frames that are not, the records that
-    /// are, if a whole frame follows. `any_format` reads on where the header names a newer format.
+    /// are, if a whole frame follows. `any_format` reads on where the header names another format.
     pub(crate) fn scan(
         &self,
         segment: u32,
@@ -45,7 +45,7 @@ impl SegmentDir {
         if file.length < FILE_HEADER {
             return Ok(scan);
         }
-        if file.format(any_format)?.is_none() {
+        if !file.is_sound(any_format)? {
             scan.gaps.push((0, FILE_HEADER));
         }
         let mut at = from.max(FILE_HEADER);
@@ -66,17 +66,10 @@ impl SegmentDir {
         }
     }
 
-    /// The format in the header of a file; `None` if the header cannot be read, or is not there whole.
-    pub(crate) fn format_of(
-        &self,
-        segment: u32,
-        any_format: bool,
-    ) -> Result<Option<u32>, StoreError> {
+    /// Whether the header of a file can be read. One that is not there whole is not damaged.
+    pub(crate) fn has_header(&self, segment: u32, any_format: bool) -> Result<bool, StoreError> {
         let file = Segment::open(self, segment)?;
-        if file.length < FILE_HEADER {
-            return Ok(None);
-        }
-        file.format(any_format)
+        Ok(file.length < FILE_HEADER || file.is_sound(any_format)?)
     }
 
     /// Whether the end of a file from `at` on, in which no frame is whole, is what an unfinished write
@@ -146,14 +139,13 @@ impl Segment {
         Ok(bytes)
     }
 
-    /// The format that a sound header names. With `any_format` one of a newer format is not sound, and no
-    /// error.
-    fn format(&self, any_format: bool) -> Result<Option<u32>, StoreError> {
+    /// Whether the header is sound. With `any_format` one of another format is not sound, and no error.
+    fn is_sound(&self, any_format: bool) -> Result<bool, StoreError> {
         let header = self.bytes(0, FILE_HEADER as usize)?;
         match check_header(&self.path, &header, self.number) {
-            Header::Sound(format) => Ok(Some(format)),
-            Header::Newer(refused) if !any_format => Err(refused),
-            Header::Newer(_) | Header::Damaged => Ok(None),
+            Header::Sound => Ok(true),
+            Header::Other(refused) if !any_format => Err(refused),
+            Header::Other(_) | Header::Damaged => Ok(false),
         }
     }
 

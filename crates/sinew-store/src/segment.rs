@@ -23,9 +23,9 @@ use std::path::{Path, PathBuf};
 
 /// `b"SINEWSEG"`, then the format version and the file's number.
 const FILE_MAGIC: &[u8; 8] = b"SINEWSEG";
-/// Layout of headers and frames, and the kinds and codecs of records. A file of a later format is not read;
-/// one of an earlier format is, but nothing is appended to it.
-pub(crate) const FORMAT: u32 = 3;
+/// Layout of headers and frames, and the kinds and codecs of records. A file of another format is not
+/// read.
+const FORMAT: u32 = 3;
 /// Bytes before the first frame.
 pub(crate) const FILE_HEADER: u64 = 16;
 /// Found by the search behind damage.
@@ -42,7 +42,7 @@ pub(crate) enum RecordKind {
     Trace = 1,
     /// An update, see [`crate::codec::Mark`].
     Mark = 2,
-    /// A score, see [`crate::ScoreRecord`]; only in files from format 2 on.
+    /// A score, see [`crate::ScoreRecord`].
     Score = 3,
 }
 
@@ -242,10 +242,10 @@ pub(crate) fn corrupt(path: &Path, offset: u64, reason: impl Into<String>) -> St
 
 /// What the header of a file says.
 pub(crate) enum Header {
-    /// Magic and number are ours; the format.
-    Sound(u32),
-    /// A newer program wrote it; the refusal.
-    Newer(StoreError),
+    /// Magic, format and number are ours.
+    Sound,
+    /// A program with another format wrote it; the refusal.
+    Other(StoreError),
     /// Anything else.
     Damaged,
 }
@@ -256,13 +256,13 @@ pub(crate) fn check_header(path: &Path, header: &[u8], segment: u32) -> Header {
         return Header::Damaged;
     }
     match u32_at(header, 8) {
-        format @ 1..=FORMAT => Header::Sound(format),
-        format if format > FORMAT => Header::Newer(StoreError::Format {
+        FORMAT => Header::Sound,
+        0 => Header::Damaged,
+        format => Header::Other(StoreError::Format {
             path: path.to_owned(),
             actual: i64::from(format),
             expected: i64::from(FORMAT),
         }),
-        _ => Header::Damaged,
     }
 }
 

@@ -83,12 +83,7 @@ impl Filter {
     /// Whether it asks for what [`crate::facets`] have.
     pub(crate) fn asks_facets(&self) -> bool {
         let named = self.env.is_some() || self.at_turn.is_some() || self.versions.is_some();
-        named || self.below_version.is_some() || self.asks_content()
-    }
-
-    /// Whether it asks for those that an index of an earlier format lacks.
-    pub(crate) fn asks_content(&self) -> bool {
-        self.unique || self.env_changed.is_some()
+        named || self.below_version.is_some() || self.unique || self.env_changed.is_some()
     }
 
     /// The number of rows of a page.
@@ -133,7 +128,7 @@ pub struct EpisodeSummary {
     pub turns: u32,
     /// Tokens that the policy drew.
     pub sampled_tokens: u64,
-    /// NaN in entries of early versions.
+    /// Seconds since 1970; NaN if it is not known.
     pub started_unix_s: f64,
     /// Wall time from the start of its environment to its score.
     pub total_s: f64,
@@ -243,10 +238,8 @@ pub struct TrainedBatch {
     /// In their order.
     pub episodes: Vec<EpisodeId>,
     /// Left out, with the reason.
-    #[serde(default)]
     pub dropped: BTreeMap<EpisodeId, String>,
     /// Not looked at.
-    #[serde(default)]
     pub detail: serde_json::Value,
 }
 

@@ -2,17 +2,19 @@
 //! of a value is.
 
 use crate::error::StoreError;
-use crate::schema::{
-    BEFORE_CONTENT, BEFORE_FACETS, BEFORE_LEDGER, EPISODE_INDEXES, FACETS, LEDGER, NARROW_FACETS,
-    QUEUES, SCHEMA, WITH_QUEUES,
-};
+use crate::schema::SCHEMA;
 use rusqlite::types::{ToSql, ToSqlOutput, ValueRef};
 use rusqlite::{Connection, Row, params_from_iter};
 use std::path::Path;
 
-const TABLES: [&str; 3] = ["segments", "episodes", "batches"];
-/// Those of [`LEDGER`].
-const LEDGER_TABLES: [&str; 2] = ["scores", "externals"];
+const TABLES: [&str; 6] = [
+    "segments",
+    "episodes",
+    "batches",
+    "scores",
+    "externals",
+    "facets",
+];
 
 /// A checksum in the making.
 #[derive(Default)]
@@ -107,9 +109,8 @@ pub(crate) fn seal(
     Ok(())
 }
 
-/// Refuses an index of which anything is not as it was written: its structure, the schema of its format, a
-/// row.
-pub(crate) fn check(connection: &Connection, path: &Path, format: i64) -> Result<(), StoreError> {
+/// Refuses an index of which anything is not as it was written: its structure, its schema, a row.
+pub(crate) fn check(connection: &Connection, path: &Path) -> Result<(), StoreError> {
     let damaged = |reason: String| StoreError::DamagedIndex {
         path: path.to_owned(),
         reason,
@@ -120,32 +121,10 @@ pub(crate) fn check(connection: &Connection, path: &Path, format: i64) -> Result
     }
     let fresh = Connection::open_in_memory()?;
     fresh.execute_batch(SCHEMA)?;
-    let ledger: &[&str] = if format > BEFORE_LEDGER {
-        fresh.execute_batch(LEDGER)?;
-        &LEDGER_TABLES
-    } else {
-        &[]
-    };
-    let facets: &[&str] = if format > BEFORE_FACETS {
-        fresh.execute_batch(match format {
-            ..=BEFORE_CONTENT => NARROW_FACETS,
-            _ => FACETS,
-        })?;
-        fresh.execute_batch(EPISODE_INDEXES)?;
-        &["facets"]
-    } else {
-        &[]
-    };
-    let queues: &[&str] = if format <= WITH_QUEUES {
-        fresh.execute_batch(QUEUES)?;
-        &["queue_rows", "queues"]
-    } else {
-        &[]
-    };
     if schema(connection)? != schema(&fresh)? {
         return Err(damaged("its tables have other columns".into()));
     }
-    for table in TABLES.iter().chain(ledger).chain(facets).chain(queues) {
+    for table in TABLES {
         let mut query = connection.prepare(&format!("SELECT * FROM {table}"))?;
         let columns = query.column_count();
         let mut rows = query.query([])?;

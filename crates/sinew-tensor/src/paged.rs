@@ -114,12 +114,6 @@ impl KvPool {
         self.blocks
     }
 
-    /// Bytes that a block takes in all layers together.
-    #[must_use]
-    pub fn block_bytes(&self) -> usize {
-        self.block_len() * self.shape.kv_heads() * self.layers * size_of::<f32>()
-    }
-
     fn block_len(&self) -> usize {
         2 * self.block_tokens * self.padded_dim
     }

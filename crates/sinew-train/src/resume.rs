@@ -100,7 +100,7 @@ impl<P: Policy> Trainer<P> {
     /// caller can compare [`ResumeState::trainer`].
     ///
     /// # Errors
-    /// If the checkpoint is of a newer format, or of other weights; then nothing changed.
+    /// If the checkpoint is of another format, or of other weights; then nothing changed.
     pub fn restore(&mut self, loaded: &Loaded) -> Result<ResumeState, CheckpointError> {
         let mismatch = |reason: String| CheckpointError::Mismatch {
             path: loaded.path.clone(),
@@ -108,9 +108,9 @@ impl<P: Policy> Trainer<P> {
         };
         let state: ResumeState = serde_json::from_slice(&loaded.bytes(STATE)?)
             .map_err(|e| mismatch(format!("{STATE}: {e}")))?;
-        if state.format_version > FORMAT_VERSION {
+        if state.format_version != FORMAT_VERSION {
             return Err(mismatch(format!(
-                "{STATE} has format version {}, this program reads up to {FORMAT_VERSION}",
+                "{STATE} has format version {}, this program reads {FORMAT_VERSION}",
                 state.format_version
             )));
         }

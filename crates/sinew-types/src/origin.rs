@@ -13,8 +13,7 @@ pub struct Origin {
     /// Name of the run; empty where there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub run: String,
-    /// Number of the draw within its purpose: the task that was drawn, and the group of its episodes. Of
-    /// traces of formats 1 and 2: the training step.
+    /// Number of the draw within its purpose: the task that was drawn, and the group of its episodes.
     pub draw: u64,
     /// Purpose of the episode: `train`, `eval-before` and others.
     pub purpose: String,

@@ -3,14 +3,13 @@
 //! A node holds only the tokens it adds to its parent; a path from the root to a leaf is what
 //! the model saw, and a training sample. Branches share their prefix.
 
-mod stored;
-
 use crate::engine::{FinishReason, TEMPERATURES};
 use crate::format::NodeFormat;
 use crate::ids::{EpisodeId, GroupId, PolicyVersion, TaskId, TokenId};
 use crate::message::{Message, ToolSpec};
 use crate::origin::{Origin, Provenance};
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
@@ -23,8 +22,8 @@ pub fn is_reward(value: f64) -> bool {
     value.abs() <= MAX_REWARD
 }
 
-/// Version of the serialized form. Older ones are converted when they are read, newer ones are refused: a
-/// reader that ignored a field it does not know might train another distribution than the one sampled.
+/// Version of the serialized form. Others are refused: a reader that ignored a field it does not know might
+/// train another distribution than the one sampled.
 pub const TRACE_FORMAT_VERSION: u32 = 3;
 
 /// Index of a node in [`Trace::nodes`].
@@ -247,9 +246,9 @@ pub struct Timing {
 
 /// One episode, from boot to score.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "stored::StoredTrace")]
 pub struct Trace {
-    /// [`TRACE_FORMAT_VERSION`], whatever format was read.
+    /// [`TRACE_FORMAT_VERSION`].
+    #[serde(deserialize_with = "this_version")]
     pub format_version: u32,
     /// Identity; a second commit with the same id is recognized.
     pub episode: EpisodeId,
@@ -262,7 +261,7 @@ pub struct Trace {
     /// The request that it answers.
     pub origin: Origin,
     /// The parts that produced it.
-    #[serde(skip_serializing_if = "Provenance::is_empty")]
+    #[serde(default, skip_serializing_if = "Provenance::is_empty")]
     pub provenance: Provenance,
     /// The token graph: parents before their children.
     pub nodes: Vec<Node>,
@@ -275,6 +274,17 @@ pub struct Trace {
     /// Fields of an outside agent's requests that had no effect: paths and counts.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub ignored: BTreeMap<String, u64>,
+}
+
+/// Refuses a trace of another format.
+fn this_version<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
+    let version = u32::deserialize(from)?;
+    match version {
+        TRACE_FORMAT_VERSION => Ok(version),
+        _ => Err(D::Error::custom(format!(
+            "format version {version}, this program reads {TRACE_FORMAT_VERSION}"
+        ))),
+    }
 }
 
 /// A token on a path, with its log-prob, temperature and version.
@@ -299,17 +309,11 @@ pub struct PathToken {
 /// Which invariant a trace breaks.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum TraceError {
-    #[error("trace {episode}: format version {actual}, this program reads 1 to {expected}")]
+    #[error("trace {episode}: format version {actual}, this program reads {expected}")]
     Version {
         episode: EpisodeId,
         actual: u32,
         expected: u32,
-    },
-    #[error("trace {episode}: format version {version} needs the field {field:?}")]
-    Missing {
-        episode: EpisodeId,
-        version: u32,
-        field: &'static str,
     },
     #[error("trace {episode}: node {node} has parent {parent}, expected a smaller index")]
     Parent {

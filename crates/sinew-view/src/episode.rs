@@ -187,8 +187,8 @@ pub(crate) mod tests {
 
     fn traced(unscored: bool) -> Trace {
         let value = json!({
-            "format_version": 1, "episode": "e", "group": "g", "task": "t", "task_kind": "k", "step": 0,
-            "purpose": "train", "end": {"type": "terminated"},
+            "format_version": sinew_types::TRACE_FORMAT_VERSION, "episode": "e", "group": "g", "task": "t", "task_kind": "k",
+            "origin": {"draw": 0, "purpose": "train"}, "end": {"type": "terminated"},
             "outcome": {"reward": 0.0, "success": false, "metrics": {}, "unscored": unscored},
             "timing": {"started_unix_s": 0.0, "total_s": 0.0, "generate_s": 0.0, "tool_s": 0.0, "queue_s": 0.0},
             "nodes": [],
@@ -217,8 +217,8 @@ pub(crate) mod tests {
         let evil = "ok\x1b]0;title\x07\x1b[2J\r\u{202e}";
         let tokens = renderer.encode_text(evil).unwrap();
         let value = json!({
-            "format_version": 1, "episode": evil, "group": "g", "task": evil, "task_kind": evil, "step": 0,
-            "purpose": "train", "end": {"type": "failed", "kind": "harness", "message": evil},
+            "format_version": sinew_types::TRACE_FORMAT_VERSION, "episode": evil, "group": "g", "task": evil, "task_kind": evil,
+            "origin": {"draw": 0, "purpose": "train"}, "end": {"type": "failed", "kind": "harness", "message": evil},
             "outcome": {"reward": 0.0, "success": false, "metrics": {}},
             "timing": {"started_unix_s": 0.0, "total_s": 0.0, "generate_s": 0.0, "tool_s": 0.0, "queue_s": 0.0},
             "nodes": [{"parent": NO_PARENT, "kind": "prompt", "turn": 0, "tokens": tokens, "logprobs": [],

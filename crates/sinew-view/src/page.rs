@@ -430,8 +430,8 @@ mod tests {
         let tokens = renderer.encode_text(text).unwrap();
         let logprobs = vec![-0.5; tokens.len()];
         let value = json!({
-            "format_version": 1, "episode": text, "group": "g", "task": text, "task_kind": text, "step": 0,
-            "purpose": "train", "end": {"type": "failed", "kind": "harness", "message": text},
+            "format_version": sinew_types::TRACE_FORMAT_VERSION, "episode": text, "group": "g", "task": text, "task_kind": text,
+            "origin": {"draw": 0, "purpose": "train"}, "end": {"type": "failed", "kind": "harness", "message": text},
             "outcome": {"reward": 0.0, "success": false, "metrics": {text: 1.0}},
             "timing": {"started_unix_s": 0.0, "total_s": 0.0, "generate_s": 0.0, "tool_s": 0.0, "queue_s": 0.0},
             "nodes": [{"parent": NO_PARENT, "kind": "sampled", "turn": 1, "tokens": tokens, "logprobs": logprobs,

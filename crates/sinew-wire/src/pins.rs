@@ -196,12 +196,9 @@ impl Pins {
         let (Some(old), Some(resume)) = (&self.old, session.resume) else {
             return Ok(());
         };
-        let mut known = old.inputs.clone();
-        if let Some(hash) = self.new.inputs.get(DATA) {
-            // Earlier versions kept none.
-            known.entry(DATA.into()).or_insert_with(|| hash.clone());
-        }
-        let changes = session.dir.check_inputs(&known, &self.new.inputs, resume)?;
+        let changes = session
+            .dir
+            .check_inputs(&old.inputs, &self.new.inputs, resume)?;
         self.changes.extend(changes);
         Ok(())
     }
@@ -239,8 +236,8 @@ impl Pins {
         let warn = |text: String| session.bus.emit(RunEvent::Warning(text));
         if self.old.is_none() && step > 0 {
             warn(
-                "an earlier version began this run and kept nothing of what it stands on: weights, rows and functions \
-                 of now are taken for those that it began with"
+                "pinned.json is missing, which keeps what this run stands on: weights, rows and functions of now are \
+                 taken for those that it began with"
                     .into(),
             )?;
         }

@@ -116,7 +116,7 @@ pub(crate) struct PoolArgs {
 enum PoolCommand {
     /// Count what waits, by task type, and what is in quarantine, by reason
     Status,
-    /// Send trajectories: a JSON batch, or an Arrow stream in a file that ends in .arrow
+    /// Send the trajectories of a JSON batch
     Push {
         /// File to send
         file: PathBuf,

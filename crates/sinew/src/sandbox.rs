@@ -55,8 +55,8 @@ pub(crate) enum SandboxCommand {
         /// Refuse to run if a protection cannot be enforced
         #[arg(long)]
         strict: bool,
-        /// Level: process, wasm, container (or an engine of it) or microvm (or its monitor)
-        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm", "qemu", "firecracker"])]
+        /// Level: process, wasm, container (or an engine of it) or microvm
+        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm"])]
         level: String,
         #[command(flatten)]
         kept: Kept,
@@ -126,8 +126,8 @@ pub(crate) enum SandboxCommand {
     Leaks(LabArgs),
     /// Say what this host enforces
     Probe {
-        /// Level: process, wasm, container (or an engine of it) or microvm (or its monitor)
-        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm", "qemu", "firecracker"])]
+        /// Level: process, wasm, container (or an engine of it) or microvm
+        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm"])]
         level: String,
         /// One JSON object a protection, and one for each performance degradation
         #[arg(long)]

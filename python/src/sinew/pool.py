@@ -14,9 +14,6 @@ from .errors import SinewError
 #: Version of the schema that this client writes.
 SCHEMA_VERSION = 1
 
-#: Type of an Arrow IPC stream.
-ARROW = "application/vnd.apache.arrow.stream"
-
 
 @dataclass(frozen=True)
 class Pushed:
@@ -160,13 +157,6 @@ class Pool(HttpClient):
         if waiting:
             send()
         return out
-
-    def push_arrow(self, stream: bytes) -> list[Pushed]:
-        """Pushes an Arrow IPC stream with the columns of the schema."""
-        import json
-
-        answer = self._http.send("POST", "/pool/trajectories", stream, ARROW, repeatable=True)
-        return [Pushed._of(item) for item in json.loads(answer)["items"]]
 
     def quarantined(self, page: int = 100) -> Iterator[Held]:
         """Rows of the quarantine, oldest first."""

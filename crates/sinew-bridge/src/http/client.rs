@@ -11,8 +11,9 @@ use super::protocol::{
     observation, specs, wrong_tools,
 };
 use super::remote::{Remote, RemoteError};
+use super::server::{Server, gone, refused, worker};
 use crate::counts::{Counts, counted};
-use crate::runtime::{OwnRuntime, block_on, spawn};
+use crate::runtime::{block_on, spawn};
 use crate::turn::Turn;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -25,7 +26,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 
@@ -42,7 +42,8 @@ pub struct HttpEnvFactory {
 
 /// Parts that the environments of a factory share.
 struct Shared {
-    remote: Remote,
+    /// Its runtime renews leases and ends episodes that were dropped.
+    server: Server,
     /// Answer to `GET /sinew` at the start.
     described: Described,
     /// Tools of all episodes, unless one has others.
@@ -57,23 +58,15 @@ struct Shared {
     places: Arc<Semaphore>,
     /// Longest wait for a place.
     wait: Duration,
-    handle: Handle,
-    /// Renews leases and ends episodes that were dropped.
-    _runtime: OwnRuntime,
 }
 
 impl std::fmt::Debug for HttpEnvFactory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("HttpEnvFactory")
             .field("name", &self.shared.name)
-            .field("remote", &self.shared.remote)
+            .field("remote", &self.shared.server.remote)
             .finish_non_exhaustive()
     }
-}
-
-/// An error that fails the episode.
-fn worker(error: impl std::fmt::Display) -> EnvError {
-    EnvError::Worker(error.to_string())
 }
 
 impl HttpEnvFactory {
@@ -82,27 +75,14 @@ impl HttpEnvFactory {
     /// # Errors
     /// If the key is missing, the server does not answer, or its declaration is not allowed.
     pub fn connect(keys: &Http) -> Result<Self, EnvError> {
-        let config = |field, value: &str, allowed: String| EnvError::Config {
-            field,
-            value: format!("{value:?}"),
-            allowed,
-        };
-        let key = keys
-            .key()
-            .map_err(|e| config("key_env", &keys.key_env, e))?;
-        let timeout = Duration::from_secs_f64(keys.timeout_s);
-        let remote = Remote::new(&keys.url, key.as_deref(), timeout);
-        let remote = remote.map_err(|e| config("url", &keys.url, e))?;
-        let runtime = OwnRuntime::start().map_err(worker)?;
-        let gone = || worker("the runtime of the client is gone");
-        let handle = runtime.handle().ok_or_else(gone)?;
-        let asking = remote.clone();
+        let server = Server::new(&keys.url, &keys.key_env, keys.timeout_s)?;
+        let asking = server.remote.clone();
         let asked = async move { asking.json(Method::GET, "/sinew", None).await };
-        let asked: Result<Described, _> = block_on(&handle, asked).ok_or_else(gone)?;
+        let asked: Result<Described, _> = block_on(&server.handle, asked).ok_or_else(gone)?;
         let mut described = asked.map_err(worker)?;
         described.version = cut(&described.version, MAX_ID);
         if let Some(why) = described.wrong() {
-            return Err(config("url", &keys.url, format!("GET /sinew: {why}")));
+            return Err(refused("url", &keys.url, format!("GET /sinew: {why}")));
         }
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(worker)?;
@@ -114,10 +94,8 @@ impl HttpEnvFactory {
                 next: AtomicU64::new(0),
                 places: Arc::new(Semaphore::new(described.max_episodes)),
                 wait: Duration::from_secs_f64(keys.wait_s),
-                remote,
+                server,
                 described,
-                handle,
-                _runtime: runtime,
             }),
         })
     }
@@ -204,9 +182,9 @@ impl Place {
     where
         T: serde::de::DeserializeOwned + Send + 'static,
     {
-        let (remote, path) = (self.shared.remote.clone(), self.path(rest));
+        let (remote, path) = (self.shared.server.remote.clone(), self.path(rest));
         let asked = async move { remote.json(Method::POST, &path, Some(&body)).await };
-        flat(spawn(&self.shared.handle, asked).await)
+        flat(spawn(&self.shared.server.handle, asked).await)
     }
 
     /// The error of a request, with the reason if the server has lost the episode.
@@ -223,6 +201,7 @@ impl Place {
     async fn end(shared: Arc<Shared>, id: String, limit: Duration) -> Result<(), RemoteError> {
         let path = format!("/episodes/{id}");
         match shared
+            .server
             .remote
             .within((Method::DELETE, &path), None, limit)
             .await
@@ -240,7 +219,7 @@ impl Drop for Place {
         }
         if let Some(permit) = self.permit.take() {
             let (shared, id) = (Arc::clone(&self.shared), self.id.clone());
-            self.shared.handle.spawn(async move {
+            self.shared.server.handle.spawn(async move {
                 // No one waits for it: the lease frees the episode otherwise.
                 let _ = Self::end(shared, id, SHORT).await;
                 drop(permit);
@@ -318,7 +297,11 @@ impl HttpEnv {
         }
         let shared = Arc::clone(&self.shared);
         let free = Arc::clone(&shared.places).acquire_owned();
-        let waited = spawn(&shared.handle, tokio::time::timeout(shared.wait, free)).await;
+        let waited = spawn(
+            &shared.server.handle,
+            tokio::time::timeout(shared.wait, free),
+        )
+        .await;
         let Ok(Ok(Ok(permit))) = waited else {
             return Err(worker(format!(
                 "no place of the server's {} was free within {} s; raise its capacity or env.wait_s",
@@ -337,12 +320,12 @@ impl HttpEnv {
             permit: Some(permit),
         };
         let body = json!({"episode": id, "task": self.task});
-        let (remote, path) = (shared.remote.clone(), "/episodes");
+        let (remote, path) = (shared.server.remote.clone(), "/episodes");
         let asked = async move { remote.json(Method::POST, path, Some(&body)).await };
-        let opened: Opened = flat(spawn(&shared.handle, asked).await).map_err(worker)?;
+        let opened: Opened = flat(spawn(&shared.server.handle, asked).await).map_err(worker)?;
         let (lease_s, lost) = (shared.described.lease_s, Arc::clone(&place.lost));
-        let renewed = renew(shared.remote.clone(), id, lease_s, lost);
-        place.renewal = Some(shared.handle.spawn(renewed).abort_handle());
+        let renewed = renew(shared.server.remote.clone(), id, lease_s, lost);
+        place.renewal = Some(shared.server.handle.spawn(renewed).abort_handle());
         self.place = Some(place);
         self.started(opened)
     }
@@ -539,8 +522,8 @@ impl Env for HttpEnv {
             self.ended = true;
             let permit = place.permit.take();
             let (shared, id) = (Arc::clone(&place.shared), place.id.clone());
-            let limit = shared.remote.timeout;
-            let ended = spawn(&self.shared.handle, Place::end(shared, id, limit)).await;
+            let limit = shared.server.remote.timeout;
+            let ended = spawn(&self.shared.server.handle, Place::end(shared, id, limit)).await;
             drop(permit);
             flat(ended).map_err(worker)
         })

@@ -43,21 +43,4 @@ impl Http {
             wait_s: default_wait(),
         }
     }
-
-    /// The key of the server.
-    ///
-    /// # Errors
-    /// If the variable is not set.
-    pub(crate) fn key(&self) -> Result<Option<String>, String> {
-        if self.key_env.is_empty() {
-            return Ok(None);
-        }
-        let key = std::env::var(&self.key_env).ok().filter(|k| !k.is_empty());
-        key.map(Some).ok_or_else(|| {
-            format!(
-                "the environment variable is not set: export {}=...",
-                self.key_env
-            )
-        })
-    }
 }

@@ -5,6 +5,7 @@
 //! serve.rs        any environment as a server                 (`sinew env serve`)
 //! conformance.rs  whether a server keeps the protocol         (`sinew env test`)
 //! remote.rs       requests with a key, repeats and deadlines
+//! server.rs       a server with its key, and the runtime of its clients
 //! protocol.rs     bodies and limits
 //! keys.rs         keys of the recipe
 //! kind.rs         the environment of the registry
@@ -27,6 +28,7 @@ mod kind;
 mod protocol;
 mod remote;
 mod serve;
+mod server;
 
 pub use protocol::{MAX_BODY, MAX_TEXT, cut};
 #[cfg(feature = "mcp")]
@@ -38,3 +40,4 @@ pub use conformance::{CaseOutcome, ConformanceOptions, ConformanceRow, conforman
 pub use keys::Http;
 pub use kind::HTTP_KIND;
 pub use serve::{EnvServer, NO_JSON, NO_KEY, ServeKey, ServeOptions, serve_env};
+pub use server::{Server, gone, refused, worker};

@@ -8,6 +8,7 @@ use super::client::{CallFault, Session};
 use super::keys::{GIVES, Mcp};
 use super::server::Reached;
 use crate::counts::Counts;
+use crate::http::{gone, worker};
 use crate::runtime::{OwnRuntime, block_on, spawn};
 use crate::turn::Turn;
 use futures::future::try_join_all;
@@ -61,11 +62,6 @@ impl std::fmt::Debug for McpEnvFactory {
     }
 }
 
-/// An error that fails the episode.
-fn worker(error: impl std::fmt::Display) -> EnvError {
-    EnvError::Worker(error.to_string())
-}
-
 impl McpEnvFactory {
     /// Finds the servers, and asks each for its tools in a first session. It blocks the thread.
     ///
@@ -94,7 +90,6 @@ impl McpEnvFactory {
         });
         let servers = found.collect::<Result<Vec<_>, _>>()?;
         let runtime = OwnRuntime::start().map_err(worker)?;
-        let gone = || worker("the runtime of the client is gone");
         let handle = runtime.handle().ok_or_else(gone)?;
         let startup = Duration::from_secs_f64(keys.startup_timeout_s);
         let asked = block_on(&handle, ask(servers.clone(), startup)).ok_or_else(gone)?;

@@ -42,8 +42,7 @@ pub struct RolloutSpec {
     pub task_kind: String,
     /// Name of the run that the rollout belongs to.
     pub run: String,
-    /// Number of the draw within its purpose. Clients of before say `step`.
-    #[serde(alias = "step")]
+    /// Number of the draw within its purpose.
     pub draw: u64,
     pub purpose: String,
     /// Name of the rollout in an outside system, by which a later score may name it.

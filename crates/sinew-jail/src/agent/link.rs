@@ -1,21 +1,18 @@
 //! The connection to the host.
 //!
-//! A Unix socket of a container, a virtio port or a vsock connection of a machine. A machine that is
-//! restored from a snapshot finds its connection gone: it waits for the host at the listener again and
-//! forgets the half frame that it had, or reads on from the port.
+//! A Unix socket of a container or a virtio port of a machine. A machine that is restored from a snapshot reads
+//! on from its port.
 
 use crate::wire::{self, HEAD, MAX_REQUEST};
 use std::fs::File;
 use std::io::{ErrorKind, Read, Result, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 /// Frames in and out. Whatever the file behind it: a Unix socket, a port of a machine.
 pub(super) struct Link {
     file: File,
     /// A port of a machine: the host may come back.
     machine: bool,
-    /// Where the host connects again: after a snapshot its connection is gone.
-    listener: Option<OwnedFd>,
     /// Bytes that were read and not yet taken.
     had: Vec<u8>,
 }
@@ -30,11 +27,10 @@ impl AsFd for Link {
 }
 
 impl Link {
-    pub(super) fn new(file: File, machine: bool, listener: Option<OwnedFd>) -> Self {
+    pub(super) fn new(file: File, machine: bool) -> Self {
         Self {
             file,
             machine,
-            listener,
             had: Vec::new(),
         }
     }
@@ -62,17 +58,7 @@ impl Link {
     /// Reads what is there; the end of the connection is the end of the agent.
     pub(super) fn fill(&mut self) -> Result<()> {
         let mut chunk = [0; 64 << 10];
-        let read = self.file.read(&mut chunk);
-        // ECONNRESET.
-        let lost = |e: &std::io::Error| e.raw_os_error() == Some(104);
-        if let Some(listener) = &self.listener
-            && (matches!(read, Ok(0)) || read.as_ref().is_err_and(lost))
-        {
-            self.had.clear();
-            self.file = super::sys::accept(listener)?;
-            return Ok(());
-        }
-        match read {
+        match self.file.read(&mut chunk) {
             Ok(0) if self.machine => {
                 std::thread::sleep(std::time::Duration::from_millis(1));
                 Ok(())

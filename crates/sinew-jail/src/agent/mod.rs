@@ -41,7 +41,7 @@ use std::fs::File;
 use std::io::{Error, Result};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use sys::{POLLIN, PollFd};
 use waiting::Waiting;
@@ -68,20 +68,16 @@ pub fn main(args: &[OsString]) -> i32 {
     }
     let connected = match args.iter().map(|a| a.as_bytes()).collect::<Vec<_>>()[..] {
         [b"connect", _] => {
-            UnixStream::connect(&args[1]).map(|s| (File::from(OwnedFd::from(s)), false, None))
+            UnixStream::connect(&args[1]).map(|s| (File::from(OwnedFd::from(s)), false))
         }
-        [b"listen", _] => UnixListener::bind(&args[1]).and_then(|l| {
-            let listener = OwnedFd::from(l);
-            Ok((sys::accept(&listener)?, false, Some(listener)))
-        }),
-        [b"machine", _] => machine(&args[1]).map(|(file, listener)| (file, true, listener)),
+        [b"machine", _] => machine(&args[1]).map(|file| (file, true)),
         _ => Err(Error::other(
-            "usage: agent connect SOCKET | agent listen SOCKET | agent machine PORT | agent machine vsock:NUMBER",
+            "usage: agent connect SOCKET | agent machine PORT",
         )),
     };
-    let served = connected.and_then(|(file, machine, listener)| {
+    let served = connected.and_then(|(file, machine)| {
         sys::ignore_broken_pipes()?;
-        Agent::new(Link::new(file, machine, listener), machine)?.serve()
+        Agent::new(Link::new(file, machine), machine)?.serve()
     });
     if let Err(e) = served {
         eprintln!("agent: {e}");
@@ -90,18 +86,12 @@ pub fn main(args: &[OsString]) -> i32 {
 }
 
 /// Makes a bare kernel a place for programs, and opens the port to the host.
-fn machine(port: &std::ffi::OsStr) -> Result<(File, Option<OwnedFd>)> {
+fn machine(port: &std::ffi::OsStr) -> Result<File> {
     let device = sys::SAFE.difference(MsFlags::MS_NODEV);
     sys::mount_new("proc", c"/proc", sys::SAFE, "hidepid=invisible")?;
     // The kernel may have done so.
     let _ = sys::mount_new("devtmpfs", c"/dev", device, "");
-    let number = port.as_bytes().strip_prefix(b"vsock:");
-    let number = number.and_then(|n| std::str::from_utf8(n).ok()?.parse().ok());
-    let listener = number.map(sys::listen_vsock).transpose()?;
     let opened = loop {
-        if let Some(listener) = &listener {
-            break sys::accept(listener)?;
-        }
         match File::options().read(true).write(true).open(port) {
             Err(e) if matches!(e.raw_os_error(), Some(2 | 6 | 16 | 19)) => {
                 std::thread::sleep(std::time::Duration::from_millis(1));
@@ -111,7 +101,7 @@ fn machine(port: &std::ffi::OsStr) -> Result<(File, Option<OwnedFd>)> {
     };
     sys::mount_new("tmpfs", c"/dev", device, "size=64k,mode=0755")?;
     sys::make_devices()?;
-    Ok((opened, listener))
+    Ok(opened)
 }
 
 /// The state between two requests.

@@ -11,14 +11,12 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::SigHandler;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, signal, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, VsockAddr};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use nix::unistd::{Gid, Pid, Uid, execvp, setfsgid, setfsuid};
 use rustix::fs::{OFlags, ResolveFlags};
 use std::ffi::{CStr, CString, OsString};
-use std::fs::File;
 use std::io::{Error, Result};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -39,23 +37,6 @@ pub(super) struct Gone {
 /// A C string; EINVAL for a zero byte.
 pub(super) fn text(bytes: &[u8]) -> Result<CString> {
     CString::new(bytes).map_err(|_| Error::from_raw_os_error(libc::EINVAL))
-}
-
-/// Listens on a port of the machine's own (AF_VSOCK, any context).
-pub(super) fn listen_vsock(port: u32) -> Result<OwnedFd> {
-    use nix::sys::socket::{bind, listen, socket};
-    let (kind, flags) = (SockType::Stream, SockFlag::SOCK_CLOEXEC);
-    let socket = socket(AddressFamily::Vsock, kind, flags, None)?;
-    let address = VsockAddr::new(libc::VMADDR_CID_ANY, port);
-    bind(socket.as_raw_fd(), &address)?;
-    listen(&socket, Backlog::new(1)?)?;
-    Ok(socket)
-}
-
-/// The next connection.
-pub(super) fn accept(listener: &OwnedFd) -> Result<File> {
-    let accepted = rustix::net::accept_with(listener, rustix::net::SocketFlags::CLOEXEC)?;
-    Ok(File::from(accepted))
 }
 
 /// Reading and writing end; neither is inherited.

@@ -8,18 +8,18 @@ use sinew_sandbox::{
 use std::path::Path;
 use std::time::Duration;
 
-pub(crate) fn config() -> MicrovmConfig {
+fn config() -> MicrovmConfig {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/microvm");
     let mut config = MicrovmConfig::new(folder);
     config.accel = Some(Accel::Tcg);
     config
 }
 
-pub(crate) fn provider() -> MicrovmProvider {
+fn provider() -> MicrovmProvider {
     MicrovmProvider::start(config()).expect("run scripts/setup.sh: it installs QEMU and an image")
 }
 
-pub(crate) fn spec() -> SandboxSpec {
+fn spec() -> SandboxSpec {
     SandboxSpec {
         limits: Limits {
             // A guest that is emulated counts what other programs of the host take as its own.
@@ -34,7 +34,7 @@ pub(crate) fn spec() -> SandboxSpec {
     }
 }
 
-pub(crate) fn request(program: Program, seconds: u64) -> ExecRequest {
+fn request(program: Program, seconds: u64) -> ExecRequest {
     ExecRequest {
         program,
         stdin: Vec::new(),
@@ -42,12 +42,12 @@ pub(crate) fn request(program: Program, seconds: u64) -> ExecRequest {
     }
 }
 
-pub(crate) async fn python(sandbox: &mut dyn Sandbox, code: &str) -> ExecResult {
+async fn python(sandbox: &mut dyn Sandbox, code: &str) -> ExecResult {
     let request = request(Program::Python(code.into()), 30);
     sandbox.exec(request).await.expect("an execution")
 }
 
-pub(crate) fn printed(result: &ExecResult) -> String {
+fn printed(result: &ExecResult) -> String {
     assert_eq!(
         result.ending,
         Ending::Exited { code: 0 },
@@ -59,11 +59,7 @@ pub(crate) fn printed(result: &ExecResult) -> String {
 
 #[tokio::test]
 async fn programs_files_and_endings() {
-    runs_programs(&provider()).await;
-}
-
-/// Python, a shell, exit codes and both streams.
-pub(crate) async fn runs_programs(provider: &MicrovmProvider) {
+    let provider = provider();
     let spec = spec();
     let mut sandbox = provider.acquire(&spec).await.expect("a machine");
     assert_eq!(
@@ -108,11 +104,7 @@ async fn interpreters_wait_again_and_know_nothing_of_earlier_programs() {
 
 #[tokio::test]
 async fn stdin_environment_streams_and_files() {
-    carries_input_and_files(&provider()).await;
-}
-
-/// Standard input, environment, output as it comes, files in and out.
-pub(crate) async fn carries_input_and_files(provider: &MicrovmProvider) {
+    let provider = provider();
     let spec = spec();
     let mut sandbox = provider.acquire(&spec).await.expect("a machine");
     sandbox
@@ -191,11 +183,7 @@ async fn limits_end_programs_precisely() {
 
 #[tokio::test]
 async fn snapshots_and_forks_carry_memory_and_files() {
-    keeps_snapshots(&provider()).await;
-}
-
-/// Snapshots, forks of forks, resets, archives.
-pub(crate) async fn keeps_snapshots(provider: &MicrovmProvider) {
+    let provider = provider();
     let spec = spec();
     let mut first = provider.acquire(&spec).await.expect("a machine");
     first.write_file("f", b"before").await.expect("write");

@@ -1,5 +1,3 @@
-//! Real machines under QEMU, restored from templates; Firecracker's API.
+//! Real machines under QEMU, restored from templates.
 
-#[cfg(feature = "firecracker")]
-mod firecracker;
 mod machines;

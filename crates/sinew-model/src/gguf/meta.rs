@@ -150,15 +150,6 @@ impl GgufMetadata {
         self.need(key, self.positive(key)?)
     }
 
-    /// A flag, if the key is there.
-    pub fn flag(&self, key: &str) -> Result<Option<bool>, ConfigError> {
-        match self.get(key) {
-            None => Ok(None),
-            Some(GgufValue::Bool(v)) => Ok(Some(*v)),
-            Some(_) => Err(self.bad(key, "true or false")),
-        }
-    }
-
     /// A list of texts, if the key is there.
     pub fn strings(&self, key: &str) -> Result<Option<&[String]>, ConfigError> {
         match self.get(key) {
@@ -218,15 +209,5 @@ impl GgufMetadata {
                 Err(_) => Err(self.bad(&key, "a token id below 2^32")),
             },
         }
-    }
-
-    /// Whether a text is to start with the `bos` token; `None` where the file does not say.
-    pub fn add_bos(&self) -> Result<Option<bool>, ConfigError> {
-        self.flag("tokenizer.ggml.add_bos_token")
-    }
-
-    /// Whether a space goes before the text (SentencePiece); `None` where the file does not say.
-    pub fn add_space_prefix(&self) -> Result<Option<bool>, ConfigError> {
-        self.flag("tokenizer.ggml.add_space_prefix")
     }
 }

@@ -88,10 +88,7 @@ fn gguf_and_safetensors_of_one_model_agree() {
     assert_eq!(meta.token_types().unwrap().unwrap()[..4], [3, 3, 3, 1]);
     assert!(meta.chat_template().unwrap().unwrap().contains("m.content"));
     assert_eq!(meta.pre_tokenizer().unwrap(), Some("smollm"));
-    assert_eq!(
-        (meta.add_bos().unwrap(), meta.token_id("bos").unwrap()),
-        (Some(false), Some(0))
-    );
+    assert_eq!(meta.token_id("bos").unwrap(), Some(0));
 }
 
 #[test]

@@ -48,16 +48,18 @@ impl Golden {
             entropy: vec![],
             tokens,
         };
-        for (next, previous) in golden.layout.previous_rows().into_iter().enumerate() {
-            let Some(row) = previous else { continue };
-            let at = row as usize;
+        for next in 1..golden.tokens.len() {
+            if golden.layout.positions()[next] == 0 {
+                continue;
+            }
+            let at = next - 1;
             let mask = golden.mask(&column("allowed")[at * vocab..(at + 1) * vocab]);
             let other = column("other")[at] as u32;
             for (target, weight, logprob, entropy) in [
                 (golden.tokens[next], "weight", "logprob", 1.0),
                 (other, "other_weight", "other_logprob", 0.0),
             ] {
-                golden.items.push((row, target));
+                golden.items.push((at as u32, target));
                 golden.rows.push(mask);
                 golden.temperatures.push(column("temperature")[at]);
                 golden.d_logprob.push(column(weight)[at]);

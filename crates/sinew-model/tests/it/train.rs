@@ -89,12 +89,11 @@ pub(crate) fn golden_case(golden: &Tensors) -> Case {
         d_entropy: Vec::new(),
         tokens,
     };
-    for (row, previous) in case.layout.previous_rows().into_iter().enumerate() {
-        if let Some(previous) = previous {
-            case.items.push((previous, case.tokens[row]));
-            case.d_logprob.push(column("weight")[previous as usize]);
-            case.d_entropy
-                .push(column("entropy_weight")[previous as usize]);
+    for row in 1..case.tokens.len() {
+        if case.layout.positions()[row] > 0 {
+            case.items.push((row as u32 - 1, case.tokens[row]));
+            case.d_logprob.push(column("weight")[row - 1]);
+            case.d_entropy.push(column("entropy_weight")[row - 1]);
         }
     }
     case

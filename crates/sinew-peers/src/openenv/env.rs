@@ -7,7 +7,7 @@ use crate::counts::Counts;
 use crate::turn::Turn;
 use reqwest::{Method, Url};
 use serde_json::{Map, Value, json};
-use sinew_bridge::remote::{OwnRuntime, Remote, address, block_on, cut, spawn};
+use sinew_bridge::remote::{Server, address, block_on, cut, gone, refused, spawn, worker};
 use sinew_env::{
     Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
     ResetResult, Score, StepResult,
@@ -16,7 +16,6 @@ use sinew_types::{Message, Outcome, Role, Task, is_reward};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::runtime::Handle;
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
@@ -40,8 +39,6 @@ struct Shared {
     keys: OpenEnv,
     /// Address of the server, without the route `/ws`.
     url: Url,
-    /// Value of the variable that `key_env` names. `None`: no key is sent.
-    key: Option<String>,
     /// How turns become actions, from `GET /schema`.
     form: Form,
     /// Name and version that the server gives itself.
@@ -50,10 +47,8 @@ struct Shared {
     version: String,
     /// One permit for each session.
     places: Arc<Semaphore>,
-    /// Of the runtime below.
-    handle: Handle,
-    /// Sockets live as long as the factory, whatever the runtime of a caller does.
-    _runtime: OwnRuntime,
+    /// Sockets live on its runtime.
+    server: Server,
 }
 
 impl std::fmt::Debug for OpenEnvFactory {
@@ -64,37 +59,16 @@ impl std::fmt::Debug for OpenEnvFactory {
     }
 }
 
-/// An error that fails the episode.
-fn worker(error: impl std::fmt::Display) -> EnvError {
-    EnvError::Worker(error.to_string())
-}
-
 impl OpenEnvFactory {
     /// Asks the server for its schemas. It blocks the thread.
     ///
     /// # Errors
     /// If the key is missing, the server does not answer, or a key names a field that it does not have.
     pub fn connect(keys: &OpenEnv) -> Result<Self, EnvError> {
-        let config = |field, value: &str, allowed: String| EnvError::Config {
-            field,
-            value: format!("{value:?}"),
-            allowed,
-        };
-        let key = match keys.key_env.as_str() {
-            "" => None,
-            name => Some(std::env::var(name).map_err(|_| {
-                let why = format!("the environment variable is not set: export {name}=...");
-                config("key_env", name, why)
-            })?),
-        };
-        let timeout = Duration::from_secs_f64(keys.timeout_s);
-        let wrong = |e| config("url", &keys.url, e);
-        let url = address(&keys.url).map_err(wrong)?;
-        let remote = Remote::new(&keys.url, key.as_deref(), timeout).map_err(wrong)?;
-        let runtime = OwnRuntime::start().map_err(worker)?;
-        let gone = || worker("the runtime of the client is gone");
-        let handle = runtime.handle().ok_or_else(gone)?;
-        let asked = block_on(&handle, async move {
+        let url = address(&keys.url).map_err(|e| refused("url", &keys.url, e))?;
+        let server = Server::new(&keys.url, &keys.key_env, keys.timeout_s)?;
+        let remote = server.remote.clone();
+        let asked = block_on(&server.handle, async move {
             let schema = remote.json::<Value>(Method::GET, "/schema", None).await;
             let about = remote.json::<Value>(Method::GET, "/metadata", None).await;
             (schema, about)
@@ -102,9 +76,9 @@ impl OpenEnvFactory {
         let (schemas, about) = asked.ok_or_else(gone)?;
         let form = Form::of(&schemas.map_err(worker)?, keys);
         let form = form.map_err(|(field, why)| match field {
-            "text_field" => config(field, &keys.text_field, why),
-            "observation_field" => config(field, &keys.observation_field, why),
-            _ => config(field, &keys.url, why),
+            "text_field" => refused(field, &keys.text_field, why),
+            "observation_field" => refused(field, &keys.observation_field, why),
+            _ => refused(field, &keys.url, why),
         })?;
         let about = about.unwrap_or_default();
         let said = |key: &str| cut(about[key].as_str().unwrap_or_default(), 64);
@@ -115,10 +89,8 @@ impl OpenEnvFactory {
                 version: said("version"),
                 keys: keys.clone(),
                 url,
-                key,
                 form,
-                handle,
-                _runtime: runtime,
+                server,
             }),
         })
     }
@@ -235,7 +207,7 @@ async fn begin(shared: &Shared, reset: &Value) -> Result<(Socket, Answered), Env
     let end = Instant::now() + Duration::from_secs_f64(shared.keys.wait_s);
     let mut wait = WAITS.0;
     loop {
-        let opened = Socket::open(&shared.url, shared.key.as_deref(), timeout).await;
+        let opened = Socket::open(&shared.url, shared.server.key.as_deref(), timeout).await;
         let mut socket = opened.map_err(|e| worker(format!("{}: {e}", shared.url)))?;
         let full = match socket.ask(reset, timeout).await {
             // It closes a session that it has no room for.
@@ -309,7 +281,7 @@ impl OpenEnvEpisode {
         let reset = self.reset_message()?;
         let wait = Duration::from_secs_f64(shared.keys.wait_s);
         let places = Arc::clone(&shared.places);
-        let opened = spawn(&self.shared.handle, async move {
+        let opened = spawn(&self.shared.server.handle, async move {
             let free = tokio::time::timeout(wait, places.acquire_owned()).await;
             let Ok(Ok(place)) = free else {
                 return Err(worker("no session was free in time; raise env.sessions"));
@@ -347,7 +319,7 @@ impl OpenEnvEpisode {
         };
         let socket = Arc::clone(&session.socket);
         let timeout = Duration::from_secs_f64(self.shared.keys.timeout_s);
-        let asked = spawn(&self.shared.handle, async move {
+        let asked = spawn(&self.shared.server.handle, async move {
             let mut socket = socket.lock().await;
             let Some(open) = socket.as_mut() else {
                 return Err(SocketError::Closed);
@@ -444,7 +416,7 @@ impl OpenEnvEpisode {
 impl Drop for OpenEnvEpisode {
     fn drop(&mut self) {
         if let Some(session) = self.session.take() {
-            self.shared.handle.spawn(end(session));
+            self.shared.server.handle.spawn(end(session));
         }
     }
 }
@@ -478,7 +450,7 @@ impl Env for OpenEnvEpisode {
         Box::pin(async move {
             self.ended = true;
             if let Some(session) = self.session.take() {
-                let ended = spawn(&self.shared.handle, end(session)).await;
+                let ended = spawn(&self.shared.server.handle, end(session)).await;
                 ended.map_err(worker)?;
             }
             Ok(())

@@ -1,13 +1,11 @@
 //! Whatever is sent: no panic, and what is admitted keeps every promise.
 
-use crate::{call, lease, open, pool, push_of, trajectory};
+use crate::{call, lease, pool, push_of, trajectory};
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use sinew_pool::{Entry, Pool, PoolConfig};
+use sinew_pool::{Entry, Pool};
 use sinew_types::{TokenKind, TraceError};
 use std::sync::Arc;
-
-const STREAM: &[u8] = include_bytes!("../data/stream.arrow");
 
 /// An answer of the pool.
 struct Told {
@@ -28,40 +26,6 @@ fn send(pool: &Arc<Pool>, path: &str, content_type: &str, body: Vec<u8>) -> Told
 fn value(told: &Told) -> Value {
     assert_eq!(told.content_type, "application/json");
     serde_json::from_slice(&told.body).unwrap()
-}
-
-const ARROW: &str = "application/vnd.apache.arrow.stream";
-
-#[test]
-fn a_stream_of_pyarrow_is_read() {
-    let pool = pool();
-    let told = value(&send(&pool, "/pool/trajectories", ARROW, STREAM.to_vec()));
-    assert_eq!(
-        (&told["admitted"], &told["quarantined"]),
-        (&json!(5), &json!(1)),
-        "{told}"
-    );
-    assert_eq!(told["items"][4]["reason"]["code"], "logprob_value");
-    let loan = lease(&pool, 10.0, json!({}));
-    let entry: Entry = serde_json::from_value(loan["groups"][0][1].clone()).unwrap();
-    assert_eq!(
-        (entry.trace.episode.as_str(), entry.source.as_str()),
-        ("a1", "pyarrow")
-    );
-    assert_eq!(entry.trace.nodes[1].logprobs, [-0.25, -0.125]);
-    assert_eq!(entry.trace.nodes[1].temperature, 0.7);
-    assert_eq!(entry.trace.nodes[0].messages[0].content, "A>");
-    assert_eq!(
-        lease(&pool, 10.0, json!({"kind": "sft"}))["groups"]
-            .as_array()
-            .unwrap()
-            .len(),
-        1
-    );
-    let again = value(&send(&pool, "/pool/trajectories", ARROW, STREAM.to_vec()));
-    assert_eq!(again["duplicates"], 5);
-    let short = STREAM[..STREAM.len() / 2].to_vec();
-    assert_eq!(send(&pool, "/pool/trajectories", ARROW, short).status, 400);
 }
 
 #[test]
@@ -204,26 +168,10 @@ proptest! {
     }
 
     #[test]
-    fn broken_streams_are_refused_or_read_but_never_kill(
-        flips in prop::collection::vec((0usize..STREAM.len(), any::<u8>()), 1..8),
-        end in 0usize..=STREAM.len(),
-    ) {
-        let pool = open(None, PoolConfig::default());
-        let mut bytes = STREAM.to_vec();
-        for (at, byte) in flips {
-            bytes[at] = byte;
-        }
-        bytes.truncate(end.max(STREAM.len() / 4));
-        let told = send(&pool, "/pool/trajectories", ARROW, bytes);
-        prop_assert!(told.status == 200 || told.status == 400, "{}", told.status);
-    }
-
-    #[test]
     fn bytes_that_are_no_request_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let pool = pool();
         for (path, kind) in [
             ("/pool/trajectories", "application/json"),
-            ("/pool/trajectories", ARROW),
             ("/v1/traces", "application/json"),
             ("/v1/traces", "application/x-protobuf"),
             ("/pool/lease", "application/json"),
@@ -233,45 +181,10 @@ proptest! {
             // Protobuf skips fields that it does not know, so that some bytes are an empty request.
             prop_assert!(told.status == 400 || (told.status == 200 && kind.contains("protobuf")));
         }
-        prop_assert_eq!(send(&pool, "/v1/traces", "text/plain", bytes).status, 415);
+        for path in ["/pool/trajectories", "/v1/traces"] {
+            prop_assert_eq!(send(&pool, path, "text/plain", bytes.clone()).status, 415);
+        }
     }
-}
-
-/// A stream of one trajectory whose nodes have lists of `rows` nothings, which take no bytes.
-fn stream_of_nothings(rows: usize) -> Vec<u8> {
-    use arrow_array::{ListArray, NullArray, RecordBatch};
-    use arrow_schema::{DataType, Field, Schema};
-    use std::collections::HashMap;
-    let field = Arc::new(Field::new("item", DataType::Null, true));
-    let offsets = arrow_buffer::OffsetBuffer::from_lengths([rows]);
-    let values = Arc::new(NullArray::new(rows));
-    let list = ListArray::try_new(Arc::clone(&field), offsets, values, None).unwrap();
-    let meta = HashMap::from([("sinew.version".to_owned(), "1".to_owned())]);
-    let column = Field::new("nodes", DataType::List(field), true);
-    let schema = Arc::new(Schema::new_with_metadata(vec![column], meta));
-    let batch = RecordBatch::try_new(Arc::clone(&schema), vec![Arc::new(list)]).unwrap();
-    let mut bytes = Vec::new();
-    let mut writer = arrow_ipc::writer::StreamWriter::try_new(&mut bytes, &schema).unwrap();
-    writer.write(&batch).unwrap();
-    writer.finish().unwrap();
-    drop(writer);
-    bytes
-}
-
-#[test]
-fn a_stream_unpacks_to_about_what_it_has() {
-    let pool = pool();
-    let bomb = stream_of_nothings(1 << 22);
-    assert!(bomb.len() < 1000);
-    let told = send(&pool, "/pool/trajectories", ARROW, bomb);
-    assert_eq!(told.status, 400);
-    assert!(
-        value(&told).to_string().contains("more values"),
-        "{}",
-        value(&told)
-    );
-    let told = send(&pool, "/pool/trajectories", ARROW, stream_of_nothings(100));
-    assert_eq!(told.status, 200);
 }
 
 #[test]

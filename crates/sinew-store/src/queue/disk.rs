@@ -6,7 +6,7 @@
 
 use super::core::{Change, Claim, Hold, QueueCore, Row};
 use super::local::{Backing, Local, local};
-use super::words::{Consumer, QueueError, QueueLimits, fields};
+use super::words::{Consumer, QueueError, QueueLimits};
 use crate::aside;
 use crate::error::StoreError;
 use crate::private::{private_dir, restrict};
@@ -52,9 +52,6 @@ CREATE TABLE leases (
     id INTEGER PRIMARY KEY, next INTEGER NOT NULL, sum INTEGER NOT NULL
 );
 ";
-
-/// Rows of one transaction of [`seed`].
-const SEEDED: usize = 1000;
 
 /// Maximum bytes of a queue's name.
 const MAX_QUEUE_NAME: usize = 64;
@@ -127,48 +124,6 @@ fn load(path: &Path, limits: QueueLimits) -> Result<DiskQueue, StoreError> {
     let mut core = QueueCore::new(limits);
     let table = open(path, &mut core)?;
     Ok(local(core, table))
-}
-
-/// Puts rows into a file that does not exist yet: the key of each, and its field `trace`; one without
-/// is done.
-pub(crate) fn seed(
-    path: &Path,
-    rows: &mut dyn Iterator<Item = Result<(String, Option<Vec<u8>>), StoreError>>,
-) -> Result<(), StoreError> {
-    let mut core = QueueCore::new(QueueLimits::default());
-    let mut table = open(path, &mut core)?;
-    let mut changes = vec![Change::Name(fields::TRACE.into())];
-    let mut seq = 0;
-    loop {
-        let row = rows.next().transpose()?;
-        let end = row.is_none();
-        if let Some((key, value)) = row {
-            let key: Arc<str> = key.into();
-            let row = Row {
-                group: Arc::clone(&key),
-                key,
-                unit: seq,
-                size: 1,
-                priority: 0,
-                tokens: 0,
-                version: 0,
-                fields: u64::from(value.is_some()),
-                bytes: value.as_ref().map_or(0, |v| v.len() as u64),
-                done: value.is_none(),
-                claims: Vec::new(),
-            };
-            let values = value.into_iter().map(|v| (0, v.into())).collect();
-            changes.push(Change::Insert { seq, row, values });
-            seq += 1;
-        }
-        if end || changes.len() > SEEDED {
-            table.write(&core, &changes)?;
-            core.apply(std::mem::take(&mut changes));
-        }
-        if end {
-            return Ok(());
-        }
-    }
 }
 
 /// Opens and checks a file, whose states are applied to `core`.

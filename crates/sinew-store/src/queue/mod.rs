@@ -26,8 +26,8 @@ mod plan;
 mod sample;
 mod words;
 
+pub(crate) use disk::file;
 pub use disk::{DiskQueue, Table};
-pub(crate) use disk::{file, seed};
 pub use episode::{episode, episode_row, reward_field, scored, scorer_consumer, trainer_consumer};
 pub use local::{Local, MemoryQueue, Values};
 pub use payload::{pack, unpack};

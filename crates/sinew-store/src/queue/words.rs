@@ -11,16 +11,6 @@ pub mod fields {
     pub const TRACE: &str = "trace";
     /// Score of the episode.
     pub const REWARD: &str = "reward";
-    /// Log-probabilities under the reference policy.
-    pub const REFERENCE: &str = "reference";
-    /// Log-probabilities under the policy before the update.
-    pub const PROXIMAL: &str = "proximal";
-    /// What a critic expects.
-    pub const VALUE: &str = "value";
-    /// Log-probabilities under a teacher.
-    pub const TEACHER: &str = "teacher";
-    /// What the algorithm makes of the rewards.
-    pub const ADVANTAGE: &str = "advantage";
 }
 
 /// One lease: what a holder was given in one call.

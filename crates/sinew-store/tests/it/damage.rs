@@ -322,19 +322,3 @@ fn a_flipped_bit_in_the_index_is_noticed_and_the_index_made_anew() {
     assert!(remade > 40, "{remade} made anew, {refused} refused");
     assert!(refused < 8, "{remade} made anew, {refused} refused");
 }
-
-/// Queues of an earlier format lie in the index alone.
-#[test]
-fn an_index_with_rows_of_queues_is_not_given_up_silently() {
-    let directory = tempfile::tempdir().unwrap();
-    let mut bytes = include_bytes!("../queue/format-4.sqlite").to_vec();
-    let at = bytes.windows(10).position(|w| w == b"a row that").unwrap();
-    bytes[at + 3] ^= 4;
-    fs::write(directory.path().join("index.sqlite"), bytes).unwrap();
-    for _ in 0..2 {
-        let refused = open(directory.path());
-        assert!(matches!(refused, Err(StoreError::LostQueue { .. })));
-    }
-    accepting(directory.path());
-    assert!(directory.path().join("index.sqlite.damaged").exists());
-}

@@ -419,17 +419,49 @@ fn limits_are_typed_and_leave_nothing() {
 }
 
 #[test]
-fn newer_formats_are_refused() {
+fn other_formats_are_refused_and_left_as_they_are() {
     let directory = tempfile::tempdir().unwrap();
-    drop(open(directory.path()));
-    let connection = rusqlite::Connection::open(directory.path().join("index.sqlite")).unwrap();
-    connection.pragma_update(None, "user_version", 99).unwrap();
-    drop(connection);
-    let refused = DiskStore::open(directory.path(), options());
-    assert!(matches!(
-        refused,
-        Err(StoreError::Format { actual: 99, .. })
-    ));
+    let store = open(directory.path());
+    store.commit(&trace(0, 30)).unwrap();
+    drop(store);
+    let refused = |format: i64| {
+        let refused = DiskStore::open(directory.path(), options());
+        assert!(
+            matches!(refused, Err(StoreError::Format { actual, .. }) if actual == format),
+            "{refused:?}"
+        );
+    };
+    let index = directory.path().join("index.sqlite");
+    let set = |format: i64| {
+        let connection = rusqlite::Connection::open(&index).unwrap();
+        connection
+            .pragma_update(None, "user_version", format)
+            .unwrap();
+    };
+    let own: i64 = rusqlite::Connection::open(&index)
+        .unwrap()
+        .query_row("PRAGMA user_version", [], |r| r.get(0))
+        .unwrap();
+    for other in [0, own - 1, own + 1, 99] {
+        set(other);
+        refused(other);
+        let read = StoreReader::open(directory.path());
+        assert!(matches!(read, Err(StoreError::Format { .. })), "{read:?}");
+    }
+    set(own);
+    let segment = segments(directory.path()).remove(0);
+    let good = fs::read(&segment).unwrap();
+    for other in [good[8] - 1, good[8] + 1] {
+        let mut bytes = good.clone();
+        bytes[8] = other;
+        fs::write(&segment, bytes).unwrap();
+        refused(other.into());
+    }
+    fs::write(&segment, good).unwrap();
+    assert_eq!(
+        open(directory.path()).get(&id(0)).unwrap(),
+        Some(trace(0, 30))
+    );
 }
 
 proptest! {
@@ -481,50 +513,6 @@ proptest! {
         let again = reopen();
         prop_assert_eq!(again.recovery(), &sinew_store::Recovery::default());
     }
-}
-
-/// A store of a run that had traces of formats 1 and 2, as its program left it.
-#[test]
-fn a_store_with_traces_of_old_formats_opens() {
-    let stored = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/store-2");
-    let directory = tempfile::tempdir().unwrap();
-    fs::create_dir(directory.path().join("segments")).unwrap();
-    for file in ["index.sqlite", "segments/00000000.seg"] {
-        fs::copy(stored.join(file), directory.path().join(file)).unwrap();
-    }
-    let numbers = |filter: Filter| -> Vec<String> {
-        let reader = sinew_store::StoreReader::open(directory.path()).unwrap();
-        let page = reader.list(&filter).unwrap();
-        page.episodes.into_iter().map(|e| e.episode.0).collect()
-    };
-    assert_eq!(numbers(Filter::default()), ["e1", "e2", "e3", "e11", "e12"]);
-    let updates = |range| Filter {
-        updates: Some(range),
-        ..Filter::default()
-    };
-    assert_eq!(numbers(updates(0..=0)), ["e1", "e2"]);
-    assert_eq!(numbers(updates(1..=7)), ["e11"]);
-    let store = open(directory.path());
-    assert_eq!(store.recovery().index_remade, None);
-    for (n, purpose, formatted) in [(1, "train", false), (12, "eval-before", true)] {
-        let trace = store.get(&id(n)).unwrap().unwrap();
-        trace.validate().unwrap();
-        assert_eq!(
-            (trace.origin.draw, trace.origin.purpose.as_str()),
-            (n / 10, purpose)
-        );
-        assert_eq!(trace.nodes[1].format.is_some(), formatted);
-        assert_eq!(trace.nodes[0].messages[1].content, "6 * 7?");
-    }
-    // New episodes go beside the old ones, and the old ones can be collected.
-    assert_eq!(store.commit(&trace(40, 9)).unwrap(), Committed::New);
-    let policy = GcPolicy {
-        before_update: 1,
-        keep_untrained: true,
-    };
-    assert_eq!(store.gc(policy).unwrap().episodes, 2);
-    assert_eq!(store.get(&id(40)).unwrap(), Some(trace(40, 9)));
-    assert_eq!(store.stats().unwrap().episodes, 4);
 }
 
 /// An index that recovery has not filled would say that there are no episodes.

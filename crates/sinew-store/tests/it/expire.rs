@@ -1,13 +1,9 @@
 //! Finding what says the same, what is old and what is of another environment; removing it.
 
 use crate::support::{id, on_each, score, trace};
-use sinew_store::{
-    Committed, DiskStore, Filter, StoreError, StoreOptions, StoreReader, TraceStore,
-};
+use sinew_store::{Committed, DiskStore, Filter, StoreError, StoreOptions, TraceStore};
 use sinew_types::{Component, PolicyVersion, Trace, VersionSpan};
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
 
 /// Episode `n` with the content of episode `content`.
 fn saying(n: u64, content: u64) -> Trace {
@@ -190,80 +186,6 @@ fn what_is_removed_stays_known_and_is_listed_where_it_is_asked_for() {
         assert_eq!((page[2].reward, page[2].success), (2.0 / 3.0, false));
         assert_eq!(store.remove(&[id(2)]).unwrap().episodes, 0);
     });
-}
-
-/// A store as format 5 of the index and format 2 of the segments left it, copied.
-fn of_format_5(to: &Path) {
-    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/store-5");
-    fs::create_dir(to.join("segments")).unwrap();
-    for file in ["index.sqlite", "segments/00000000.seg"] {
-        fs::copy(from.join(file), to.join(file)).unwrap();
-    }
-}
-
-#[test]
-fn a_store_of_format_5_is_read_as_it_is_and_gets_its_contents_once_it_is_written() {
-    let directory = tempfile::tempdir().unwrap();
-    of_format_5(directory.path());
-    let unique = Filter {
-        unique: true,
-        ..Filter::default()
-    };
-    let at_turn = Filter {
-        at_turn: Some(3),
-        ..Filter::default()
-    };
-    let reader = StoreReader::open(directory.path()).unwrap();
-    let before = reader.list(&Filter::default()).unwrap().episodes;
-    let texts: Vec<_> = before
-        .iter()
-        .map(|e| reader.get(&e.episode).unwrap())
-        .collect();
-    assert_eq!((before.len(), texts.iter().flatten().count()), (6, 6));
-    assert_eq!(reader.list(&at_turn).unwrap().episodes.len(), 2);
-    let refused = reader.list(&unique).unwrap_err();
-    assert!(refused.to_string().contains("sinew gc"), "{refused}");
-    drop(reader);
-    let store = DiskStore::open(directory.path(), StoreOptions::default()).unwrap();
-    assert_eq!(store.recovery(), &sinew_store::Recovery::default());
-    assert_eq!(store.list(&Filter::default()).unwrap().episodes, before);
-    assert_eq!(store.list(&at_turn).unwrap().episodes.len(), 2);
-    let distinct: std::collections::HashSet<_> = texts
-        .iter()
-        .flatten()
-        .map(|t| {
-            format!(
-                "{:?}",
-                t.nodes.iter().map(|n| &n.tokens).collect::<Vec<_>>()
-            )
-        })
-        .collect();
-    assert_eq!(store.list(&unique).unwrap().episodes.len(), distinct.len());
-    // New records go to a file of the new format.
-    store.commit(&trace(1, 9)).unwrap();
-    drop(store);
-    assert!(directory.path().join("segments/00000001.seg").exists());
-    let store = DiskStore::open(directory.path(), StoreOptions::default()).unwrap();
-    assert_eq!(store.recovery(), &sinew_store::Recovery::default());
-    assert_eq!(store.get(&id(1)).unwrap(), Some(trace(1, 9)));
-    for (summary, text) in before.iter().zip(&texts) {
-        assert_eq!(&store.get(&summary.episode).unwrap(), text);
-    }
-}
-
-#[test]
-fn an_index_of_format_5_that_is_lost_is_made_anew_with_contents() {
-    let directory = tempfile::tempdir().unwrap();
-    of_format_5(directory.path());
-    fs::remove_file(directory.path().join("index.sqlite")).unwrap();
-    let store = DiskStore::open(directory.path(), StoreOptions::default()).unwrap();
-    assert_eq!(store.recovery().indexed, 6);
-    let all = Filter {
-        unique: true,
-        at_turn: Some(4),
-        ..Filter::default()
-    };
-    assert!(!store.list(&all).unwrap().episodes.is_empty());
 }
 
 /// Many threads wait for the same lock: each has its own answer, and what it says is on disk.

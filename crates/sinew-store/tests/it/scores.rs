@@ -354,66 +354,6 @@ proptest! {
     }
 }
 
-/// Makes the store look as it was before there were scores: its index, and the headers of its files.
-fn make_older(directory: &Path) {
-    let index = rusqlite::Connection::open(directory.join("index.sqlite")).unwrap();
-    let older =
-        "DROP TABLE scores; DROP TABLE externals; DROP TABLE facets; DROP INDEX episodes_kind;
-                 DROP INDEX episodes_turns; PRAGMA user_version = 2;";
-    index.execute_batch(older).unwrap();
-    let file = directory.join("format-4.sqlite");
-    std::fs::write(&file, include_bytes!("../queue/format-4.sqlite")).unwrap();
-    let then = rusqlite::Connection::open(&file).unwrap();
-    for table in ["queue_rows", "queues"] {
-        let made = "SELECT sql FROM sqlite_schema WHERE name = ?1";
-        let made: String = then.query_row(made, [table], |r| r.get(0)).unwrap();
-        index.execute_batch(&made).unwrap();
-    }
-    for file in std::fs::read_dir(directory.join("segments")).unwrap() {
-        let path = file.unwrap().path();
-        let mut bytes = std::fs::read(&path).unwrap();
-        bytes[8] = 1;
-        std::fs::write(path, bytes).unwrap();
-    }
-}
-
-#[test]
-fn a_store_from_before_there_were_scores_is_read_and_goes_on() {
-    let directory = tempfile::tempdir().unwrap();
-    let store = open(directory.path());
-    store.commit(&trace(0, 30)).unwrap();
-    drop(store);
-    make_older(directory.path());
-    let reader = StoreReader::open(directory.path()).unwrap();
-    assert_eq!(reader.get(&id(0)).unwrap(), Some(trace(0, 30)));
-    assert_eq!(reader.scores(&id(0)).unwrap(), []);
-    // Filters that it cannot answer are refused until a writer has filled what is missing.
-    let filter = sinew_store::Filter {
-        env: Some("kind".into()),
-        ..sinew_store::Filter::default()
-    };
-    let refused = reader.list(&filter).unwrap_err().to_string();
-    assert!(refused.contains("sinew gc"), "{refused}");
-    drop(open(directory.path()));
-    let found = StoreReader::open(directory.path())
-        .unwrap()
-        .list(&filter)
-        .unwrap();
-    assert_eq!(found.episodes.len(), 1);
-    assert_eq!(reader.named("x", 1).unwrap(), []);
-    drop(reader);
-    let store = open(directory.path());
-    assert_eq!(store.recovery(), &sinew_store::Recovery::default());
-    assert_eq!(store.get(&id(0)).unwrap(), Some(trace(0, 30)));
-    store.put_scores(&[score(0, "a", 1, 1.0)]).unwrap();
-    drop(store);
-    // What a program of before cannot read is not in a file that it would read.
-    let first = std::fs::read(directory.path().join("segments/00000000.seg")).unwrap();
-    let second = std::fs::read(directory.path().join("segments/00000001.seg")).unwrap();
-    assert_eq!((first[8], second[8]), (1, 3));
-    assert_eq!(open(directory.path()).scores(&id(0)).unwrap().len(), 1);
-}
-
 #[test]
 fn a_damaged_score_is_written_again_from_the_index() {
     let directory = tempfile::tempdir().unwrap();

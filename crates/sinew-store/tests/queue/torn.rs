@@ -1,4 +1,4 @@
-//! Files of queues that a crash or a medium damaged, and those of earlier formats.
+//! Files of queues that a crash or a medium damaged.
 
 use super::{keys, row, trainer};
 use sinew_store::queue::{
@@ -119,23 +119,4 @@ fn queues_of_one_store_are_apart_and_outlive_it() {
     let a = store.queue("a", QueueLimits::default()).unwrap();
     assert_eq!(a.stats().unwrap().rows, 2);
     assert_eq!(a.state("trainer", "a").unwrap(), Some(RowState::Ready));
-}
-
-/// The rows of an index of format 4 move into files of their own; the checksums are those that the program of
-/// that format wrote.
-#[test]
-fn queues_of_an_earlier_format_are_moved() {
-    let directory = tempfile::tempdir().unwrap();
-    let index = directory.path().join("index.sqlite");
-    std::fs::write(&index, include_bytes!("format-4.sqlite")).unwrap();
-    for _ in 0..2 {
-        let store = DiskStore::open(directory.path(), StoreOptions::default()).unwrap();
-        let queue = store.queue("q", QueueLimits::default()).unwrap();
-        let rows = queue.rows(None, 9).unwrap();
-        let known: Vec<_> = rows.iter().map(|r| (r.key.as_str(), r.done)).collect();
-        assert_eq!(known, [("kept", false), ("leased", false), ("acked", true)]);
-        let value = queue.read("kept", fields::TRACE).unwrap().unwrap();
-        let value: String = sinew_store::queue::unpack("kept", &value).unwrap();
-        assert_eq!(value, "a row that is kept");
-    }
 }

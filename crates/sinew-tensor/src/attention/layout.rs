@@ -135,43 +135,6 @@ impl TreeLayout {
     pub fn positions(&self) -> &[u32] {
         &self.positions
     }
-
-    /// Row of the token that precedes each row's token in its sequence, `[rows]`; `None` at the start of a
-    /// sequence.
-    ///
-    /// The logits of that row are the ones that predict this row's token.
-    pub fn previous_rows(&self) -> Vec<Option<u32>> {
-        let mut previous = Vec::with_capacity(self.rows());
-        for segment in &self.segments {
-            previous.push(segment.parent.map(|p| {
-                let parent = &self.segments[p as usize];
-                parent.start + parent.len - 1
-            }));
-            previous.extend((segment.start..segment.start + segment.len - 1).map(Some));
-        }
-        previous
-    }
-
-    /// Rows that `row` attends to, in order of position; the last one is `row` itself.
-    ///
-    /// # Panics
-    /// If `row` is not below [`rows`](Self::rows).
-    pub fn visible_rows(&self, row: usize) -> Vec<u32> {
-        assert!(
-            row < self.rows(),
-            "row {row} of a layout of {} rows",
-            self.rows()
-        );
-        let row = row as u32;
-        let mut index = self.segments.partition_point(|s| s.start <= row) - 1;
-        let mut runs = vec![(self.segments[index].start, row + 1)];
-        while let Some(parent) = self.segments[index].parent {
-            index = parent as usize;
-            let segment = &self.segments[index];
-            runs.push((segment.start, segment.start + segment.len));
-        }
-        runs.iter().rev().flat_map(|&(lo, hi)| lo..hi).collect()
-    }
 }
 
 fn check_segment(
@@ -226,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_see_ancestors_and_their_own_past() {
+    fn positions_continue_those_of_ancestors() {
         let layout = TreeLayout::new(vec![
             segment(0, 2, 0, None),
             segment(2, 1, 2, Some(0)),
@@ -236,19 +199,12 @@ mod tests {
         .unwrap();
         assert_eq!(layout.rows(), 7);
         assert_eq!(layout.positions(), [0, 1, 2, 2, 3, 4, 3]);
-        assert_eq!(layout.visible_rows(4), [0, 1, 3, 4]);
-        assert_eq!(layout.visible_rows(6), [0, 1, 2, 6]);
-        assert_eq!(
-            layout.previous_rows(),
-            [None, Some(0), Some(1), Some(1), Some(3), Some(4), Some(2)]
-        );
     }
 
     #[test]
     fn sequences_are_independent_roots() {
         let layout = TreeLayout::sequences(&[2, 3]).unwrap();
         assert_eq!(layout.positions(), [0, 1, 0, 1, 2]);
-        assert_eq!(layout.visible_rows(3), [2, 3]);
         assert_eq!(TreeLayout::sequences(&[]).unwrap().rows(), 0);
     }
 

@@ -11,6 +11,19 @@ pub(crate) struct Forward {
     pub(crate) lse: Vec<f64>,
 }
 
+/// Rows that `row` attends to, in order of position; the last one is `row` itself.
+fn visible_rows(layout: &TreeLayout, row: usize) -> Vec<u32> {
+    let (row, segments) = (row as u32, layout.segments());
+    let mut index = segments.partition_point(|s| s.start <= row) - 1;
+    let mut runs = vec![(segments[index].start, row + 1)];
+    while let Some(parent) = segments[index].parent {
+        index = parent as usize;
+        let segment = &segments[index];
+        runs.push((segment.start, segment.start + segment.len));
+    }
+    runs.iter().rev().flat_map(|&(lo, hi)| lo..hi).collect()
+}
+
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(x, y)| x * y).sum()
 }
@@ -24,7 +37,7 @@ pub(crate) fn forward(layout: &TreeLayout, shape: &AttentionShape, qkv: &[f64]) 
     let mut out = vec![0.0; layout.rows() * shape.out_width()];
     let mut lse = vec![0.0; layout.rows() * shape.heads()];
     for row in 0..layout.rows() {
-        let visible = layout.visible_rows(row);
+        let visible = visible_rows(layout, row);
         for head in 0..shape.heads() {
             let scores = scores(shape, qkv, row, head, &visible);
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -74,7 +87,7 @@ pub(crate) fn backward(
     let saved = forward(layout, shape, qkv);
     let mut d_qkv = vec![0.0; qkv.len()];
     for row in 0..layout.rows() {
-        let visible = layout.visible_rows(row);
+        let visible = visible_rows(layout, row);
         for head in 0..shape.heads() {
             let start = row * shape.out_width() + head * hd;
             let d_row = &d_out[start..start + hd];

@@ -602,30 +602,6 @@ fn a_server_of_openenv_is_an_environment() {
     assert_eq!(played(&env, GUESS).trim(), "ok");
 }
 
-/// Counts up; a task whose reset fails on the server; a recipe of numbers.
-const COUNT: &str = "
-with worlds.episode(worlds.task('train', 2)) as episode:
-    assert episode.prompt.endswith('Say up 3 times.'), episode.prompt
-    assert episode.say('Thought: hm. Action: up').text == '1'
-    assert episode.call('act', action='up').text == '2'
-    assert episode.score()['reward'] == 2 / 3
-with worlds.episode(worlds.task('train', 0)) as episode:
-    assert episode.say('up').done and episode.score()['success'] == 1.0
-try:
-    worlds.episode(worlds.task('train', 13))
-    raise AssertionError('it began')
-except SinewError as error:
-    assert 'TimeoutError' in str(error), error
-print('ok')
-";
-
-#[test]
-fn a_server_of_agentgym_is_an_environment() {
-    let server = program(Path::new("/usr/bin/python3"), "peer_servers.py");
-    let env = format!("{{ type = \"agentgym\", url = {:?} }}", server.url);
-    assert_eq!(played(&env, COUNT).trim(), "ok");
-}
-
 /// Adds with the tool, in two sessions at once, and answers.
 const ADD: &str = "
 one, two = worlds.episode(worlds.task('train', 0)), worlds.episode(worlds.task('train', 1))

@@ -333,17 +333,6 @@ fn spans_of_the_opentelemetry_sdk_are_held_back_until_someone_says_what_they_are
     let status = json_of(&pool(&served, dir.path(), &["status"]));
     assert_eq!(status["quarantine"]["rows"], 0);
     assert_eq!(status["task_kinds"]["default"]["successes"], 1, "{status}");
-    let stream = root().join("crates/sinew-pool/tests/data/stream.arrow");
-    let told = json_of(&pool(
-        &served,
-        dir.path(),
-        &["push", stream.to_str().unwrap()],
-    ));
-    assert_eq!(
-        (&told["admitted"], &told["quarantined"]),
-        (&Value::from(5), &Value::from(1)),
-        "{told}"
-    );
     let gone = pool(&served, dir.path(), &["delete", id]);
     assert!(failure(&gone, 2).contains("404"));
 }

@@ -22,7 +22,7 @@ const ALLOWED: &[(&str, &str, &str)] = &[
     ),
     (
         "sinew-microvm",
-        "firecracker/probe monitor probe provider qemu sandbox template",
+        "monitor probe provider qemu sandbox template",
         "a monitor, its template and its probe start each other; one unit at run time",
     ),
 ];

@@ -4,14 +4,14 @@
 //! response in that project. A `GymnasiumServer` of that project has other routes: `/reset`, and `/step` with
 //! each turn, which answers its calls, says something to the model, rewards the turn, and ends the episode.
 
-use super::host::{Host, Place, Reach, worker};
-use super::nemo_rows::{NemoTasks, Output, tools};
+use super::host::{Host, Place};
+use super::rows::{NemoTasks, Output, tools};
 use crate::counts::Counts;
 use crate::turn::Turn;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sinew_bridge::remote::{MAX_TEXT, RemoteError, address, check_timeouts, cut};
+use sinew_bridge::remote::{MAX_TEXT, RemoteError, address, check_timeouts, cut, worker};
 use sinew_env::{
     Action, CallNotation, Capabilities, Env, EnvConfig, EnvError, EnvFactory, EnvFuture, EnvKind,
     KeyError, Needs, Observation, ResetResult, Sandboxes, Score, StepResult, Taskset, TasksetError,
@@ -159,15 +159,8 @@ impl NemoFactory {
     /// # Errors
     /// If the key is missing, or the address is none.
     pub fn new(keys: &NemoGym) -> Result<Self, EnvError> {
-        let host = Host::new(&Reach {
-            url: &keys.url,
-            key_env: &keys.key_env,
-            timeout_s: keys.timeout_s,
-            wait_s: keys.wait_s,
-            sessions: keys.sessions,
-        })?;
         Ok(Self {
-            host: Arc::new(host),
+            host: Arc::new(Host::new(keys)?),
             keys: Arc::new(keys.clone()),
         })
     }

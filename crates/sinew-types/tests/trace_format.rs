@@ -1,79 +1,39 @@
-//! Traces of every format are read, what cannot be read is refused by name, and nothing is lost on the way.
+//! A stored trace is read, what cannot be read is refused by name, and nothing is lost on the way.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use sinew_types::{
-    Component, Content, EpisodeEnd, EpisodeId, GroupId, Limit, Media, MediaSource, Message,
-    NO_PARENT, Node, Origin, Outcome, Part, PolicyVersion, Provenance, Role, Sampling,
-    TRACE_FORMAT_VERSION, TaskId, Timing, TokenKind, ToolCall, Trace, VersionSpan,
+    Component, Content, EpisodeEnd, EpisodeId, GroupId, Media, MediaSource, Message, NO_PARENT,
+    Node, Origin, Outcome, Part, PolicyVersion, Provenance, Role, Sampling, TRACE_FORMAT_VERSION,
+    TaskId, Timing, TokenKind, ToolCall, Trace, VersionSpan,
 };
 
-/// Written by the program that had format 1, and by the one that had format 2.
-const FORMAT_1: &str = include_str!("data/trace-1.json");
-const FORMAT_2: &str = include_str!("data/trace-2.json");
+const STORED: &str = include_str!("data/trace.json");
 
 fn value(text: &str) -> Value {
     serde_json::from_str(text).expect("the text of a test is JSON")
 }
 
 #[test]
-fn a_trace_of_format_1_is_read() {
-    let trace: Trace = serde_json::from_str(FORMAT_1).unwrap();
-    trace.validate().unwrap();
-    assert_eq!(trace.format_version, TRACE_FORMAT_VERSION);
-    let origin = Origin {
-        run: String::new(),
-        draw: 4,
-        purpose: "eval".into(),
-        external: None,
-    };
-    assert_eq!(trace.origin, origin);
-    assert!(trace.provenance.is_empty());
-    let call = &trace.nodes[1].messages[0];
-    assert_eq!(call.content, "");
-    assert_eq!(call.tool_calls[0].arguments["code"], "print(6*7)");
-    assert_eq!(trace.nodes[2].messages[0].content, "42\n");
-    assert_eq!(trace.nodes[1].versions.len(), 2);
-    let limit = Limit::Turns;
-    assert_eq!(trace.end, EpisodeEnd::Truncated { limit });
-    assert!(trace.ignored.is_empty() && !trace.outcome.unscored);
-}
-
-#[test]
-fn a_trace_of_format_2_is_read() {
-    let trace: Trace = serde_json::from_str(FORMAT_2).unwrap();
+fn a_stored_trace_is_read_and_written_as_it_is() {
+    let trace: Trace = serde_json::from_str(STORED).unwrap();
     trace.validate().unwrap();
     assert_eq!(trace.origin.purpose, "eval-before");
     let format = trace.nodes[1].format.as_ref().unwrap();
     assert!(format.masked() && format.forced(1));
     assert_eq!(format.masks[4], u64::MAX);
     assert_eq!(trace.ignored["presence_penalty"], 2);
-    assert!(trace.outcome.unscored);
-}
-
-#[test]
-fn what_was_read_is_written_in_the_present_format() {
-    for text in [FORMAT_1, FORMAT_2] {
-        let trace: Trace = serde_json::from_str(text).unwrap();
-        // By way of text, in which a number of 32 bits has as many digits as it needs.
-        let written = value(&serde_json::to_string(&trace).unwrap());
-        assert_eq!(written["format_version"], 3);
-        assert!(written.get("step").is_none() && written.get("purpose").is_none());
-        // What did not change its place is the same as before.
-        let old = value(text);
-        for field in [
-            "episode", "group", "task", "nodes", "outcome", "end", "timing",
-        ] {
-            assert_eq!(written[field], old[field], "{field}");
-        }
-        assert_eq!(serde_json::from_value::<Trace>(written).unwrap(), trace);
-    }
+    assert!(trace.outcome.unscored && trace.provenance.is_empty());
+    // By way of text, in which a number of 32 bits has as many digits as it needs.
+    let written = value(&serde_json::to_string(&trace).unwrap());
+    assert_eq!(written, value(STORED));
+    assert_eq!(serde_json::from_value::<Trace>(written).unwrap(), trace);
 }
 
 #[test]
 fn what_cannot_be_read_is_refused_by_name() {
-    let refused = |text: &str, named: &str, edit: &dyn Fn(&mut Value)| {
-        let mut stored = value(text);
+    let refused = |named: &str, edit: &dyn Fn(&mut Value)| {
+        let mut stored = value(STORED);
         edit(&mut stored);
         let error = serde_json::from_value::<Trace>(stored).unwrap_err();
         assert!(error.to_string().contains(named), "{named}: {error}");
@@ -83,25 +43,15 @@ fn what_cannot_be_read_is_refused_by_name() {
             v.as_object_mut().unwrap().remove(field);
         }
     };
-    for version in [0, 4, u32::MAX] {
-        let named = format!("format version {version}, this program reads 1 to 3");
-        refused(FORMAT_2, &named, &|v| v["format_version"] = json!(version));
+    for version in [0, 2, 4, u32::MAX] {
+        let named = format!("format version {version}, this program reads 3");
+        refused(&named, &|v| v["format_version"] = json!(version));
     }
-    refused(FORMAT_1, "\"step\"", &remove("step"));
-    refused(FORMAT_2, "\"purpose\"", &remove("purpose"));
-    refused(FORMAT_2, "\"origin\"", &|v| v["format_version"] = json!(3));
-    refused(FORMAT_2, "needs format version 2", &|v| {
-        v["format_version"] = json!(1);
-    });
-    refused(FORMAT_1, "nodes", &remove("nodes"));
-    refused(FORMAT_1, "draw", &|v| {
-        v["format_version"] = json!(3);
-        v["origin"] = json!({"purpose": "train"});
-    });
-    refused(FORMAT_1, "colour", &|v| {
-        v["provenance"] = json!({"colour": "red"});
-    });
-    refused(FORMAT_1, "text, image or audio", &|v| {
+    refused("origin", &remove("origin"));
+    refused("nodes", &remove("nodes"));
+    refused("draw", &|v| v["origin"] = json!({"purpose": "train"}));
+    refused("colour", &|v| v["provenance"] = json!({"colour": "red"}));
+    refused("text, image or audio", &|v| {
         v["nodes"][0]["messages"][0]["content"] = json!({"text": "x"});
     });
 }
@@ -222,29 +172,10 @@ proptest! {
         prop_assert_eq!(serde_json::from_str::<Trace>(&text).unwrap(), trace);
     }
 
-    /// What formats 1 and 2 could say survives, whatever they say.
-    #[test]
-    fn an_old_trace_keeps_what_it_says(trace in trace(), version in 1u32..=2) {
-        let mut old = serde_json::to_value(&trace).unwrap();
-        let fields = old.as_object_mut().unwrap();
-        fields.remove("origin");
-        fields.remove("provenance");
-        fields.insert("format_version".into(), json!(version));
-        fields.insert("step".into(), json!(trace.origin.draw));
-        fields.insert("purpose".into(), json!(trace.origin.purpose));
-        let read: Trace = serde_json::from_value(old).unwrap();
-        let expected = Trace {
-            origin: Origin { run: String::new(), external: None, ..trace.origin.clone() },
-            provenance: Provenance::default(),
-            ..trace
-        };
-        prop_assert_eq!(read, expected);
-    }
-
     /// Bytes that are no trace are refused, never misread.
     #[test]
     fn garbage_is_refused(at in 0usize..2000, byte in any::<u8>()) {
-        let mut bytes = FORMAT_2.as_bytes().to_vec();
+        let mut bytes = STORED.as_bytes().to_vec();
         let at = at % bytes.len();
         bytes[at] = byte;
         if let Ok(trace) = serde_json::from_slice::<Trace>(&bytes) {
