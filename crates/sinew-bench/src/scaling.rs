@@ -8,7 +8,7 @@ use super::{Bench, shapes};
 use crate::BenchError;
 use serde::Deserialize;
 use sinew_model::{Keep, ModelConfig, ParamLayout};
-use sinew_plot::{Curve, plot};
+use sinew_view::plot::{Curve, plot};
 use sinew_types::Surrogate;
 use std::path::Path;
 

@@ -11,7 +11,7 @@ use crate::reaper::Reaper;
 use crate::root;
 use crate::spec::{Body, Common, INODES, SHARED_UID, StartSpec, next_uid, unavailable};
 use crate::state::{Folder, io, orphans};
-use sinew_guest::{AGENT, Guest, Setup};
+use sinew_sandbox::guest::{AGENT, Guest, Setup};
 use sinew_image::UnpackLimits;
 use sinew_jail::cgroup::{Group, run_tag};
 use sinew_sandbox::{Ending, ExecRequest, Network, Program, Protection, SandboxError, SandboxSpec};

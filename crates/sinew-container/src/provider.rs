@@ -6,7 +6,7 @@ use crate::sandbox::ContainerSandbox;
 use crate::snapshot::{keep, own};
 use crate::spec::unavailable;
 use crate::state::io;
-use sinew_guest::Entry;
+use sinew_sandbox::guest::Entry;
 use sinew_sandbox::{
     Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec, Snapshot,
 };
@@ -131,10 +131,10 @@ impl SandboxProvider for ContainerProvider {
         snapshot: &'a Snapshot,
         max_bytes: u64,
     ) -> SandboxFuture<'a, File> {
-        Box::pin(async move { sinew_guest::export(own(snapshot)?, max_bytes).await })
+        Box::pin(async move { sinew_sandbox::guest::export(own(snapshot)?, max_bytes).await })
     }
 
     fn import_file(&self, archive: File, max_bytes: u64) -> SandboxFuture<'_, Snapshot> {
-        Box::pin(async move { sinew_guest::import(archive, max_bytes).await.map(keep) })
+        Box::pin(async move { sinew_sandbox::guest::import(archive, max_bytes).await.map(keep) })
     }
 }

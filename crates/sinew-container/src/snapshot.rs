@@ -1,6 +1,6 @@
 //! Snapshots: entries of the work folder, held in memory.
 
-use sinew_guest::{Entry, EntryKind};
+use sinew_sandbox::guest::{Entry, EntryKind};
 use sinew_sandbox::{SandboxError, Snapshot};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

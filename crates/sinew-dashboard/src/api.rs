@@ -13,7 +13,7 @@ use axum::Json;
 use axum::extract::{Path, Query, State};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use sinew_project::{TokenSignal, token_signals};
+use sinew_runs::{TokenSignal, token_signals};
 use sinew_recipe::RunPlan;
 use sinew_store::{Cursor, EndKind, Filter, TrainedBatch};
 use sinew_types::{EpisodeId, GroupId, Trace};

@@ -8,7 +8,7 @@ use crate::series::{Spread, pooled};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sinew_pipeline::{EvalRecord, StepRecord, Verdict};
-use sinew_project::{holds_run, process_of, store_path};
+use sinew_runs::{holds_run, process_of, store_path};
 use sinew_recipe::RunPlan;
 use sinew_render::Renderer;
 use sinew_store::StoreReader;
@@ -332,7 +332,7 @@ impl Run {
     /// # Errors
     /// If it cannot be read.
     pub(crate) fn recipe(&self) -> Result<RunPlan, ViewError> {
-        sinew_project::recipe(&self.path).map_err(ViewError::system)
+        sinew_runs::recipe(&self.path).map_err(ViewError::system)
     }
 
     /// Equal for runs that repeat each other: one recipe, but for its name, its seed and what bounds it.

@@ -64,10 +64,10 @@ pub(crate) fn archive(data: &[u8]) {
     if done.is_ok() {
         assert!(budget.entries() <= limits().entries);
     }
-    if let Ok(entries) = sinew_guest::unpack(data.as_slice(), limits().bytes)
-        && let Ok(packed) = sinew_guest::pack(&entries, Vec::new(), 1 << 30)
+    if let Ok(entries) = sinew_sandbox::guest::unpack(data.as_slice(), limits().bytes)
+        && let Ok(packed) = sinew_sandbox::guest::pack(&entries, Vec::new(), 1 << 30)
     {
-        let again = sinew_guest::unpack(packed.as_slice(), limits().bytes);
+        let again = sinew_sandbox::guest::unpack(packed.as_slice(), limits().bytes);
         assert_eq!(again.as_ref(), Ok(&entries), "entries change on their way");
     }
 }

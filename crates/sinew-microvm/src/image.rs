@@ -103,7 +103,7 @@ impl Image {
             folder,
             kernel: manifest.kernel,
             python: manifest.python,
-            key: key_of(&[&bytes, sinew_guest::AGENT, INIT.as_bytes()]),
+            key: key_of(&[&bytes, sinew_sandbox::guest::AGENT, INIT.as_bytes()]),
             hashes: manifest.sha256,
         })
     }
@@ -145,7 +145,7 @@ impl Image {
         root.extend(archive(&[
             folder("agent"),
             folder("agent/group"),
-            program("agent/agent", sinew_guest::AGENT),
+            program("agent/agent", sinew_sandbox::guest::AGENT),
             program("init", init.as_bytes()),
         ]));
         Ok(root)

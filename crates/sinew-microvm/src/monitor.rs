@@ -6,7 +6,7 @@ use crate::provider::io;
 use crate::qemu::{Qemu, QemuControl};
 use crate::ram::{self, Delta, Ram};
 use nix::unistd::Uid;
-use sinew_guest::{Guest, Hello, Stream};
+use sinew_sandbox::guest::{Guest, Hello, Stream};
 use sinew_jail::cgroup::{Bounds, Group, Hierarchy, run_tag};
 use sinew_jail::monitor::{Opened, Plan};
 use sinew_sandbox::SandboxError;

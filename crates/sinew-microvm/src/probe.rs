@@ -286,8 +286,8 @@ fn weak(printed: &str, landlock_abi: u64) -> Option<String> {
 
 /// Inspects the walls inside of a machine that is set up like a sandbox: user, capabilities, filters,
 /// devices, and the memory limit.
-async fn inside(guest: &mut sinew_guest::Guest) -> Result<String, String> {
-    let ran = async |guest: &mut sinew_guest::Guest, code: &str| {
+async fn inside(guest: &mut sinew_sandbox::guest::Guest) -> Result<String, String> {
+    let ran = async |guest: &mut sinew_sandbox::guest::Guest, code: &str| {
         let request = ExecRequest {
             program: Program::Python(code.into()),
             stdin: Vec::new(),

@@ -7,7 +7,7 @@ use crate::probe;
 use crate::qemu::{Accel, Qemu};
 use crate::sandbox::MicrovmSandbox;
 use crate::template::Templates;
-use sinew_guest::Setup;
+use sinew_sandbox::guest::Setup;
 use sinew_jail::cgroup::{Hierarchy, is_orphan, run_tag};
 use sinew_sandbox::{
     Network, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,
@@ -396,13 +396,13 @@ impl SandboxProvider for MicrovmProvider {
             let mut fork = self.inner.make(&saved.spec, Some(&saved)).await?;
             let entries = fork.entries(most).await;
             fork.end().await;
-            sinew_guest::export(Arc::new(entries?), max_bytes).await
+            sinew_sandbox::guest::export(Arc::new(entries?), max_bytes).await
         })
     }
 
     fn import_file(&self, archive: File, max_bytes: u64) -> SandboxFuture<'_, Snapshot> {
         Box::pin(async move {
-            let entries = sinew_guest::import(archive, max_bytes).await?;
+            let entries = sinew_sandbox::guest::import(archive, max_bytes).await?;
             let mut spec = SandboxSpec::default();
             let bytes = spec.limits.work_bytes.max(max_bytes.min(64 << 20));
             spec.limits.work_bytes = bytes;

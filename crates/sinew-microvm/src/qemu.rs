@@ -9,7 +9,7 @@ use crate::provider::{io, unavailable};
 use crate::qmp::Qmp;
 use crate::ram::{self, Delta, Ram};
 use serde_json::json;
-use sinew_guest::Guest;
+use sinew_sandbox::guest::Guest;
 use sinew_jail::monitor::{self as jail, Opened};
 use sinew_sandbox::SandboxError;
 use std::fs::File;

@@ -2,7 +2,7 @@
 
 use crate::monitor::{Machine, Shared, restore};
 use crate::provider::{Inner, setup_of};
-use sinew_guest::Entry;
+use sinew_sandbox::guest::Entry;
 use sinew_sandbox::{
     Ending, ExecOptions, ExecRequest, ExecResult, Sandbox, SandboxError, SandboxFuture,
     SandboxSpec, SandboxStats, Snapshot, Usage,

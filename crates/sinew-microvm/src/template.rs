@@ -10,7 +10,7 @@ use crate::provider::io;
 use crate::qemu::Qemu;
 use crate::ram::Ram;
 use serde::{Deserialize, Serialize};
-use sinew_guest::{Hello, Setup};
+use sinew_sandbox::guest::{Hello, Setup};
 use sinew_sandbox::{ExecRequest, Program, SandboxError};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

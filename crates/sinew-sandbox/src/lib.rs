@@ -9,6 +9,7 @@
 
 pub mod archive;
 mod characters;
+pub mod guest;
 mod null;
 mod owner;
 mod pool;

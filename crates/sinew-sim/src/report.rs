@@ -1,7 +1,7 @@
 //! A report for people: text with curves of blocks, and SVG.
 
 use crate::measure::{Gauge, Report};
-use sinew_plot::{Curve, plot};
+use sinew_view::plot::{Curve, plot};
 use std::fmt::Write;
 
 /// Columns of a curve of blocks.

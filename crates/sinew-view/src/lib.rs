@@ -23,6 +23,7 @@ mod log;
 mod page;
 mod phases;
 mod pieces;
+pub mod plot;
 mod printer;
 mod report;
 mod run;

@@ -21,7 +21,7 @@ use sinew_pipeline::{
     EpisodeStats, EvalRecord, PipelineError, Recorder, RunEvent, SampleStatus, StepRecord,
     TokenSummary, Totals, UNSCORED, Waits,
 };
-use sinew_plot::{Curve, Lane, Span, plot_with_points, timeline};
+use crate::plot::{Curve, Lane, Span, plot_with_points, timeline};
 use sinew_render::Renderer;
 use sinew_types::{EpisodeEnd, TokenKind, Trace};
 use std::collections::{BTreeMap, BTreeSet};

@@ -4,10 +4,10 @@ use crate::track::{TrackArgs, Trackers};
 use crate::train::{self, Finished, TrainOptions};
 use crate::{RunArgs, check, output, signals};
 use serde_json::{Value, json};
-use sinew_chain::{Begin, ChainDir, Handed, Stages, drive};
-use sinew_project::Resume;
+use sinew_runs::chain::{Begin, ChainDir, Handed, Stages, drive};
+use sinew_runs::Resume;
 use sinew_recipe::{ChainPlan, RunPlan};
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::path::{Path, PathBuf};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -38,7 +38,7 @@ pub(crate) fn run(
     let trackers = track.trackers()?;
     let runtime = Runtime::new().map_err(Failure::system)?;
     let signals = signals::count(&runtime, args.stop_on_eof)?;
-    if !sinew_chain::holds_chain(&path) {
+    if !sinew_runs::chain::holds_chain(&path) {
         for (at, stage) in chain.stages.iter().enumerate() {
             let folder = path.join(&stage.name);
             let checked = check::before_training(&folder, &chain.before_it_runs(at));
@@ -58,15 +58,15 @@ pub(crate) fn run(
             true => interrupted(dir.path(), &typed),
             false => e,
         });
-    let reported = sinew_chain::write_report(chain, &dir);
+    let reported = sinew_runs::chain::write_report(chain, &dir);
     // A stage that failed is what has to be said; a report that cannot be written often fails with it.
     driven?;
     reported?;
     if !args.json {
-        output::print(&sinew_chain::table(&dir));
+        output::print(&sinew_runs::chain::table(&dir));
     }
     Ok(Finished {
-        last: sinew_chain::last_line(dir.ended()),
+        last: sinew_runs::chain::last_line(dir.ended()),
         trouble: None,
     })
 }
@@ -121,7 +121,7 @@ impl Stages for Trainer<'_> {
     /// Trains one stage in its folder, and gives its last line. A folder that holds a run already is resumed.
     fn run(&mut self, plan: &RunPlan, folder: &Path) -> Result<Value, Failure> {
         self.args.serve.address(&plan.harness)?;
-        let resume = sinew_project::holds_run(folder).then(|| Resume {
+        let resume = sinew_runs::holds_run(folder).then(|| Resume {
             allow_change: self.args.allow_change.clone(),
         });
         let options = TrainOptions {
@@ -148,7 +148,7 @@ impl Stages for Trainer<'_> {
 
     /// The newest whole checkpoint of a stage, and the BLAKE3 hash of its weights with adapters merged.
     fn weights(&mut self, folder: &Path) -> Result<Handed, Failure> {
-        let run = sinew_wire::RunModel::open(folder)?;
+        let run = sinew_assembly::RunModel::open(folder)?;
         let checkpoint = run.checkpoint()?;
         let name = checkpoint.file_name().unwrap_or_default();
         let params = run.params()?;

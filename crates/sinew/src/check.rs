@@ -36,7 +36,7 @@ use sinew_recipe::{DataSection, EngineType, ModelSection, Recipe, RecipeError, R
 use sinew_render::{MockTrajectory, conformance_check};
 use sinew_sandbox::{ExecRequest, Program, SandboxProvider, SandboxSpec};
 use sinew_types::Task;
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -139,16 +139,16 @@ fn plan_rows(recipe: &RunPlan, report: &mut Report) {
     if recipe.engine.kind != EngineType::Embedded {
         report.row("engine", reach::engine(recipe));
     }
-    let tasks = sinew_wire::tasks(recipe);
+    let tasks = sinew_assembly::tasks(recipe);
     if !recipe.harness.is_built_in() {
-        let row = sinew_wire::check_harness(&recipe.harness, &recipe.sandbox);
+        let row = sinew_assembly::check_harness(&recipe.harness, &recipe.sandbox);
         let starts = recipe.harness.program().is_some();
         if report.row("harness", row)
             && starts
             && let Ok(tasks) = &tasks
         {
             let all = tasks.all.as_ref();
-            let asks = sinew_wire::asks_model(recipe, all);
+            let asks = sinew_assembly::asks_model(recipe, all);
             report.row(
                 "program",
                 asks.map(|()| "starts, and the gateway takes its first call".into()),
@@ -167,7 +167,7 @@ fn plan_rows(recipe: &RunPlan, report: &mut Report) {
         .worlds()
         .iter()
         .any(|w| w.reward.is_some_and(|r| r.is_outside()));
-    let world = match sinew_wire::world(recipe, &tasks) {
+    let world = match sinew_assembly::world(recipe, &tasks) {
         Ok(world) => world,
         Err(e) => {
             let row = if outside { "reward" } else { "env" };
@@ -192,7 +192,7 @@ fn plan_rows(recipe: &RunPlan, report: &mut Report) {
 /// The checks that need the shape of the model.
 fn model_rows(recipe: &RunPlan, report: &mut Report) {
     let mut scored = true;
-    for (key, source) in sinew_wire::scoring_sources(recipe) {
+    for (key, source) in sinew_assembly::scoring_sources(recipe) {
         scored &= report.row(key, scoring_model(recipe, key, &source));
     }
     if recipe.data.is_some() {
@@ -221,10 +221,10 @@ fn refused(error: RecipeError, json: bool) -> Failure {
 pub(crate) fn before_training(
     run_dir: &Path,
     recipe: &RunPlan,
-) -> Result<sinew_wire::Tasks, Failure> {
+) -> Result<sinew_assembly::Tasks, Failure> {
     template(recipe)?;
     model(recipe)?;
-    for (key, source) in sinew_wire::scoring_sources(recipe) {
+    for (key, source) in sinew_assembly::scoring_sources(recipe) {
         scoring_model(recipe, key, &source)?;
     }
     data(recipe)?;
@@ -236,7 +236,7 @@ pub(crate) fn before_training(
 
 /// The checks that `sinew collect` makes before it creates anything: those of `sinew train`, less those of
 /// what is trained.
-pub(crate) fn before_sampling(_: &Path, recipe: &RunPlan) -> Result<sinew_wire::Tasks, Failure> {
+pub(crate) fn before_sampling(_: &Path, recipe: &RunPlan) -> Result<sinew_assembly::Tasks, Failure> {
     template(recipe)?;
     model(recipe)?;
     if let Some(DataSection::Gold {}) = recipe.data {
@@ -246,35 +246,35 @@ pub(crate) fn before_sampling(_: &Path, recipe: &RunPlan) -> Result<sinew_wire::
 }
 
 /// What episodes need: a sandbox, an agent, tasks that fit.
-fn before_episodes(recipe: &RunPlan) -> Result<sinew_wire::Tasks, Failure> {
+fn before_episodes(recipe: &RunPlan) -> Result<sinew_assembly::Tasks, Failure> {
     if recipe.env.needs().sandbox {
         sandbox(recipe)?;
     }
     if !recipe.harness.is_built_in() {
-        sinew_wire::check_harness(&recipe.harness, &recipe.sandbox)?;
+        sinew_assembly::check_harness(&recipe.harness, &recipe.sandbox)?;
     }
-    let tasks = sinew_wire::tasks(recipe)?;
+    let tasks = sinew_assembly::tasks(recipe)?;
     counts(recipe, &tasks)?;
     if recipe.harness.is_built_in() {
-        prompts::prompts(recipe, &sinew_wire::world(recipe, &tasks)?)?;
+        prompts::prompts(recipe, &sinew_assembly::world(recipe, &tasks)?)?;
     }
     Ok(tasks)
 }
 
 /// The kernels and threads that everything is computed with.
 fn device() -> Result<String, Failure> {
-    let device = sinew_wire::device()?;
-    let (kernels, threads) = (sinew_wire::kernels(&device), device.threads());
+    let device = sinew_assembly::device()?;
+    let (kernels, threads) = (sinew_assembly::kernels(&device), device.threads());
     Ok(format!("kernels {kernels}, {threads} threads"))
 }
 
 /// The shape of the model. Its files are read, but for the weights.
 fn model(recipe: &RunPlan) -> Result<String, Failure> {
-    let config = sinew_wire::model_config(recipe)?;
+    let config = sinew_assembly::model_config(recipe)?;
     if let Some(lora) = &recipe.train.lora {
-        sinew_wire::lora_config(lora)?;
+        sinew_assembly::lora_config(lora)?;
     }
-    sinew_wire::check_context(recipe.rollout.max_context_tokens, &config)?;
+    sinew_assembly::check_context(recipe.rollout.max_context_tokens, &config)?;
     Ok(format!(
         "{:?}, {} layers of {}, context {}",
         config.family, config.layers, config.d_model, config.max_context
@@ -284,9 +284,9 @@ fn model(recipe: &RunPlan) -> Result<String, Failure> {
 /// Joins between turns must give the ids that a full render gives, or training is refused: the policy
 /// would learn from tokens that it never saw. Mock conversations are rendered both ways.
 fn template(recipe: &RunPlan) -> Result<String, Failure> {
-    let renderer = sinew_wire::renderer(&recipe.model, &recipe.env)?;
+    let renderer = sinew_assembly::renderer(&recipe.model, &recipe.env)?;
     let tiny = matches!(
-        sinew_wire::origin(&recipe.model)?,
+        sinew_assembly::origin(&recipe.model)?,
         ModelSection::Scratch { .. }
     );
     let (system, text) = if tiny {
@@ -317,8 +317,8 @@ fn template(recipe: &RunPlan) -> Result<String, Failure> {
 
 /// A reference or teacher must be there and have the policy's vocabulary.
 fn scoring_model(recipe: &RunPlan, key: &str, source: &str) -> Result<String, Failure> {
-    let vocab = sinew_wire::model_config(recipe)?.vocab;
-    let config = sinew_wire::check_scoring(key, source, vocab)?;
+    let vocab = sinew_assembly::model_config(recipe)?.vocab;
+    let config = sinew_assembly::check_scoring(key, source, vocab)?;
     Ok(format!(
         "{:?}, {} layers of {}",
         config.family, config.layers, config.d_model
@@ -328,16 +328,16 @@ fn scoring_model(recipe: &RunPlan, key: &str, source: &str) -> Result<String, Fa
 /// The rows of `[data]`, all of them read and tokenized, or the pool, or the queue.
 fn data(recipe: &RunPlan) -> Result<String, Failure> {
     if recipe.draws_from_pool() {
-        return sinew_wire::check_pool(recipe);
+        return sinew_assembly::check_pool(recipe);
     }
     if recipe.draws_from_queue() {
-        return sinew_wire::check_queue(recipe);
+        return sinew_assembly::check_queue(recipe);
     }
     if let Some(DataSection::Gold {}) = recipe.data {
-        return sinew_wire::check_gold(recipe);
+        return sinew_assembly::check_gold(recipe);
     }
-    let renderer = sinew_wire::renderer(&recipe.model, &recipe.env)?;
-    let loaded = sinew_wire::dataset(recipe, renderer.as_ref())?;
+    let renderer = sinew_assembly::renderer(&recipe.model, &recipe.env)?;
+    let loaded = sinew_assembly::dataset(recipe, renderer.as_ref())?;
     let Some(data) = loaded else {
         return Ok("0 rows to train on".into());
     };
@@ -363,7 +363,7 @@ fn image(recipe: &RunPlan) -> Result<Option<String>, Failure> {
     if recipe.sandbox.server.is_some() || !sinew_image::is_registry(name) {
         return Ok(None);
     }
-    Ok(sinew_levels::image(&recipe.sandbox)?.map(|image| {
+    Ok(sinew_assembly::levels::image(&recipe.sandbox)?.map(|image| {
         let how = if image.fresh {
             "pulled into"
         } else {
@@ -376,8 +376,8 @@ fn image(recipe: &RunPlan) -> Result<Option<String>, Failure> {
 
 /// Runs `print(6 * 7)` in a sandbox of the recipe, and lists the protections that are not in force.
 fn sandbox(recipe: &RunPlan) -> Result<String, Failure> {
-    let provider = sinew_levels::sandboxes(&sinew_levels::egress::unrecorded(&recipe.sandbox))?;
-    let spec = sinew_levels::sandbox_spec(&recipe.sandbox)?;
+    let provider = sinew_assembly::levels::sandboxes(&sinew_assembly::levels::egress::unrecorded(&recipe.sandbox))?;
+    let spec = sinew_assembly::levels::sandbox_spec(&recipe.sandbox)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -420,7 +420,7 @@ async fn try_one(provider: &dyn SandboxProvider, spec: &SandboxSpec) -> Result<V
 }
 
 /// Numbers of tasks, which `eval.tasks` and `rollout.tasks_per_step` must not exceed.
-fn counts(recipe: &RunPlan, tasks: &sinew_wire::Tasks) -> Result<String, Failure> {
+fn counts(recipe: &RunPlan, tasks: &sinew_assembly::Tasks) -> Result<String, Failure> {
     if recipe.harness.live().is_some() {
         return Ok("agents bring their own".into());
     }
@@ -446,7 +446,7 @@ fn counts(recipe: &RunPlan, tasks: &sinew_wire::Tasks) -> Result<String, Failure
             taskset.name()
         )));
     }
-    sinew_wire::sampling(recipe, taskset.as_ref())?;
+    sinew_assembly::sampling(recipe, taskset.as_ref())?;
     Ok(format!(
         "{}: {train} to train on, {held_out} held out{left_out}{notes}{}",
         taskset.name(),
@@ -496,8 +496,8 @@ async fn in_time<T>(what: &str, played: impl Future<Output = T>) -> Result<T, Fa
 
 /// The solutions of some tasks must succeed in their environment: else a reward or a tool is broken,
 /// and no training could find that out.
-fn solvable(recipe: &RunPlan, world: &sinew_wire::World) -> Result<String, Failure> {
-    let sinew_wire::World { taskset, envs, .. } = world;
+fn solvable(recipe: &RunPlan, world: &sinew_assembly::World) -> Result<String, Failure> {
+    let sinew_assembly::World { taskset, envs, .. } = world;
     let tasks = some_tasks(taskset.as_ref(), GOLD_TASKS)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -11,12 +11,12 @@
 
 use crate::{RunArgs, check, output, train};
 use clap::Args;
-use sinew_collect::Collected;
+use sinew_assembly::collecting::Collected;
 use sinew_pipeline::{CollectProgress, FAILING, Process, RunEvent};
-use sinew_project::{COLLECTION, RunDir};
+use sinew_runs::{COLLECTION, RunDir};
 use sinew_recipe::{Recipe, RunPlan};
 use sinew_view::collected;
-use sinew_wire::{Failure, Gathering};
+use sinew_assembly::{Failure, Gathering};
 
 /// Arguments of `sinew collect`.
 #[derive(Debug, Args)]
@@ -56,7 +56,7 @@ fn gathered(args: &CollectArgs) -> Result<train::Finished, Failure> {
         }
     };
     // A recipe that is trained from a queue fills it.
-    let own = sinew_wire::data_queue(&recipe)?;
+    let own = sinew_assembly::data_queue(&recipe)?;
     let own_typed = crate::queue::typed_of(&recipe.data);
     if own.is_some() {
         recipe.data = None;
@@ -66,7 +66,7 @@ fn gathered(args: &CollectArgs) -> Result<train::Finished, Failure> {
         engine: args.engine.clone(),
         queue: None,
     };
-    sinew_wire::check_collect(&recipe, &how)?;
+    sinew_assembly::check_collect(&recipe, &how)?;
     // A folder of `train` is not taken for one of these, nor the other way round.
     if !recipe.name.ends_with(COLLECTION) {
         recipe.name += COLLECTION;
@@ -116,9 +116,9 @@ fn gather(
         wall_s,
     } = train::in_session(recipe, dir, options, 0, |session| {
         let bus = session.bus.clone();
-        let collection = sinew_wire::collection(recipe, how, session)?;
+        let collection = sinew_assembly::collection(recipe, how, session)?;
         dir.write_recipe(recipe).map_err(Failure::input)?;
-        let done = sinew_collect::collect(collection);
+        let done = sinew_assembly::collecting::collect(collection);
         if let Ok(done) = &done {
             let (process, why) = (Process::Ended, trouble(&done.progress));
             let told = bus.emit(RunEvent::Ended { process, why });

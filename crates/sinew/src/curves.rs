@@ -8,10 +8,10 @@ use crate::output;
 use clap::ValueEnum;
 use serde_json::Value;
 use sinew_pipeline::{EvalRecord, StepRecord};
-use sinew_plot::{Curve, plot};
-use sinew_project::write_atomic;
+use sinew_view::plot::{Curve, plot};
+use sinew_runs::write_atomic;
 use sinew_view::{WINDOW, lines, smoothed};
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::path::{Path, PathBuf};
 
 /// What of held-out episodes is drawn.

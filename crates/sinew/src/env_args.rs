@@ -1,6 +1,6 @@
 //! Arguments that the commands of `sinew env` share, as values.
 
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::time::Duration;
 
 /// Attributes of a class, of the argument `--options`.

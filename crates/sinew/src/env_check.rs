@@ -12,7 +12,7 @@ use sinew_bridge::{
 use sinew_env::{EnvConfig, Split, Taskset};
 use sinew_recipe::{Recipe, RunPlan};
 use sinew_types::{Task, TaskId};
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::path::Path;
 
 #[derive(Debug, Args)]
@@ -135,8 +135,8 @@ fn check_recipe(
         seed: args.seed,
         ..plan.clone()
     };
-    let tasks = sinew_wire::tasks(&plan)?;
-    let sinew_wire::World { taskset, envs, .. } = sinew_wire::world(&plan, &tasks)?;
+    let tasks = sinew_assembly::tasks(&plan)?;
+    let sinew_assembly::World { taskset, envs, .. } = sinew_assembly::world(&plan, &tasks)?;
     let some = (0..args.tasks.min(taskset.len(Split::Train)))
         .map(|i| taskset.get(Split::Train, i).map_err(Failure::system))
         .collect::<Result<Vec<_>, _>>()?;

@@ -11,7 +11,7 @@ use sinew_gateway::Secret;
 use sinew_peers::{McpLines, McpServing, Offer, Worlds, serve_mcp, serve_openenv};
 use sinew_recipe::{Recipe, RunPlan};
 use sinew_types::{Task, TaskId, ToolSpec};
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -231,8 +231,8 @@ fn served(args: &ServeArgs) -> Result<Served, Failure> {
 
 /// Tasks, environments and rewards of a recipe.
 fn of_plan(plan: &RunPlan) -> Result<Served, Failure> {
-    let tasks = sinew_wire::tasks(plan)?;
-    let sinew_wire::World { taskset, envs, .. } = sinew_wire::world(plan, &tasks)?;
+    let tasks = sinew_assembly::tasks(plan)?;
+    let sinew_assembly::World { taskset, envs, .. } = sinew_assembly::world(plan, &tasks)?;
     let example = taskset.get(Split::Train, 0).ok();
     Ok(Served {
         has_tasks: !taskset.is_empty(Split::Train),

@@ -8,12 +8,12 @@ use crate::{EpisodesArgs, ShowArgs};
 use clap::ValueEnum;
 use serde_json::json;
 use sinew_dashboard::{Flagged, ListError, Outcomes, Suspicion, WAITS};
-use sinew_project::{RunDirError, store_path};
+use sinew_runs::{RunDirError, store_path};
 use sinew_render::Renderer;
 use sinew_store::{Cursor, EndKind, EpisodeSummary, ExportFormat, Filter, StoreReader, export};
 use sinew_types::{EpisodeId, Trace};
 use sinew_view::{Limits, ShowOptions, visible};
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::io::IsTerminal;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -79,8 +79,8 @@ fn one(store: &StoreReader, run_dir: &Path, id: &str) -> Result<Trace, Failure> 
 /// # Errors
 /// If the recipe cannot be read.
 fn outcomes<'a>(run_dir: &Path, store: &'a StoreReader) -> Result<Outcomes<'a>, Failure> {
-    let late = match sinew_project::recipe(run_dir) {
-        Ok(recipe) => sinew_wire::late_config(&recipe),
+    let late = match sinew_runs::recipe(run_dir) {
+        Ok(recipe) => sinew_assembly::late_config(&recipe),
         Err(RunDirError::NoRun { .. }) => None,
         Err(e) => return Err(e.into()),
     };
@@ -95,7 +95,7 @@ fn outcomes<'a>(run_dir: &Path, store: &'a StoreReader) -> Result<Outcomes<'a>, 
 /// If the episode is not in the store, or the run keeps no tokenizer and that of its recipe cannot be found.
 pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
     let Some(run_dir) = &args.run_dir else {
-        let run = sinew_project::summary(Path::new(&args.what))?;
+        let run = sinew_runs::summary(Path::new(&args.what))?;
         if args.json {
             output::print_json(&json!(run));
         } else {
@@ -105,10 +105,10 @@ pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
     };
     let store = open_store(run_dir)?;
     let mut trace = one(&store, run_dir, &args.what)?;
-    let recipe = sinew_project::recipe(run_dir)?;
+    let recipe = sinew_runs::recipe(run_dir)?;
     let outcomes = outcomes(run_dir, &store)?;
     outcomes.settle(&mut trace).map_err(Failure::system)?;
-    let renderer = sinew_wire::renderer_of(run_dir, &recipe);
+    let renderer = sinew_assembly::renderer_of(run_dir, &recipe);
     if let Some(file) = &args.html {
         return page(&trace, &renderer, file);
     }
@@ -141,7 +141,7 @@ fn page(
         Err(_) => Err(why.as_deref().unwrap_or_default()),
     };
     let page = sinew_view::html(trace, renderer, Limits::default());
-    sinew_project::write_atomic(file, page.as_bytes())
+    sinew_runs::write_atomic(file, page.as_bytes())
         .map_err(|e| Failure::input(format!("--html = {:?}: {e}", file.display())))?;
     output::print(&format!("{} bytes in {}\n", page.len(), file.display()));
     Ok(())
@@ -228,7 +228,7 @@ fn rows(
     let outcomes = outcomes(run_dir, store)?;
     let page = match args.suspicious {
         true => {
-            let protected = match sinew_project::recipe(run_dir) {
+            let protected = match sinew_runs::recipe(run_dir) {
                 Ok(recipe) => recipe.trust.protected,
                 Err(RunDirError::NoRun { .. }) => Vec::new(),
                 Err(e) => return Err(e.into()),
@@ -263,7 +263,7 @@ fn filter(args: &EpisodesArgs, limit: usize) -> Result<Filter, Failure> {
         env_changed: args
             .env_changed
             .as_deref()
-            .map(sinew_wire::versions)
+            .map(sinew_assembly::versions)
             .transpose()?,
         unique: args.unique,
         failed: args.failed,

@@ -5,9 +5,9 @@
 
 use crate::{RunArgs, train};
 use clap::Args;
-use sinew_project::EVALUATION;
+use sinew_runs::EVALUATION;
 use sinew_recipe::{ChainPlan, ModelSection, RUN, Recipe, RunPlan, TemplateOptions};
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 
 /// Arguments of `sinew eval`.
 #[derive(Debug, Args)]
@@ -75,7 +75,7 @@ fn last(chain: &ChainPlan, model: Option<&str>) -> Result<RunPlan, Failure> {
 /// # Errors
 /// If the environment has an alphabet of its own and the model is not of a run.
 fn other_model(recipe: &RunPlan, source: &str) -> Result<ModelSection, Failure> {
-    let source = sinew_wire::typed_source(source);
+    let source = sinew_assembly::typed_source(source);
     if recipe.env.needs().alphabet.is_some() && !source.starts_with(RUN) {
         return Err(Failure::input(format!(
             "--model = {source:?}: env.type = \"{}\" has an alphabet of its own, which only models from scratch have",

@@ -6,7 +6,7 @@
 use crate::output;
 use clap::{Args, ValueEnum};
 use sinew_model::{SaveDtype, save_pretrained};
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::path::PathBuf;
 
 /// Arguments of `sinew export`.
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
             args.out.display()
         )));
     }
-    let run = sinew_wire::RunModel::open(&args.run_dir)?;
+    let run = sinew_assembly::RunModel::open(&args.run_dir)?;
     let (renderer, checkpoint) = (run.renderer()?, run.checkpoint()?);
     let params = run.params()?;
     let dtype = match args.dtype {

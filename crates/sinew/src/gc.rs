@@ -6,7 +6,7 @@
 use crate::output;
 use clap::Args;
 use serde_json::json;
-use sinew_wire::{Expiry, Failure};
+use sinew_assembly::{Expiry, Failure};
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -70,11 +70,11 @@ pub(crate) fn run(args: &GcArgs) -> Result<(), Failure> {
         env_changed: args
             .env_changed
             .as_deref()
-            .map(sinew_wire::versions)
+            .map(sinew_assembly::versions)
             .transpose()?,
     };
     let how = (args.dry_run, args.accept_loss);
-    let removed = sinew_wire::expire(&args.run_dir, &expiry, how)?;
+    let removed = sinew_assembly::expire(&args.run_dir, &expiry, how)?;
     let (step, report) = (removed.through_step, removed.report);
     if args.json {
         output::print_json(&json!({

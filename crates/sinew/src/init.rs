@@ -4,9 +4,9 @@ use crate::check::{memory, prompts};
 use crate::output::print;
 use clap::{Args, ValueEnum};
 use sinew_model::ParamLayout;
-use sinew_project::{Measured, Proposal};
+use sinew_runs::{Measured, Proposal};
 use sinew_recipe::RunPlan;
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, Args)]
@@ -25,7 +25,7 @@ pub(crate) struct InitArgs {
     from: Option<PathBuf>,
 }
 
-/// [`sinew_project::Start`], as it is typed.
+/// [`sinew_runs::Start`], as it is typed.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Start {
     /// Rows of a file and a reward function
@@ -44,22 +44,22 @@ enum Start {
 /// If a file exists already or cannot be written, or the rows of `--from` suggest no recipe.
 pub(crate) fn run(args: &InitArgs) -> Result<(), Failure> {
     let start = match args.start {
-        Start::Tasks => sinew_project::Start::Tasks,
-        Start::Env => sinew_project::Start::Env,
-        Start::Agent => sinew_project::Start::Agent,
-        Start::Service => sinew_project::Start::Service,
+        Start::Tasks => sinew_runs::Start::Tasks,
+        Start::Env => sinew_runs::Start::Env,
+        Start::Agent => sinew_runs::Start::Agent,
+        Start::Service => sinew_runs::Start::Service,
     };
     let (folder, model) = (&args.folder, args.model.as_deref());
     let (files, note, steps) = match &args.from {
         None => (
-            sinew_project::init(folder, start, model),
+            sinew_runs::init(folder, start, model),
             String::new(),
             start.steps(),
         ),
         Some(rows) => {
-            let found = sinew_project::propose(rows).map_err(Failure::input)?;
-            let sizes = sinew_project::sizes(&found, &measured(rows, &found, model));
-            let files = sinew_project::init_from(folder, rows, model, (&found, &sizes));
+            let found = sinew_runs::propose(rows).map_err(Failure::input)?;
+            let sizes = sinew_runs::sizes(&found, &measured(rows, &found, model));
+            let files = sinew_runs::init_from(folder, rows, model, (&found, &sizes));
             let reward = format!("reward = {:?}: {}", found.reward, found.because);
             let note = [&[reward], &sizes.because[..]].concat().join("\n  ");
             let note = format!("proposed\n  {note}\n");
@@ -83,7 +83,7 @@ const TOKEN_BYTES: usize = 3;
 
 /// Sizes of rows and model: counted by the model's tokenizer, or estimated where the model is not here.
 fn measured(rows: &Path, found: &Proposal, model: Option<&str>) -> Measured {
-    let named = model.and_then(sinew_project::parameters_in_name);
+    let named = model.and_then(sinew_runs::parameters_in_name);
     let tokens = |bytes: usize| bytes.div_ceil(TOKEN_BYTES);
     let estimated = Measured {
         prompt_tokens: tokens(found.longest.0) + 64,
@@ -91,7 +91,7 @@ fn measured(rows: &Path, found: &Proposal, model: Option<&str>) -> Measured {
         parameters: named,
         ..Measured::default()
     };
-    let draft = sinew_project::draft(rows, found, model);
+    let draft = sinew_runs::draft(rows, found, model);
     counted(&draft).unwrap_or_else(|e| {
         tracing::debug!("sizes are estimated: {}", e.text());
         estimated
@@ -101,10 +101,10 @@ fn measured(rows: &Path, found: &Proposal, model: Option<&str>) -> Measured {
 /// Sizes by the tokenizer, the template and the shape of the model of a draft.
 fn counted(draft: &str) -> Result<Measured, Failure> {
     let plan = RunPlan::parse(Path::new("recipe.toml"), draft)?;
-    let renderer = sinew_wire::renderer(&plan.model, &plan.env)?;
-    let config = sinew_wire::model_config(&plan)?;
-    let tasks = sinew_wire::tasks(&plan)?;
-    let world = sinew_wire::world(&plan, &tasks)?;
+    let renderer = sinew_assembly::renderer(&plan.model, &plan.env)?;
+    let config = sinew_assembly::model_config(&plan)?;
+    let tasks = sinew_assembly::tasks(&plan)?;
+    let world = sinew_assembly::world(&plan, &tasks)?;
     let sizes = prompts::measure(renderer.as_ref(), &world)?;
     let mut answers: Vec<usize> = sizes.iter().map(|s| s.worked).collect();
     answers.sort_unstable();

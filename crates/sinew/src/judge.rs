@@ -6,7 +6,7 @@ use serde_json::json;
 use sinew_env::Split;
 use sinew_judge::{Bench, Calibration, check_server, read_labels, samples_of};
 use sinew_recipe::RunPlan;
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::path::PathBuf;
 
 /// Arguments of `sinew judge`.
@@ -86,8 +86,8 @@ fn calibrate(args: &CalibrateArgs) -> Result<(), Failure> {
             )));
         }
     };
-    let tasks = sinew_wire::tasks(&recipe)?.all;
-    let judge = sinew_wire::judge(&recipe, name, tasks.as_ref(), &Bench::default())?;
+    let tasks = sinew_assembly::tasks(&recipe)?.all;
+    let judge = sinew_assembly::judge(&recipe, name, tasks.as_ref(), &Bench::default())?;
     let wrong =
         |e: &dyn std::fmt::Display| Failure::input(format!("{}: {e}", args.labels.display()));
     let text = std::fs::read_to_string(&args.labels).map_err(|e| wrong(&e))?;
@@ -119,13 +119,13 @@ fn servers(args: &ServerArgs) -> Result<(), Failure> {
         let why = "reward: no term is a server such as \"http://127.0.0.1:8000/score\"";
         return Err(Failure::input(why));
     }
-    let tasks = sinew_wire::tasks(&recipe)?.all;
+    let tasks = sinew_assembly::tasks(&recipe)?.all;
     let count = tasks.len(Split::Train).min(4);
     let first = (0..count).map(|i| tasks.get(Split::Train, i).map_err(Failure::input));
     let samples = samples_of(&first.collect::<Result<Vec<_>, _>>()?);
     let (runtime, mut passed) = (runtime()?, true);
     for server in &servers {
-        let config = sinew_wire::server_config(server)?;
+        let config = sinew_assembly::server_config(server)?;
         let findings = runtime.block_on(check_server(&config, &samples));
         for finding in findings.map_err(|e| Failure::input(format!("reward: {e}")))? {
             passed &= finding.ok;

@@ -6,7 +6,7 @@
 
 use clap::Args;
 use sinew_sandbox::{Sandbox, SandboxError, SandboxProvider, SandboxSpec};
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

@@ -5,7 +5,7 @@
 //! grow with them.
 
 use clap::Args;
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};

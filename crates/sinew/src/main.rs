@@ -43,9 +43,9 @@ mod train;
 mod view;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
-use sinew_project::{Resume, RunDir, RunEnd};
+use sinew_runs::{Resume, RunDir, RunEnd};
 use sinew_recipe::{Recipe, RunPlan};
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -250,7 +250,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     signals: Option<PathBuf>,
     #[command(flatten)]
-    serve: sinew_wire::ServeAt,
+    serve: sinew_assembly::ServeAt,
 }
 
 /// Arguments of `sinew check`.
@@ -412,7 +412,7 @@ fn raise_open_files() {
 }
 
 fn main() -> ExitCode {
-    if let Some(code) = sinew_levels::child_main_if_requested() {
+    if let Some(code) = sinew_assembly::levels::child_main_if_requested() {
         return ExitCode::from(u8::try_from(code).unwrap_or(1));
     }
     panics::install();
@@ -434,13 +434,13 @@ fn main() -> ExitCode {
         .init();
     let result = match cli {
         Some(cli) => run(cli.command),
-        None => sinew_wire::train_worker(),
+        None => sinew_assembly::train_worker(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprint_failure(&failure);
-            if let Some(hint) = recipe.and_then(|recipe| sinew_project::wrong_folder(&recipe)) {
+            if let Some(hint) = recipe.and_then(|recipe| sinew_runs::wrong_folder(&recipe)) {
                 output::say_error(&format!("  hint: {hint}\n"));
             }
             ExitCode::from(failure.code())
@@ -524,10 +524,10 @@ fn eprint_failure(failure: &Failure) {
 fn run_train(TrainArgs { run: args, track }: &TrainArgs) -> Result<(), Failure> {
     let done = args.recipe().and_then(|recipe| match recipe {
         Recipe::Run(recipe) => {
-            sinew_wire::check_trained(&recipe)?;
+            sinew_assembly::check_trained(&recipe)?;
             args.run_dir
                 .as_deref()
-                .map_or(Ok(()), sinew_chain::check_alone)?;
+                .map_or(Ok(()), sinew_runs::chain::check_alone)?;
             args.run(&recipe, track, "train", train::train)
         }
         Recipe::Chain(chain) => chain::run(args, track, &chain),
@@ -536,15 +536,15 @@ fn run_train(TrainArgs { run: args, track }: &TrainArgs) -> Result<(), Failure> 
 }
 
 /// The checks before a command begins; they give the tasks that they read.
-type Checks = fn(&Path, &RunPlan) -> Result<sinew_wire::Tasks, Failure>;
+type Checks = fn(&Path, &RunPlan) -> Result<sinew_assembly::Tasks, Failure>;
 
 /// `folder`, or the first of `folder-2`, `folder-3` ... that holds no run: a measurement can be repeated.
 fn unused(folder: PathBuf) -> PathBuf {
-    if !sinew_project::holds_run(&folder) {
+    if !sinew_runs::holds_run(&folder) {
         return folder;
     }
     let numbered = |n: u64| PathBuf::from(format!("{}-{n}", folder.display()));
-    let free = |path: &PathBuf| !sinew_project::holds_run(path);
+    let free = |path: &PathBuf| !sinew_runs::holds_run(path);
     (2..).map(numbered).find(free).unwrap_or(folder)
 }
 
@@ -582,9 +582,9 @@ impl RunArgs {
     ///
     /// # Errors
     /// If the file is refused.
-    pub(crate) fn signals(&self) -> Result<Option<sinew_signals::SignalsConfig>, Failure> {
+    pub(crate) fn signals(&self) -> Result<Option<sinew_telemetry::SignalsConfig>, Failure> {
         let file = self.signals.as_deref();
-        let config = file.map(sinew_signals::SignalsConfig::load).transpose();
+        let config = file.map(sinew_telemetry::SignalsConfig::load).transpose();
         config.map_err(Failure::input)
     }
 
@@ -604,7 +604,7 @@ impl RunArgs {
             false => default(),
         };
         let path = self.run_dir.clone().unwrap_or_else(fresh);
-        let resume = (self.resume && sinew_project::holds_run(&path)).then(|| Resume {
+        let resume = (self.resume && sinew_runs::holds_run(&path)).then(|| Resume {
             allow_change: self.allow_change.clone(),
         });
         if self.resume && resume.is_none() {
@@ -665,7 +665,7 @@ fn execute(
     let dir = dir.accepting_loss(options.accept_loss);
     let kept = match folder
         .parent()
-        .filter(|above| sinew_chain::holds_chain(above))
+        .filter(|above| sinew_runs::chain::holds_chain(above))
     {
         Some(chain) => chain::how_to_go_on(chain, &options.typed),
         None => Failure::how_to_go_on(options.command, dir.path(), &options.typed),

@@ -15,7 +15,7 @@ use sinew_render::Renderer;
 use sinew_sources::PoolClient;
 #[cfg(feature = "pool")]
 use sinew_types::Trace;
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ pub(crate) fn router(
     _: Scorer,
 ) -> Result<Served, Failure> {
     let what = format!("--pool {}", file.display());
-    Err(sinew_levels::missing_feature(&what, "pool").into())
+    Err(sinew_assembly::levels::missing_feature(&what, "pool").into())
 }
 
 /// The routes of the pool that a file configures; without a folder it is kept in memory. `scorer` is

@@ -13,7 +13,7 @@ use sinew_recipe::{DataSection, RunPlan};
 use sinew_store::queue::{
     ConsumerStats, DiskQueue, Order, Queue, QueueLimits, QueueStats, RowState, RowView,
 };
-use sinew_wire::{Failure, FeedPlan};
+use sinew_assembly::{Failure, FeedPlan};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -121,8 +121,8 @@ struct PlaceArgs {
 
 impl PlaceArgs {
     fn open(&self) -> Result<Arc<dyn Queue>, Failure> {
-        let place = sinew_wire::queue_place(&self.queue, &self.name, self.token_file.as_deref())?;
-        sinew_wire::open_queue(&place)
+        let place = sinew_assembly::queue_place(&self.queue, &self.name, self.token_file.as_deref())?;
+        sinew_assembly::open_queue(&place)
     }
 }
 
@@ -267,7 +267,7 @@ impl FeedArgs {
     ) -> Result<Option<FeedPlan>, Failure> {
         let token = self.queue_token_file.as_deref();
         let typed = self.queue.as_ref();
-        let typed = typed.map(|queue| sinew_wire::queue_place(queue, QUEUE_NAME, token));
+        let typed = typed.map(|queue| sinew_assembly::queue_place(queue, QUEUE_NAME, token));
         let Some(place) = typed.transpose()?.or(own) else {
             return Ok(None);
         };
@@ -361,7 +361,7 @@ fn counted(what: &str, count: usize, json: bool) {
 /// Serves until Ctrl-C, TERM or HUP.
 fn serve(args: &ServeArgs) -> Result<(), Failure> {
     let token = match &args.token_file {
-        Some(path) => sinew_wire::token_of("--token-file", path)?,
+        Some(path) => sinew_assembly::token_of("--token-file", path)?,
         None if args.listen.ip().is_loopback() => {
             Secret::random_hex(24).map_err(Failure::system)?
         }
@@ -566,13 +566,13 @@ fn revive(args: &ReviveArgs) -> Result<(), Failure> {
 fn score(args: &ScoreArgs) -> Result<(), Failure> {
     let recipe = RunPlan::load(&args.recipe).map_err(Failure::input)?;
     let place = match &args.queue {
-        Some(queue) => sinew_wire::queue_place(queue, &args.name, args.token_file.as_deref())?,
-        None => sinew_wire::data_queue(&recipe)?.ok_or_else(|| {
+        Some(queue) => sinew_assembly::queue_place(queue, &args.name, args.token_file.as_deref())?,
+        None => sinew_assembly::data_queue(&recipe)?.ok_or_else(|| {
             Failure::input("--queue: the recipe has no [data] type = \"queue\", so name a queue")
         })?,
     };
-    let score = sinew_wire::recipe_score(&recipe, &sinew_wire::tasks(&recipe)?)?;
-    let queue = sinew_wire::open_queue(&place)?;
+    let score = sinew_assembly::recipe_score(&recipe, &sinew_assembly::tasks(&recipe)?)?;
+    let queue = sinew_assembly::open_queue(&place)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()

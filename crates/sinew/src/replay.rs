@@ -12,7 +12,7 @@ use sinew_rollout::{Change, Drift, Replayed};
 use sinew_store::TraceStore;
 use sinew_types::{EpisodeEnd, Trace};
 use sinew_view::{ShowOptions, visible};
-use sinew_wire::{Failure, Replayer, StepChange};
+use sinew_assembly::{Failure, Replayer, StepChange};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use tokio::runtime::Runtime;
@@ -93,7 +93,7 @@ fn episode_again(args: &ReplayArgs, episode: &str) -> Result<(), Failure> {
     let trace = stored_episode(&args.run_dir, episode)?;
     let recipe = match &args.recipe {
         Some(path) => RunPlan::load(path).map_err(Failure::input)?,
-        None => sinew_project::recipe(&args.run_dir)?,
+        None => sinew_runs::recipe(&args.run_dir)?,
     };
     let runtime = runtime()?;
     let _entered = runtime.enter();
@@ -177,8 +177,8 @@ fn told(trace: &Trace, again: &Replayed) -> String {
 /// Does steps again in a copy of the run and prints what differs.
 fn step_again(args: &ReplayArgs, step: u64) -> Result<(), Failure> {
     let run_dir = &args.run_dir;
-    let recipe = sinew_project::recipe(run_dir)?;
-    if sinew_project::in_use(run_dir) {
+    let recipe = sinew_runs::recipe(run_dir)?;
+    if sinew_runs::in_use(run_dir) {
         return Err(Failure::input(format!(
             "{}: a process holds the run, and its store cannot be copied now\n  hint: wait until it ends",
             run_dir.display()
@@ -206,11 +206,11 @@ fn step_again(args: &ReplayArgs, step: u64) -> Result<(), Failure> {
     });
     let folders = (run_dir.as_path(), copy.path());
     let handle = runtime.handle().clone();
-    let again = sinew_wire::repeat_steps(folders, step, &args.allow_change, handle, cancel)?;
+    let again = sinew_assembly::repeat_steps(folders, step, &args.allow_change, handle, cancel)?;
     let mut changes = Vec::new();
     for record in &again.records {
         if let Some(was) = recorded.iter().find(|r| r.step == record.step) {
-            changes.extend(sinew_wire::step_changes(was, record)?);
+            changes.extend(sinew_assembly::step_changes(was, record)?);
         }
     }
     let weights = again.weights.as_ref();
@@ -249,7 +249,7 @@ fn recorded(run_dir: &Path, step: u64) -> Result<Vec<StepRecord>, Failure> {
 }
 
 /// The findings of steps that were done again, in words.
-fn steps_told(step: u64, again: &sinew_wire::Repeated, changes: &[StepChange]) -> String {
+fn steps_told(step: u64, again: &sinew_assembly::Repeated, changes: &[StepChange]) -> String {
     let mut out = String::new();
     for what in &again.changed {
         out += &format!("{}\n", visible(what));
@@ -284,7 +284,7 @@ fn steps_told(step: u64, again: &sinew_wire::Repeated, changes: &[StepChange]) -
 
 /// # Errors
 /// With the first thing that came out differently.
-fn verdict(step: u64, again: &sinew_wire::Repeated, changes: &[StepChange]) -> Result<(), Failure> {
+fn verdict(step: u64, again: &sinew_assembly::Repeated, changes: &[StepChange]) -> Result<(), Failure> {
     let done = again.records.last().map_or(again.from, |r| r.step);
     if done != step {
         return Err(Failure::system(format!(
@@ -311,7 +311,7 @@ fn verdict(step: u64, again: &sinew_wire::Repeated, changes: &[StepChange]) -> R
 /// If the world cannot be restored, or the episode or the run has nothing to go on with.
 pub(crate) fn fork(args: &ForkArgs) -> Result<(), Failure> {
     let trace = stored_episode(&args.run_dir, &args.episode)?;
-    let recipe = sinew_project::recipe(&args.run_dir)?;
+    let recipe = sinew_runs::recipe(&args.run_dir)?;
     let runtime = runtime()?;
     let _entered = runtime.enter();
     let replayer = Replayer::open(&args.run_dir, recipe)?;
@@ -339,11 +339,11 @@ pub(crate) fn fork(args: &ForkArgs) -> Result<(), Failure> {
 /// Adds a fork to the run's store, with the purpose `fork`. A run that trains holds it: then the fork is only
 /// printed.
 fn keep(run_dir: &Path, trace: &Trace) -> Result<bool, Failure> {
-    let folder = sinew_project::store_path(run_dir);
-    if sinew_project::in_use(run_dir) {
+    let folder = sinew_runs::store_path(run_dir);
+    if sinew_runs::in_use(run_dir) {
         return Ok(false);
     }
-    let store = sinew_wire::disk_store(&folder, false).map_err(Failure::system)?;
+    let store = sinew_assembly::disk_store(&folder, false).map_err(Failure::system)?;
     store.commit(trace).map_err(Failure::system)?;
     Ok(true)
 }

@@ -7,7 +7,7 @@ use sinew_recipe::{RewardSection, RewardTable, RewardTerm, RunPlan};
 use sinew_rollout::{Changes, rescore, tasks_of};
 use sinew_store::{DiskStore, Filter, MAX_PAGE, ScoreRecord, StoreReader, TraceStore};
 use sinew_types::{EpisodeId, Task, TaskId};
-use sinew_wire::{Failure, OwnReward};
+use sinew_assembly::{Failure, OwnReward};
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -46,7 +46,7 @@ const PAGE: usize = 64;
 /// # Errors
 /// If there is no reward, a task is not in the recipe's taskset any more, or a process holds the store.
 pub(crate) fn run(args: &RescoreArgs) -> Result<(), Failure> {
-    let run = sinew_project::recipe(&args.run_dir)?;
+    let run = sinew_runs::recipe(&args.run_dir)?;
     let recipe = match &args.recipe {
         Some(path) => RunPlan::load(path).map_err(Failure::input)?,
         None => run.clone(),
@@ -60,22 +60,22 @@ pub(crate) fn run(args: &RescoreArgs) -> Result<(), Failure> {
             terms: named.collect(),
         })
     });
-    let members = sinew_wire::own_rewards(&recipe, &sinew_wire::tasks(&recipe)?, instead.as_ref())?;
+    let members = sinew_assembly::own_rewards(&recipe, &sinew_assembly::tasks(&recipe)?, instead.as_ref())?;
     if members.iter().all(|m| m.reward.is_none()) {
         let hint = "the recipe has no reward of its own\n  hint: --reward \"exact(answer)\"";
         return Err(Failure::input(hint));
     }
-    let folder = sinew_project::store_path(&args.run_dir);
+    let folder = sinew_runs::store_path(&args.run_dir);
     let reader = StoreReader::open(&folder).map_err(Failure::input)?;
     let tasks = tasks(&reader, &args.purpose, &members)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build();
     let runtime = runtime.map_err(Failure::system)?;
-    let renderer = sinew_wire::renderer_of(&args.run_dir, &run)?;
+    let renderer = sinew_assembly::renderer_of(&args.run_dir, &run)?;
     let store = match args.dry_run {
         true => None,
-        false => Some(sinew_wire::disk_store(&folder, false).map_err(Failure::input)?),
+        false => Some(sinew_assembly::disk_store(&folder, false).map_err(Failure::input)?),
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now_us = now.map_or(0, |d| d.as_micros() as u64);

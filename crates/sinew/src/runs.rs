@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::json;
 use sinew_pipeline::Process;
 use sinew_store::StoreReader;
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::path::{Path, PathBuf};
 
 /// Arguments of `sinew runs`.
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &RunsArgs) -> Result<(), Failure> {
         let path = entry.map_err(unreadable)?.path();
         if path.join("recipe.toml").is_file() {
             folders.push(path);
-        } else if sinew_chain::holds_chain(&path) {
+        } else if sinew_runs::chain::holds_chain(&path) {
             let stages = path.read_dir().map_err(unreadable)?.flatten();
             folders.extend(
                 stages
@@ -62,16 +62,16 @@ pub(crate) fn run(args: &RunsArgs) -> Result<(), Failure> {
 /// Prints one run, or one collection: how far it is, and how it goes on.
 fn one(folder: &Path, as_json: bool) {
     let shown = folder.display();
-    match sinew_project::recipe(folder) {
-        Ok(recipe) if sinew_project::is_collection(folder, &recipe) => {
+    match sinew_runs::recipe(folder) {
+        Ok(recipe) if sinew_runs::is_collection(folder, &recipe) => {
             return collection(folder, &recipe.name, as_json);
         }
         // Below it is said what is wrong.
         _ => {}
     }
-    let (process, why) = sinew_project::process_of(folder);
+    let (process, why) = sinew_runs::process_of(folder);
     let state = process.name();
-    match (sinew_project::summary(folder), as_json) {
+    match (sinew_runs::summary(folder), as_json) {
         (Ok(run), true) => {
             let verdict = run.verdict(process, why.as_deref());
             let line = json!({
@@ -96,9 +96,9 @@ fn one(folder: &Path, as_json: bool) {
 /// Prints one collection, by the counts of its store.
 fn collection(folder: &Path, name: &str, as_json: bool) {
     let shown = folder.display();
-    let (process, why) = sinew_project::process_of(folder);
+    let (process, why) = sinew_runs::process_of(folder);
     let state = process.name();
-    let store = StoreReader::open(&sinew_project::store_path(folder));
+    let store = StoreReader::open(&sinew_runs::store_path(folder));
     match (store.and_then(|store| store.stats()), as_json) {
         (Ok(stored), true) => output::print_json(&json!({
             "run_dir": folder, "state": state, "why": why, "collection": { "name": name, "stored": stored },

@@ -11,7 +11,7 @@ use clap::Subcommand;
 use serde_json::json;
 use sinew_recipe::{LEVEL_NAMES, Level, SandboxPlan};
 use sinew_sandbox::{Ending, ExecRequest, ExecResult, Program};
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -211,7 +211,7 @@ fn volumes(arguments: &[String], level: &str) -> Result<BTreeMap<String, PathBuf
             "--volume with --level {level}: allowed with the level process and container"
         )));
     }
-    Ok(sinew_levels::parse_volumes(arguments)?)
+    Ok(sinew_assembly::levels::parse_volumes(arguments)?)
 }
 
 /// Refuses times and memory that no sandbox has.
@@ -246,7 +246,7 @@ fn shell(section: &SandboxPlan, argv: &[String], timeout: f64, kept: &Kept) -> R
 /// The program of the command line, else that of the image. A name without a slash is looked up in the
 /// image, on the image's own `PATH`.
 fn words(section: &SandboxPlan, argv: &[String]) -> Result<Program, Failure> {
-    let Some(image) = sinew_levels::image(section)? else {
+    let Some(image) = sinew_assembly::levels::image(section)? else {
         return match argv.is_empty() {
             false => Ok(Program::Argv(argv.to_vec())),
             true => Err(nothing_to_run()),
@@ -277,7 +277,7 @@ fn at_level(level: &str) -> Result<SandboxPlan, Failure> {
 
 /// Prints each protection of a level, whether it is in force here, and what makes the level slower.
 fn probe(level: &str, as_json: bool) -> Result<(), Failure> {
-    let provider = sinew_levels::sandboxes(&at_level(level)?)?;
+    let provider = sinew_assembly::levels::sandboxes(&at_level(level)?)?;
     for p in provider.protections().iter() {
         if as_json {
             output::print_json(&json!(p));
@@ -308,8 +308,8 @@ fn exec(
     as_json: bool,
 ) -> Result<(), Failure> {
     kept.check()?;
-    let provider = sinew_levels::sandboxes(section)?;
-    let spec = sinew_levels::sandbox_spec(section)?;
+    let provider = sinew_assembly::levels::sandboxes(section)?;
+    let spec = sinew_assembly::levels::sandbox_spec(section)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

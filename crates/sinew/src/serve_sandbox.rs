@@ -8,11 +8,11 @@ use crate::output;
 use crate::signals::StopSignals;
 use clap::Args;
 use serde_json::json;
-use sinew_levels::egress;
-use sinew_provision::{Bounds, Egress, Service, Tokens};
+use sinew_assembly::levels::egress;
+use sinew_sandbox_http::{Bounds, Egress, Service, Tokens};
 use sinew_recipe::{Level, SandboxPlan};
 use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -99,7 +99,7 @@ pub(crate) fn run(
     let section = SandboxPlan {
         image: args.image.clone(),
         image_cache: args.image_cache.clone(),
-        volumes: sinew_levels::parse_volumes(&args.volume)?,
+        volumes: sinew_assembly::levels::parse_volumes(&args.volume)?,
         max_sandboxes: args.max_sandboxes,
         ..SandboxPlan::default()
     };
@@ -125,7 +125,7 @@ pub(crate) fn run(
         let address = listener.local_addr().map_err(Failure::system)?;
         announce(address, shown.as_deref(), as_json);
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let serving = sinew_provision::serve(listener, service, async { drop(stopped.await) });
+        let serving = sinew_sandbox_http::serve(listener, service, async { drop(stopped.await) });
         tokio::pin!(serving);
         tokio::select! {
             ended = &mut serving => ended.map_err(Failure::system),
@@ -143,11 +143,11 @@ type Rooted = (Arc<dyn SandboxProvider>, Vec<(String, String)>);
 
 /// The level `process` with the image and the volumes of `section`, and with what else `shows` names.
 fn processes(section: &SandboxPlan, shows: &[(PathBuf, PathBuf)]) -> Result<Rooted, Failure> {
-    let image = sinew_levels::image(section)?;
+    let image = sinew_assembly::levels::image(section)?;
     let mut config = ProcessConfig::new(&std::env::var("PATH").unwrap_or_default());
     config
         .shows
-        .extend(sinew_levels::volumes(&section.volumes)?);
+        .extend(sinew_assembly::levels::volumes(&section.volumes)?);
     config.image = image.as_ref().map(|i| i.root.clone());
     config.max_live = section.max_sandboxes;
     config.shows.extend_from_slice(shows);
@@ -202,7 +202,7 @@ fn other_levels(
 ) -> Result<Vec<Arc<dyn SandboxProvider>>, Failure> {
     let mut providers = Vec::new();
     if let Some(folder) = &args.wasm_modules {
-        providers.push(sinew_levels::sandboxes(&SandboxPlan {
+        providers.push(sinew_assembly::levels::sandboxes(&SandboxPlan {
             level: Level::Wasm,
             wasm_modules: folder.to_string_lossy().into_owned(),
             max_sandboxes: args.max_sandboxes,
@@ -210,13 +210,13 @@ fn other_levels(
         })?);
     }
     if args.containers {
-        providers.push(sinew_levels::sandboxes(&SandboxPlan {
+        providers.push(sinew_assembly::levels::sandboxes(&SandboxPlan {
             level: Level::Container,
             ..section
         })?);
     }
     if let Some(folder) = &args.microvm_images {
-        providers.push(sinew_levels::sandboxes(&SandboxPlan {
+        providers.push(sinew_assembly::levels::sandboxes(&SandboxPlan {
             level: Level::Microvm,
             microvm_images: folder.to_string_lossy().into_owned(),
             max_sandboxes: args.max_sandboxes,

@@ -3,7 +3,7 @@
 //! A command makes [`StopSignals`] before it says where it listens, so that no signal of a script comes too
 //! early.
 
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;

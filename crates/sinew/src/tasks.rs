@@ -12,7 +12,7 @@ use sinew_env::{EnvFactory, Split};
 use sinew_recipe::RunPlan;
 use sinew_render::Renderer;
 use sinew_types::Task;
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
@@ -52,9 +52,9 @@ struct Shown {
 /// The first task that cannot be read or rendered, with its row.
 pub(crate) fn run(args: &TasksArgs) -> Result<(), Failure> {
     let recipe = RunPlan::load(&args.recipe).map_err(Failure::input)?;
-    let tasks = sinew_wire::tasks(&recipe)?;
-    let sinew_wire::World { taskset, envs, .. } = sinew_wire::world(&recipe, &tasks)?;
-    let renderer = sinew_wire::renderer(&recipe.model, &recipe.env)?;
+    let tasks = sinew_assembly::tasks(&recipe)?;
+    let sinew_assembly::World { taskset, envs, .. } = sinew_assembly::world(&recipe, &tasks)?;
+    let renderer = sinew_assembly::renderer(&recipe.model, &recipe.env)?;
     let split = match args.split {
         SplitArg::Train => Split::Train,
         SplitArg::HeldOut => Split::HeldOut,

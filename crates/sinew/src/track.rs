@@ -11,7 +11,7 @@
 
 use clap::Args;
 use sinew_view::say;
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! `sinew train` and `sinew eval`: the training loop with its readers, and what it shows at its end.
 //! `sinew collect` works in a session of the same kind.
 //!
-//! The loop itself is in `sinew-pipeline`. Here it gets its parts from [`sinew_wire::pipeline`], its readers
+//! The loop itself is in `sinew-pipeline`. Here it gets its parts from [`sinew_assembly::pipeline`], its readers
 //! (live view or lines, report), and the signals that stop it.
 //!
 //! The last line of `sinew train --json`:
@@ -24,11 +24,11 @@ use sinew_judge::Bench;
 use sinew_pipeline::{
     Bus, Ended, EpisodeStats, Goal, Phase, PipelineError, Process, RunEvent, StepRecord,
 };
-use sinew_project::{Resume, RunDir};
+use sinew_runs::{Resume, RunDir};
 use sinew_recipe::RunPlan;
-use sinew_signals::{Signals, SignalsConfig};
+use sinew_telemetry::{Signals, SignalsConfig};
 use sinew_view::{LiveFile, LiveView, Out, Printer, ReportFile, Status, Summary, say};
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::time::Instant;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -50,7 +50,7 @@ pub(crate) struct TrainOptions {
     /// Stored episodes that are gone are no reason to end badly.
     pub(crate) accept_loss: bool,
     /// Tasks that a check has read already; `None`: they are read here.
-    pub(crate) tasks: Option<sinew_wire::Tasks>,
+    pub(crate) tasks: Option<sinew_assembly::Tasks>,
     /// Where the dashboard of the run listens, if it has one.
     pub(crate) view: Option<std::net::SocketAddr>,
     /// Where the run is exported to.
@@ -58,7 +58,7 @@ pub(crate) struct TrainOptions {
     /// Trackers that get the numbers of the run.
     pub(crate) track: Option<Trackers>,
     /// Where agents outside reach the run.
-    pub(crate) serve: sinew_wire::ServeAt,
+    pub(crate) serve: sinew_assembly::ServeAt,
     /// What has to be typed again to go on, each after a space.
     pub(crate) typed: String,
     /// Signals so far, where the command runs more than this; `None`: they are counted here.
@@ -192,16 +192,16 @@ fn run(
     goal: Goal,
 ) -> Result<Ended, Failure> {
     in_session(recipe, dir, options, recipe.train.steps, |session| {
-        let config = sinew_wire::Invocation {
+        let config = sinew_assembly::Invocation {
             goal,
             command: options.command,
             accept_loss: options.accept_loss,
         };
         let bus = session.bus.clone();
-        let (pipeline, renderer) = sinew_wire::pipeline(recipe, config, session)?;
+        let (pipeline, renderer) = sinew_assembly::pipeline(recipe, config, session)?;
         dir.write_recipe(recipe).map_err(Failure::input)?;
         if goal == Goal::Train {
-            let facts = sinew_wire::facts(recipe)?;
+            let facts = sinew_assembly::facts(recipe)?;
             bus.record(Box::new(ReportFile::new(
                 dir.report_path(),
                 facts,
@@ -223,7 +223,7 @@ pub(crate) fn in_session<T>(
     dir: &RunDir,
     options: &TrainOptions,
     steps: u64,
-    work: impl FnOnce(sinew_wire::Session<'_>) -> Result<Result<T, PipelineError>, Failure>,
+    work: impl FnOnce(sinew_assembly::Session<'_>) -> Result<Result<T, PipelineError>, Failure>,
 ) -> Result<T, Failure> {
     let runtime = Runtime::new().map_err(|e| Failure::system(format!("async runtime: {e}")))?;
     let signals = match &options.signals {
@@ -264,8 +264,8 @@ pub(crate) fn in_session<T>(
     let how = (options.command, live);
     stop_on_signal(&runtime, signals, sender, bus.clone(), how);
     let tasks = options.tasks.clone();
-    let tasks = tasks.map_or_else(|| sinew_wire::tasks(recipe), Ok)?;
-    let session = sinew_wire::Session {
+    let tasks = tasks.map_or_else(|| sinew_assembly::tasks(recipe), Ok)?;
+    let session = sinew_assembly::Session {
         dir,
         resume: options.resume.as_ref(),
         tasks,
@@ -308,7 +308,7 @@ fn start_signals(
     bus: &Bus,
     runtime: &Runtime,
 ) -> Result<Signals, Failure> {
-    let run = sinew_signals::Run {
+    let run = sinew_telemetry::Run {
         name: recipe.name.clone(),
         model: recipe.model_source(),
         folder: dir.path().to_owned(),

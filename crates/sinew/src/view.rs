@@ -7,7 +7,7 @@ use serde_json::json;
 use sinew_dashboard::{Dashboard, Ports};
 use sinew_recipe::RunPlan;
 use sinew_view::say;
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,10 +29,10 @@ pub(crate) struct ViewArgs {
 fn ports() -> Ports {
     Ports {
         renderer: Arc::new(|folder: &Path, recipe: &RunPlan| {
-            let renderer = sinew_wire::renderer_of(folder, recipe);
+            let renderer = sinew_assembly::renderer_of(folder, recipe);
             renderer.map_err(|e| e.text().to_owned())
         }),
-        late: Arc::new(sinew_wire::late_config),
+        late: Arc::new(sinew_assembly::late_config),
     }
 }
 

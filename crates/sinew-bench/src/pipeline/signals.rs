@@ -10,7 +10,7 @@ use crate::machine::cpu_s;
 use crate::row::{Better, Printer, Row, Summary};
 use sinew_pipeline::{Bus, RolloutProgress, RunEvent, StepRecord};
 use sinew_rollout::{GaugesReading, Phase, PhaseSpan};
-use sinew_signals::{Run, Signals, SignalsConfig};
+use sinew_telemetry::{Run, Signals, SignalsConfig};
 use sinew_types::EpisodeId;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};

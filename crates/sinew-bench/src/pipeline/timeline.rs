@@ -5,7 +5,7 @@
 //! afterwards. It ends with the value that started it, also after an error.
 
 use sinew_pipeline::{Phase, PipelineError, Recorder, RunEvent};
-use sinew_plot::{Lane, Span, timeline};
+use sinew_view::plot::{Lane, Span, timeline};
 use sinew_rollout::Gauges;
 use sinew_types::Engine;
 use std::sync::atomic::{AtomicBool, Ordering};

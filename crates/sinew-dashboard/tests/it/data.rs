@@ -106,7 +106,7 @@ fn token_signals(folder: &Path, step: u64, traces: &[Trace]) {
         .iter()
         .flat_map(|t| t.leaves().into_iter().map(move |leaf| path(t, leaf)));
     let (rows, logprobs): (Vec<_>, Vec<_>) = all.unzip();
-    let signals = sinew_project::TokenSignals::new(folder, 1);
+    let signals = sinew_runs::TokenSignals::new(folder, 1);
     signals.write(step, &rows, &logprobs).unwrap();
 }
 

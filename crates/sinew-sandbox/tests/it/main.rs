@@ -5,6 +5,7 @@
 mod crowd;
 mod ends;
 mod files;
+mod guest;
 mod port;
 mod terminal;
 mod watch;

@@ -10,7 +10,7 @@ use serde_json::Value;
 use sinew_env::EnvFactory;
 use sinew_recipe::RunPlan;
 use sinew_types::{Outcome, Task};
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::collections::BTreeMap;
 use std::time::Instant;
 

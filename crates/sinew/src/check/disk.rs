@@ -5,7 +5,7 @@
 
 use sinew_model::{ModelConfig, ParamLayout};
 use sinew_recipe::RunPlan;
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::path::Path;
 
 /// Weights, two moments, and as many checkpoints as are kept plus the one being written. With adapters
@@ -14,7 +14,7 @@ use std::path::Path;
 /// # Errors
 /// If the file system of `at` has less free.
 pub(super) fn disk(recipe: &RunPlan, at: &Path) -> Result<String, Failure> {
-    let weights = weight_bytes(&sinew_wire::model_config(recipe)?);
+    let weights = weight_bytes(&sinew_assembly::model_config(recipe)?);
     let per_checkpoint = if recipe.train.lora.is_some() {
         weights / 2
     } else {

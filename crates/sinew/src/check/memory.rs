@@ -6,7 +6,7 @@
 use sinew_model::{Activations, Keep, ModelConfig, ParamLayout, Precision};
 use sinew_recipe::{EngineType, RunPlan};
 use sinew_tensor::KernelSet;
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 
 /// Maximum bytes of logits that a pass with gradients keeps.
 const KEPT_LOGITS: u128 = 640 << 20;
@@ -89,7 +89,7 @@ fn engine(recipe: &RunPlan, config: &ModelConfig, kernels: KernelSet) -> u128 {
     let embedding = config.vocab as u128 * config.d_model as u128;
     let tied = if config.tied_embeddings { 0 } else { embedding };
     let matrices = f32s(config) - tied;
-    let bits = match (sinew_wire::precision(&recipe.engine, kernels), kernels) {
+    let bits = match (sinew_assembly::precision(&recipe.engine, kernels), kernels) {
         (Precision::Bf16, _) => 12,
         (Precision::Int8, _) => 9,
         (Precision::F32, KernelSet::Amx) => 16,
@@ -100,16 +100,16 @@ fn engine(recipe: &RunPlan, config: &ModelConfig, kernels: KernelSet) -> u128 {
 
 /// The memory that a run needs, in words; refused where the machine has less installed.
 pub(crate) fn memory(recipe: &RunPlan) -> Result<String, Failure> {
-    let config = sinew_wire::model_config(recipe)?;
+    let config = sinew_assembly::model_config(recipe)?;
     let mut beside = Vec::new();
-    for (key, source) in sinew_wire::scoring_sources(recipe) {
-        beside.push(sinew_wire::check_scoring(key, &source, config.vocab)?);
+    for (key, source) in sinew_assembly::scoring_sources(recipe) {
+        beside.push(sinew_assembly::check_scoring(key, &source, config.vocab)?);
     }
     let from_the_start = recipe.needs().reference() && recipe.reference.is_none();
     if from_the_start && recipe.train.lora.is_none() {
         beside.push(config.clone());
     }
-    let kernels = sinew_wire::device()?.kernels();
+    let kernels = sinew_assembly::device()?.kernels();
     let need = estimate(recipe, &config, &beside, kernels);
     let installed = total_memory()?;
     let mib = |bytes: u128| bytes.div_ceil(1 << 20);

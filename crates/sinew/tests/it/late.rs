@@ -137,7 +137,7 @@ fn imported_after_the_batch_left(mode: &str) {
     // The other half comes while nothing runs, and then whatever is new as soon as it is there.
     assert!(give(&run, |e| !half(e)) >= 32);
     let mut child = start(&recipe, &run, &["--resume"]);
-    until(|| sinew_project::in_use(&run), "the run begins");
+    until(|| sinew_runs::in_use(&run), "the run begins");
     let over = || {
         give(&run, |_| true);
         child.try_wait().unwrap().is_some()

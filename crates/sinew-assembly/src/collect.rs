@@ -1,0 +1,244 @@
+//! A collection: the parts of the training loop without its trainer.
+
+use crate::env::{self, World};
+use crate::failure::Failure;
+use crate::model::{check_context, keep_renderer, loaded_params, model_config, renderer};
+use crate::pins::Pins;
+use crate::queue::FeedPlan;
+use crate::servers::{sampling_engine, serve_engine};
+use crate::{
+    Session, describe, device, engine, episode_parts, groups, plan, run_info, source, store,
+};
+use crate::collecting::{CollectConfig, Collection, GoldRollouts};
+use sinew_pipeline::{ChangedParts, EngineRollouts, RolloutParts, Rollouts, RunEvent};
+use sinew_recipe::{DataSection, EngineType, RunPlan, StoreKind};
+use sinew_render::Renderer;
+use sinew_tensor::Cpu;
+use sinew_types::{Engine, PolicyVersion};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Episodes that have begun for each that may be in flight, so that one waits where another ends.
+const ROOM: usize = 2;
+
+/// What the command line says of a collection.
+#[derive(Clone, Debug)]
+pub struct Gathering {
+    /// Number of episodes, those of earlier sessions included.
+    pub episodes: u64,
+    /// Addresses of servers in place of the engine of the recipe.
+    pub engine: Option<String>,
+    /// Where ended episodes go in addition to the store.
+    pub queue: Option<FeedPlan>,
+}
+
+/// Refuses what runs no episodes of its own, or keeps none.
+///
+/// # Errors
+/// For a live harness, for data that exists already, and for a store in memory.
+pub fn check_collect(recipe: &RunPlan, how: &Gathering) -> Result<(), Failure> {
+    if recipe.harness.live().is_some() {
+        return Err(Failure::input(
+            "harness.type = \"live\": agents bring their own tasks, so there are none to run\n  hint: \
+             harness.type = \"service\" asks a service for each task of the recipe",
+        ));
+    }
+    let name = match &recipe.data {
+        None => None,
+        Some(DataSection::Gold {}) if how.engine.is_some() => {
+            return Err(Failure::input(
+                "--engine: data.type = \"gold\" plays the environment's solutions, which no engine samples\n  hint: \
+                 leave out one of them",
+            ));
+        }
+        Some(DataSection::Gold {}) => None,
+        Some(DataSection::Demonstrations { .. }) => Some("demonstrations"),
+        Some(DataSection::Pairs { .. }) => Some("pairs"),
+        Some(DataSection::Episodes { .. }) => Some("episodes"),
+        Some(DataSection::Pool { .. }) => Some("pool"),
+        // It is filled by this: the caller takes it out of the recipe, and names it as where episodes go.
+        Some(DataSection::Queue { .. }) => Some("queue"),
+    };
+    if let Some(name) = name {
+        return Err(Failure::input(format!(
+            "data.type = \"{name}\": this data is there already, and nothing is run\n  hint: remove [data] to run \
+             episodes, or set data.type = \"gold\" for the solutions of the environment"
+        )));
+    }
+    if how.engine.is_none() {
+        crate::check_trained(recipe)?;
+    }
+    if recipe.store.kind == StoreKind::Memory {
+        return Err(Failure::input(
+            "store.type = \"memory\": episodes would be gone with the process\n  hint: remove the key",
+        ));
+    }
+    Ok(())
+}
+
+/// A collection of a recipe with all its parts. No trainer is made, and weights are loaded only for an engine
+/// of this process: servers sample with those that they have.
+///
+/// # Errors
+/// What the recipe is refused for, or what cannot be reached.
+pub fn collection(
+    recipe: &RunPlan,
+    how: &Gathering,
+    session: Session<'_>,
+) -> Result<Collection, Failure> {
+    let device = device()?;
+    let mut pins = Pins::weights(recipe, &session)?;
+    let renderer = renderer(&recipe.model, &recipe.env)?;
+    keep_renderer(session.dir.path(), renderer.as_ref())?;
+    let apart = how.queue.as_ref().is_some_and(|q| q.apart);
+    let in_run = env::in_run(recipe, session.dir.path());
+    let world = match apart {
+        false => env::world_with(&in_run, &session.tasks, &session.bench)?,
+        true => env::world_unscored(&in_run, &session.tasks)?,
+    };
+    pins.inputs(recipe, world.envs.as_ref(), &session, None)?;
+    let store = store::open_store(&recipe.store, session.dir)?.traces;
+    let model = model_config(&pins.plan)?;
+    check_context(recipe.rollout.max_context_tokens, &model)?;
+    let draws = plan::draws(recipe, world.taskset.as_ref())?;
+    let pinned = pins.plan.clone();
+    let rewards = pins.rewards(recipe);
+    pins.keep(&session, 0)?;
+    let groups = groups(&session, (&world.envs, &world.taskset), &renderer, &store);
+    let made = Made {
+        recipe,
+        session: &session,
+        device: &device,
+        renderer,
+        world,
+        rewards,
+    };
+    let (rollouts, group_size, retries): (Box<dyn Rollouts>, _, _) = match recipe.data {
+        Some(_) => {
+            let runs = made.gold().runs(recipe);
+            let at = (session.runtime.clone(), session.cancel.clone());
+            let played = GoldRollouts::new(runs, Arc::clone(&store), recipe.seed, at);
+            (Box::new(played), 1, 0)
+        }
+        None => {
+            let algorithm = plan::algorithm(recipe)?;
+            let engine = made.engine(&pinned, how)?;
+            let parts = made.rollout_parts(&engine, how)?;
+            let (store, cancel) = (Arc::clone(&store), session.cancel.clone());
+            let sampled = EngineRollouts::new(session.runtime.clone(), parts, store, cancel);
+            let size = recipe.rollout.group_size;
+            (Box::new(sampled), size, algorithm.repair().retries())
+        }
+    };
+    let described = describe(&model, &device);
+    session.bus.emit(RunEvent::Described(described))?;
+    Ok(Collection {
+        config: CollectConfig {
+            seed: recipe.seed,
+            episodes: how.episodes,
+            group_size,
+            retries,
+            room: recipe.rollout.max_in_flight.saturating_mul(ROOM),
+        },
+        draws,
+        rollouts,
+        groups: Box::new(groups),
+        store,
+        feed: how.queue.as_ref().map(FeedPlan::feed).transpose()?,
+        cancel: session.cancel,
+        bus: session.bus,
+        started: session.started,
+    })
+}
+
+/// What samples with the weights of a plan's model, which `version` names: the servers of the plan, or an
+/// engine of this process.
+///
+/// # Errors
+/// If the weights cannot be read, do not fit, or a server does not answer.
+pub(crate) fn sampler(
+    plan: &RunPlan,
+    renderer: &Arc<dyn Renderer>,
+    device: &Cpu,
+    version: PolicyVersion,
+) -> Result<Arc<dyn Engine>, Failure> {
+    let (section, rollout) = (&plan.engine, &plan.rollout);
+    if section.kind != EngineType::Embedded {
+        return sampling_engine(section, renderer);
+    }
+    let params = loaded_params(plan, renderer.as_ref())?;
+    let format = rollout.format.as_ref();
+    let grammars = engine::grammars(format, renderer, params.config().vocab)?;
+    let renderer = renderer.as_ref();
+    let embedded = engine::embedded(
+        section, rollout, device, &params, renderer, &grammars, version,
+    )?;
+    Ok(Arc::new(embedded))
+}
+
+/// What is made of a recipe before its engine.
+struct Made<'a> {
+    recipe: &'a RunPlan,
+    session: &'a Session<'a>,
+    device: &'a Cpu,
+    renderer: Arc<dyn Renderer>,
+    world: World,
+    /// Versions of the rewards.
+    rewards: BTreeMap<String, String>,
+}
+
+impl Made<'_> {
+    fn gold(&self) -> source::Gold<'_> {
+        let World { taskset, envs, .. } = &self.world;
+        let shown = (envs.as_ref(), self.renderer.as_ref());
+        source::Gold {
+            taskset,
+            envs,
+            renderer: &self.renderer,
+            run: run_info(
+                self.recipe,
+                self.session.dir.path(),
+                shown,
+                (self.device, self.rewards.clone()),
+            ),
+        }
+    }
+
+    /// What samples: the servers of the command line, or what [`sampler`] makes of `pinned`.
+    fn engine(&self, pinned: &RunPlan, how: &Gathering) -> Result<Arc<dyn Engine>, Failure> {
+        if let Some(urls) = &how.engine {
+            let context = self.recipe.rollout.max_context_tokens as usize;
+            return serve_engine(urls, None, None, &self.renderer, context);
+        }
+        sampler(
+            pinned,
+            &self.renderer,
+            self.device,
+            PolicyVersion::default(),
+        )
+    }
+
+    fn rollout_parts(
+        &self,
+        engine: &Arc<dyn Engine>,
+        how: &Gathering,
+    ) -> Result<RolloutParts, Failure> {
+        let mut run = self.gold().run;
+        if how.engine.is_some() {
+            run.provenance.kernels = None;
+        }
+        let (envs, wait) = (&self.world.envs, &self.world.sandbox_wait);
+        let made = (Arc::clone(envs), Arc::clone(wait));
+        let with = (engine, &self.renderer);
+        Ok(RolloutParts {
+            episode: episode_parts(self.recipe, self.session, run, with, made)?,
+            taskset: Arc::clone(&self.world.taskset),
+            options: plan::episode_options(&self.recipe.rollout),
+            max_in_flight: self.recipe.rollout.max_in_flight,
+            cross: None,
+            in_flight: None,
+            turns: None,
+            changed: ChangedParts::Keep,
+        })
+    }
+}

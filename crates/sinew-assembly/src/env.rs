@@ -1,0 +1,465 @@
+//! Tasks and environments. An environment is made of its keys by the registry of `sinew-env`;
+//! nothing here knows one by name.
+
+use crate::failure::Failure;
+use crate::model::{resolve_env, unresolved};
+use crate::reward::{rewards, sandboxed};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use sinew_bridge::{PythonRows, RowLimits};
+use sinew_env::{
+    EnvFactory, IMAGE_COLUMN, MixtureFactory, MixtureTasks, Reward, RewardSample, Rewarded,
+    Sandboxes, Score, Split, TaskImage, Taskset, Unscored,
+};
+use sinew_judge::Bench;
+use crate::levels::egress::{recorded, unrecorded};
+use crate::levels::{sandbox_spec, task_images};
+use sinew_model::{Dataset, resolve_dataset};
+use sinew_recipe::{HeldOut, RewardSection, RunPlan, TasksPlan};
+use sinew_sandbox::{SandboxWait, TimedProvider};
+use sinew_tasks::{Source, Splits, TableConfig, TableTaskset, TasksError};
+use sinew_types::TaskId;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The tasks of a recipe, read once for checks and training.
+///
+/// All rows are read and rendered, so that a run of a million rows starts after seconds, and never fails at a
+/// row later.
+#[derive(Clone)]
+pub struct Tasks {
+    /// Of the whole run.
+    pub all: Arc<dyn Taskset>,
+    /// Of each environment, in the order of the recipe.
+    each: Vec<Arc<dyn Taskset>>,
+    /// Rows that the filter left out, and rows that are held out as well; `None` without rows.
+    pub left_out: Option<(usize, usize)>,
+    /// BLAKE3 of the rows of each environment that has some, by `tasks.rows` or `env.NAME.tasks.rows`.
+    pub(crate) digests: BTreeMap<String, String>,
+    /// What else was left out of the sources, such as files of no split, for people.
+    pub notes: Vec<String>,
+}
+
+/// Tasks, and what makes the environment of one.
+pub struct World {
+    /// Tasks of the whole run, by split and index.
+    pub taskset: Arc<dyn Taskset>,
+    /// Starts the environment of a task, with the rewards of the recipe around it.
+    pub envs: Arc<dyn EnvFactory>,
+    /// How long environments have waited for sandboxes.
+    pub sandbox_wait: Arc<SandboxWait>,
+}
+
+impl std::fmt::Debug for Tasks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tasks")
+            .field("left_out", &self.left_out)
+            .finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for World {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("World")
+            .field("envs", &self.envs.name())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Reads the tasks of a recipe: rows of its own, or those of its environments.
+///
+/// # Errors
+/// If a source is missing or a row cannot be read or rendered; in a mixture the text names the environment.
+pub fn tasks(recipe: &RunPlan) -> Result<Tasks, Failure> {
+    let (mut each, mut named, mut left_out, mut notes) = (Vec::new(), Vec::new(), None, Vec::new());
+    let mut digests = BTreeMap::new();
+    for world in recipe.worlds() {
+        let (tasks, own, digest) = member(recipe, &world, taskset(recipe, &world, &mut notes))?;
+        let name = match recipe.env.is_mixture() {
+            true => format!("env.{}.tasks.rows", world.env.name),
+            false => "tasks.rows".to_owned(),
+        };
+        digests.extend(digest.map(|digest| (name, digest)));
+        let add = |(a, b): (usize, usize)| own.map_or((a, b), |(c, d)| (a + c, b + d));
+        left_out = left_out.map(add).or(own);
+        named.push((world.env.name.clone(), Arc::clone(&tasks)));
+        each.push(tasks);
+    }
+    let all = match (&each[..], recipe.env.is_mixture()) {
+        ([only], false) => Arc::clone(only),
+        _ => Arc::new(MixtureTasks::new(named).map_err(Failure::input)?),
+    };
+    Ok(Tasks {
+        all,
+        each,
+        left_out,
+        digests,
+        notes,
+    })
+}
+
+/// The result for one environment; in a mixture, failures name it.
+fn member<T>(
+    recipe: &RunPlan,
+    world: &sinew_recipe::World<'_>,
+    made: Result<T, Failure>,
+) -> Result<T, Failure> {
+    made.map_err(|e| match recipe.env.is_mixture() {
+        true => e.of(&format!("env {:?}", world.env.name)),
+        false => e,
+    })
+}
+
+/// Tasks of one environment, what was left out of their rows, and the hash of the rows.
+type Counted = (Arc<dyn Taskset>, Option<(usize, usize)>, Option<String>);
+
+/// Tasks of one environment: rows of `[tasks]`, none where agents bring their own, else those that the
+/// environment makes from the seed.
+fn taskset(
+    recipe: &RunPlan,
+    world: &sinew_recipe::World<'_>,
+    notes: &mut Vec<String>,
+) -> Result<Counted, Failure> {
+    if let Some(rows) = rows(recipe, world.tasks, notes)? {
+        let summary = rows.summary();
+        notes.extend(summary.notes.clone());
+        let left_out = Some((summary.filtered, summary.overlapping));
+        let digest = rows.digest();
+        return Ok((Arc::new(rows), left_out, Some(digest)));
+    }
+    if recipe.harness.live().is_some() {
+        return Ok((Arc::new(sinew_env::NoTasks), None, None));
+    }
+    let limits = sandbox_spec(&recipe.sandbox)?;
+    let tasks = world.env.config().taskset_within(recipe.seed, &limits);
+    let tasks = tasks.map_err(|e| Failure::input(format!("env: {e}")))?;
+    Ok((tasks, None, None))
+}
+
+/// The rows of a source, if there is one. Functions of Python run in a worker that ends with them.
+fn rows(
+    recipe: &RunPlan,
+    tasks: &TasksPlan,
+    notes: &mut Vec<String>,
+) -> Result<Option<TableTaskset>, Failure> {
+    let Some(name) = &tasks.source else {
+        return Ok(None);
+    };
+    let (source, own) = source(recipe, "tasks.source", name, notes)?;
+    let config = TableConfig {
+        name: stem(name),
+        source,
+        held_out: match (&tasks.held_out, own) {
+            (Some(HeldOut::Source(other)), _) => {
+                Splits::Own(self::source(recipe, "tasks.held_out", other, notes)?.0)
+            }
+            (Some(HeldOut::Share(share)), Some(_)) => {
+                return Err(Failure::input(format!(
+                    "tasks.held_out = {share}: has no effect: {name} gives held-out rows itself; remove it"
+                )));
+            }
+            (Some(HeldOut::Share(share)), None) => Splits::Share(*share),
+            (None, Some(own)) => Splits::Own(own),
+            (None, None) => Splits::Given,
+        },
+        prompt: tasks.prompt.clone(),
+        filter: tasks.filter.clone(),
+        system: tasks.system.clone(),
+        examples: tasks.examples.clone(),
+        kind: tasks.kind.clone(),
+    };
+    let table = TableTaskset::open(config).map_err(|e| match e {
+        TasksError::Read { .. } => Failure::outside(e),
+        _ => Failure::input(e),
+    })?;
+    Ok(Some(table))
+}
+
+/// Rows of a source, and those that a function gives for its held-out split.
+fn source(
+    recipe: &RunPlan,
+    key: &str,
+    source: &str,
+    notes: &mut Vec<String>,
+) -> Result<(Source, Option<Source>), Failure> {
+    if !TasksPlan::is_python(source) {
+        return Ok((files(key, source, notes)?, None));
+    }
+    let spec = sandbox_spec(&recipe.sandbox)?;
+    let made = PythonRows::read(source, ("python3", recipe.seed), spec, RowLimits::default());
+    let made = made.map_err(|e| Failure::input(format!("{key}: {e}")))?;
+    let by = |rows| Source::Made {
+        by: source.into(),
+        rows,
+    };
+    Ok((by(made.train), made.held_out.map(by)))
+}
+
+/// Name of the tasks: the last part of the source without its ending; of a data set of the hub, its name and
+/// configuration.
+fn stem(source: &str) -> String {
+    if let Some((_, name)) = source
+        .strip_prefix("hf:")
+        .and_then(|hub| hub.split_once('/'))
+    {
+        return name.replace('/', "-");
+    }
+    let source = source.rsplit_once(".py:").map_or(source, |(file, _)| file);
+    let stem = Path::new(source).file_stem().unwrap_or_default();
+    stem.to_string_lossy().into_owned()
+}
+
+/// Files of a source: a path as it is, or a data set of the hub, downloaded where needed.
+fn files(key: &str, source: &str, notes: &mut Vec<String>) -> Result<Source, Failure> {
+    let found = resolve_dataset(source, &resolve_env());
+    match found.map_err(|e| unresolved(&format!("{key} = {source:?}"), e))? {
+        Dataset::Path(path) => Ok(path.into()),
+        Dataset::Hub(rows) => {
+            notes.extend(rows.notes);
+            Ok(Source::Split {
+                name: source.to_owned(),
+                train: rows.train,
+                held_out: rows.held_out,
+            })
+        }
+    }
+}
+
+/// What scores the stored episodes of one environment of a recipe.
+pub struct OwnReward {
+    /// Name in a mixture; empty outside of one.
+    name: String,
+    /// Its tasks, with the ids that they have without the mixture.
+    pub tasks: Arc<dyn Taskset>,
+    /// Its reward; `None` if only the environment itself can score an episode.
+    pub reward: Option<Arc<dyn Reward>>,
+}
+
+impl std::fmt::Debug for OwnReward {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OwnReward")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl OwnReward {
+    /// The id among [`OwnReward::tasks`] of a task of the run; `None` for a task of another environment.
+    pub fn own_id(&self, task: &TaskId) -> Option<TaskId> {
+        if self.name.is_empty() {
+            return Some(task.clone());
+        }
+        let rest = task.0.strip_prefix(&self.name)?.strip_prefix(':')?;
+        Some(TaskId::new(rest))
+    }
+}
+
+/// The rewards of a recipe without the environments, in the order of the recipe. `instead` takes the place
+/// of all of them.
+///
+/// # Errors
+/// If a reward cannot be made, or compares the samples of a group: stored episodes are scored one by one.
+pub fn own_rewards(
+    recipe: &RunPlan,
+    tasks: &Tasks,
+    instead: Option<&RewardSection>,
+) -> Result<Vec<OwnReward>, Failure> {
+    let own = |(world, tasks): (sinew_recipe::World<'_>, &Arc<dyn Taskset>)| {
+        let section = instead.or(world.reward);
+        let reward = match section.filter(|s| !s.terms().is_empty()) {
+            None => None,
+            Some(section) => {
+                let made = rewards(recipe, section, tasks.as_ref(), &Bench::default());
+                let made = member(recipe, &world, made)?;
+                if made.group.is_some() {
+                    return Err(Failure::input(
+                        "reward: rewards of a group are not scored anew; name others with --reward",
+                    ));
+                }
+                Some(Arc::new(made.single) as Arc<dyn Reward>)
+            }
+        };
+        Ok(OwnReward {
+            name: world.env.name.clone(),
+            tasks: Arc::clone(tasks),
+            reward,
+        })
+    };
+    recipe
+        .worlds()
+        .into_iter()
+        .zip(&tasks.each)
+        .map(own)
+        .collect()
+}
+
+/// Environments of a recipe with its tasks. Sandboxes are started only for environments that need them.
+///
+/// # Errors
+/// If an environment, a reward or a sandbox cannot be made, this build lacks a feature that one needs, or the
+/// algorithm reads what the episodes of an environment do not have.
+pub fn world(recipe: &RunPlan, tasks: &Tasks) -> Result<World, Failure> {
+    let mcp = recipe.worlds().iter().any(|w| w.env.kind_name() == "mcp");
+    if cfg!(not(feature = "mcp")) && mcp {
+        return Err(crate::levels::missing_feature("env.type = \"mcp\"", "mcp").into());
+    }
+    let recipe = RunPlan {
+        sandbox: unrecorded(&recipe.sandbox),
+        ..recipe.clone()
+    };
+    world_with(&recipe, tasks, &Bench::default())
+}
+
+/// The recipe of a run in `folder`, whose sandboxes keep there what they are to record.
+pub(crate) fn in_run(recipe: &RunPlan, folder: &Path) -> RunPlan {
+    RunPlan {
+        sandbox: recorded(&recipe.sandbox, folder),
+        ..recipe.clone()
+    }
+}
+
+/// As [`world`], with the judges of a run.
+pub(crate) fn world_with(recipe: &RunPlan, tasks: &Tasks, bench: &Bench) -> Result<World, Failure> {
+    made_world(recipe, tasks, Some(bench))
+}
+
+/// As [`world`], without the rewards of the recipe: episodes end without a score, for a scorer that runs
+/// apart.
+///
+/// # Errors
+/// As [`world`], and if an environment has no reward of the recipe: only itself can score its episodes.
+pub(crate) fn world_unscored(recipe: &RunPlan, tasks: &Tasks) -> Result<World, Failure> {
+    let missing = own_rewards(recipe, tasks, None)?
+        .into_iter()
+        .find(|own| own.reward.is_none());
+    if let Some(own) = missing {
+        return Err(Failure::input(format!(
+            "--score-apart: the recipe has no reward of its own{}, only the environment can score its episodes\n  \
+             hint: leave the option out, or add [reward]",
+            match own.name.as_str() {
+                "" => String::new(),
+                name => format!(" for env {name:?}"),
+            }
+        )));
+    }
+    made_world(recipe, tasks, None)
+}
+
+/// The reward of episodes that are scored apart.
+struct Apart;
+
+impl Reward for Apart {
+    fn name(&self) -> &str {
+        "apart"
+    }
+
+    fn score<'a>(&'a self, _: &'a RewardSample) -> BoxFuture<'a, Result<Score, Unscored>> {
+        std::future::ready(Err(Unscored::new("it is scored apart"))).boxed()
+    }
+}
+
+/// Refuses a task that names an image which the recipe does not have.
+fn known_images(
+    recipe: &RunPlan,
+    world: &sinew_recipe::World<'_>,
+    tasks: &dyn Taskset,
+) -> Result<(), Failure> {
+    let images = &recipe.sandbox.images;
+    if images.is_empty() || !world.env.config().task_images() {
+        return Ok(());
+    }
+    for split in [Split::Train, Split::HeldOut] {
+        for index in 0..tasks.len(split) {
+            let task = tasks.get(split, index).map_err(Failure::input)?;
+            let Some(named) = task.data.get(IMAGE_COLUMN) else {
+                continue;
+            };
+            if named.as_str().is_none_or(|name| !images.contains_key(name)) {
+                let allowed: Vec<&str> = images.keys().take(20).map(String::as_str).collect();
+                return Err(Failure::input(format!(
+                    "task {}: {IMAGE_COLUMN} = {named}: sandbox.images has no such image; allowed: {}{}; \
+                     add it to [sandbox.images], or correct the row",
+                    task.id,
+                    allowed.join(", "),
+                    if images.len() > allowed.len() {
+                        ", ..."
+                    } else {
+                        ""
+                    }
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Adds the images that tasks may name, pulled and unpacked, so that no episode finds one missing.
+fn with_images(recipe: &RunPlan, mut sandboxes: Sandboxes) -> Result<Sandboxes, Failure> {
+    let unpacked = task_images(&recipe.sandbox)?;
+    let images = unpacked.into_iter().map(|(name, image)| {
+        let env = image.config.env;
+        let root = image.root;
+        (name, TaskImage { root, env })
+    });
+    sandboxes.images = images.collect();
+    Ok(sandboxes)
+}
+
+/// The environments, with the rewards of the recipe, or without where there are no judges.
+fn made_world(recipe: &RunPlan, tasks: &Tasks, bench: Option<&Bench>) -> Result<World, Failure> {
+    for (world, taskset) in recipe.worlds().into_iter().zip(&tasks.each) {
+        member(
+            recipe,
+            &world,
+            known_images(recipe, &world, taskset.as_ref()),
+        )?;
+    }
+    let sandbox_wait = Arc::<SandboxWait>::default();
+    let sandboxes = match recipe.env.needs().sandbox {
+        false => None,
+        true => {
+            let mut sandboxes = with_images(recipe, sandboxed(&recipe.sandbox)?)?;
+            let timed = TimedProvider::new(sandboxes.provider, Arc::clone(&sandbox_wait));
+            sandboxes.provider = Arc::new(timed);
+            Some(sandboxes)
+        }
+    };
+    let mut envs = Vec::new();
+    for (world, taskset) in recipe.worlds().into_iter().zip(&tasks.each) {
+        let sandboxes = sandboxes.clone().filter(|_| world.env.needs().sandbox);
+        let made = || {
+            let envs = world.env.config().factory(sandboxes);
+            let envs = envs.map_err(|e| Failure::input(format!("env: {e}")))?;
+            // Rewards from outside alone leave the environment's own score.
+            let Some(section) = world.reward.filter(|s| !s.terms().is_empty()) else {
+                return Ok(envs);
+            };
+            let Some(bench) = bench else {
+                return Ok(Arc::new(Rewarded::new(envs, Arc::new(Apart))) as Arc<dyn EnvFactory>);
+            };
+            let rewards = rewards(recipe, section, taskset.as_ref(), bench)?;
+            let rewarded = Rewarded::new(envs, Arc::new(rewards.single));
+            let rewarded = match rewards.group {
+                None => rewarded,
+                Some(group) => rewarded.with_group(Arc::new(group)),
+            };
+            Ok(Arc::new(rewarded) as Arc<dyn EnvFactory>)
+        };
+        let made = member(recipe, &world, made())?;
+        let gives = made.capabilities().gives;
+        if let Some(missing) = recipe.missing_inputs(world.env, gives).first() {
+            return Err(Failure::input(missing));
+        }
+        envs.push((world.env.name.clone(), made));
+    }
+    let envs: Arc<dyn EnvFactory> = match (&envs[..], recipe.env.is_mixture()) {
+        ([(_, only)], false) => Arc::clone(only),
+        _ => Arc::new(MixtureFactory::new(envs)),
+    };
+    Ok(World {
+        taskset: Arc::clone(&tasks.all),
+        envs,
+        sandbox_wait,
+    })
+}

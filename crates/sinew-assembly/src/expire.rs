@@ -1,0 +1,213 @@
+//! What of a folder's stored episodes may go: rules of a person, and what runs and collections still need.
+
+use crate::env::{self, Tasks};
+use crate::failure::Failure;
+use crate::store::disk_store;
+use crate::collecting::Whole;
+use sinew_pipeline::Decided;
+use sinew_runs::store_path;
+use sinew_recipe::{Recipe, RunPlan};
+use sinew_store::{DiskStore, EpisodeSummary, Filter, GcReport, MAX_PAGE, StoreError, TraceStore};
+use sinew_types::EpisodeId;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// Which episodes are of no use any more; one that any of these names is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Expiry {
+    /// Ended before this time, in seconds since 1970.
+    pub ended_before: Option<f64>,
+    /// Sampled by policy versions below this one alone.
+    pub below_version: Option<u64>,
+    /// Of an environment that has another version now, by name; see [`versions`].
+    pub env_changed: Option<BTreeMap<String, String>>,
+}
+
+impl Expiry {
+    /// A filter for each rule.
+    fn filters(&self) -> Vec<Filter> {
+        let empty = Filter {
+            limit: MAX_PAGE,
+            ..Filter::default()
+        };
+        let mut filters = Vec::new();
+        if self.ended_before.is_some() {
+            filters.push(Filter {
+                ended_before: self.ended_before,
+                ..empty.clone()
+            });
+        }
+        if self.below_version.is_some() {
+            filters.push(Filter {
+                below_version: self.below_version,
+                ..empty.clone()
+            });
+        }
+        if self.env_changed.is_some() {
+            filters.push(Filter {
+                env_changed: self.env_changed.clone(),
+                ..empty
+            });
+        }
+        filters
+    }
+}
+
+/// What was removed, or would be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// The step of the run that the oldest checkpoint holds; `None` for a collection.
+    pub through_step: Option<u64>,
+    /// Traces and freed bytes; without bytes where nothing was removed yet.
+    pub report: GcReport,
+    /// Episodes that a rule names and that are still needed.
+    pub needed: u64,
+}
+
+/// Removes episodes of a folder of `sinew train` or `sinew collect`: those that `expiry` names and that
+/// nothing needs any more. Without a rule those that a run trained. With `dry_run` it only counts.
+///
+/// # Errors
+/// If a process holds the store, the run has no checkpoint, or a collection was given no rule.
+pub fn expire(
+    run_dir: &Path,
+    expiry: &Expiry,
+    (dry_run, accept_loss): (bool, bool),
+) -> Result<Removed, Failure> {
+    let recipe = sinew_runs::recipe(run_dir)?;
+    let path = store_path(run_dir);
+    if !path.exists() {
+        return Err(Failure::input(format!(
+            "{} keeps no episodes: its recipe has store.type = \"memory\"",
+            run_dir.display()
+        )));
+    }
+    let collected = sinew_runs::is_collection(run_dir, &recipe);
+    if collected && *expiry == Expiry::default() {
+        return Err(Failure::input(format!(
+            "{} is a collection, of which no step trained anything\n  hint: say which episodes go: --older-than 7d, \
+             --below-version N or --env-changed RECIPE",
+            run_dir.display()
+        )));
+    }
+    let through = match collected {
+        true => None,
+        false => Some(oldest_step(&run_dir.join("checkpoints"))?),
+    };
+    let store = disk_store(&path, accept_loss).map_err(|e| match e {
+        e @ StoreError::Locked { .. } => Failure::input(e),
+        e => Failure::system(e),
+    })?;
+    let (doomed, needed) = match through {
+        Some(step) => {
+            let decided = Decided::through(&store, step)?;
+            chosen(&store, expiry, |e| decided.is_done_with(e), step)?
+        }
+        None => {
+            let size = recipe.data.is_none().then_some(recipe.rollout.group_size);
+            let whole = Whole::groups(&store, size.unwrap_or(1))?;
+            chosen(&store, expiry, |e| whole.is_done_with(e), 0)?
+        }
+    };
+    let report = match dry_run {
+        true => GcReport {
+            episodes: doomed.len() as u64,
+            bytes: 0,
+        },
+        false => store.remove(&doomed).map_err(Failure::system)?,
+    };
+    Ok(Removed {
+        through_step: through,
+        report,
+        needed,
+    })
+}
+
+/// The episodes that may go, and how many are still needed of those that a rule names.
+fn chosen(
+    store: &DiskStore,
+    expiry: &Expiry,
+    is_done_with: impl Fn(&EpisodeSummary) -> bool,
+    step: u64,
+) -> Result<(Vec<EpisodeId>, u64), Failure> {
+    let mut filters = expiry.filters();
+    if filters.is_empty() {
+        filters.push(Filter {
+            updates: Some(0..=step),
+            limit: MAX_PAGE,
+            ..Filter::default()
+        });
+    }
+    let (mut doomed, mut needed) = (BTreeSet::new(), BTreeSet::new());
+    for mut filter in filters {
+        loop {
+            let page = store.list(&filter).map_err(Failure::system)?;
+            for e in page.episodes {
+                match is_done_with(&e) {
+                    true => doomed.insert(e.episode),
+                    false => needed.insert(e.episode),
+                };
+            }
+            match page.next {
+                Some(next) => filter.after = Some(next),
+                None => break,
+            }
+        }
+    }
+    Ok((doomed.into_iter().collect(), needed.len() as u64))
+}
+
+/// The step of the run that the oldest checkpoint holds: no resume goes back further.
+///
+/// # Errors
+/// If there is no checkpoint: every episode may still be needed.
+fn oldest_step(checkpoints: &Path) -> Result<u64, Failure> {
+    let named = |e: &dyn std::fmt::Display| {
+        Failure::input(format!(
+            "{}: {e}; every episode is still needed to resume",
+            checkpoints.display()
+        ))
+    };
+    let mut oldest: Option<u64> = None;
+    for entry in checkpoints.read_dir().map_err(|e| named(&e))? {
+        let state = entry.map_err(|e| named(&e))?.path().join("state.json");
+        if !state.is_file() {
+            continue;
+        }
+        let text = std::fs::read_to_string(&state).map_err(|e| named(&e))?;
+        let saved: serde_json::Value = serde_json::from_str(&text).map_err(|e| named(&e))?;
+        let step = saved["commit"]["cursor"]["step"].as_u64();
+        let step = step.ok_or_else(|| named(&format!("{} has no step", state.display())))?;
+        oldest = Some(oldest.map_or(step, |other| other.min(step)));
+    }
+    oldest.ok_or_else(|| named(&"there is no checkpoint"))
+}
+
+/// The versions that the environments of a recipe have now, by name.
+///
+/// # Errors
+/// If the recipe is refused, or an environment cannot be loaded.
+pub fn versions(recipe: &Path) -> Result<BTreeMap<String, String>, Failure> {
+    let recipe = Recipe::load(recipe).map_err(Failure::input)?;
+    let mut versions = BTreeMap::new();
+    match recipe {
+        Recipe::Run(plan) => add_versions(&plan, &mut versions)?,
+        Recipe::Chain(chain) => {
+            for stage in &chain.stages {
+                add_versions(&stage.plan, &mut versions)?;
+            }
+        }
+    }
+    Ok(versions)
+}
+
+fn add_versions(plan: &RunPlan, to: &mut BTreeMap<String, String>) -> Result<(), Failure> {
+    let tasks: Tasks = env::tasks(plan)?;
+    let envs = env::world(plan, &tasks)?.envs;
+    let members = envs.members();
+    if members.is_empty() {
+        to.insert(envs.name().to_owned(), envs.version().to_owned());
+    }
+    to.extend(members.into_iter().map(|(name, c)| (name, c.version)));
+    Ok(())
+}

@@ -1,0 +1,129 @@
+//! The trainer of a run: new, from a checkpoint, or as a worker of another process.
+//!
+//! With `train.data_parallel`, this program starts itself as workers. A worker reads the recipe from its
+//! parent and makes the same model; it has no engine, no environment and no run folder.
+
+use crate::failure::Failure;
+use crate::model::{loaded_params, renderer};
+use crate::pins::Pins;
+use crate::{Session, clock, plan, scoring};
+use sinew_algo::Algorithm;
+use sinew_model::Params;
+use sinew_pipeline::{EmbeddedLearner, PipelineError, RunEvent, SavedState, TrainProgress};
+use sinew_runs::{Resume, RunDir, TokenSignals};
+use sinew_recipe::RunPlan;
+use sinew_tensor::Cpu;
+use std::path::Path;
+
+/// What a trainer is made of: its device, first weights, algorithm, and the tokenizer and template that each
+/// checkpoint gets, so that it can be loaded as a model.
+type Parts<'a> = (&'a Cpu, Params, &'a Algorithm, Vec<(String, Vec<u8>)>);
+
+/// A trainer with the models that score for it, and the state that it goes on from. What it stands on is kept
+/// from now on.
+///
+/// # Errors
+/// If `train.lora` is wrong, or a reference or teacher cannot be loaded or has another vocabulary; of a run
+/// that goes on, if its recipe differs in more than was allowed.
+pub(crate) fn begin(
+    recipe: &RunPlan,
+    pins: Pins,
+    (device, params, algorithm, files): Parts<'_>,
+    session: &Session<'_>,
+) -> Result<(EmbeddedLearner, SavedState), Failure> {
+    let dir = session.dir;
+    let scorers = scoring::scoring_models(&pins.plan, algorithm.needs(), device, &params)?;
+    let config = plan::learner(recipe, &pins.plan, dir)?;
+    let mut learner = EmbeddedLearner::new(config, device, params, scorers, files, clock())?;
+    let saved = match session.resume {
+        Some(resume) => {
+            let saved = restore(&mut learner, recipe, dir, resume)?;
+            let old = RunPlan::saved(&saved.recipe).ok();
+            let told = old.and_then(|o| plan::rescheduled(&o.train, &recipe.train, saved.step));
+            if let Some(text) = told {
+                session.bus.emit(RunEvent::Warning(text))?;
+            }
+            saved
+        }
+        None => SavedState::default(),
+    };
+    pins.keep(session, saved.step)?;
+    follow(&mut learner, session, saved.wall_s);
+    record_tokens(&mut learner, recipe, dir);
+    Ok((learner, saved))
+}
+
+/// Goes back to the last good checkpoint, if there is one; without one the run begins anew.
+///
+/// # Errors
+/// If the recipe of the checkpoint differs in more than `resume` allows, or no checkpoint can be read.
+fn restore(
+    learner: &mut EmbeddedLearner,
+    recipe: &RunPlan,
+    dir: &RunDir,
+    resume: &Resume,
+) -> Result<SavedState, Failure> {
+    let unreadable = |e: &dyn std::fmt::Display| {
+        PipelineError::System(format!("{}: {e}", dir.checkpoints().display()))
+    };
+    let state = learner.restore(|state| {
+        let old = state["recipe"].as_str().unwrap_or_default();
+        if old.is_empty() {
+            return Ok(());
+        }
+        let old = RunPlan::saved(old).map_err(|e| unreadable(&e))?;
+        let changes = dir.check_changes(&old, recipe, resume);
+        changes.map_err(|e| PipelineError::Input(e.to_string()))
+    })?;
+    let saved = state.map_or_else(|| Ok(SavedState::default()), SavedState::read);
+    Ok(saved.map_err(|e| unreadable(&e))?)
+}
+
+/// Reports the progress of training steps on the bus, and ends them between micro-batches when the run is
+/// asked to stop. `earlier_s` is the wall time of sessions before this one.
+fn follow(learner: &mut EmbeddedLearner, session: &Session<'_>, earlier_s: f64) {
+    let (bus, started) = (session.bus.clone(), session.started);
+    learner.follow(session.cancel.clone(), move |p| {
+        // Only viewers read it: nothing can fail.
+        let _ = bus.emit(RunEvent::Train(TrainProgress {
+            micro_batch: p.micro_batch,
+            micro_batches: p.micro_batches,
+            update: p.update + 1,
+            updates: p.updates,
+            wall_s: earlier_s + started.elapsed().as_secs_f64(),
+        }));
+    });
+}
+
+/// Keeps advantage and ratio of trained tokens, if the recipe says so.
+fn record_tokens(learner: &mut EmbeddedLearner, recipe: &RunPlan, dir: &RunDir) {
+    let keep = recipe.train.token_signals;
+    if keep == 0 {
+        return;
+    }
+    let signals = TokenSignals::new(dir.path(), keep);
+    learner.record_rows(Box::new(move |step, rows, logprobs| {
+        // Only viewers read it: the run goes on.
+        if let Err(error) = signals.write(step, rows, logprobs) {
+            tracing::error!(step, %error, "train.token_signals: not written");
+        }
+    }));
+}
+
+/// A worker of `train.data_parallel`: computes its share of each gradient until its parent closes the
+/// connection. The recipe comes from the parent, which has checked it.
+///
+/// # Errors
+/// If the model cannot be made again from the recipe, or no parent talks to this process.
+pub fn train_worker() -> Result<(), Failure> {
+    Ok(sinew_pipeline::work(|run, device| {
+        let load = || -> Result<_, Failure> {
+            let recipe = RunPlan::parse(Path::new("recipe of the run"), run);
+            let recipe = recipe.map_err(Failure::input)?;
+            let renderer = renderer(&recipe.model, &recipe.env)?;
+            let params = loaded_params(&recipe, renderer.as_ref())?;
+            Ok(plan::policy(&recipe)?.trainer(device, params, clock())?)
+        };
+        load().map_err(|e| PipelineError::System(e.text().to_owned()))
+    })?)
+}

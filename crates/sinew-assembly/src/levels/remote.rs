@@ -1,0 +1,30 @@
+//! Sandboxes of another host.
+
+use crate::levels::error::LevelError;
+use sinew_recipe::SandboxPlan;
+use sinew_sandbox_http::client::{RemoteConfig, RemoteProvider};
+use sinew_sandbox::SandboxProvider;
+use std::sync::Arc;
+
+/// Sandboxes of the server at `url`, which keeps as many ready as it was started for.
+pub(crate) fn sandboxes(
+    section: &SandboxPlan,
+    url: &str,
+) -> Result<Arc<dyn SandboxProvider>, LevelError> {
+    let variable = &section.server_key_env;
+    let token = std::env::var(variable).map_err(|_| {
+        LevelError::input(format!(
+            "sandbox.server_key_env = {variable:?}: the environment variable is not set\n  \
+             hint: export {variable}=TOKEN, with a token of the server's --token-file"
+        ))
+    })?;
+    let provider = RemoteProvider::connect(RemoteConfig {
+        url: url.to_owned(),
+        token,
+        level: section.level.name(),
+        image: section.image.clone(),
+        max_live: section.max_sandboxes,
+    })
+    .map_err(LevelError::system)?;
+    Ok(Arc::new(provider))
+}

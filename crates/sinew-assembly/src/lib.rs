@@ -1,0 +1,354 @@
+//! Wiring: from a recipe's plan to engine, environment, rewards, store and trainer.
+//!
+//! The only place where concrete parts meet. Each file makes one part, and [`pipeline`] puts them together;
+//! `sinew`, the command line, calls it. What goes wrong is a [`Failure`], which knows by whose mistake.
+//!
+//! | file | tables of the plan | makes |
+//! |---|---|---|
+//! | `model` | `model` | files, renderer, shape, first weights |
+//! | `run_model` | `model` | models that runs made |
+//! | `scoring` | `reference`, `teacher` | frozen models |
+//! | `env` | `env` | tasks and environments |
+//! | `harness` | `harness` | what drives the turns, and the gateway for programs |
+//! | `live` | `harness` | the gateway for agents that run already |
+//! | `engine`, `servers` | `engine` | what generates tokens |
+//! | `admission` | `rollout` | bounds on episodes, and the gateway's part of it |
+//! | `learner` | `train`, `critic` | the trainer |
+//! | `source` | `data` | training data that exists already |
+//! | `judge` | `judge` | models that grade, for `reward` |
+//! | `store` | `store` | traces |
+//! | `queue` | `data`, `reward` | queues of episodes, what scores their rows |
+//! | `collect` | all but those of training | collections |
+//! | `replay`, `repeat` | all | episodes that are run again, steps that are done again |
+//! | `plan` | all | options of the loop and its parts |
+//!
+//! A function takes the tables that it uses where they are one or two, and the whole plan otherwise.
+//!
+//! # Invariants
+//!
+//! - Nothing here decides: it connects. What a part does is in the crate of the part.
+//! - Refusals come in the order of their cost: before weights are loaded, all is checked that can be without.
+//! - Every part is made once, and ends with the run; sandboxes are started for those alone that need them.
+//! - A failure says by whose mistake: the recipe's, the machine's or that of something outside.
+
+mod admission;
+mod collect;
+pub mod collecting;
+mod device;
+mod engine;
+mod env;
+mod expire;
+mod failure;
+mod harness;
+mod judge;
+mod learner;
+pub mod levels;
+mod live;
+mod model;
+mod pins;
+mod plan;
+mod publish;
+mod python;
+mod queue;
+mod repeat;
+mod replay;
+mod reward;
+mod run_model;
+mod scoring;
+mod servers;
+mod source;
+mod step_changes;
+mod store;
+mod token;
+
+pub use collect::{Gathering, check_collect, collection};
+pub use device::{device, kernels, precision};
+pub use env::{OwnReward, Tasks, World, own_rewards, tasks, world};
+pub use expire::{Expiry, Removed, expire, versions};
+pub use harness::{asks_model, check as check_harness, program_harness};
+pub use judge::{judge, server_config};
+pub use learner::train_worker;
+pub use live::ServeAt;
+pub use model::{
+    chat_renderer, check_context, keep_renderer, loaded_params, model_config, renderer,
+    renderer_of, resolve_env,
+};
+pub use plan::{Invocation, dataset, facts, late_config, lora_config, sampling};
+pub use queue::{
+    FeedPlan, QueuedRollouts, RecipeScore, open_queue, place as queue_place, recipe_score,
+};
+pub use repeat::{Repeated, repeat_steps};
+pub use replay::Replayer;
+pub use run_model::{RunModel, origin, run_model, typed_source};
+pub use scoring::{check as check_scoring, named as scoring_sources};
+pub use servers::{check_trained, serve_engine};
+pub use source::{check_gold, check_pool, check_queue, data_queue};
+pub use step_changes::{StepChange, step_changes};
+pub use store::disk_store;
+
+pub use failure::Failure;
+pub use token::{read_token, token_of};
+
+use pins::Pins;
+use sinew_env::{EnvFactory, Taskset};
+use sinew_judge::Bench;
+use sinew_model::ModelConfig;
+use sinew_pipeline::{
+    Bus, CrossPolicy, EngineRollouts, Goal, GroupParts, GroupRewards, InboxScores, Late, Pipeline,
+    RolloutParts, RunEvent, TurnSchedule,
+};
+use sinew_runs::{Resume, RunDir};
+use sinew_recipe::{EngineType, Order, RunPlan, TrainMode};
+use sinew_render::Renderer;
+use sinew_rollout::{EpisodeOptions, EpisodeParts, RunInfo, TurnOrder};
+use sinew_sandbox::SandboxWait;
+use sinew_sources::Dataset;
+use sinew_store::TraceStore;
+use sinew_tensor::Cpu;
+use sinew_types::{Clock, Component, Engine, Fidelity, Provenance};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+/// Seconds since the first call: the clock that pure parts are given.
+pub fn clock() -> Clock {
+    let start = Instant::now();
+    Box::new(move || start.elapsed().as_secs_f64())
+}
+
+/// The part of a trace's provenance that is the same for all episodes of a run: its name, environment,
+/// chat template, tools, and the kernels and sandbox level where those matter.
+fn run_info(
+    recipe: &RunPlan,
+    dir: &Path,
+    (envs, renderer): (&dyn EnvFactory, &dyn Renderer),
+    (device, rewards): (&Cpu, BTreeMap<String, String>),
+) -> RunInfo {
+    let name = dir.file_name().unwrap_or_default();
+    let embedded = recipe.engine.kind == EngineType::Embedded;
+    let sandboxed = recipe.env.needs().sandbox;
+    RunInfo {
+        name: name.to_string_lossy().into_owned(),
+        provenance: Provenance {
+            environment: Some(Component {
+                name: envs.name().to_owned(),
+                version: envs.version().to_owned(),
+            }),
+            chat_template: renderer.template_hash(),
+            template: renderer.template_options().into_iter().collect(),
+            tools: envs.tools().into_iter().chain(rewards).collect(),
+            kernels: embedded.then(|| kernels(device)),
+            sandbox: sandboxed.then(|| recipe.sandbox.level.name().into()),
+            ..Provenance::default()
+        },
+        members: envs.members(),
+    }
+}
+
+/// Where and how a run goes on: the parts that belong to the process and not to the recipe.
+pub struct Session<'a> {
+    /// The run's folder, which this process holds.
+    pub dir: &'a RunDir,
+    /// Tasks, read before.
+    pub tasks: Tasks,
+    /// What may differ from the checkpoint; `None`: the run is new.
+    pub resume: Option<&'a Resume>,
+    /// Runs episodes, tools and the gateway; training has threads of its own.
+    pub runtime: Handle,
+    /// Events of the run, for views and files.
+    pub bus: Bus,
+    /// Turns true when the run is asked to stop.
+    pub cancel: watch::Receiver<bool>,
+    /// Where judges keep what they decided, and what a spent budget ends.
+    pub bench: Bench,
+    /// Start of this session, for wall times.
+    pub started: Instant,
+    /// Where agents outside reach the run.
+    pub serve: ServeAt,
+}
+
+impl std::fmt::Debug for Session<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session")
+            .field("dir", &self.dir)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The parts that every episode of a run shares: one admission in front of the engine, and one source of
+/// request ids for the built-in loop and the gateway. A program's harness starts its gateway here.
+fn episode_parts(
+    recipe: &RunPlan,
+    session: &Session<'_>,
+    mut run: RunInfo,
+    (engine, renderer): (&Arc<dyn Engine>, &Arc<dyn Renderer>),
+    (envs, sandbox_wait): (Arc<dyn EnvFactory>, Arc<SandboxWait>),
+) -> Result<EpisodeParts, Failure> {
+    let mut bounds = admission::config(&recipe.rollout, &recipe.harness);
+    bounds.max_running = bounds
+        .max_running
+        .min(envs.capabilities().places.unwrap_or(usize::MAX));
+    let mut parts = EpisodeParts::new(Arc::clone(engine), Arc::clone(renderer), envs, bounds);
+    run.provenance.logprobs_unknown = matches!(engine.fidelity(), Fidelity::Evaluation { .. });
+    parts.run = Arc::new(run);
+    parts.sandbox_wait = sandbox_wait;
+    let longest_first = recipe.rollout.order == Order::LongestFirst;
+    parts.outlook = longest_first.then(Arc::default);
+    parts.turn_order = match recipe.train.mode {
+        TrainMode::Sync => TurnOrder::FewestFirst,
+        TrainMode::OneStepOff | TrainMode::Async => TurnOrder::MostFirst,
+    };
+    parts.harness = harness::build(recipe, &parts, session)?;
+    Ok(parts)
+}
+
+/// The training loop of a recipe with all its parts, and the renderer of its model. With
+/// [`Session::resume`] it begins at the last good checkpoint.
+///
+/// The order is that of the refusals: what is cheap to check comes before what loads weights, and the
+/// engine, which copies them, comes last.
+pub fn pipeline(
+    recipe: &RunPlan,
+    how: Invocation,
+    session: Session<'_>,
+) -> Result<(Pipeline, Arc<dyn Renderer>), Failure> {
+    let dir = session.dir;
+    let device = device()?;
+    let mut pins = Pins::weights(recipe, &session)?;
+    let renderer = kept(recipe, how.goal, dir)?;
+    let in_run = env::in_run(recipe, dir.path());
+    let world = env::world_with(&in_run, &session.tasks, &session.bench)?;
+    let (taskset, envs) = (world.taskset, world.envs);
+    let data = plan::dataset(recipe, renderer.as_ref())?;
+    let digest = data.as_ref().map(Dataset::digest);
+    pins.inputs(recipe, envs.as_ref(), &session, digest)?;
+    let rewards = pins.rewards(recipe);
+    let mut store = store::open_store(&recipe.store, dir)?;
+    let params = loaded_params(&pins.plan, renderer.as_ref())?;
+    let model = params.config().clone();
+    check_context(recipe.rollout.max_context_tokens, &model)?;
+    let algorithm = plan::algorithm(recipe)?;
+    let files = renderer.files().map_err(Failure::system)?;
+    let config = plan::pipeline(recipe, how, dir, taskset.as_ref(), &algorithm)?;
+    store.draws_per_step = config.core.draws_per_step();
+    let parts = (&device, params, &algorithm, files);
+    let (learner, saved) = learner::begin(recipe, pins, parts, &session)?;
+    let grammars = engine::grammars(recipe.rollout.format.as_ref(), &renderer, model.vocab)?;
+    let shown = (envs.as_ref(), renderer.as_ref());
+    let run = run_info(recipe, dir.path(), shown, (&device, rewards));
+    let gold = source::Gold {
+        taskset: &taskset,
+        envs: &envs,
+        renderer: &renderer,
+        run: run.clone(),
+    };
+    let source = source::source(recipe, data, gold, &grammars, &session)?;
+    let mut late = late(recipe, &session);
+    let own = engine::threads(recipe, &device);
+    let (engine, cross) = engine::engines(recipe, &own, &renderer, &grammars, &learner)?;
+    let made = (envs, world.sandbox_wait);
+    let episode = episode_parts(recipe, &session, run, (&engine, &renderer), made)?;
+    let transport = publish::transport(recipe, engine, &learner, &session)?;
+    let options = plan::episode_options(&recipe.rollout);
+    let live = live::source(recipe, &session, (&episode, &options), &store, &mut late)?;
+    let turns = plan::turns(recipe, &config.core);
+    let parts = rollout_parts(recipe, dir, (episode, options), taskset, (cross, turns));
+    let traces = Arc::clone(&store.traces);
+    let world = (&parts.episode.envs, &parts.taskset);
+    let groups = groups(&session, world, &renderer, &traces);
+    let rollouts = EngineRollouts::new(session.runtime, parts, traces, session.cancel);
+    let described = RunEvent::Described(describe(&model, &device));
+    session.bus.emit(described)?;
+    let pipeline = Pipeline {
+        config,
+        algorithm: Arc::new(algorithm),
+        rollouts: Box::new(rollouts),
+        groups: Some(Box::new(groups)),
+        source: live.or(source),
+        late,
+        learner: Arc::new(Mutex::new(learner)),
+        transport,
+        store,
+        grammars,
+        bus: session.bus,
+        saved,
+        started: session.started,
+    };
+    Ok((pipeline, renderer))
+}
+
+/// The renderer of a run, which its folder keeps from here on.
+///
+/// # Errors
+/// If the recipe cannot be trained where that is the goal, the model cannot be found, or the folder cannot be
+/// written.
+fn kept(recipe: &RunPlan, goal: Goal, dir: &RunDir) -> Result<Arc<dyn Renderer>, Failure> {
+    if goal == Goal::Train {
+        check_trained(recipe)?;
+    }
+    let renderer = renderer(&recipe.model, &recipe.env)?;
+    keep_renderer(dir.path(), renderer.as_ref())?;
+    Ok(renderer)
+}
+
+/// What episodes are run with, and what is kept of those in flight.
+fn rollout_parts(
+    recipe: &RunPlan,
+    dir: &RunDir,
+    (episode, options): (EpisodeParts, EpisodeOptions),
+    taskset: Arc<dyn Taskset>,
+    (cross, turns): (Option<Arc<CrossPolicy>>, Option<TurnSchedule>),
+) -> RolloutParts {
+    RolloutParts {
+        episode,
+        taskset,
+        options,
+        max_in_flight: recipe.rollout.max_in_flight,
+        cross,
+        in_flight: plan::in_flight(recipe, dir.path()),
+        turns,
+        changed: plan::changed(recipe.rollout.changed),
+    }
+}
+
+/// Scores that come after the episode, for recipes that wait for them.
+fn late(recipe: &RunPlan, session: &Session<'_>) -> Option<Late> {
+    let config = plan::late_config(recipe)?;
+    let scores = InboxScores::new(&session.dir.store(), session.cancel.clone());
+    Some(Late {
+        config,
+        scores: Box::new(scores),
+    })
+}
+
+/// What scores groups, for environments with a reward of groups.
+fn groups(
+    session: &Session<'_>,
+    (envs, taskset): (&Arc<dyn EnvFactory>, &Arc<dyn Taskset>),
+    renderer: &Arc<dyn Renderer>,
+    store: &Arc<dyn TraceStore>,
+) -> GroupRewards {
+    let parts = GroupParts {
+        envs: Arc::clone(envs),
+        renderer: Arc::clone(renderer),
+        taskset: Arc::clone(taskset),
+        store: Arc::clone(store),
+    };
+    GroupRewards::new(session.runtime.clone(), parts, session.cancel.clone())
+}
+
+/// One line about model and machine, for the views.
+fn describe(model: &ModelConfig, device: &Cpu) -> String {
+    format!(
+        "model {:?}, {} layers of {}, vocabulary {}; kernels {}, {} threads",
+        model.family,
+        model.layers,
+        model.d_model,
+        model.vocab,
+        kernels(device),
+        device.threads()
+    )
+}

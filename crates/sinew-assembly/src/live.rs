@@ -1,0 +1,253 @@
+//! The gateway of a run at an address of its own: for services that a recipe drives, and for agents that
+//! run already and open rollouts by themselves.
+//!
+//! | `harness.type` | opens rollouts | finished traces | open rollouts |
+//! |---|---|---|---|
+//! | `service` | the run, one for each episode, with its outcome to come | committed by the run | end with the process |
+//! | `live` | agents, with the control token | committed by the gateway, then trained | in `RUN/journal`, over a restart |
+//!
+//! What is committed with the purpose `live` and is in no update is still to be trained: that is all the
+//! state that a resumed run needs. The control token stays in `RUN/control-token`, readable by its owner
+//! alone, so that agents go on with it after a restart.
+
+use crate::Session;
+use crate::failure::Failure;
+use crate::harness::sampling;
+use crate::source::min_group;
+use crate::token::read_token;
+use clap::Args;
+use sinew_gateway::{
+    Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, RolloutSpec, Secret, Server,
+    TrainingHooks,
+};
+use sinew_pipeline::{Late, RunEvent, RunStore, SampleSource};
+use sinew_runs::RunDir;
+use sinew_recipe::{HarnessSection, RunPlan};
+use sinew_rollout::{EpisodeOptions, EpisodeParts};
+use sinew_sources::{IntakeConfig, LIVE, LiveRollouts, LiveSource, MAX_WAITING};
+use std::io::Write;
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+/// Where the gateway of a run listens.
+#[derive(Clone, Debug, Default, Args)]
+pub struct ServeAt {
+    /// Address at which agents outside reach the run's model, as in 127.0.0.1:8080; needed with
+    /// harness.type = "live" or "service", refused without
+    #[arg(long, value_name = "ADDR")]
+    serve: Option<SocketAddr>,
+    /// File with the token that opens the control API of --serve; default: RUN/control-token, which is
+    /// made
+    #[arg(long, requires = "serve")]
+    control_token_file: Option<PathBuf>,
+    /// Where agents reach --serve, if not at its address
+    #[arg(long, requires = "serve")]
+    public_url: Option<String>,
+}
+
+impl ServeAt {
+    /// The options as they were typed, each after a space; empty without an address.
+    pub fn typed(&self) -> String {
+        let token = self.control_token_file.as_ref();
+        let all = [
+            ("serve", self.serve.map(|address| address.to_string())),
+            (
+                "control-token-file",
+                token.map(|file| file.display().to_string()),
+            ),
+            ("public-url", self.public_url.clone()),
+        ];
+        let typed = all
+            .into_iter()
+            .filter_map(|(name, value)| Some(format!(" --{name} {}", value?)));
+        typed.collect()
+    }
+
+    /// The address, if the harness is one that agents outside must find.
+    ///
+    /// # Errors
+    /// If such a harness has no address, or another one has one, which would have no effect.
+    pub fn address(&self, harness: &HarnessSection) -> Result<Option<SocketAddr>, Failure> {
+        let kind = harness.name();
+        match (self.serve, harness.is_served()) {
+            (None, true) => Err(Failure::input(format!(
+                "harness.type = \"{kind}\": agents outside need an address\n  hint: --serve 127.0.0.1:8080"
+            ))),
+            (Some(at), false) => Err(Failure::input(format!(
+                "--serve {at}: it has no effect with harness.type = \"{kind}\"\n  \
+                 hint: [harness] type = \"live\" trains agents that run already, \"service\" drives one"
+            ))),
+            (at, _) => Ok(at),
+        }
+    }
+
+    /// The file with the control token, and the token. The file of a run is made once.
+    ///
+    /// # Errors
+    /// If it cannot be made or read, or is too short to be secret.
+    fn token(&self, dir: &RunDir) -> Result<(PathBuf, String), Failure> {
+        let given = self.control_token_file.clone();
+        let path = given.unwrap_or_else(|| dir.path().join("control-token"));
+        if self.control_token_file.is_none() && !path.exists() {
+            let token = Secret::random_hex(24).map_err(Failure::system)?;
+            let mut options = std::fs::OpenOptions::new();
+            let file = options.create_new(true).write(true).mode(0o600).open(&path);
+            let written = file.and_then(|mut file| writeln!(file, "{token}"));
+            written.map_err(|e| Failure::system(format!("{}: {e}", path.display())))?;
+        }
+        let token = read_token(&path)?;
+        Ok((path, token))
+    }
+
+    /// Listens, and tells where, once connections are taken.
+    ///
+    /// # Errors
+    /// If the address is in use, or the token cannot be read.
+    pub(crate) fn start(
+        &self,
+        session: &Session<'_>,
+        gateway: Gateway,
+        address: SocketAddr,
+    ) -> Result<LiveServer, Failure> {
+        let (token_file, token) = self.token(session.dir)?;
+        let public = self.public_url.clone();
+        let listening = Server::start(gateway, address, &token, public);
+        let server = session.runtime.block_on(listening);
+        let server = server.map_err(|e| Failure::input(format!("--serve: {e}")))?;
+        let url = self.public_url.clone();
+        let url = url.unwrap_or_else(|| format!("http://{}", server.address()));
+        session.bus.emit(RunEvent::Serving { url, token_file })?;
+        Ok(LiveServer {
+            server: Some(server),
+            runtime: session.runtime.clone(),
+            interrupted: None,
+        })
+    }
+}
+
+/// For how long agents from outside learn that their run has ended.
+const NOTICE: Duration = Duration::from_secs(1);
+
+/// A listening gateway; dropped, it lets running calls end.
+pub(crate) struct LiveServer {
+    /// Taken out when this value is dropped.
+    server: Option<Server>,
+    /// Waits for the calls that still run.
+    runtime: Handle,
+    /// Whether the run was interrupted, so that agents should wait for its next session. Left out where
+    /// no agent opens rollouts.
+    interrupted: Option<watch::Receiver<bool>>,
+}
+
+impl LiveServer {
+    /// Says to agents from outside that the run has ended, unless it was interrupted.
+    fn with_notice(mut self, interrupted: watch::Receiver<bool>) -> Self {
+        self.interrupted = Some(interrupted);
+        self
+    }
+}
+
+impl Drop for LiveServer {
+    fn drop(&mut self) {
+        let Some(server) = self.server.take() else {
+            return;
+        };
+        match &self.interrupted {
+            Some(interrupted) if !*interrupted.borrow() => {
+                self.runtime.block_on(server.end(NOTICE));
+            }
+            _ => {
+                self.runtime.block_on(server.stop());
+            }
+        }
+    }
+}
+
+/// The source of `harness.type = "live"`: a gateway in front of the run's engine, whose finished rollouts
+/// are committed to the run's store and trained. `None` with another harness.
+///
+/// Sampling and limits are those of `[rollout]`, whatever clients ask for: the policy that learns must be
+/// the one that acted. Calls that come while the weights change go on between two tokens. The source takes
+/// `late`, if there is one: groups wait in it for the rewards from outside.
+///
+/// # Errors
+/// If the journal or the store cannot be read, or the address is in use.
+pub(crate) fn source(
+    recipe: &RunPlan,
+    session: &Session<'_>,
+    (parts, options): (&EpisodeParts, &EpisodeOptions),
+    store: &RunStore,
+    late: &mut Option<Late>,
+) -> Result<Option<Box<dyn SampleSource>>, Failure> {
+    let Some(section) = recipe.harness.live() else {
+        return Ok(None);
+    };
+    let Some(address) = session.serve.address(&recipe.harness)? else {
+        return Ok(None);
+    };
+    let config = IntakeConfig {
+        group_size: recipe.rollout.group_size,
+        min_group: min_group(recipe).min(recipe.rollout.group_size),
+        group_wait_s: section.group_wait_s,
+        // What waits for a reward has a limit of its own: reward.late.max_staleness.
+        max_age: late.as_ref().map_or(section.max_age, |_| u64::MAX),
+        max_waiting: MAX_WAITING,
+    };
+    let open = LiveRollouts::open(config, store.traces.as_ref(), late.is_some());
+    let live = Arc::new(open?);
+    let (opened, finished) = (Arc::clone(&live), Arc::clone(&live));
+    let hooks = TrainingHooks {
+        run: RolloutSpec {
+            run: parts.run.name.clone(),
+            purpose: LIVE.into(),
+            provenance: parts.run.provenance.clone(),
+            seed: recipe.seed,
+            sampling: sampling(options),
+            max_turns: Some(options.limits.max_turns),
+            max_context_tokens: Some(options.limits.max_context_tokens),
+            ..RolloutSpec::default()
+        },
+        on_open: Box::new(move || opened.opened()),
+        on_finish: Box::new(move |trace| finished.finished(trace)),
+    };
+    let journal = journal(session.dir)?;
+    let gateway = Gateway::new(
+        GatewayConfig {
+            format: parts.renderer.turn_format(),
+            session: crate::harness::unbounded(),
+            journal: Some(Arc::new(journal)),
+            ..GatewayConfig::default()
+        },
+        GatewayParts {
+            engine: Arc::clone(&parts.engine),
+            renderer: Arc::clone(&parts.renderer),
+            store: Some(Arc::clone(&store.traces)),
+            requests: Arc::clone(&parts.requests),
+            // Agents pace themselves; the engine's own queue holds calls back.
+            capacity: None,
+            hooks: Some(Arc::new(hooks)),
+        },
+    );
+    gateway
+        .recover()
+        .map_err(|e| Failure::system(format!("journal of rollouts: {e}")))?;
+    let server = session.serve.start(session, gateway, address)?;
+    let idle = Duration::from_secs_f64(section.idle_s);
+    let server = server.with_notice(session.cancel.clone());
+    let source = LiveSource::new(live, idle, session.cancel.clone(), Box::new(server));
+    Ok(Some(match late.take() {
+        Some(late) => Box::new(source.with_late(late)),
+        None => Box::new(source),
+    }))
+}
+
+/// Where rollouts that are open outlive the process.
+fn journal(dir: &RunDir) -> Result<Journal, Failure> {
+    let journal = Journal::open(&dir.path().join("journal"), JournalOptions::default());
+    journal.map_err(|e| Failure::input(format!("journal of rollouts: {e}")))
+}

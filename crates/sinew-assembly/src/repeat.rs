@@ -1,0 +1,95 @@
+//! Steps of a run, done again in a copy of its folder from the episodes that its commits name.
+
+use crate::failure::Failure;
+use crate::step_changes::StopAfter;
+use crate::{Invocation, ServeAt, Session, pipeline, tasks};
+use sinew_judge::Bench;
+use sinew_pipeline::{Bus, Goal, StepRecord, run};
+use sinew_runs::{Resume, RunDir, checkpoint_of, copy_before};
+use sinew_train::checkpoint::weights_hash;
+use std::path::Path;
+use std::time::Instant;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+/// What may have changed since without a step being another one: no episode is run, and scores are those that
+/// were stored.
+const NOT_RUN: [&str; 4] = ["env", "tasks", "reward", "judge"];
+
+/// Steps that were done again.
+#[derive(Debug)]
+pub struct Repeated {
+    /// Step of the checkpoint that they began with; 0: the first weights.
+    pub from: u64,
+    /// Records of now, in order.
+    pub records: Vec<StepRecord>,
+    /// The inputs of the run that have changed, a line each.
+    pub changed: Vec<String>,
+    /// Hash of the weights after the last step, then and now; `None`: no checkpoint of it is kept.
+    pub weights: Option<(String, String)>,
+}
+
+/// Does the steps of a run up to `step` again, from the newest checkpoint before it, in a copy at `copy`
+/// outside the run. What the steps trained on is what was committed: no episode is run, and what only
+/// episodes need may be another thing now. `allow_change` names what else may.
+///
+/// # Errors
+/// If the run keeps no episodes on disk, a part of it is gone or not what it was, or the copy cannot be made.
+pub fn repeat_steps(
+    (run_dir, copy): (&Path, &Path),
+    step: u64,
+    allow_change: &[String],
+    runtime: Handle,
+    cancel: watch::Receiver<bool>,
+) -> Result<Repeated, Failure> {
+    let from = copy_before(run_dir, copy, step);
+    let from = from.map_err(|e| Failure::system(format!("{}: {e}", copy.display())))?;
+    // People may have edited `recipe.toml` since.
+    let began = copy.join("began.toml");
+    if began.is_file() {
+        let restored = std::fs::copy(&began, copy.join("recipe.toml"));
+        restored.map_err(|e| Failure::system(format!("{}: {e}", began.display())))?;
+    }
+    let recipe = sinew_runs::recipe(copy)?;
+    let allow_change = allow_change.iter().cloned();
+    let resume = Resume {
+        allow_change: allow_change.chain(NOT_RUN.map(str::to_owned)).collect(),
+    };
+    let dir = RunDir::open(copy, &recipe, Some(&resume)).map_err(Failure::input)?;
+    let (bus, stop) = (Bus::default(), StopAfter::new(step));
+    bus.record(Box::new(stop.clone()));
+    let session = Session {
+        dir: &dir,
+        resume: Some(&resume),
+        tasks: tasks(&recipe)?,
+        runtime,
+        bus,
+        cancel: cancel.clone(),
+        bench: Bench::default(),
+        started: Instant::now(),
+        serve: ServeAt::default(),
+    };
+    let how = Invocation {
+        goal: Goal::Train,
+        command: "replay",
+        accept_loss: false,
+    };
+    let (pipeline, _) = pipeline(&recipe, how, session)?;
+    match run(pipeline) {
+        Ok(_) => {}
+        Err(e) if e.is_interrupt() && !*cancel.borrow() => {}
+        Err(e) => return Err(e.into()),
+    }
+    let hash = |folder: &Path| -> Result<Option<String>, Failure> {
+        let checkpoint = checkpoint_of(folder, step).map_err(Failure::system)?;
+        let hash = checkpoint.map(|c| weights_hash(&c)).transpose();
+        hash.map_err(Failure::system)
+    };
+    let records = stop.records().into_iter();
+    Ok(Repeated {
+        from,
+        changed: stop.warnings(),
+        records: records.filter(|r| r.step > from).collect(),
+        weights: hash(run_dir)?.zip(hash(copy)?),
+    })
+}

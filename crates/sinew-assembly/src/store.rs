@@ -1,0 +1,115 @@
+//! The store of a run: on disk or in memory.
+//!
+//! What a store on disk lost in a crash is reported here once, where it is opened for writing. The loop runs
+//! again what is still needed.
+
+use crate::failure::Failure;
+use sinew_pipeline::RunStore;
+use sinew_runs::RunDir;
+use sinew_recipe::{StoreKind, StorePlan};
+use sinew_store::{DiskStore, MemoryStore, Recovery, StoreError, StoreOptions};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Capacity of a store in memory; what does not fit is refused.
+const MEMORY_STORE_BYTES: u64 = 4 << 30;
+
+/// Time in which a store that another process holds must become free.
+const LOCK_WAIT: Duration = Duration::from_secs(10);
+/// Between two looks at it.
+const LOCK_PAUSE: Duration = Duration::from_millis(50);
+
+/// The store of a run, with the trained episodes that it has just lost.
+///
+/// # Errors
+/// If another process holds it, or a part of it cannot be read and the loss was not accepted.
+pub(crate) fn open_store(plan: &StorePlan, dir: &RunDir) -> Result<RunStore, Failure> {
+    if plan.kind == StoreKind::Memory {
+        return Ok(RunStore {
+            traces: Arc::new(MemoryStore::new(MEMORY_STORE_BYTES)),
+            torn: BTreeSet::new(),
+            forgets: true,
+            draws_per_step: 1,
+        });
+    }
+    let store = free_store(&dir.store(), dir.accepts_loss())
+        .map_err(|e| Failure::system(format!("store: {e}")))?;
+    let recovery = store.recovery();
+    let gone = recovery.torn_trained.iter().chain(&recovery.lost_trained);
+    let torn = gone.cloned().collect();
+    Ok(RunStore {
+        traces: Arc::new(store),
+        torn,
+        forgets: false,
+        draws_per_step: 1,
+    })
+}
+
+/// Opens the store of a run, which `sinew reward import` may hold for a moment.
+fn free_store(folder: &Path, accept_loss: bool) -> Result<DiskStore, StoreError> {
+    let began = Instant::now();
+    let mut said = false;
+    loop {
+        match disk_store(folder, accept_loss) {
+            Err(StoreError::Locked { .. }) if began.elapsed() < LOCK_WAIT => {
+                if !said {
+                    sinew_view::say(&format!(
+                        "store: another process holds {}: waiting for it",
+                        folder.display()
+                    ));
+                }
+                said = true;
+                std::thread::sleep(LOCK_PAUSE);
+            }
+            opened => return opened,
+        }
+    }
+}
+
+/// Opens a store for writing, and logs each damage that it repaired or went around.
+///
+/// # Errors
+/// If another process holds it, or a part of it cannot be read and `accept_loss` is not set.
+pub fn disk_store(folder: &Path, accept_loss: bool) -> Result<DiskStore, StoreError> {
+    let options = StoreOptions {
+        accept_loss,
+        ..StoreOptions::default()
+    };
+    let store = DiskStore::open(folder, options)?;
+    let Recovery {
+        torn,
+        torn_trained,
+        damaged,
+        lost,
+        lost_trained,
+        index_remade,
+        ..
+    } = store.recovery();
+    if let Some(reason) = index_remade {
+        tracing::error!(
+            store = %folder.display(), reason,
+            "the index was made anew from the segments; a damaged one is kept as index.sqlite.damaged"
+        );
+    }
+    for stretch in damaged {
+        tracing::error!(
+            segment = %stretch.path.display(), from = stretch.from, to = stretch.to,
+            "cannot be read: left as it is, what was stored there is given up"
+        );
+    }
+    if let Some(first) = lost.first().or(lost_trained.first()) {
+        tracing::error!(
+            store = %folder.display(), lost = lost.len(), lost_trained = lost_trained.len(), first = %first,
+            "known episodes cannot be read: those that are still needed are run again, trained ones are not"
+        );
+    }
+    if let Some(first) = torn.first().or(torn_trained.first()) {
+        tracing::error!(
+            store = %folder.display(), lost = torn.len(), lost_trained = torn_trained.len(), first = %first,
+            "the newest segment ended in a torn write: what of the lost episodes is still needed is run again, trained ones are not"
+        );
+    }
+    Ok(store)
+}

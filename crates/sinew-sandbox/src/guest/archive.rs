@@ -1,0 +1,257 @@
+//! Work folders as lists of entries, and as archives that depend on the content alone.
+//!
+//! The archive is that of the process level: a tar file, sorted, without owners and times. So a
+//! snapshot of one level can be started at another.
+
+use crate::SandboxError;
+use crate::archive::reader::{self, Budget, Kind, ReadLimits};
+use crate::archive::{Writer, spool};
+use std::fs::File;
+use std::io::{BufReader, Read, Seek, Write};
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+/// Maximum number of names in a path, as in [`ReadLimits::work_folder`].
+const MAX_DEPTH: usize = 65;
+
+/// What an entry is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EntryKind {
+    /// A regular file and its content.
+    File(Vec<u8>),
+    /// A folder.
+    Folder,
+    /// A symbolic link and where it points.
+    Link(PathBuf),
+}
+
+/// One entry of a work folder; folders come before what they hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Below the work folder, in plain parts.
+    pub path: PathBuf,
+    /// Rights, nine bits.
+    pub mode: u32,
+    /// What it is.
+    pub kind: EntryKind,
+}
+
+/// Whether every part of a path is a plain name.
+pub(crate) fn plain(path: &Path) -> bool {
+    let parts = path.components();
+    let all = parts.clone().all(|c| matches!(c, Component::Normal(_)));
+    all && (1..=MAX_DEPTH).contains(&parts.count())
+}
+
+/// Writes a work folder as an archive of at most `max_bytes`.
+///
+/// # Errors
+/// If a name does not fit into an archive, or the archive not where it is written.
+pub fn pack<W: Write>(entries: &[Entry], out: W, max_bytes: u64) -> Result<W, String> {
+    let mut writer = Writer::new(out, max_bytes);
+    for Entry { path, mode, kind } in entries {
+        let written = match kind {
+            EntryKind::File(content) => writer.file(path, *mode, &content.as_slice()),
+            EntryKind::Folder => writer.folder(path, *mode),
+            EntryKind::Link(target) => writer.link(path, *mode, target),
+        };
+        written.map_err(|e| format!("{}: {e}", path.display()))?;
+    }
+    writer.end().map_err(|e| e.to_string())
+}
+
+/// The entries of an archive with at most `max_bytes` of content.
+///
+/// # Errors
+/// If an entry is not a plain file, folder or link in a folder that is one, or if it is too large.
+/// Holes count as what they read as, further names of a file as files of their own.
+pub fn unpack(archive: impl Read, max_bytes: u64) -> Result<Vec<Entry>, String> {
+    let mut entries = Vec::<Entry>::new();
+    let mut links = std::collections::HashSet::new();
+    let mut files = std::collections::HashMap::new();
+    let mut budget = Budget::new(ReadLimits::work_folder(max_bytes));
+    let read = reader::read(archive, &mut budget, |entry, budget| {
+        let path = std::mem::take(&mut entry.path);
+        if !plain(&path) {
+            return Err("it names the work folder itself".into());
+        }
+        if path.ancestors().skip(1).any(|p| links.contains(p)) {
+            return Err("it is below a link".into());
+        }
+        let kind = match &entry.kind {
+            Kind::Folder => EntryKind::Folder,
+            Kind::Symlink(target) => {
+                links.insert(path.clone());
+                EntryKind::Link(target.clone())
+            }
+            Kind::HardLink(first) => {
+                let first = files.get(first).map(|at: &usize| &entries[*at].kind);
+                let Some(EntryKind::File(content)) = first else {
+                    return Err("it links to no file before it".into());
+                };
+                budget.charge(content.len() as u64)?;
+                EntryKind::File(content.clone())
+            }
+            Kind::File => {
+                let content = entry.bytes(budget)?;
+                files.insert(path.clone(), entries.len());
+                EntryKind::File(content)
+            }
+            Kind::Device(kind) => {
+                return Err(format!("it is a device or pipe ({kind})").into());
+            }
+        };
+        let mode = entry.mode & 0o777;
+        entries.push(Entry { path, mode, kind });
+        Ok(())
+    });
+    read.map_err(|e| e.to_string())?;
+    Ok(entries)
+}
+
+/// As [`pack`], into a file without a name, on a thread that may wait.
+///
+/// # Errors
+/// As of [`pack`].
+pub async fn export(entries: Arc<Vec<Entry>>, max_bytes: u64) -> Result<File, SandboxError> {
+    let work = move || {
+        let file = spool(&[]).map_err(|e| e.to_string())?;
+        let mut file = pack(&entries, file, max_bytes)?;
+        file.rewind().map_err(|e| e.to_string())?;
+        Ok(file)
+    };
+    apart("export", work).await
+}
+
+/// As [`unpack`], from where a file stands, on a thread that may wait.
+///
+/// # Errors
+/// As of [`unpack`].
+pub async fn import(archive: File, max_bytes: u64) -> Result<Vec<Entry>, SandboxError> {
+    apart("import", move || unpack(BufReader::new(archive), max_bytes)).await
+}
+
+async fn apart<T: Send + 'static>(
+    operation: &str,
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, SandboxError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    let done = done.unwrap_or_else(|e| Err(e.to_string()));
+    done.map_err(|message| SandboxError::Io {
+        operation: operation.into(),
+        message,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn packed(entries: &[Entry]) -> Result<Vec<u8>, String> {
+        pack(entries, Vec::new(), 1 << 30)
+    }
+
+    fn entry(path: &str, kind: EntryKind) -> Entry {
+        Entry {
+            path: path.into(),
+            mode: 0o640,
+            kind,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_packed_is_unpacked(name in "[a-z]{1,200}", content in proptest::collection::vec(any::<u8>(), 0..2000)) {
+            let entries = vec![
+                entry("d", EntryKind::Folder),
+                entry(&format!("d/{name}"), EntryKind::File(content)),
+                entry("l", EntryKind::Link("/etc/passwd".into())),
+            ];
+            let archive = packed(&entries).unwrap();
+            prop_assert_eq!(unpack(archive.as_slice(), 1 << 20).unwrap(), entries);
+        }
+
+        #[test]
+        fn any_bytes_are_refused_or_taken(bytes in proptest::collection::vec(any::<u8>(), 0..3000)) {
+            if let Ok(entries) = unpack(bytes.as_slice(), 1000) {
+                prop_assert!(entries.iter().all(|e| plain(&e.path)));
+            }
+        }
+    }
+
+    #[test]
+    fn hostile_archives_are_refused() {
+        let big = packed(&[entry("a", EntryKind::File(vec![0; 100]))]).unwrap();
+        assert!(
+            unpack(big.as_slice(), 99)
+                .unwrap_err()
+                .contains("more than 99")
+        );
+        let behind = [
+            entry("l", EntryKind::Link("/tmp".into())),
+            entry("l/x", EntryKind::File(Vec::new())),
+        ];
+        let behind = packed(&behind).unwrap();
+        assert!(
+            unpack(behind.as_slice(), 100)
+                .unwrap_err()
+                .contains("entry 2")
+        );
+        assert!(packed(&[entry("../x", EntryKind::Folder)]).is_err());
+    }
+
+    #[test]
+    fn further_names_of_a_file_are_files_of_their_own() {
+        let mut writer = Writer::new(Vec::new(), 1 << 20);
+        let content: &[u8] = &[7; 100];
+        writer.file(Path::new("a"), 0o600, &content).unwrap();
+        writer
+            .hard_link(Path::new("b"), 0o600, Path::new("a"))
+            .unwrap();
+        let archive = writer.end().unwrap();
+        let entries = unpack(archive.as_slice(), 200).unwrap();
+        assert_eq!(entries[1].kind, entries[0].kind);
+        assert!(
+            unpack(archive.as_slice(), 199)
+                .unwrap_err()
+                .contains("more than 199")
+        );
+        let mut writer = Writer::new(Vec::new(), 1 << 20);
+        writer
+            .hard_link(Path::new("b"), 0o600, Path::new("a"))
+            .unwrap();
+        let none = writer.end().unwrap();
+        assert!(
+            unpack(none.as_slice(), 9)
+                .unwrap_err()
+                .contains("no file before")
+        );
+    }
+
+    #[test]
+    fn a_name_without_end_is_refused_at_once() {
+        let mut builder = tar::Builder::new(Vec::new());
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(tar::EntryType::Symlink);
+        header.set_size(0);
+        header.set_mode(0o644);
+        builder.append_link(&mut header, "l", "x").unwrap();
+        // As a folder name each of its half million parts would be looked up among the links.
+        let name = "a/".repeat(1 << 19);
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(tar::EntryType::Regular);
+        header.set_size(0);
+        header.set_mode(0o644);
+        builder
+            .append_data(&mut header, &name[..name.len() - 1], &b""[..])
+            .unwrap();
+        let archive = builder.into_inner().unwrap();
+        let told = unpack(archive.as_slice(), 1000).unwrap_err();
+        assert!(
+            told.contains("names and extensions") && told.len() < 200,
+            "{}",
+            told.len()
+        );
+    }
+}

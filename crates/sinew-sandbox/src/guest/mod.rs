@@ -1,0 +1,19 @@
+//! The agent that is the first process of a container or a virtual machine, and its client.
+//!
+//! [`AGENT`] is one static program (`sinew-jail`); it runs programs inside the walls of
+//! the process level, kills everything that they leave, and keeps files below `/work`. [`Guest`]
+//! drives it over any stream. Invariants: the guest is hostile: lengths are bounded, a frame that
+//! does not belong is refused, one that never ends is cut by a deadline, and after either the
+//! connection is not used again; how a program ended is what the agent saw of the kernel, not
+//! what the program wrote.
+
+mod archive;
+mod client;
+mod program;
+
+pub use archive::{Entry, EntryKind, export, import, pack, unpack};
+pub use client::{Count, Ended, Guest, Hello, Outcome, Setup, Stream};
+pub use program::checked;
+
+/// The agent, for the architecture that this was compiled for; it is one under the name `agent`.
+pub const AGENT: &[u8] = crate::JAIL;
