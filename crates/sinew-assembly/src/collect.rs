@@ -10,7 +10,8 @@ use crate::{
     Session, describe, device, engine, episode_parts, groups, plan, run_info, source, store,
 };
 use crate::collecting::{CollectConfig, Collection, GoldRollouts};
-use sinew_pipeline::{ChangedParts, EngineRollouts, RolloutParts, Rollouts, RunEvent};
+use sinew_orchestrator::RunEvent;
+use sinew_pipeline::{ChangedParts, EngineRollouts, RolloutParts, Rollouts};
 use sinew_recipe::{DataSection, EngineType, RunPlan, StoreKind};
 use sinew_render::Renderer;
 use sinew_tensor::Cpu;

@@ -4,7 +4,7 @@ use crate::env::{self, Tasks};
 use crate::failure::Failure;
 use crate::store::disk_store;
 use crate::collecting::Whole;
-use sinew_pipeline::Decided;
+use sinew_orchestrator::Decided;
 use sinew_runs::store_path;
 use sinew_recipe::{Recipe, RunPlan};
 use sinew_store::{DiskStore, EpisodeSummary, Filter, GcReport, MAX_PAGE, StoreError, TraceStore};

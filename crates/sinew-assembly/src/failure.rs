@@ -6,7 +6,7 @@
 
 use sinew_runs::chain::ChainError;
 use crate::levels::LevelError;
-use sinew_pipeline::PipelineError;
+use sinew_orchestrator::PipelineError;
 use sinew_runs::{RunDirError, RunEnd};
 use sinew_recipe::RecipeError;
 use std::path::Path;

@@ -93,10 +93,8 @@ use pins::Pins;
 use sinew_env::{EnvFactory, Taskset};
 use sinew_judge::Bench;
 use sinew_model::ModelConfig;
-use sinew_pipeline::{
-    Bus, CrossPolicy, EngineRollouts, Goal, GroupParts, GroupRewards, InboxScores, Late, Pipeline,
-    RolloutParts, RunEvent, TurnSchedule,
-};
+use sinew_orchestrator::{Bus, Goal, RunEvent};
+use sinew_pipeline::{CrossPolicy, EngineRollouts, GroupParts, GroupRewards, InboxScores, Late, Pipeline, RolloutParts, TurnSchedule};
 use sinew_runs::{Resume, RunDir};
 use sinew_recipe::{EngineType, Order, RunPlan, TrainMode};
 use sinew_render::Renderer;

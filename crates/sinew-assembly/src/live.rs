@@ -20,7 +20,8 @@ use sinew_gateway::{
     Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, RolloutSpec, Secret, Server,
     TrainingHooks,
 };
-use sinew_pipeline::{Late, RunEvent, RunStore, SampleSource};
+use sinew_orchestrator::RunEvent;
+use sinew_pipeline::{Late, RunStore, SampleSource};
 use sinew_runs::RunDir;
 use sinew_recipe::{HarnessSection, RunPlan};
 use sinew_rollout::{EpisodeOptions, EpisodeParts};

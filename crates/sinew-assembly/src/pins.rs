@@ -16,7 +16,7 @@ use crate::Session;
 use crate::failure::Failure;
 use crate::run_model::{RunModel, at_checkpoint, run_model, typed_source};
 use sinew_env::EnvFactory;
-use sinew_pipeline::RunEvent;
+use sinew_orchestrator::RunEvent;
 use sinew_runs::{Pinned, PinnedWeights};
 use sinew_recipe::{ModelSection, RUN, RubricSource, RunPlan};
 use sinew_rollout::REWARD;

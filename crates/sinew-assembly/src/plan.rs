@@ -7,11 +7,8 @@ use crate::failure::Failure;
 use sinew_algo::{Algorithm, Signal, TurnStages};
 use sinew_env::{Split, Taskset};
 use sinew_model::{LoraConfig, Projection};
-use sinew_pipeline::{
-    After, ByType, ChangedParts, CoreConfig, EnvironmentShare, EvalConfig, Goal, IN_FLIGHT,
-    LateConfig, LateGroups, LearnerConfig, Overlap, PipelineConfig, PolicyConfig, SampleKind,
-    TaskDraws, TaskSampling, TaskShares, TurnSchedule,
-};
+use sinew_orchestrator::{After, ByType, CoreConfig, EnvironmentShare, EvalConfig, Goal, LateConfig, LateGroups, Overlap, SampleKind, TaskDraws, TaskSampling, TaskShares};
+use sinew_pipeline::{ChangedParts, IN_FLIGHT, LearnerConfig, PipelineConfig, PolicyConfig, TurnSchedule};
 use sinew_runs::{RunDir, RunDirError};
 use sinew_recipe::{
     Changed, DataSection, LateAfter, LoraSection, LrSchedule, ResumeEpisodes, RolloutPlan, RunPlan,

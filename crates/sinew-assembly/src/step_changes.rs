@@ -1,7 +1,7 @@
 //! Steps of a run that are done again from its commits, and what came out differently.
 
 use serde_json::Value;
-use sinew_pipeline::{PipelineError, Recorder, RunEvent, StepRecord};
+use sinew_orchestrator::{PipelineError, Recorder, RunEvent, StepRecord};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Keys of a record that a repetition gives again to the bit: rows and tokens of the update, and what the

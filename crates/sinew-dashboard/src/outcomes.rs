@@ -3,7 +3,7 @@
 //! The command line and the dashboard list episodes through here, so that a filter means the same in both.
 
 use sinew_algo::trust::{Suspicion, Usual, suspicions};
-use sinew_pipeline::{LateConfig, settle};
+use sinew_orchestrator::{LateConfig, settle};
 use sinew_store::{Cursor, EndKind, EpisodeSummary, Filter, StoreError, StoreReader};
 use sinew_types::{EpisodeId, Trace};
 use std::cell::OnceCell;

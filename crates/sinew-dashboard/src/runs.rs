@@ -7,7 +7,7 @@ use crate::error::ViewError;
 use crate::series::{Spread, pooled};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sinew_pipeline::{EvalRecord, StepRecord, Verdict};
+use sinew_orchestrator::{EvalRecord, StepRecord, Verdict};
 use sinew_runs::{holds_run, process_of, store_path};
 use sinew_recipe::RunPlan;
 use sinew_render::Renderer;
@@ -26,7 +26,7 @@ const RECENT: usize = 5;
 /// Makes the tokenizer of a run from its folder and recipe; an error is shown in place of the text of tokens.
 pub type OpenRenderer = dyn Fn(&Path, &RunPlan) -> Result<Arc<dyn Renderer>, String> + Send + Sync;
 /// How rewards from outside count in a run.
-pub type LateOf = dyn Fn(&RunPlan) -> Option<sinew_pipeline::LateConfig> + Send + Sync;
+pub type LateOf = dyn Fn(&RunPlan) -> Option<sinew_orchestrator::LateConfig> + Send + Sync;
 
 /// What the wiring of the program gives.
 #[derive(Clone)]
@@ -354,7 +354,7 @@ impl Run {
     }
 
     /// How rewards from outside count.
-    pub(crate) fn late(&self) -> Option<sinew_pipeline::LateConfig> {
+    pub(crate) fn late(&self) -> Option<sinew_orchestrator::LateConfig> {
         self.recipe()
             .ok()
             .and_then(|recipe| (self.ports.late)(&recipe))

@@ -11,7 +11,7 @@
 //! worlds or settings lie on curves of their own.
 
 use serde::{Deserialize, Serialize};
-use sinew_pipeline::{EvalRecord, StepRecord};
+use sinew_orchestrator::{EvalRecord, StepRecord};
 use sinew_types::SplitMix64;
 use std::collections::BTreeSet;
 
@@ -474,7 +474,7 @@ mod tests {
             when: "after".into(),
             step: 2,
             wall_s: 9.0,
-            stats: sinew_pipeline::EpisodeStats::default(),
+            stats: sinew_orchestrator::EpisodeStats::default(),
         };
         let steps = [step(1), step(2)];
         let of = |y| {

@@ -4,7 +4,7 @@
 //! not one of 0.
 
 use serde::Serialize;
-use sinew_pipeline::{EpisodeStats, EvalRecord, Interval, StepRecord};
+use sinew_orchestrator::{EpisodeStats, EvalRecord, Interval, StepRecord};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Points of a curve that a page gets at most.

@@ -2,7 +2,7 @@
 //! samples.
 
 use serde_json::{Value, json};
-use sinew_pipeline::{SampleStatus, StepRecord, Totals};
+use sinew_orchestrator::{SampleStatus, StepRecord, Totals};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::path::Path;

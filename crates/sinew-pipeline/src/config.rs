@@ -1,6 +1,6 @@
 //! What a run is to do, as plain data: a recipe that was resolved, without its text forms.
 
-use crate::core::CoreConfig;
+use sinew_orchestrator::CoreConfig;
 use sinew_algo::trust::TrustConfig;
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,8 +1,9 @@
 //! The files that record a run: `metrics.jsonl` and `evals.jsonl`, as a reader of its events.
 
-use crate::error::PipelineError;
-use crate::event::{Bus, Recorder, RunEvent};
-use crate::record::{Damage, EvalRecord, MetricsFile, Record, StepRecord};
+use sinew_orchestrator::PipelineError;
+use sinew_orchestrator::{Bus, Recorder, RunEvent};
+use crate::metrics_file::{Damage, MetricsFile, Record};
+use sinew_orchestrator::{EvalRecord, StepRecord};
 use crate::state::{Earlier, SavedState};
 use std::path::Path;
 use std::sync::Arc;

@@ -1,7 +1,6 @@
 //! Output formats: what makes masks for an engine, and what makes them again before training.
 
-use crate::error::PipelineError;
-use serde::{Deserialize, Serialize};
+use sinew_orchestrator::{FormatCounts, PipelineError};
 use sinew_algo::Columns;
 use sinew_grammar::{GrammarError, Grammars, GuidedGrammars, Matcher, Vocabulary, replay};
 use sinew_render::Renderer;
@@ -94,31 +93,6 @@ impl Grammars for LazyGrammars {
 
     fn check(&self, format: &Arc<Format>, tokens: &[TokenId]) -> Result<(), GrammarError> {
         self.made()?.check(format, tokens)
-    }
-}
-
-/// What became of the tokens of a step that were held to formats.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct FormatCounts {
-    /// Tokens drawn from a mask with a choice; their masks were made again.
-    pub masked: usize,
-    /// Tokens without a choice: never trained.
-    pub forced: usize,
-    /// Mean logarithm of the probability that the model gave to the allowed tokens together: near 0 where it
-    /// keeps to the formats by itself.
-    pub log_mass: f64,
-    /// Answers of servers that were given a format as advice, and how many of them kept to it.
-    #[serde(default)]
-    pub advised: usize,
-    #[serde(default)]
-    pub kept: usize,
-    /// Episodes whose masks could not be made again: not trained.
-    pub rejected: usize,
-}
-
-impl FormatCounts {
-    pub fn is_empty(&self) -> bool {
-        *self == Self::default()
     }
 }
 

@@ -5,10 +5,10 @@
 //! unscored. What an earlier session completed stays as it is: such a member is shown, and its second score
 //! is not used.
 
-use crate::error::PipelineError;
+use sinew_orchestrator::PipelineError;
 use crate::ports::{GroupScores, ScoredGroup};
-use crate::schedule::Draw;
-use crate::score_records::{self, Member};
+use sinew_orchestrator::Draw;
+use sinew_orchestrator::{Member, keep_scores};
 use sinew_env::{
     EnvFactory, GroupReward, RewardSample, Score, Taskset, Unscored, waits_for_group, with_group,
 };
@@ -74,7 +74,7 @@ impl GroupRewards {
         let at_us = SystemTime::now().duration_since(UNIX_EPOCH);
         let at_us = at_us.map_or(0, |d| d.as_micros() as u64);
         let store = self.parts.store.as_ref();
-        score_records::keep(store, &group.scores, at_us)?;
+        keep_scores(store, &group.scores, at_us)?;
         let whole = |(member, score): (Member, _)| {
             let outcome = with_group(&member.outcome, score);
             (member.episode, outcome)

@@ -1,10 +1,10 @@
 //! The trainer with its checkpoints, behind what the loop needs of it.
 
-use crate::error::PipelineError;
+use sinew_orchestrator::PipelineError;
 use crate::parallel::WorkerGroup;
 use crate::ports::Learner;
-use crate::record::StepRecord;
-use crate::rows::Rows;
+use sinew_orchestrator::StepRecord;
+use sinew_orchestrator::Rows;
 use crate::scoring_models::ScoringModels;
 use serde_json::Value;
 use sinew_algo::{Algorithm, Column, Columns, Prepared};

@@ -1,9 +1,6 @@
 //! Holds `docs/metrics.md` to the records: each key of each is defined there, and no other.
 
-use crate::{
-    AdmissionRecord, Counted, EpisodeStats, EvalRecord, FormatCounts, Interval, Percentiles,
-    SampleStatus, Spread, StepRecord,
-};
+use sinew_orchestrator::{AdmissionRecord, Counted, EpisodeStats, EvalRecord, FormatCounts, Interval, Percentiles, SampleStatus, Spread, StepRecord};
 use serde::Deserialize;
 use serde::de::value::Error;
 use serde::de::{Deserializer, Error as _, Visitor};

@@ -4,7 +4,7 @@
 //! name: when the last of them ends, however it ends, it is gone. Rows and reports go through the
 //! workers' standard input and output. A worker whose input closes ends.
 
-use crate::error::PipelineError;
+use sinew_orchestrator::PipelineError;
 use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
 use sinew_tensor::{Cpu, KernelSet};

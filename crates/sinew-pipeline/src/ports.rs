@@ -14,11 +14,11 @@
 //! overlaps with generation. A port may block; it is asked to stop by its own cancellation, and reports
 //! that as [`PipelineError::Interrupted`].
 
-use crate::error::PipelineError;
-use crate::event::RolloutProgress;
-use crate::record::StepRecord;
-use crate::rows::Rows;
-use crate::schedule::Draw;
+use sinew_orchestrator::PipelineError;
+use sinew_orchestrator::RolloutProgress;
+use sinew_orchestrator::StepRecord;
+use sinew_orchestrator::Rows;
+use sinew_orchestrator::Draw;
 use serde_json::Value;
 use sinew_algo::{Algorithm, Columns, Prepared};
 use sinew_rollout::{AdmissionReading, Resumed};

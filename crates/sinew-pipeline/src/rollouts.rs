@@ -1,12 +1,12 @@
 //! Episodes that are run by an engine, environments and a harness of this process.
 
 use crate::cross::CrossPolicy;
-use crate::error::PipelineError;
-use crate::event::RolloutProgress;
+use sinew_orchestrator::{BOARD, PipelineError};
+use sinew_orchestrator::RolloutProgress;
 use crate::in_flight::InFlightFile;
 use crate::ports::{Earlier, RolloutReading, Rollouts, StoredEpisode, Waker};
-use crate::schedule::{Draw, draw_of};
-use crate::score_records::completed;
+use sinew_orchestrator::{Draw, draw_of};
+use sinew_orchestrator::completed;
 use sinew_algo::TurnStages;
 use sinew_env::Taskset;
 use sinew_rollout::{
@@ -23,12 +23,6 @@ use tokio::sync::watch;
 
 /// Between two looks at what goes on.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-
-/// Live episodes that a terminal shows one by one.
-pub const LONGEST: usize = 3;
-
-/// Live episodes that an event carries, for readers with more room than a terminal.
-pub const BOARD: usize = 512;
 
 /// Tokens a second between two looks.
 #[derive(Debug)]

@@ -1,11 +1,11 @@
 //! From the episodes of a step to rows of training.
 
-use crate::curriculum::Curriculum;
-use crate::error::PipelineError;
+use sinew_orchestrator::Curriculum;
+use sinew_orchestrator::PipelineError;
 use crate::formats;
 use crate::ports::Learner;
-use crate::rows::Rows;
-use crate::status::{EQUAL, SUSPICIOUS};
+use sinew_orchestrator::Rows;
+use sinew_orchestrator::{EQUAL, SUSPICIOUS};
 use crate::trust;
 use sinew_algo::trust::TrustConfig;
 use sinew_algo::{AlgoReport, Algorithm, Composition, Truncated, count_tokens};

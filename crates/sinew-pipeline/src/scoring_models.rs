@@ -1,6 +1,6 @@
 //! Frozen models that score rows: what a KL term compares with, and a teacher.
 
-use crate::error::PipelineError;
+use sinew_orchestrator::PipelineError;
 use sinew_model::Params;
 use sinew_tensor::Cpu;
 use sinew_train::{ModelPolicy, TrainError, score_rows, score_top};

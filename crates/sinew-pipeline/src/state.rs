@@ -1,11 +1,11 @@
 //! What a run keeps: its commits in the store, and a state of fixed size in each checkpoint.
 
-use crate::core::{CoreState, OpenDraws, UpdateCommit};
-use crate::curriculum::Curriculum;
-use crate::error::PipelineError;
-use crate::record::{EvalRecord, StepRecord, is_zero};
-use crate::schedule::{attempt_id, draw_of};
-use crate::score_records::completed;
+use sinew_orchestrator::{CoreState, OpenDraws, UpdateCommit};
+use sinew_orchestrator::Curriculum;
+use sinew_orchestrator::PipelineError;
+use sinew_orchestrator::{EvalRecord, StepRecord, is_zero};
+use sinew_orchestrator::{attempt_id, draw_of};
+use sinew_orchestrator::completed;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sinew_store::{Filter, TraceStore, TrainedBatch};
@@ -449,7 +449,7 @@ impl Earlier {
             step: saved.step,
             curriculum: saved.curriculum.clone(),
             measured_at: during.map(|r| r.step).max().unwrap_or(0),
-            health: crate::health::Health::after(steps),
+            health: sinew_orchestrator::Health::after(steps),
             committed: committed.collect(),
             begun: (0, 0),
             ..CoreState::default()

@@ -14,7 +14,7 @@
 //! | `report.html` | the report |
 //! | `end.json` | how the last process ended |
 
-use sinew_pipeline::Process;
+use sinew_orchestrator::Process;
 use sinew_recipe::{CHAIN_FILE, Change, RecipeError, RunPlan, changes};
 use sinew_view::RunSummary;
 use std::fs::File;

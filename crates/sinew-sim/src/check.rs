@@ -1,7 +1,7 @@
 //! Invariants of the whole system, and faults of the harness that show that they can be broken.
 
 use serde::{Deserialize, Serialize};
-use sinew_pipeline::UpdateCommit;
+use sinew_orchestrator::UpdateCommit;
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::collections::HashSet;
 use std::fmt;

@@ -4,7 +4,7 @@
 //! enough; a rollout that was opened alone is a group by itself. Unscored and failed ones take a place in
 //! their group and are dropped, with the reason. What is given out is taken: it is given out once.
 
-use sinew_pipeline::BEHIND;
+use sinew_orchestrator::BEHIND;
 use sinew_types::{EpisodeEnd, EpisodeId, GroupId, PolicyVersion, Trace};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

@@ -4,7 +4,7 @@
 //! another one.
 
 use serde::{Deserialize, Serialize};
-use sinew_pipeline::PipelineError;
+use sinew_orchestrator::PipelineError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::PathBuf;

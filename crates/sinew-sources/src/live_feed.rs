@@ -1,7 +1,8 @@
 //! Rollouts that agents finished at a gateway, between the gateway's threads and the training loop.
 
 use crate::intake::{FinishedRollout, Intake, IntakeBatch, IntakeConfig, UNSCORED};
-use sinew_pipeline::{BEHIND, Given, PipelineError};
+use sinew_orchestrator::{BEHIND, PipelineError};
+use sinew_pipeline::Given;
 use sinew_store::{Filter, TraceStore};
 use sinew_types::{EpisodeId, GroupId, PolicyVersion, Trace};
 use std::collections::{BTreeMap, BTreeSet};

@@ -9,7 +9,8 @@
 //! after a restart.
 
 use crate::live_feed::{Feed, note, read};
-use sinew_pipeline::{Given, Late, Look, PipelineError, Settled, Shelf, Wanted};
+use sinew_orchestrator::{Look, PipelineError, Settled, Shelf};
+use sinew_pipeline::{Given, Late, Wanted};
 use sinew_types::{EpisodeId, GroupId};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

@@ -9,7 +9,8 @@
 
 use crate::live_feed::{Feed, LiveRollouts, note, read};
 use crate::live_late::LateGroups;
-use sinew_pipeline::{Given, Late, PipelineError, SampleSource, Wanted};
+use sinew_orchestrator::PipelineError;
+use sinew_pipeline::{Given, Late, SampleSource, Wanted};
 use sinew_types::EpisodeId;
 use std::any::Any;
 use std::collections::BTreeSet;

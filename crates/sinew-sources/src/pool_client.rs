@@ -4,7 +4,7 @@ use reqwest::blocking::{Client, RequestBuilder};
 use reqwest::{Method, header};
 use serde_json::Value;
 use sinew_http::{cause, tls};
-use sinew_pipeline::PipelineError;
+use sinew_orchestrator::PipelineError;
 use std::io::Read;
 use std::path::Path;
 use std::time::Duration;

@@ -16,7 +16,7 @@
 //! | `memory` | little free memory |
 
 use crate::config::AlertsConfig;
-use sinew_pipeline::{Course, EvalRecord, Judgement, Process, StepRecord};
+use sinew_orchestrator::{Course, EvalRecord, Judgement, Process, StepRecord};
 use sinew_rollout::LiveEpisode;
 use sinew_types::EpisodeId;
 use std::collections::{BTreeMap, VecDeque};

@@ -9,7 +9,7 @@ use crate::spans::{chosen, episode_ids};
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs, SeverityNumber};
-use sinew_pipeline::{EvalRecord, Phase, RunEvent, StepRecord};
+use sinew_orchestrator::{EvalRecord, Phase, RunEvent, StepRecord};
 use sinew_rollout::FailedEpisode;
 use sinew_types::FailureKind;
 
@@ -235,7 +235,7 @@ fn word(severity: SeverityNumber) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sinew_pipeline::RolloutProgress;
+    use sinew_orchestrator::RolloutProgress;
     use sinew_types::EpisodeId;
 
     fn records(logs: &mut Logs) -> Vec<LogRecord> {

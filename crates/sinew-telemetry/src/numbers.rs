@@ -3,7 +3,7 @@
 //! Names have parts with `/` between them: `rollout/reward`, `policy/entropy`. What was not measured is left
 //! out: it is not 0.
 
-use sinew_pipeline::{EpisodeStats, EvalRecord, StepRecord};
+use sinew_orchestrator::{EpisodeStats, EvalRecord, StepRecord};
 
 /// Numbers of the loss that are exported, with their names here.
 const LOSS: [(&str, &str); 9] = [

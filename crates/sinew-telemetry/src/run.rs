@@ -10,7 +10,7 @@ use crate::send;
 use crate::spans::Collector;
 use crate::worker::{Worker, lock};
 use sinew_http::server::{self, ConnectionLimits, Guard};
-use sinew_pipeline::Bus;
+use sinew_orchestrator::Bus;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

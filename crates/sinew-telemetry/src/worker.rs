@@ -14,7 +14,7 @@ use crate::prometheus::Board;
 use crate::send::{Counts, Queue, Request};
 use crate::spans::{self, Collector, Complete, chosen};
 use prost::Message;
-use sinew_pipeline::{Bus, Process, RolloutProgress, RunEvent};
+use sinew_orchestrator::{Bus, Process, RolloutProgress, RunEvent};
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};

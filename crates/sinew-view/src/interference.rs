@@ -7,7 +7,7 @@
 //! loses of others. With equal shares in all intervals, the entries of a row are equal: nothing is known
 //! apart then.
 
-use sinew_pipeline::{EvalRecord, StepRecord};
+use sinew_orchestrator::{EvalRecord, StepRecord};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Environments that a table has at most.
@@ -71,7 +71,7 @@ fn shares(steps: &[StepRecord], (from, to): (u64, u64)) -> BTreeMap<&str, f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sinew_pipeline::EpisodeStats;
+    use sinew_orchestrator::EpisodeStats;
 
     fn stats(of: [(&str, usize, f64); 2]) -> EpisodeStats {
         let own = of.map(|(name, episodes, success)| {

@@ -15,7 +15,7 @@
 use crate::log::say;
 use crate::status::Status;
 use serde::{Deserialize, Serialize};
-use sinew_pipeline::{Bus, Phase, RunEvent};
+use sinew_orchestrator::{Bus, Phase, RunEvent};
 use sinew_rollout::PhaseSpan;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -318,7 +318,7 @@ pub fn timeline(folder: &Path, most: usize) -> Vec<Sample> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sinew_pipeline::RolloutProgress;
+    use sinew_orchestrator::RolloutProgress;
     use sinew_rollout::LiveEpisode;
 
     #[test]

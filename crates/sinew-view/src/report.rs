@@ -17,10 +17,7 @@
 use crate::date::date;
 use crate::interference::interference;
 use crate::status::duration;
-use sinew_pipeline::{
-    EpisodeStats, EvalRecord, PipelineError, Recorder, RunEvent, SampleStatus, StepRecord,
-    TokenSummary, Totals, UNSCORED, Waits,
-};
+use sinew_orchestrator::{EpisodeStats, EvalRecord, PipelineError, Recorder, RunEvent, SampleStatus, StepRecord, TokenSummary, Totals, UNSCORED, Waits};
 use crate::plot::{Curve, Lane, Span, plot_with_points, timeline};
 use sinew_render::Renderer;
 use sinew_types::{EpisodeEnd, TokenKind, Trace};
@@ -642,7 +639,7 @@ pub(crate) fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sinew_pipeline::Counted;
+    use sinew_orchestrator::Counted;
 
     #[test]
     fn markup_in_a_model_s_output_stays_text() {

@@ -3,7 +3,7 @@
 //! [`Status::apply`] is a pure function of the state and an event, so that any view can be tested without a
 //! terminal. Events may be missing: nothing here counts on having seen them all.
 
-use sinew_pipeline::{CollectProgress, Phase, RunEvent, StepRecord};
+use sinew_orchestrator::{CollectProgress, Phase, RunEvent, StepRecord};
 use sinew_rollout::{AdmissionReading, GaugesReading, LiveEpisode};
 
 /// What a view shows.

@@ -6,7 +6,8 @@
 use crate::printer::collected_line;
 use crate::report::{comparison, time_split};
 use crate::status::duration;
-use sinew_pipeline::{CollectProgress, Ended, EpisodeStats, StepRecord};
+use sinew_orchestrator::{CollectProgress, EpisodeStats, StepRecord};
+use sinew_pipeline::Ended;
 use std::fmt::Write;
 use std::path::Path;
 

@@ -12,7 +12,7 @@
 use crate::{RunArgs, check, output, train};
 use clap::Args;
 use sinew_assembly::collecting::Collected;
-use sinew_pipeline::{CollectProgress, FAILING, Process, RunEvent};
+use sinew_orchestrator::{CollectProgress, FAILING, Process, RunEvent};
 use sinew_runs::{COLLECTION, RunDir};
 use sinew_recipe::{Recipe, RunPlan};
 use sinew_view::collected;

@@ -7,7 +7,7 @@
 use crate::output;
 use clap::ValueEnum;
 use serde_json::Value;
-use sinew_pipeline::{EvalRecord, StepRecord};
+use sinew_orchestrator::{EvalRecord, StepRecord};
 use sinew_view::plot::{Curve, plot};
 use sinew_runs::write_atomic;
 use sinew_view::{WINDOW, lines, smoothed};

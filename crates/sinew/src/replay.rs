@@ -6,7 +6,7 @@ use crate::output::{print, print_as_it_is, print_json};
 use crate::signals;
 use clap::Args;
 use serde_json::json;
-use sinew_pipeline::StepRecord;
+use sinew_orchestrator::StepRecord;
 use sinew_recipe::RunPlan;
 use sinew_rollout::{Change, Drift, Replayed};
 use sinew_store::TraceStore;

@@ -5,7 +5,7 @@
 use crate::output;
 use clap::Args;
 use serde_json::json;
-use sinew_pipeline::Process;
+use sinew_orchestrator::Process;
 use sinew_store::StoreReader;
 use sinew_assembly::Failure;
 use std::path::{Path, PathBuf};

@@ -21,9 +21,8 @@ use crate::signals;
 use crate::track::Trackers;
 use serde_json::{Map, Value};
 use sinew_judge::Bench;
-use sinew_pipeline::{
-    Bus, Ended, EpisodeStats, Goal, Phase, PipelineError, Process, RunEvent, StepRecord,
-};
+use sinew_orchestrator::{Bus, EpisodeStats, Goal, Phase, PipelineError, Process, RunEvent, StepRecord};
+use sinew_pipeline::Ended;
 use sinew_runs::{Resume, RunDir};
 use sinew_recipe::RunPlan;
 use sinew_telemetry::{Signals, SignalsConfig};

@@ -4,7 +4,7 @@
 //! index and never read. Of any other, all members are asked for: the port gives those that the store has, so
 //! that a reward that was not given yet is asked for again, and what the system failed has another attempt.
 
-use sinew_pipeline::{CollectProgress, Draw, EndedEpisode, Follows, Roster, Showed, TaskDraws};
+use sinew_orchestrator::{CollectProgress, Draw, EndedEpisode, Follows, Roster, Showed, TaskDraws};
 use sinew_types::{EpisodeId, GroupId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -227,7 +227,7 @@ impl Collector {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sinew_pipeline::TaskSampling;
+    use sinew_orchestrator::TaskSampling;
     use std::collections::BTreeSet;
 
     fn collector(episodes: u64, room: usize, known: HashMap<EpisodeId, Known>) -> Collector {

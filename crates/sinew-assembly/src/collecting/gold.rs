@@ -1,8 +1,7 @@
 //! The environment's gold policy in place of an engine.
 
-use sinew_pipeline::{
-    Draw, PipelineError, RolloutProgress, RolloutReading, Rollouts, StoredEpisode,
-};
+use sinew_orchestrator::{Draw, PipelineError, RolloutProgress};
+use sinew_pipeline::{RolloutReading, Rollouts, StoredEpisode};
 use sinew_sources::GoldRuns;
 use sinew_store::TraceStore;
 use sinew_types::Trace;

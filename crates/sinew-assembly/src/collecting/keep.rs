@@ -1,6 +1,6 @@
 //! Which stored episodes a collection is done with: another session reads no trace of them.
 
-use sinew_pipeline::PipelineError;
+use sinew_orchestrator::PipelineError;
 use sinew_store::{EpisodeSummary, Filter, MAX_PAGE, TraceStore};
 use sinew_types::GroupId;
 use std::collections::{HashMap, HashSet};

@@ -8,7 +8,7 @@
 use crate::BenchError;
 use crate::machine::cpu_s;
 use crate::row::{Better, Printer, Row, Summary};
-use sinew_pipeline::{Bus, RolloutProgress, RunEvent, StepRecord};
+use sinew_orchestrator::{Bus, RolloutProgress, RunEvent, StepRecord};
 use sinew_rollout::{GaugesReading, Phase, PhaseSpan};
 use sinew_telemetry::{Run, Signals, SignalsConfig};
 use sinew_types::EpisodeId;

@@ -4,7 +4,7 @@
 //! reported. It computes nothing and writes nothing while the run works; the looks are drawn
 //! afterwards. It ends with the value that started it, also after an error.
 
-use sinew_pipeline::{Phase, PipelineError, Recorder, RunEvent};
+use sinew_orchestrator::{Phase, PipelineError, Recorder, RunEvent};
 use sinew_view::plot::{Lane, Span, timeline};
 use sinew_rollout::Gauges;
 use sinew_types::Engine;

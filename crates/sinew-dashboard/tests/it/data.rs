@@ -1,6 +1,6 @@
 //! A run's folder as a run leaves it, made up: recipe, records, store, live state.
 
-use sinew_pipeline::{EpisodeStats, EvalRecord, StepRecord};
+use sinew_orchestrator::{EpisodeStats, EvalRecord, StepRecord};
 use sinew_render::Renderer;
 use sinew_store::{DiskStore, StoreOptions, TraceStore, TrainedBatch};
 use sinew_types::{

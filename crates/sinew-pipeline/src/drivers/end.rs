@@ -1,9 +1,9 @@
 //! The end of a run: what it showed as a whole, or why it could not go on.
 
 use super::sync::{Driver, Ended};
-use crate::error::PipelineError;
-use crate::event::{Phase, RunEvent};
-use crate::verdict::Process;
+use sinew_orchestrator::PipelineError;
+use sinew_orchestrator::{Phase, RunEvent};
+use sinew_orchestrator::Process;
 
 impl Driver {
     /// The results of a run that came to its end.

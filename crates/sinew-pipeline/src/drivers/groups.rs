@@ -1,10 +1,10 @@
 //! Groups that are scored as a whole, while other episodes run.
 
 use super::sync::Driver;
-use crate::core::{Command, Event, showed};
-use crate::error::PipelineError;
+use sinew_orchestrator::{Command, Event, showed};
+use sinew_orchestrator::PipelineError;
 use crate::ports::ScoredGroup;
-use crate::schedule::Draw;
+use sinew_orchestrator::Draw;
 use std::collections::BTreeMap;
 
 impl Driver {

@@ -1,10 +1,10 @@
 //! Episodes that earlier sessions left: those in flight, and those that a changed reward scores anew.
 
 use super::sync::{Driver, Pipeline};
-use crate::error::PipelineError;
-use crate::event::RunEvent;
+use sinew_orchestrator::PipelineError;
+use sinew_orchestrator::RunEvent;
 use crate::ports::Earlier;
-use crate::schedule::draw_of;
+use sinew_orchestrator::draw_of;
 use sinew_types::Trace;
 
 impl Pipeline {

@@ -1,6 +1,6 @@
 //! Held-out measurements of a run, between two commits and for its end.
 
-use crate::record::{EpisodeStats, EvalRecord};
+use sinew_orchestrator::{EpisodeStats, EvalRecord};
 use sinew_types::EpisodeId;
 
 /// What was measured so far.

@@ -1,8 +1,9 @@
 //! Groups that earlier sessions left waiting for rewards from outside.
 
-use crate::core::CoreState;
-use crate::error::PipelineError;
-use crate::late::{Late, Shelf};
+use sinew_orchestrator::CoreState;
+use sinew_orchestrator::PipelineError;
+use crate::late::Late;
+use sinew_orchestrator::Shelf;
 use crate::state::RunStore;
 
 /// The groups that earlier sessions left waiting, if rewards come from outside; notes in `state` what was

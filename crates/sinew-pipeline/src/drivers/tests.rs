@@ -2,18 +2,18 @@
 
 use super::{Ended, Pipeline, run};
 use crate::config::PipelineConfig;
-use crate::core::{CoreConfig, Goal, Samples};
-use crate::core::{EvalConfig, TaskSampling};
-use crate::error::PipelineError;
-use crate::event::{Bus, Recorder, RolloutProgress, RunEvent};
+use sinew_orchestrator::{CoreConfig, Goal, SampleKind as Samples};
+use sinew_orchestrator::{EvalConfig, TaskSampling};
+use sinew_orchestrator::PipelineError;
+use sinew_orchestrator::{Bus, Recorder, RolloutProgress, RunEvent};
 use crate::ports::{
     Given, GroupScores, Learner, RolloutReading, Rollouts, SampleSource, ScoredGroup,
     StoredEpisode, Wanted, WeightsTransport,
 };
-use crate::record::StepRecord;
-use crate::rows::Rows;
-use crate::schedule::Draw;
-use crate::score_records::{Member, completed, keep};
+use sinew_orchestrator::StepRecord;
+use sinew_orchestrator::Rows;
+use sinew_orchestrator::Draw;
+use sinew_orchestrator::{Member, completed, keep_scores};
 use crate::state::{RunStore, SavedState};
 use serde_json::Value;
 use sinew_algo::{Algorithm, AlgorithmConfig, Columns, Prepared, RunFacts};
@@ -132,7 +132,7 @@ impl GroupScores for ByPlace {
         if self.dies_after > 0 && log.scored.len() == self.dies_after {
             return Err(PipelineError::system("killed before the group was kept"));
         }
-        keep(self.store.as_ref(), &scores, 7)?;
+        keep_scores(self.store.as_ref(), &scores, 7)?;
         log.scored.push(group.clone());
         self.begun.push(ScoredGroup { group, outcomes });
         Ok(())
@@ -686,7 +686,7 @@ fn episodes_without_the_score_of_their_group_are_left_out() {
         ..World::new(Samples::Run)
     };
     let (draws, store) = (
-        crate::schedule::eval_episodes(1, ("e", "e"), 1, 1),
+        sinew_orchestrator::eval_episodes(1, ("e", "e"), 1, 1),
         &world.store,
     );
     let mut trace = episode(&draws[0]);
@@ -704,7 +704,7 @@ fn episodes_without_the_score_of_their_group_are_left_out() {
         outcome: trace.outcome.clone(),
     };
     let missing = Err(sinew_env::Unscored::new("rank: no idea"));
-    keep(store.as_ref(), &[(member(), missing)], 7).unwrap();
+    keep_scores(store.as_ref(), &[(member(), missing)], 7).unwrap();
     let left = completed(store.as_ref(), trace.clone()).unwrap();
     assert_eq!(
         left.outcome.unscored_reason.as_deref(),
@@ -713,8 +713,8 @@ fn episodes_without_the_score_of_their_group_are_left_out() {
     assert_eq!(left.score(), None);
     let records = store.scores(&trace.episode).unwrap();
     let mut shown = trace.clone();
-    assert!(crate::settle(&mut shown, &[], None), "it waits");
+    assert!(sinew_orchestrator::settle(&mut shown, &[], None), "it waits");
     let mut shown = trace;
-    assert!(!crate::settle(&mut shown, &records, None));
+    assert!(!sinew_orchestrator::settle(&mut shown, &records, None));
     assert_eq!(shown.outcome, left.outcome);
 }

@@ -3,7 +3,7 @@
 //! The page is one file without scripts. It links to the reports of the stages, which lie below it.
 
 use crate::chain::folder::{ChainDir, ChainError, StageEnd};
-use sinew_pipeline::{EvalRecord, StepRecord};
+use sinew_orchestrator::{EvalRecord, StepRecord};
 use sinew_view::plot::{Curve, plot, plot_with_points};
 use sinew_recipe::ChainPlan;
 use sinew_view::{duration, lines, smoothed};

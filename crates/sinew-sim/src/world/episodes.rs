@@ -8,7 +8,7 @@ use super::{At, Happening, World};
 use crate::agenda::{Micros, seconds};
 use crate::check::Bug;
 use crate::engine::VOCAB;
-use sinew_pipeline::Draw;
+use sinew_orchestrator::Draw;
 use sinew_rollout::{
     EpisodeCommand, EpisodeEvent, EpisodeKey, EpisodeLimits, EpisodeMachine, EpisodeSpec, Rank,
     RunInfo, Ticket, Took,

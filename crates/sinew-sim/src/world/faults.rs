@@ -8,7 +8,7 @@ use super::{Happening, World, admission, router};
 use crate::agenda::micros;
 use crate::plan::{Fault, FaultKind};
 use sinew_engines::{AttemptError, AttemptId, Stage};
-use sinew_pipeline::PipelineCore;
+use sinew_orchestrator::PipelineCore;
 use sinew_rollout::OutlookCore;
 use sinew_types::FailureKind;
 use std::sync::Arc;

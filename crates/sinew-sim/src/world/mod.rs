@@ -25,7 +25,7 @@ use episodes::Episode;
 use rows::{Kept, Scorers};
 use sinew_engines::AttemptId;
 use sinew_engines::route::{Router, RouterConfig};
-use sinew_pipeline::{Command, CoreConfig, Event, PipelineCore, Stop};
+use sinew_orchestrator::{Command, CoreConfig, Event, PipelineCore, Stop};
 use sinew_rollout::{AdmissionConfig, AdmissionCore, OutlookCore, Ticket};
 use sinew_store::queue::{MemoryQueue, QueueLimits};
 use sinew_types::{EpisodeId, PolicyVersion};
@@ -178,7 +178,7 @@ impl World {
             ..QueueLimits::default()
         });
         let mut world = Self {
-            core: PipelineCore::new(Arc::clone(&config), sinew_pipeline::CoreState::default()),
+            core: PipelineCore::new(Arc::clone(&config), sinew_orchestrator::CoreState::default()),
             config,
             speed,
             now: 0,

@@ -7,7 +7,7 @@ use super::episodes::Doing;
 use super::{At, Happening, World};
 use crate::check::{Bug, Violation};
 use crate::measure::tokens_of;
-use sinew_pipeline::{Draw, EndedEpisode, Event};
+use sinew_orchestrator::{Draw, EndedEpisode, Event};
 use sinew_store::queue::{
     Ask, Consumer, Done, Field, LeaseId, NewRow, Queue, RowState, Sample, Take, fields,
 };
@@ -59,7 +59,7 @@ pub(super) struct Kept {
     pub(super) next: u64,
     pub(super) checkpoint: u64,
     /// As the checkpoint has it.
-    pub(super) curriculum: sinew_pipeline::Curriculum,
+    pub(super) curriculum: sinew_orchestrator::Curriculum,
     /// Rows that are to leave the queue, and could not yet.
     pub(super) leaving: Vec<String>,
 }
@@ -70,7 +70,7 @@ pub(super) struct Order {
     /// The groups of the update.
     pub(super) groups: Vec<Vec<EpisodeId>>,
     /// After the update.
-    pub(super) curriculum: sinew_pipeline::Curriculum,
+    pub(super) curriculum: sinew_orchestrator::Curriculum,
     /// Episodes that the commit names.
     pub(super) named: Vec<EpisodeId>,
 }

@@ -7,7 +7,8 @@ use serde_json::Value;
 use sinew_algo::{Algorithm, AlgorithmConfig, Columns, Prepared, RunFacts};
 use sinew_env::Split;
 use sinew_env::tiny::TinyTaskset;
-use sinew_pipeline::{After, Draw, LateConfig, LateScores, Learner, Rows, StepRecord};
+use sinew_orchestrator::{After, Draw, LateConfig, Rows, StepRecord};
+use sinew_pipeline::{LateScores, Learner};
 use sinew_rollout::RunInfo;
 use sinew_store::{MemoryStore, Score, ScoreRecord, ScoreRule, ScoreTerm, TraceStore};
 use sinew_types::{

@@ -2,7 +2,7 @@
 
 use crate::{Server, demo, emit, ended, start, step};
 use serde_json::Value;
-use sinew_pipeline::{Bus, RunEvent};
+use sinew_orchestrator::{Bus, RunEvent};
 use sinew_telemetry::{Signals, SignalsConfig};
 use std::sync::Arc;
 

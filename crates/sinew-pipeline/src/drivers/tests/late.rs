@@ -1,8 +1,9 @@
 //! Runs whose rewards come from outside, some of them after their batch left.
 
 use super::*;
-use crate::core::{LateGroups, Overlap};
-use crate::late::{After, Late, LateConfig, LateScores};
+use sinew_orchestrator::{LateGroups, Overlap};
+use crate::late::{Late, LateScores};
+use sinew_orchestrator::{After, LateConfig};
 use sinew_store::{Filter, Score, ScoreRecord, ScoreRule, ScoreTerm, TrainedBatch};
 
 /// Scores every group of an even draw at once, and those of odd draws once later ones have ended or nothing

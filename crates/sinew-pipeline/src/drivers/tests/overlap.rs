@@ -2,7 +2,7 @@
 
 use super::super::work::{SharedLearner, is_whole};
 use super::*;
-use crate::core::Overlap;
+use sinew_orchestrator::Overlap;
 
 fn core(in_order: bool) -> CoreConfig {
     CoreConfig {
@@ -140,7 +140,7 @@ fn weights_of_a_learner_that_panicked_are_not_whole() {
 fn episodes_of_weights_that_were_lost_are_left_out() {
     for in_order in [true, false] {
         let world = World::new(Samples::Run);
-        let draw = &crate::schedule::train_groups(7, 2, (0, &[0]), GROUP, 1)[0][0];
+        let draw = &sinew_orchestrator::train_groups(7, 2, (0, &[0]), GROUP, 1)[0][0];
         let mut trace = episode(draw);
         trace.nodes[1].versions[0].version = PolicyVersion(1);
         world.store.commit(&trace).unwrap();

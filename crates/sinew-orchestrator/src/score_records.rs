@@ -20,10 +20,10 @@ const VALUE: &str = "group";
 
 /// A member that is shown to the reward of its group.
 #[derive(Debug)]
-pub(crate) struct Member {
-    pub(crate) episode: EpisodeId,
+pub struct Member {
+    pub episode: EpisodeId,
     /// Without the rewards of the group.
-    pub(crate) outcome: Outcome,
+    pub outcome: Outcome,
 }
 
 fn part_name(part: &str) -> String {
@@ -37,7 +37,7 @@ fn part_name(part: &str) -> String {
 ///
 /// # Errors
 /// If the store fails or refuses a record.
-pub(crate) fn keep(
+pub fn keep(
     store: &dyn TraceStore,
     scores: &[(Member, Result<Score, Unscored>)],
     at_us: u64,

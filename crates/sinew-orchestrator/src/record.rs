@@ -1,8 +1,7 @@
 //! What a run writes about itself: one line a step in `metrics.jsonl`, one object at the end.
 
-use crate::formats::FormatCounts;
+use crate::rows::FormatCounts;
 use crate::status::{SampleStatus, share_text};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sinew_algo::{
     Interval, Percentiles, PreferenceReport, RepairReport, Spread, TokenCounts, passes,
@@ -11,9 +10,6 @@ use sinew_rollout::AdmissionReading;
 use sinew_rollout::{Resumed, Waits};
 use sinew_types::{EpisodeEnd, TokenKind, Trace};
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
-use std::io::Write;
-use std::path::{Path, PathBuf};
 
 /// Beginning of the names of rewards among measurements.
 const REWARD: &str = "reward/";
@@ -221,7 +217,7 @@ impl EpisodeStats {
 
 /// Whether a count is left out of what is written.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
-pub(crate) fn is_zero(count: &usize) -> bool {
+pub fn is_zero(count: &usize) -> bool {
     *count == 0
 }
 
@@ -367,7 +363,7 @@ impl TokenSummary {
         summary
     }
 
-    pub(crate) fn add(&mut self, record: &StepRecord) {
+    pub fn add(&mut self, record: &StepRecord) {
         self.counts.add(&record.tokens);
         for (join, count) in &record.joins {
             *self.joins.entry(join.clone()).or_default() += count;
@@ -396,7 +392,7 @@ impl Totals {
         totals
     }
 
-    pub(crate) fn add(&mut self, record: &StepRecord) {
+    pub fn add(&mut self, record: &StepRecord) {
         self.waits.add(&record.waits);
         self.not_begun += record.not_begun;
         self.resumed.add(&record.resumed);
@@ -407,7 +403,7 @@ impl Totals {
 }
 
 /// How the calls in `traces` joined, by kind.
-pub(crate) fn joins<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> BTreeMap<String, u64> {
+pub fn joins<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> BTreeMap<String, u64> {
     let mut joins = BTreeMap::new();
     for (name, count) in traces.into_iter().flat_map(|t| &t.outcome.metrics) {
         if let Some(join) = name.strip_prefix("join_") {
@@ -476,96 +472,6 @@ pub struct EvalRecord {
     pub stats: EpisodeStats,
 }
 
-/// A line of a file of records.
-pub(crate) trait Record: Serialize + DeserializeOwned + Clone {
-    /// Its place in the file; each is there once.
-    fn place(&self) -> (u64, u8);
-}
-
-impl Record for StepRecord {
-    fn place(&self) -> (u64, u8) {
-        (self.step, 0)
-    }
-}
-
-impl Record for EvalRecord {
-    fn place(&self) -> (u64, u8) {
-        let order = ["before", "during", "after"];
-        let when = order.iter().position(|w| *w == self.when);
-        (self.step, when.unwrap_or(order.len()) as u8)
-    }
-}
-
-/// What was found in a file of records.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Damage {
-    /// Whole lines that could not be read.
-    pub(crate) unreadable: usize,
-    /// Records that were not in the file and were written again.
-    pub(crate) rebuilt: usize,
-}
-
-/// Appends JSON lines, each flushed, so that a killed run loses at most the line in flight.
-#[derive(Debug)]
-pub(crate) struct MetricsFile {
-    path: PathBuf,
-    file: std::fs::File,
-}
-
-impl MetricsFile {
-    /// Opens `path` for appending. A resumed run drops the lines that `keep` does not want, which
-    /// will be written again, and a torn last line. What is kept stays as it was written, to the
-    /// bit; of `known` what the file lacks is added in its place.
-    pub(crate) fn open<T: Record>(
-        path: &Path,
-        known: &[T],
-        keep: impl Fn(&T) -> bool,
-    ) -> std::io::Result<(Self, Vec<T>, Damage)> {
-        let text = match std::fs::read(path) {
-            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
-            Err(e) => return Err(e),
-        };
-        let mut damage = Damage::default();
-        let mut kept: BTreeMap<(u64, u8), (String, T)> = BTreeMap::new();
-        for line in text.split_inclusive('\n') {
-            let whole = line.ends_with('\n');
-            match serde_json::from_str::<T>(line) {
-                Ok(record) if keep(&record) => {
-                    let place = kept.entry(record.place());
-                    place.or_insert_with(|| (line.trim_end().to_owned(), record));
-                }
-                Ok(_) => {}
-                Err(_) => damage.unreadable += usize::from(whole),
-            }
-        }
-        for record in known.iter().filter(|r| keep(r)) {
-            if let Entry::Vacant(place) = kept.entry(record.place()) {
-                place.insert((serde_json::to_string(record)?, record.clone()));
-                damage.rebuilt += 1;
-            }
-        }
-        let temporary = path.with_extension("jsonl.new");
-        let mut file = std::fs::File::create(&temporary)?;
-        for (line, _) in kept.values() {
-            writeln!(file, "{line}")?;
-        }
-        file.sync_all()?;
-        std::fs::rename(&temporary, path)?;
-        let file = std::fs::OpenOptions::new().append(true).open(path)?;
-        let path = path.into();
-        let kept = kept.into_values().map(|(_, record)| record).collect();
-        Ok((Self { path, file }, kept, damage))
-    }
-
-    pub(crate) fn append(&mut self, record: &impl Serialize) -> Result<(), String> {
-        serde_json::to_string(record)
-            .map_err(std::io::Error::from)
-            .and_then(|line| writeln!(self.file, "{line}"))
-            .map_err(|e| format!("{}: {e}", self.path.display()))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -621,53 +527,6 @@ mod tests {
             loss: 1.0 / 3.0,
             ..StepRecord::default()
         }
-    }
-
-    #[test]
-    fn resuming_drops_lines_after_the_checkpoint_and_a_torn_one() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("metrics.jsonl");
-        let (mut file, kept, _) = MetricsFile::open(&path, &[], |_: &StepRecord| true).unwrap();
-        assert!(kept.is_empty());
-        for n in 1..=3 {
-            file.append(&step(n)).unwrap();
-        }
-        drop(file);
-        let text = std::fs::read_to_string(&path).unwrap();
-        std::fs::write(&path, format!("{text}{{\"step\": 4, \"wall")).unwrap();
-        let keep = |r: &StepRecord| r.step <= 2;
-        let (_, kept, damage) = MetricsFile::open(&path, &[], keep).unwrap();
-        let steps: Vec<u64> = kept.iter().map(|r| r.step).collect();
-        assert_eq!(steps, [1, 2]);
-        assert_eq!(damage, Damage::default(), "a torn line is no damage");
-        let whole: Vec<&str> = text.lines().take(2).collect();
-        let left = std::fs::read_to_string(&path).unwrap();
-        assert_eq!(left.lines().collect::<Vec<_>>(), whole, "to the bit");
-    }
-
-    #[test]
-    fn lines_that_cannot_be_read_are_counted_and_written_again_in_their_place() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("metrics.jsonl");
-        let known: Vec<StepRecord> = (1..=3).map(step).collect();
-        let lines: Vec<String> = known
-            .iter()
-            .map(|r| serde_json::to_string(r).unwrap())
-            .collect();
-        let damaged = format!("{}\nnonsense \u{fffd}\n{}\n", lines[0], lines[2]);
-        std::fs::write(&path, damaged).unwrap();
-        let (_, kept, damage) = MetricsFile::open(&path, &known, |_| true).unwrap();
-        assert_eq!(kept, known);
-        let (unreadable, rebuilt) = (1, 1);
-        assert_eq!(
-            damage,
-            Damage {
-                unreadable,
-                rebuilt
-            }
-        );
-        let left = std::fs::read_to_string(&path).unwrap();
-        assert_eq!(left.lines().collect::<Vec<_>>(), lines);
     }
 
     #[test]

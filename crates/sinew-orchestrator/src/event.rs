@@ -16,6 +16,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// Live episodes that a terminal shows one by one.
+pub const LONGEST: usize = 3;
+
+/// Live episodes that an event carries, for readers with more room than a terminal.
+pub const BOARD: usize = 512;
+
 /// What a run does now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Phase {

@@ -101,12 +101,12 @@ impl Draw {
 }
 
 /// The name of a further attempt, from 1.
-pub(crate) fn attempt_id(first: &EpisodeId, attempt: u32) -> EpisodeId {
+pub fn attempt_id(first: &EpisodeId, attempt: u32) -> EpisodeId {
     EpisodeId::new(format!("{first}-r{attempt}"))
 }
 
 /// The draw that a training episode's id names.
-pub(crate) fn draw_of(episode: &EpisodeId) -> Option<u64> {
+pub fn draw_of(episode: &EpisodeId) -> Option<u64> {
     let (draw, _) = episode.as_str().strip_prefix('d')?.split_once('-')?;
     draw.parse().ok()
 }
@@ -151,7 +151,7 @@ pub(crate) fn draws_per_step(tasks: usize, refill: u32) -> u64 {
 
 /// The episodes of training step `step` (from 1) on the tasks at `indices`, one inner vector a group.
 /// Groups from `first` on replace others and have seeds of their own.
-pub(crate) fn train_groups(
+pub fn train_groups(
     seed: u64,
     step: u64,
     (first, indices): (u64, &[usize]),
@@ -184,7 +184,7 @@ pub(crate) fn train_groups(
 
 /// `episodes` episodes for each of the first `tasks` held-out tasks. Seeds do not depend on `purpose`, so
 /// that before and after differ by the weights alone. Ids begin with `ids`.
-pub(crate) fn eval_episodes(
+pub fn eval_episodes(
     seed: u64,
     (ids, purpose): (&str, &str),
     tasks: usize,

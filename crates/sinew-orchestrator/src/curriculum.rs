@@ -435,7 +435,7 @@ impl Curriculum {
     }
 
     /// Forgets the tasks of draws that a commit names.
-    pub(crate) fn settle(&mut self, draws: impl IntoIterator<Item = u64>) {
+    pub fn settle(&mut self, draws: impl IntoIterator<Item = u64>) {
         for draw in draws {
             self.open.remove(&draw);
         }
@@ -597,13 +597,13 @@ impl Curriculum {
 
     /// What an episode of this task without a group is compared with: earlier ones of the task, or of
     /// all tasks if there were none.
-    pub(crate) fn earlier(&self, task: &str) -> Option<EarlierRewards> {
+    pub fn earlier(&self, task: &str) -> Option<EarlierRewards> {
         let known = self.alone.get(task).or_else(|| self.alone.get(""));
         known.copied()
     }
 
     /// What earlier steps showed of turns and answers.
-    pub(crate) fn sightings(&self) -> &Sightings {
+    pub fn sightings(&self) -> &Sightings {
         &self.sightings
     }
 

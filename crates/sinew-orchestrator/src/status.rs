@@ -6,7 +6,7 @@ use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::collections::BTreeMap;
 
 /// Reason of episodes whose group teaches nothing.
-pub(crate) const EQUAL: &str = "equal rewards in the group";
+pub const EQUAL: &str = "equal rewards in the group";
 
 /// How reasons of samples begin whose rewards came too late for the policy.
 pub(crate) const TOO_OLD: &str = "late: ";
@@ -30,7 +30,7 @@ pub(crate) fn came_late(behind: u64, allowed: u64) -> String {
 }
 
 /// How reasons of episodes begin whose rewards are not what they seem.
-pub(crate) const SUSPICIOUS: &str = "suspicious: ";
+pub const SUSPICIOUS: &str = "suspicious: ";
 
 /// Samples with one thing in common.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,7 +91,7 @@ pub struct SampleStatus {
 impl SampleStatus {
     /// Counts the samples of a step's groups. Of its rows, the episodes count that gave none, with the
     /// reason, also those that are in no group.
-    pub(crate) fn of(groups: &[Vec<Trace>], rows: &Rows) -> Self {
+    pub fn of(groups: &[Vec<Trace>], rows: &Rows) -> Self {
         let dropped = &rows.dropped;
         let mut status = Self::default();
         for (episode, seen) in &rows.suspicious {
@@ -123,7 +123,7 @@ impl SampleStatus {
     }
 
     /// Adds episodes that were left out before rows were made.
-    pub(crate) fn left_out(&mut self, dropped: &BTreeMap<EpisodeId, String>) {
+    pub fn left_out(&mut self, dropped: &BTreeMap<EpisodeId, String>) {
         for (episode, why) in dropped {
             match why.starts_with(TOO_OLD) || why.starts_with(BEHIND) {
                 true => self.too_old.add(episode, why),

@@ -45,12 +45,12 @@ pub struct Health {
 }
 
 /// Whether most of these episodes fell to the system.
-pub(crate) fn mostly_failed(stats: &EpisodeStats) -> bool {
+pub fn mostly_failed(stats: &EpisodeStats) -> bool {
     2 * stats.failed > stats.episodes
 }
 
 /// Why most of the failed episodes failed: the most frequent kind with the first message of it.
-pub(crate) fn cause<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> Option<String> {
+pub fn cause<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> Option<String> {
     let mut kinds: BTreeMap<String, (usize, &str)> = BTreeMap::new();
     for trace in traces {
         if let EpisodeEnd::Failed { kind, message } = &trace.end {

@@ -1,6 +1,6 @@
 //! Rows of one training step, as data.
 
-use crate::formats::FormatCounts;
+use serde::{Deserialize, Serialize};
 use sinew_algo::trust::{Sighting, Suspicion};
 use sinew_algo::{AlgoReport, TokenCounts};
 use sinew_types::{EpisodeId, GroupId, Trace, TrainRow};
@@ -19,6 +19,31 @@ pub struct Rows {
     pub suspicious: BTreeMap<EpisodeId, Suspicion>,
     /// What its episodes add to what is usual, where suspicious ones are left out.
     pub sightings: Vec<Sighting>,
+}
+
+/// What became of the tokens of a step that were held to formats.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FormatCounts {
+    /// Tokens drawn from a mask with a choice; their masks were made again.
+    pub masked: usize,
+    /// Tokens without a choice: never trained.
+    pub forced: usize,
+    /// Mean logarithm of the probability that the model gave to the allowed tokens together: near 0 where it
+    /// keeps to the formats by itself.
+    pub log_mass: f64,
+    /// Answers of servers that were given a format as advice, and how many of them kept to it.
+    #[serde(default)]
+    pub advised: usize,
+    #[serde(default)]
+    pub kept: usize,
+    /// Episodes whose masks could not be made again: not trained.
+    pub rejected: usize,
+}
+
+impl FormatCounts {
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// The groups of episodes, in the order of their ids.

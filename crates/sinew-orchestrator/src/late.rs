@@ -1,0 +1,461 @@
+//! Groups that wait for rewards from outside.
+//!
+//! A group whose episodes have ended waits on the [`Shelf`] until every required reward was given, or its
+//! time is up. Its traces stay in the store; the shelf knows ids, times and versions alone, and is made anew
+//! from the store: every training episode that no commit names waits. What becomes of a group is a function
+//! of the shelf, the scores and the time, which is an argument.
+
+use crate::error::PipelineError;
+use crate::rows::by_group;
+use crate::score_records::{completed, grouped};
+use crate::status::{NOT_GIVEN, came_late};
+use sinew_env::waits_for_group;
+use sinew_store::{Cursor, Filter, MAX_PAGE, ScoreRecord, ScoreRule, TraceStore};
+use sinew_types::{EpisodeEnd, EpisodeId, GroupId, Trace};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Purpose of the episodes whose rewards are waited for.
+const TRAIN: &str = "train";
+
+/// What becomes of a group whose rewards came when the policy had moved on too far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum After {
+    /// It is left out, with the reason.
+    Drop,
+    /// It is trained, at most one such group for each other group of the step.
+    Offline,
+}
+
+/// How rewards from outside are waited for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LateConfig {
+    /// The outcome of an episode, from its own reward and the scores.
+    pub rule: ScoreRule,
+    /// An episode without a reward of its own is scored by the others alone.
+    pub own_if_given: bool,
+    /// Seconds after the end of a group's last episode.
+    pub wait_s: f64,
+    /// Optimizer updates that a group may be behind the policy.
+    pub max_staleness: u64,
+    /// Of groups that are further behind.
+    pub after: After,
+    /// Once its time is up, a group is trained on the episodes that have their rewards.
+    pub partial: bool,
+    /// Groups that may wait; no others are begun above it.
+    pub max_waiting: usize,
+}
+
+/// A group that waits.
+#[derive(Clone, Debug)]
+struct Entry {
+    /// Of the group, as its traces say it.
+    name: GroupId,
+    /// In their order.
+    episodes: Vec<EpisodeId>,
+    /// Those that no reward can be waited for: the system failed them.
+    failed: BTreeSet<EpisodeId>,
+    /// Seconds since 1970 at the end of the last episode.
+    ended_s: f64,
+    /// The oldest weights that sampled a token of it.
+    oldest: u64,
+    /// It was handed out; its commit removes it.
+    taken: bool,
+    /// Rewards of it had not come when it was looked at last.
+    pending: bool,
+}
+
+/// Groups between their last episode and their commit.
+#[derive(Debug)]
+pub struct Shelf {
+    config: LateConfig,
+    groups: BTreeMap<GroupId, Entry>,
+    /// The last score that was seen.
+    seen: Cursor,
+    /// Nothing changed since the last look, but for the time and the policy.
+    quiet: bool,
+    /// The policy of the last look.
+    version: u64,
+}
+
+/// What a look at the shelf found.
+#[derive(Clone, Debug, Default)]
+pub struct Settled {
+    /// Groups to train, with the outcomes that follow from their scores.
+    pub groups: Vec<Vec<Trace>>,
+    /// Episodes to leave out, with the reason.
+    pub dropped: BTreeMap<EpisodeId, String>,
+    /// How many of the groups are further behind the policy than allowed ([`After::Offline`]).
+    pub old: usize,
+    /// Groups that could be given if their names were not taken.
+    pub held: usize,
+    /// More groups may be begun.
+    pub room: bool,
+}
+
+/// For what a look at the shelf is.
+#[derive(Clone, Copy, Debug)]
+pub struct Look<'a> {
+    /// Seconds since 1970.
+    pub now_s: f64,
+    /// Of the policy, in optimizer updates.
+    pub version: u64,
+    /// Maximum number of groups to give.
+    pub most: usize,
+    /// Groups that the step has already: those within the allowed staleness, and older ones.
+    pub given: (usize, usize),
+    /// Names of groups that the step has already: no others of these names are given.
+    pub names: &'a BTreeSet<GroupId>,
+}
+
+/// What a group is ready for.
+#[derive(Debug, PartialEq)]
+enum State {
+    Waiting,
+    /// All rewards are there, or those that will be.
+    Ready,
+    /// It is left out, for this reason.
+    Expired(String),
+}
+
+impl Shelf {
+    /// An empty shelf.
+    pub fn new(config: LateConfig) -> Self {
+        Self {
+            config,
+            groups: BTreeMap::new(),
+            seen: Cursor::default(),
+            quiet: false,
+            version: 0,
+        }
+    }
+
+    /// Puts training episodes back that earlier sessions left waiting: those of draws below `draws` that are
+    /// not in `settled`. Later draws belong to a step that is begun anew.
+    ///
+    /// # Errors
+    /// What the store refuses.
+    pub fn restore(
+        &mut self,
+        store: &dyn TraceStore,
+        settled: &BTreeSet<EpisodeId>,
+        draws: u64,
+    ) -> Result<(), PipelineError> {
+        let Some(last) = draws.checked_sub(1) else {
+            return Ok(());
+        };
+        let mut filter = Filter {
+            purpose: Some(TRAIN.into()),
+            trained: Some(false),
+            draws: Some(0..=last),
+            limit: MAX_PAGE,
+            ..Filter::default()
+        };
+        loop {
+            let page = store.list(&filter).map_err(PipelineError::system)?;
+            let open = page
+                .episodes
+                .iter()
+                .filter(|e| !settled.contains(&e.episode));
+            let traces = open.map(|e| store.get(&e.episode));
+            let traces: Result<Vec<_>, _> = traces.collect();
+            let traces = traces.map_err(PipelineError::system)?.into_iter().flatten();
+            for group in by_group(traces.collect()) {
+                self.join(&group);
+            }
+            match page.next {
+                Some(next) => filter.after = Some(next),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Adds the episodes of a group that ended; a known group stays as it is.
+    pub fn add(&mut self, group: &[Trace]) {
+        let Some(first) = group.first() else { return };
+        if !self.groups.contains_key(&first.group) {
+            self.join(group);
+        }
+    }
+
+    /// Adds the episodes of a group that ended, in addition to others of the same name.
+    pub fn add_another(&mut self, group: &[Trace]) {
+        if let Some(first) = group.first() {
+            let place = GroupId::new(first.episode.as_str());
+            self.join_at(|_| &place, group);
+        }
+    }
+
+    /// Adds episodes to their group.
+    fn join(&mut self, group: &[Trace]) {
+        self.join_at(|trace| &trace.group, group);
+    }
+
+    fn join_at<'a>(&mut self, place: impl Fn(&'a Trace) -> &'a GroupId, group: &'a [Trace]) {
+        for trace in group {
+            let entry = self.groups.entry(place(trace).clone());
+            let entry = entry.or_insert_with(|| Entry {
+                name: trace.group.clone(),
+                episodes: Vec::new(),
+                failed: BTreeSet::new(),
+                ended_s: f64::MIN,
+                oldest: u64::MAX,
+                taken: false,
+                pending: true,
+            });
+            let oldest = trace.oldest_version().map_or(u64::MAX, |v| v.0);
+            entry.oldest = entry.oldest.min(oldest);
+            let ended_s = trace.timing.started_unix_s + trace.timing.total_s;
+            entry.ended_s = entry.ended_s.max(ended_s);
+            if matches!(trace.end, EpisodeEnd::Failed { .. }) {
+                entry.failed.insert(trace.episode.clone());
+            }
+            entry.episodes.push(trace.episode.clone());
+            entry.pending = true;
+        }
+        self.quiet = false;
+    }
+
+    /// Forgets the groups of episodes that were committed, trained or left out.
+    pub fn settled<'a>(&mut self, episodes: impl IntoIterator<Item = &'a EpisodeId>) {
+        let done: BTreeSet<&EpisodeId> = episodes.into_iter().collect();
+        let open = |entry: &Entry| !entry.episodes.iter().any(|e| done.contains(e));
+        self.groups.retain(|_, entry| open(entry));
+    }
+
+    /// Episodes that no commit names yet.
+    pub fn episodes(&self) -> impl Iterator<Item = &EpisodeId> {
+        self.groups.values().flat_map(|g| &g.episodes)
+    }
+
+    /// Groups that wait, without those that were handed out.
+    pub fn waiting(&self) -> usize {
+        self.groups.values().filter(|g| !g.taken).count()
+    }
+
+    /// Groups of those whose rewards have not come; the others could be given.
+    pub fn pending(&self) -> usize {
+        let pending = |g: &&Entry| !g.taken && g.pending;
+        self.groups.values().filter(pending).count()
+    }
+
+    /// Leaves the oldest groups out while more wait than may; those that nothing can hold back need it.
+    pub fn bound(&mut self, found: &mut Settled) {
+        let most = self.config.max_waiting;
+        let order = self.in_order();
+        for id in order.iter().take(order.len().saturating_sub(most)) {
+            let reason =
+                format!("more than {most} groups wait for rewards (reward.late.max_waiting)");
+            self.leave_out(id, &reason, found);
+        }
+    }
+
+    /// Looks for groups that can be trained or must be left out. Gives the oldest first.
+    ///
+    /// # Errors
+    /// What the store refuses.
+    pub fn look(
+        &mut self,
+        store: &dyn TraceStore,
+        look: Look<'_>,
+    ) -> Result<Settled, PipelineError> {
+        let Look { now_s, most, .. } = look;
+        let mut found = Settled::default();
+        let moved = std::mem::replace(&mut self.version, look.version) != look.version;
+        if self.changed(store)? || self.due(now_s) || moved {
+            let (fresh, old) = self.ready(store, look, &mut found)?;
+            let ready = fresh.len() + old.len();
+            let mut names = look.names.clone();
+            let fresh = self.chosen(fresh, most, &mut names, &mut found.held);
+            let others = (look.given.0 + fresh.len()).max(1);
+            let replayed = others.saturating_sub(look.given.1);
+            let replayed = replayed.min(most - fresh.len());
+            let old = self.chosen(old, replayed, &mut names, &mut found.held);
+            found.old = old.len();
+            self.quiet = ready == fresh.len() + old.len();
+            for id in fresh.iter().chain(&old) {
+                found
+                    .groups
+                    .extend(self.hand_out(store, id, &mut found.dropped)?);
+            }
+        }
+        found.room = self.waiting() < self.config.max_waiting;
+        Ok(found)
+    }
+
+    /// Groups that can be trained, and those of them that are too old but may be; what must be left out is.
+    fn ready(
+        &mut self,
+        store: &dyn TraceStore,
+        look: Look<'_>,
+        found: &mut Settled,
+    ) -> Result<(Vec<GroupId>, Vec<GroupId>), PipelineError> {
+        let (mut fresh, mut old) = (Vec::new(), Vec::new());
+        for id in self.in_order() {
+            let entry = &self.groups[&id];
+            let state = self.state(store, entry, look.now_s)?;
+            let behind = look.version.saturating_sub(entry.oldest);
+            if let Some(entry) = self.groups.get_mut(&id) {
+                entry.pending = state == State::Waiting;
+            }
+            let (most, after) = (self.config.max_staleness, self.config.after);
+            match (state, after) {
+                (State::Expired(reason), _) => self.leave_out(&id, &reason, found),
+                // Rewards would come for nothing: the policy only moves on.
+                (_, After::Drop) if behind > most => {
+                    self.leave_out(&id, &came_late(behind, most), found);
+                }
+                (State::Waiting, _) => {}
+                (State::Ready, After::Offline) if behind > most => old.push(id),
+                (State::Ready, _) => fresh.push(id),
+            }
+        }
+        Ok((fresh, old))
+    }
+
+    /// At most `most` of `ready`, none of a name that is taken; counts those of such names in `held`.
+    fn chosen(
+        &self,
+        ready: Vec<GroupId>,
+        most: usize,
+        names: &mut BTreeSet<GroupId>,
+        held: &mut usize,
+    ) -> Vec<GroupId> {
+        let mut chosen = Vec::new();
+        for id in ready {
+            if names.contains(&self.groups[&id].name) {
+                *held += 1;
+            } else if chosen.len() < most {
+                names.insert(self.groups[&id].name.clone());
+                chosen.push(id);
+            }
+        }
+        chosen
+    }
+
+    /// Whether a group or a score came since the last look.
+    fn changed(&mut self, store: &dyn TraceStore) -> Result<bool, PipelineError> {
+        let mut came = !self.quiet;
+        loop {
+            let page = store.scores_after(self.seen, MAX_PAGE);
+            let page = page.map_err(PipelineError::system)?;
+            if page.scores.is_empty() {
+                return Ok(came);
+            }
+            came = true;
+            self.seen = page.end;
+        }
+    }
+
+    /// Whether the time of a group is up.
+    fn due(&self, now_s: f64) -> bool {
+        let mut waiting = self.groups.values().filter(|g| !g.taken);
+        waiting.any(|g| now_s >= g.ended_s + self.config.wait_s)
+    }
+
+    /// Groups that wait, the oldest first.
+    fn in_order(&self) -> Vec<GroupId> {
+        let waiting = self.groups.iter().filter(|(_, g)| !g.taken);
+        let mut order: Vec<(f64, &GroupId)> = waiting.map(|(id, g)| (g.ended_s, id)).collect();
+        order.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(b.1)));
+        order.into_iter().map(|(_, id)| id.clone()).collect()
+    }
+
+    fn state(
+        &self,
+        store: &dyn TraceStore,
+        entry: &Entry,
+        now_s: f64,
+    ) -> Result<State, PipelineError> {
+        let (mut missing, mut answered) = (None, 0);
+        for episode in entry.episodes.iter().filter(|e| !entry.failed.contains(*e)) {
+            let scores = store.scores(episode).map_err(PipelineError::system)?;
+            match self.config.rule.awaited(&scores).first() {
+                Some(name) => missing = missing.or_else(|| Some((*name).to_owned())),
+                None => answered += 1,
+            }
+        }
+        let Some(name) = missing else {
+            return Ok(State::Ready);
+        };
+        if now_s < entry.ended_s + self.config.wait_s {
+            return Ok(State::Waiting);
+        }
+        Ok(match self.config.partial && answered > 0 {
+            true => State::Ready,
+            false => State::Expired(format!(
+                "{NOT_GIVEN}{name}: not given within {} s",
+                self.config.wait_s
+            )),
+        })
+    }
+
+    /// Marks a group as handed out, all of it to be left out.
+    fn leave_out(&mut self, id: &GroupId, reason: &str, found: &mut Settled) {
+        if let Some(entry) = self.groups.get_mut(id) {
+            entry.taken = true;
+            let episodes = entry.episodes.iter().cloned();
+            found
+                .dropped
+                .extend(episodes.map(|e| (e, reason.to_owned())));
+        }
+    }
+
+    /// Marks a group as handed out and reads its traces, with the outcomes that follow from the scores.
+    /// Episodes that gc removed meanwhile are left out.
+    fn hand_out(
+        &mut self,
+        store: &dyn TraceStore,
+        id: &GroupId,
+        dropped: &mut BTreeMap<EpisodeId, String>,
+    ) -> Result<Option<Vec<Trace>>, PipelineError> {
+        let Some(entry) = self.groups.get_mut(id) else {
+            return Ok(None);
+        };
+        entry.taken = true;
+        let mut group = Vec::new();
+        for episode in &entry.episodes {
+            match store.get(episode).map_err(PipelineError::system)? {
+                Some(trace) => {
+                    let mut trace = completed(store, trace)?;
+                    let scores = store.scores(episode).map_err(PipelineError::system)?;
+                    score(&self.config, &mut trace, &scores);
+                    group.push(trace);
+                }
+                None => {
+                    dropped.insert(episode.clone(), "no longer in the store".into());
+                }
+            }
+        }
+        Ok((!group.is_empty()).then_some(group))
+    }
+}
+
+/// Gives an episode the outcome that follows from its scores. One that the system failed has none.
+fn score(config: &LateConfig, trace: &mut Trace, scores: &[ScoreRecord]) {
+    if matches!(trace.end, EpisodeEnd::Failed { .. }) {
+        return;
+    }
+    trace.outcome = match config.own_if_given && trace.outcome.unscored {
+        true => ScoreRule {
+            own: None,
+            ..config.rule.clone()
+        }
+        .outcome(trace, scores),
+        false => config.rule.outcome(trace, scores),
+    };
+}
+
+/// Gives a stored episode the outcome that counts: its own, with the score of its group and with the rewards
+/// that came from outside. `late` is that of the episode's run; it scores training episodes alone.
+///
+/// Returns whether a score is still waited for. Then the episode is unscored.
+pub fn settle(trace: &mut Trace, records: &[ScoreRecord], late: Option<&LateConfig>) -> bool {
+    trace.outcome = grouped(trace, records);
+    let mut waits = waits_for_group(&trace.outcome);
+    let trains = trace.origin.purpose == TRAIN && !matches!(trace.end, EpisodeEnd::Failed { .. });
+    if let Some(late) = late.filter(|_| trains) {
+        waits |= !late.rule.awaited(records).is_empty();
+        score(late, trace, records);
+    }
+    waits && trace.outcome.unscored
+}
