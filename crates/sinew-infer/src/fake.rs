@@ -155,8 +155,8 @@ impl FakeModel {
         around.take(PROBABILITIES.len()).collect()
     }
 
-    /// As [`FakeModel::logprob_at`] of a token that `mask` allows, among those that it does, from the state of
-    /// the prefix.
+    /// As [`FakeModel::logprob_at`] of a token that `mask` allows, among those that it does, from the state
+    /// of the prefix.
     fn logprob_of(&self, state: u64, token: TokenId, temperature: f32, mask: &Mask) -> f32 {
         let end = self.ends_at(state).filter(|&end| mask.allows(end));
         if mask.only() == Some(token) || end == Some(token) {

@@ -125,12 +125,15 @@ class Wandb:
         self.run = wandb.init(**known, **place, settings=wandb.Settings(console="off"))
         self.run.define_metric("step")
         self.run.define_metric("*", step_metric="step")
+        self.run.define_metric("trained_step", hidden=True)
 
     def last(self, name: str) -> float:
-        return float(self.run.summary.get(name) or 0)
+        return float(self.run.summary.get("trained_step" if name == "step" else name) or 0)
 
     def log(self, step: int, row: dict[str, float]) -> None:
-        self.run.log({**row, "step": step})
+        # Held-out rows have a step, too, and may come after rows of later steps.
+        trained = {"trained_step": row["step"]} if "step" in row else {}
+        self.run.log({**row, **trained, "step": step})
 
     def end(self, run: Run) -> None:
         state, self.run.summary["end"] = run.end()

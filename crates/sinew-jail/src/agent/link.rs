@@ -1,7 +1,7 @@
 //! The connection to the host.
 //!
-//! A Unix socket of a container or a virtio port of a machine. A machine that is restored from a snapshot reads
-//! on from its port.
+//! A Unix socket of a container or a virtio port of a machine. A machine that is restored from a snapshot
+//! reads on from its port.
 
 use crate::wire::{self, HEAD, MAX_REQUEST};
 use std::fs::File;

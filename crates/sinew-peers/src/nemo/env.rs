@@ -11,7 +11,7 @@ use crate::turn::Turn;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sinew_bridge::remote::{MAX_TEXT, RemoteError, address, check_timeouts, cut, worker};
+use sinew_bridge::remote::{MAX_TEXT, RemoteError, Server, address, check_timeouts, cut, worker};
 use sinew_env::{
     Action, CallNotation, Capabilities, Env, EnvConfig, EnvError, EnvFactory, EnvFuture, EnvKind,
     KeyError, Needs, Observation, ResetResult, Sandboxes, Score, StepResult, Taskset, TasksetError,
@@ -20,6 +20,7 @@ use sinew_env::{
 use sinew_types::{Given, Gives, Message, Outcome, Role, Task, ToolCall};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The environment of the registry.
 pub static NEMO_KIND: EnvKind = EnvKind::new::<NemoGym>(
@@ -159,8 +160,10 @@ impl NemoFactory {
     /// # Errors
     /// If the key is missing, or the address is none.
     pub fn new(keys: &NemoGym) -> Result<Self, EnvError> {
+        let server = Server::new(&keys.url, &keys.key_env, keys.timeout_s)?;
+        let wait = Duration::from_secs_f64(keys.wait_s);
         Ok(Self {
-            host: Arc::new(Host::new(keys)?),
+            host: Arc::new(Host::new(server, keys.sessions, wait)),
             keys: Arc::new(keys.clone()),
         })
     }

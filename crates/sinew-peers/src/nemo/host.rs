@@ -1,6 +1,5 @@
 //! A server with places: how many episodes it takes at once, and requests that are sent once.
 
-use super::env::NemoGym;
 use reqwest::Method;
 use serde_json::Value;
 use sinew_bridge::remote::{RemoteError, Server, spawn, worker};
@@ -21,13 +20,13 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// A client of the server. Nothing is sent.
-    pub(super) fn new(keys: &NemoGym) -> Result<Self, EnvError> {
-        Ok(Self {
-            server: Server::new(&keys.url, &keys.key_env, keys.timeout_s)?,
-            places: Arc::new(Semaphore::new(keys.sessions)),
-            wait: Duration::from_secs_f64(keys.wait_s),
-        })
+    /// A server that takes `sessions` episodes at once. Nothing is sent.
+    pub(super) fn new(server: Server, sessions: usize, wait: Duration) -> Self {
+        Self {
+            server,
+            places: Arc::new(Semaphore::new(sessions)),
+            wait,
+        }
     }
 
     /// Waits for a place.

@@ -245,8 +245,8 @@ impl ChainDir {
         Ok(())
     }
 
-    /// The keys by which a stage differs from the recipe in its folder, in parentheses; empty if that cannot be
-    /// read.
+    /// The keys by which a stage differs from the recipe in its folder, in parentheses; empty if that
+    /// cannot be read.
     fn changed_keys(&self, chain: &ChainPlan, at: usize) -> String {
         let folder = self.stage(&chain.stages[at].name);
         let read = |file| std::fs::read_to_string(folder.join(file)).ok();

@@ -49,9 +49,11 @@ fn the_clients_of_trackers_read_every_number_of_a_run() {
     let recipe = recipe(dir.path(), 3, &[("eval.every", "2")]);
     let run = dir.path().join("run");
     let python = clients();
-    let mut command = train(&recipe, &run, &["--track-wait", "200", "--track-python"]);
+    let mut command = train(&recipe, &run, &["--track-wait", "200"]);
     let names = "clearml,mlflow,tensorboard,wandb";
-    command.arg(&python).args(["--track", names]);
+    command
+        .args(["--track", names, "--track-python"])
+        .arg(&python);
     run_ok(offline(&mut command, dir.path()));
     let tests = root().join("python/tests/trackers.py");
     let mut command = Command::new(python);
