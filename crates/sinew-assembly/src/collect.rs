@@ -1,5 +1,6 @@
 //! A collection: the parts of the training loop without its trainer.
 
+use crate::collecting::{CollectConfig, Collection, GoldRollouts};
 use crate::env::{self, World};
 use crate::failure::Failure;
 use crate::model::{check_context, keep_renderer, loaded_params, model_config, renderer};
@@ -9,7 +10,6 @@ use crate::servers::{sampling_engine, serve_engine};
 use crate::{
     Session, describe, device, engine, episode_parts, groups, plan, run_info, source, store,
 };
-use crate::collecting::{CollectConfig, Collection, GoldRollouts};
 use sinew_orchestrator::RunEvent;
 use sinew_pipeline::{ChangedParts, EngineRollouts, RolloutParts, Rollouts};
 use sinew_recipe::{DataSection, EngineType, RunPlan, StoreKind};

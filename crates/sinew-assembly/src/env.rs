@@ -2,6 +2,8 @@
 //! nothing here knows one by name.
 
 use crate::failure::Failure;
+use crate::levels::egress::{recorded, unrecorded};
+use crate::levels::{sandbox_spec, task_images};
 use crate::model::{resolve_env, unresolved};
 use crate::reward::{rewards, sandboxed};
 use futures::FutureExt;
@@ -12,8 +14,6 @@ use sinew_env::{
     Sandboxes, Score, Split, TaskImage, Taskset, Unscored,
 };
 use sinew_judge::Bench;
-use crate::levels::egress::{recorded, unrecorded};
-use crate::levels::{sandbox_spec, task_images};
 use sinew_model::{Dataset, resolve_dataset};
 use sinew_recipe::{HeldOut, RewardSection, RunPlan, TasksPlan};
 use sinew_sandbox::{SandboxWait, TimedProvider};

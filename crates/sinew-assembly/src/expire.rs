@@ -1,12 +1,12 @@
 //! What of a folder's stored episodes may go: rules of a person, and what runs and collections still need.
 
+use crate::collecting::Whole;
 use crate::env::{self, Tasks};
 use crate::failure::Failure;
 use crate::store::disk_store;
-use crate::collecting::Whole;
 use sinew_orchestrator::Decided;
-use sinew_runs::store_path;
 use sinew_recipe::{Recipe, RunPlan};
+use sinew_runs::store_path;
 use sinew_store::{DiskStore, EpisodeSummary, Filter, GcReport, MAX_PAGE, StoreError, TraceStore};
 use sinew_types::EpisodeId;
 use std::collections::{BTreeMap, BTreeSet};

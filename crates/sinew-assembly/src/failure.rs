@@ -4,11 +4,11 @@
 //! wrong input if it was typed, and a failure of the system if a run wrote it. Messages are for people, name
 //! the key or the option, and end with a hint where there is one.
 
-use sinew_runs::chain::ChainError;
 use crate::levels::LevelError;
 use sinew_orchestrator::PipelineError;
-use sinew_runs::{RunDirError, RunEnd};
 use sinew_recipe::RecipeError;
+use sinew_runs::chain::ChainError;
+use sinew_runs::{RunDirError, RunEnd};
 use std::path::Path;
 
 /// Exit codes: 1 the system failed, or a run collapsed or could not learn; 2 the input is wrong;

@@ -7,6 +7,7 @@
 use crate::Session;
 use crate::admission::TurnCapacity;
 use crate::failure::Failure;
+use crate::levels::containers;
 use futures::future::BoxFuture;
 use sinew_env::{Split, Taskset};
 use sinew_gateway::{
@@ -14,7 +15,6 @@ use sinew_gateway::{
     Secret, Server, SessionLimits,
 };
 use sinew_infer::{FakeConfig, FakeEngine, FakeModel};
-use crate::levels::containers;
 use sinew_recipe::{
     CommandSection, HarnessLevel, HarnessSection, Level, RunPlan, SandboxPlan, ScoredBy,
     ServiceSection,

@@ -11,8 +11,8 @@ use sinew_algo::Algorithm;
 use sinew_model::Params;
 use sinew_orchestrator::{PipelineError, RunEvent, TrainProgress};
 use sinew_pipeline::{EmbeddedLearner, SavedState};
-use sinew_runs::{Resume, RunDir, TokenSignals};
 use sinew_recipe::RunPlan;
+use sinew_runs::{Resume, RunDir, TokenSignals};
 use sinew_tensor::Cpu;
 use std::path::Path;
 

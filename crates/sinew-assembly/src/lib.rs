@@ -94,11 +94,14 @@ use sinew_env::{EnvFactory, Taskset};
 use sinew_judge::Bench;
 use sinew_model::ModelConfig;
 use sinew_orchestrator::{Bus, Goal, RunEvent};
-use sinew_pipeline::{CrossPolicy, EngineRollouts, GroupParts, GroupRewards, InboxScores, Late, Pipeline, RolloutParts, TurnSchedule};
-use sinew_runs::{Resume, RunDir};
+use sinew_pipeline::{
+    CrossPolicy, EngineRollouts, GroupParts, GroupRewards, InboxScores, Late, Pipeline,
+    RolloutParts, TurnSchedule,
+};
 use sinew_recipe::{EngineType, Order, RunPlan, TrainMode};
 use sinew_render::Renderer;
 use sinew_rollout::{EpisodeOptions, EpisodeParts, RunInfo, TurnOrder};
+use sinew_runs::{Resume, RunDir};
 use sinew_sandbox::SandboxWait;
 use sinew_sources::Dataset;
 use sinew_store::TraceStore;

@@ -22,9 +22,9 @@ use sinew_gateway::{
 };
 use sinew_orchestrator::RunEvent;
 use sinew_pipeline::{Late, RunStore, SampleSource};
-use sinew_runs::RunDir;
 use sinew_recipe::{HarnessSection, RunPlan};
 use sinew_rollout::{EpisodeOptions, EpisodeParts};
+use sinew_runs::RunDir;
 use sinew_sources::{IntakeConfig, LIVE, LiveRollouts, LiveSource, MAX_WAITING};
 use std::io::Write;
 use std::net::SocketAddr;

@@ -7,15 +7,20 @@ use crate::failure::Failure;
 use sinew_algo::{Algorithm, Signal, TurnStages};
 use sinew_env::{Split, Taskset};
 use sinew_model::{LoraConfig, Projection};
-use sinew_orchestrator::{After, ByType, CoreConfig, EnvironmentShare, EvalConfig, Goal, LateConfig, LateGroups, Overlap, SampleKind, TaskDraws, TaskSampling, TaskShares};
-use sinew_pipeline::{ChangedParts, IN_FLIGHT, LearnerConfig, PipelineConfig, PolicyConfig, TurnSchedule};
-use sinew_runs::{RunDir, RunDirError};
+use sinew_orchestrator::{
+    After, ByType, CoreConfig, EnvironmentShare, EvalConfig, Goal, LateConfig, LateGroups, Overlap,
+    SampleKind, TaskDraws, TaskSampling, TaskShares,
+};
+use sinew_pipeline::{
+    ChangedParts, IN_FLIGHT, LearnerConfig, PipelineConfig, PolicyConfig, TurnSchedule,
+};
 use sinew_recipe::{
     Changed, DataSection, LateAfter, LoraSection, LrSchedule, ResumeEpisodes, RolloutPlan, RunPlan,
     StoreKind, TrainMode, TrainPlan,
 };
 use sinew_render::Renderer;
 use sinew_rollout::{EpisodeLimits, EpisodeOptions};
+use sinew_runs::{RunDir, RunDirError};
 use sinew_sources::{Dataset, DatasetConfig, StoredEpisodes};
 use sinew_store::{ScoreRule, ScoreTerm};
 use sinew_train::TrainerConfig;

@@ -3,12 +3,12 @@
 use crate::collect::sampler;
 use crate::env::{self, Tasks, World};
 use crate::failure::Failure;
+use crate::levels::egress;
 use crate::model::renderer_of;
 use crate::run_model::RunModel;
 use crate::{device, plan, run_info};
 use sinew_env::{EnvFactory, Said};
 use sinew_judge::Bench;
-use crate::levels::egress;
 use sinew_recipe::{ModelSection, RUN, RunPlan};
 use sinew_render::Renderer;
 use sinew_rollout::{

@@ -2,9 +2,9 @@
 
 use crate::failure::Failure;
 use crate::judge;
+use crate::levels::{sandbox_spec, sandboxes};
 use sinew_env::{Sandboxes, Split, Taskset};
 use sinew_judge::{Bench, Mode};
-use crate::levels::{sandbox_spec, sandboxes};
 use sinew_recipe::{RewardSection, RunPlan, SandboxPlan};
 use sinew_reward::{BuildConfig, Made, Rewards};
 use std::collections::BTreeMap;

@@ -5,8 +5,8 @@
 
 use crate::failure::Failure;
 use sinew_pipeline::RunStore;
-use sinew_runs::RunDir;
 use sinew_recipe::{StoreKind, StorePlan};
+use sinew_runs::RunDir;
 use sinew_store::{DiskStore, MemoryStore, Recovery, StoreError, StoreOptions};
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -8,8 +8,8 @@ use super::{Bench, shapes};
 use crate::BenchError;
 use serde::Deserialize;
 use sinew_model::{Keep, ModelConfig, ParamLayout};
-use sinew_view::plot::{Curve, plot};
 use sinew_types::Surrogate;
+use sinew_view::plot::{Curve, plot};
 use std::path::Path;
 
 /// Tokens of each sequence.

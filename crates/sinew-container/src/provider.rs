@@ -135,6 +135,10 @@ impl SandboxProvider for ContainerProvider {
     }
 
     fn import_file(&self, archive: File, max_bytes: u64) -> SandboxFuture<'_, Snapshot> {
-        Box::pin(async move { sinew_sandbox::guest::import(archive, max_bytes).await.map(keep) })
+        Box::pin(async move {
+            sinew_sandbox::guest::import(archive, max_bytes)
+                .await
+                .map(keep)
+        })
     }
 }

@@ -5,8 +5,8 @@ use crate::net::listen_in;
 use crate::snapshot::keep;
 use crate::spec::Body;
 use crate::state::{Folder, io};
-use sinew_sandbox::guest::{Entry, Guest, Outcome};
 use sinew_jail::cgroup::{CgroupEvents as Events, Group};
+use sinew_sandbox::guest::{Entry, Guest, Outcome};
 use sinew_sandbox::{
     Ending, ExecOptions, ExecRequest, ExecResult, Network, Sandbox, SandboxError, SandboxFuture,
     SandboxSpec, SandboxStats, Snapshot, Usage,

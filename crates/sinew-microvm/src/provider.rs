@@ -7,8 +7,8 @@ use crate::probe;
 use crate::qemu::{Accel, Qemu};
 use crate::sandbox::MicrovmSandbox;
 use crate::template::Templates;
-use sinew_sandbox::guest::Setup;
 use sinew_jail::cgroup::{Hierarchy, is_orphan, run_tag};
+use sinew_sandbox::guest::Setup;
 use sinew_sandbox::{
     Network, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,
     Snapshot,

@@ -15,6 +15,7 @@ mod event;
 pub mod health;
 mod keep;
 mod late;
+mod outcome;
 mod record;
 mod rows;
 mod schedule;
@@ -36,9 +37,10 @@ pub use event::{
 pub use health::{Alarm, Health};
 pub use keep::Decided;
 pub use late::{After, LateConfig, Look, Settled, Shelf, settle};
+pub use outcome::{RunOutcome, SampleCounts};
 pub use record::{
     AdmissionRecord, DIVERGENCE_ALARM, EpisodeStats, EvalRecord, StepRecord, TokenSummary, Totals,
-    divergence, is_zero, joins,
+    divergence, joins,
 };
 pub use rows::{FormatCounts, Rows, by_group};
 pub use schedule::{Draw, attempt_id, draw_of, eval_episodes, shuffled, train_groups};

@@ -520,15 +520,6 @@ mod tests {
         assert_eq!(stats.metrics["unscored/style"], 0.5);
     }
 
-    fn step(step: u64) -> StepRecord {
-        StepRecord {
-            step,
-            wall_s: 0.1 + 0.2 * step as f64,
-            loss: 1.0 / 3.0,
-            ..StepRecord::default()
-        }
-    }
-
     #[test]
     fn numbers_of_a_record_survive_json_to_the_bit() {
         let mut state = 7u64;

@@ -1,7 +1,7 @@
 //! What a run is to do, as plain data: a recipe that was resolved, without its text forms.
 
-use sinew_orchestrator::CoreConfig;
 use sinew_algo::trust::TrustConfig;
+use sinew_orchestrator::CoreConfig;
 use std::path::PathBuf;
 use std::sync::Arc;
 

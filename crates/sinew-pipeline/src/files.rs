@@ -1,10 +1,10 @@
 //! The files that record a run: `metrics.jsonl` and `evals.jsonl`, as a reader of its events.
 
+use crate::metrics_file::{Damage, MetricsFile, Record};
+use crate::state::{Earlier, SavedState};
 use sinew_orchestrator::PipelineError;
 use sinew_orchestrator::{Bus, Recorder, RunEvent};
-use crate::metrics_file::{Damage, MetricsFile, Record};
 use sinew_orchestrator::{EvalRecord, StepRecord};
-use crate::state::{Earlier, SavedState};
 use std::path::Path;
 use std::sync::Arc;
 

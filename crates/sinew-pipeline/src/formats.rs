@@ -1,8 +1,8 @@
 //! Output formats: what makes masks for an engine, and what makes them again before training.
 
-use sinew_orchestrator::{FormatCounts, PipelineError};
 use sinew_algo::Columns;
 use sinew_grammar::{GrammarError, Grammars, GuidedGrammars, Matcher, Vocabulary, replay};
+use sinew_orchestrator::{FormatCounts, PipelineError};
 use sinew_render::Renderer;
 use sinew_types::{EpisodeEnd, EpisodeId, FailureKind, Format, NodeId, TokenId, Trace};
 use std::collections::BTreeMap;

@@ -5,13 +5,13 @@
 //! unscored. What an earlier session completed stays as it is: such a member is shown, and its second score
 //! is not used.
 
-use sinew_orchestrator::PipelineError;
 use crate::ports::{GroupScores, ScoredGroup};
-use sinew_orchestrator::Draw;
-use sinew_orchestrator::{Member, keep_scores};
 use sinew_env::{
     EnvFactory, GroupReward, RewardSample, Score, Taskset, Unscored, waits_for_group, with_group,
 };
+use sinew_orchestrator::Draw;
+use sinew_orchestrator::PipelineError;
+use sinew_orchestrator::{Member, keep_scores};
 use sinew_render::Renderer;
 use sinew_rollout::reward_sample;
 use sinew_store::TraceStore;

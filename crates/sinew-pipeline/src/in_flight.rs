@@ -5,8 +5,8 @@
 //! written at checkpoints and when the run is asked to stop, so that a process that is killed loses what its
 //! episodes have sampled since the last checkpoint.
 
-use sinew_orchestrator::PipelineError;
 use serde::{Deserialize, Serialize};
+use sinew_orchestrator::PipelineError;
 use sinew_rollout::SavedEpisode;
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};

@@ -1,20 +1,22 @@
 //! The trainer with its checkpoints, behind what the loop needs of it.
 
-use sinew_orchestrator::PipelineError;
 use crate::parallel::WorkerGroup;
 use crate::ports::Learner;
-use sinew_orchestrator::StepRecord;
-use sinew_orchestrator::Rows;
 use crate::scoring_models::ScoringModels;
 use serde_json::Value;
 use sinew_algo::{Algorithm, Column, Columns, Prepared};
 use sinew_model::{Keep, Lora, LoraConfig, Params, ValueHead, merge_lora};
+use sinew_orchestrator::PipelineError;
+use sinew_orchestrator::Rows;
+use sinew_orchestrator::StepRecord;
 use sinew_tensor::Cpu;
 use sinew_train::checkpoint::CheckpointStore;
 use sinew_train::{
     Commit, ModelPolicy, Progress, TrainError, Trainer, TrainerConfig, score_rows, score_values,
 };
-use sinew_types::{Clock, LossSpec, PolicyVersion, TensorSource, TokenKind, Trace, TrainRow};
+use sinew_types::{
+    Clock, LossSpec, PolicyVersion, TensorSource, TokenKind, Trace, TrainRow, VersionSpan,
+};
 use std::fmt;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -334,7 +336,7 @@ impl Learner for EmbeddedLearner {
             };
             for (node, logprobs) in trace.nodes.iter_mut().zip(by_node) {
                 if node.kind == TokenKind::Sampled {
-                    node.versions = sinew_pool::whole(logprobs.len(), version);
+                    node.versions = VersionSpan::whole(logprobs.len(), version);
                     node.logprobs = logprobs;
                     // What the new log-probabilities are at.
                     if !algorithm.composition().tempered() {

@@ -30,7 +30,7 @@ mod trust;
 
 pub use config::PipelineConfig;
 pub use cross::{CrossPolicy, CrossPolicyConfig};
-pub use drivers::{Ended, Pipeline, SharedLearner, run};
+pub use drivers::{Pipeline, SharedLearner, run};
 pub use formats::{grammars, masks};
 pub use groups::{GroupParts, GroupRewards};
 pub use in_flight::FILE as IN_FLIGHT;
@@ -43,4 +43,4 @@ pub use ports::{
 };
 pub use rollouts::{ChangedParts, EngineRollouts, RolloutParts, TurnSchedule};
 pub use scoring_models::{ReferenceWeights, ScoringModels};
-pub use state::{RunStore, Samples, SavedState};
+pub use state::{RunStore, SavedState};

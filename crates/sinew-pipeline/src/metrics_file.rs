@@ -102,6 +102,15 @@ impl MetricsFile {
 mod tests {
     use super::*;
 
+    fn step(step: u64) -> StepRecord {
+        StepRecord {
+            step,
+            wall_s: 0.1 + 0.2 * step as f64,
+            loss: 1.0 / 3.0,
+            ..StepRecord::default()
+        }
+    }
+
     #[test]
     fn resuming_drops_lines_after_the_checkpoint_and_a_torn_one() {
         let dir = tempfile::tempdir().unwrap();

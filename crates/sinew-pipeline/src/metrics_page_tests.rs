@@ -1,10 +1,13 @@
 //! Holds `docs/metrics.md` to the records: each key of each is defined there, and no other.
 
-use sinew_orchestrator::{AdmissionRecord, Counted, EpisodeStats, EvalRecord, FormatCounts, Interval, Percentiles, SampleStatus, Spread, StepRecord};
 use serde::Deserialize;
 use serde::de::value::Error;
 use serde::de::{Deserializer, Error as _, Visitor};
 use sinew_algo::{PreferenceReport, RepairReport, TokenCounts};
+use sinew_orchestrator::{
+    AdmissionRecord, Counted, EpisodeStats, EvalRecord, FormatCounts, Interval, Percentiles,
+    SampleStatus, Spread, StepRecord,
+};
 use sinew_rollout::{Resumed, Waits};
 use sinew_train::PhaseSeconds;
 use sinew_train::loss::LossMetrics;

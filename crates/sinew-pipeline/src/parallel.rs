@@ -4,9 +4,9 @@
 //! name: when the last of them ends, however it ends, it is gone. Rows and reports go through the
 //! workers' standard input and output. A worker whose input closes ends.
 
-use sinew_orchestrator::PipelineError;
 use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
+use sinew_orchestrator::PipelineError;
 use sinew_tensor::{Cpu, KernelSet};
 use sinew_train::{Comm, CommError, Link, ModelPolicy, Policy, ProcessComm, Trainer};
 use std::fs::File;

@@ -1,14 +1,14 @@
 //! Episodes that are run by an engine, environments and a harness of this process.
 
 use crate::cross::CrossPolicy;
-use sinew_orchestrator::{BOARD, PipelineError};
-use sinew_orchestrator::RolloutProgress;
 use crate::in_flight::InFlightFile;
 use crate::ports::{Earlier, RolloutReading, Rollouts, StoredEpisode, Waker};
-use sinew_orchestrator::{Draw, draw_of};
-use sinew_orchestrator::completed;
 use sinew_algo::TurnStages;
 use sinew_env::Taskset;
+use sinew_orchestrator::RolloutProgress;
+use sinew_orchestrator::completed;
+use sinew_orchestrator::{BOARD, PipelineError};
+use sinew_orchestrator::{Draw, draw_of};
 use sinew_rollout::{
     BatchError, EpisodeOptions, EpisodeParts, InFlight, REWARD, Resumed, Runner, outcomes_of,
 };

@@ -1,7 +1,7 @@
 //! Frozen models that score rows: what a KL term compares with, and a teacher.
 
-use sinew_orchestrator::PipelineError;
 use sinew_model::Params;
+use sinew_orchestrator::PipelineError;
 use sinew_tensor::Cpu;
 use sinew_train::{ModelPolicy, TrainError, score_rows, score_top};
 use sinew_types::{TokenLogprob, TrainRow};

@@ -1,32 +1,17 @@
 //! What a run keeps: its commits in the store, and a state of fixed size in each checkpoint.
 
-use sinew_orchestrator::{CoreState, OpenDraws, UpdateCommit};
-use sinew_orchestrator::Curriculum;
-use sinew_orchestrator::PipelineError;
-use sinew_orchestrator::{EvalRecord, StepRecord, is_zero};
-use sinew_orchestrator::{attempt_id, draw_of};
-use sinew_orchestrator::completed;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use sinew_orchestrator::Curriculum;
+use sinew_orchestrator::PipelineError;
+use sinew_orchestrator::completed;
+use sinew_orchestrator::{CoreState, OpenDraws, UpdateCommit};
+use sinew_orchestrator::{EvalRecord, SampleCounts, StepRecord};
+use sinew_orchestrator::{attempt_id, draw_of};
 use sinew_store::{Filter, TraceStore, TrainedBatch};
 use sinew_types::{EpisodeId, Outcome, PolicyVersion, Trace};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-
-/// The count that a run ends with.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Samples {
-    pub trained: usize,
-    /// Left out for a recorded reason (no difference within the group, failed, ...).
-    pub dropped: usize,
-    pub trained_twice: usize,
-    /// Trained, and no longer in the store; or stored for a step that was trained, but neither
-    /// trained nor dropped.
-    pub lost: usize,
-    /// Episodes that wait for rewards from outside; another session goes on with them.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub waiting: usize,
-}
 
 /// What a checkpoint holds beside weights and optimizer. Nothing of it grows with the run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -37,7 +22,7 @@ pub struct SavedState {
     /// The recipe that trained it, as TOML.
     pub recipe: String,
     /// Of the steps so far. Episodes that were found to be lost are counted once.
-    pub samples: Samples,
+    pub samples: SampleCounts,
     /// Trained episodes whose commits the store was found to have lost.
     missing: usize,
 }
@@ -121,7 +106,7 @@ impl SavedState {
         wall_s: f64,
         curriculum: Curriculum,
         recipe: String,
-        samples: Samples,
+        samples: SampleCounts,
     ) -> Self {
         Self {
             step,
@@ -402,10 +387,10 @@ impl RunStore {
     /// `by_draw` if another episode of its draw was.
     pub(crate) fn samples(
         &self,
-        counted: Samples,
+        counted: SampleCounts,
         (since, by_draw): (u64, bool),
         waiting: &BTreeSet<EpisodeId>,
-    ) -> Result<(Samples, usize), PipelineError> {
+    ) -> Result<(SampleCounts, usize), PipelineError> {
         let (mut seen, mut steps) = (BTreeSet::new(), BTreeSet::new());
         let mut samples = counted;
         let mut torn = 0;

@@ -17,7 +17,7 @@ use crate::genai::{self, Bundle};
 use crate::hex::hex;
 use crate::reason::Reason;
 use crate::schema::{Kind, Pushed, PushedNode, Trajectory};
-use crate::text::{conversation, whole};
+use crate::text::conversation;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -457,11 +457,11 @@ fn versions(node: NodeId, pushed: &PushedNode, kind: Kind) -> Result<Vec<Version
     }
     match (&pushed.versions, pushed.version) {
         (Some(_), Some(_)) => wrong("give either version or versions".into()),
-        (None, Some(version)) => Ok(whole(tokens, PolicyVersion(version))),
+        (None, Some(version)) => Ok(VersionSpan::whole(tokens, PolicyVersion(version))),
         (None, None) if kind == Kind::Rl => {
             wrong("it was sampled, and the version of the weights that did is missing".into())
         }
-        (None, None) => Ok(whole(tokens, PolicyVersion(0))),
+        (None, None) => Ok(VersionSpan::whole(tokens, PolicyVersion(0))),
         (Some(spans), None) => {
             let mut next = 0u32;
             for span in spans {

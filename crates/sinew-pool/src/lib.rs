@@ -45,4 +45,4 @@ pub use held::Held;
 pub use pool::{Answer, Folder, LeaseRequest, Loan, PassedOver, Pool, PoolError, Scorer};
 pub use reason::Reason;
 pub use span::{Event, Span};
-pub use text::{conversation, whole};
+pub use text::conversation;

@@ -113,7 +113,7 @@ impl Tree<'_> {
             node.finish = Some(stop.map_or(FinishReason::Length, |id| FinishReason::StopId { id }));
             // They were not sampled: the trainer puts its own in their place.
             node.logprobs = vec![0.0; count];
-            node.versions = whole(count, PolicyVersion(0));
+            node.versions = VersionSpan::whole(count, PolicyVersion(0));
         }
         Ok(id)
     }
@@ -160,19 +160,6 @@ impl Tree<'_> {
             timing: Timing::default(),
             ignored: std::collections::BTreeMap::new(),
         }
-    }
-}
-
-/// One span that gives all tokens of a node to one version; none for no tokens.
-pub fn whole(count: usize, version: PolicyVersion) -> Vec<VersionSpan> {
-    let len = count as u32;
-    match len {
-        0 => Vec::new(),
-        _ => vec![VersionSpan {
-            start: 0,
-            len,
-            version,
-        }],
     }
 }
 

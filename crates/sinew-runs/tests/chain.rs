@@ -2,10 +2,10 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use serde_json::{Value, json};
+use sinew_recipe::{ChainPlan, RunPlan};
 use sinew_runs::chain::{
     Begin, ChainDir, ChainError, Handed, Stages, drive, last_line, last_stage, run_folder, table,
 };
-use sinew_recipe::{ChainPlan, RunPlan};
 use std::fs;
 use std::path::Path;
 

@@ -58,6 +58,19 @@ pub struct VersionSpan {
     pub version: PolicyVersion,
 }
 
+impl VersionSpan {
+    /// The spans of a node whose `count` tokens are all of one version: one, or none for no tokens.
+    pub fn whole(count: usize, version: PolicyVersion) -> Vec<Self> {
+        let len = count as u32;
+        let span = Self {
+            start: 0,
+            len,
+            version,
+        };
+        if len == 0 { Vec::new() } else { vec![span] }
+    }
+}
+
 /// The tokens that one step of the episode added.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Node {

@@ -26,7 +26,10 @@ use ratatui::prelude::{Backend, Color, Frame, Line, Rect, Span, Style, Stylize, 
 use ratatui::symbols::Marker;
 use ratatui::widgets::{Axis, Block, Chart, Dataset, Gauge, GraphType, Paragraph};
 use ratatui::{Terminal, TerminalOptions, Viewport};
-use sinew_orchestrator::{Bus, CollectProgress, DIVERGENCE_ALARM, LONGEST, Recorder, RunEvent, StepRecord, TokenSummary, divergence};
+use sinew_orchestrator::{
+    Bus, CollectProgress, DIVERGENCE_ALARM, LONGEST, Recorder, RunEvent, StepRecord, TokenSummary,
+    divergence,
+};
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};

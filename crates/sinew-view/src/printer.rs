@@ -18,7 +18,10 @@ use crate::log;
 use crate::status::{duration, told};
 use crate::visible::{json_line, visible};
 use serde_json::{Value, json};
-use sinew_orchestrator::{CollectProgress, DIVERGENCE_ALARM, EpisodeStats, EvalRecord, PipelineError, Recorder, RunEvent, StepRecord, divergence};
+use sinew_orchestrator::{
+    CollectProgress, DIVERGENCE_ALARM, EpisodeStats, EvalRecord, PipelineError, Recorder, RunEvent,
+    StepRecord, divergence,
+};
 use sinew_rollout::LiveEpisode;
 use std::io::Write;
 use std::path::Path;

@@ -16,9 +16,12 @@
 
 use crate::date::date;
 use crate::interference::interference;
-use crate::status::duration;
-use sinew_orchestrator::{EpisodeStats, EvalRecord, PipelineError, Recorder, RunEvent, SampleStatus, StepRecord, TokenSummary, Totals, UNSCORED, Waits};
 use crate::plot::{Curve, Lane, Span, plot_with_points, timeline};
+use crate::status::duration;
+use sinew_orchestrator::{
+    EpisodeStats, EvalRecord, PipelineError, Recorder, RunEvent, SampleStatus, StepRecord,
+    TokenSummary, Totals, UNSCORED, Waits,
+};
 use sinew_render::Renderer;
 use sinew_types::{EpisodeEnd, TokenKind, Trace};
 use std::collections::{BTreeMap, BTreeSet};

@@ -6,7 +6,10 @@
 use crate::status::duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sinew_orchestrator::{AdmissionRecord, Course, DIVERGENCE_ALARM, EvalRecord, Process, StepRecord, TokenSummary, Verdict, divergence};
+use sinew_orchestrator::{
+    AdmissionRecord, Course, DIVERGENCE_ALARM, EvalRecord, Process, StepRecord, TokenSummary,
+    Verdict, divergence,
+};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs::File;

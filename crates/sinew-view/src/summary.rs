@@ -6,8 +6,8 @@
 use crate::printer::collected_line;
 use crate::report::{comparison, time_split};
 use crate::status::duration;
+use sinew_orchestrator::RunOutcome;
 use sinew_orchestrator::{CollectProgress, EpisodeStats, StepRecord};
-use sinew_pipeline::Ended;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -19,7 +19,7 @@ pub struct Summary<'a> {
     /// For the commands that are suggested.
     pub run_dir: &'a Path,
     /// What the pipeline gives at its end.
-    pub ended: &'a Ended,
+    pub ended: &'a RunOutcome,
     /// Records of all steps.
     pub history: &'a [StepRecord],
     /// Maximum number of sandboxes, where more episodes than that may run at once.

@@ -31,12 +31,12 @@ mod reach;
 
 use crate::output;
 use serde_json::json;
+use sinew_assembly::Failure;
 use sinew_env::{EnvFactory, Split, Taskset};
 use sinew_recipe::{DataSection, EngineType, ModelSection, Recipe, RecipeError, RunPlan};
 use sinew_render::{MockTrajectory, conformance_check};
 use sinew_sandbox::{ExecRequest, Program, SandboxProvider, SandboxSpec};
 use sinew_types::Task;
-use sinew_assembly::Failure;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -236,7 +236,10 @@ pub(crate) fn before_training(
 
 /// The checks that `sinew collect` makes before it creates anything: those of `sinew train`, less those of
 /// what is trained.
-pub(crate) fn before_sampling(_: &Path, recipe: &RunPlan) -> Result<sinew_assembly::Tasks, Failure> {
+pub(crate) fn before_sampling(
+    _: &Path,
+    recipe: &RunPlan,
+) -> Result<sinew_assembly::Tasks, Failure> {
     template(recipe)?;
     model(recipe)?;
     if let Some(DataSection::Gold {}) = recipe.data {
@@ -363,20 +366,24 @@ fn image(recipe: &RunPlan) -> Result<Option<String>, Failure> {
     if recipe.sandbox.server.is_some() || !sinew_image::is_registry(name) {
         return Ok(None);
     }
-    Ok(sinew_assembly::levels::image(&recipe.sandbox)?.map(|image| {
-        let how = if image.fresh {
-            "pulled into"
-        } else {
-            "found in"
-        };
-        let (mib, cache) = (image.bytes.div_ceil(1 << 20), &recipe.sandbox.image_cache);
-        format!("{name}: {how} {cache}: sha256:{}, {mib} MiB", image.id)
-    }))
+    Ok(
+        sinew_assembly::levels::image(&recipe.sandbox)?.map(|image| {
+            let how = if image.fresh {
+                "pulled into"
+            } else {
+                "found in"
+            };
+            let (mib, cache) = (image.bytes.div_ceil(1 << 20), &recipe.sandbox.image_cache);
+            format!("{name}: {how} {cache}: sha256:{}, {mib} MiB", image.id)
+        }),
+    )
 }
 
 /// Runs `print(6 * 7)` in a sandbox of the recipe, and lists the protections that are not in force.
 fn sandbox(recipe: &RunPlan) -> Result<String, Failure> {
-    let provider = sinew_assembly::levels::sandboxes(&sinew_assembly::levels::egress::unrecorded(&recipe.sandbox))?;
+    let provider = sinew_assembly::levels::sandboxes(&sinew_assembly::levels::egress::unrecorded(
+        &recipe.sandbox,
+    ))?;
     let spec = sinew_assembly::levels::sandbox_spec(&recipe.sandbox)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -12,11 +12,11 @@
 use crate::{RunArgs, check, output, train};
 use clap::Args;
 use sinew_assembly::collecting::Collected;
-use sinew_orchestrator::{CollectProgress, FAILING, Process, RunEvent};
-use sinew_runs::{COLLECTION, RunDir};
-use sinew_recipe::{Recipe, RunPlan};
-use sinew_view::collected;
 use sinew_assembly::{Failure, Gathering};
+use sinew_orchestrator::{CollectProgress, FAILING, Process, RunEvent};
+use sinew_recipe::{Recipe, RunPlan};
+use sinew_runs::{COLLECTION, RunDir};
+use sinew_view::collected;
 
 /// Arguments of `sinew collect`.
 #[derive(Debug, Args)]

@@ -7,11 +7,11 @@
 use crate::output;
 use clap::ValueEnum;
 use serde_json::Value;
-use sinew_orchestrator::{EvalRecord, StepRecord};
-use sinew_view::plot::{Curve, plot};
-use sinew_runs::write_atomic;
-use sinew_view::{WINDOW, lines, smoothed};
 use sinew_assembly::Failure;
+use sinew_orchestrator::{EvalRecord, StepRecord};
+use sinew_runs::write_atomic;
+use sinew_view::plot::{Curve, plot};
+use sinew_view::{WINDOW, lines, smoothed};
 use std::path::{Path, PathBuf};
 
 /// What of held-out episodes is drawn.

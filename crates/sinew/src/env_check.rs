@@ -5,6 +5,7 @@ use crate::env_serve;
 use crate::output;
 use clap::{Args, Subcommand};
 use serde_json::json;
+use sinew_assembly::Failure;
 use sinew_bridge::{
     CaseOutcome, CheckReport, ConformanceOptions, Finding, Python, PythonEnvFactory, PythonTasks,
     PythonWorkers, conformance,
@@ -12,7 +13,6 @@ use sinew_bridge::{
 use sinew_env::{EnvConfig, Split, Taskset};
 use sinew_recipe::{Recipe, RunPlan};
 use sinew_types::{Task, TaskId};
-use sinew_assembly::Failure;
 use std::path::Path;
 
 #[derive(Debug, Args)]

@@ -5,9 +5,9 @@
 
 use crate::{RunArgs, train};
 use clap::Args;
-use sinew_runs::EVALUATION;
-use sinew_recipe::{ChainPlan, ModelSection, RUN, Recipe, RunPlan, TemplateOptions};
 use sinew_assembly::Failure;
+use sinew_recipe::{ChainPlan, ModelSection, RUN, Recipe, RunPlan, TemplateOptions};
+use sinew_runs::EVALUATION;
 
 /// Arguments of `sinew eval`.
 #[derive(Debug, Args)]

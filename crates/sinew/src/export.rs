@@ -5,8 +5,8 @@
 
 use crate::output;
 use clap::{Args, ValueEnum};
-use sinew_model::{SaveDtype, save_pretrained};
 use sinew_assembly::Failure;
+use sinew_model::{SaveDtype, save_pretrained};
 use std::path::PathBuf;
 
 /// Arguments of `sinew export`.

@@ -3,10 +3,10 @@
 use crate::check::{memory, prompts};
 use crate::output::print;
 use clap::{Args, ValueEnum};
-use sinew_model::ParamLayout;
-use sinew_runs::{Measured, Proposal};
-use sinew_recipe::RunPlan;
 use sinew_assembly::Failure;
+use sinew_model::ParamLayout;
+use sinew_recipe::RunPlan;
+use sinew_runs::{Measured, Proposal};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, Args)]

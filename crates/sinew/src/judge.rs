@@ -3,10 +3,10 @@
 use crate::output::{print, print_json};
 use clap::{Args, Subcommand};
 use serde_json::json;
+use sinew_assembly::Failure;
 use sinew_env::Split;
 use sinew_judge::{Bench, Calibration, check_server, read_labels, samples_of};
 use sinew_recipe::RunPlan;
-use sinew_assembly::Failure;
 use std::path::PathBuf;
 
 /// Arguments of `sinew judge`.

@@ -5,8 +5,8 @@
 //! whole.
 
 use clap::Args;
-use sinew_sandbox::{Sandbox, SandboxError, SandboxProvider, SandboxSpec};
 use sinew_assembly::Failure;
+use sinew_sandbox::{Sandbox, SandboxError, SandboxProvider, SandboxSpec};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

@@ -43,9 +43,9 @@ mod train;
 mod view;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
-use sinew_runs::{Resume, RunDir, RunEnd};
-use sinew_recipe::{Recipe, RunPlan};
 use sinew_assembly::Failure;
+use sinew_recipe::{Recipe, RunPlan};
+use sinew_runs::{Resume, RunDir, RunEnd};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -5,6 +5,7 @@
 use crate::output;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
+use sinew_assembly::Failure;
 #[cfg(feature = "pool")]
 use sinew_gateway::{ApiError, RolloutSpec};
 use sinew_gateway::{RolloutHooks, Router};
@@ -15,7 +16,6 @@ use sinew_render::Renderer;
 use sinew_sources::PoolClient;
 #[cfg(feature = "pool")]
 use sinew_types::Trace;
-use sinew_assembly::Failure;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

@@ -4,6 +4,7 @@ use crate::output;
 use crate::signals::{self, StopSignals};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
+use sinew_assembly::{Failure, FeedPlan};
 use sinew_gateway::Secret;
 use sinew_queue::{
     MAX_PAGE, Place, QUEUE_NAME, QueueServer, Scored, ScorerConfig, Serving, bury, listed,
@@ -13,7 +14,6 @@ use sinew_recipe::{DataSection, RunPlan};
 use sinew_store::queue::{
     ConsumerStats, DiskQueue, Order, Queue, QueueLimits, QueueStats, RowState, RowView,
 };
-use sinew_assembly::{Failure, FeedPlan};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -121,7 +121,8 @@ struct PlaceArgs {
 
 impl PlaceArgs {
     fn open(&self) -> Result<Arc<dyn Queue>, Failure> {
-        let place = sinew_assembly::queue_place(&self.queue, &self.name, self.token_file.as_deref())?;
+        let place =
+            sinew_assembly::queue_place(&self.queue, &self.name, self.token_file.as_deref())?;
         sinew_assembly::open_queue(&place)
     }
 }

@@ -6,13 +6,13 @@ use crate::output::{print, print_as_it_is, print_json};
 use crate::signals;
 use clap::Args;
 use serde_json::json;
+use sinew_assembly::{Failure, Replayer, StepChange};
 use sinew_orchestrator::StepRecord;
 use sinew_recipe::RunPlan;
 use sinew_rollout::{Change, Drift, Replayed};
 use sinew_store::TraceStore;
 use sinew_types::{EpisodeEnd, Trace};
 use sinew_view::{ShowOptions, visible};
-use sinew_assembly::{Failure, Replayer, StepChange};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use tokio::runtime::Runtime;
@@ -284,7 +284,11 @@ fn steps_told(step: u64, again: &sinew_assembly::Repeated, changes: &[StepChange
 
 /// # Errors
 /// With the first thing that came out differently.
-fn verdict(step: u64, again: &sinew_assembly::Repeated, changes: &[StepChange]) -> Result<(), Failure> {
+fn verdict(
+    step: u64,
+    again: &sinew_assembly::Repeated,
+    changes: &[StepChange],
+) -> Result<(), Failure> {
     let done = again.records.last().map_or(again.from, |r| r.step);
     if done != step {
         return Err(Failure::system(format!(

@@ -3,11 +3,11 @@
 use crate::output::{print, print_json};
 use clap::Args;
 use serde_json::json;
+use sinew_assembly::{Failure, OwnReward};
 use sinew_recipe::{RewardSection, RewardTable, RewardTerm, RunPlan};
 use sinew_rollout::{Changes, rescore, tasks_of};
 use sinew_store::{DiskStore, Filter, MAX_PAGE, ScoreRecord, StoreReader, TraceStore};
 use sinew_types::{EpisodeId, Task, TaskId};
-use sinew_assembly::{Failure, OwnReward};
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -60,7 +60,8 @@ pub(crate) fn run(args: &RescoreArgs) -> Result<(), Failure> {
             terms: named.collect(),
         })
     });
-    let members = sinew_assembly::own_rewards(&recipe, &sinew_assembly::tasks(&recipe)?, instead.as_ref())?;
+    let members =
+        sinew_assembly::own_rewards(&recipe, &sinew_assembly::tasks(&recipe)?, instead.as_ref())?;
     if members.iter().all(|m| m.reward.is_none()) {
         let hint = "the recipe has no reward of its own\n  hint: --reward \"exact(answer)\"";
         return Err(Failure::input(hint));

@@ -3,8 +3,8 @@
 use crate::output;
 use clap::{Args, Subcommand};
 use serde_json::json;
-use sinew_store::{IMPORT_SOURCE, ImportReport, StoreError, import_file};
 use sinew_assembly::Failure;
+use sinew_store::{IMPORT_SOURCE, ImportReport, StoreError, import_file};
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -5,9 +5,9 @@
 use crate::output;
 use clap::Args;
 use serde_json::json;
+use sinew_assembly::Failure;
 use sinew_orchestrator::Process;
 use sinew_store::StoreReader;
-use sinew_assembly::Failure;
 use std::path::{Path, PathBuf};
 
 /// Arguments of `sinew runs`.

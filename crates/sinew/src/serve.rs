@@ -8,6 +8,8 @@ use crate::output;
 use crate::signals::StopSignals;
 use clap::Args;
 use serde_json::json;
+use sinew_assembly::Failure;
+use sinew_assembly::read_token;
 use sinew_engines::{Followed, FormatMode, LogprobMode, WeightsFollower, follow};
 use sinew_gateway::{
     Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, RolloutHooks, Router, Secret,
@@ -23,8 +25,6 @@ use sinew_recipe::{ModelSection, RunPlan, TemplateOptions};
 use sinew_render::{Renderer, ToolCallFormat, byte_renderer};
 use sinew_store::{MemoryStore, TraceStore};
 use sinew_types::{Engine, TokenId};
-use sinew_assembly::Failure;
-use sinew_assembly::read_token;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

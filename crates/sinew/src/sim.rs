@@ -4,12 +4,12 @@
 use crate::output;
 use clap::Args;
 use serde_json::json;
+use sinew_assembly::Failure;
 use sinew_runs::write_atomic;
 use sinew_sim::{
     Observed, PRESETS, Plan, PlanError, Prediction, Violation, advise, calibrate, claims, find,
     median, random_plan, replay, simulate, svg, text,
 };
-use sinew_assembly::Failure;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 

@@ -8,11 +8,11 @@ use crate::check::prompts::ask;
 use crate::output::{print, print_json};
 use clap::{Args, ValueEnum};
 use serde_json::json;
+use sinew_assembly::Failure;
 use sinew_env::{EnvFactory, Split};
 use sinew_recipe::RunPlan;
 use sinew_render::Renderer;
 use sinew_types::Task;
-use sinew_assembly::Failure;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]

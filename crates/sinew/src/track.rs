@@ -10,8 +10,8 @@
 //! | after the run | the same, with the command that sends the rest, after `--track-wait` seconds |
 
 use clap::Args;
-use sinew_view::say;
 use sinew_assembly::Failure;
+use sinew_view::say;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};

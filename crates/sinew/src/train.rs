@@ -20,14 +20,16 @@
 use crate::signals;
 use crate::track::Trackers;
 use serde_json::{Map, Value};
+use sinew_assembly::Failure;
 use sinew_judge::Bench;
-use sinew_orchestrator::{Bus, EpisodeStats, Goal, Phase, PipelineError, Process, RunEvent, StepRecord};
-use sinew_pipeline::Ended;
-use sinew_runs::{Resume, RunDir};
+use sinew_orchestrator::RunOutcome;
+use sinew_orchestrator::{
+    Bus, EpisodeStats, Goal, Phase, PipelineError, Process, RunEvent, StepRecord,
+};
 use sinew_recipe::RunPlan;
+use sinew_runs::{Resume, RunDir};
 use sinew_telemetry::{Signals, SignalsConfig};
 use sinew_view::{LiveFile, LiveView, Out, Printer, ReportFile, Status, Summary, say};
-use sinew_assembly::Failure;
 use std::time::Instant;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -130,7 +132,7 @@ pub(crate) fn evaluate(
 }
 
 /// The end of a command; all reasons of trouble in one failure.
-fn finished(last: serde_json::Value, ended: &Ended) -> Finished {
+fn finished(last: serde_json::Value, ended: &RunOutcome) -> Finished {
     let trouble = (!ended.trouble.is_empty()).then(|| Failure::system(ended.trouble.join("\n")));
     Finished { last, trouble }
 }
@@ -189,7 +191,7 @@ fn run(
     dir: &RunDir,
     options: &TrainOptions,
     goal: Goal,
-) -> Result<Ended, Failure> {
+) -> Result<RunOutcome, Failure> {
     in_session(recipe, dir, options, recipe.train.steps, |session| {
         let config = sinew_assembly::Invocation {
             goal,

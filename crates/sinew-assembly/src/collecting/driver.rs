@@ -1,7 +1,10 @@
 //! What carries a collection out: ports of the training loop, in one thread.
 
 use crate::collecting::core::{CollectConfig, Collector, Known};
-use sinew_orchestrator::{Bus, CollectProgress, Draw, EndedEpisode, Phase, PipelineError, RolloutProgress, RunEvent, TaskDraws, showed};
+use sinew_orchestrator::{
+    Bus, CollectProgress, Draw, EndedEpisode, Phase, PipelineError, RolloutProgress, RunEvent,
+    TaskDraws, showed,
+};
 use sinew_pipeline::{GroupScores, Rollouts, ScoredGroup, StoredEpisode};
 use sinew_queue::{Fed, Feed};
 use sinew_store::{EndKind, Filter, MAX_PAGE, StoreStats, TraceStore};

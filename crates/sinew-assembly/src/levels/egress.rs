@@ -124,7 +124,10 @@ pub fn proxy(rules: EgressConfig, audit: Option<PathBuf>) -> Result<EgressProxy,
 /// Always.
 #[cfg(not(feature = "egress"))]
 pub fn proxy(_: EgressConfig, _: Option<PathBuf>) -> Result<EgressProxy, LevelError> {
-    Err(crate::levels::error::missing_feature("sandbox.egress", "egress"))
+    Err(crate::levels::error::missing_feature(
+        "sandbox.egress",
+        "egress",
+    ))
 }
 
 /// A provider whose sandboxes reach the network through the proxy, each with a session of its own.

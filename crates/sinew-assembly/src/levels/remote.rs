@@ -2,8 +2,8 @@
 
 use crate::levels::error::LevelError;
 use sinew_recipe::SandboxPlan;
-use sinew_sandbox_http::client::{RemoteConfig, RemoteProvider};
 use sinew_sandbox::SandboxProvider;
+use sinew_sandbox_http::client::{RemoteConfig, RemoteProvider};
 use std::sync::Arc;
 
 /// Sandboxes of the server at `url`, which keeps as many ready as it was started for.

@@ -24,8 +24,14 @@ use sinew_infer::{
     EmbeddedEngine, EngineConfig, FakeConfig, FakeEngine, FakeModel, ModelForward, SchedulerConfig,
 };
 use sinew_model::{Family, InferModel, ModelConfig, Params, Precision, RopeScaling};
-use sinew_orchestrator::{Bus, CoreConfig, EvalConfig, Goal, Overlap, PipelineError, Recorder, RunEvent, SampleKind, StepRecord, TaskSampling};
-use sinew_pipeline::{ChangedParts, EmbeddedLearner, EngineRollouts, LearnerConfig, Pipeline, PipelineConfig, PolicyConfig, ReferenceWeights, RolloutParts, RunStore, SavedState, ScoringModels};
+use sinew_orchestrator::{
+    Bus, CoreConfig, EvalConfig, Goal, Overlap, PipelineError, Recorder, RunEvent, SampleKind,
+    StepRecord, TaskSampling,
+};
+use sinew_pipeline::{
+    ChangedParts, EmbeddedLearner, EngineRollouts, LearnerConfig, Pipeline, PipelineConfig,
+    PolicyConfig, ReferenceWeights, RolloutParts, RunStore, SavedState, ScoringModels,
+};
 use sinew_render::{Renderer, TinyRenderer};
 use sinew_rollout::{AdmissionConfig, EpisodeLimits, EpisodeOptions, EpisodeParts, TurnOrder};
 use sinew_store::{DiskStore, MemoryStore, StoreOptions, TraceStore};

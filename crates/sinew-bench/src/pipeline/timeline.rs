@@ -5,9 +5,9 @@
 //! afterwards. It ends with the value that started it, also after an error.
 
 use sinew_orchestrator::{Phase, PipelineError, Recorder, RunEvent};
-use sinew_view::plot::{Lane, Span, timeline};
 use sinew_rollout::Gauges;
 use sinew_types::Engine;
+use sinew_view::plot::{Lane, Span, timeline};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;

@@ -1,13 +1,14 @@
 //! The end of a run: what it showed as a whole, or why it could not go on.
 
-use super::sync::{Driver, Ended};
+use super::sync::Driver;
 use sinew_orchestrator::PipelineError;
-use sinew_orchestrator::{Phase, RunEvent};
 use sinew_orchestrator::Process;
+use sinew_orchestrator::RunOutcome;
+use sinew_orchestrator::{Phase, RunEvent};
 
 impl Driver {
     /// The results of a run that came to its end.
-    pub(super) fn end(&mut self) -> Result<Ended, PipelineError> {
+    pub(super) fn end(&mut self) -> Result<RunOutcome, PipelineError> {
         let since = self.p.saved.step;
         let rest = self.waits();
         self.totals.waits.add(&rest);
@@ -31,7 +32,7 @@ impl Driver {
             process: Process::Ended,
             why: (!trouble.is_empty()).then(|| trouble.join("\n")),
         })?;
-        Ok(Ended {
+        Ok(RunOutcome {
             before: std::mem::take(&mut self.measurements.before),
             after: std::mem::take(&mut self.measurements.after),
             examples: std::mem::take(&mut self.measurements.examples),

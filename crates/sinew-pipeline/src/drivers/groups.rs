@@ -1,10 +1,10 @@
 //! Groups that are scored as a whole, while other episodes run.
 
 use super::sync::Driver;
-use sinew_orchestrator::{Command, Event, showed};
-use sinew_orchestrator::PipelineError;
 use crate::ports::ScoredGroup;
 use sinew_orchestrator::Draw;
+use sinew_orchestrator::PipelineError;
+use sinew_orchestrator::{Command, Event, showed};
 use std::collections::BTreeMap;
 
 impl Driver {

@@ -1,12 +1,12 @@
 //! Held-out measurements: what they show, and what earlier sessions measured.
 
 use super::sync::Driver;
-use sinew_orchestrator::{EvalSet, When};
+use sinew_orchestrator::Draw;
 use sinew_orchestrator::PipelineError;
 use sinew_orchestrator::RunEvent;
 use sinew_orchestrator::health;
 use sinew_orchestrator::{EpisodeStats, EvalRecord};
-use sinew_orchestrator::Draw;
+use sinew_orchestrator::{EvalSet, When};
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
 //! Episodes that earlier sessions left: those in flight, and those that a changed reward scores anew.
 
 use super::sync::{Driver, Pipeline};
+use crate::ports::Earlier;
 use sinew_orchestrator::PipelineError;
 use sinew_orchestrator::RunEvent;
-use crate::ports::Earlier;
 use sinew_orchestrator::draw_of;
 use sinew_types::Trace;
 

@@ -15,5 +15,5 @@ mod sync;
 mod tests;
 mod work;
 
-pub use sync::{Ended, Pipeline, run};
+pub use sync::{Pipeline, run};
 pub use work::SharedLearner;

@@ -1,10 +1,10 @@
 //! Groups that earlier sessions left waiting for rewards from outside.
 
+use crate::late::Late;
+use crate::state::RunStore;
 use sinew_orchestrator::CoreState;
 use sinew_orchestrator::PipelineError;
-use crate::late::Late;
 use sinew_orchestrator::Shelf;
-use crate::state::RunStore;
 
 /// The groups that earlier sessions left waiting, if rewards come from outside; notes in `state` what was
 /// begun. Where training overlaps they wait once their draws are begun again.

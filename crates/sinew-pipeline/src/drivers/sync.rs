@@ -10,26 +10,27 @@ use super::measurements::Measurements;
 use super::shelf;
 use super::work::{Desk, SharedLearner, Task, lock, none_runs};
 use crate::config::PipelineConfig;
-use sinew_orchestrator::{Command, EndedEpisode, Event, PipelineCore, RunCounts, Stop};
-use sinew_orchestrator::PipelineError;
-use sinew_orchestrator::{Bus, Phase, RolloutProgress, RunEvent};
 use crate::files::RunFiles;
-use sinew_orchestrator::{health, Alarm};
 use crate::late::Late;
-use sinew_orchestrator::Shelf;
 use crate::ports::{
     GroupScores, RolloutReading, Rollouts, SampleSource, StoredEpisode, Wanted, WeightsTransport,
 };
-use sinew_orchestrator::{AdmissionRecord, EpisodeStats, StepRecord, TokenSummary, Totals, joins};
-use sinew_orchestrator::LONGEST;
-use sinew_orchestrator::Rows;
-use sinew_orchestrator::Draw;
-use sinew_orchestrator::completed;
-use crate::state::{Earlier, Made, RunStore, Samples, SavedState};
-use sinew_orchestrator::SampleStatus;
-use sinew_orchestrator::{Course, Verdict};
+use crate::state::{Earlier, Made, RunStore, SavedState};
 use sinew_algo::{Algorithm, Spread};
 use sinew_grammar::Grammars;
+use sinew_orchestrator::Draw;
+use sinew_orchestrator::LONGEST;
+use sinew_orchestrator::PipelineError;
+use sinew_orchestrator::Rows;
+use sinew_orchestrator::SampleStatus;
+use sinew_orchestrator::Shelf;
+use sinew_orchestrator::completed;
+use sinew_orchestrator::{AdmissionRecord, EpisodeStats, StepRecord, TokenSummary, Totals, joins};
+use sinew_orchestrator::{Alarm, health};
+use sinew_orchestrator::{Bus, Phase, RolloutProgress, RunEvent};
+use sinew_orchestrator::{Command, EndedEpisode, Event, PipelineCore, RunCounts, Stop};
+use sinew_orchestrator::{Course, Verdict};
+use sinew_orchestrator::{RunOutcome, SampleCounts};
 use sinew_rollout::{LiveEpisode, Trainer, Watch};
 use sinew_types::{EpisodeId, Outcome, Trace};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -78,26 +79,6 @@ impl std::fmt::Debug for Pipeline {
     }
 }
 
-/// A run that came to its end.
-#[derive(Clone, Debug, Default)]
-pub struct Ended {
-    /// Held-out tasks under the first weights, and under the last ones.
-    pub before: EpisodeStats,
-    pub after: EpisodeStats,
-    /// First episodes of the measurements before and after.
-    pub examples: Vec<EpisodeId>,
-    /// `trained_twice` and `lost` must be 0.
-    pub samples: Samples,
-    pub tokens: TokenSummary,
-    pub wall_s: f64,
-    /// What engine and trainer waited for, and how old rows were.
-    pub totals: Totals,
-    /// How it did as a whole.
-    pub verdict: Option<Verdict>,
-    /// Why it did not do what it was to do, if so.
-    pub trouble: Vec<String>,
-}
-
 /// The step at work.
 #[derive(Default)]
 pub(super) struct Step {
@@ -126,7 +107,7 @@ pub(crate) struct Driver {
     pub(super) core: PipelineCore,
     /// Updates of earlier sessions that no checkpoint holds.
     pub(super) earlier: Earlier,
-    pub(super) samples: Samples,
+    pub(super) samples: SampleCounts,
     pub(super) tokens: TokenSummary,
     pub(super) measurements: Measurements,
     /// Episodes that ended and that nothing was made of yet.
@@ -163,7 +144,7 @@ pub(crate) struct Driver {
 ///
 /// # Errors
 /// What failed; that the run was stopped because it goes wrong; or that it was asked to stop.
-pub fn run(pipeline: Pipeline) -> Result<Ended, PipelineError> {
+pub fn run(pipeline: Pipeline) -> Result<RunOutcome, PipelineError> {
     let mut driver = Driver::begin(pipeline)?;
     match driver.run() {
         Err(PipelineError::Interrupted) => {
@@ -232,7 +213,7 @@ impl Driver {
     }
 
     /// Carries commands out until one of them ends the run.
-    fn run(&mut self) -> Result<Ended, PipelineError> {
+    fn run(&mut self) -> Result<RunOutcome, PipelineError> {
         let mut commands = VecDeque::from(self.on(Event::Begin));
         loop {
             let Some(command) = commands.pop_front() else {
@@ -700,7 +681,7 @@ impl Driver {
         self.emit(RunEvent::SourceDry { step, why })
     }
 
-    fn stop(&mut self, stop: Stop) -> Result<Ended, PipelineError> {
+    fn stop(&mut self, stop: Stop) -> Result<RunOutcome, PipelineError> {
         match stop {
             Stop::Done => self.end(),
             Stop::Bad(why) => Err(self.stopped(&why)),

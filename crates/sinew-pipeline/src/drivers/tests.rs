@@ -1,24 +1,25 @@
 //! Whole synchronous runs with the smallest possible ports: no model, no engine, no environment.
 
-use super::{Ended, Pipeline, run};
+use super::{Pipeline, run};
 use crate::config::PipelineConfig;
-use sinew_orchestrator::{CoreConfig, Goal, SampleKind as Samples};
-use sinew_orchestrator::{EvalConfig, TaskSampling};
-use sinew_orchestrator::PipelineError;
-use sinew_orchestrator::{Bus, Recorder, RolloutProgress, RunEvent};
 use crate::ports::{
     Given, GroupScores, Learner, RolloutReading, Rollouts, SampleSource, ScoredGroup,
     StoredEpisode, Wanted, WeightsTransport,
 };
-use sinew_orchestrator::StepRecord;
-use sinew_orchestrator::Rows;
-use sinew_orchestrator::Draw;
-use sinew_orchestrator::{Member, completed, keep_scores};
 use crate::state::{RunStore, SavedState};
 use serde_json::Value;
 use sinew_algo::{Algorithm, AlgorithmConfig, Columns, Prepared, RunFacts};
 use sinew_env::tiny::TinyTaskset;
 use sinew_env::{waits_for_group, with_group};
+use sinew_orchestrator::Draw;
+use sinew_orchestrator::PipelineError;
+use sinew_orchestrator::Rows;
+use sinew_orchestrator::RunOutcome;
+use sinew_orchestrator::StepRecord;
+use sinew_orchestrator::{Bus, Recorder, RolloutProgress, RunEvent};
+use sinew_orchestrator::{CoreConfig, Goal, SampleKind as Samples};
+use sinew_orchestrator::{EvalConfig, TaskSampling};
+use sinew_orchestrator::{Member, completed, keep_scores};
 use sinew_render::TinyRenderer;
 use sinew_rollout::RunInfo;
 use sinew_store::{MemoryStore, TraceStore};
@@ -361,11 +362,11 @@ impl World {
     }
 
     /// One session, from the last checkpoint.
-    fn session(&self, faults: Faults) -> Result<Ended, PipelineError> {
+    fn session(&self, faults: Faults) -> Result<RunOutcome, PipelineError> {
         self.session_with(faults, config(self.samples))
     }
 
-    fn session_with(&self, faults: Faults, core: CoreConfig) -> Result<Ended, PipelineError> {
+    fn session_with(&self, faults: Faults, core: CoreConfig) -> Result<RunOutcome, PipelineError> {
         self.session_late(faults, core, None)
     }
 
@@ -374,7 +375,7 @@ impl World {
         faults: Faults,
         core: CoreConfig,
         late: Option<crate::late::Late>,
-    ) -> Result<Ended, PipelineError> {
+    ) -> Result<RunOutcome, PipelineError> {
         let saved = self.log.lock().unwrap().saved.clone();
         let updates = saved.as_ref().map_or(0, |(updates, _)| *updates);
         let saved = saved.map_or_else(SavedState::default, |(_, s)| SavedState::read(s).unwrap());
@@ -713,7 +714,10 @@ fn episodes_without_the_score_of_their_group_are_left_out() {
     assert_eq!(left.score(), None);
     let records = store.scores(&trace.episode).unwrap();
     let mut shown = trace.clone();
-    assert!(sinew_orchestrator::settle(&mut shown, &[], None), "it waits");
+    assert!(
+        sinew_orchestrator::settle(&mut shown, &[], None),
+        "it waits"
+    );
     let mut shown = trace;
     assert!(!sinew_orchestrator::settle(&mut shown, &records, None));
     assert_eq!(shown.outcome, left.outcome);

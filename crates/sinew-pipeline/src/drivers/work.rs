@@ -4,14 +4,14 @@
 //! driver asks nothing of it until the work is done, but when the run is to stop: then it waits for the end
 //! of the work, which the learner's own cancellation brings about.
 
-use sinew_orchestrator::Curriculum;
-use sinew_orchestrator::PipelineError;
 use crate::ports::{Learner, Waker};
-use sinew_orchestrator::StepRecord;
-use sinew_orchestrator::Rows;
 use sinew_algo::Algorithm;
 use sinew_algo::trust::TrustConfig;
 use sinew_grammar::Grammars;
+use sinew_orchestrator::Curriculum;
+use sinew_orchestrator::PipelineError;
+use sinew_orchestrator::Rows;
+use sinew_orchestrator::StepRecord;
 use sinew_types::{LossSpec, Trace};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -4,8 +4,8 @@
 
 use crate::chain::folder::{ChainDir, ChainError, StageEnd};
 use sinew_orchestrator::{EvalRecord, StepRecord};
-use sinew_view::plot::{Curve, plot, plot_with_points};
 use sinew_recipe::ChainPlan;
+use sinew_view::plot::{Curve, plot, plot_with_points};
 use sinew_view::{duration, lines, smoothed};
 use std::fmt::Write;
 

@@ -1,11 +1,11 @@
 //! The port over a real server in this process, with sandboxes of the process level.
 
-use sinew_sandbox_http::{Bounds, Service, Tokens, serve};
-use sinew_sandbox_http::client::{RemoteConfig, RemoteProvider};
 use sinew_sandbox::{
     Ending, ExecOptions, ExecRequest, Network, ProcessConfig, ProcessProvider, Program, Sandbox,
     SandboxError, SandboxProvider, SandboxSpec, Terminal, TerminalInput, TerminalSize,
 };
+use sinew_sandbox_http::client::{RemoteConfig, RemoteProvider};
+use sinew_sandbox_http::{Bounds, Service, Tokens, serve};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;

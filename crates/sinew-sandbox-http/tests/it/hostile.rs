@@ -2,8 +2,8 @@
 
 use crate::{ANN, BOB, Server, request, server};
 use serde_json::{Value, json};
-use sinew_sandbox_http::{Egress, Service, Tokens};
 use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
+use sinew_sandbox_http::{Egress, Service, Tokens};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -8,8 +8,8 @@ mod terminal;
 mod watch;
 
 use serde_json::{Value, json};
-use sinew_sandbox_http::{Bounds, Service, Tokens, serve};
 use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
+use sinew_sandbox_http::{Bounds, Service, Tokens, serve};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;

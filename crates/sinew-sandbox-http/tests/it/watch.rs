@@ -48,8 +48,8 @@ async fn servers_recover_from_a_dead_spawner() {
 
 #[tokio::test]
 async fn health_reports_that_no_sandboxes_can_be_created() {
-    use sinew_sandbox_http::{Bounds, Service, Tokens};
     use sinew_sandbox::{ProcessConfig, ProcessProvider};
+    use sinew_sandbox_http::{Bounds, Service, Tokens};
     use std::os::unix::fs::PermissionsExt;
     let folder = std::env::temp_dir().join(format!("sinew-health-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();

@@ -2,13 +2,13 @@
 
 use crate::guest::archive::{Entry, EntryKind, plain};
 use crate::guest::program::{checked, not_there};
-use sinew_jail::walls::{EXECVE, step_name};
-use sinew_jail::wire::{
-    self, CHUNK, HEAD, MAX_REPLY, MAX_REQUEST, Put, Take, VERSION, ask, content, cut, file, tell,
-};
 use crate::{
     Characters, Ending, ExecRequest, Limits, OutputChunk, OutputStream, SandboxError, Usage,
     seccomp_filter,
+};
+use sinew_jail::walls::{EXECVE, step_name};
+use sinew_jail::wire::{
+    self, CHUNK, HEAD, MAX_REPLY, MAX_REQUEST, Put, Take, VERSION, ask, content, cut, file, tell,
 };
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;

@@ -178,7 +178,10 @@ impl World {
             ..QueueLimits::default()
         });
         let mut world = Self {
-            core: PipelineCore::new(Arc::clone(&config), sinew_orchestrator::CoreState::default()),
+            core: PipelineCore::new(
+                Arc::clone(&config),
+                sinew_orchestrator::CoreState::default(),
+            ),
             config,
             speed,
             now: 0,

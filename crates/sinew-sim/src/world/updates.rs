@@ -11,7 +11,10 @@ use super::{Happening, World};
 use crate::agenda::Micros;
 use crate::check::Bug;
 use crate::plan::{Mode, Plan};
-use sinew_orchestrator::{Command, CoreConfig, CoreState, EvalConfig, Event, Goal, OpenDraws, Overlap, SampleKind, StepRecord, TaskSampling, UpdateCommit};
+use sinew_orchestrator::{
+    Command, CoreConfig, CoreState, EvalConfig, Event, Goal, OpenDraws, Overlap, SampleKind,
+    StepRecord, TaskSampling, UpdateCommit,
+};
 use sinew_store::queue::LeaseId;
 use sinew_types::{EpisodeId, GroupId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -1,6 +1,9 @@
 //! The training loop's core under virtual time: hours of a run in milliseconds.
 
-use sinew_orchestrator::{Command, CoreConfig, CoreState, EndedEpisode, EvalConfig, Event, Goal, PipelineCore, SampleKind, StepRecord, Stop, TaskSampling};
+use sinew_orchestrator::{
+    Command, CoreConfig, CoreState, EndedEpisode, EvalConfig, Event, Goal, PipelineCore,
+    SampleKind, StepRecord, Stop, TaskSampling,
+};
 use sinew_types::{EpisodeId, mix_seed};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;

@@ -1,7 +1,10 @@
 //! Synchronous steps whose episodes have a long tail, under virtual time: the pure cores of the loop and of
 //! the order in which episodes begin, with as many places in every run.
 
-use sinew_orchestrator::{Command, CoreConfig, CoreState, Draw, EndedEpisode, EvalConfig, Event, Goal, PipelineCore, SampleKind, StepRecord, TaskSampling};
+use sinew_orchestrator::{
+    Command, CoreConfig, CoreState, Draw, EndedEpisode, EvalConfig, Event, Goal, PipelineCore,
+    SampleKind, StepRecord, TaskSampling,
+};
 use sinew_rollout::{EpisodeSpec, OutlookCore, Took};
 use sinew_types::{EpisodeId, Task, TaskId, mix_seed};
 use std::collections::{BTreeMap, VecDeque};

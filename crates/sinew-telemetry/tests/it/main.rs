@@ -3,7 +3,9 @@
 
 mod mail;
 
-use sinew_orchestrator::{Bus, EpisodeStats, EvalRecord, Process, RolloutProgress, RunEvent, StepRecord};
+use sinew_orchestrator::{
+    Bus, EpisodeStats, EvalRecord, Process, RolloutProgress, RunEvent, StepRecord,
+};
 use sinew_rollout::{FailedEpisode, LiveEpisode, Phase, PhaseSpan};
 use sinew_telemetry::{Run, Signals, SignalsConfig};
 use sinew_types::{EpisodeId, FailureKind};

@@ -7,10 +7,10 @@
 
 use super::PATIENCE;
 use serde_json::Value;
+use sinew_assembly::Failure;
 use sinew_env::EnvFactory;
 use sinew_recipe::RunPlan;
 use sinew_types::{Outcome, Task};
-use sinew_assembly::Failure;
 use std::collections::BTreeMap;
 use std::time::Instant;
 

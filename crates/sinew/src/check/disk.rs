@@ -3,9 +3,9 @@
 //! A full disk would end a run at its first checkpoint, after hours of work. The store of episodes is not
 //! counted: its size depends on how much the model samples.
 
+use sinew_assembly::Failure;
 use sinew_model::{ModelConfig, ParamLayout};
 use sinew_recipe::RunPlan;
-use sinew_assembly::Failure;
 use std::path::Path;
 
 /// Weights, two moments, and as many checkpoints as are kept plus the one being written. With adapters

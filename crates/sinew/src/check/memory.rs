@@ -3,10 +3,10 @@
 //! The estimate is an upper bound, made of the shapes alone. Sandboxes are not counted: they have limits of
 //! their own.
 
+use sinew_assembly::Failure;
 use sinew_model::{Activations, Keep, ModelConfig, ParamLayout, Precision};
 use sinew_recipe::{EngineType, RunPlan};
 use sinew_tensor::KernelSet;
-use sinew_assembly::Failure;
 
 /// Maximum bytes of logits that a pass with gradients keeps.
 const KEPT_LOGITS: u128 = 640 << 20;

@@ -1,10 +1,10 @@
 //! Whether what the environment asks, and a right turn after it, fit into the limits of an episode.
 
+use sinew_assembly::Failure;
 use sinew_env::EnvFactory;
 use sinew_recipe::RunPlan;
 use sinew_render::Renderer;
 use sinew_types::{Message, Role, Task, ToolSpec};
-use sinew_assembly::Failure;
 use std::time::Instant;
 
 /// Maximum number of tasks of each split whose prompts are rendered.

@@ -1,8 +1,8 @@
 //! Whether what a run needs from outside takes connections: servers that generate, a pool of
 //! trajectories. Nothing is sent: a server that is still loading its model counts as there.
 
-use sinew_recipe::{DataSection, EngineType, RunPlan};
 use sinew_assembly::Failure;
+use sinew_recipe::{DataSection, EngineType, RunPlan};
 use std::net::{IpAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 

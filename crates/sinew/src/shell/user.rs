@@ -3,8 +3,8 @@
 use rustix::termios::{
     OptionalActions, QueueSelector, Termios, isatty, tcflush, tcgetattr, tcgetwinsize, tcsetattr,
 };
-use sinew_sandbox::{TerminalInput, TerminalSize};
 use sinew_assembly::Failure;
+use sinew_sandbox::{TerminalInput, TerminalSize};
 use std::io::{Read, Write};
 use std::time::Duration;
 use tokio::sync::mpsc::Sender;

@@ -1,9 +1,9 @@
 //! Runs whose rewards come from outside, some of them after their batch left.
 
 use super::*;
-use sinew_orchestrator::{LateGroups, Overlap};
 use crate::late::{Late, LateScores};
 use sinew_orchestrator::{After, LateConfig};
+use sinew_orchestrator::{LateGroups, Overlap};
 use sinew_store::{Filter, Score, ScoreRecord, ScoreRule, ScoreTerm, TrainedBatch};
 
 /// Scores every group of an even draw at once, and those of odd draws once later ones have ended or nothing
@@ -85,7 +85,7 @@ fn session(
     faults: Faults,
     person: Person,
     late: LateConfig,
-) -> Result<Ended, PipelineError> {
+) -> Result<RunOutcome, PipelineError> {
     let core = CoreConfig {
         late_rounds: Some(3),
         ..config(Samples::Run)
@@ -113,7 +113,7 @@ fn batches(world: &World) -> Vec<TrainedBatch> {
 }
 
 /// Every training episode is trained once, left out once, or waits.
-fn check(world: &World, ended: &Ended) {
+fn check(world: &World, ended: &RunOutcome) {
     assert_eq!((ended.samples.lost, ended.samples.trained_twice), (0, 0));
     let batches = batches(world);
     let trained: usize = batches.iter().map(|b| b.episodes.len()).sum();
@@ -311,7 +311,7 @@ fn overlapping(
     faults: Faults,
     person: Person,
     (steps, max_staleness): (u64, u64),
-) -> Result<Ended, PipelineError> {
+) -> Result<RunOutcome, PipelineError> {
     let core = CoreConfig {
         steps,
         ..overlapping_core(max_staleness)

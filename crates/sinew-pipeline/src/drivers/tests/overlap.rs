@@ -17,7 +17,7 @@ fn core(in_order: bool) -> CoreConfig {
 }
 
 /// Every training episode is trained once or left out, and none waits at the end.
-fn check(world: &World, ended: &Ended) {
+fn check(world: &World, ended: &RunOutcome) {
     assert_eq!((ended.samples.lost, ended.samples.trained_twice), (0, 0));
     assert!(ended.trouble.is_empty(), "{:?}", ended.trouble);
     let named: Vec<EpisodeId> = world.commits().into_iter().flat_map(|(_, e)| e).collect();
