@@ -30,15 +30,15 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
-/// What plays gold runs.
+/// Parts of an environment and a model from which gold runs are made.
 pub struct GoldRuns {
     /// Its training tasks are played.
     pub taskset: Arc<dyn Taskset>,
-    /// With a gold policy.
+    /// Environments with a gold policy.
     pub envs: Arc<dyn EnvFactory>,
-    /// Of the model that imitates.
+    /// Renderer of the model that imitates.
     pub renderer: Arc<dyn Renderer>,
-    /// For the traces.
+    /// Run that the traces name.
     pub run: RunInfo,
     /// Maximum number of turns.
     pub max_turns: u32,
@@ -64,7 +64,7 @@ impl std::fmt::Debug for GoldRuns {
 /// Messages that a model sees together.
 struct Context {
     messages: Vec<Message>,
-    /// Of them, those before the first turn: worked examples of the prompt are no turns.
+    /// Number of leading messages before the first turn. Worked examples in the prompt are not turns.
     given: usize,
 }
 
@@ -331,7 +331,7 @@ pub struct GoldSource {
     pub runs: Arc<GoldRuns>,
     /// Its training tasks.
     pub tasks: TaskDraws,
-    /// Where they are played.
+    /// Runtime on which the gold runs are played.
     pub runtime: Handle,
     /// Turns true when the run is asked to stop.
     pub cancel: watch::Receiver<bool>,

@@ -1,20 +1,20 @@
 //! Rollouts that agents outside finish, put together to groups: pure, time is an argument.
 //!
-//! A group is whole when so many of its rollouts are finished, or when its first one has waited long
-//! enough; a rollout that was opened alone is a group by itself. Unscored and failed ones take a place in
-//! their group and are dropped, with the reason. What is given out is taken: it is given out once.
+//! A group is whole once it has its full number of finished rollouts, or once its first one has waited long
+//! enough. A rollout that was opened without a group is a group by itself. Unscored and failed rollouts take
+//! a place in their group and are dropped, with the reason. A group is given out once.
 
 use sinew_pipeline::BEHIND;
 use sinew_types::{EpisodeEnd, EpisodeId, GroupId, PolicyVersion, Trace};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// How reasons of rollouts begin that ended without a score.
+/// Prefix of the reasons of rollouts that ended without a score.
 pub(crate) const UNSCORED: &str = "unscored: ";
 
 /// Default of [`IntakeConfig::max_waiting`].
 pub const MAX_WAITING: usize = 65_536;
 
-/// How rollouts become groups.
+/// Rules by which rollouts become groups.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct IntakeConfig {
     /// Rollouts of a whole group.
@@ -30,21 +30,22 @@ pub struct IntakeConfig {
     pub max_waiting: usize,
 }
 
-/// What counts of a finished rollout.
+/// Facts of a finished rollout that decide about its training.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FinishedRollout {
     /// Its id in the store.
     pub episode: EpisodeId,
     /// Equal for rollouts that are compared; its own id if it was opened alone.
     pub group: GroupId,
-    /// Of its oldest sampled token.
+    /// Version of its oldest sampled token.
     pub version: PolicyVersion,
     /// Why it cannot be trained.
     pub unfit: Option<String>,
 }
 
 impl FinishedRollout {
-    /// Of a stored trace. With `late`, one without a reward can be trained: it may come from outside.
+    /// Reads a stored trace. If `late`, a trace without a reward can be trained: its reward may come from
+    /// outside.
     pub fn of(trace: &Trace, late: bool) -> Self {
         let oldest = trace.oldest_version();
         let unfit = match &trace.end {
@@ -73,7 +74,7 @@ impl FinishedRollout {
 /// A group that is not whole yet.
 #[derive(Debug)]
 struct OpenGroup {
-    /// When its first rollout was finished.
+    /// Time at which its first rollout was finished.
     since: f64,
     /// All finished ones, fit or not.
     finished: usize,
@@ -97,7 +98,7 @@ pub struct Intake {
     ready: VecDeque<Vec<FinishedRollout>>,
     waiting: usize,
     dropped: BTreeMap<EpisodeId, String>,
-    /// When something came last.
+    /// Time of the last event.
     heard: f64,
 }
 
@@ -177,8 +178,8 @@ impl Intake {
         self.ready.is_empty() && self.dropped.len() >= groups * self.config.group_size
     }
 
-    /// At most `count` groups for weights of `version`, and what was dropped so far. None has a name of
-    /// `names`, which are those of the step: two groups of one name would be read back as one.
+    /// Takes at most `count` groups for weights of `version`, and all rollouts dropped so far. A group whose
+    /// name is in `names` (the names of the step) waits: two groups of one name would be read back as one.
     pub fn take(
         &mut self,
         count: usize,

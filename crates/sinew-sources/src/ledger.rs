@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::PathBuf;
 
-/// What a step was given: leases with the names of their rows.
+/// Leases that a step took, with the names of their rows.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Taken {
     pub(crate) step: u64,
@@ -24,7 +24,7 @@ pub(crate) struct Taken {
 pub(crate) struct Ledger(PathBuf);
 
 impl Ledger {
-    /// In this file, which need not exist.
+    /// Uses the file at `path`, which need not exist.
     pub(crate) fn new(path: PathBuf) -> Self {
         Self(path)
     }
@@ -34,7 +34,7 @@ impl Ledger {
         PipelineError::system(format!("{}: {error}", self.0.display()))
     }
 
-    /// What `step` was given before a restart.
+    /// Returns the leases that `step` took before a restart.
     ///
     /// # Errors
     /// If the file cannot be read.

@@ -17,7 +17,7 @@
 //!   before it is used.
 //! - Rows of a queue are acked after the update that trained them was committed, never before. Entries of
 //!   a pool are acknowledged once the run has stored them.
-//! - What an algorithm cannot use is left out with its reason.
+//! - A sample that the algorithm cannot use is left out with its reason.
 //!
 //! # Files
 //!

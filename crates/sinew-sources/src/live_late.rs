@@ -14,7 +14,7 @@ use sinew_types::{EpisodeId, GroupId};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// Between two looks for scores.
+/// Interval between two checks for scores.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// Maximum rollouts that a step leaves out: it ends with what it has then.
@@ -26,7 +26,7 @@ pub(crate) struct LateGroups {
     shelf: Shelf,
 }
 
-/// What a step has so far.
+/// Groups of a step so far.
 #[derive(Default)]
 struct Step {
     given: Given,
@@ -58,7 +58,7 @@ impl LateGroups {
     /// reward is waited for.
     ///
     /// # Errors
-    /// What the store refuses, or that the run is to stop.
+    /// Fails if the store does, or if the run is to stop.
     pub(crate) fn groups(
         &mut self,
         feed: &Feed,
@@ -138,7 +138,8 @@ impl LateGroups {
         // A step that says why nothing is trained is better than a wait without end.
         let fruitless = groups == 0 && dropped >= self.late.config.max_waiting;
         let clash = groups > 0 && step.held >= missing;
-        // What is ready and was not given is too old or has the name of another: it is for the next step.
+        // Groups that are ready but were not given are too old or share a name with another: the next step
+        // takes them.
         let silent = feed.is_idle() && self.shelf.pending() == 0;
         missing == 0 || clash || fruitless || silent || dropped >= MAX_DROPPED
     }

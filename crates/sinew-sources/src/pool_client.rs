@@ -87,10 +87,10 @@ impl PoolClient {
         Ok((status, value))
     }
 
-    /// What the pool answers; what never arrived is asked again.
+    /// Returns the pool's answer; a request that never arrived is sent again.
     ///
     /// # Errors
-    /// What the pool refuses, or that it does not answer.
+    /// Fails if the pool refuses the request or does not answer.
     pub fn call(&self, method: &str, path: &str, body: &Value) -> Result<Value, PipelineError> {
         let mut pause = Duration::from_millis(200);
         for attempt in 1.. {

@@ -15,7 +15,7 @@ fn memory() -> Arc<dyn Queue> {
     filled(Arc::new(MemoryQueue::in_memory(QueueLimits::default())))
 }
 
-/// With one group of two rows.
+/// Puts one group of two rows into `queue`.
 fn filled(queue: Arc<dyn Queue>) -> Arc<dyn Queue> {
     let row = |key: &str| NewRow {
         group: "g".into(),
@@ -112,7 +112,7 @@ fn rows_that_nothing_took_after_their_lease_are_leased_anew() {
     let (taken, gone) = source.hold(1, LEASE).unwrap();
     assert_eq!((gone, taken.leases.len()), (0, 1));
     assert_ne!(taken.leases[0].0, first.0);
-    // What was leased anew is written down, for a session that comes after this one.
+    // The new leases are written down for the next session.
     assert_eq!(source.ledger.taken(1).unwrap().unwrap(), taken);
     let consumed = source.consumes(1).unwrap().unwrap();
     source.committed(&consumed).unwrap();
