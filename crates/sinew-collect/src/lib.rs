@@ -13,10 +13,10 @@
 //!
 //! # Invariants
 //!
-//! - Which episodes there are is a function of the recipe, its seed and their number: a session that goes on
-//!   runs those that the store lacks, and no other. More of them begin with the same ones.
+//! - The set of episodes is a function of the recipe, its seed and their number. A resumed session runs those
+//!   that the store lacks, and no other. A larger number begins with the same episodes.
 //! - An episode counts once it is durable.
-//! - As many groups are held in memory as fit into the room, whatever the number of episodes.
+//! - The number of groups in memory is bounded by the room, whatever the number of episodes.
 
 mod core;
 mod driver;
