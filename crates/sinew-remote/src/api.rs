@@ -29,9 +29,9 @@ const MAX_ANSWER: u64 = 256 << 20;
 pub(crate) struct Api {
     /// Its connections, which all sandboxes of a provider share.
     client: Client,
-    /// Without a slash at the end.
+    /// Address without a slash at the end.
     url: Arc<str>,
-    /// Of an owner.
+    /// Token of an owner.
     token: Arc<str>,
     /// Name of the level that is asked for.
     level: &'static str,
@@ -65,17 +65,13 @@ struct Reason {
 /// A result, with its output in Base64.
 #[derive(Deserialize)]
 struct Ran {
-    /// How it ended.
     ending: Ending,
-    /// In Base64.
     stdout: String,
-    /// In Base64.
     stderr: String,
     /// Whether output was cut.
     truncated: bool,
-    /// What it used.
     usage: Usage,
-    /// What was in force on the other host.
+    /// Protections in force on the other host.
     protections: Vec<Protection>,
 }
 
@@ -108,7 +104,7 @@ enum Line {
     Error { error: Reason },
 }
 
-/// What a line of a streamed execution says.
+/// Line of a streamed execution.
 pub(crate) enum Streamed {
     /// A piece of output.
     Output(OutputChunk),
@@ -207,8 +203,8 @@ impl Api {
         Ok(body)
     }
 
-    /// Where archives of snapshots go: below `/v1`, with the level and the image of the sandboxes that start
-    /// from them. Levels and images have names of letters, digits, `.`, `-` and `_`.
+    /// Path for archives of snapshots: below `/v1`, with the level and the image of the sandboxes that start
+    /// from them. Names of levels and images consist of letters, digits, `.`, `-` and `_`.
     pub(crate) fn import_path(&self) -> String {
         let image = self.image.as_ref().map(|name| format!("&image={name}"));
         format!(

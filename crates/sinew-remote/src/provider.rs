@@ -23,7 +23,7 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 /// Maximum bytes of an archive that the server takes at once (docs/sandbox-http.md).
 const MAX_UPLOAD: u64 = 64 << 20;
 
-/// Where sandboxes are made.
+/// Server and settings for remote sandboxes.
 #[derive(Clone, Debug)]
 pub struct RemoteConfig {
     /// Address of `sinew serve --sandbox-only`, such as `http://10.0.0.7:8081`.
@@ -45,7 +45,7 @@ pub struct RemoteProvider {
     api: Api,
     /// Name of the level.
     level: &'static str,
-    /// What the server reported when it was connected.
+    /// Protections that the server reported when it was connected.
     protections: Arc<Vec<Protection>>,
     /// Places of sandboxes that can be made.
     places: Arc<Semaphore>,
@@ -65,10 +65,10 @@ struct Levels {
 }
 
 impl Levels {
-    /// What the server reported of a level.
+    /// Returns the server's offer for a level.
     ///
     /// # Errors
-    /// With what it has, if it has no such level, or no such image.
+    /// Fails with the server's levels or images, if it lacks this one.
     fn offer(self, level: &str, image: Option<&str>) -> Result<LevelOffer, String> {
         if let Some(name) = image
             && !self.images.iter().any(|own| own == name)
@@ -94,7 +94,7 @@ impl Levels {
 struct LevelOffer {
     /// Its name.
     level: String,
-    /// What is in force at it.
+    /// Protections in force at this level.
     protections: Vec<Protection>,
 }
 
@@ -179,7 +179,7 @@ impl RemoteProvider {
     }
 }
 
-/// What the server offers. Blocks.
+/// Reads the levels that the server offers. Blocks.
 ///
 /// # Errors
 /// If it does not answer, refuses the token or is no sandbox server.
