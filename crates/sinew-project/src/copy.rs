@@ -11,7 +11,7 @@ const CHECKPOINTS: &str = "checkpoints";
 const STEP: &str = "step-";
 /// The file that names the newest checkpoint.
 const LATEST: &str = "LATEST";
-/// What a session writes for people, and the lock: not needed to go on.
+/// Files that a resumed run does not need: the lock, and output for people.
 const LEFT_OUT: [&str; 7] = [
     "lock",
     "report.html",

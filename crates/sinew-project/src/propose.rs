@@ -1,7 +1,7 @@
 //! `sinew init --from FILE`: a recipe for rows that are there already, proposed from their columns.
 //!
-//! What is proposed is a start that people read and change: nothing is guessed that the rows do not show, and
-//! rows without an answer to compare with are refused.
+//! The proposal is a start that people read and change. It contains only facts that the rows show, and rows
+//! without an answer to compare with are refused.
 
 use serde_json::{Map, Value};
 use sinew_tasks::Row;
