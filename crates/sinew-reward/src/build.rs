@@ -1,4 +1,4 @@
-//! From the terms of a recipe to rewards: by name, and functions in sandboxed workers.
+//! Builds rewards from the terms of a recipe: by name, or as functions in sandboxed workers.
 //!
 //! Functions of one recipe share their workers. A function that hangs, crashes or raises makes its sample
 //! unscored; it harms no other one.
@@ -68,7 +68,7 @@ pub fn has_deadline(name: &str) -> bool {
     is_function(name) || runs(name).is_some()
 }
 
-/// What rewards are made with.
+/// Inputs for the building of rewards.
 #[derive(Debug)]
 pub struct BuildConfig<'a> {
     /// Rewards that the caller has made, by their names in the recipe, such as judges.
@@ -165,11 +165,11 @@ pub fn build(terms: &[TermSpec<'_>], config: &BuildConfig<'_>) -> Result<Rewards
 /// A reward of any kind.
 #[derive(Clone)]
 pub enum Made {
-    /// Of one sample.
+    /// Reward of one sample.
     Single(Arc<dyn Reward>),
-    /// Of a group.
+    /// Reward of a group.
     Group(Arc<dyn GroupReward>),
-    /// Of a group, by comparing two members at a time.
+    /// Reward of a group, by comparing two members at a time.
     Preference(Arc<dyn Preference>),
 }
 

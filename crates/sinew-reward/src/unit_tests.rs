@@ -9,10 +9,10 @@
 //! | `tests` | a process apart from the code's, which asks its functions for plain data and compares it ([`RUNNER`]) |
 //! | `program` | the exit code of the task's program, which reads the code as a file |
 //!
-//! What the code prints, writes, patches or exits is no verdict. A verdict of `tests` names a secret that the
-//! code's process never had. Without a verdict a sample has the value 0 if the code ended or starved what
-//! tests it, and is unscored if what tests or the sandbox failed by itself. Where the time or the output was
-//! over, the same tests run once more without the code: if they end then, the value is 0.
+//! The output, the files, the patches and the exit code of the code are not a verdict. A verdict of `tests`
+//! names a secret that the code's process never had. Without a verdict a sample has the value 0 if the code
+//! ended or starved its tests, and is unscored if the tests or the sandbox failed by themselves. If the time
+//! or the output ran out, the same tests run once more without the code: if they end then, the value is 0.
 
 use crate::kind::Kind;
 use crate::named::expected;
@@ -25,7 +25,7 @@ use std::time::Duration;
 
 /// Runs the tests: the trusted side of `tests`.
 const RUNNER: &str = include_str!("run_tests.py");
-/// How its objects and those of the code are used by each other.
+/// Sharing of objects between the runner and the code, for both processes.
 const CARRY: &str = include_str!("carry.py");
 /// The process of the code.
 const SOLUTION: &str = include_str!("solution.py");
@@ -39,7 +39,7 @@ pub(crate) struct UnitTests {
     pub(crate) kind: Kind,
     pub(crate) column: String,
     pub(crate) sandboxes: Sandboxes,
-    /// Of one score, without the wait for a sandbox.
+    /// Maximum time of one score, without the wait for a sandbox.
     pub(crate) timeout: Duration,
 }
 

@@ -286,7 +286,7 @@ fn penalties_alone_say_nothing_about_success() {
             .extend(own.map(|s| ("env/success".to_owned(), s)));
         block_on(sum.score(&sample)).unwrap().is_success()
     };
-    // Without a task's own success there is none.
+    // A sample is a success only if the environment reports one.
     assert_eq!(
         [None, Some(0.0), Some(1.0)].map(success),
         [false, false, true]

@@ -99,7 +99,7 @@ async fn a_crash_costs_its_own_test_alone() {
                  def test_c(self):\n        s = Stack()\n        s.push(1)\n        \
                  self.assertEqual(s.all(), [1])\n";
     assert_eq!(share(CODE, tests).await, (2.0, 3.0));
-    // What a process made ends with it.
+    // Objects of a process end with it.
     let kept = "import unittest\nfrom solution import crash, Stack\nclass T(unittest.TestCase):\n    s = Stack()\n    \
                 def test_a(self): crash()\n    def test_b(self): self.assertEqual(self.s.all(), [])\n";
     assert_eq!(share(CODE, kept).await, (0.0, 2.0));
@@ -256,7 +256,7 @@ async fn tests_that_pass_in_plain_python_pass_here() {
     assert_eq!(share(&wrong, PLAIN_TESTS).await, (21.0, 24.0));
 }
 
-/// Where objects of the code are compared with values of the tests, the code does not decide.
+/// The code does not decide comparisons of its objects with values of the tests.
 #[tokio::test]
 async fn objects_that_lie_do_not_score() {
     let tests = "import unittest\nassert add(1, 2) == 3\nassert abs(add(1, 2) - 3) < 1e-6\nassert 3 in add(1, 2)\n\
