@@ -7,7 +7,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// Maximum pause.
 const MAX_PAUSE: Duration = Duration::from_secs(8);
 
-/// What came of one question.
+/// Result of one question.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Heard<V> {
     /// A verdict of the right form.
@@ -20,7 +20,7 @@ pub enum Heard<V> {
     Lasting(String),
 }
 
-/// What to do next.
+/// Next action of a vote.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Next<V> {
     /// Ask after `pause`. `refused` says what was wrong with the last answer.
@@ -63,7 +63,7 @@ impl Asking {
         }
     }
 
-    /// What follows from the last answer.
+    /// Decides the next action after an answer.
     pub fn on<V>(&mut self, heard: Heard<V>) -> Next<V> {
         let (why, refused, pause) = match heard {
             Heard::Verdict(verdict) => return Next::Done(verdict),

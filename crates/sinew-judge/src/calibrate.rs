@@ -1,4 +1,4 @@
-//! How far a judge agrees with labels of people.
+//! Agreement of a judge with labels of people.
 //!
 //! A row of labels is a JSON object: `prompt` (text, or `messages` as a list), `output`, `label`, and
 //! columns of the task. `label` is one grade for each item of the rubric, in order: true or false, or a

@@ -29,7 +29,7 @@ pub struct ServerFinding {
     pub check: &'static str,
     /// Whether the server passes.
     pub ok: bool,
-    /// What was seen.
+    /// Observation that decided the check.
     pub detail: String,
 }
 

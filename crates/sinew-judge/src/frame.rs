@@ -17,7 +17,7 @@ use sinew_answer::Turn;
 use sinew_types::{Message, Role};
 use std::fmt::{self, Write as _};
 
-/// How a judge decides.
+/// Way in which a judge decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Yes or no for each item of the rubric.
@@ -29,7 +29,7 @@ pub enum Mode {
         /// The best, above `low`.
         high: i64,
     },
-    /// Which of two answers is better by the whole rubric.
+    /// Choice of the better of two answers, by the whole rubric.
     Compare,
 }
 
@@ -69,7 +69,7 @@ impl Frame {
         Self::new(rubric, mode, data, names.collect(), reasons)
     }
 
-    /// A question about two answers to one task, in this order. What both have in common is shown once.
+    /// Asks about two answers to one task, in this order. Data that both have in common is shown once.
     pub fn pair(rubric: &Rubric, answers: [&Value; 2], reasons: bool) -> Self {
         let mut own = answers.map(|a| a.as_object().cloned().unwrap_or_default());
         let mut shown = own[0].clone();
@@ -130,7 +130,7 @@ impl Frame {
         ]
     }
 
-    /// What is asked, with an example of the form.
+    /// Instructions of the question, with an example of the form.
     fn task(&self) -> String {
         let mut form = Map::new();
         form.insert(ID.into(), json!(self.id));

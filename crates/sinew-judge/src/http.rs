@@ -24,7 +24,7 @@ pub(crate) struct JsonServer {
 /// `url` without its last slashes, if it is an address of a server.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Fails with the fault of the address.
 pub(crate) fn address(url: &str) -> Result<Url, String> {
     let wrong = |why: String| format!("{url:?} is no address: {why}");
     let parsed = Url::parse(url.trim_end_matches('/')).map_err(|e| wrong(e.to_string()))?;

@@ -16,18 +16,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
-/// What a judge is asked and how often.
+/// Settings of a judge.
 #[derive(Clone, Debug)]
 pub struct JudgeConfig {
     /// Name in recipes, metrics and reports, such as `judge.quality`.
     pub name: String,
-    /// What it looks for.
+    /// Items that it looks for.
     pub rubric: Rubric,
-    /// What it sees.
+    /// Part of the episode that it sees.
     pub view: View,
     /// Columns of the task that it sees as well.
     pub columns: Vec<String>,
-    /// How it decides.
+    /// Way in which it decides.
     pub mode: Mode,
     /// Number of independent verdicts, whose mean is the value. At least 1.
     pub votes: u32,
@@ -43,11 +43,11 @@ pub struct JudgeConfig {
     pub concurrency: usize,
     /// Whether an equal question is answered from the ledger.
     pub cache: bool,
-    /// What it may spend.
+    /// Limits of its calls, tokens and cost.
     pub limits: Limits,
 }
 
-/// What becomes of a sample whose judge has nothing left to spend.
+/// Treatment of a sample whose judge has nothing left to spend.
 #[derive(Clone)]
 pub enum Exhausted {
     /// It is unscored with the reason: for commands that only measure.
@@ -110,12 +110,11 @@ impl Judge {
         }
     }
 
-    /// What it is asked.
     pub fn config(&self) -> &JudgeConfig {
         &self.config
     }
 
-    /// What it has spent.
+    /// Calls and tokens so far.
     pub fn spent(&self) -> Spent {
         locked(&self.ledger).spent()
     }

@@ -7,7 +7,7 @@ use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// What a server is asked for as the form of an answer.
+/// Form of an answer that a server is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerFormat {
     /// `response_format` with the JSON Schema.

@@ -1,4 +1,4 @@
-//! From the tables of a recipe to the settings of this crate.
+//! Turns the tables of a recipe into the settings of this crate.
 //!
 //! Keys of servers are no part of a recipe: who reads the environment passes them.
 

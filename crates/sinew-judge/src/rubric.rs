@@ -1,4 +1,4 @@
-//! What a judge looks for: items with weights.
+//! Rubric of a judge: items with weights.
 
 use serde::{Deserialize, Serialize};
 
@@ -69,7 +69,7 @@ impl Rubric {
     /// with such as `(weight 2)`. Other lines are for people.
     ///
     /// # Errors
-    /// As [`Rubric::new`].
+    /// Fails as [`Rubric::new`] does.
     pub fn from_markdown(text: &str) -> Result<Self, RubricError> {
         let bullet = |line: &str| {
             let line = line.trim_start();

@@ -199,7 +199,7 @@ impl RewardServer {
             waiting.len() == 1
         };
         if first {
-            // On a task of its own: the episode that came first may be cancelled.
+            // The request runs as a separate task, because the episode that came first may be cancelled.
             tokio::spawn(Arc::clone(&self.shared).send());
         }
         let score = score.await;

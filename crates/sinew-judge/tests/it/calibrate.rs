@@ -59,7 +59,7 @@ fn figures_are_those_of_the_published_example() {
     );
 }
 
-/// By hand: observed 4/6, by chance (2·1 + 2·3 + 2·2) / 36 = 1/3, so kappa is 1/2.
+/// Values computed by hand: observed agreement 4/6, by chance (2·1 + 2·3 + 2·2) / 36 = 1/3, so kappa is 1/2.
 #[test]
 fn grades_of_a_scale_have_kappa_without_precision() {
     let mode = Mode::Scale { low: 1, high: 3 };
