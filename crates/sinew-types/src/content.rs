@@ -30,12 +30,12 @@ impl Part {
 #[serde(deny_unknown_fields)]
 pub struct Media {
     pub source: MediaSource,
-    /// As in HTTP (`image/png`), where it is known.
+    /// Media type as in HTTP (`image/png`), if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub media_type: Option<String>,
 }
 
-/// Where the bytes of a [`Media`] are found.
+/// Location of the bytes of a [`Media`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MediaSource {

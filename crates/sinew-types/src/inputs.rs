@@ -1,4 +1,4 @@
-//! What some algorithms read of episodes and not all episodes have.
+//! Inputs that some algorithms read from episodes and that not all episodes have.
 //!
 //! An algorithm states which [`EpisodeInput`]s it reads. Environments and agents state with [`Gives`] which
 //! of them their episodes have. Comparing both before a run finds an algorithm that would learn from nothing.
@@ -97,7 +97,7 @@ impl Gives {
         }
     }
 
-    /// What the episodes of both sources have.
+    /// Combines two sources: the inputs that the episodes of both have.
     pub fn and(self, other: Self) -> Self {
         Self {
             states: self.states.and(other.states),

@@ -105,7 +105,7 @@ impl<'a> TensorView<'a> {
     /// Borrowed `f32` values.
     ///
     /// # Errors
-    /// As [`TensorView::new`].
+    /// Fails as [`TensorView::new`] does.
     pub fn f32(shape: &'a [usize], values: &'a [f32]) -> Result<Self, TensorSizeError> {
         Self::new(
             Dtype::F32,
@@ -249,7 +249,7 @@ pub struct WeightsManifestTensor {
     pub file: String,
     /// BLAKE3 of the tensor's bytes, hexadecimal; of a difference, of the bytes that it leads to.
     pub blake3: String,
-    /// Where its difference to the base lies in the file, if it is published as one.
+    /// Place of its difference to the base in the file, if it is published as one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta: Option<DeltaSpan>,
 }

@@ -24,7 +24,7 @@ fn a_stored_trace_is_read_and_written_as_it_is() {
     assert_eq!(format.masks[4], u64::MAX);
     assert_eq!(trace.ignored["presence_penalty"], 2);
     assert!(trace.outcome.unscored && trace.provenance.is_empty());
-    // By way of text, in which a number of 32 bits has as many digits as it needs.
+    // The trace goes through text, in which a number of 32 bits has as many digits as it needs.
     let written = value(&serde_json::to_string(&trace).unwrap());
     assert_eq!(written, value(STORED));
     assert_eq!(serde_json::from_value::<Trace>(written).unwrap(), trace);
