@@ -47,7 +47,7 @@ fn request(deadline_ms: u64) -> ExecRequest {
     }
 }
 
-/// What comes of an execution whose agent answers with `bytes`.
+/// Result of an execution whose agent answers with `bytes`.
 async fn answered(bytes: &[u8]) -> String {
     let (mut guest, mut theirs) = pair().await;
     theirs.write_all(bytes).await.unwrap();
@@ -162,7 +162,7 @@ fn the_agent_refuses_to_be_anything_but_the_first_process() {
     let run = |command: &mut Command| command.stdin(Stdio::null()).output().unwrap();
     let alone = run(Command::new(&path).args(["connect", "/no/such/socket"]));
     assert_eq!(alone.status.code(), Some(64));
-    // As one it ends when it cannot connect.
+    // The agent, when it is the first process, ends if it cannot connect.
     let first = run(Command::new("unshare")
         .args(["--pid", "--fork"])
         .arg(&path)
