@@ -30,7 +30,7 @@ pub fn seccomp_filter(tcp: bool) -> Result<Vec<u8>, sinew_jail::Error> {
 /// Moves this thread into a network namespace and turns its loopback interface on.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// Fails if the kernel refuses it.
 pub fn enter_network(namespace: &std::fs::File) -> std::io::Result<()> {
     nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET)?;
     sinew_jail::spawner::loopback_up()

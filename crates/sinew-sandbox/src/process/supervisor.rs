@@ -20,7 +20,7 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// Pause before the start after one that failed.
 const FAILED_PAUSE: Duration = Duration::from_secs(1);
 
-/// What there is.
+/// State of the spawner.
 #[derive(Clone, Debug)]
 enum State {
     Running(Arc<Client>),

@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 
 /// Bytes that one read takes at most.
 const CHUNK: usize = 8 << 10;
-/// How long a reader may take for a piece of output when the program has ended.
+/// Maximum wait for a reader to take a piece of output after the program has ended.
 const READER_GRACE: Duration = Duration::from_secs(3);
 /// Bytes that are still read when the program has ended: more than a terminal holds.
 const REST: usize = 1 << 20;
@@ -86,8 +86,8 @@ impl Master {
         Ok(())
     }
 
-    /// Carries bytes both ways until the user's side hangs up. What was read is handed on when this is
-    /// dropped, too.
+    /// Carries bytes both ways until the user's side hangs up. Bytes already read are passed on even if this
+    /// future is dropped.
     pub(super) async fn carry(&self, terminal: &mut Terminal) {
         let Terminal { input, output, .. } = terminal;
         let typed = async {

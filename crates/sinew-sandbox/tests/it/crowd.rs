@@ -15,7 +15,7 @@ use std::time::Duration;
 /// A pipe of one page holds 170 notices, and each sandbox makes two.
 const SANDBOXES: usize = 260;
 const PROGRAMS: usize = 120;
-/// Who waits longer waits for ever.
+/// Time after which a wait counts as endless.
 const STUCK: Duration = Duration::from_secs(30);
 
 /// A file of another process.

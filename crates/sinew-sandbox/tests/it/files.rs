@@ -11,7 +11,8 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 
-/// As ordinary users run it, too: `sandboxes_run_for_users_who_are_not_root` does.
+/// Provider for any user: `sandboxes_run_for_users_who_are_not_root` runs these tests as an ordinary user,
+/// too.
 fn for_anybody(attached: bool) -> ProcessProvider {
     with(|config| config.attached_mounts = attached)
 }
@@ -108,8 +109,7 @@ async fn look_at_fork(provider: &dyn SandboxProvider, spec: &SandboxSpec, of: &S
     seen
 }
 
-/// What a sandbox shows after each of its turns, its fork and what was imported from its archive show,
-/// too.
+/// Checks that after each turn a sandbox, its fork and the import of its archive show the same files.
 async fn chained(provider: &dyn SandboxProvider, turns: Vec<Vec<String>>) {
     let mut spec = small();
     spec.limits.output_bytes = 64 << 10;
