@@ -29,15 +29,15 @@ use std::sync::Arc;
 /// row later.
 #[derive(Clone)]
 pub struct Tasks {
-    /// Of the whole run.
+    /// Tasks of the whole run.
     pub all: Arc<dyn Taskset>,
-    /// Of each environment, in the order of the recipe.
+    /// Tasks of each environment, in the order of the recipe.
     each: Vec<Arc<dyn Taskset>>,
     /// Rows that the filter left out, and rows that are held out as well; `None` without rows.
     pub left_out: Option<(usize, usize)>,
     /// BLAKE3 of the rows of each environment that has some, by `tasks.rows` or `env.NAME.tasks.rows`.
     pub(crate) digests: BTreeMap<String, String>,
-    /// What else was left out of the sources, such as files of no split, for people.
+    /// Further parts that were left out of the sources, such as files of no split, for people.
     pub notes: Vec<String>,
 }
 
@@ -47,7 +47,7 @@ pub struct World {
     pub taskset: Arc<dyn Taskset>,
     /// Starts the environment of a task, with the rewards of the recipe around it.
     pub envs: Arc<dyn EnvFactory>,
-    /// How long environments have waited for sandboxes.
+    /// Time that environments have waited for sandboxes.
     pub sandbox_wait: Arc<SandboxWait>,
 }
 
@@ -226,7 +226,7 @@ fn files(key: &str, source: &str, notes: &mut Vec<String>) -> Result<Source, Fai
     }
 }
 
-/// What scores the stored episodes of one environment of a recipe.
+/// Tasks and reward of one environment of a recipe, to score its stored episodes.
 pub struct OwnReward {
     /// Name in a mixture; empty outside of one.
     name: String,
@@ -319,16 +319,17 @@ pub(crate) fn in_run(recipe: &RunPlan, folder: &Path) -> RunPlan {
     }
 }
 
-/// As [`world`], with the judges of a run.
+/// Same as [`world`], with the judges of a run.
 pub(crate) fn world_with(recipe: &RunPlan, tasks: &Tasks, bench: &Bench) -> Result<World, Failure> {
     made_world(recipe, tasks, Some(bench))
 }
 
-/// As [`world`], without the rewards of the recipe: episodes end without a score, for a scorer that runs
+/// Same as [`world`], without the rewards of the recipe: episodes end without a score, for a scorer that runs
 /// apart.
 ///
 /// # Errors
-/// As [`world`], and if an environment has no reward of the recipe: only itself can score its episodes.
+/// Fails as [`world`] does, and if an environment has no reward of the recipe: only itself can score its
+/// episodes.
 pub(crate) fn world_unscored(recipe: &RunPlan, tasks: &Tasks) -> Result<World, Failure> {
     let missing = own_rewards(recipe, tasks, None)?
         .into_iter()

@@ -21,7 +21,7 @@ pub enum Failure {
     Recipe(String, Option<String>, Option<(usize, usize)>),
     /// Anything else.
     System(String),
-    /// What was asked for is right, but needs something that is not there yet, which the text names.
+    /// The request is right, but needs something that is not there yet, which the text names.
     Outside(String),
     /// Ctrl-C or TERM; nothing is lost.
     Interrupt(String),
@@ -56,8 +56,8 @@ impl Failure {
         Self::Outside(text.to_string())
     }
 
-    /// What an interrupted `sinew {command}` kept, and the way to go on; `more` are options that it needs
-    /// again.
+    /// Message of an interrupted `sinew {command}`: the results that are kept, and the command that resumes.
+    /// `more` are options that it needs again.
     pub fn how_to_go_on(command: &str, run_dir: &Path, more: &str) -> String {
         let dir = run_dir.display();
         format!(
@@ -102,7 +102,7 @@ impl Failure {
         }
     }
 
-    /// What the run's folder says of it.
+    /// End to record in the run's folder.
     pub fn run_end(&self) -> RunEnd<'_> {
         match self {
             Self::Interrupt(why) => RunEnd::Interrupted(why),
@@ -174,7 +174,7 @@ impl From<RunDirError> for Failure {
 }
 
 impl From<ChainError> for Failure {
-    /// As for a run folder; weights that cannot be handed on are a failure of the system.
+    /// Maps an error as for a run folder; weights that cannot be handed on are a failure of the system.
     fn from(e: ChainError) -> Self {
         match e {
             ChainError::Weights { .. } => Self::system(e),

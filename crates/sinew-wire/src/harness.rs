@@ -41,7 +41,7 @@ impl From<ProgramError> for Failure {
     }
 }
 
-/// The harness of a recipe. For a program, a gateway on a free port of the loopback interface and the
+/// The harness of a recipe. If it runs a program, a gateway on a free port of the loopback interface and the
 /// sandboxes' spawner are started now and end with the harness.
 ///
 /// # Errors
@@ -74,7 +74,7 @@ pub(crate) fn build(
 /// The harness of a program, with a gateway of its own in front of the engine of `parts`.
 ///
 /// # Errors
-/// As for the harness of a recipe.
+/// Fails as the harness of a recipe does.
 pub fn program_harness(
     section: &CommandSection,
     sandbox: &SandboxPlan,
@@ -229,8 +229,8 @@ fn config(section: &CommandSection, sandbox: &SandboxPlan) -> Result<ProgramConf
     })
 }
 
-/// Sandboxes that show the folders of a program, without a pool. In a container, the other keys of
-/// `[sandbox]` say how it is started.
+/// Sandboxes that show the folders of a program, without a pool. If they are containers, the other keys of
+/// `[sandbox]` define how they are started.
 fn provider(
     section: &CommandSection,
     command: &ProgramCommand,

@@ -73,7 +73,7 @@ pub fn judge(
 
 /// The model of a judge, as it is typed.
 ///
-/// With `url` it is a server, else files that are checked now and loaded at the first question.
+/// If `url` is set, it is a server, else files that are checked now and loaded at the first question.
 ///
 /// # Errors
 /// If the files are missing or are no model, or the key of the server is not set.

@@ -6,9 +6,9 @@
 //! | `service` | the run, one for each episode, with its outcome to come | committed by the run | end with the process |
 //! | `live` | agents, with the control token | committed by the gateway, then trained | in `RUN/journal`, over a restart |
 //!
-//! What is committed with the purpose `live` and is in no update is still to be trained: that is all the
-//! state that a resumed run needs. The control token stays in `RUN/control-token`, readable by its owner
-//! alone, so that agents go on with it after a restart.
+//! Rollouts that are committed with the purpose `live` and are in no update are still to be trained. A
+//! resumed run needs no other state. The control token stays in `RUN/control-token`, readable only by its
+//! owner, so that agents can use it after a restart.
 
 use crate::Session;
 use crate::failure::Failure;
@@ -130,7 +130,7 @@ impl ServeAt {
     }
 }
 
-/// For how long agents from outside learn that their run has ended.
+/// Time in which outside agents learn that their run has ended.
 const NOTICE: Duration = Duration::from_secs(1);
 
 /// A listening gateway; dropped, it lets running calls end.
@@ -194,7 +194,7 @@ pub(crate) fn source(
         group_size: recipe.rollout.group_size,
         min_group: min_group(recipe).min(recipe.rollout.group_size),
         group_wait_s: section.group_wait_s,
-        // What waits for a reward has a limit of its own: reward.late.max_staleness.
+        // Rollouts that wait for a reward have a separate limit: reward.late.max_staleness.
         max_age: late.as_ref().map_or(section.max_age, |_| u64::MAX),
         max_waiting: MAX_WAITING,
     };
@@ -246,7 +246,7 @@ pub(crate) fn source(
     }))
 }
 
-/// Where rollouts that are open outlive the process.
+/// Journal in which open rollouts outlive the process.
 fn journal(dir: &RunDir) -> Result<Journal, Failure> {
     let journal = Journal::open(&dir.path().join("journal"), JournalOptions::default());
     journal.map_err(|e| Failure::input(format!("journal of rollouts: {e}")))

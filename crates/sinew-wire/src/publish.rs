@@ -29,7 +29,7 @@ impl WeightsTransport for Publishing {
     }
 }
 
-/// What brings new weights to where tokens are sampled. The weights that the run begins with are published at
+/// Transport of new weights to the engines that sample. The weights that the run begins with are published at
 /// once.
 ///
 /// # Errors
@@ -69,6 +69,6 @@ pub(crate) fn transport(
 /// before.
 fn warn(bus: &Bus, version: PolicyVersion, why: &dyn std::fmt::Display) {
     let text = format!("weights {} were not published: {why}", version.0);
-    // What cannot be recorded ends the run by itself.
+    // A warning that cannot be recorded ends the run elsewhere.
     let _ = bus.emit(RunEvent::Warning(text));
 }

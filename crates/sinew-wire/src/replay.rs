@@ -158,7 +158,7 @@ impl Replayer {
         let mut spec = spec_of(trace, task, EpisodeId::new(id), FORK);
         spec.seed = mix_seed(spec.seed, number);
         let forked = fork(&parts, &self.options, (trace, turn), &spec, engine);
-        // What was recorded is of the episode that is forked.
+        // The recordings belong to the episode that is forked.
         let forked = sinew_sandbox::owned(trace.episode.as_str(), forked).await;
         forked.map_err(Failure::input)
     }
