@@ -35,7 +35,7 @@ const MAX_STAGES: usize = 100;
 /// Maximum length of a stage's name, in characters.
 const MAX_NAME: usize = 40;
 
-/// What a file says: one run, or a chain of them. It serializes as the effective recipe.
+/// Content of a recipe file: one run, or a chain of them. It serializes as the effective recipe.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Recipe {
@@ -50,7 +50,7 @@ pub enum Recipe {
 pub struct ChainPlan {
     /// Short name, as of a run; its default folder is `runs/NAME`.
     pub name: String,
-    /// In the order in which they run; at least one.
+    /// Stages in the order in which they run; at least one.
     pub stages: Vec<StagePlan>,
 }
 
@@ -82,10 +82,10 @@ impl Recipe {
         }
     }
 
-    /// As [`Recipe::load`], of a text; `path` is for messages and is not opened.
+    /// Same as [`Recipe::load`], for a text; `path` is for messages and is not opened.
     ///
     /// # Errors
-    /// As of [`Recipe::load`], without those of the file.
+    /// Fails as [`Recipe::load`] does, but not for the file.
     pub fn parse(path: &Path, text: &str) -> Result<Self, RecipeError> {
         match is_chain(text) {
             true => ChainPlan::parse(path, text).map(Self::Chain),
@@ -93,8 +93,7 @@ impl Recipe {
         }
     }
 
-    /// The run, or those of the stages.
-    /// In the order in which they run.
+    /// Returns the run, or those of the stages in the order in which they run.
     pub fn plans(&self) -> Vec<&RunPlan> {
         match self {
             Self::Run(plan) => vec![plan],
@@ -122,7 +121,7 @@ impl ChainPlan {
     /// Parses and checks the text of a chain; `path` is for messages and is not opened.
     ///
     /// # Errors
-    /// As of [`Recipe::load`], without those of the file.
+    /// Fails as [`Recipe::load`] does, but not for the file.
     pub fn parse(path: &Path, text: &str) -> Result<Self, RecipeError> {
         let source = Source { path, text };
         let Typed { defaults, stages } = typed_stages(&source)?;
@@ -212,10 +211,11 @@ impl ChainPlan {
         }
     }
 
-    /// What a stage may not do as a part of this chain, whose stages so far are those before it.
+    /// Checks the rules of a chain for a stage; the chain's stages so far are those before it.
     ///
-    /// It may name only stages before it, needs a reason for a model of its own, must differ from the stage
-    /// before in more than its name, and cannot have a longer context than a model from scratch was made for.
+    /// The stage may name only stages before it, needs a reason for a model of its own, must differ from the
+    /// stage before in more than its name, and cannot have a longer context than a model from scratch was
+    /// made for.
     fn check_stage(
         &self,
         source: &Source<'_>,
@@ -311,7 +311,7 @@ impl ChainPlan {
             *path = folder.join(name).display().to_string();
         }
         if let (Some(before), false) = (at.checked_sub(1), stage.own_model) {
-            // What follows from the kind of the model must not change with its source.
+            // A value that follows from the kind of the model must not change with its source.
             if plan.eval.temperature > 0.0 {
                 plan.eval.greedy = Some(plan.eval_greedy());
             }

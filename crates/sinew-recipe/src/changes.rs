@@ -1,4 +1,4 @@
-//! Where two recipes differ: what a resumed run is compared with.
+//! Differences between two recipes, for the check of a resumed run.
 //!
 //! Both recipes are compared key by key as tables with all defaults, so that a default that is typed out is
 //! no change.
@@ -70,7 +70,7 @@ fn compare(key: &str, old: Option<&toml::Value>, new: Option<&toml::Value>, out:
 fn brief(value: &toml::Value) -> String {
     const CHARS: usize = 60;
     let text = match value {
-        // What a recipe keeps in 32 bits is shown as it was typed.
+        // A value that a recipe keeps in 32 bits is shown as it was typed.
         toml::Value::Float(x) if f64::from(*x as f32) == *x => format!("{:?}", *x as f32),
         value => value.to_string().replace('\n', " "),
     };

@@ -34,7 +34,7 @@ pub enum RecipeError {
         key: String,
         /// The value, as it is typed in TOML.
         value: String,
-        /// What is allowed, and what to do.
+        /// Allowed values, and a way out.
         reason: String,
     },
 }

@@ -35,7 +35,7 @@ choice! {
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum HarnessSection {
     /// The environment's own turns.
-    // With braces: serde lets a variant without them have any keys.
+    // The braces are needed: serde lets a variant without them have any keys.
     BuiltIn {},
     /// A program that talks to the gateway.
     Command(CommandSection),

@@ -1,4 +1,4 @@
-//! What algorithms read against what the environments and agents of a recipe give.
+//! Tests of the inputs that algorithms read and that the environments and agents of a recipe give.
 
 use crate::*;
 use sinew_types::{EpisodeInput, Given};
@@ -100,7 +100,7 @@ fn what_no_episode_has_is_refused_with_the_way_out() {
     let (name, more) = ENVIRONMENTS[0];
     let e = with_env(name, more, part).unwrap_err();
     assert!(e.contains("algorithm.advantage = { ... }"), "{e}");
-    // Without the part of states it reads none.
+    // The advantage reads no states if their part is 0.
     with_env(name, more, &part.replace("omega = 1.0", "omega = 0.0")).unwrap();
 }
 
@@ -155,7 +155,7 @@ fn every_environment_of_a_mixture_must_give_what_is_read() {
         "{e}"
     );
     let both = plan(&format!("{gigpo}{math}{shop}")).unwrap();
-    // What the class decides is known when it has described itself.
+    // The inputs of a class are known once it has described itself.
     let fix = Given::No("add a method");
     let gives = sinew_types::Gives::all(fix);
     let missing = both.missing_inputs(&both.env.members()[1], gives);

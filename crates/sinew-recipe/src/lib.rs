@@ -147,7 +147,7 @@ pub struct RunPlan {
     pub data: Option<DataSection>,
     /// Optimizer, steps and checkpoints.
     pub train: TrainPlan,
-    /// What is done about suspicious rewards.
+    /// Treatment of suspicious rewards.
     pub trust: TrustPlan,
     /// The held-out measurement.
     pub eval: EvalPlan,

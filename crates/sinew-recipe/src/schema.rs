@@ -3,8 +3,8 @@
 //! Both come from the types of the tables: doc comments are descriptions, ranges and names are
 //! what serde and the rules accept, defaults are those of the plan.
 //!
-//! A description is the text of a doc comment, on one line. So a change of the documentation of a key changes
-//! the schema and the pages, which are made again from it.
+//! A description is the text of a doc comment, on one line. If the documentation of a key changes, the schema
+//! and the pages change, too: they are made again from it.
 
 use crate::keys::RecipeKeys;
 use crate::{
@@ -65,7 +65,7 @@ pub(crate) fn run_schema() -> Value {
     schema
 }
 
-/// What a stage of a chain may say: its name, and every key of a recipe.
+/// Schema of a stage of a chain: its name, and every key of a recipe.
 fn stages(run: &Value) -> Value {
     let mut keys = run["properties"].as_object().cloned().unwrap_or_default();
     let described = "Name of the stage and of its folder: 1 to 40 letters, digits, `_` and `-`.";
