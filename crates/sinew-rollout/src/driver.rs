@@ -24,7 +24,7 @@ use tokio::time::{Instant, timeout_at};
 /// Purpose of the episodes that are trained.
 const TRAIN: &str = "train";
 
-/// How long an environment may take to close after its episode is over.
+/// Maximum time for the close of an environment after its episode is over.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An episode while it runs.
@@ -32,19 +32,19 @@ struct Running<'a> {
     parts: &'a EpisodeParts,
     options: &'a EpisodeOptions,
     spec: &'a EpisodeSpec,
-    /// Of the turns; of the world's start before.
+    /// End of the time for the turns, or before them for the world's start.
     deadline: Instant,
     /// Tools that the environment offers, for the chat template and the parser of calls.
     tools: Vec<ToolSpec>,
-    /// How the model writes calls of them.
+    /// Notation in which the model writes calls of them.
     calls: CallNotation,
-    /// End of the last turn, which says how the next message is joined to it.
+    /// End of the last turn; it decides how the next message is joined to it.
     last_finish: FinishReason,
     /// Times so far, for the trace.
     timing: Timing,
-    /// When this session began it.
+    /// Time at which this session began it.
     started: Instant,
-    /// Where it writes down how far it has come.
+    /// Log of its progress.
     log: Option<Log>,
 }
 
@@ -71,7 +71,7 @@ struct World<'a> {
 
 impl Drop for World<'_> {
     fn drop(&mut self) {
-        // Without a runtime the process ends.
+        // The environment is not closed if there is no runtime, because the process ends then.
         if let (Some(env), Ok(runtime)) = (self.env.take(), Handle::try_current()) {
             drop(runtime.spawn(close(env, self.episode.clone())));
         }
@@ -94,10 +94,10 @@ async fn close(mut env: Box<dyn Env>, episode: EpisodeId) {
     }
 }
 
-/// Runs one episode to its end. Never fails: what goes wrong is in the trace.
+/// Runs one episode to its end. Never fails: an error is in the trace.
 ///
-/// With [`EpisodeParts::in_flight`], an episode that an earlier session left goes on where it was, if a new
-/// environment answers its actions as the old one did; otherwise it starts again.
+/// An episode that an earlier session left in [`EpisodeParts::in_flight`] resumes there, if a new environment
+/// answers its actions as the old one did; otherwise it starts again.
 ///
 /// The environment is closed in any case; one that does not close in 10 seconds is left, with a line in the
 /// log.
@@ -275,7 +275,7 @@ impl<'a> Running<'a> {
             context.extend_from_slice(turn.forced);
             context.extend_from_slice(&seen.tokens);
         }
-        // What earlier sessions took of its time stays taken.
+        // Time that the episode took in earlier sessions still counts.
         let timing = saved.trace.timing;
         let taken = Duration::try_from_secs_f64(timing.total_s).unwrap_or_default();
         self.deadline = Instant::now() + self.options.timeout.saturating_sub(taken);
@@ -330,7 +330,8 @@ impl<'a> Running<'a> {
                 EpisodeCommand::Step => {
                     let event = self.step(machine, env).await;
                     let command = machine.on_event(event);
-                    // At a limit the environment has still to score what it has seen.
+                    // The turn is recorded only if another one follows: at a limit the environment still has
+                    // to score it.
                     if matches!(command, EpisodeCommand::Generate { .. }) {
                         self.turned(machine);
                     }

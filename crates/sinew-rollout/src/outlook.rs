@@ -1,10 +1,10 @@
-//! How long episodes are expected to take: learned from episodes of the same task, and of its type.
+//! Expected lengths of episodes: learned from episodes of the same task, and of its type.
 //!
 //! A step ends with its last episode, so that one which takes long should not begin last (longest processing
-//! time first; Graham 1969, "Bounds on multiprocessing timing anomalies"). What is known of a task are its
+//! time first; Graham 1969, "Bounds on multiprocessing timing anomalies"). The estimate of a task uses its
 //! episodes that ended, in this group or in earlier steps, and those that run: they take at least as long as
-//! they have. Of a task without either, one episode goes before all others, so that its siblings follow by
-//! what it shows.
+//! they have. If a task has neither, one of its episodes goes before all others, so that its siblings can be
+//! placed by its length.
 //!
 //! The order decides when an episode begins, and which request the engine prefers, never what is sampled.
 
@@ -27,8 +27,8 @@ const REMEMBERED: usize = 1 << 16;
 /// Steps of a request's priority: tenths of a second, up to 28 hours, above the number of the turn.
 const PRIORITY: (f64, f64, i32) = (10.0, 1e6, 1 << 10);
 
-/// Which of two requests goes first where places are short, of episodes that are expected to go on for
-/// equally long, or of which nothing is expected.
+/// Order of two requests if places are short, and their episodes have the same expected rest or none is
+/// known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TurnOrder {
     /// Those with fewer turns behind them, which have more before them: for a step that ends with its last
@@ -71,11 +71,11 @@ impl Mean {
     }
 }
 
-/// What is known of the episodes of one task.
+/// Lengths of the episodes of one task.
 #[derive(Debug, Default)]
 struct Siblings {
     ended: Mean,
-    /// When those that run began.
+    /// Start times of its running episodes.
     running: HashMap<EpisodeId, f64>,
 }
 
@@ -102,10 +102,10 @@ impl PartialOrd for Rank {
     }
 }
 
-/// What the end of an episode says of others.
+/// Evidence from the end of an episode for the length of others.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Took {
-    /// How long they take.
+    /// Length in seconds.
     Seconds(f64),
     /// It was stopped: they take longer than it has.
     Longer,
@@ -119,7 +119,7 @@ pub struct OutlookCore {
     tasks: HashMap<TaskId, Siblings>,
     kinds: HashMap<String, Mean>,
     all: Mean,
-    /// In which tasks and types were first seen.
+    /// Order in which tasks and types were first seen.
     order: VecDeque<TaskId>,
 }
 
@@ -236,7 +236,7 @@ impl Outlook {
         }
     }
 
-    /// Of these episodes that wait, by their number the one that is to begin first.
+    /// Returns the number of the waiting episode that is to begin first.
     pub(crate) fn first<'a>(
         &self,
         waiting: impl Iterator<Item = (usize, &'a EpisodeSpec)>,

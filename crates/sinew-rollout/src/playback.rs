@@ -45,7 +45,7 @@ pub enum PlaybackError {
     /// A fork behind the last turn.
     #[error("turn {turn}: the episode has {turns} turns; allowed: 1 to {}", turns + 1)]
     NoTurn {
-        /// Where it was to go on.
+        /// Turn at which the fork was to begin.
         turn: u32,
         /// Number of its turns.
         turns: usize,
@@ -59,10 +59,10 @@ struct State {
     change: Option<ContextChange>,
 }
 
-/// What goes on after the recording.
+/// Engine that continues after the recording.
 struct Live {
     engine: Arc<dyn Engine>,
-    /// Number of recorded turns that are said before it.
+    /// Number of recorded turns that are played before it.
     after: usize,
 }
 
@@ -138,8 +138,8 @@ impl Playback {
         self.turns.len()
     }
 
-    /// The first turn whose context was another than the recorded one. Where another engine goes on, the
-    /// episode ended there.
+    /// The first turn whose context differed from the recorded one. If another engine continues, the episode
+    /// ended there.
     pub fn change(&self) -> Option<ContextChange> {
         self.lock().change
     }
@@ -154,7 +154,7 @@ impl Playback {
         let mut state = self.lock();
         let at = state.asked;
         state.asked += 1;
-        // What another engine goes on from may hold more than the recording.
+        // The context from which another engine continues may hold more than the recording.
         let recorded = self.live.as_ref().map_or(usize::MAX, |l| l.after);
         let turn = self.turns.get(at).filter(|_| at < recorded);
         let Some(turn) = turn.filter(|t| t.context != prompt) else {

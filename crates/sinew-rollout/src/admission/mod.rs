@@ -54,7 +54,7 @@ pub struct Place {
     episode: EpisodeId,
     key: EpisodeKey,
     ticket: Ticket,
-    /// From the request for admission until the episode could begin.
+    /// Time from the request for admission until the episode could begin.
     pub waited: Duration,
 }
 
@@ -196,7 +196,8 @@ impl Admission {
         Some(place)
     }
 
-    /// Looks at the engine, and lets go on who may. To be called now and then while episodes run.
+    /// Reads the engine, and grants the waiters that may go on. Callers do so now and then while episodes
+    /// run.
     pub fn look(&self) {
         let now_s = self.now_s();
         let mut state = self.lock();

@@ -18,7 +18,7 @@ pub enum ProgramError {
     Missing {
         /// Name of the setting.
         field: &'static str,
-        /// What is missing, and how to get it.
+        /// Missing part, and how to get it.
         reason: String,
     },
     /// The sandbox refused or failed.

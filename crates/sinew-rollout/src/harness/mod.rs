@@ -82,12 +82,12 @@ impl EpisodeParts {
     }
 }
 
-/// How long an environment may take to close after it has graded an answer.
+/// Maximum time for the close of an environment after it has graded an answer.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Outcome of a final answer: a fresh environment of the task takes it as the model's one
-/// turn. An answer that does not end the task is scored as it stands. Rewards see `messages`, all of the
-/// episode; without any, the prompt and the answer.
+/// Outcome of a final answer: a fresh environment of the task takes it as the model's one turn. An answer
+/// that does not end the task is scored as it stands. Rewards see `messages`, which are those of the whole
+/// episode; if there are none, they see the prompt and the answer.
 ///
 /// # Errors
 /// If the environment fails; a wrong answer is an outcome.

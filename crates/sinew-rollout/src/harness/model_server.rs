@@ -58,11 +58,11 @@ pub struct ModelAccess {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct AgentReport {
-    /// Of the whole episode.
+    /// Reward of the whole episode.
     pub reward: Option<f64>,
     /// The task was solved.
     pub success: Option<bool>,
-    /// Of the model's calls, in their order; `null`: none for this call.
+    /// Rewards of the model's calls, in their order; `null`: none for this call.
     pub rewards: Vec<Option<f64>>,
     /// Named measurements.
     pub metrics: BTreeMap<String, f64>,
@@ -72,7 +72,7 @@ impl AgentReport {
     /// Reads the report out of a JSON object.
     ///
     /// # Errors
-    /// What is wrong with it, in one line.
+    /// Fails with the fault of the report, in one line.
     pub fn of(value: &Value) -> Result<Self, String> {
         let report = Self::deserialize(value);
         report.map_err(|e| format!("the agent's own reward cannot be read: {e}"))

@@ -253,8 +253,9 @@ fn last_line(stdout: &str) -> Option<&str> {
     stdout.lines().map(str::trim).rfind(|l| !l.is_empty())
 }
 
-/// The value of a function, else the last line that the program printed, else what the model said last.
-/// Empty if nothing was said. What a function printed is no answer: what it started can print, too.
+/// The value of a function, else the last line that the program printed, else the last message of the model.
+/// Empty if there is none. The output of a function is not an answer, because processes that it started can
+/// print, too.
 fn answer(ended: &Ended, trace: &Trace) -> String {
     match &ended.value {
         Some(serde_json::Value::String(text)) => return text.clone(),

@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How a program ended, and its output as far as it was kept, with invalid UTF-8 replaced.
+/// End of a program, and its output as far as it was kept, with invalid UTF-8 replaced.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Ended {
     pub(super) ending: Ending,
@@ -32,7 +32,7 @@ pub(super) struct Sandboxes {
     pub(super) provider: Arc<dyn SandboxProvider>,
     pub(super) limits: Limits,
     pub(super) strict: bool,
-    /// Where the model server listens on the host; the same address leads to it from inside.
+    /// Address of the model server on the host; the same address leads to it from inside.
     pub(super) model: SocketAddr,
 }
 
