@@ -18,7 +18,7 @@ pub enum Error {
         path: PathBuf,
         /// Holds the errno ([`io::Error::raw_os_error`]).
         source: io::Error,
-        /// What to do about it, or empty; begins with a separator.
+        /// Way out, or empty; begins with a separator.
         hint: &'static str,
     },
     /// A request or a task names what does not exist, or does not any more.
@@ -50,7 +50,7 @@ pub enum Error {
     Refused {
         /// The value or the entry.
         what: String,
-        /// What is allowed.
+        /// Allowed values.
         why: String,
     },
     /// An archive that breaks a rule or a limit.
@@ -64,7 +64,7 @@ pub enum Error {
     Json(#[from] serde_json::Error),
 }
 
-/// What a fallible function of the jail returns.
+/// Result of the jail's fallible functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
 fn separated(path: &Path) -> String {
@@ -74,7 +74,7 @@ fn separated(path: &Path) -> String {
     }
 }
 
-/// What keeps an entry of an archive from its place.
+/// Reports an error at an entry of an archive.
 impl From<Error> for ReadError {
     fn from(error: Error) -> Self {
         error.to_string().into()
@@ -101,7 +101,7 @@ impl Error {
         Self::Refused { what, why }
     }
 
-    /// With what to do about it.
+    /// Adds a way out to an error of a call.
     pub(crate) fn hint(self, text: &'static str) -> Self {
         match self {
             Self::Call {

@@ -79,7 +79,7 @@ pub(crate) fn rules(abi: i64, tcp: bool) -> Rules {
     }
 }
 
-/// What the rules of all sandboxes name, opened once.
+/// Files and folders that the rules of all sandboxes name, opened once.
 #[derive(Debug)]
 pub(crate) struct Common {
     pub(crate) abi: i64,
@@ -90,7 +90,7 @@ impl Common {
     /// Opens what lies in the root that sandboxes see; `None` where the kernel has no landlock.
     ///
     /// # Errors
-    /// What cannot be opened.
+    /// Fails if one of them cannot be opened.
     pub(crate) fn open(root: &Path) -> Result<Option<Self>> {
         let abi = abi();
         let mut common = Vec::new();

@@ -48,7 +48,7 @@ pub(crate) fn command(python: &[u8], code: &[u8]) -> Result<Vec<CString>, NulErr
 /// `__main__`, which stays empty for programs.
 ///
 /// # Errors
-/// As of [`command`].
+/// Fails as [`command`] does.
 pub(crate) fn waiting(python: &[u8], name: &str, source: &str) -> Result<Vec<CString>, NulError> {
     let code = format!(
         "import sys; exec(compile(sys.argv[1], '<{name}>', 'exec'), \

@@ -52,7 +52,7 @@ pub(super) fn is_empty() -> bool {
     programs().is_empty()
 }
 
-/// What was counted since the machine started; the peak is that of all programs so far.
+/// Reads the counts since the machine started; the peak is that of all programs so far.
 pub(super) fn counters() -> CgroupEvents {
     programs().events(true)
 }

@@ -88,7 +88,7 @@ pub(super) fn exec(
     bytes: &[u8],
 ) -> Result<()> {
     let began = Instant::now();
-    // What an earlier program left may have ended late.
+    // Processes of an earlier program may have ended late.
     while let Some(gone) = sys::reap(false) {
         waiting.lost(gone.pid);
     }
@@ -172,7 +172,7 @@ fn start(
     setup.start(&argv, &texts(&env).map_err(&failed)?, false)
 }
 
-/// What a machine's group counts; a container's is counted outside.
+/// Reads the counts of a machine's group; a container's is counted outside.
 fn counters(machine: bool) -> CgroupEvents {
     if machine {
         group::counters()
@@ -301,8 +301,8 @@ impl Running<'_> {
         }
     }
 
-    /// One piece of output; true if there may be more. Beyond the bound it is still read, so
-    /// that a full pipe does not look like a program that hangs.
+    /// Reads one piece of output; true if there may be more. Output beyond the bound is still read, so that a
+    /// full pipe does not look like a program that hangs.
     fn capture(&mut self, i: usize) -> bool {
         let mut chunk = [0; CHUNK];
         let Ok(pipe) = self.child.output[i].try_clone() else {

@@ -101,7 +101,7 @@ impl From<String> for ReadError {
     }
 }
 
-/// As for a `String`.
+/// Same as for a `String`.
 impl From<&str> for ReadError {
     fn from(reason: &str) -> Self {
         reason.to_string().into()

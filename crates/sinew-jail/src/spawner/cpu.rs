@@ -1,5 +1,5 @@
-//! CPU time of an execution: of all its processes together, those that ended included, as its
-//! control group counts it. What takes more than the limit is killed.
+//! CPU time of an execution: of all its processes together, those that ended included, as its control group
+//! counts it. An execution that exceeds the limit is killed.
 //!
 //! A limit of one process (RLIMIT_CPU) does not bound a sandbox: a program can start others. Nothing
 //! signals the end of a group's time, so it is read again when it can have been spent on all processors
@@ -18,13 +18,13 @@ const MAX_PAUSE: Duration = Duration::from_secs(3600);
 /// CPU time of what runs in a sandbox.
 #[derive(Debug, Default)]
 pub(super) struct Spent {
-    /// What the group had counted before; `None` where nothing runs or nothing counts.
+    /// Count of the group before the program; `None` if nothing runs or nothing counts.
     before_us: Option<u64>,
-    /// What the main process had taken before its program came.
+    /// CPU time of the main process before its program came.
     pub(super) main_before_us: u64,
-    /// When it is looked at next.
+    /// Time of the next reading.
     look: Option<Instant>,
-    /// It took more than it may.
+    /// It exceeded its limit.
     pub(super) over: bool,
 }
 
@@ -38,7 +38,7 @@ impl Spent {
         };
     }
 
-    /// What was taken since then, as far as it is counted.
+    /// Returns the time since then, as far as it is counted.
     fn since_us(&self, group: &Group) -> Option<u64> {
         Some(group.cpu_us()?.saturating_sub(self.before_us?))
     }
@@ -51,7 +51,7 @@ impl Spent {
     }
 }
 
-/// When a program that has so much time left can have taken it at the soonest.
+/// Shortest time in which a program can take the CPU time that it has left.
 fn pause(left_us: u64, at_once: u64) -> Duration {
     Duration::from_micros(left_us / at_once.max(1)).clamp(LOOK_PAUSE, MAX_PAUSE)
 }
@@ -98,7 +98,7 @@ impl Spawner {
         PollTimeout::NONE
     }
 
-    /// What was due of an execution that is over.
+    /// Forgets the next reading of an execution that is over.
     pub(super) fn forget_cpu(&mut self, id: u64) {
         if let Some(look) = self.live.get_mut(&id).and_then(|l| l.spent.look.take()) {
             self.cpu_looks.remove(&(look, id));

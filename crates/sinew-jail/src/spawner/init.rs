@@ -24,7 +24,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
-/// What the init needs.
+/// Inputs of the init.
 #[derive(Debug)]
 struct Init<'a> {
     notice: Notice,

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// What sandboxes start from.
+/// Users and snapshots that sandboxes start from.
 #[derive(Debug)]
 pub(super) struct Stores {
     /// `None` where all sandboxes share one user.
