@@ -1,4 +1,4 @@
-//! What a run is to do, as plain data: a recipe that was resolved, without its text forms.
+//! Settings of a run, as plain data: a recipe that was resolved, without its text forms.
 
 use crate::core::CoreConfig;
 use sinew_algo::trust::TrustConfig;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// A run of the training loop.
 #[derive(Debug)]
 pub struct PipelineConfig {
-    /// What its decisions depend on.
+    /// Inputs of its decisions.
     pub core: Arc<CoreConfig>,
     /// Maximum tokens of a path that is trained.
     pub max_context_tokens: usize,
@@ -16,9 +16,9 @@ pub struct PipelineConfig {
     pub run_dir: PathBuf,
     /// The sub-command, for advice on how to go on.
     pub command: &'static str,
-    /// As TOML; checkpoints keep it.
+    /// Recipe as TOML; checkpoints keep it.
     pub recipe: String,
-    /// What is done about suspicious rewards.
+    /// Treatment of suspicious rewards.
     pub trust: Arc<TrustConfig>,
     /// Stored episodes that are gone are no reason to end badly.
     pub accept_loss: bool,

@@ -266,7 +266,7 @@ fn signal(signal: Signal) -> AdaptiveConfig {
     }
 }
 
-/// As a checkpoint gives it back.
+/// Writes and reads the curriculum, as a checkpoint does.
 fn restored(c: &Curriculum) -> Curriculum {
     let value = serde_json::to_value(c).unwrap();
     serde_json::from_value(value).unwrap()
@@ -281,7 +281,7 @@ fn solved_and_hopeless_tasks_go_to_pools_that_are_drawn_rarely() {
     // Every task once before one twice, as long as nothing is known.
     let first = c.draw(&tasks, Some(&config), request(1, len));
     assert_eq!(first.iter().collect::<BTreeSet<_>>().len(), len);
-    // Of every three tasks one is easy, one is hard, one is neither.
+    // One of every three tasks is easy, one is hard, and one is neither.
     let learned: Vec<Seen> = (0..len)
         .flat_map(|task| [task % 3 == 0, task % 3 != 1].map(|s| seen(&taskset, task, s)))
         .collect();

@@ -1,8 +1,8 @@
-//! What a run reports while it works: one bus of typed events.
+//! Events of a run at work: one bus of typed events.
 //!
-//! Readers that keep a record ([`Bus::record`]) see every event, in order, before the run goes on;
-//! what one of them cannot write ends the run. Viewers ([`Bus::watch`]) have a bounded queue and
-//! lose what does not fit into it: they never hold training up.
+//! Readers that keep a record ([`Bus::record`]) see every event, in order, before the run continues; an event
+//! that one of them cannot write ends the run. Viewers ([`Bus::watch`]) have a bounded queue and lose the
+//! events that do not fit into it: they never hold training up.
 
 use crate::error::PipelineError;
 use crate::record::{EvalRecord, StepRecord};
@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What a run does now.
+/// Current activity of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Before the first command of the core.
+    /// The first command of the core has not come yet.
     Loading,
     Rollout {
         step: u64,
@@ -34,7 +34,7 @@ pub enum Phase {
     },
     /// A checkpoint is written.
     Saving,
-    /// With the purpose of the episodes.
+    /// Measures held-out tasks; holds the purpose of the episodes.
     Evaluating(String),
     /// Episodes are run for their own sake: nothing is trained.
     Collecting,
@@ -44,7 +44,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// In words.
+    /// Description in words.
     pub fn name(&self) -> String {
         match self {
             Self::Loading => "loading the model".into(),
@@ -80,7 +80,7 @@ pub struct RolloutProgress {
     /// Episodes of this phase that have ended, of how many.
     pub done: usize,
     pub total: usize,
-    /// Of the run, over all sessions.
+    /// Seconds of the run, over all sessions.
     pub wall_s: f64,
 }
 
@@ -90,7 +90,7 @@ pub struct TrainProgress {
     /// Done so far in this update.
     pub micro_batch: usize,
     pub micro_batches: usize,
-    /// From 1.
+    /// Number of the update, from 1.
     pub update: u32,
     pub updates: u32,
     pub wall_s: f64,
@@ -99,17 +99,17 @@ pub struct TrainProgress {
 /// Episodes that a collection has, of all sessions where nothing else is said.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CollectProgress {
-    /// That ended, of how many.
+    /// Number of ended episodes, and number of all.
     pub episodes: u64,
     pub of: u64,
-    /// With a reward; without one; failed by the system, in the last attempt.
+    /// Episodes with a reward, without one, and failed by the system in the last attempt.
     pub scored: u64,
     pub unscored: u64,
     pub failed: u64,
     /// Mean over those with a reward.
     pub reward: Option<f64>,
     pub success: Option<f64>,
-    /// In this session.
+    /// Rate of this session.
     pub episodes_per_s: f64,
     /// Seconds until the last one ends, if it goes on like this.
     pub left_s: Option<f64>,
@@ -118,27 +118,27 @@ pub struct CollectProgress {
 /// One thing that happened in a run.
 #[derive(Clone, Debug)]
 pub enum RunEvent {
-    /// What runs, in words.
+    /// Description of the run, in words.
     Described(String),
-    /// What earlier sessions of a resumed run did, as far as its checkpoint goes.
+    /// Records of the earlier sessions of a resumed run, up to its checkpoint.
     Resumed {
         steps: Arc<Vec<StepRecord>>,
         evals: Arc<Vec<EvalRecord>>,
     },
     /// The run's model is served to agents outside.
     Serving {
-        /// Without a path.
+        /// Address without a path.
         url: String,
         /// The file with the token that opens rollouts.
         token_file: std::path::PathBuf,
     },
     /// Another phase begins.
     Phase(Phase),
-    /// About four times a second while episodes run.
+    /// Sent about four times a second while episodes run.
     Rollout(Box<RolloutProgress>),
     /// Every few seconds while a collection runs, and at its end.
     Collected(CollectProgress),
-    /// After each micro-batch.
+    /// Sent after each micro-batch.
     Train(TrainProgress),
     /// Episodes that have been in one phase for long.
     Longest(Vec<LiveEpisode>),
@@ -165,7 +165,7 @@ pub enum RunEvent {
 /// Sees every event of a run, in order.
 pub trait Recorder: Send {
     /// # Errors
-    /// What could not be written; the run ends with it.
+    /// Fails if the event cannot be written; the run then ends.
     fn record(&mut self, event: &RunEvent) -> Result<(), PipelineError>;
 }
 
@@ -175,7 +175,7 @@ struct Readers {
     viewers: Vec<SyncSender<Arc<RunEvent>>>,
 }
 
-/// Where events go; clones are one bus.
+/// Bus for events; clones are one bus.
 #[derive(Clone, Default)]
 pub struct Bus {
     readers: Arc<Mutex<Readers>>,
@@ -214,7 +214,7 @@ impl Bus {
     /// Gives an event to every reader.
     ///
     /// # Errors
-    /// What a recorder could not write. The other readers have the event all the same.
+    /// Fails with the error of a recorder. The other readers have the event all the same.
     pub fn emit(&self, event: RunEvent) -> Result<(), PipelineError> {
         let mut readers = self.lock();
         let mut result = Ok(());

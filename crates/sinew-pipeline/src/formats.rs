@@ -74,7 +74,7 @@ impl LazyGrammars {
     }
 }
 
-/// What names the masks is asked for after a format was started, so that the vocabulary is there.
+/// The masks' implementation is asked for only after a format was started, so that the vocabulary is there.
 impl Grammars for LazyGrammars {
     fn implementation(&self) -> &str {
         self.made().map_or("", |g| g.implementation())
@@ -97,7 +97,7 @@ impl Grammars for LazyGrammars {
     }
 }
 
-/// What became of the tokens of a step that were held to formats.
+/// Counts of the tokens of a step that were held to formats.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FormatCounts {
     /// Tokens drawn from a mask with a choice; their masks were made again.
@@ -432,7 +432,7 @@ mod tests {
                 }
             }
             assert_eq!(compared, replayed.counts.masked);
-            // Without the masks it is another distribution.
+            // The distribution without the masks differs.
             let mut bare = rows.clone();
             bare.iter_mut().for_each(|r| r.masks = None);
             let scored = score_rows(&mut policy, &bare, 64).unwrap();

@@ -30,7 +30,7 @@ const HEAD: Head = Head { format: 1 };
 #[derive(Clone, Debug)]
 pub(crate) struct InFlightFile(PathBuf);
 
-/// What a file says.
+/// Content of a file.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
     pub(crate) episodes: Vec<SavedEpisode>,
@@ -70,7 +70,7 @@ impl InFlightFile {
         written.map_err(|e| failed(path, &e))
     }
 
-    /// Reads them. Of a file that is damaged, what can be read.
+    /// Reads the episodes. A damaged file gives those that can be read.
     pub(crate) fn read(&self) -> Result<Found, PipelineError> {
         let file = match File::open(&self.0) {
             Ok(file) => file,

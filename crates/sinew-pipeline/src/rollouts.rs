@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-/// Between two looks at what goes on.
+/// Interval between two readings of the episodes that run.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// Live episodes that a terminal shows one by one.
@@ -53,17 +53,17 @@ pub struct EngineRollouts {
     /// Bounds how many run at a time.
     runner: Runner,
     parts: EpisodeParts,
-    /// Where draws find their tasks.
+    /// Tasks of the draws.
     taskset: Arc<dyn Taskset>,
-    /// Of training episodes; held-out ones have another temperature.
+    /// Options of training episodes; held-out ones have another temperature.
     options: EpisodeOptions,
     cross: Option<Arc<CrossPolicy>>,
     turns: Option<TurnSchedule>,
     /// Has the scores of groups that an earlier session scored.
     store: Arc<dyn TraceStore>,
-    /// Where episodes in flight are kept for a session that goes on.
+    /// File and state of episodes in flight, for a resumed session.
     in_flight: Option<(InFlightFile, Arc<InFlight>)>,
-    /// What becomes of stored episodes that other parts ran than those of now.
+    /// Treatment of stored episodes that other parts ran than those of now.
     changed: ChangedParts,
     /// Tasks of stored episodes, where these may be scored anew.
     known: HashMap<EpisodeId, Task>,
@@ -80,7 +80,7 @@ impl std::fmt::Debug for EngineRollouts {
     }
 }
 
-/// What episodes are run with.
+/// Parts for running episodes.
 pub struct RolloutParts {
     pub episode: EpisodeParts,
     pub taskset: Arc<dyn Taskset>,
@@ -92,15 +92,15 @@ pub struct RolloutParts {
     pub in_flight: Option<PathBuf>,
     /// Turns of training episodes grow with the steps of the run.
     pub turns: Option<TurnSchedule>,
-    /// What becomes of stored episodes whose environment, a tool or a reward has another version now.
+    /// Treatment of stored episodes whose environment, a tool or a reward has another version now.
     pub changed: ChangedParts,
 }
 
-/// How the maximum turns of training episodes grow: a function of the draw, so that a session that goes on
-/// gives an episode the same.
+/// Growth of the maximum turns of training episodes: a function of the draw, so that a resumed session gives
+/// an episode the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TurnSchedule {
-    /// By steps, from 0.
+    /// Stages by steps, from 0.
     pub stages: TurnStages,
     /// Numbers of draws that belong to a step.
     pub draws_per_step: u64,
@@ -113,7 +113,7 @@ impl TurnSchedule {
     }
 }
 
-/// What becomes of stored episodes that wait for training when an environment, a tool or a reward has another
+/// Treatment of stored episodes that wait for training when an environment, a tool or a reward has another
 /// version than when they ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangedParts {

@@ -1,5 +1,5 @@
-//! Which tasks a step runs, and the ids and seeds of its episodes: a pure function of the
-//! recipe's seed, so that a resumed run asks for the same episodes.
+//! Tasks of each step, and the ids and seeds of its episodes: a pure function of the recipe's seed, so that a
+//! resumed run asks for the same episodes.
 
 use sinew_env::{Split, Taskset, TasksetError};
 use sinew_rollout::EpisodeSpec;
@@ -24,8 +24,8 @@ pub(crate) fn permuted(seed: u64, len: usize, at: usize) -> usize {
 }
 
 /// Entry `at` of a permutation of `0..len`: a Feistel network permutes the smallest square of a power of two
-/// that holds `len`, and steps outside of it are walked on (Black and Rogaway 2002, cycle walking). At most
-/// 4 steps on average.
+/// that holds `len`, and steps outside of it are walked on (Black and Rogaway 2002, cycle walking). It takes
+/// at most 4 steps on average.
 fn walked(seed: u64, len: u64, at: u64) -> u64 {
     const ROUNDS: u64 = 6;
     let half = (64 - len.saturating_sub(1).leading_zeros())

@@ -1,4 +1,4 @@
-//! From the episodes of a step to rows of training.
+//! Turns the episodes of a step into rows of training.
 
 use crate::curriculum::Curriculum;
 use crate::error::PipelineError;
@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 /// then on.
 ///
 /// # Errors
-/// What the algorithm or a model refuses.
+/// Fails if the algorithm or a model does.
 pub(crate) fn score(
     groups: &mut [Vec<Trace>],
     curriculum: &Curriculum,

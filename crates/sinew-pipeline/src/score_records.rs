@@ -22,7 +22,7 @@ const VALUE: &str = "group";
 #[derive(Debug)]
 pub(crate) struct Member {
     pub(crate) episode: EpisodeId,
-    /// Without the rewards of the group.
+    /// Outcome without the rewards of the group.
     pub(crate) outcome: Outcome,
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn keep(
     let (mut records, mut values) = (Vec::new(), Vec::new());
     for (member, score) in scores {
         let episode = &member.episode;
-        // What the store refuses must not end the run: a part is a measurement, and can be left out.
+        // A part that the store refuses must not end the run: it is a measurement, and can be left out.
         let fits = |p: &str| part_name(p).len() <= MAX_SCORE_NAME && !p.contains(char::is_control);
         let parts = score.iter().flat_map(|s| &s.parts);
         let parts = parts.filter(|(p, _)| fits(p));

@@ -6,7 +6,7 @@ use sinew_tensor::Cpu;
 use sinew_train::{ModelPolicy, TrainError, score_rows, score_top};
 use sinew_types::{TokenLogprob, TrainRow};
 
-/// Where reference log-probabilities come from.
+/// Source of reference log-probabilities.
 #[derive(Debug)]
 pub enum ReferenceWeights {
     /// Nothing reads any.

@@ -40,7 +40,7 @@ const NAMED: f64 = 0.5;
 const HELD_OUT_FALL: f64 = 0.5;
 const TRAINING_FALL: f64 = 0.25;
 
-/// How the process of a run stands, as its folder says.
+/// State of a run's process, by its folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Process {
@@ -57,7 +57,7 @@ pub enum Process {
 }
 
 impl Process {
-    /// As `end.json` and lists of runs name it.
+    /// Name in `end.json` and in lists of runs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Running => "running",
@@ -68,7 +68,7 @@ impl Process {
         }
     }
 
-    /// From its name.
+    /// Finds a state by its name.
     pub fn parse(name: &str) -> Option<Self> {
         let all = [
             Self::Running,
@@ -96,7 +96,7 @@ pub enum Judgement {
 }
 
 impl Judgement {
-    /// As it is shown and written.
+    /// Name in reports and files.
     pub fn name(self) -> &'static str {
         match self {
             Self::Starting => "starting",
@@ -123,7 +123,7 @@ impl Judgement {
 /// The verdict on a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// In one word.
+    /// Verdict in one word.
     pub verdict: Judgement,
     /// Its reason, in one sentence with numbers.
     pub why: String,
@@ -133,7 +133,8 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// On a run with these records, whose process stands like this; `end` is what it said of its end.
+    /// Judges a run by its records and the state of its process; `end` is the reason for its end that it
+    /// wrote.
     pub fn of(
         steps: &[StepRecord],
         evals: &[EvalRecord],
@@ -177,7 +178,7 @@ fn is_failing(sums: &EpisodeSums) -> bool {
     sums.episodes > 0 && sums.failed as f64 >= FAILING * sums.episodes as f64
 }
 
-/// From one pool to another, in words.
+/// Change from one pool to another, in words.
 fn way(what: &str, from: &EpisodeSums, to: &EpisodeSums) -> String {
     let by_success = from.successes + to.successes > 0.0;
     let measure = if by_success { "success" } else { "reward" };
@@ -188,7 +189,7 @@ fn way(what: &str, from: &EpisodeSums, to: &EpisodeSums) -> String {
     )
 }
 
-/// Which of two pools did better.
+/// Returns the better of two pools.
 fn better(best: Option<EpisodeSums>, other: EpisodeSums) -> Option<EpisodeSums> {
     let key = |p: &EpisodeSums| (p.share(), p.mean());
     match best {
@@ -338,7 +339,7 @@ impl Course {
         self.held_out.is_some_and(|(.., step)| step > oldest)
     }
 
-    /// How success fell, if it did.
+    /// Describes the fall of success, if there was one.
     fn collapse(&self) -> Option<String> {
         if let Some((_, best, last, _)) = &self.held_out {
             if best.fell(last, HELD_OUT_FALL) {

@@ -16,10 +16,10 @@ struct World {
     size: usize,
     retries: u32,
     refill: u32,
-    /// In steps; a step has two updates.
+    /// Number of steps; a step has two updates.
     ahead: u64,
     in_order: bool,
-    /// Between checkpoints, and between measurements.
+    /// Steps between checkpoints, and between measurements.
     every: u64,
     eval_every: u64,
     /// Episodes wait for the scores of their groups.
@@ -149,23 +149,23 @@ impl World {
 #[derive(Clone, Debug)]
 struct Stored {
     draw: u64,
-    /// What the draw ran.
+    /// Task of the draw.
     task: usize,
     failed: bool,
     /// The weights that sampled its first token.
     version: u64,
-    /// Of the session that ran it.
+    /// Session that ran it.
     session: u64,
 }
 
-/// What lasts from session to session.
+/// State that lasts from session to session.
 #[derive(Clone, Debug, Default)]
 struct Kept {
     stored: BTreeMap<EpisodeId, Stored>,
     commits: BTreeMap<u64, UpdateCommit>,
     orders: BTreeMap<u64, Vec<Vec<EpisodeId>>>,
     checkpoint: u64,
-    /// Of the checkpoint.
+    /// Curriculum of the checkpoint.
     curriculum: Curriculum,
 }
 

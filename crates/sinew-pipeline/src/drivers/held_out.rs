@@ -116,9 +116,8 @@ impl Driver {
         })
     }
 
-    /// The measurement that the run began with, from the store. Where its episodes are gone (a store in
-    /// memory, a torn one) what was written down counts: the weights of now would measure something
-    /// else.
+    /// Reads the measurement that the run began with from the store. If its episodes are gone (a store in
+    /// memory, a torn one), the written record counts: the current weights would measure something else.
     pub(super) fn review(&mut self, sets: &[EvalSet]) -> Result<(), PipelineError> {
         let (mut stored, mut all) = (Vec::new(), true);
         for set in sets {

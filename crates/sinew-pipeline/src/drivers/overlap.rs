@@ -15,8 +15,8 @@ use sinew_types::{EpisodeId, GroupId, Trace};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-/// Between two looks at groups that are being scored or wait for rewards, while the learner works and no
-/// episode runs.
+/// Interval between two readings of groups that are being scored or wait for rewards, while the learner works
+/// and no episode runs.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// The oldest weights that sampled a token of these episodes.
@@ -102,7 +102,8 @@ impl Driver {
         }
     }
 
-    /// Where training overlaps, episodes of a step have run since groups were taken for the step before.
+    /// Sets the start of a step if training overlaps: its episodes have run since groups were taken for the
+    /// step before.
     pub(super) fn since_last_score(&mut self) {
         if !self.overlaps() {
             return;

@@ -5,8 +5,8 @@ use crate::error::PipelineError;
 use crate::late::{Late, Shelf};
 use crate::state::RunStore;
 
-/// The groups that earlier sessions left waiting, if rewards come from outside; notes in `state` what was
-/// begun. Where training overlaps they wait once their draws are begun again.
+/// Returns the groups that earlier sessions left waiting, if rewards come from outside, and notes the begun
+/// steps in `state`. If training overlaps, they wait once their draws are begun again.
 pub(super) fn restore(
     late: Option<&Late>,
     store: &RunStore,

@@ -311,7 +311,7 @@ impl Recorder for DiesAfter {
     }
 }
 
-/// What the ports saw, over all sessions of a run.
+/// Calls of the ports, over all sessions of a run.
 #[derive(Default)]
 struct Seen {
     run: Vec<EpisodeId>,
@@ -542,7 +542,7 @@ fn given_groups_are_trained_without_rollouts() {
     );
 }
 
-/// What a fault in step 2 leaves behind, and what the next session makes of it.
+/// Checks a session with a fault in step 2, and the session that resumes after it.
 fn goes_on_after(faults: Faults, error: &str, committed: usize) -> Vec<u64> {
     let (commits, run) = unharmed();
     let world = World::new(Samples::Run);
@@ -678,7 +678,8 @@ fn groups_are_scored_once_and_a_killed_run_goes_on_with_their_scores() {
     }
 }
 
-/// Without a port for groups, episodes that wait for one stay unscored: they are not trained as 0.
+/// Episodes that wait for the score of their group stay unscored if there is no port for groups: they are not
+/// trained as 0.
 #[test]
 fn episodes_without_the_score_of_their_group_are_left_out() {
     let world = World {

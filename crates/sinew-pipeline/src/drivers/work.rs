@@ -41,7 +41,7 @@ pub(super) fn is_whole(learner: &SharedLearner, live: Option<u64>) -> bool {
     own && !learner.is_poisoned() && held.is_whole()
 }
 
-/// What the learner is to do.
+/// Task of the learner.
 #[expect(clippy::large_enum_variant, reason = "one exists at a time")]
 pub(super) enum Task {
     /// Rows of the groups of a step.
@@ -57,13 +57,13 @@ pub(super) enum Task {
     },
 }
 
-/// What became of it.
+/// Result of a task.
 pub(super) enum Worked {
     Scored(Vec<Vec<Trace>>, Box<Rows>),
     Updated(Option<Box<Rows>>, Box<StepRecord>),
 }
 
-/// What the learner works with.
+/// Parts that the learner works with.
 #[derive(Clone)]
 pub(super) struct Tools {
     pub(super) learner: SharedLearner,

@@ -44,7 +44,7 @@ impl Flow {
             let Some(roster) = self.open.get_mut(&draw) else {
                 continue;
             };
-            // With its group, in one commit: a draw is settled as a whole.
+            // The episode is settled with its group, in one commit: a draw is settled as a whole.
             roster.dropped.insert(episode, reason);
             let left = roster.episodes();
             if left.iter().all(|e| roster.dropped.contains_key(e)) {
@@ -64,7 +64,7 @@ impl Flow {
 }
 
 impl PipelineCore {
-    /// What becomes of a group whose episodes have all ended and are scored.
+    /// Decides the next command for a group whose episodes have all ended and are scored.
     pub(super) fn flow_whole(&mut self, whole: (GroupId, Vec<EpisodeId>)) -> Command {
         let late = self.config.overlap.and_then(|o| o.late);
         let (Some(_), Some(flow)) = (late, &mut self.flow) else {
@@ -88,7 +88,7 @@ impl PipelineCore {
     ) -> Vec<Command> {
         let out_of_time = self.config.max_wall_s.is_some_and(|limit| now >= limit);
         if out_of_time && matches!(self.stage, Stage::Collecting) {
-            // What waits stays in the store.
+            // Groups that wait stay in the store.
             return self.end();
         }
         let Some(flow) = &mut self.flow else {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What the commits name as consumed, by step.
+/// Rows that the commits name as consumed, by step.
 fn named(world: &World) -> Vec<Value> {
     let batches = world.store.trained_batches().unwrap();
     let mut named: Vec<_> = batches

@@ -395,7 +395,7 @@ fn groups_that_wait_while_others_are_trained_survive_a_kill() {
         let run = world.log.lock().unwrap().run.clone();
         let distinct: BTreeSet<_> = run.iter().collect();
         assert_eq!(distinct.len(), run.len(), "no episode is run twice");
-        // What the first session left waiting is trained by the second.
+        // The second session trains the groups that the first one left waiting.
         let left: BTreeSet<&EpisodeId> = run[..stored].iter().collect();
         let later = commits[committed.len()..].iter().flat_map(|(_, e)| e);
         assert!(later.into_iter().any(|e| left.contains(e)), "{commits:?}");
