@@ -132,7 +132,7 @@ pub(crate) struct Confinement<'a> {
 /// Process that carries out a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
-    /// The sandbox init; it is in the namespaces already, no process may look into it.
+    /// The sandbox init; it is in the namespaces already, and no process may look into it.
     Init,
     /// A child of the spawner that shares its memory until it calls `execve`.
     Program,

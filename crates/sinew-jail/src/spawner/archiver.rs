@@ -43,9 +43,9 @@ const MAX_WHY: u64 = 4096;
 /// Task of an archiver.
 #[derive(Debug)]
 enum Task {
-    /// Reads an archive into a layer, which becomes a separate snapshot.
+    /// Writes an archive; `_view` keeps the files mounted for it.
     Export { export: u64, _view: Files },
-    /// An archive into a layer, which becomes a snapshot of its own.
+    /// Reads an archive into a layer, which becomes a separate snapshot.
     Import { snapshot: u64, layer: Layer },
     /// Copies the files of a sandbox into a layer.
     Copy {

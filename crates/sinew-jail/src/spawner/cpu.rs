@@ -10,12 +10,12 @@ use crate::cgroup::Group;
 use nix::poll::PollTimeout;
 use std::time::{Duration, Instant};
 
-/// Pause between two looks at what runs, at least.
+/// Minimum pause between two readings.
 const LOOK_PAUSE: Duration = Duration::from_millis(10);
-/// And at most.
+/// Maximum pause between two readings.
 const MAX_PAUSE: Duration = Duration::from_secs(3600);
 
-/// CPU time of what runs in a sandbox.
+/// CPU time of the running execution of a sandbox.
 #[derive(Debug, Default)]
 pub(super) struct Spent {
     /// Count of the group before the program; `None` if nothing runs or nothing counts.
@@ -43,7 +43,7 @@ impl Spent {
         Some(group.cpu_us()?.saturating_sub(self.before_us?))
     }
 
-    /// It is over: what it took.
+    /// Ends the count of a program and returns its time in microseconds.
     pub(super) fn end(&mut self, group: &Group) -> u64 {
         let spent = self.since_us(group).unwrap_or(0);
         self.before_us = None;
@@ -57,7 +57,7 @@ fn pause(left_us: u64, at_once: u64) -> Duration {
 }
 
 impl Spawner {
-    /// Looks at what runs in a sandbox from now on.
+    /// Reads the CPU time of a sandbox at intervals from here on.
     pub(super) fn watch_cpu(&mut self, id: u64) {
         let processors = self.host.processors;
         let Some(live) = self.live.get_mut(&id) else {
