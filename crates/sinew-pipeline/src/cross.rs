@@ -1,6 +1,6 @@
-//! Cross-policy sampling (AgentRL, arXiv 2510.04206): the turns of an episode are drawn by the
-//! current policy and by one that is some updates old, so that episodes reach states that the
-//! current policy alone does not.
+//! Cross-policy sampling (AgentRL, arXiv 2510.04206): the turns of an episode are drawn by the current policy
+//! and by one that is some updates old, so that episodes reach states that the current policy does not reach
+//! by itself.
 
 use sinew_types::{
     Engine, EngineError, EngineStatus, EventSink, GenerateRequest, PolicyVersion, RequestId,

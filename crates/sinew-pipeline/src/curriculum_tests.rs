@@ -1,4 +1,4 @@
-//! Draws by shares: what is fixed, what moves, and what a checkpoint keeps.
+//! Tests of draws by shares: fixed parts, moving parts, and the state in a checkpoint.
 
 use super::*;
 use proptest::prelude::*;

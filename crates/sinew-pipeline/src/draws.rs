@@ -1,4 +1,4 @@
-//! The draws of a run whose tasks do not depend on what it learns: gold runs and collections.
+//! Draws of a run whose tasks do not depend on its learning: gold runs and collections.
 //!
 //! They are those that a run that samples draws with the same recipe, as long as that has learned nothing.
 

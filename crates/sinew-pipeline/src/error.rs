@@ -1,4 +1,4 @@
-//! Why a part of the loop cannot go on.
+//! Reasons why a part of the loop cannot continue.
 
 /// Each text says what failed, and what to do where something can be done.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! Output formats: what makes masks for an engine, and what makes them again before training.
+//! Output formats: makers of masks for an engine, and for the same masks before training.
 
 use crate::error::PipelineError;
 use serde::{Deserialize, Serialize};

@@ -1,9 +1,9 @@
 //! The file of a run's folder with the episodes in flight: one line of JSON each, behind a line that names
 //! the format.
 //!
-//! It is written as a whole, to another name first: a crash leaves the old file or the new one. It is
-//! written at checkpoints and when the run is asked to stop, so that a process that is killed loses what its
-//! episodes have sampled since the last checkpoint.
+//! It is written as a whole, to another name first: a crash leaves the old file or the new one. It is written
+//! at checkpoints and when the run is asked to stop. So a killed process loses the tokens that its episodes
+//! have sampled since the last checkpoint.
 
 use crate::error::PipelineError;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! The trainer with its checkpoints, behind what the loop needs of it.
+//! The trainer with its checkpoints, behind the loop's port.
 
 use crate::error::PipelineError;
 use crate::parallel::WorkerGroup;

@@ -10,9 +10,9 @@
 //! place, in the driver's tests |
 //! | [`WeightsTransport`] | any [`Engine`] | a list of versions, in the tests |
 //!
-//! Calls of one port come one after the other; those of the learner from a thread of its own where training
-//! overlaps with generation. A port may block; it is asked to stop by its own cancellation, and reports
-//! that as [`PipelineError::Interrupted`].
+//! Calls of one port come one after the other; those of the learner come from a separate thread if training
+//! overlaps with generation. A port may block; it is asked to stop by its own cancellation, and reports that
+//! as [`PipelineError::Interrupted`].
 
 use crate::error::PipelineError;
 use crate::event::RolloutProgress;

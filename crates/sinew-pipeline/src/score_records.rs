@@ -1,8 +1,8 @@
-//! Scores of groups as records of the store, beside the traces that they complete.
+//! Scores of groups as records of the store, next to the traces that they complete.
 //!
 //! A trace is stored when its episode ends, before its group is scored. The scores follow as records of one
-//! source: a record for each part, and last the value, or the reason why there is none. Whoever reads a trace
-//! completes it with these records ([`completed`]), so that a run that goes on has the same rewards and asks
+//! source: a record for each part, and last the value, or the reason why there is none. Every reader of a
+//! trace completes it with these records ([`completed`]), so that a resumed run has the same rewards and asks
 //! for none again.
 
 use crate::error::PipelineError;

@@ -1,4 +1,4 @@
-//! Frozen models that score rows: what a KL term compares with, and a teacher.
+//! Frozen models that score rows: the reference of a KL term, and a teacher.
 
 use crate::error::PipelineError;
 use sinew_model::Params;

@@ -1,4 +1,4 @@
-//! The one verdict on a run: what terminal, list of runs, dashboard, alerts and exit code say of it.
+//! The one verdict on a run, shown by terminal, list of runs, dashboard, alerts and exit code.
 //!
 //! Pure: a [`Course`] takes in the records of steps and held-out measurements, of one run in their order, and
 //! gives the [`Verdict`]. It keeps sums and a few windows, so that its size does not grow with the run.

@@ -1,4 +1,4 @@
-//! Held-out measurements: what they show, and what earlier sessions measured.
+//! Held-out measurements: their records, and those of earlier sessions.
 
 use super::sync::Driver;
 use crate::core::{EvalSet, When};

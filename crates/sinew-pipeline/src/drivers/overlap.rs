@@ -1,7 +1,8 @@
-//! Generation and training at once: episodes run while the learner works in a thread of its own.
+//! Generation and training at once: episodes run while the learner works in a separate thread.
 //!
-//! The same loop as in turns, but that it waits for episodes, scores of groups and the learner together. New
-//! weights, commits and checkpoints are made here, while no update is computed; episodes go on meanwhile.
+//! The loop is the same as in turns, but it waits for episodes, scores of groups and the learner together.
+//! New weights, commits and checkpoints are made here, while no update is computed; episodes continue
+//! meanwhile.
 
 use super::late::alone;
 use super::sync::Driver;

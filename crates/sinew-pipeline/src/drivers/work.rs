@@ -1,4 +1,4 @@
-//! The learner at work in a thread of its own, while episodes go on.
+//! The learner at work in a separate thread, while episodes continue.
 //!
 //! One piece of work at a time: rows of groups, or an update on rows. The learner is locked meanwhile; the
 //! driver asks nothing of it until the work is done, but when the run is to stop: then it waits for the end

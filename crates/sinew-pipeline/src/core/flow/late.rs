@@ -5,9 +5,9 @@
 //!                                           -> its time is up, or it is too old -> left out, and replaced
 //! ```
 //!
-//! A group that waits is its episodes in the store, which no commit names: its draw is begun again by a
-//! session that goes on, finds them there, and waits again. Whether rewards are there or the time is up is
-//! what the driver sees; an update takes groups that are at most `reward.late.max_staleness` behind.
+//! A group that waits consists of its episodes in the store, which no commit names. A resumed session begins
+//! its draw again, finds them there, and waits again. The driver sees whether rewards are there or the time
+//! is up; an update takes groups that are at most `reward.late.max_staleness` behind.
 
 use super::super::messages::Command;
 use super::super::{PipelineCore, Stage};

@@ -1,4 +1,4 @@
-//! Sessions whose generation and training overlap: the learner has a thread of its own.
+//! Sessions whose generation and training overlap: the learner has a separate thread.
 
 use super::super::work::{SharedLearner, is_whole};
 use super::*;
