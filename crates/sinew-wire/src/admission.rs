@@ -1,7 +1,7 @@
 //! Admission of a run: the bounds of a recipe, and the same admission for programs that call the gateway.
 //!
-//! The built-in loop asks for each turn itself. A program's turns are seen by the gateway alone, so the
-//! gateway asks for it.
+//! The built-in loop asks for each turn itself. Only the gateway sees a program's turns, so the gateway asks
+//! for them.
 
 use futures::future::BoxFuture;
 use sinew_gateway::{Capacity, CapacityPermit};

@@ -1,5 +1,5 @@
-//! Tasks and environments. An environment is made of its keys by the registry of `sinew-env`;
-//! nothing here knows one by name.
+//! Tasks and environments. The registry of `sinew-env` makes an environment from its keys; this file names no
+//! environment.
 
 use crate::failure::Failure;
 use crate::model::{resolve_env, unresolved};

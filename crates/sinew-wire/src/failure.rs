@@ -1,8 +1,8 @@
-//! Why a command ended badly, and the exit code that says so.
+//! Reasons why a command ended badly, with their exit codes.
 //!
-//! Library errors become a [`Failure`] where the command knows whose mistake it is: the same missing file is
-//! wrong input if it was typed, and a failure of the system if a run wrote it. Messages are for people, name
-//! the key or the option, and end with a hint where there is one.
+//! Library errors become a [`Failure`] in the command, which can tell whose mistake it is: the same missing
+//! file is wrong input if it was typed, and a failure of the system if a run wrote it. Messages are for
+//! people, name the key or the option, and end with a hint if there is one.
 
 use sinew_chain::ChainError;
 use sinew_levels::LevelError;

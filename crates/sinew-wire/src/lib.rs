@@ -29,8 +29,8 @@
 //!
 //! - Nothing here decides: it connects. The behaviour of a part is in the crate of the part.
 //! - Refusals come in the order of their cost: before weights are loaded, all is checked that can be without.
-//! - Every part is made once, and ends with the run; sandboxes are started for those alone that need them.
-//! - A failure says by whose mistake: the recipe's, the machine's or that of something outside.
+//! - Every part is made once, and ends with the run; sandboxes are started only for those that need them.
+//! - A failure has one of three causes: the recipe, the machine, or something outside.
 
 mod admission;
 mod collect;

@@ -1,5 +1,5 @@
-//! The gateway of a run at an address of its own: for services that a recipe drives, and for agents that
-//! run already and open rollouts by themselves.
+//! The gateway of a run at a separate address: for services that a recipe drives, and for agents that run
+//! already and open rollouts by themselves.
 //!
 //! | `harness.type` | opens rollouts | finished traces | open rollouts |
 //! |---|---|---|---|

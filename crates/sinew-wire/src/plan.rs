@@ -1,7 +1,7 @@
 //! Turns a recipe into the options of the training loop: the one place where the two meet.
 //!
-//! The loop, the trainer and the rollouts know no recipe. Their options are plain data, made here of the
-//! tables that concern them.
+//! The loop, the trainer and the rollouts do not depend on recipes. Their options are plain data, made here
+//! from the tables that concern them.
 
 use crate::failure::Failure;
 use sinew_algo::{Algorithm, Signal, TurnStages};

@@ -1,4 +1,4 @@
-//! Queues of episodes, and what scores their rows apart from the run that made them.
+//! Queues of episodes, and scorers of their rows that work apart from the run that made them.
 
 use crate::env::{OwnReward, Tasks, own_rewards};
 use crate::failure::Failure;

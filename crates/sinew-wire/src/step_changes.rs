@@ -1,4 +1,4 @@
-//! Steps of a run that are done again from its commits, and what came out differently.
+//! Steps of a run that are done again from its commits, and the differences to the recorded ones.
 
 use serde_json::Value;
 use sinew_pipeline::{PipelineError, Recorder, RunEvent, StepRecord};
