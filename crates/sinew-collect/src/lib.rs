@@ -1,8 +1,8 @@
 //! Episodes for their own sake: a teacher's runs, solutions of the environment, data to train on later.
 //!
-//! [`Collector`] decides, from events alone, which episodes run; [`collect()`] carries that out with the
-//! ports of the training loop. There are no steps: a group begins as soon as there is room for it, whatever
-//! the others do.
+//! [`Collector`] decides only from events which episodes run; [`collect()`] carries that out with the ports
+//! of the training loop. There are no steps: a group begins as soon as there is room for it, whatever the
+//! others do.
 //!
 //! | file | what |
 //! |---|---|
