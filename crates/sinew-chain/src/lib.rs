@@ -13,10 +13,10 @@
 //!
 //! # Invariants
 //!
-//! - A stage has ended when `chain.json` says so, and not before: one file that is replaced by a rename. A
-//!   process that dies at any other instant leaves a stage that goes on, or one that has not begun.
+//! - A stage has ended once `chain.json` names it, and not before: one file that is replaced by a rename. A
+//!   process that dies at any other instant leaves a stage that can be resumed, or one that has not begun.
 //! - A stage begins with exactly the weights that the one before ended with: their BLAKE3 is in `chain.json`,
-//!   and is computed again of what the next stage loads.
+//!   and is computed again from the weights that the next stage loads.
 //! - A stage that ended does not change any more once a later one has begun.
 //!
 //! Tests implement the port [`Stages`] in a few lines instead of a trainer.

@@ -1,4 +1,4 @@
-//! Chains with stages that only count: what runs when, and what a process that dies leaves behind.
+//! Chains with stages that only count: the order of the stages, and the state that a dying process leaves.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use serde_json::{Value, json};
