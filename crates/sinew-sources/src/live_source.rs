@@ -1,4 +1,4 @@
-//! Agents that run already as a source: what they finish at a gateway is trained at once.
+//! Agents that run already as a source: rollouts that they finish at a gateway are trained at once.
 //!
 //! A gateway commits each finished rollout to the store of the run, with the purpose [`LIVE`], before it
 //! reports it here. Rollouts in the store that no commit of an update names are still to be trained. A
