@@ -1,7 +1,7 @@
 //! Carries an [`EpisodeMachine`]'s commands out: engine, environment, renderer, clock.
 //!
-//! Each phase has a deadline of its own: the start of the world, all turns together, and the score. Time in
-//! the queue of admission is added to the deadline of the turns, since other episodes cause it.
+//! Each phase has a separate deadline: the start of the world, all turns together, and the score. Time in the
+//! queue of admission is added to the deadline of the turns, since other episodes cause it.
 
 use crate::action;
 use crate::episode::{EpisodeCommand, EpisodeEvent, EpisodeMachine, EpisodeSpec};

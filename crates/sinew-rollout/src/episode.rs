@@ -1,7 +1,7 @@
 //! One episode as a state machine: events in, commands out, no clock, no I/O.
 //!
-//! The driver (or a simulator) carries the commands out and feeds back what happened. Every
-//! token that the model saw ends up in exactly one node of the trace.
+//! The driver (or a simulator) carries out the commands and feeds back their results. Every token that the
+//! model saw ends up in exactly one node of the trace.
 
 use sinew_env::member_of;
 use sinew_types::{

@@ -1,8 +1,8 @@
-//! An engine that says again what a stored episode sampled, so that the built-in loop runs the episode anew:
-//! with the same actions, in a world of now.
+//! An engine that replays the sampled tokens of a stored episode, so that the built-in loop runs the episode
+//! anew: with the same actions, in a new environment.
 //!
-//! Past the recording there is either nothing more to say, or another engine goes on ([`Playback::then`]):
-//! an episode that is forked in its middle.
+//! At the end of the recording the engine has nothing more to sample, or another engine continues
+//! ([`Playback::then`]): an episode that is forked in its middle.
 
 use sinew_types::{
     Engine, EngineError, EngineEvent, EngineStatus, EventSink, FinishReason, GenerateRequest,

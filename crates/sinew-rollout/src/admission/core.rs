@@ -5,8 +5,8 @@
 //! it keeps working, but its capacity is given to others, and its next turn waits for KV capacity. Nothing is
 //! ever cancelled.
 //!
-//! No episode starves: turns come before new episodes, so what has begun drains; new ones come in
-//! order; a turn that has waited for `force_after_s` goes on in any case; and if no episode holds
+//! No episode starves. Turns come before new episodes, so that running episodes drain, and new ones come in
+//! order. A turn that has waited for `force_after_s` is granted in any case; and if no episode holds
 //! capacity, the next one gets it however large it is.
 
 use super::bucket::{Bucket, Held};

@@ -1,7 +1,7 @@
 //! Admission: [`AdmissionCore`] decides, [`Admission`] asks it for episodes that run.
 //!
 //! The core is pure and has time as an argument, so that a simulator can drive it. Here are the clock, the
-//! engine's status, and the futures of episodes that wait. A place that is dropped lets the next one go on
+//! engine's status, and the futures of episodes that wait. A place that is dropped lets the next one continue
 //! at once; the engine's status is read every 250 ms.
 
 mod bucket;

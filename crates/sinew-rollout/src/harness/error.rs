@@ -1,4 +1,4 @@
-//! Why an agent program cannot be run.
+//! Reasons why an agent program cannot be run.
 
 use sinew_sandbox::SandboxError;
 

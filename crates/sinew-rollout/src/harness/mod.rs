@@ -1,9 +1,9 @@
 //! Drivers of the turns of an episode: the built-in loop, an agent program, or a service.
 //!
-//! A program runs in a sandbox and calls a [`ModelServer`], which captures its tokens
-//! ([`ProgramHarness`]). It knows neither the environment nor the trace; the environment grades its
-//! answer afterwards, unless the program is trusted with its own score ([`AgentReport`]). A service runs
-//! already, and gets its tasks over HTTP ([`ServiceHarness`]).
+//! A program runs in a sandbox and calls a [`ModelServer`], which captures its tokens ([`ProgramHarness`]).
+//! It sees neither the environment nor the trace; the environment grades its answer afterwards, unless the
+//! program is trusted with its own score ([`AgentReport`]). A service runs already, and gets its tasks over
+//! HTTP ([`ServiceHarness`]).
 
 mod command;
 mod error;

@@ -1,4 +1,4 @@
-//! The port of what serves the model to agents outside, and captures what they sample.
+//! Port of the server that serves the model to agents outside and captures the sampled tokens.
 
 use crate::episode::EpisodeSpec;
 use crate::parts::{EpisodeOptions, EpisodeParts};

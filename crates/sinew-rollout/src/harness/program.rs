@@ -1,9 +1,9 @@
 //! The harness of agent programs: a program that calls a model server drives the turns.
 //!
-//! Each episode is a rollout of the model server and a run of the program, in a sandbox whose only
-//! reachable address is that server. Base URL, key and task arrive by environment variables; the value of a
-//! function, or the last line that a program prints, is its answer, which the environment grades. A
-//! program that is trusted with its own score says it there as JSON, or posts it with its key.
+//! Each episode is a rollout of the model server and a run of the program, in a sandbox whose only reachable
+//! address is that server. Base URL, key and task arrive by environment variables. The value of a function,
+//! or the last line that a program prints, is its answer, which the environment grades. A program that is
+//! trusted with its own score writes it there as JSON, or posts it with its key.
 //!
 //! | what happened | end of the episode |
 //! |---|---|

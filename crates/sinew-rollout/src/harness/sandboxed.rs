@@ -1,6 +1,6 @@
-//! One run of the program in a sandbox of its own.
+//! One run of the program in a separate sandbox.
 //!
-//! The sandbox has a loopback interface alone. A listener on it, at the port of the model server, is the one
+//! The sandbox has only a loopback interface. A listener on it, at the port of the model server, is the one
 //! thing that the program can connect to.
 
 use super::command::ProgramCommand;
