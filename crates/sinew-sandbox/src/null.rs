@@ -1,4 +1,4 @@
-//! No isolation at all, for tests of what is built on top. Recipes refuse it.
+//! A level without any isolation, for tests of the layers above. Recipes refuse it.
 
 use crate::port::{
     Ending, ExecRequest, ExecResult, Program, Protection, Sandbox, SandboxError, SandboxFuture,

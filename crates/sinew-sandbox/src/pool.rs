@@ -5,8 +5,8 @@
 //! target, and quiet time halves it, between a floor and the limit set by ceiling and memory budget. Only a
 //! few are made at once (start storms).
 //!
-//! Sandboxes of a pool die with its provider; what a killed server leaves on the host carries
-//! the tag of its run, and the next provider removes it.
+//! Sandboxes of a pool die with its provider; the leftovers of a killed server on the host carry the tag of
+//! its run, and the next provider removes them.
 
 use crate::port::{
     Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec, Snapshot,

@@ -1,4 +1,4 @@
-//! The `Sandbox` port: what every level of isolation offers.
+//! The `Sandbox` port: the operations of every level of isolation.
 
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};

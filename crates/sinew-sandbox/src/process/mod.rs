@@ -1,4 +1,4 @@
-//! The process level: hostile code in namespaces of its own, built by a spawner (`sinew-jail`).
+//! The process level: hostile code in separate namespaces, built by a spawner (`sinew-jail`).
 //!
 //! | part | what it does |
 //! |---|---|

@@ -1,6 +1,6 @@
 //! One sandbox of the process level, as the host sees it.
 //!
-//! One execution at a time: methods take `&mut self`. A future that is dropped kills what runs; the
+//! One execution runs at a time: methods take `&mut self`. A future that is dropped kills its execution; the
 //! sandbox is usable again when that is gone, and a request before that is refused.
 
 use super::client::{Answer, Client, gone, io_error, unavailable};

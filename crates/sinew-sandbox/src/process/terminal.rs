@@ -1,9 +1,9 @@
 //! Terminals of programs: a pseudo terminal of the host, whose other end goes into the sandbox.
 //!
-//! The host keeps the end that shows what is written (the master). Code inside has the other one as its three
-//! standard files and as the terminal of its session. It cannot type into it: the filter knows neither
-//! TIOCSTI nor TIOCLINUX, and none of the requests that change what a terminal is (TIOCSETD, TIOCCONS). It is
-//! no terminal of the user: what that shows is copied from here.
+//! The host keeps the end that shows what is written (the master). Code inside has the other end as its three
+//! standard files and as the terminal of its session. It cannot type into it: the filter allows neither
+//! TIOCSTI nor TIOCLINUX, and none of the requests that change the kind of a terminal (TIOCSETD, TIOCCONS).
+//! It is not a terminal of the user: the bytes that the user's terminal shows are copied from here.
 
 use crate::port::{Terminal, TerminalInput, TerminalSize};
 use rustix::io::Errno;

@@ -1,5 +1,5 @@
-//! Files of sandboxes: snapshots, forks and archives hold the same, cost what they hold, and keep nobody
-//! else waiting.
+//! Files of sandboxes: snapshots, forks and archives have the same content, cost no more than it, and keep
+//! nobody else waiting.
 
 use crate::{OK, exec, provider, python, small, text, with};
 use proptest::prelude::*;

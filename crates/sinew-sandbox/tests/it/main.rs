@@ -1,4 +1,4 @@
-//! The process level for real: what code inside can do, and above all what it cannot.
+//! The process level for real: the abilities of code inside, and above all its limits.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[expect(unsafe_code, reason = "it takes a descriptor of another process")]
