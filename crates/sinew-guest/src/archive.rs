@@ -1,4 +1,4 @@
-//! Work folders as lists of entries, and as archives that depend on the content alone.
+//! Work folders as lists of entries, and as archives that depend only on the content.
 //!
 //! The archive has the format of the process level: a tar file, sorted, without owners and times. So a
 //! snapshot of one level can be started at another.

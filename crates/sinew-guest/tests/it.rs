@@ -1,4 +1,4 @@
-//! The client against agents that were taken over, and the agent in a namespace of its own.
+//! The client against agents that were taken over, and the agent in a separate namespace.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail the test")]
 
