@@ -1,4 +1,4 @@
-//! Archives of work folders, as every level writes them: tar files that depend on the content alone.
+//! Archives of work folders, as every level writes them: tar files that depend only on the content.
 //!
 //! Entries have no owners and no times. An aligned block of [`BLOCK`] zero bytes is a hole (a sparse
 //! entry of GNU tar), however the file was written: so the same files give the same bytes at every

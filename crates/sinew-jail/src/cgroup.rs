@@ -1,8 +1,8 @@
-//! Control groups of every level: limits of a whole sandbox, what the kernel counted in it, and the end of
-//! everything in it. Version 1 controllers where they are mounted, else version 2, else none.
+//! Control groups of every level: limits of a whole sandbox, the kernel's counts in it, and the end of
+//! everything in it. Version 1 controllers are used if they are mounted, else version 2, else none.
 //!
-//! Groups are named `PREFIX PID-START-...` after the process that made them: those of processes that are
-//! gone are removed by the next one, with what still runs in them.
+//! Groups are named `PREFIX PID-START-...` after the process that made them. The next process removes the
+//! groups of processes that are gone, and kills what still runs in them.
 //!
 //! | what | version 1 | version 2 |
 //! |---|---|---|

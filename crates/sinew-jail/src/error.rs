@@ -1,4 +1,4 @@
-//! Failures of the jail: what was done, to which file, and what the kernel said.
+//! Failures of the jail: the operation, the file, and the error of the kernel.
 
 use crate::archive::reader::ReadError;
 use std::io;

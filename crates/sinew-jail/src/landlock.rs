@@ -1,8 +1,8 @@
 //! Landlock: a second wall around files, signals and abstract sockets, whatever mounts do.
 //!
-//! It holds where a mount could be misused: rights belong to files, whatever path leads to them. Kernels
-//! know it in versions (ABI): rights and scopes of later ones are left out on earlier kernels, and
-//! `probe` says which is in force.
+//! It also protects against a misused mount: rights belong to files, whatever path leads to them. Kernels
+//! support it in versions (ABI): rights and scopes of later ones are left out on earlier kernels, and `probe`
+//! returns the version in force.
 
 use crate::error::{Error, Result, on};
 use nix::fcntl::OFlag;

@@ -1,5 +1,5 @@
-//! File systems by the mount calls of Linux 5.2: a context is configured, becomes a mount that is
-//! mounted nowhere, and is moved to its place. And what stands in every `/dev`.
+//! File systems by the mount calls of Linux 5.2: a context is configured, becomes a mount that is mounted
+//! nowhere, and is moved to its place. The devices of every `/dev` are listed here, too.
 
 use rustix::fs::CWD;
 use rustix::io::Errno;

@@ -1,8 +1,8 @@
 //! Messages between the host and the spawner: one JSON message a packet, with files.
 //!
-//! Both ends are of one build, the spawner from the bytes that the host carries: there are no versions.
-//! The host trusts the spawner; hostile code never holds this socket. Descriptors travel with the packet
-//! that names them.
+//! Both ends are of one build, the spawner from the bytes that the host carries, so the protocol has no
+//! versions. The host trusts the spawner; hostile code never holds this socket. Descriptors travel with the
+//! packet that names them.
 
 use crate::cgroup::CgroupEvents;
 use crate::error::{Error, Result, call};

@@ -1,9 +1,8 @@
 //! Python programs and the interpreters that wait for them.
 //!
-//! Both kinds that wait are one text, `python/program.py`, which runs a program from its start to its
-//! end as `python3 -c` does, and a part that says where the program comes from: `zygote.py` forks an
-//! interpreter into the namespaces of a sandbox of the process level, `guest.py` waits in a container or
-//! a machine.
+//! Both kinds of waiting interpreters share one text, `python/program.py`, which runs a program from its
+//! start to its end as `python3 -c` does. A second part gets the program: `zygote.py` forks an interpreter
+//! into the namespaces of a sandbox of the process level, `guest.py` waits in a container or a machine.
 
 use std::ffi::{CString, NulError};
 

@@ -1,4 +1,4 @@
-//! Executions: what a program gets and writes, and how it ends. One at a time.
+//! Executions: input, output and end of a program. One runs at a time.
 //!
 //! The agent waits for the program, the host and the deadline at once; neither a full pipe nor a host that
 //! takes nothing stops it. An execution is over when nothing of it is left.

@@ -1,9 +1,9 @@
 //! Interpreters that the zygote forks: asked for, reported, given to their sandboxes; and the zygote
 //! itself, which is started again when it dies or does not answer.
 //!
-//! The zygote answers in turn. Its forks are children of the spawner (CLONE_PARENT), so that their ends
-//! come to the spawner alone; a fork that it made and did not live to report is found in the kernel's
-//! list of children and killed.
+//! The zygote answers in turn. Its forks are children of the spawner (CLONE_PARENT), so that only the spawner
+//! gets their ends; a fork that it made and did not live to report is found in the kernel's list of children
+//! and killed.
 
 use super::Spawner;
 use super::children::{Child, Role};

@@ -1,5 +1,5 @@
-//! Facts of the host that do not change while a spawner runs: what it can enforce, and open files by
-//! which it is reached once the spawner stands in the root of programs.
+//! Facts of the host that do not change while a spawner runs: the protections that it can enforce, and open
+//! files by which it is reached once the spawner stands in the root of programs.
 
 use super::files::{ATTACHED, Mounting};
 use super::network::Networks;

@@ -1,8 +1,8 @@
 //! The spawner: a process with one thread that builds sandboxes. Forking it is cheap and safe,
 //! which forking the program that uses it, with its gigabytes and threads, is not.
 //!
-//! It lives in a PID and a mount namespace of its own: when it dies, for whatever reason, the
-//! kernel kills every sandbox and frees every mount.
+//! It lives in a separate PID namespace and mount namespace: when it dies, for whatever reason, the kernel
+//! kills every sandbox and frees every mount.
 //!
 //! | part | what it has |
 //! |---|---|
@@ -12,8 +12,8 @@
 //! | `children`, `notices`, `cpu`, `warming` | what is waited for: ends, reports, CPU time, pauses |
 //! | `files`, `stores`, `beneath`, `tree`, `archiver` | files, snapshots and archives |
 //!
-//! Invariants: no call here waits for a program, a reader or a disk; what takes long is a child
-//! (`archiver`); every request is answered once, by [`Reply::Done`] or [`Reply::Ended`].
+//! Invariants: no call here waits for a program, a reader or a disk; a long task is a child (`archiver`);
+//! every request is answered once, by [`Reply::Done`] or [`Reply::Ended`].
 
 mod archiver;
 mod beneath;

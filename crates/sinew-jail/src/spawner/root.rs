@@ -1,7 +1,7 @@
 //! The file system that sandboxes see.
 //!
-//! Built once, before the first sandbox. Each sandbox init starts in it and mounts `/work`, `/tmp` and
-//! `/proc` of its own over the empty folders here.
+//! The root is built once, before the first sandbox. Each sandbox init starts in it and mounts its `/work`,
+//! `/tmp` and `/proc` over the empty folders here.
 
 use crate::error::{Result, on};
 use crate::mounts::{DEVICES, STREAMS};

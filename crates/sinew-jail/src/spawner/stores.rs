@@ -1,4 +1,4 @@
-//! Snapshots, users of sandboxes, and the numbers by which file systems are told apart.
+//! Snapshots, users of sandboxes, and the numbers that distinguish file systems.
 
 use super::files::Layer;
 use super::users::{User, Users};

@@ -4,8 +4,8 @@
 //! out. So the same files give the same bytes, and a hash of them names the content. Names of one
 //! file stay names of one file.
 //!
-//! Both directions run in an archiver, a process of its own with a bound on memory: the spawner never
-//! reads a file whose size a program chose.
+//! Both directions run in an archiver, a separate process with a bound on memory: the spawner never reads a
+//! file whose size a program chose.
 
 use super::beneath::open_beneath;
 use crate::archive::reader::{self, Budget, Entry, Kind, ReadError, ReadLimits};
