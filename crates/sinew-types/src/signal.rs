@@ -1,5 +1,5 @@
-//! The input of a trainer: rows of tokens with per-token signals, and how the
-//! loss is computed from them. The trainer knows no algorithm by name.
+//! The input of a trainer: rows of tokens with per-token signals, and the computation of the loss from them.
+//! The trainer names no algorithm.
 
 use crate::engine::{TEMPERATURES, TokenLogprob};
 use crate::ids::{EpisodeId, PolicyVersion, TokenId};

@@ -1,7 +1,7 @@
 //! The trace: an episode's token graph.
 //!
-//! A node holds only the tokens it adds to its parent; a path from the root to a leaf is what
-//! the model saw, and a training sample. Branches share their prefix.
+//! A node holds only the tokens it adds to its parent. A path from the root to a leaf holds the tokens that
+//! the model saw, and is a training sample. Branches share their prefix.
 
 use crate::engine::{FinishReason, TEMPERATURES};
 use crate::format::NodeFormat;

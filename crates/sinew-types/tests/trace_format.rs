@@ -1,4 +1,4 @@
-//! A stored trace is read, what cannot be read is refused by name, and nothing is lost on the way.
+//! A stored trace is read, an unreadable one is refused by name, and nothing is lost on the way.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
