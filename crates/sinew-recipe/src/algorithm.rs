@@ -1,4 +1,4 @@
-//! `[algorithm]`: what the whole recipe means for the algorithm, and what the algorithm asks of it.
+//! `[algorithm]`: the facts of the whole recipe that the algorithm needs, and its demands on the recipe.
 
 use crate::engine::{EngineType, WeightFormat};
 use crate::rule::Rules;

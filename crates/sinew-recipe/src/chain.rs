@@ -1,8 +1,8 @@
 //! Chains: recipes with `[[stage]]`s, each of which trains the weights that the one before it made.
 //!
 //! The keys above the stages are the defaults of all of them. A stage is laid over the defaults and read as a
-//! recipe of its own, by the same code and with the same messages: places are those of the typed text. A
-//! table is laid over the default of its name key by key; one with a `type`, and `[reward]`, replaces it.
+//! separate recipe, by the same code and with the same messages: places are those of the typed text. A table
+//! is laid over the default of its name key by key; one with a `type`, and `[reward]`, replaces it.
 //!
 //! A default may be without effect in some stages, such as `[critic]` in one that imitates. It is left out
 //! there, and refused only where no stage uses it.

@@ -1,4 +1,4 @@
-//! Recipes with stages: what is laid over what, what is refused and where.
+//! Recipes with stages: the overlay of defaults, and the refusals with their places.
 
 use crate::*;
 use sinew_algo::AlgorithmKind;

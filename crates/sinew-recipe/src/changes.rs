@@ -1,7 +1,7 @@
 //! Differences between two recipes, for the check of a resumed run.
 //!
-//! Both recipes are compared key by key as tables with all defaults, so that a default that is typed out is
-//! no change.
+//! Both recipes are compared key by key as tables with all defaults, so that typing out a default is not a
+//! change.
 
 use crate::RunPlan;
 

@@ -1,4 +1,4 @@
-//! `[engine]`: what generates tokens.
+//! `[engine]`: the engine that generates tokens.
 
 use crate::RunPlan;
 use crate::rule::Rules;

@@ -1,4 +1,4 @@
-//! Why a recipe is refused.
+//! Reasons why a recipe is refused.
 
 use crate::messages;
 use std::path::PathBuf;

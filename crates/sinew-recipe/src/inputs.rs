@@ -1,8 +1,8 @@
 //! Compares the inputs that an algorithm reads with those that the episodes of a run have.
 //!
-//! An algorithm states its needs ([`Needs`](sinew_algo::Needs)), environments and agents state what they give
-//! ([`Gives`]). Static inputs are known from the recipe; what a class or a server decides is known when it
-//! has described itself, and compared again then.
+//! An algorithm states its needs ([`Needs`](sinew_algo::Needs)), environments and agents state the inputs
+//! that they give ([`Gives`]). Static inputs follow from the recipe. A class or a server describes itself
+//! later, and its inputs are compared again then.
 
 use crate::rule::Rules;
 use crate::{EnvMember, HarnessSection, RunPlan};

@@ -1,8 +1,8 @@
 //! Explains faults of a recipe's text in the words of a recipe: the line, the allowed values, the nearest
 //! spelling.
 //!
-//! A message has up to three parts: what was typed and where, what is allowed there, and the name that was
-//! probably meant. It is made from the text, because a table that was read no longer knows its lines.
+//! A message has up to three parts: the typed text and its place, the allowed values, and the name that was
+//! probably meant. It is made from the text, because a table that was read has no lines any more.
 
 use crate::schema;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! The rules of a mixture as a whole: what no table of it can know of itself.
+//! The rules of a mixture as a whole: those that one table of it cannot check by itself.
 //!
 //! A mixture is a list of `[[env]]` tables, each with a name and a weight. Names must differ, and one
 //! tokenizer must read all worlds.

@@ -1,7 +1,7 @@
 //! The keys of a recipe as a JSON Schema for editors, and as pages of the documentation.
 //!
-//! Both come from the types of the tables: doc comments are descriptions, ranges and names are
-//! what serde and the rules accept, defaults are those of the plan.
+//! Both come from the types of the tables: doc comments are descriptions, ranges and names are those that
+//! serde and the rules accept, defaults are those of the plan.
 //!
 //! A description is the text of a doc comment, on one line. If the documentation of a key changes, the schema
 //! and the pages change, too: they are made again from it.

@@ -1,4 +1,4 @@
-//! `[trust]`: what a run does about suspicious rewards.
+//! `[trust]`: treatment of suspicious rewards.
 
 use crate::RunPlan;
 use crate::rule::Rules;
