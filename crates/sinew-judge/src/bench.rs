@@ -1,4 +1,4 @@
-//! The judges of a run together: where they keep what they decided, and what a spent budget ends.
+//! The judges of a run together: the files of their decisions, and the run that a spent budget ends.
 
 use crate::judge::{Exhausted, Judge};
 use crate::ledger::Ledger;

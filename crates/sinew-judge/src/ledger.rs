@@ -1,9 +1,9 @@
 //! Ledger of a judge: its spending and limits, and its verdicts, which need not be asked for again.
 //!
-//! A ledger is a file of JSON lines, `{"key": …, "values": […], "input": …, "output": …}` for a verdict
-//! and the same without key and values for a call that gave none. The sums over all lines are what was
-//! spent, so a run that is resumed keeps its budget. A line is whole once its end is written: a last line
-//! that a crash cut is dropped, and what a failed write left is taken back before the next line.
+//! A ledger is a file of JSON lines, `{"key": …, "values": […], "input": …, "output": …}` for a verdict and
+//! the same without key and values for a call that gave none. The sums over all lines are the spending so
+//! far, so a resumed run keeps its budget. A line is whole once its end is written: a last line that a crash
+//! cut is dropped, and the remains of a failed write are taken back before the next line.
 
 use crate::chat::Usage;
 use serde::{Deserialize, Serialize};
