@@ -1,8 +1,8 @@
 //! The rewards that recipes can name.
 //!
 //! A reward is one [`Rule`]: it is made once, when the recipe is read, and holds no state. It compares the
-//! output, the answer of the model's last turn, with a column of the task. `sinew-answer` says what the
-//! answer, its number, its option and its JSON are. Penalties measure the whole turn with its thoughts.
+//! output, the answer of the model's last turn, with a column of the task. `sinew-answer` defines the answer,
+//! its number, its option and its JSON. Penalties measure the whole turn with its thoughts.
 //!
 //! Values lie in 0 to 1, those of penalties in -1 to 0. A wrong answer is 0. An expected value that cannot be
 //! compared is [`Unscored`], because the task is at fault, not the model. An answer that may be read both as

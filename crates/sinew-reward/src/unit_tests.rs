@@ -1,8 +1,8 @@
 //! `tests(COLUMN)` and `program(COLUMN)`: the task's tests against the model's code, in a fresh sandbox.
 //!
-//! The names that the tests use decide which code of the output is the solution ([`sinew_answer::code`]);
-//! the metrics `block`, `blocks` and `joined` say what was taken. Each score has a sandbox of its own, at
-//! the level of the recipe, which is destroyed after it.
+//! The names that the tests use decide which code of the output is the solution ([`sinew_answer::code`]); the
+//! metrics `block`, `blocks` and `joined` report the choice. Each score has a separate sandbox, at the level
+//! of the recipe, which is destroyed after it.
 //!
 //! | reward | what decides |
 //! |---|---|

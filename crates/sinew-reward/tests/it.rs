@@ -1,4 +1,4 @@
-//! Rewards by name: their notation, values, and what is unscored.
+//! Rewards by name: their notation, their values, and unscored samples.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "it/code.rs"]

@@ -1,4 +1,4 @@
-//! `tests(COLUMN)`: fixtures and classes as frameworks run them, what they need, and forgeries against that.
+//! `tests(COLUMN)`: fixtures and classes as frameworks run them, their needs, and forgeries against that.
 
 use crate::code::{made, score};
 use serde_json::json;
