@@ -1,5 +1,5 @@
-//! The folder of a run as it was before a step, as a copy: for a session that does steps again and leaves
-//! the run alone.
+//! The folder of a run as it was before a step, as a copy: for a session that does steps again and leaves the
+//! run unchanged.
 
 use std::ffi::OsStr;
 use std::io;

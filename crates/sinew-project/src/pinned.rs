@@ -1,8 +1,8 @@
-//! `pinned.json` in the folder of a run: what the run stands on that is not in its folder, as it was when the
-//! run began.
+//! `pinned.json` in the folder of a run: the inputs of the run that are not in its folder, as they were when
+//! the run began.
 //!
-//! Recipes name files and other runs, whose content can change while a run waits to go on. A session that
-//! resumes compares with what is kept here, so that no change comes in without a word. Changes that were
+//! Recipes name files and other runs, whose content can change before a run is resumed. A session that
+//! resumes compares them with the pinned ones, so that no change comes in without a word. Changes that were
 //! allowed are kept as well, with the step after which they came.
 
 use crate::run_dir::{Resume, RunDir, RunDirError, write_atomic};
