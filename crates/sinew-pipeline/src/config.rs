@@ -14,7 +14,7 @@ pub struct PipelineConfig {
     pub max_context_tokens: usize,
     /// Folder of everything that the run writes.
     pub run_dir: PathBuf,
-    /// The sub-command, for advice on how to go on.
+    /// The sub-command, for advice on how to continue.
     pub command: &'static str,
     /// Recipe as TOML; checkpoints keep it.
     pub recipe: String,

@@ -19,7 +19,7 @@ use std::ops::Range;
 const CHOICE: u64 = 0x6375_7272;
 const ORDER: u64 = 0x6f72_6465;
 
-/// Tasks whose episodes without a group have a baseline of their own; those of others share one.
+/// Tasks whose episodes without a group have a separate baseline; those of others share one.
 const MAX_TASK_KEYS: usize = 10_000;
 
 /// Division of the tasks of one environment.
@@ -407,7 +407,7 @@ impl Curriculum {
         part.tasks.get(permuted(order, len as usize, at as usize))
     }
 
-    /// The task of a draw, where each draw is a group of its own, begun when there is room. Draws take their
+    /// The task of a draw, where each draw is a separate group, begun when there is room. Draws take their
     /// tasks in their order, whichever are asked for, so that what is drawn follows from the estimates and
     /// from the draws before alone. Parts follow a Kronecker sequence (multiples of the golden ratio): among
     /// any draws in a row, each part has nearly its share.

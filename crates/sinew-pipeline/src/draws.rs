@@ -27,7 +27,7 @@ impl TaskDraws {
     }
 
     /// Indices of the tasks of a step, from 1. Draws by weight follow from those of the steps before: a
-    /// session that goes on makes these again.
+    /// resumed session makes these again.
     pub fn indices(&mut self, seed: u64, step: u64, count: usize) -> Vec<usize> {
         let (tasks, adaptive) = match &self.tasks {
             TaskSampling::Shares { tasks, adaptive } => (tasks, adaptive.as_ref()),

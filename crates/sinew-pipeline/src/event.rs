@@ -111,7 +111,7 @@ pub struct CollectProgress {
     pub success: Option<f64>,
     /// Rate of this session.
     pub episodes_per_s: f64,
-    /// Seconds until the last one ends, if it goes on like this.
+    /// Seconds until the last one ends, if it continues like this.
     pub left_s: Option<f64>,
 }
 
@@ -142,7 +142,7 @@ pub enum RunEvent {
     Train(TrainProgress),
     /// Episodes that have been in one phase for long.
     Longest(Vec<LiveEpisode>),
-    /// Something is wrong, and the run goes on.
+    /// Something is wrong, and the run continues.
     Warning(String),
     /// A step is done and, if it is not in doubt, committed.
     Step(Arc<StepRecord>),

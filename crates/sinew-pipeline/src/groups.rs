@@ -153,7 +153,7 @@ async fn scores(
     let (members, samples): (Vec<_>, Vec<_>) = members.into_iter().unzip();
     let scores = match reward {
         Some(reward) => reward.score_group(&samples).await,
-        // They go on waiting, which is the reason that is reported.
+        // They continue to wait, which is the reason that is reported.
         None => Vec::new(),
     };
     let scores = members.into_iter().zip(scores);

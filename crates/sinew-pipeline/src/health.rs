@@ -40,7 +40,7 @@ pub struct Health {
     unscored: u32,
     /// Steps in a row that trained nothing.
     idle: u32,
-    /// Why the last bad step was bad.
+    /// Reason why the last bad step was bad.
     why_bad: String,
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn mostly_failed(stats: &EpisodeStats) -> bool {
     2 * stats.failed > stats.episodes
 }
 
-/// Why most of the failed episodes failed: the most frequent kind with the first message of it.
+/// Reason why most of the failed episodes failed: the most frequent kind with the first message of it.
 pub(crate) fn cause<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> Option<String> {
     let mut kinds: BTreeMap<String, (usize, &str)> = BTreeMap::new();
     for trace in traces {

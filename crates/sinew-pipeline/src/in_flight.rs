@@ -34,7 +34,7 @@ pub(crate) struct InFlightFile(PathBuf);
 #[derive(Debug, Default)]
 pub(crate) struct Found {
     pub(crate) episodes: Vec<SavedEpisode>,
-    /// Why not all of it could be read, if so.
+    /// Reason why not all of it could be read, if so.
     pub(crate) damage: Option<String>,
 }
 

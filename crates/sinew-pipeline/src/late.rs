@@ -38,7 +38,7 @@ pub enum After {
 pub struct LateConfig {
     /// The outcome of an episode, from its own reward and the scores.
     pub rule: ScoreRule,
-    /// An episode without a reward of its own is scored by the others alone.
+    /// An episode without its own reward is scored only by the others.
     pub own_if_given: bool,
     /// Seconds after the end of a group's last episode.
     pub wait_s: f64,

@@ -151,8 +151,8 @@ pub type Waker = Arc<dyn Fn() + Send + Sync>;
 
 /// Runs episodes.
 pub trait Rollouts {
-    /// Begins episodes; those that the store has are not run, and are given before others. Held-out ones
-    /// have a temperature of their own.
+    /// Begins episodes; those that the store has are not run, and are given before others. Held-out ones have
+    /// a separate temperature.
     ///
     /// # Errors
     /// If the store or the taskset refuses one.
@@ -305,12 +305,12 @@ pub trait SampleSource {
         0
     }
 
-    /// The episodes of these groups; another session goes on with them.
+    /// The episodes of these groups; another session resumes with them.
     fn waiting_episodes(&self) -> Vec<EpisodeId> {
         Vec::new()
     }
 
-    /// Why nothing came, as far as that is known.
+    /// Reason why nothing came, as far as that is known.
     fn why_dry(&self) -> String {
         String::new()
     }

@@ -235,7 +235,7 @@ pub struct StepRecord {
     /// Counts of its samples.
     #[serde(default)]
     pub samples: SampleStatus,
-    /// Why most of the failed episodes failed.
+    /// Reason why most of the failed episodes failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_cause: Option<String>,
     /// Share of the next step's tasks by type, with adaptive sampling.
@@ -424,7 +424,7 @@ pub struct AdmissionRecord {
     pub limit: usize,
     /// Episodes in a tool whose KV capacity was given to others.
     pub pauses: u64,
-    /// Turns that waited for KV capacity, those that went on without, and their seconds.
+    /// Turns that waited for KV capacity, those that continued without, and their seconds.
     pub waited_turns: u64,
     pub forced_turns: u64,
     pub waited_s: f64,

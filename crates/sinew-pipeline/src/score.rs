@@ -69,7 +69,7 @@ pub(crate) fn score(
     })
 }
 
-/// Why an episode gave no row.
+/// Reason why an episode gave no row.
 fn why_dropped(trace: &Trace, c: &Composition, report: &AlgoReport) -> String {
     let broken = report
         .quarantined

@@ -23,7 +23,7 @@ pub struct Samples {
     /// Trained, and no longer in the store; or stored for a step that was trained, but neither
     /// trained nor dropped.
     pub lost: usize,
-    /// Episodes that wait for rewards from outside; another session goes on with them.
+    /// Episodes that wait for rewards from outside; another session resumes with them.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub waiting: usize,
 }

@@ -50,7 +50,7 @@ pub enum Process {
     Ended,
     /// It was asked to stop.
     Interrupted,
-    /// It could not go on.
+    /// It could not continue.
     Failed,
     /// It did not end by itself.
     Killed,
@@ -144,7 +144,7 @@ impl Verdict {
         Course::of(steps, evals).verdict(process, end)
     }
 
-    /// Why the run did not do what it was to do, with a hint on a line of its own; nothing if it did.
+    /// Reason why the run did not do what it was to do, with a hint on a separate line; nothing if it did.
     pub fn trouble(&self) -> Option<String> {
         let change = self.change.as_ref();
         let hint = change.map_or_else(String::new, |c| format!("\n  hint: {c}"));
@@ -386,7 +386,7 @@ impl Course {
         })
     }
 
-    /// Why nothing is trained, if so.
+    /// Reason why nothing is trained, if so.
     fn stalled(&self, process: Process) -> Option<String> {
         let idle = &self.why_idle;
         if process == Process::Ended && self.steps > 0 && !self.trained && self.solved().is_none() {
@@ -543,7 +543,7 @@ pub(crate) fn moved(r: &StepRecord) -> bool {
     r.trained_tokens > 0 && r.updates_applied > 0 && r.grad_norm > 0.0
 }
 
-/// Why a step trained nothing.
+/// Reason why a step trained nothing.
 pub(crate) fn why_idle(r: &StepRecord) -> String {
     if r.rows == 0 || r.trained_tokens == 0 {
         let most = r.dropped.iter().max_by_key(|(_, episodes)| **episodes);

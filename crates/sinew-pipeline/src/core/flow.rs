@@ -1,8 +1,8 @@
 //! Generation during training: groups that run, and groups that wait for their update.
 //!
-//! A group has a draw of its own, and a draw is a function of the run's seed. A clock decides only which
-//! groups an update takes, and the update's commit names them. So an update is repeated to the bit from its
-//! commit, and a resumed session begins again each draw that no commit names.
+//! A group has a separate draw, and a draw is a function of the run's seed. A clock decides only which groups
+//! an update takes, and the update's commit names them. So an update is repeated to the bit from its commit,
+//! and a resumed session begins again each draw that no commit names.
 //!
 //! One rule bounds how old samples are, in optimizer updates. A group is begun only while the groups that run
 //! or wait fit into the updates that may be `max_staleness` ahead. A group whose episodes took long may still
@@ -330,7 +330,7 @@ impl Flow {
     }
 
     /// Notes the draws since the last commit in an update's curriculum, which is that of the draws from now
-    /// on: a session that goes on from this commit draws the same.
+    /// on: a session that resumes from this commit draws the same.
     fn committed(&mut self, commit: &mut UpdateCommit) {
         let named = commit.trained.iter().chain(commit.dropped.keys());
         self.drawer.adapted.settle(named.filter_map(draw_of));

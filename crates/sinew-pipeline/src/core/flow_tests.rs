@@ -193,7 +193,7 @@ impl Kept {
     }
 }
 
-/// A driver that answers in an order of its own: episodes, scores of groups and the trainer at once.
+/// A driver that answers in a separate order: episodes, scores of groups and the trainer at once.
 struct Play {
     core: PipelineCore,
     world: World,
@@ -561,7 +561,7 @@ proptest! {
 }
 
 /// A draw that a session has begun keeps its task in the next one, although updates between change the
-/// shares: the world is one in which a session that goes on begins a draw later than the session before.
+/// shares: the world is one in which a resumed session begins a draw later than the session before.
 #[test]
 fn a_draw_keeps_its_task_when_a_later_session_begins_it_after_an_update() {
     let world = World {

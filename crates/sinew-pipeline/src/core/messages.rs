@@ -44,7 +44,7 @@ pub struct CoreState {
     pub draws: OpenDraws,
 }
 
-/// Why a run comes to its end.
+/// Reason why a run comes to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stop {
     /// Its steps are done, or its time is up.
@@ -90,7 +90,7 @@ pub enum Event {
         dropped: BTreeMap<EpisodeId, String>,
         /// Task and reward of the episodes that are alone in their group.
         alone: Vec<(String, f64)>,
-        /// Groups that go on waiting.
+        /// Groups that continue to wait.
         waiting: usize,
         /// More groups may be begun.
         room: bool,
@@ -125,7 +125,7 @@ pub enum Event {
     EvaluationDone,
     /// The run was asked to stop. `whole`: the weights are those of a step.
     Interrupted { whole: bool },
-    /// Time went on.
+    /// Time passed.
     Tick,
 }
 
@@ -151,9 +151,9 @@ pub struct UpdateCommit {
 )]
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
-    /// Look for the first measurement of a run that goes on.
+    /// Look for the first measurement of a resumed run.
     Review(Vec<EvalSet>),
-    /// Run episodes and report each end. Held-out ones at a temperature of their own.
+    /// Run episodes and report each end. Held-out ones at a separate temperature.
     Start {
         /// All at once; the driver decides how many run at a time.
         draws: Vec<Draw>,
@@ -162,7 +162,7 @@ pub enum Command {
     },
     /// Stop these episodes: nothing more is heard of them.
     Abandon { episodes: Vec<EpisodeId> },
-    /// Score a group whose members have all ended, and report that. Others go on meanwhile.
+    /// Score a group whose members have all ended, and report that. Others continue meanwhile.
     ScoreGroup {
         /// Last attempts, in their order.
         members: Vec<Draw>,

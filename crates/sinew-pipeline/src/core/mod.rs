@@ -125,7 +125,7 @@ pub struct PipelineCore {
 }
 
 impl PipelineCore {
-    /// A run that begins, or goes on from `state`.
+    /// A run that begins, or resumes from `state`.
     pub fn new(config: Arc<CoreConfig>, state: CoreState) -> Self {
         Self {
             config,

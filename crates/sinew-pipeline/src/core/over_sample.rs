@@ -13,7 +13,7 @@ use super::{PipelineCore, Rollout, Stage, TaskSampling};
 use crate::curriculum::Request;
 use crate::schedule::{Draw, train_groups};
 
-/// Why an episode of a group that was not needed is left out.
+/// Reason why an episode of a group that was not needed is left out.
 pub(crate) const STOPPED: &str = "stopped: enough groups";
 
 impl PipelineCore {

@@ -84,13 +84,13 @@ pub(crate) struct Stopped {
     pub(crate) tasks: Vec<usize>,
 }
 
-/// Why an episode that was run again is left out.
+/// Reason why an episode that was run again is left out.
 pub(crate) const RUN_AGAIN: &str = "failed, run again";
 
 /// Prefix of the reasons of stored episodes that other parts ran than those of now.
 pub(crate) const CHANGED: &str = "changed, run again: ";
 
-/// Why a stored episode is left out whose group was decided without it.
+/// Reason why a stored episode is left out whose group was decided without it.
 pub(crate) const DECIDED: &str = "not needed: the first ones of the group decide it";
 
 /// One place of a group, which several attempts may fill in turn.
@@ -314,7 +314,7 @@ impl Roster {
         }
     }
 
-    /// The group of the first draw: the only one where each group has a roster of its own.
+    /// The group of the first draw: the only one where each group has a separate roster.
     pub(crate) fn first_group(&self) -> Option<&GroupId> {
         self.slots.first().map(|slot| &slot.first.group)
     }

@@ -116,7 +116,7 @@ pub(super) fn record_of(step: u64) -> Box<StepRecord> {
     })
 }
 
-/// A driver that answers in an order of its own, and a store that outlives it.
+/// A driver that answers in a separate order, and a store that outlives it.
 struct Play {
     core: PipelineCore,
     world: World,

@@ -10,7 +10,7 @@ use crate::schedule::Draw;
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::sync::Arc;
 
-/// Why a measurement says little: most of its episodes failed.
+/// Reason why a measurement says little: most of its episodes failed.
 fn failed_measurement(traces: &[Trace]) -> Option<String> {
     let stats = EpisodeStats::of(traces);
     let (failed, all) = (stats.failed, stats.episodes);

@@ -186,7 +186,7 @@ impl Driver {
         is_whole(&self.p.learner, self.overlaps().then_some(self.live))
     }
 
-    /// Training episodes that ended and wait for their update; another session goes on with them.
+    /// Training episodes that ended and wait for their update; another session resumes with them.
     pub(super) fn waiting(&self) -> Result<BTreeSet<EpisodeId>, PipelineError> {
         if self.overlaps() {
             return self.p.store.open_episodes();

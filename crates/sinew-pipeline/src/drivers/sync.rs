@@ -92,7 +92,7 @@ pub struct Ended {
     pub totals: Totals,
     /// Verdict on the run as a whole.
     pub verdict: Option<Verdict>,
-    /// Why it did not do what it was to do, if so.
+    /// Reason why it did not do what it was to do, if so.
     pub trouble: Vec<String>,
 }
 
@@ -109,7 +109,7 @@ pub(super) struct Step {
     /// Times since rows began to be made, and since the weights are in use.
     training: Option<Instant>,
     live: Option<Instant>,
-    /// Filled in as the step goes on.
+    /// Filled in during the step.
     pub(super) record: StepRecord,
     /// The record of the update that is done again.
     recalled: Option<StepRecord>,
@@ -136,7 +136,7 @@ pub(crate) struct Driver {
     pub(super) shelf: Option<Shelf>,
     /// Number of ended episodes, and number of all, of the phase, or of the session if training overlaps.
     pub(super) progress: (usize, usize),
-    /// The learner at work, where it has a thread of its own.
+    /// The learner at work, where it has a separate thread.
     pub(super) desk: Desk,
     /// The version of the weights that are in use.
     pub(super) live: u64,
@@ -742,7 +742,7 @@ impl Driver {
     }
 }
 
-/// Reports what goes on while episodes run, and now and then those that stay in one phase.
+/// Reports the progress while episodes run, and now and then those that stay in one phase.
 fn tell(
     bus: &Bus,
     mut seen: RolloutProgress,

@@ -596,7 +596,7 @@ fn a_run_that_is_killed_after_a_commit_recalls_it() {
     assert_eq!(goes_on_after(faults, "killed", 2), [1, 2, 1, 2, 3]);
 }
 
-/// A checkpoint after a recalled update counts that update: the session that goes on from it sees it no more.
+/// A checkpoint after a recalled update counts that update: the session that resumes from it sees it no more.
 #[test]
 fn a_checkpoint_counts_the_updates_that_were_recalled() {
     let world = World::new(Samples::Run);

@@ -131,7 +131,7 @@ impl Desk {
         self.0.is_some()
     }
 
-    /// Begins a task in a thread of its own; `waker` is called at its end.
+    /// Begins a task in a separate thread; `waker` is called at its end.
     pub(super) fn begin(
         &mut self,
         tools: Tools,
