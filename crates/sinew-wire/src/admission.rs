@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 /// Bounds of a recipe's episodes; keys that are left out have the defaults of `sinew-rollout`.
 ///
-/// Programs have a quota of sandboxes, and deadlines that go on while they wait: a call of theirs waits at
-/// most a quarter of its deadline.
+/// Programs have a quota of sandboxes, and deadlines that run while they wait: a call of theirs waits at most
+/// a quarter of its deadline.
 pub(crate) fn config(r: &RolloutPlan, harness: &HarnessSection) -> AdmissionConfig {
     let section = &r.admission;
     let mut config = AdmissionConfig::new(r.max_in_flight, r.max_turn_tokens as usize);

@@ -71,7 +71,7 @@ impl Failure {
         Self::Interrupt(format!("interrupted; {kept}"))
     }
 
-    /// A judge's budget that ended `sinew {command}`, with the way to go on.
+    /// A judge's budget that ended `sinew {command}`, with the way to continue.
     pub fn spent(why: &str, command: &str, run_dir: &Path) -> Self {
         let dir = run_dir.display();
         Self::Outside(format!(

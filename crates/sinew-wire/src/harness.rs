@@ -71,7 +71,7 @@ pub(crate) fn build(
     program_harness(&section, sandbox, parts, &session.runtime)
 }
 
-/// The harness of a program, with a gateway of its own in front of the engine of `parts`.
+/// The harness of a program, with a separate gateway in front of the engine of `parts`.
 ///
 /// # Errors
 /// Fails as the harness of a recipe does.

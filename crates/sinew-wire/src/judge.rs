@@ -175,7 +175,7 @@ fn load(
     chat(name, &loaded.params, renderer, engine)
 }
 
-/// The recipe's model with the weights that the run begins with, in an engine of its own.
+/// The recipe's model with the weights that the run begins with, in a separate engine.
 ///
 /// They stay as they are: judged by the current weights, an answer would be worth another reward in every
 /// step, verdicts could not be kept, and the policy could learn to change its judge. A model from scratch has

@@ -23,8 +23,8 @@ type Parts<'a> = (&'a Cpu, Params, &'a Algorithm, Vec<(String, Vec<u8>)>);
 /// here on.
 ///
 /// # Errors
-/// If `train.lora` is wrong, or a reference or teacher cannot be loaded or has another vocabulary; of a run
-/// that goes on, if its recipe differs in more than was allowed.
+/// If `train.lora` is wrong, or a reference or teacher cannot be loaded or has another vocabulary; of a
+/// resumed run, if its recipe differs in more than was allowed.
 pub(crate) fn begin(
     recipe: &RunPlan,
     pins: Pins,
@@ -103,7 +103,7 @@ fn record_tokens(learner: &mut EmbeddedLearner, recipe: &RunPlan, dir: &RunDir) 
     }
     let signals = TokenSignals::new(dir.path(), keep);
     learner.record_rows(Box::new(move |step, rows, logprobs| {
-        // Only viewers read it: the run goes on.
+        // Only viewers read it: the run continues.
         if let Err(error) = signals.write(step, rows, logprobs) {
             tracing::error!(step, %error, "train.token_signals: not written");
         }

@@ -171,8 +171,8 @@ impl Drop for LiveServer {
 /// The source of `harness.type = "live"`: a gateway in front of the run's engine, whose finished rollouts
 /// are committed to the run's store and trained. `None` with another harness.
 ///
-/// Sampling and limits are those of `[rollout]`, whatever clients ask for: the policy that learns must be
-/// the one that acted. Calls that come while the weights change go on between two tokens. The source takes
+/// Sampling and limits are those of `[rollout]`, whatever clients ask for: the policy that learns must be the
+/// one that acted. Calls that come while the weights change continue between two tokens. The source takes
 /// `late`, if there is one: groups wait in it for the rewards from outside.
 ///
 /// # Errors

@@ -108,8 +108,8 @@ impl Pins {
         Ok(pins)
     }
 
-    /// The weights that the run began with, if their checkpoint is gone and nothing needs it now: the run
-    /// has a checkpoint of its own, and adapters, reference and judges do not stand on the first weights.
+    /// The weights that the run began with, if their checkpoint is gone and nothing needs it now: the run has
+    /// a separate checkpoint, and adapters, reference and judges do not stand on the first weights.
     fn outgrown(
         &self,
         source: &str,

@@ -197,7 +197,7 @@ pub fn dataset(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Option<Datas
 pub struct Invocation {
     /// Goal: to train, or only to measure.
     pub goal: Goal,
-    /// `train` or `eval`, for messages that say how to go on.
+    /// `train` or `eval`, for messages that say how to continue.
     pub command: &'static str,
     /// Stored episodes that are gone are no reason to end badly.
     pub accept_loss: bool,
@@ -231,7 +231,7 @@ pub(crate) fn episode_options(r: &RolloutPlan) -> EpisodeOptions {
 pub(crate) fn turns(recipe: &RunPlan, core: &CoreConfig) -> Option<TurnSchedule> {
     let r = &recipe.rollout;
     let draws_per_step = match core.overlap {
-        // Each group has a draw of its own.
+        // Each group has a separate draw.
         Some(_) => core.tasks_per_step as u64,
         None => core.draws_per_step(),
     };

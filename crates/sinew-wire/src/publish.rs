@@ -65,7 +65,7 @@ pub(crate) fn transport(
     Ok(Box::new(Publishing { engine, publisher }))
 }
 
-/// Says that a version was not published: the run goes on, and so do engines that follow, with the one
+/// Says that a version was not published: the run continues, and so do engines that follow, with the one
 /// before.
 fn warn(bus: &Bus, version: PolicyVersion, why: &dyn std::fmt::Display) {
     let text = format!("weights {} were not published: {why}", version.0);

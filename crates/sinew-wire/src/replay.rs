@@ -136,7 +136,7 @@ impl Replayer {
         sampler(&plan, &self.renderer, &self.device, PolicyVersion(updates))
     }
 
-    /// Runs an episode again up to turn `turn`, counted from 1, says `say` there, and lets `engine` go on.
+    /// Runs an episode again up to turn `turn`, counted from 1, says `say` there, and lets `engine` continue.
     /// Forks of other numbers are sampled with other seeds.
     ///
     /// # Errors

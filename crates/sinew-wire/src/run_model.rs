@@ -145,8 +145,8 @@ impl RunModel {
         Ok(loaded.path)
     }
 
-    /// Whether an environment's tokens are those that the run trained with: worlds with an alphabet of their
-    /// own have a tokenizer of their own.
+    /// Whether an environment's tokens are those that the run trained with: worlds with their own alphabet
+    /// have their own tokenizer.
     ///
     /// # Errors
     /// If they differ: the same id would mean another character.
