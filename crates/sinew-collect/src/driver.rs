@@ -59,7 +59,7 @@ pub struct Collected {
     pub wall_s: f64,
 }
 
-/// Runs the episodes that the store lacks. If it is interrupted or killed, another session goes on.
+/// Runs the episodes that the store lacks. If it is interrupted or killed, another session continues.
 ///
 /// # Errors
 /// If episodes cannot be run or stored, or the run is to stop.
