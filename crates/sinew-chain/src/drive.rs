@@ -30,10 +30,10 @@ pub struct Begin<'a> {
 
 /// Trains the stages of a chain.
 pub trait Stages {
-    /// Why it failed.
+    /// Reason why it failed.
     type Error: From<ChainError>;
 
-    /// A stage is about to run, or to go on.
+    /// A stage is about to run, or to continue.
     ///
     /// # Errors
     /// If the chain is asked to stop.
@@ -42,7 +42,7 @@ pub trait Stages {
     /// Runs a stage in its folder to its end, from where it was: the last line of the run.
     ///
     /// # Errors
-    /// Why it did not come to a good end.
+    /// Reason why it did not come to a good end.
     fn run(&mut self, plan: &RunPlan, folder: &Path) -> Result<Value, Self::Error>;
 
     /// The newest weights of the run in a folder.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 const ENDED: &str = "chain.json";
 
-/// Why a chain's folder cannot be used.
+/// Reason why a chain's folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ChainError {
     /// It cannot be made, read or written.
@@ -121,7 +121,7 @@ pub struct ChainDir {
 
 impl ChainDir {
     /// Creates the folder for `chain`, or opens it again with `resume`. Stages that have not begun may have
-    /// changed since; the last one that ended may have more steps, if no other has begun, and goes on then.
+    /// changed since; the last one that ended may have more steps, if no other has begun, and continues then.
     ///
     /// # Errors
     /// If it cannot be written, is in use, holds something else, or a stage that ended has changed.
