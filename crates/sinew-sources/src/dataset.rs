@@ -142,8 +142,8 @@ impl Dataset {
         hash.finalize().to_hex().to_string()
     }
 
-    /// The groups of a training step (from 1), each epoch in an order of its own. Episodes are
-    /// named after their draw: what is trained twice in two epochs is two episodes.
+    /// The groups of a training step (from 1), each epoch in a separate order. Episodes are named after their
+    /// draw: what is trained twice in two epochs is two episodes.
     pub fn batch(&self, seed: u64, step: u64, groups: usize) -> Vec<Vec<Trace>> {
         let first = (step - 1) * groups as u64;
         let group = |g: u64| {

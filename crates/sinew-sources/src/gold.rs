@@ -131,7 +131,7 @@ impl Said {
     }
 }
 
-/// Why a gold run is not trained, if so: one of a few reasons, so that they can be counted.
+/// Reason why a gold run is not trained, if so: one of a few reasons, so that they can be counted.
 pub fn unused(trace: &Trace) -> Option<&'static str> {
     match &trace.end {
         EpisodeEnd::Failed { message, .. } => {
@@ -242,7 +242,7 @@ impl GoldRuns {
         asked.await.map_err(ended)?
     }
 
-    /// Plays `actions` in a world of their own, which is closed in any case.
+    /// Plays `actions` in a separate world, which is closed in any case.
     async fn in_world(&self, spec: &EpisodeSpec, actions: Vec<Action>) -> Result<Said, EnvError> {
         let mut env = self.envs.create(&spec.task)?;
         let played = async {
@@ -301,7 +301,7 @@ impl GoldRuns {
     }
 }
 
-/// Appends the nodes of a context that began anew: a chain of its own, whose turns count on.
+/// Appends the nodes of a context that began anew: a separate chain, whose turns count on.
 fn follow(nodes: &mut Vec<Node>, context: Vec<Node>) {
     let (before, turns) = (nodes.len() as NodeId, nodes.last().map_or(0, |n| n.turn));
     nodes.extend(context.into_iter().map(|node| Node {

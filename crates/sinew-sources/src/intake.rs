@@ -39,7 +39,7 @@ pub struct FinishedRollout {
     pub group: GroupId,
     /// Version of its oldest sampled token.
     pub version: PolicyVersion,
-    /// Why it cannot be trained.
+    /// Reason why it cannot be trained.
     pub unfit: Option<String>,
 }
 

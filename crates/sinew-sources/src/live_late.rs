@@ -131,7 +131,7 @@ impl LateGroups {
         Ok(())
     }
 
-    /// Whether a step goes on with what it has.
+    /// Whether a step continues with what it has.
     fn is_over(&self, feed: &Feed, wanted: usize, step: &Step) -> bool {
         let (groups, dropped) = (step.given.groups.len(), step.given.dropped.len());
         let missing = wanted.saturating_sub(groups);

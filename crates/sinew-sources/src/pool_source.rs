@@ -20,7 +20,7 @@ use tokio::sync::watch;
 /// Interval between two requests for groups.
 const POLL: Duration = Duration::from_millis(500);
 
-/// Why an algorithm cannot train on a group, whatever else is in the batch; `None`: it can.
+/// Reason why an algorithm cannot train on a group, whatever else is in the batch; `None`: it can.
 pub(crate) fn unusable(algorithm: &Algorithm, group: &Vec<Trace>) -> Option<String> {
     if let Err(e) = algorithm.spent(std::slice::from_ref(group)) {
         return Some(e.to_string());
@@ -294,7 +294,7 @@ impl SampleSource for PoolSource {
         Ok(given)
     }
 
-    /// Why there is nothing more to train on, for people.
+    /// Reason why there is nothing more to train on, for people.
     fn why_dry(&self) -> String {
         let passed = self.passed_over.lock().map(|told| *told);
         let PassedOver {

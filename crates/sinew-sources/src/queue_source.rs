@@ -214,7 +214,7 @@ impl QueueSource {
         }
     }
 
-    /// Why a group cannot be trained, whatever else is in the batch.
+    /// Reason why a group cannot be trained, whatever else is in the batch.
     fn unusable(&self, wanted: &Wanted<'_>, group: &Vec<Trace>) -> Option<String> {
         let least = self.config.min_group;
         if group.len() < least {
@@ -378,7 +378,7 @@ impl SampleSource for QueueSource {
         Ok(())
     }
 
-    /// Why there is nothing more to train on, for people.
+    /// Reason why there is nothing more to train on, for people.
     fn why_dry(&self) -> String {
         let stats = self.queue.stats().map(|s| s.of(&self.config.consumer));
         let mut why = "the queue had no whole group for this run in data.wait_s".to_owned();

@@ -67,7 +67,7 @@ fn leases_end(queue: &Arc<dyn Queue>) {
     queue.sweep(usize::MAX, now_ms() + LATER_MS).unwrap();
 }
 
-/// A session that is killed between the commit and the ack, and the one that goes on.
+/// A session that is killed between the commit and the ack, and the one that continues.
 fn goes_on(open: impl Fn() -> Arc<dyn Queue>) {
     let dir = tempfile::tempdir().unwrap();
     let queue = open();
@@ -134,7 +134,7 @@ fn a_step_whose_rows_went_to_another_trainer_is_not_committed() {
         "{refused}"
     );
     assert!(refused.contains("--resume"), "{refused}");
-    // The session that goes on leaves them out, and its commit consumes nothing.
+    // The resumed session leaves them out, and its commit consumes nothing.
     let mut late = source(&queue, &dir.path().join("late"), LEASE);
     let (taken, gone) = late.hold(1, LEASE).unwrap();
     assert_eq!((taken.lost, gone), (KEYS.map(String::from).to_vec(), 0));
