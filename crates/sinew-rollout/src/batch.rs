@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
-/// Why a batch of episodes stopped.
+/// Reason why a batch of episodes stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum BatchError {
     /// The store refused or failed; episodes that ended meanwhile are not reported.
@@ -163,7 +163,7 @@ impl Runner {
         while let Some(another) = self.running.try_join_next_with_id() {
             traces.extend(self.trace_of(another));
         }
-        // The others go on while the disk is waited for.
+        // The others continue while the disk is waited for.
         self.fill();
         let traces = commit(&self.store, traces).await?;
         let new = |trace| Finished {

@@ -405,7 +405,7 @@ impl<'a> Running<'a> {
     }
 
     /// Samples one turn, in pieces where the options say so: after each, the episode gives its place back and
-    /// asks for the next one, so that others which are expected to go on for longer come first.
+    /// asks for the next one, so that others which are expected to continue for longer come first.
     async fn generate(&mut self, machine: &mut EpisodeMachine, max_tokens: u32) -> EpisodeCommand {
         loop {
             let sampled = machine.turn_tokens().len() as u32;
@@ -592,7 +592,7 @@ impl<'a> Running<'a> {
 
     /// Asks for the score of an episode that a limit ended.
     async fn score(&mut self, env: &mut dyn Env) -> EpisodeEvent {
-        // An episode whose time is up still gets its score, within a time of its own.
+        // An episode whose time is up still gets its score, within a separate time limit.
         let deadline = Instant::now() + self.options.score_timeout;
         match self.env_call(deadline, Phase::Score, env.score()).await {
             Ok(outcome) => EpisodeEvent::Done {

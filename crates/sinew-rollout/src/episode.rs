@@ -129,7 +129,7 @@ pub enum EpisodeEvent {
     Tokens(Vec<SampledToken>),
     /// The turn is complete.
     TurnFinished(FinishReason),
-    /// The environment answered and goes on.
+    /// The environment answered and continues.
     Observed {
         /// Tokens that close the model's turn where sampling did not.
         forced: Vec<TokenId>,
@@ -356,7 +356,7 @@ impl EpisodeMachine {
     }
 
     fn push(&mut self, kind: TokenKind, tokens: Vec<TokenId>, messages: Vec<Message>) -> NodeId {
-        // A context that begins anew is a chain of its own.
+        // A context that begins anew is a separate chain.
         let parent = match (self.trace.nodes.len(), self.context.is_empty()) {
             (0, _) | (_, true) => NO_PARENT,
             (n, false) => (n - 1) as NodeId,

@@ -122,7 +122,7 @@ impl SavedEpisode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Resumed {
-    /// Episodes that went on, with the tokens that were not sampled again.
+    /// Episodes that continued, with the tokens that were not sampled again.
     pub episodes: usize,
     pub tokens: usize,
     /// Episodes that started again, with the tokens that were lost by it.
@@ -177,7 +177,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl InFlight {
-    /// Gives episodes of an earlier session; they go on when they are begun.
+    /// Gives episodes of an earlier session; they continue when they are begun.
     pub fn give(&self, saved: Vec<SavedEpisode>) {
         let saved = saved.into_iter().map(|s| (s.trace.episode.clone(), s));
         lock(&self.0).saved.extend(saved);
@@ -210,7 +210,7 @@ impl InFlight {
         (log, same)
     }
 
-    /// Notes whether an episode went on.
+    /// Notes whether an episode continued.
     pub(crate) fn went_on(&self, saved: &SavedEpisode, goes_on: bool) {
         let (resumed, tokens) = (&mut lock(&self.0).resumed, saved.sampled_tokens());
         match goes_on {

@@ -251,7 +251,7 @@ impl Session {
         all.give(self.saved);
         parts.in_flight = Some(Arc::clone(&all));
         let spec = spec(self.seed);
-        // Virtual time: the clock goes on only where nothing else does.
+        // Virtual time: the clock moves only if nothing else does.
         let run = run_episode(&parts, &self.options, &spec);
         let ended = tokio::time::timeout(Duration::from_secs(1), run).await;
         (ended.ok(), engine.sampled.load(Ordering::SeqCst), all)

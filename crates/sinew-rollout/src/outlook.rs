@@ -20,7 +20,7 @@ const NEWEST: f64 = 0.3;
 /// Number of past episodes that a mean counts as, at most.
 const WEIGHT: u32 = 4;
 /// Expected length of an episode that still runs, in times of what it has taken: where lengths have a long
-/// tail, what took long goes on for long (Pareto's law with exponent 3).
+/// tail, what took long continues for long (Pareto's law with exponent 3).
 const SURVIVED: f64 = 1.5;
 /// Tasks and types that are remembered; those that came first are forgotten first.
 const REMEMBERED: usize = 1 << 16;
@@ -179,7 +179,7 @@ impl OutlookCore {
         }
     }
 
-    /// Seconds that an episode which runs is expected to go on for.
+    /// Seconds that an episode which runs is expected to continue for.
     pub fn remaining(&self, spec: &EpisodeSpec, now_s: f64) -> f64 {
         let task = self.tasks.get(&spec.task.id);
         let began = task.and_then(|t| t.running.get(&spec.episode));
@@ -246,7 +246,7 @@ impl Outlook {
         first.map(|(at, _)| at)
     }
 
-    /// Priority of a request: of an episode that will go on for longer it is larger, and of two equal ones
+    /// Priority of a request: of an episode that will continue for longer it is larger, and of two equal ones
     /// as `order` says by the turns before it.
     pub(crate) fn priority(&self, spec: &EpisodeSpec, order: TurnOrder, turns: u32) -> i32 {
         let (per_second, most, step) = PRIORITY;

@@ -29,7 +29,7 @@ pub struct ContextChange {
     pub equal: usize,
 }
 
-/// Why an episode cannot be played back.
+/// Reason why an episode cannot be played back.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlaybackError {
     /// Several paths: which one a world went is not known.
@@ -89,7 +89,7 @@ impl Playback {
     /// [`PlaybackError::Branches`].
     pub fn new(trace: &Trace) -> Result<Self, PlaybackError> {
         let leaves = trace.leaves();
-        // A context that began anew is a chain of its own; a chain with two ends was asked twice.
+        // A context that began anew is a separate chain; a chain with two ends was asked twice.
         let roots = trace.nodes.iter().filter(|n| n.parent == NO_PARENT);
         if leaves.len() != roots.count() {
             return Err(PlaybackError::Branches {

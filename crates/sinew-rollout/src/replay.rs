@@ -49,7 +49,7 @@ pub struct Replayed {
     pub drift: Vec<Drift>,
     /// Number of nodes that were compared.
     pub compared: usize,
-    /// Why the end was not compared, if so.
+    /// Reason why the end was not compared, if so.
     pub open_end: Option<&'static str>,
 }
 
@@ -111,7 +111,7 @@ pub async fn replay(
     })
 }
 
-/// An episode that goes on from the middle of another one.
+/// An episode that resumes from the middle of another one.
 #[derive(Clone, Debug)]
 pub struct Forked {
     /// The whole episode: recorded turns, then new ones.
@@ -120,7 +120,7 @@ pub struct Forked {
     pub change: Option<Change>,
 }
 
-/// Runs an episode again up to its turn `turn`, counted from 1, and lets `engine` go on from there.
+/// Runs an episode again up to its turn `turn`, counted from 1, and lets `engine` resume from there.
 ///
 /// # Errors
 /// [`PlaybackError`].
@@ -158,7 +158,7 @@ pub async fn fork(
     })
 }
 
-/// Why the end of a recording says nothing about the world, if so.
+/// Reason why the end of a recording says nothing about the world, if so.
 fn open_end(recorded: &Trace, again: &Trace) -> Option<&'static str> {
     match &recorded.end {
         EpisodeEnd::Failed { .. } => Some("the system ended the recorded episode"),

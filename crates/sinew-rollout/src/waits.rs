@@ -27,7 +27,7 @@ pub struct Waits {
     pub trainer_other_s: f64,
     /// Commits and checkpoints: the loop waited until they were on disk. Part of the others.
     pub loop_disk_s: f64,
-    /// Episodes waited until they were on disk, all of them added up: others go on meanwhile.
+    /// Episodes waited until they were on disk, all of them added up: others continue meanwhile.
     pub episodes_disk_s: f64,
     /// Episodes waited for sandboxes of their environments, until one was free and made, all added up.
     pub episodes_sandbox_s: f64,

@@ -57,7 +57,7 @@ impl AdmissionConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EpisodeKey(u64);
 
-/// Something that waits to go on: an episode to start, or a turn to generate.
+/// Something that waits to continue: an episode to start, or a turn to generate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
 
@@ -109,7 +109,7 @@ pub struct AdmissionReading {
     pub started: u64,
     /// Times that an episode in a tool gave its capacity to others.
     pub pauses: u64,
-    /// Turns that had to wait, those of them that went on without it, and their seconds.
+    /// Turns that had to wait, those of them that continued without it, and their seconds.
     pub waited_turns: u64,
     pub forced_turns: u64,
     pub waited_s: f64,
@@ -177,9 +177,8 @@ impl AdmissionCore {
         (key, ticket)
     }
 
-    /// An episode wants to generate after `context`. Its world is up, if it was starting. The turn
-    /// goes on when [`AdmissionCore::decide`] gives the ticket; one of an episode that is not
-    /// known does at once.
+    /// An episode wants to generate after `context`. Its world is up, if it was starting. The turn continues
+    /// when [`AdmissionCore::decide`] gives the ticket; one of an episode that is not known does at once.
     pub fn ask_turn(&mut self, key: EpisodeKey, context: &[TokenId], now_s: f64) -> Ticket {
         let ticket = Ticket(self.number());
         let mut held = Held::of(context);
@@ -270,7 +269,7 @@ impl AdmissionCore {
         }
     }
 
-    /// Decides which waiters may go on. Callers ask after every change, and now and then while somebody
+    /// Decides which waiters may continue. Callers ask after every change, and now and then while somebody
     /// waits.
     pub fn decide(&mut self, now_s: f64) -> Vec<Ticket> {
         while self.is_over_full() && self.pause_smallest(|_| true) {}
@@ -326,7 +325,7 @@ impl AdmissionCore {
         self.active() > self.limit() || !self.fits_kv(self.bucket.used())
     }
 
-    /// Whether a turn may go on. If nobody holds anything, any may.
+    /// Whether a turn may continue. If nobody holds anything, any may.
     fn fits(&self, held: &Held) -> bool {
         let alone = self.generating == 0 && self.acting_by_size.is_empty();
         let fits = self.fits_kv(self.expected(0) + self.bucket.cost(held));
@@ -408,7 +407,7 @@ impl AdmissionCore {
         self.set(key, Phase::Generating(vec![(ticket, held)]));
     }
 
-    /// Lets the oldest turn that has waited too long go on, or the smallest that fits.
+    /// Lets the oldest turn that has waited too long continue, or the smallest that fits.
     fn next_turn(&mut self, now_s: f64) -> bool {
         let Some((&oldest, waiting)) = self.turns.first_key_value() else {
             return false;

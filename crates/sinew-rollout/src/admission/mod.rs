@@ -127,7 +127,7 @@ impl Admission {
         })
     }
 
-    /// Counts of what waits and goes on.
+    /// Reads the state and the counters.
     pub fn reading(&self) -> AdmissionReading {
         self.lock().core.reading()
     }
@@ -196,7 +196,7 @@ impl Admission {
         Some(place)
     }
 
-    /// Reads the engine, and grants the waiters that may go on. Callers do so now and then while episodes
+    /// Reads the engine, and grants the waiters that may continue. Callers do so now and then while episodes
     /// run.
     pub fn look(&self) {
         let now_s = self.now_s();

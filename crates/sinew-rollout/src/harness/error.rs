@@ -2,7 +2,7 @@
 
 use sinew_sandbox::SandboxError;
 
-/// Why a program cannot be run, or did not run; never a mistake of the model.
+/// Reason why a program cannot be run, or did not run; never a mistake of the model.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     /// A setting that cannot work, whatever the host has.

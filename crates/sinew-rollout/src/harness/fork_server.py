@@ -217,7 +217,7 @@ class Server:
             pipes += [os.pipe(), os.pipe(), os.pipe()]
             pid = os.fork()
         except OSError as e:
-            # Other forks hold all processes or files: this episode fails, those that run go on.
+            # Other forks hold all processes or files: this episode fails, those that run continue.
             for end in sum(pipes, ()):
                 os.close(end)
             why = "the episode did not start, as other episodes of its sandbox hold what it needs: %s" % e

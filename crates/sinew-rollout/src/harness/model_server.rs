@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// Serves the run's engine to programs over HTTP, and captures every token of their calls. The port
 /// that a gateway implements.
 pub trait ModelServer: Send + Sync {
-    /// Opens a rollout of its own for an episode, with the episode's sampling and limits.
+    /// Opens a separate rollout for an episode, with the episode's sampling and limits.
     ///
     /// # Errors
     /// If it has too many rollouts, or one of this episode.

@@ -55,7 +55,7 @@ impl std::fmt::Debug for ProgramHarness {
     }
 }
 
-/// Why an episode has no trace of its own.
+/// Reason why an episode has no trace of its own.
 type Refusal = (FailureKind, String);
 
 /// A refusal for a mistake of the harness, such as a task that is too long.
@@ -223,8 +223,8 @@ fn sandbox_kind(e: &SandboxError) -> FailureKind {
     }
 }
 
-/// Why an episode counts as failed, if it does. A program that gave up because a limit of its
-/// rollout refused it was cut, not failed.
+/// Reason why an episode counts as failed, if it does. A program that gave up because a limit of its rollout
+/// refused it was cut, not failed.
 fn failure(ended: &Ended, trace: &Trace) -> Option<String> {
     let cut = matches!(trace.end, EpisodeEnd::Truncated { .. });
     let why = match ended.ending {

@@ -223,7 +223,7 @@ impl Programs {
         if let Some(server) = slot.server.as_ref().filter(|s| s.is_alive()) {
             return Ok(Arc::clone(server));
         }
-        // Each of many runs must not wait for a start of its own that fails as well.
+        // Each of many runs must not wait for a separate start that fails as well.
         if let Some((_, why)) = slot.failed.as_ref().filter(|(at, _)| *at > asked) {
             return Err(ProgramError::Failed(why.clone()));
         }

@@ -56,7 +56,7 @@ impl Sandboxes {
         Ok((sandbox, forward))
     }
 
-    /// Runs the program once, in a sandbox of its own, which is destroyed afterwards.
+    /// Runs the program once, in a separate sandbox, which is destroyed afterwards.
     ///
     /// # Errors
     /// If the sandbox fails; a program that fails is an [`Ended`].

@@ -323,7 +323,7 @@ fn quoted(text: &str) -> String {
     text.chars().take(MAX_QUOTED).collect()
 }
 
-/// Why a service could not be asked.
+/// Reason why a service could not be asked.
 fn unreachable(error: &reqwest::Error) -> String {
     format!(
         "it could not be asked: {}\n  hint: is the service running there?",
