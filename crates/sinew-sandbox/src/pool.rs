@@ -298,7 +298,7 @@ impl Inner {
         loop {
             let mut state = self.state();
             let current = state.spec.as_ref() == Some(&spec);
-            // One that waits for another specification goes on waiting.
+            // One that waits for another specification continues to wait.
             let waiter = current.then(|| state.waiters.pop_front()).flatten();
             match waiter {
                 // One that gave up waiting takes nothing.

@@ -217,7 +217,7 @@ pub struct ExecResult {
     pub protections: std::sync::Arc<Vec<Protection>>,
 }
 
-/// Why a sandbox could not do what was asked; never the doing of the code inside.
+/// Reason why a sandbox could not do what was asked; never the doing of the code inside.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SandboxError {
     /// The host cannot isolate.
@@ -308,8 +308,8 @@ pub trait Sandbox: Send {
         unsupported("take an environment or stream output")
     }
 
-    /// Runs a program on a terminal of its own, which is its standard input, output and error. Nothing
-    /// is captured, so that [`Limits::output_bytes`] does not hold; `stdin` of the request is empty.
+    /// Runs a program on a separate terminal, which is its standard input, output and error. Nothing is
+    /// captured, so that [`Limits::output_bytes`] does not hold; `stdin` of the request is empty.
     fn exec_on_terminal(
         &mut self,
         request: ExecRequest,

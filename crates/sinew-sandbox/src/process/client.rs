@@ -34,7 +34,7 @@ type Waiter = oneshot::Sender<Result<Answer, String>>;
 
 #[derive(Debug, Default)]
 struct Waiting {
-    /// Why nothing can be asked any more.
+    /// Reason why nothing can be asked any more.
     dead: Option<String>,
     /// Waiting requests with one reply each, by their numbers.
     answers: HashMap<u64, Waiter>,
@@ -76,8 +76,8 @@ pub(super) fn gone() -> SandboxError {
 }
 
 impl Client {
-    /// Starts a spawner and asks it what this host enforces. [`Client::read_replies`] is to be
-    /// called in a thread of its own, with the process.
+    /// Starts a spawner and asks it what this host enforces. [`Client::read_replies`] is to be called in a
+    /// separate thread, with the process.
     pub(super) fn start(
         program: &Path,
         config: &Config,

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// Archives that are read and written at once, each by a process of its own.
+/// Archives that are read and written at once, each by a separate process.
 const MAX_TRANSFERS: usize = 16;
 
 /// Settings of a provider.

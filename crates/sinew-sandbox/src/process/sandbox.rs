@@ -283,7 +283,7 @@ impl ProcessSandbox {
             let _ = no_more.send(true);
             Ok((Some(cut), end))
         };
-        // A program can close its output and go on: its end is waited for, too.
+        // A program can close its output and continue: its end is waited for, too.
         let ((stdout, stderr, ()), (cut, end)) = tokio::try_join!(work, ending)?;
         let failed = |e| io_error("read output", e);
         Ok((cut, stdout.map_err(failed)?, stderr.map_err(failed)?, end))

@@ -125,7 +125,7 @@ async fn chained(provider: &dyn SandboxProvider, turns: Vec<Vec<String>>) {
         assert_eq!(look_at_fork(provider, &spec, &back).await, seen);
         assert_eq!(provider.export(&back).await.unwrap(), archive);
         if n % 2 == 1 {
-            // The chain goes on in a fork.
+            // The chain continues in a fork.
             let fork = provider.fork(&spec, &snapshot).await.unwrap();
             std::mem::replace(&mut sandbox, fork)
                 .destroy()
@@ -209,7 +209,7 @@ async fn an_import_under_way_keeps_nobody_waiting() {
     let provider = provider();
     let (reader, mut writer) = std::io::pipe().unwrap();
     let archive = archive_of((0..3).map(|i| format!("f{i}")));
-    // It cannot go on before the rest comes.
+    // It cannot continue before the rest comes.
     writer.write_all(&archive[..700]).unwrap();
     let importing = provider.import_file(File::from(OwnedFd::from(reader)), 1 << 20);
     let others = async {

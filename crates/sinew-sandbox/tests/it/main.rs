@@ -58,7 +58,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs code in a sandbox of its own and returns how it ended and what it printed.
+/// Runs code in a separate sandbox and returns how it ended and what it printed.
 async fn once(code: &str) -> (Ending, String, String) {
     let provider = provider();
     let mut sandbox = provider.acquire(&small()).await.unwrap();

@@ -442,7 +442,7 @@ fn pools_with_impossible_sizes_are_refused() {
     }
 }
 
-/// A root of its own: a shell, its loader and its library, and nothing else.
+/// A separate root: a shell, its loader and its library, and nothing else.
 #[tokio::test]
 async fn an_image_is_the_root() {
     let image = std::env::temp_dir().join(format!("sinew-image-{}", std::process::id()));
