@@ -59,7 +59,7 @@ pub struct Setup {
 pub struct Ended {
     /// Exit code, or signal.
     pub exit: Result<i32, i32>,
-    /// Why the agent ended it, if it did.
+    /// Reason why the agent ended it, if it did.
     pub cut: Option<Ending>,
     /// Whether output was cut.
     pub truncated: bool,
