@@ -4,7 +4,7 @@ use crate::archive::reader::ReadError;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why something of a sandbox could not be made, run, read or written.
+/// Reason why something of a sandbox could not be made, run, read or written.
 ///
 /// None of them is the doing of code inside, which is reported by [`Exit`](crate::protocol::Exit).
 #[derive(Debug, thiserror::Error)]

@@ -99,7 +99,7 @@ pub enum Request {
     Snapshot { id: u64, snapshot: u64 },
     /// A snapshot or an export is not needed any more, be it made or not.
     DropSnapshot { snapshot: u64 },
-    /// File: where the archive goes. The export has a number of its own, by which it is dropped.
+    /// File: where the archive goes. The export has a separate number, by which it is dropped.
     Export {
         snapshot: u64,
         export: u64,

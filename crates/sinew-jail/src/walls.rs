@@ -294,7 +294,7 @@ impl Plan {
             (libc::RLIMIT_SIGPENDING, 256, 256),
         ];
         if c.uid.is_some() && c.limit_user_processes {
-            // Counted for each user, and each sandbox has a user of its own.
+            // Counted for each user, and each sandbox has a separate user.
             let processes = limits.processes + 1;
             all.push((libc::RLIMIT_NPROC, processes, processes));
         }

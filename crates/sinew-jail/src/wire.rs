@@ -73,7 +73,7 @@ pub mod file {
     pub const LINK: u8 = 2;
 }
 
-/// Why the agent ended an execution.
+/// Reason why the agent ended an execution.
 pub mod cut {
     /// It did not.
     pub const NONE: u8 = 0;

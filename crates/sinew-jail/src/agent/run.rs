@@ -50,7 +50,7 @@ fn parse(bytes: &[u8]) -> Option<Request> {
     })
 }
 
-/// One execution as it goes on: from the start of the program until nothing of it is left.
+/// One running execution: from the start of the program until nothing of it is left.
 struct Running<'a> {
     link: &'a mut Link,
     waiting: &'a mut Waiting,
@@ -70,7 +70,7 @@ struct Running<'a> {
     truncated: bool,
     /// Frames that are not sent yet.
     queued: Vec<u8>,
-    /// Why the agent ended it, of [`cut`].
+    /// Reason why the agent ended it, one of [`cut`].
     cut: u8,
     /// User and system time of everything that was reaped.
     cpu_us: u64,

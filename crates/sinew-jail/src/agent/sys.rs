@@ -93,7 +93,7 @@ pub(super) fn reap(block: bool) -> Option<Gone> {
     }
 }
 
-/// Lets a process that was stopped go on.
+/// Lets a process that was stopped continue.
 pub(super) fn go_on(pid: i32) {
     let _ = kill(Pid::from_raw(pid), Signal::SIGCONT);
 }

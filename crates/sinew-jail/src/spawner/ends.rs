@@ -97,7 +97,7 @@ impl Spawner {
                 events: live.group.events(failed),
                 file_bytes: live.file_bytes(),
             });
-            // Only the init is left: nothing of the program's goes on.
+            // Only the init is left: nothing of the program continues.
             if live.init.is_some() && live.group.processes() == Some(1) {
                 self.tell_end(id);
             }

@@ -467,7 +467,7 @@ impl Files {
     }
 }
 
-/// An empty layer in a store of its own.
+/// An empty layer in a separate store.
 pub(crate) fn blank(
     max_bytes: u64,
     user: Option<Rc<User>>,

@@ -38,7 +38,7 @@ pub(super) struct Host {
     init_filter: Filter,
     /// `None` where the kernel has no landlock.
     pub(super) landlock: Option<landlock::Common>,
-    /// Whether every sandbox can have a user of its own, else why not.
+    /// Whether every sandbox can have a separate user, else why not.
     pub(super) own_users: std::result::Result<(), String>,
     /// Ways of mounting; if detached mounts work, this process stands in the root of programs.
     pub(super) mounting: Mounting,

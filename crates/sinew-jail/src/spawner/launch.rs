@@ -61,8 +61,8 @@ impl Launch<'_> {
         };
         let mut stack = Vec::<u128>::with_capacity(STACK_BYTES / 16);
         let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
-        // SAFETY: the child runs on a stack of its own, of which the other end is given, on what
-        // outlives it here: this process goes on when the child has another memory, or none.
+        // SAFETY: the child runs on a separate stack, of which the other end is given, on what outlives it
+        // here: this process continues when the child has another memory, or none.
         let pid = unsafe {
             let open = libc::prctl(libc::PR_GET_DUMPABLE, 0, 0, 0, 0);
             let top = stack.as_mut_ptr().add(stack.capacity());
