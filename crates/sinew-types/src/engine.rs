@@ -126,7 +126,7 @@ impl NodeFormat {
     }
 }
 
-/// Why a generation ended.
+/// Reason why a generation ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum FinishReason {
@@ -164,7 +164,7 @@ pub enum EngineEvent {
 /// Receives a request's events on the engine's thread. Must not block.
 pub type EventSink = Box<dyn FnMut(EngineEvent) + Send>;
 
-/// Why an engine refused or failed a request.
+/// Reason why an engine refused or failed a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum EngineError {
     /// Too many requests wait; try again later.
@@ -244,7 +244,7 @@ pub trait Engine: Send + Sync {
     /// Ends a request early; its last event says [`FinishReason::Aborted`]. Unknown ids are ignored.
     fn abort(&self, request: RequestId);
 
-    /// Stops (`true`) or goes on (`false`) between two tokens; running requests keep their state.
+    /// Stops (`true`) or continues (`false`) between two tokens; running requests keep their state.
     fn pause(&self, paused: bool);
 
     /// Replaces the weights between two tokens. Tokens sampled later carry `version`. Running requests

@@ -101,7 +101,7 @@ pub enum ToolNeed {
     Required,
 }
 
-/// Why a format is refused.
+/// Reason why a format is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     #[error(

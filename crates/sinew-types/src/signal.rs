@@ -140,7 +140,7 @@ impl RowMasks {
     }
 }
 
-/// Why a row is not fit to train on.
+/// Reason why a row is not fit to train on.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum TrainRowError {
     #[error("row of episode {episode}: {field} has {actual} entries, expected {expected}")]

@@ -85,7 +85,7 @@ pub struct Node {
     /// Tools that a prompt shows to the model. Without tools, calls of its turns are a part of their text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<ToolSpec>,
-    /// Why sampling ended, for sampled nodes.
+    /// Reason why sampling ended, for sampled nodes.
     pub finish: Option<FinishReason>,
     /// Reward attached to this turn.
     pub process_reward: f64,
