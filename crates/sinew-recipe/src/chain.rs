@@ -62,7 +62,7 @@ pub struct StagePlan {
     /// The run. Its model is the one that the chain began with, and `stage:NAME` stands for other stages:
     /// see [`ChainPlan::run`].
     pub plan: RunPlan,
-    /// Whether it begins with a model of its own, and not with the weights of the stage before.
+    /// Whether it begins with its own model, and not with the weights of the stage before.
     pub own_model: bool,
 }
 
@@ -213,9 +213,8 @@ impl ChainPlan {
 
     /// Checks the rules of a chain for a stage; the chain's stages so far are those before it.
     ///
-    /// The stage may name only stages before it, needs a reason for a model of its own, must differ from the
-    /// stage before in more than its name, and cannot have a longer context than a model from scratch was
-    /// made for.
+    /// The stage may name only stages before it, needs a reason for its own model, must differ from the stage
+    /// before in more than its name, and cannot have a longer context than a model from scratch was made for.
     fn check_stage(
         &self,
         source: &Source<'_>,
@@ -275,7 +274,7 @@ impl ChainPlan {
         }
     }
 
-    /// The stage that made the model that `stage` goes on with; `None`: it makes one itself.
+    /// The stage that made the model that `stage` continues with; `None`: it makes one itself.
     fn maker(&self, stage: &StagePlan) -> Option<&StagePlan> {
         if stage.own_model {
             return None;

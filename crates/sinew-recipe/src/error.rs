@@ -3,7 +3,7 @@
 use crate::messages;
 use std::path::PathBuf;
 
-/// Why a recipe is refused. Each text names the key, the value, what is allowed, what to do.
+/// Reason why a recipe is refused. Each text names the key, the value, what is allowed, what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum RecipeError {
     /// The file cannot be read.

@@ -380,7 +380,7 @@ pub(crate) fn value(text: &str, span: Option<Range<usize>>) -> String {
     }
 }
 
-/// Why a name that is none of a few is what it is.
+/// Reason why a name that is none of a few is what it is.
 fn note(key: &str, typed: &str) -> String {
     match (key, typed) {
         ("sandbox.level", "null") => {
