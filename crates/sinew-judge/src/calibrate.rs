@@ -132,7 +132,7 @@ pub struct Calibration {
     pub rows: usize,
     /// Rows without one.
     pub unscored: usize,
-    /// Why the first of them has none.
+    /// Reason why the first of them has none.
     pub first_cause: Option<String>,
     /// Each item of the rubric.
     pub items: Vec<ItemAgreement>,

@@ -40,7 +40,7 @@ pub struct ChatAnswer {
     pub usage: Option<Usage>,
 }
 
-/// Why there is no answer.
+/// Reason why there is no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChatError {
     /// May be gone soon: no connection, too many requests, a server's own failure.

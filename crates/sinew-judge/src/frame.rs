@@ -193,7 +193,8 @@ impl Frame {
     /// Values of a verdict, 0 to 1: one for each item, or one for each answer in the order of the question.
     ///
     /// # Errors
-    /// Why the text is no verdict, in words that can be shown to the judge: nothing of the text itself.
+    /// Reason why the text is not a verdict, in words that can be shown to the judge: nothing of the text
+    /// itself.
     pub fn read(&self, text: &str) -> Result<Vec<f64>, String> {
         // The words of a verdict may have a closing tag of thoughts in them.
         let read = |text: &str| serde_json::from_str::<Entries>(object(text));

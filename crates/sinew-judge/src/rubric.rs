@@ -17,7 +17,7 @@ pub struct Rubric {
     items: Vec<Item>,
 }
 
-/// Why something is no rubric.
+/// Reason why something is not a rubric.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum RubricError {
     /// Nothing to judge.

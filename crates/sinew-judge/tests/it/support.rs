@@ -121,8 +121,8 @@ pub(crate) struct Seen {
     pub(crate) body: Value,
 }
 
-/// Answers each request on a thread of its own with a status and a body. Returns the address; the server
-/// lives as long as the process.
+/// Answers each request on a separate thread with a status and a body. Returns the address; the server lives
+/// as long as the process.
 pub(crate) fn serve(
     answer: impl Fn(usize, &Seen) -> (u16, String) + Send + Sync + 'static,
 ) -> String {
