@@ -51,7 +51,7 @@ struct Verdict {
     passed: u32,
     #[serde(default)]
     total: u32,
-    /// Why the tests cannot run, whatever the code.
+    /// Reason why the tests cannot run, whatever the code.
     broken: Option<String>,
     /// A module that the tests import and the sandbox's Python does not have.
     missing: Option<String>,
@@ -98,7 +98,7 @@ impl UnitTests {
         Ok(score)
     }
 
-    /// Tests code in a sandbox of its own.
+    /// Tests code in a separate sandbox.
     async fn once(
         &self,
         sample: &RewardSample,
@@ -179,7 +179,7 @@ fn secret() -> String {
     format!("{:016x}{:016x}", random(), random())
 }
 
-/// Why an execution has no verdict.
+/// Reason why an execution has no verdict.
 fn no_verdict(ending: Ending, stderr: &[u8]) -> Run {
     match ending {
         // The code ended or starved what tests it.
