@@ -144,7 +144,7 @@ impl Start {
     }
 }
 
-/// Why a project was not written.
+/// Reason why a project was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum InitError {
     /// Files of the user are never overwritten.

@@ -47,7 +47,7 @@ const LOOKED_AT: usize = 1000;
 const CLASSES: usize = 12;
 const SHORT: usize = 80;
 
-/// Why nothing can be proposed.
+/// Reason why nothing can be proposed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProposeError {
     /// The rows cannot be read.

@@ -21,7 +21,7 @@ use std::fs::File;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-/// Why a run folder cannot be used.
+/// Reason why a run folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RunDirError {
     /// It cannot be made, read or written.
@@ -263,7 +263,7 @@ impl RunDir {
         })
     }
 
-    /// The same, for a run that goes on without what of its store cannot be read.
+    /// The same, for a resumed run whose store cannot be read in full: the rest is left out.
     pub fn accepting_loss(self, accept_loss: bool) -> Self {
         Self {
             accept_loss,
@@ -313,7 +313,7 @@ impl RunDir {
         self.path.join("metrics.jsonl")
     }
 
-    /// The report, which is written anew as the run goes on.
+    /// The report, which is written anew as the run continues.
     pub fn report_path(&self) -> PathBuf {
         self.path.join("report.html")
     }

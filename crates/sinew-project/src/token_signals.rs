@@ -222,7 +222,7 @@ mod tests {
         }
     }
 
-    /// A prompt with two answers, the second of which goes on.
+    /// A prompt with two answers, the second of which continues.
     fn trace() -> Trace {
         Trace {
             format_version: TRACE_FORMAT_VERSION,
