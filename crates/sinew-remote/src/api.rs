@@ -53,7 +53,7 @@ struct Refusal {
     error: Reason,
 }
 
-/// Why a request was refused.
+/// Reason why a request was refused.
 #[derive(Deserialize)]
 struct Reason {
     /// One word, for programs.

@@ -51,7 +51,7 @@ pub struct RemoteProvider {
     places: Arc<Semaphore>,
     /// All places.
     max_live: usize,
-    /// Why the last sandbox could not be made.
+    /// Reason why the last sandbox could not be made.
     broken: Mutex<Option<String>>,
 }
 
