@@ -183,7 +183,7 @@ fn too_many(limit: usize) -> Response {
     response
 }
 
-/// Place of a request's connection. Work that goes on after an upgrade keeps it, so that its connection
+/// Place of a request's connection. Work that continues after an upgrade keeps it, so that its connection
 /// stays counted.
 #[derive(Clone, Debug)]
 pub struct Place(#[expect(dead_code, reason = "held, not read")] Arc<Mutex<Slot>>);

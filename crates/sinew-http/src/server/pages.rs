@@ -9,7 +9,7 @@ use axum::http::header::{
 };
 use std::net::IpAddr;
 
-/// Why a request must be one of a web page from elsewhere; `None`: it is not. `loopback`: the server
+/// Reason why a request must be one of a web page from elsewhere; `None`: it is not. `loopback`: the server
 /// listens where only this machine reaches it, so that its name is `localhost` or a number.
 pub(super) fn foreign(headers: &HeaderMap, loopback: bool) -> Option<String> {
     let mut hosts = headers.get_all(HOST).iter();
