@@ -20,6 +20,6 @@ pub struct PipelineConfig {
     pub recipe: String,
     /// Treatment of suspicious rewards.
     pub trust: Arc<TrustConfig>,
-    /// Stored episodes that are gone are no reason to end badly.
+    /// If true, lost stored episodes do not make the run end badly.
     pub accept_loss: bool,
 }

@@ -407,10 +407,10 @@ impl Curriculum {
         part.tasks.get(permuted(order, len as usize, at as usize))
     }
 
-    /// The task of a draw, where each draw is a separate group, begun when there is room. Draws take their
-    /// tasks in their order, whichever are asked for, so that what is drawn follows from the estimates and
-    /// from the draws before alone. Parts follow a Kronecker sequence (multiples of the golden ratio): among
-    /// any draws in a row, each part has nearly its share.
+    /// The task of a draw, if each draw is a separate group, begun when there is room. Draws take their tasks
+    /// in their order, whichever are asked for, so that a draw follows only from the estimates and from the
+    /// draws before it. Parts follow a Kronecker sequence (multiples of the golden ratio): among any draws in
+    /// a row, each part has nearly its share.
     pub(crate) fn task_of(
         &mut self,
         shares: &TaskShares,

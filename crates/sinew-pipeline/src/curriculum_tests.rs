@@ -327,7 +327,7 @@ fn types_are_drawn_by_the_share_of_their_groups_that_are_mixed() {
         "{shares:?}"
     );
     assert_eq!(restored(&c), c);
-    // An episode alone says nothing.
+    // One episode is too little evidence.
     c.learn(&tasks, &config, &[seen(&taskset, far[0], true)]);
     let after = c.shares(&config, &tasks);
     assert!(

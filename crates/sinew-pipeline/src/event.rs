@@ -96,7 +96,7 @@ pub struct TrainProgress {
     pub wall_s: f64,
 }
 
-/// Episodes that a collection has, of all sessions where nothing else is said.
+/// Episodes of a collection, over all sessions unless a field states otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CollectProgress {
     /// Number of ended episodes, and number of all.

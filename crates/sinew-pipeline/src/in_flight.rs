@@ -79,7 +79,7 @@ impl InFlightFile {
         };
         let mut lines = BufReader::new(file.take(MAX_BYTES)).lines();
         let mut read = Found::default();
-        // A line that is no text names no format either.
+        // A line that is not text names no format either.
         let head = lines.next().and_then(Result::ok).unwrap_or_default();
         if !serde_json::from_str::<Head>(&head).is_ok_and(|head| head == HEAD) {
             read.damage = Some("its first line names no format that this version reads".into());

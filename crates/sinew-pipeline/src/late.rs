@@ -453,7 +453,7 @@ fn score(config: &LateConfig, trace: &mut Trace, scores: &[ScoreRecord]) {
 }
 
 /// Gives a stored episode the outcome that counts: its own, with the score of its group and with the rewards
-/// that came from outside. `late` is that of the episode's run; it scores training episodes alone.
+/// that came from outside. `late` is that of the episode's run; it scores only training episodes.
 ///
 /// Returns whether a score is still waited for. Then the episode is unscored.
 pub fn settle(trace: &mut Trace, records: &[ScoreRecord], late: Option<&LateConfig>) -> bool {

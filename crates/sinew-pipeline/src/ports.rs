@@ -63,7 +63,7 @@ pub trait Learner: Send {
         known: &Columns,
     ) -> Result<(), PipelineError>;
 
-    /// One batch; fills in what the step's record says of training.
+    /// Trains on one batch and fills in the training part of the step's record.
     ///
     /// # Errors
     /// Fails if the trainer does, or if the run is to stop.
@@ -245,7 +245,8 @@ pub struct Wanted<'a> {
     pub store: &'a dyn TraceStore,
     /// Scores data that has no log-probabilities.
     pub learner: &'a mut dyn Learner,
-    /// Is told now and then how many episodes are there while a source waits, and how many it waits for.
+    /// Called now and then while a source waits, with the number of episodes that are there and that of those
+    /// it waits for.
     pub tick: &'a mut dyn FnMut(usize, usize),
 }
 

@@ -119,7 +119,7 @@ impl TurnSchedule {
 pub enum ChangedParts {
     /// They are run again.
     RunAgain,
-    /// If it is a reward alone, it scores them anew; otherwise they are run again.
+    /// A changed reward scores them anew; otherwise they are run again.
     Rescore,
     /// They are trained as they are.
     Keep,
@@ -203,7 +203,7 @@ impl EngineRollouts {
 impl Rollouts for EngineRollouts {
     fn start(&mut self, draws: &[Draw], temperature: Option<f32>) -> Result<(), PipelineError> {
         if let Some(cross) = &self.cross {
-            // Held-out tasks are the current policy's alone.
+            // Only the current policy runs held-out tasks.
             cross.mix(temperature.is_none());
         }
         let mut options = self.options.clone();

@@ -149,8 +149,8 @@ pub(crate) fn draws_per_step(tasks: usize, refill: u32) -> u64 {
     tasks as u64 * (1 + u64::from(refill))
 }
 
-/// The episodes of training step `step` (from 1) on the tasks at `indices`, one inner vector a group.
-/// Groups from `first` on replace others and have seeds of their own.
+/// The episodes of training step `step` (from 1) on the tasks at `indices`, one inner vector a group. Groups
+/// from `first` on replace others and have separate seeds.
 pub(crate) fn train_groups(
     seed: u64,
     step: u64,
@@ -183,7 +183,7 @@ pub(crate) fn train_groups(
 }
 
 /// `episodes` episodes for each of the first `tasks` held-out tasks. Seeds do not depend on `purpose`, so
-/// that before and after differ by the weights alone. Ids begin with `ids`.
+/// that before and after differ only by the weights. Ids begin with `ids`.
 pub(crate) fn eval_episodes(
     seed: u64,
     (ids, purpose): (&str, &str),

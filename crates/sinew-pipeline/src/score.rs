@@ -13,9 +13,8 @@ use sinew_grammar::Grammars;
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::collections::BTreeSet;
 
-/// Training rows of a step's groups; an episode without a group is compared with earlier ones that the
-/// curriculum knows. Episodes whose masks cannot be made again are failed ones from
-/// then on.
+/// Makes training rows of a step's groups; an episode without a group is compared with earlier ones in the
+/// curriculum. Episodes whose masks cannot be made again count as failed from then on.
 ///
 /// # Errors
 /// Fails if the algorithm or a model does.

@@ -11,7 +11,7 @@ use sinew_types::{TokenLogprob, TrainRow};
 pub enum ReferenceWeights {
     /// Nothing reads any.
     None,
-    /// The weights under the adapters, which training leaves alone.
+    /// The weights under the adapters, which training does not change.
     Base,
     Model(Box<Params>),
 }

@@ -254,8 +254,8 @@ impl RunStore {
         Ok((named, steps))
     }
 
-    /// The step behind `steps` committed ones, and the rounds of `tasks` groups that it began beside the
-    /// first.
+    /// The step behind `steps` committed ones, and the rounds of `tasks` groups that it began in addition to
+    /// the first.
     ///
     /// # Errors
     /// Fails if the store does.

@@ -67,7 +67,7 @@ pub(crate) fn share_text(unscored: usize, scored: usize) -> String {
 }
 
 /// The samples of a step. A sample may be in several of the numbers; those that the system failed are in
-/// none. No number says that a missing score is 0.
+/// none. A missing score never counts as 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SampleStatus {
     /// Samples with a score.

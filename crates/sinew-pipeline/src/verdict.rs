@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use sinew_algo::EpisodeSums;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Steps that are looked at together: one alone has too few tasks.
+/// Steps that are judged together: one step has too few tasks.
 pub(crate) const WINDOW: usize = 4;
 /// Steps without training after which a run stalls.
 pub(crate) const IDLE_END: u32 = 20;
@@ -302,7 +302,7 @@ impl Course {
         (self.all.failed, self.all.episodes)
     }
 
-    /// The verdict on a run whose process stands like this; `end` is what it said of its end.
+    /// The verdict on a run by the state of its process; `end` is the reason for its end that it wrote.
     pub fn verdict(&self, process: Process, end: Option<&str>) -> Verdict {
         let dead = matches!(process, Process::Failed | Process::Killed);
         let (verdict, why) = if let Some(why) = self.collapse() {

@@ -118,7 +118,7 @@ pub enum Event {
         oldest: Option<u64>,
         /// Those of the held-back episodes, and of their further attempts, that are in the store.
         stored: Vec<EpisodeId>,
-        /// Task and reward, if one episode alone was waited for to get its reward.
+        /// Task and reward, if only one episode was waited for to get its reward.
         alone: Option<(String, f64)>,
     },
     /// A measurement was summed up.
@@ -129,7 +129,7 @@ pub enum Event {
     Tick,
 }
 
-/// One update as it is committed, but for what the driver knows.
+/// One update as it is committed, without the driver's part.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct UpdateCommit {
     /// Number of the step, from 1.
@@ -200,7 +200,7 @@ pub enum Command {
         /// Left out before, with the reason, because they are too far behind or their rewards did not come.
         left_out: BTreeMap<EpisodeId, String>,
     },
-    /// Train on the rows; without any, say so at once.
+    /// Train on the rows; if there are none, report it at once.
     Train {
         step: u64,
         /// Episodes that gave no row, by reason.

@@ -335,7 +335,7 @@ impl Roster {
         scored.map(|(group, _)| group.clone()).collect()
     }
 
-    /// Keeps these groups alone, which are complete; the episodes of all others are left out.
+    /// Keeps only these groups, which are complete; the episodes of all others are left out.
     pub(crate) fn keep(&mut self, groups: &[GroupId], reason: &str) -> Stopped {
         let mut stopped = Stopped::default();
         let (kept, others) = std::mem::take(&mut self.slots)

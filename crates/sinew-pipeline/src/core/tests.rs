@@ -175,7 +175,7 @@ impl Play {
         }
     }
 
-    /// The step that is not committed, and its rounds beside the first.
+    /// The step that is not committed, and its rounds in addition to the first.
     fn begun(&self) -> (u64, u32) {
         let done = self.commits.keys().last().copied().unwrap_or(0);
         let first = done * self.world.config().draws_per_step();
@@ -232,7 +232,7 @@ impl Play {
 
     fn on(&mut self, event: Event) -> Vec<Command> {
         self.now += 0.5;
-        // Time alone decides nothing, and neither does an end that nothing waits for.
+        // A tick changes nothing, and neither does an end that nothing waits for.
         assert!(self.core.on(Event::Tick, self.now).is_empty());
         let stray = Ended {
             episode: EpisodeId::new("stray"),

@@ -10,7 +10,7 @@ use crate::schedule::Draw;
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::sync::Arc;
 
-/// Reason why a measurement says little: most of its episodes failed.
+/// Reason why a measurement is weak: most of its episodes failed.
 fn failed_measurement(traces: &[Trace]) -> Option<String> {
     let stats = EpisodeStats::of(traces);
     let (failed, all) = (stats.failed, stats.episodes);
@@ -89,7 +89,7 @@ impl Driver {
         again: bool,
     ) -> Result<(), PipelineError> {
         if stats.episodes == 0 {
-            // There are no held-out tasks: nothing was measured, and nothing is said.
+            // There are no held-out tasks, so nothing was measured or reported.
             return Ok(());
         }
         let record = EvalRecord {

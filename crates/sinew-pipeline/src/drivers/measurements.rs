@@ -16,7 +16,7 @@ pub(crate) struct Measurements {
     pub(crate) after: EpisodeStats,
     /// First episodes of both.
     pub(crate) examples: Vec<EpisodeId>,
-    /// Reason why the last one says little.
+    /// Reason why the last one is weak.
     pub(crate) trouble: Option<String>,
 }
 

@@ -252,7 +252,7 @@ impl Driver {
         self.core.on(event, now)
     }
 
-    /// Does what a command says, and gives the events that follow from it.
+    /// Carries out a command, and returns the events that follow from it.
     fn carry_out(&mut self, command: Command) -> Result<Vec<Event>, PipelineError> {
         Ok(match command {
             Command::Review(sets) => {
@@ -612,8 +612,8 @@ impl Driver {
         Event::UpdateDone(Box::new(step.record.clone()))
     }
 
-    /// Brings the weights to the engine. The step's commit is prepared here and made once the core says so.
-    /// Gives their version.
+    /// Brings the weights to the engine and returns their version. The step's commit is prepared here and
+    /// made once the core asks for it.
     fn publish(&mut self, step: u64) -> Result<u64, PipelineError> {
         self.look(Some(Trainer::Other));
         let publishing = Instant::now();
@@ -686,7 +686,7 @@ impl Driver {
         Ok(())
     }
 
-    /// No group came in time: what was trained is kept, without any step there is no run.
+    /// No group came in time: the training so far is kept, and a run without any step fails.
     fn source_dry(&mut self, step: u64) -> Result<(), PipelineError> {
         let why = self.p.source.as_ref().map(|s| s.why_dry());
         let why = why.unwrap_or_default();

@@ -534,7 +534,7 @@ fn given_groups_are_trained_without_rollouts() {
     let ended = world.session(Faults::default()).unwrap();
     assert_eq!(ended.samples.trained, STEPS as usize * GROUP);
     assert_eq!(world.log.lock().unwrap().published, [1, 2, 3]);
-    // Held-out episodes alone were run.
+    // Only held-out episodes were run.
     let run = world.log.lock().unwrap().run.clone();
     assert!(
         run.iter().all(|e| e.to_string().starts_with("eval")),

@@ -17,8 +17,8 @@ use sinew_types::{EpisodeId, GroupId};
 use std::collections::BTreeMap;
 
 impl Flow {
-    /// Whether so many groups were left out since the last update that it is made of what there is: a run
-    /// whose rewards do not come says so with each step, and ends.
+    /// True once `max_waiting` groups were left out since the last update: the update then uses the groups
+    /// that are there, so that a run without rewards shows it with each step, and ends.
     pub(super) fn is_fruitless(&self, overlap: &Overlap) -> bool {
         overlap
             .late

@@ -285,7 +285,7 @@ fn partial_hands_on_the_episodes_of_a_group_that_have_their_rewards() {
         };
         let ended = session(&world, never, person, late).unwrap();
         check(&world, &ended);
-        // Those that have their rewards reach the algorithm, which finds one alone in its group.
+        // Those that have their rewards reach the algorithm, which finds only one in its group.
         let left_out = batches(&world).into_iter().flat_map(|b| b.dropped);
         let (mut answered, mut silent) = (BTreeSet::new(), BTreeSet::new());
         for (episode, why) in left_out {
