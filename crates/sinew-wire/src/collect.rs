@@ -32,7 +32,7 @@ pub struct Gathering {
     pub queue: Option<FeedPlan>,
 }
 
-/// Refuses what runs no episodes of its own, or keeps none.
+/// Refuses recipes that run no episodes themselves, or keep none.
 ///
 /// # Errors
 /// Fails for a live harness, for data that exists already, and for a store in memory.

@@ -102,7 +102,7 @@ pub(crate) fn engines(
     learner: &EmbeddedLearner,
 ) -> Result<Engines, Failure> {
     if recipe.engine.kind == EngineType::Openai {
-        // It has weights of its own, and is measured with them.
+        // The servers have their own weights, and are measured with them.
         return Ok((servers::sampling_engine(&recipe.engine, renderer)?, None));
     }
     let weights = learner.params()?;

@@ -67,7 +67,7 @@ impl std::fmt::Debug for World {
     }
 }
 
-/// Reads the tasks of a recipe: rows of its own, or those of its environments.
+/// Reads the tasks of a recipe: its own rows, or those of its environments.
 ///
 /// # Errors
 /// If a source is missing or a row cannot be read or rendered; in a mixture the text names the environment.
@@ -407,7 +407,7 @@ fn with_images(recipe: &RunPlan, mut sandboxes: Sandboxes) -> Result<Sandboxes, 
     Ok(sandboxes)
 }
 
-/// The environments, with the rewards of the recipe, or without where there are no judges.
+/// The environments, with the rewards of the recipe, or without them if there are no judges.
 fn made_world(recipe: &RunPlan, tasks: &Tasks, bench: Option<&Bench>) -> Result<World, Failure> {
     for (world, taskset) in recipe.worlds().into_iter().zip(&tasks.each) {
         member(
@@ -432,7 +432,7 @@ fn made_world(recipe: &RunPlan, tasks: &Tasks, bench: Option<&Bench>) -> Result<
         let made = || {
             let envs = world.env.config().factory(sandboxes);
             let envs = envs.map_err(|e| Failure::input(format!("env: {e}")))?;
-            // Rewards from outside alone leave the environment's own score.
+            // If there are only rewards from outside, the environment's own score stays.
             let Some(section) = world.reward.filter(|s| !s.terms().is_empty()) else {
                 return Ok(envs);
             };

@@ -1,6 +1,6 @@
 //! Reasons why a command ended badly, with their exit codes.
 //!
-//! Library errors become a [`Failure`] in the command, which can tell whose mistake it is: the same missing
+//! Library errors become a [`Failure`] in the command, which can decide whose mistake it is: the same missing
 //! file is wrong input if it was typed, and a failure of the system if a run wrote it. Messages are for
 //! people, name the key or the option, and end with a hint if there is one.
 
@@ -25,12 +25,12 @@ pub enum Failure {
     Outside(String),
     /// Ctrl-C or TERM; nothing is lost.
     Interrupt(String),
-    /// A program that was run here ended with this status; the text is empty where it was said already.
+    /// A program that was run here ended with this status; the text is empty if it was printed already.
     Program(u8, String),
 }
 
 impl Failure {
-    /// A mistake in a recipe, an argument or a file. The text says what is allowed and what to do.
+    /// A mistake in a recipe, an argument or a file. The text names the allowed values and a way out.
     pub fn input(text: impl std::fmt::Display) -> Self {
         Self::Input(text.to_string())
     }
@@ -142,7 +142,7 @@ impl From<RecipeError> for Failure {
 }
 
 impl From<PipelineError> for Failure {
-    /// The loop knows what kind its errors are: the kind is kept.
+    /// The kind of the loop's error is kept.
     fn from(e: PipelineError) -> Self {
         match e {
             PipelineError::Input(text) => Self::Input(text),
@@ -164,7 +164,7 @@ impl From<LevelError> for Failure {
 }
 
 impl From<RunDirError> for Failure {
-    /// The user names the folder of a run, so what is wrong with it is wrong input. Its metrics are no input.
+    /// The user names the folder of a run, so a fault of it is wrong input. Its metrics are not input.
     fn from(e: RunDirError) -> Self {
         match e {
             RunDirError::Metrics(_) => Self::system(e),

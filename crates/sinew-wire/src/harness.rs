@@ -94,8 +94,8 @@ pub fn program_harness(
     Ok(Arc::new(ProgramHarness::new(programs, Arc::new(model))))
 }
 
-/// The program that is run for each episode. The file of a function must be there: in a command, what is
-/// no file is an argument.
+/// The program that is run for each episode. The file of a function must be there: a word of a command that
+/// names no file is an argument.
 fn program(harness: &HarnessSection) -> Result<Option<CommandSection>, Failure> {
     if let HarnessSection::Function(section) = harness {
         let (file, _) = section.parts().unwrap_or_default();
@@ -143,7 +143,7 @@ pub fn check(section: &HarnessSection, sandbox: &SandboxPlan) -> Result<String, 
     ))
 }
 
-/// Starts the program once with the first task, and the recipe's gateway in front of a model that says one
+/// Starts the program once with the first task, and the recipe's gateway in front of a model that returns one
 /// token.
 ///
 /// # Errors
@@ -289,8 +289,8 @@ pub(crate) fn unbounded() -> SessionLimits {
 
 /// A gateway as the model server of programs and services.
 ///
-/// Each episode is a rollout that is opened, scored and finished from here. The agent has its key alone,
-/// which opens the model, and its own reward only where the recipe trusts it.
+/// Each episode is a rollout that is opened, scored and finished from here. The agent has only its key, which
+/// opens the model, and may report its own reward only if the recipe trusts it.
 struct GatewayModel {
     gateway: Gateway,
     /// Agents are trusted with their own scores.
@@ -300,7 +300,7 @@ struct GatewayModel {
 }
 
 impl GatewayModel {
-    /// `trusted`: agents may report rewards of their own. `server` listens for as long as this value lives.
+    /// `trusted`: agents may report their own rewards. `server` listens for as long as this value lives.
     fn new(gateway: Gateway, trusted: bool, server: Box<dyn Any + Send>) -> Self {
         Self {
             gateway,
@@ -311,7 +311,7 @@ impl GatewayModel {
 }
 
 impl ModelServer for GatewayModel {
-    /// Opens the rollout of an episode. The agent gets its address and a key that opens this rollout alone.
+    /// Opens the rollout of an episode. The agent gets its address and a key that opens only this rollout.
     fn open(
         &self,
         parts: &EpisodeParts,

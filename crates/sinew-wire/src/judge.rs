@@ -76,7 +76,7 @@ pub fn judge(
 /// If `url` is set, it is a server, else files that are checked now and loaded at the first question.
 ///
 /// # Errors
-/// If the files are missing or are no model, or the key of the server is not set.
+/// Fails if the files are missing or are not a model, or if the key of the server is not set.
 fn model(recipe: &RunPlan, plan: &JudgePlan, full: &str) -> Result<Arc<dyn ChatModel>, Failure> {
     let name = plan.model.clone().unwrap_or_default();
     if plan.is_policy() {

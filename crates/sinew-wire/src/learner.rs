@@ -95,7 +95,7 @@ fn follow(learner: &mut EmbeddedLearner, session: &Session<'_>, earlier_s: f64) 
     });
 }
 
-/// Keeps advantage and ratio of trained tokens, if the recipe says so.
+/// Keeps advantage and ratio of trained tokens, if the recipe asks for it.
 fn record_tokens(learner: &mut EmbeddedLearner, recipe: &RunPlan, dir: &RunDir) {
     let keep = recipe.train.token_signals;
     if keep == 0 {

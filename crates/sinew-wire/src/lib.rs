@@ -1,8 +1,8 @@
 //! Wiring: from a recipe's plan to engine, environment, rewards, store and trainer.
 //!
 //! This is the only crate in which concrete parts meet. Each file makes one part, and [`pipeline`] puts them
-//! together; `sinew`, the command line, calls it. Each error is a [`Failure`], which tells whose mistake it
-//! is.
+//! together; `sinew`, the command line, calls it. Each error is a [`Failure`], whose kind shows whose mistake
+//! it is.
 //!
 //! | file | tables of the plan | makes |
 //! |---|---|---|
@@ -155,7 +155,7 @@ pub struct Session<'a> {
     pub tasks: Tasks,
     /// Allowed differences from the checkpoint; `None`: the run is new.
     pub resume: Option<&'a Resume>,
-    /// Runs episodes, tools and the gateway; training has threads of its own.
+    /// Runs episodes, tools and the gateway; training has separate threads.
     pub runtime: Handle,
     /// Events of the run, for views and files.
     pub bus: Bus,

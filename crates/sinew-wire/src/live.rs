@@ -104,7 +104,7 @@ impl ServeAt {
         Ok((path, token))
     }
 
-    /// Listens, and tells where, once connections are taken.
+    /// Listens, and returns the address, once connections are taken.
     ///
     /// # Errors
     /// If the address is in use, or the token cannot be read.

@@ -203,7 +203,7 @@ impl Pins {
         Ok(())
     }
 
-    /// Versions of the rewards: of what the recipe says of them, and of the files that it names.
+    /// Versions of the rewards: of their keys in the recipe, and of the files that it names.
     pub(crate) fn rewards(&self, recipe: &RunPlan) -> BTreeMap<String, String> {
         let files = self.new.inputs.iter().filter_map(|(name, version)| {
             let name = match name.starts_with(REWARD) {

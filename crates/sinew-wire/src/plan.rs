@@ -199,7 +199,7 @@ pub struct Invocation {
     pub goal: Goal,
     /// `train` or `eval`, for messages that say how to continue.
     pub command: &'static str,
-    /// Stored episodes that are gone are no reason to end badly.
+    /// If true, lost stored episodes do not make the run end badly.
     pub accept_loss: bool,
 }
 

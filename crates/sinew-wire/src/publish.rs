@@ -17,7 +17,7 @@ struct Publishing {
 }
 
 impl WeightsTransport for Publishing {
-    /// Waits for the engine of this process alone.
+    /// Waits only for the engine of this process.
     fn publish(
         &mut self,
         version: PolicyVersion,

@@ -136,8 +136,8 @@ impl Replayer {
         sampler(&plan, &self.renderer, &self.device, PolicyVersion(updates))
     }
 
-    /// Runs an episode again up to turn `turn`, counted from 1, says `say` there, and lets `engine` continue.
-    /// Forks of other numbers are sampled with other seeds.
+    /// Runs an episode again up to turn `turn`, counted from 1, adds the message `say` there, and lets
+    /// `engine` continue. Forks of other numbers are sampled with other seeds.
     ///
     /// # Errors
     /// If its task is gone, or it has no such turn.
