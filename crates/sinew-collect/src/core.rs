@@ -17,7 +17,7 @@ const BLOCK: usize = 64;
 pub struct CollectConfig {
     /// Seed of the recipe.
     pub seed: u64,
-    /// The last group has fewer members if this is no multiple of their number.
+    /// The last group has fewer members if this is not a multiple of their number.
     pub episodes: u64,
     /// Episodes of one task that may be compared.
     pub group_size: usize,

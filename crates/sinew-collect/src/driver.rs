@@ -190,7 +190,7 @@ impl Session {
                 self.rollouts.start(std::slice::from_ref(again), None)?;
             }
             let group = trace.group.clone();
-            // An attempt that is made again is no member.
+            // An attempt that is made again does not count as a member.
             if follows.again.is_none() {
                 let members = self.traces.entry(group.clone()).or_default();
                 members.insert(trace.episode.clone(), trace);
