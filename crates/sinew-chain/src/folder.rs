@@ -309,8 +309,8 @@ fn stages_before(path: &Path) -> Vec<String> {
     names.collect()
 }
 
-/// Refuses the folder of a stage that ended: its chain says what becomes of it, and other stages begin with
-/// exactly the weights that it ended with.
+/// Refuses the folder of a stage that ended: its chain decides about it, and other stages begin with exactly
+/// the weights that it ended with.
 ///
 /// # Errors
 /// If `run_dir` is such a folder, or the file of its chain is damaged.
