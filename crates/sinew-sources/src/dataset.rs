@@ -282,7 +282,7 @@ impl Rows<'_> {
         Ok(vec![chosen, scored(rejected, "rejected", 0.0)])
     }
 
-    /// Messages of a column; a text alone is one message of `role`.
+    /// Messages of a column; a plain text is one message of `role`.
     fn messages(&self, value: &Value, name: &str, role: Role) -> Result<Vec<Said>, String> {
         let said = self
             .reader

@@ -163,8 +163,8 @@ impl GoldRuns {
         Ok(None)
     }
 
-    /// Plays draw `draw`, which is the training task at `index`: a valid trace in any case, of which
-    /// [`unused`] says whether it can be imitated.
+    /// Plays draw `draw`, which is the training task at `index`. The trace is valid in any case; [`unused`]
+    /// decides whether it can be imitated.
     ///
     /// # Errors
     /// If the taskset has no such task.

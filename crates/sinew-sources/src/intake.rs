@@ -35,7 +35,7 @@ pub struct IntakeConfig {
 pub struct FinishedRollout {
     /// Its id in the store.
     pub episode: EpisodeId,
-    /// Equal for rollouts that are compared; its own id if it was opened alone.
+    /// Equal for rollouts that are compared; its own id if it was opened without a group.
     pub group: GroupId,
     /// Version of its oldest sampled token.
     pub version: PolicyVersion,
@@ -65,7 +65,7 @@ impl FinishedRollout {
         }
     }
 
-    /// Whether it was opened alone.
+    /// Whether it was opened without a group.
     pub fn is_alone(&self) -> bool {
         self.group.as_str() == self.episode.as_str()
     }
@@ -172,8 +172,8 @@ impl Intake {
         self.waiting
     }
 
-    /// Whether as many rollouts as `groups` groups have were dropped, and none can be trained: a step
-    /// that says so is better than a wait without end.
+    /// Whether as many rollouts as `groups` groups have were dropped, and none can be trained: a step that
+    /// reports it is better than a wait without end.
     pub fn is_fruitless(&self, groups: usize) -> bool {
         self.ready.is_empty() && self.dropped.len() >= groups * self.config.group_size
     }

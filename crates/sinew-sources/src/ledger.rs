@@ -19,7 +19,7 @@ pub(crate) struct Taken {
     pub(crate) lost: Vec<String>,
 }
 
-/// The file of a run that says so, one line a step.
+/// The file of a run with the leases of its steps, one line a step.
 #[derive(Debug)]
 pub(crate) struct Ledger(PathBuf);
 
@@ -83,7 +83,7 @@ impl Ledger {
     }
 }
 
-/// The lines of a file. One that a crash cut says nothing: what it speaks of was not stored.
+/// The lines of a file. A line that a crash cut does not count: its rows were not stored.
 fn lines(text: &str) -> impl DoubleEndedIterator<Item = Taken> {
     text.lines().filter_map(|l| serde_json::from_str(l).ok())
 }

@@ -135,7 +135,7 @@ impl LateGroups {
     fn is_over(&self, feed: &Feed, wanted: usize, step: &Step) -> bool {
         let (groups, dropped) = (step.given.groups.len(), step.given.dropped.len());
         let missing = wanted.saturating_sub(groups);
-        // A step that says why nothing is trained is better than a wait without end.
+        // A step that reports why nothing is trained is better than a wait without end.
         let fruitless = groups == 0 && dropped >= self.late.config.max_waiting;
         let clash = groups > 0 && step.held >= missing;
         // Groups that are ready but were not given are too old or share a name with another: the next step

@@ -60,7 +60,7 @@ impl PoolClient {
         })
     }
 
-    /// One request without retries: status and body, or why there was no answer.
+    /// One request without retries: status and body, or the reason why there was no answer.
     fn once(&self, method: &str, path: &str, body: &Value) -> Result<(u16, Value), String> {
         let kind = Method::from_bytes(method.as_bytes()).map_err(|e| e.to_string())?;
         let request = self.client.request(kind, format!("{}{path}", self.url));

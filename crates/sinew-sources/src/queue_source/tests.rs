@@ -148,7 +148,7 @@ fn a_step_whose_rows_went_to_another_trainer_is_not_committed() {
     assert_eq!(late.own_id("c", 2).as_str(), "queue-c");
 }
 
-/// A store that lost its last commit has the episodes all the same, and the queue knows who acked them.
+/// A store that lost its last commit still has the episodes, and the queue records which lease acked them.
 #[test]
 fn rows_that_this_lease_acked_are_still_the_run_s() {
     let (queue, dir) = (memory(), tempfile::tempdir().unwrap());
