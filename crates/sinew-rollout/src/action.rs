@@ -54,8 +54,8 @@ fn tag_format(tag: &str, tool: &str) -> TurnFormat {
     })
 }
 
-/// The action of a sampled turn. `truncated`: a limit ended it, so that an unfinished call is no mistake of
-/// the notation.
+/// The action of a sampled turn. `truncated`: a limit ended it, so that an unfinished call is not a mistake
+/// of the notation.
 pub fn of_tokens(
     renderer: &dyn Renderer,
     notation: &CallNotation,

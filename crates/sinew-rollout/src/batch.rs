@@ -36,7 +36,7 @@ pub struct Finished {
 /// An episode to run, and how.
 type Job = (EpisodeSpec, Arc<EpisodeOptions>);
 
-/// Runs episodes with at most `max_in_flight` at once, fewer while admission says so.
+/// Runs episodes with at most `max_in_flight` at once, fewer while admission demands it.
 #[derive(Debug)]
 pub struct Runner {
     parts: EpisodeParts,

@@ -214,8 +214,8 @@ impl<'a> Running<'a> {
     }
 
     /// Takes up an episode that an earlier session left: a new environment gets the actions of its whole
-    /// turns once more, and has to answer as the old one did. Runs it to its end then, and says whether it
-    /// did.
+    /// turns once more, and has to answer as the old one did. If it does, the episode runs to its end.
+    /// Returns whether it did.
     async fn take_up(
         &mut self,
         machine: &mut EpisodeMachine,
@@ -238,7 +238,7 @@ impl<'a> Running<'a> {
         equal
     }
 
-    /// Gives a new environment the actions of whole turns; says whether it answers as the old one did.
+    /// Gives a new environment the actions of whole turns; returns whether it answers as the old one did.
     async fn replay(&mut self, saved: &SavedEpisode, env: &mut dyn Env) -> bool {
         let replays = self.parts.envs.capabilities().deterministic || self.options.replay_always;
         let Some((prompt, turns)) = saved.turns().filter(|_| replays) else {
@@ -404,8 +404,8 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// Samples one turn, in pieces where the options say so: after each, the episode gives its place back and
-    /// asks for the next one, so that others which are expected to continue for longer come first.
+    /// Samples one turn, in pieces if the options ask for it: after each, the episode gives its place back
+    /// and asks for the next one, so that others which are expected to continue for longer come first.
     async fn generate(&mut self, machine: &mut EpisodeMachine, max_tokens: u32) -> EpisodeCommand {
         loop {
             let sampled = machine.turn_tokens().len() as u32;
@@ -651,7 +651,7 @@ mod tests {
         }
     }
 
-    /// Hangs where it is told to.
+    /// Hangs in the chosen calls.
     #[derive(Clone, Copy)]
     struct Stuck {
         at_reset: bool,

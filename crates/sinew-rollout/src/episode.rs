@@ -147,7 +147,7 @@ pub enum EpisodeEvent {
         process_reward: f64,
         state_hash: Option<u64>,
     },
-    /// The environment says that the task is over.
+    /// The environment reports that the task is over.
     Done {
         outcome: Outcome,
         process_reward: f64,

@@ -153,7 +153,7 @@ pub struct LiveEpisode {
     pub phase: Phase,
     /// Seconds in that phase.
     pub phase_s: f64,
-    /// Seconds until it is cut; `None`: it has no time of its own.
+    /// Seconds until it is cut; `None`: it has no deadline.
     pub left_s: Option<f64>,
 }
 

@@ -246,8 +246,8 @@ impl Outlook {
         first.map(|(at, _)| at)
     }
 
-    /// Priority of a request: of an episode that will continue for longer it is larger, and of two equal ones
-    /// as `order` says by the turns before it.
+    /// Priority of a request. It is larger for an episode that will continue for longer; two equal ones are
+    /// ordered by `order` and the turns before the request.
     pub(crate) fn priority(&self, spec: &EpisodeSpec, order: TurnOrder, turns: u32) -> i32 {
         let (per_second, most, step) = PRIORITY;
         let remaining = self.lock().remaining(spec, self.now_s());
@@ -341,7 +341,7 @@ mod tests {
             core.ended(&one, seconds.map_or(Took::Failed, Took::Seconds), 99.0);
         }
         let expected = core.rank(&one, 0.0).expected_s;
-        // One that was stopped sooner than is usual says nothing, one that was stopped later does.
+        // An episode that was stopped sooner than usual is no evidence, one that was stopped later is.
         core.began(&one, 0.0);
         core.ended(&one, Took::Longer, 0.5);
         assert_eq!(core.rank(&one, 0.0).expected_s, expected);

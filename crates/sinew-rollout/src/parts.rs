@@ -77,8 +77,8 @@ pub struct EpisodeOptions {
     pub sampling: SamplingParams,
     /// Tokens after which a turn asks for its place anew; `None`: only when it is over.
     pub chunk_tokens: Option<u32>,
-    /// Any environment gets the actions of an episode that an earlier session left once more, not only those
-    /// that say they are deterministic.
+    /// Any environment gets the actions of an episode that an earlier session left once more, not only one
+    /// that declares itself deterministic.
     pub replay_always: bool,
     /// Wall time until an episode's world is up.
     pub boot_timeout: Duration,

@@ -89,7 +89,7 @@ pub async fn replay(
 ) -> Result<Replayed, PlaybackError> {
     let playback = Arc::new(Playback::new(recorded)?);
     let parts = alone(parts, playback.clone());
-    // A turn is said as a whole.
+    // A turn is played as a whole.
     let options = EpisodeOptions {
         chunk_tokens: None,
         ..options.clone()
@@ -144,9 +144,9 @@ pub async fn fork(
             break;
         }
         match was.kind {
-            // Masks of an output format are not said again.
+            // Masks of an output format are not played again.
             TokenKind::Sampled if was.tokens == is.tokens => is.format.clone_from(&was.format),
-            // A message that the fork adds follows what the world said.
+            // A message that the fork adds follows the world's messages.
             _ if is.messages.starts_with(&was.messages) => {}
             _ => change = change.or(Some(messages(was, is))),
         }
@@ -158,7 +158,7 @@ pub async fn fork(
     })
 }
 
-/// Reason why the end of a recording says nothing about the world, if so.
+/// Reason why the end of a recording is no evidence about the world, if so.
 fn open_end(recorded: &Trace, again: &Trace) -> Option<&'static str> {
     match &recorded.end {
         EpisodeEnd::Failed { .. } => Some("the system ended the recorded episode"),

@@ -15,7 +15,7 @@ use std::time::Duration;
 const AT_ONCE: usize = 16;
 /// Component of the weighted sum.
 pub const TOTAL: &str = "total";
-/// Name of the record that says whether the task counts as solved: 1 or 0.
+/// Name of the record of whether the task counts as solved: 1 or 0.
 const SUCCESS: &str = "success";
 
 /// The tasks of these ids, as far as a taskset has them. Every task is made until all are found.
@@ -88,7 +88,7 @@ pub struct Rescored {
     pub old: BTreeMap<String, f64>,
     /// Empty if there is no score now.
     pub new: BTreeMap<String, f64>,
-    /// Whether the task counts as solved now, as far as the rewards say it.
+    /// Whether the task counts as solved now, as far as the rewards decide it.
     pub success: Option<bool>,
     /// Reason why there is none.
     pub unscored: Option<String>,
@@ -162,7 +162,7 @@ pub async fn outcomes<'a>(
 }
 
 impl Rescored {
-    /// The records of a source at a time: one of each component and of the success, or that there is no sum.
+    /// The records of a source at a time: one of each component and of the success, or one of a missing sum.
     /// [`rescored`] reads them.
     pub fn records(&self, source: &str, at_us: u64) -> Vec<ScoreRecord> {
         let record = |name: &str, score| ScoreRecord {
@@ -186,7 +186,7 @@ impl Rescored {
 }
 
 /// The outcome of a stored episode by the scores that one source gave it, in place of its own reward. The
-/// episode is unscored without a sum of that source. If no record tells whether the task is solved, a
+/// episode is unscored without a sum of that source. If no record states whether the task is solved, a
 /// positive sum does.
 pub fn rescored(own: &Outcome, records: &[ScoreRecord], source: &str) -> Outcome {
     let newest = in_force(records);

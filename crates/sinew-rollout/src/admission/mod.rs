@@ -21,7 +21,7 @@ use tokio::time::Instant;
 /// Interval at which the engine's status is read while episodes run.
 pub(crate) const READ_EVERY: Duration = Duration::from_millis(250);
 
-/// Lets episodes begin and generate as the core says. Shared by all episodes of a run.
+/// Lets episodes begin and generate as the core decides. Shared by all episodes of a run.
 pub struct Admission {
     engine: Arc<dyn Engine>,
     origin: Instant,
@@ -83,7 +83,7 @@ impl Asked {
     /// Waits for it.
     pub(crate) async fn granted(self) -> Place {
         let mut place = self.place;
-        // An error cannot be: this place alone drops the sender.
+        // An error is impossible: only this place drops the sender.
         let _ = self.granted.await;
         let waited = place.admission.now_s() - self.now_s;
         place.waited = Duration::from_secs_f64(waited.max(0.0));

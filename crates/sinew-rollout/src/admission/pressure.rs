@@ -71,7 +71,7 @@ pub(super) struct Pressure {
     pub(super) growths: u64,
 }
 
-/// Share of the KV capacity that running requests hold, if the engine tells.
+/// Share of the KV capacity that running requests hold, if the engine reports it.
 pub(super) fn kv_use(status: &EngineStatus) -> Option<f64> {
     let total = status.kv_tokens_total;
     let used = total.saturating_sub(status.kv_tokens_free);

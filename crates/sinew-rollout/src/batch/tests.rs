@@ -50,7 +50,7 @@ impl EnvFactory for Idle {
     }
 }
 
-/// Episodes sleep for as many seconds as the data of their task says.
+/// Episodes sleep for the seconds in the data of their task.
 struct Sleeps(Arc<Mutex<Vec<String>>>);
 
 impl Harness for Sleeps {
@@ -203,7 +203,7 @@ async fn what_is_stopped_is_not_heard_of_again() {
     }
 }
 
-/// A batch that ends does not wait for an episode which waits to say that the batch is to end.
+/// A batch that ends does not wait for an episode that waits to report that the batch is to end.
 #[test]
 fn episodes_that_ask_for_the_end_together_do_not_block_it() {
     let runtime = tokio::runtime::Builder::new_multi_thread()

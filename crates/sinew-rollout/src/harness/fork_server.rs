@@ -167,8 +167,8 @@ impl ForkServer {
         !self.queue.is_closed() && !self.lock().dead
     }
 
-    /// Runs one episode to its end or its deadline. Dropping the future kills the episode. One that is
-    /// `alone` here may run code; all that it left behind ends with it.
+    /// Runs one episode to its end or its deadline. Dropping the future kills the episode. If `alone`, it is
+    /// the only one here and may run code; all that it left behind ends with it.
     ///
     /// # Errors
     /// If the server ends, or does not end an episode 10 seconds after its deadline.

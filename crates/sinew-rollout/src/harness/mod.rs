@@ -57,8 +57,8 @@ impl Harness for BuiltInLoop {
 }
 
 impl EpisodeParts {
-    /// Parts of a run that begins: the built-in loop, with admission within `bounds` and a source of request
-    /// ids of its own.
+    /// Parts of a run that begins: the built-in loop, with admission within `bounds` and a separate source of
+    /// request ids.
     pub fn new(
         engine: Arc<dyn Engine>,
         renderer: Arc<dyn Renderer>,

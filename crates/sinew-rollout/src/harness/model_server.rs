@@ -22,10 +22,10 @@ pub trait ModelServer: Send + Sync {
         spec: &EpisodeSpec,
     ) -> Result<ModelAccess, String>;
 
-    /// Takes what the agent of an open episode says of its own score.
+    /// Takes the score that the agent of an open episode reports for itself.
     ///
     /// # Errors
-    /// If the rollout is not open, a reward is no number, or a call has no output.
+    /// Fails if the rollout is not open, a reward is not a number, or a call has no output.
     fn score(&self, episode: &EpisodeId, report: &AgentReport) -> Result<(), String>;
 
     /// Ends the calls of an episode, and gives the trace of them. `end: None` leaves it to the server
@@ -47,7 +47,7 @@ pub struct ModelAccess {
     pub base_url: String,
     /// Opens this episode's rollout and nothing else.
     pub api_key: String,
-    /// Address at which the key alone says which rollout is meant; ends in `/v1`.
+    /// Address at which only the key identifies the rollout; ends in `/v1`.
     pub shared_url: String,
     /// W3C trace context that stands for the key.
     pub traceparent: String,
@@ -78,7 +78,7 @@ impl AgentReport {
         report.map_err(|e| format!("the agent's own reward cannot be read: {e}"))
     }
 
-    /// Whether it says anything about rewards.
+    /// Whether it has any reward.
     pub fn is_scored(&self) -> bool {
         self.reward.is_some() || self.rewards.iter().any(Option::is_some)
     }

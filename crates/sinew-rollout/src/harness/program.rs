@@ -55,7 +55,7 @@ impl std::fmt::Debug for ProgramHarness {
     }
 }
 
-/// Reason why an episode has no trace of its own.
+/// Reason why an episode has no trace.
 type Refusal = (FailureKind, String);
 
 /// A refusal for a mistake of the harness, such as a task that is too long.
@@ -194,7 +194,7 @@ pub(super) async fn grade(
         Ok(Ok(outcome)) => {
             let measured = std::mem::take(&mut trace.outcome.metrics);
             trace.outcome = outcome;
-            // It saw the answer alone: its metrics of its own tool are not those of the program's tools.
+            // The environment saw only the answer: metrics of its tool are not those of the program's tools.
             let metrics = &mut trace.outcome.metrics;
             metrics.retain(|name, _| !OF_THE_TOOL.contains(&name.as_str()));
             trace.outcome.metrics.extend(measured);
@@ -248,7 +248,7 @@ fn failure(ended: &Ended, trace: &Trace) -> Option<String> {
     }
 }
 
-/// The last line of a program's output that says something.
+/// The last line of a program's output that is not empty.
 fn last_line(stdout: &str) -> Option<&str> {
     stdout.lines().map(str::trim).rfind(|l| !l.is_empty())
 }

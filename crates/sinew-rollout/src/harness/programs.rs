@@ -68,7 +68,7 @@ pub struct Programs {
     /// Sandboxes that forks share.
     shared: Sandboxes,
     fork_server: Mutex<ServerSlot>,
-    /// The program runs code: each fork has a server, and so a sandbox, of its own.
+    /// The program runs code: each fork has a separate server, and so a separate sandbox.
     alone: AtomicBool,
 }
 
