@@ -31,5 +31,5 @@ pub use sinew_jail::spawner::ETC_FILES;
 pub use timed::{SandboxWait, TimedProvider};
 
 /// Python functions that programs of Sinew in sandboxes begin with: they hide a process from the code that it
-/// judges, say whether a module runs code, and end what code leaves behind.
+/// judges, find whether a module runs code, and end the processes that code leaves behind.
 pub const PYTHON_GUARD: &str = include_str!("python/guard.py");

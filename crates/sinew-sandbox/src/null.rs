@@ -29,7 +29,7 @@ impl Default for NullProvider {
 }
 
 #[derive(Debug)]
-/// Has no files of its own: programs run in the folder of this process.
+/// A sandbox without a work folder: programs run in the folder of this process.
 struct NullSandbox {
     provider: NullProvider,
     output_bytes: usize,

@@ -286,8 +286,8 @@ pub type SandboxFuture<'a, T> = BoxFuture<'a, Result<T, SandboxError>>;
 
 /// One isolated place. Dropping it destroys it; [`Sandbox::destroy`] waits for that.
 pub trait Sandbox: Send {
-    /// Runs a program to its end. Files in the work folder stay for the next execution,
-    /// processes do not. A level that takes no [`ExecOptions`] implements this alone.
+    /// Runs a program to its end. Files in the work folder stay for the next execution, processes do not. A
+    /// level that takes no [`ExecOptions`] implements only this method.
     fn exec(&mut self, request: ExecRequest) -> SandboxFuture<'_, ExecResult> {
         self.exec_with(request, ExecOptions::default())
     }
@@ -388,9 +388,9 @@ pub trait SandboxProvider: Send + Sync {
         unsupported("fork")
     }
 
-    /// A snapshot as an archive of at most `max_bytes` that depends on its content alone: the same
-    /// files give the same bytes, so that their hash names them. It stands in a file without a
-    /// name, at whose beginning reading starts.
+    /// A snapshot as an archive of at most `max_bytes` that depends only on its content: the same files give
+    /// the same bytes, so that their hash names them. It stands in a file without a name, at whose beginning
+    /// reading starts.
     fn export_file<'a>(
         &'a self,
         snapshot: &'a Snapshot,

@@ -94,7 +94,7 @@ impl Master {
             while let Some(event) = input.recv().await {
                 match event {
                     TerminalInput::Resized(size) => self.resize(size),
-                    // Nothing reads it any more; the end of the program tells.
+                    // Nothing reads it any more; the end of the program shows it.
                     TerminalInput::Typed(bytes) => drop(self.write(&bytes).await),
                 }
             }

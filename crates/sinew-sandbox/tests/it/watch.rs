@@ -25,8 +25,8 @@ fn command_line(pid: u32) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default()
 }
 
-/// The interpreter that the forks come from: it alone has its program as an argument and no
-/// thread of a sandbox.
+/// The interpreter that the forks come from: only it has its program as an argument and no thread of a
+/// sandbox.
 fn zygote() -> u32 {
     let all = children(inner());
     let zygote = |pid: &u32| command_line(*pid).contains("'<zygote>'") && !in_a_sandbox(*pid);
