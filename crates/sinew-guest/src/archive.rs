@@ -62,8 +62,8 @@ pub fn pack<W: Write>(entries: &[Entry], out: W, max_bytes: u64) -> Result<W, St
 /// The entries of an archive with at most `max_bytes` of content.
 ///
 /// # Errors
-/// If an entry is not a plain file, folder or link in a folder that is one, or if it is too large.
-/// Holes count as what they read as, further names of a file as files of their own.
+/// Fails if an entry is not a plain file, folder or link in a folder that is one, or if it is too large.
+/// Holes count as the zeros that they read as, further names of a file as separate files.
 pub fn unpack(archive: impl Read, max_bytes: u64) -> Result<Vec<Entry>, String> {
     let mut entries = Vec::<Entry>::new();
     let mut links = std::collections::HashSet::new();

@@ -321,7 +321,7 @@ impl Guest {
         })
     }
 
-    /// The agent of a machine that was restored: it said its first frame, `hello`, before.
+    /// The agent of a machine that was restored: it sent its first frame, `hello`, earlier.
     pub fn restored(stream: Box<dyn Stream>, level: &'static str, hello: Hello) -> Self {
         let (half, write) = tokio::io::split(stream);
         let had = Vec::new();
@@ -384,7 +384,7 @@ impl Guest {
         done
     }
 
-    /// Only a failure that the agent told of leaves the connection usable.
+    /// Only a failure that the agent reported leaves the connection usable.
     fn settle<T>(&mut self, done: &Made<T>) {
         if matches!(done, Ok(_) | Err(SandboxError::Io { .. })) {
             self.state = State::Idle;

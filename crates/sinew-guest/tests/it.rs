@@ -27,7 +27,7 @@ fn words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|w| w.to_le_bytes()).collect()
 }
 
-/// A client whose agent says hello, and the agent's end of the connection.
+/// A client whose agent sends its first message, and the agent's end of the connection.
 async fn pair() -> (Guest, DuplexStream) {
     let (ours, mut theirs) = tokio::io::duplex(1 << 20);
     theirs
