@@ -24,7 +24,7 @@ pub trait Content {
     /// Fills `into` with what stands at `at`; the content goes that far.
     ///
     /// # Errors
-    /// If it cannot be read, or is shorter than it said.
+    /// Fails if it cannot be read, or is shorter than its stated size.
     fn read_at(&self, at: u64, into: &mut [u8]) -> io::Result<()>;
 
     /// The first place from `at` on that can hold anything but zeros.
@@ -66,7 +66,7 @@ impl Content for Held<'_> {
         match nix::unistd::lseek64(self.0, at as i64, nix::unistd::Whence::SeekData) {
             Ok(data) => Ok(data as u64),
             Err(nix::errno::Errno::ENXIO) => Ok(self.1),
-            // A file system that knows no holes.
+            // The file system does not report holes.
             Err(_) => Ok(at),
         }
     }
@@ -87,7 +87,7 @@ fn data(content: &dyn Content) -> io::Result<Vec<(u64, u64)>> {
         let bytes = (size - at).min(WINDOW as u64) as usize;
         content.read_at(at, &mut window[..bytes])?;
         for part in window[..bytes].chunks(BLOCK) {
-            // The end of a file is no block: it stays as it is.
+            // The end of a file that is not a whole block stays as it is.
             if part.len() < BLOCK || part.iter().any(|byte| *byte != 0) {
                 match pieces.last_mut() {
                     Some((from, len)) if *from + *len == at => *len += part.len() as u64,

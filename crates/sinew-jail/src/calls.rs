@@ -195,8 +195,8 @@ const FUTEX: [u32; 7] = [0, 1, 3, 4, 5, 9, 10];
 /// FUTEX_PRIVATE_FLAG and FUTEX_CLOCK_REALTIME.
 const FUTEX_FLAGS: u32 = 128 | 256;
 
-/// Pages that the kernel merges with equal ones of other tenants (MERGEABLE) tell, by the time that
-/// a write takes, what those hold; HWPOISON and SOFT_OFFLINE take pages of the host away.
+/// Pages that the kernel merges with equal ones of other tenants (MERGEABLE) reveal the content of those by
+/// the time that a write takes; HWPOISON and SOFT_OFFLINE take pages of the host away.
 const ADVICE: [i32; 3] = [libc::MADV_MERGEABLE, libc::MADV_HWPOISON, 101];
 
 /// SET_GS, SET_FS, GET_FS, GET_GS; what AMX is asked for with (GET_XCOMP_SUPP, GET_XCOMP_PERM,

@@ -339,8 +339,8 @@ fn try_remove(folder: &Path) -> bool {
     fs::remove_dir(folder).is_ok()
 }
 
-/// Whether it holds processes of a PID namespace that is not seen here (their number is 0): then its
-/// name says nothing here.
+/// Whether it holds processes of a PID namespace that is not seen here (their number is 0): then its name has
+/// no meaning here.
 fn is_foreign(folder: &Path) -> bool {
     let text = fs::read_to_string(folder.join(MEMBERS)).unwrap_or_default();
     text.lines().any(|line| line == "0")
@@ -698,7 +698,7 @@ mod tests {
         let there = start_ticks(&format!("{stat} {elsewhere}"), offsets);
         assert_eq!(there, start_ticks(&format!("{stat} 3245"), ""));
         assert_eq!(there, Some(3245));
-        // Names that are no tags are left alone.
+        // Names that are not tags are left as they are.
         assert!(!is_orphan("else") && !is_orphan("vm-4194304-1") && !is_orphan("x-345"));
     }
 }

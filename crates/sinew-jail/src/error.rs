@@ -59,7 +59,7 @@ pub enum Error {
     /// Something that this host or this image cannot do, and why.
     #[error("{0}")]
     Unavailable(String),
-    /// A message that is no JSON of its type.
+    /// A message that is not JSON of its type.
     #[error("message: {0}")]
     Json(#[from] serde_json::Error),
 }

@@ -29,7 +29,7 @@ pub(crate) fn abi() -> i64 {
     unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, 0, 0, 1) }.max(0)
 }
 
-/// File rights that an ABI version knows.
+/// File rights that an ABI version supports.
 fn all_rights(abi: i64) -> u64 {
     match abi {
         ..=0 => 0,
@@ -43,7 +43,7 @@ fn all_rights(abi: i64) -> u64 {
 /// A ruleset as the kernel takes it.
 #[derive(Debug)]
 pub(crate) struct Rules {
-    /// `struct landlock_ruleset_attr`, as long as the ABI version knows it.
+    /// `struct landlock_ruleset_attr`, as long as the ABI version supports it.
     pub(crate) ruleset: Vec<u8>,
     /// Paths and the rights below them.
     pub(crate) paths: Vec<(&'static CStr, u64)>,

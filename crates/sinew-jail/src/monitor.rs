@@ -121,7 +121,7 @@ fn become_monitor(plan: Plan) -> Result<std::convert::Infallible> {
     execve(&argv[0], &argv, &[c"LC_ALL=C"]).map_err(call("execve"))
 }
 
-/// Opened without close-on-exec: it is for the monitor, which knows its number.
+/// Opened without close-on-exec: it is for the monitor, which gets its number.
 fn open((index, file): (usize, &Opened)) -> Result<(String, OwnedFd)> {
     use nix::fcntl::OFlag;
     let number = FIRST + index as i32;

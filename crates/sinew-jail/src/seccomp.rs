@@ -14,10 +14,11 @@ use crate::calls::{Condition, checked, numbers};
 use crate::error::{Error, Result};
 use std::collections::BTreeMap;
 
-/// Allowed whatever the arguments. Chosen from what CPython, shells, the usual tools, Node.js and Bun use
-/// on glibc; nothing that mounts, traces, loads, configures or opens networks. A timer that is a file
-/// (`timerfd`) tells its own process the time; what wakes the host needs a capability. Watching folders
-/// (`inotify`) stays refused: those that the host shows would tell what the host does in them.
+/// Calls that are allowed whatever the arguments. They are chosen from those that CPython, shells, the usual
+/// tools, Node.js and Bun use on glibc; none mounts, traces, loads, configures or opens networks. A timer
+/// that is a file (`timerfd`) shows its own process the time; a call that wakes the host needs a capability.
+/// Watching folders (`inotify`) stays refused: the folders that the host shows would reveal the host's work
+/// in them.
 const ALLOWED: &[i64] = &numbers! {
     SYS_read SYS_write SYS_readv SYS_writev SYS_pread64 SYS_pwrite64 SYS_preadv SYS_pwritev
     SYS_openat SYS_openat2 SYS_close SYS_close_range SYS_fstat SYS_newfstatat SYS_statx SYS_statfs

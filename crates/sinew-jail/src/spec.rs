@@ -40,8 +40,8 @@ pub enum Network {
     /// None: not even a loopback interface that is up.
     #[default]
     None,
-    /// A loopback interface of its own, on which `Sandbox::listen_inside` can place a
-    /// listener of the host's; TCP sockets can be made, no route leads anywhere else.
+    /// A separate loopback interface, on which `Sandbox::listen_inside` can place a listener of the host's;
+    /// TCP sockets can be made, no route leads anywhere else.
     Loopback,
 }
 

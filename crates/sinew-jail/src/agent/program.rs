@@ -46,8 +46,8 @@ pub(super) fn at(step: u32) -> impl Fn(Error) -> Failure {
 }
 
 impl Walls {
-    /// Confines this process. It may take `ready_s` seconds of processors more than its limit says,
-    /// and wait `apart`.
+    /// Confines this process. It may take `ready_s` seconds of processors more than its limit, and wait
+    /// `apart`.
     fn confine(&self, ready_s: u64, apart: bool) -> std::result::Result<(), Failure> {
         if self.open {
             return std::env::set_current_dir("/work").map_err(at(PROGRAM));
@@ -205,10 +205,10 @@ impl Setup {
         self.machine && !walls.open && walls.landlock.is_some() && group::divides()
     }
 
-    /// An interpreter that forks others; what it is asked by.
+    /// Starts an interpreter that forks others; returns its process id and the stream for requests.
     pub(super) fn reserve(&self) -> Option<(i32, UnixStream)> {
         let mut argv = python::waiting(&self.python, "guest", python::GUEST).ok()?;
-        // The filter, which its forks set: it says itself that no process may look into it.
+        // The filter that its forks set: it ensures itself that no process may look into it.
         let filter: String = self
             .walls
             .filter

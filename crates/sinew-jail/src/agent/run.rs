@@ -182,8 +182,8 @@ fn counters(machine: bool) -> CgroupEvents {
 }
 
 impl Running<'_> {
-    /// Waits until something happens and does what follows from it. Neither waits for the host nor for the
-    /// program alone: a full pipe on one side never holds up the deadline or the other side.
+    /// Waits until something happens and handles it. It never waits only for the host, or only for the
+    /// program: a full pipe on one side never holds up the deadline or the other side.
     fn step(&mut self, children: &SignalFd, until: Instant) -> Result<()> {
         let room = self.queued.len() < MAX_QUEUED;
         let read = |wanted: bool, fd: RawFd, events: i16| PollFd {

@@ -239,7 +239,7 @@ pub(super) fn make_devices() -> Result<()> {
         let path = Path::new("/dev").join(name);
         let mode = Mode::from_bits_truncate(0o666);
         mknod(&path, SFlag::S_IFCHR, mode, makedev(1, minor))?;
-        // Whatever the mask says.
+        // The mode must not depend on the mask.
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666))?;
     }
     for (name, target) in STREAMS {
@@ -248,8 +248,8 @@ pub(super) fn make_devices() -> Result<()> {
     Ok(())
 }
 
-/// Becomes a program in a mount namespace of its own, in which nothing is mounted at `path`;
-/// returns why it could not.
+/// Becomes a program in a separate mount namespace, in which nothing is mounted at `path`; returns the reason
+/// if it could not.
 pub(super) fn without_mount(path: &str, program: &[OsString]) -> Error {
     const NONE: Option<&str> = None;
     let become_it = || -> Result<()> {

@@ -1,6 +1,6 @@
-# A Python program from its start to its end, for interpreters that wait for one: the zygote of the
-# process level (zygote.py) and the interpreters of guests (guest.py), one of which follows this text.
-# It runs beside `__main__`, which stays empty for the program.
+# A Python program from its start to its end, for interpreters that wait for one: the zygote of the process
+# level (zygote.py) and the interpreters of guests (guest.py), one of which follows this text. It runs next to
+# `__main__`, which stays empty for the program.
 import array, bisect, collections, copy, datetime, decimal, fractions, functools, heapq, io, itertools
 import json, math, operator, random, re, statistics, string, struct, textwrap, time, traceback, typing
 import _signal, atexit, gc, os, sys

@@ -261,7 +261,7 @@ fn attached(number: u64, mount: OwnedFd, attach_as: Option<PathBuf>) -> Result<S
     })
 }
 
-/// A folder that belongs to a sandbox's user alone.
+/// A folder that belongs only to a sandbox's user.
 fn own_folder(store: &Store, name: &str, uid: Option<u32>) -> Result<()> {
     mkdirat(store.mount.as_fd(), name, Mode::S_IRWXU).map_err(call("mkdir"))?;
     let folder = open_folder(&store.mount, name)?;

@@ -41,7 +41,7 @@ impl Spawner {
         Err(Error::Unavailable(failed))
     }
 
-    /// Starts one, not ready yet; the first notice from it says that it is, or what failed.
+    /// Starts one, not ready yet; its first notice reports that it is ready, or the failure.
     fn start_zygote(&mut self) -> Result<()> {
         let python = self.host.python.as_deref();
         let python = python.ok_or(Error::NoSuch("program: the image has no python3"))?;

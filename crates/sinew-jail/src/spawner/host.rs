@@ -58,7 +58,7 @@ pub(super) struct Host {
     pub(super) max_waiting: usize,
     /// The highest capability that the kernel has.
     last_capability: i32,
-    /// Whether a program gets a user namespace of its own, so that its processes are counted.
+    /// Whether a program gets a separate user namespace, so that its processes are counted.
     pub(super) nested_users: bool,
 }
 
@@ -151,7 +151,7 @@ impl Host {
 /// Rights of this process on the host.
 #[derive(Clone, Debug)]
 pub(super) struct Privilege {
-    /// Whether this is no root of the host, but of a user namespace.
+    /// Whether this is not root of the host, but of a user namespace.
     in_user_namespace: bool,
     /// Whether the users of sandboxes can be given to files and processes, else why not.
     own_users: std::result::Result<(), String>,

@@ -118,7 +118,7 @@ fn devices(root: &Path) -> Result<()> {
         let target = folder.join(device);
         let number = nix::sys::stat::makedev(1, minor);
         let rights = Mode::from_bits_truncate(0o666);
-        // Nodes of its own, where this is root of the host; else the host's.
+        // The nodes are new if this is root of the host; else they are the host's.
         let made = nix::sys::stat::mknod(&target, SFlag::S_IFCHR, rights, number);
         if made.is_ok() {
             let rights = fs::Permissions::from_mode(0o666);

@@ -40,7 +40,7 @@ pub(crate) struct Zygote {
 }
 
 impl Zygote {
-    /// Starts one; it says on the notice pipe when it is ready.
+    /// Starts one; it reports on the notice pipe when it is ready.
     pub(crate) fn start(python: &str, notices: RawFd, at_root: bool) -> Result<Self> {
         let argv = python::waiting(python.as_bytes(), "zygote", &python::zygote());
         let argv = argv.map_err(|e| Error::refused("python", e.to_string()))?;
@@ -130,7 +130,7 @@ impl Zygote {
     }
 }
 
-/// Namespaces of its own, and the root that programs see.
+/// Enters separate namespaces, and the root that programs see.
 fn confine(at_root: bool) -> nix::Result<()> {
     let flags = CloneFlags::CLONE_NEWNS
         | CloneFlags::CLONE_NEWNET
