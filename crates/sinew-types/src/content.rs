@@ -55,8 +55,8 @@ impl fmt::Display for MediaSource {
 
 /// Parts in their order.
 ///
-/// Invariants: no text part is empty, and no two text parts are adjacent, so that equal contents have
-/// equal parts. Text alone is serialized as a string, anything else as a list of parts.
+/// Invariants: no text part is empty, and no two text parts are adjacent, so that equal contents have equal
+/// parts. Content of only text is serialized as a string, anything else as a list of parts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Content(Vec<Part>);
 

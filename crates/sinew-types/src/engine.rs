@@ -236,12 +236,12 @@ pub enum Fidelity {
     Evaluation { why: String },
 }
 
-/// Generates tokens from tokens. It sees no text except stop strings and knows no episode.
+/// Generates tokens from tokens. It sees no text except stop strings, and no episodes.
 pub trait Engine: Send + Sync {
     /// Queues a request. Events arrive through `sink`; after an `Err` none will.
     fn submit(&self, request: GenerateRequest, sink: EventSink) -> Result<(), EngineError>;
 
-    /// Ends a request early; its last event says [`FinishReason::Aborted`]. Unknown ids are ignored.
+    /// Ends a request early; its last event has [`FinishReason::Aborted`]. Unknown ids are ignored.
     fn abort(&self, request: RequestId);
 
     /// Stops (`true`) or continues (`false`) between two tokens; running requests keep their state.

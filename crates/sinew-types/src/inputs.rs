@@ -41,9 +41,9 @@ impl EpisodeInput {
 pub enum Given {
     /// All of them have it.
     Yes,
-    /// The author's class, server or agent decides. A class and a server may say so when they start.
+    /// The author's class, server or agent decides. A class and a server may declare it when they start.
     Maybe,
-    /// None of them has it. The text says what its author or the recipe can do about it.
+    /// None of them has it. The text names a way out for its author or the recipe.
     No(&'static str),
 }
 

@@ -40,7 +40,7 @@ pub struct ToolSpec {
 pub struct Message {
     /// The speaker.
     pub role: Role,
-    /// Serialized as a string where it is text alone.
+    /// Serialized as a string if it is only text.
     pub content: Content,
     /// Text that the model wrote before its answer, without its marks.
     #[serde(default, skip_serializing_if = "Option::is_none")]

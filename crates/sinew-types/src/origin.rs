@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 
 /// The request that an episode answers.
 ///
-/// An episode belongs to no training step when it runs: which update trained it is known from that update's
-/// commit alone.
+/// An episode belongs to no training step when it runs: only the commit of an update shows that it trained
+/// the episode.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Origin {
     /// Name of the run; empty where there is none.

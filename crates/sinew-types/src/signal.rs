@@ -53,7 +53,7 @@ pub struct TrainRow {
 pub struct RowMasks {
     /// Words of one bit set: `vocabulary / 32`, rounded up.
     pub words_per_mask: u32,
-    /// Bit sets one after the other: bit `v % 32` of word `v / 32` says that token `v` is allowed.
+    /// Bit sets one after the other: bit `v % 32` of word `v / 32` is 1 if token `v` is allowed.
     pub table: Vec<u32>,
     /// Bit set of each token of the row: its index in `table`, or [`RowMasks::ALL`].
     pub rows: Vec<u32>,
@@ -125,7 +125,7 @@ impl RowMasks {
         }
     }
 
-    /// Checks that a teacher names allowed tokens alone where the row is trained.
+    /// Checks that a teacher names only allowed tokens where the row is trained.
     fn validate_teacher(&self, top: &[Vec<TokenLogprob>], weights: &[f32]) -> Result<(), String> {
         let trained = top.iter().enumerate().filter(|(t, _)| weights[*t] != 0.0);
         for (t, top) in trained {
@@ -464,7 +464,7 @@ pub enum Aggregation {
     TokenSum,
 }
 
-/// The loss of an algorithm: the only thing that a trainer knows of it.
+/// The loss of an algorithm: the only part of it that a trainer sees.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossSpec {
     /// The policy term.

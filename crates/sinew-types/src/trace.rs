@@ -172,7 +172,7 @@ impl Limit {
 }
 
 /// The limit of tokens that cut the last answer of a trace with these nodes, if one did: an answer that ends
-/// in the middle is no whole one, whatever its environment made of it.
+/// in the middle is not whole, whatever its environment made of it.
 pub fn cut(nodes: &[Node]) -> Option<Limit> {
     let last = nodes.iter().rev().find(|n| n.kind == TokenKind::Sampled)?;
     match last.finish.as_ref()? {

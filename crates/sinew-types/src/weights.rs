@@ -176,7 +176,7 @@ pub trait TensorSource: Send + Sync {
     /// The tensor with its elements.
     fn tensor(&self, name: &str) -> Option<TensorView<'_>>;
 
-    /// Type and shape alone. A source whose elements have to be copied overrides it.
+    /// Only type and shape. A source whose elements have to be copied overrides it.
     fn info(&self, name: &str) -> Option<TensorInfo<'_>> {
         self.tensor(name).map(|view| view.info())
     }
@@ -264,7 +264,7 @@ pub struct DeltaSpan {
     pub bytes: u64,
 }
 
-/// Manifests without a type are of files with `f32`, or say it in the file alone.
+/// Manifests without a type are of files with `f32`, or only the file names the type.
 fn published_before() -> Dtype {
     Dtype::F32
 }

@@ -172,7 +172,7 @@ proptest! {
         prop_assert_eq!(serde_json::from_str::<Trace>(&text).unwrap(), trace);
     }
 
-    /// Bytes that are no trace are refused, never misread.
+    /// Bytes that are not a trace are refused, never misread.
     #[test]
     fn garbage_is_refused(at in 0usize..2000, byte in any::<u8>()) {
         let mut bytes = STORED.as_bytes().to_vec();
