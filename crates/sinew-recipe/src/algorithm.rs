@@ -30,7 +30,7 @@ impl RunPlan {
         let old = old.max(late.map_or(0, |l| l.max_staleness));
         let old = old.max(self.max_staleness());
         RunFacts {
-            // Pairs and stored episodes come in groups of their own sizes.
+            // Pairs and stored episodes come in groups of various sizes.
             group_size: match &self.data {
                 Some(_) => self.rollout.group_size.max(2),
                 None => self.rollout.group_size,

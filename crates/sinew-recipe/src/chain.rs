@@ -101,8 +101,7 @@ impl Recipe {
         }
     }
 
-    /// Makes `seed` the seed of the run, or of every stage.
-    /// Stages keep no seed of their own.
+    /// Makes `seed` the seed of the run, or of every stage. Stages keep no separate seed.
     pub fn seed(&mut self, seed: u64) {
         match self {
             Self::Run(plan) => plan.seed = seed,
@@ -363,8 +362,8 @@ impl ChainPlan {
         plan
     }
 
-    /// The last stage as a recipe for a measurement alone: what only training reads of other stages is left
-    /// out, and with a teacher the algorithm that learns from it.
+    /// The last stage as a recipe for a measurement only: keys that only training reads of other stages are
+    /// left out, and with a teacher the algorithm that learns from it.
     ///
     /// # Panics
     /// If the chain has no stage.
@@ -494,7 +493,7 @@ fn remove(table: &mut DeTable<'_>, key: &str) -> bool {
     }
 }
 
-/// Path and place of every key that is no table.
+/// Path and place of every key that is not a table.
 fn spans(table: &DeTable<'_>, above: &str, found: &mut impl FnMut(&str, Range<usize>)) {
     for (key, value) in table {
         let path = match above {

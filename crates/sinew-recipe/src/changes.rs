@@ -19,7 +19,7 @@ pub struct Change {
 /// The keys by which two recipes differ, but for its name and what only bounds a run: its steps and wall
 /// time.
 ///
-/// Effective recipes are compared: a default that is typed out is no change.
+/// Effective recipes are compared: typing out a default is not a change.
 pub fn changes(old: &RunPlan, new: &RunPlan) -> Vec<Change> {
     let table = |r: &RunPlan| {
         let table = toml::Table::try_from(r.without_bounds()).unwrap_or_default();

@@ -22,9 +22,9 @@ pub struct EnvMember {
     pub name: String,
     /// Weight of its draws, above 0.
     pub weight: f64,
-    /// Rows of its own; `None`: the recipe's, or the environment's.
+    /// Its own rows; `None`: the recipe's, or the environment's.
     pub tasks: Option<TasksPlan>,
-    /// Reward of its own; `None`: the recipe's, or the environment's score.
+    /// Its own reward; `None`: the recipe's, or the environment's score.
     pub reward: Option<RewardSection>,
     kind: &'static EnvKind,
     config: Arc<dyn EnvConfig>,
@@ -78,7 +78,7 @@ impl EnvMember {
     fn table(&self) -> toml::Table {
         let mut table = toml::Table::new();
         if !self.name.is_empty() {
-            // Numbers, text and tables: there is nothing that TOML cannot say.
+            // TOML can express numbers, text and tables.
             let keys = MemberKeys {
                 name: self.name.clone(),
                 weight: self.weight,
@@ -223,7 +223,7 @@ fn read(table: Spanned<DeTable<'_>>, mixture: bool) -> Result<EnvMember, (Range<
     let named = named(name).map_err(|message| (kind.span(), message))?;
     let mut of_mixture = DeTable::new();
     for key in MemberKeys::NAMES.into_iter().filter(|_| mixture) {
-        // Environments with tasks of their own may have a key of that name.
+        // Environments with their own tasks may have a key of that name.
         let taken = (key != "tasks" || named.needs.rows).then(|| keys.remove_entry(key));
         of_mixture.extend(taken.flatten());
     }

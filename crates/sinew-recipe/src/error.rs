@@ -16,7 +16,7 @@ pub enum RecipeError {
         path: PathBuf,
         source: std::io::Error,
     },
-    /// The text is no recipe: no TOML, an unknown key, a value of another type.
+    /// The text is not a recipe: not TOML, an unknown key, a value of another type.
     #[error("recipe {}: {message}", path.display())]
     Parse {
         path: PathBuf,
@@ -40,7 +40,7 @@ pub enum RecipeError {
 }
 
 impl RecipeError {
-    /// Path of the key that is wrong; none where the text is no recipe at all.
+    /// Path of the key that is wrong; none if the text is not a recipe at all.
     pub fn key(&self) -> Option<String> {
         match self {
             Self::Read { .. } => None,

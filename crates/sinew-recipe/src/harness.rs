@@ -279,7 +279,8 @@ impl HarnessSection {
         }
     }
 
-    /// Whether the run's gateway listens where agents outside find it: `sinew train --serve` says where.
+    /// Whether the run's gateway listens where agents outside find it, at the address of `sinew train
+    /// --serve`.
     pub fn is_served(&self) -> bool {
         matches!(self, Self::Service(_) | Self::Live(_))
     }

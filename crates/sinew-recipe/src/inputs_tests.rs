@@ -39,7 +39,7 @@ fn with_env(name: &str, more: &str, algorithm: &str) -> Result<RunPlan, String> 
     RunPlan::parse(Path::new("r.toml"), &text).map_err(|e| e.to_string())
 }
 
-/// The table in docs/environments.md says of each environment what its code says.
+/// The table in docs/environments.md agrees with the code of each environment.
 #[test]
 fn the_table_of_environments_is_what_they_give() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/environments.md");
@@ -57,7 +57,7 @@ fn the_table_of_environments_is_what_they_give() {
         for (input, cell) in EpisodeInput::ALL.into_iter().zip(&cells[1..]) {
             let given = gives.of(input);
             assert_eq!(given == Given::Yes, *cell == "yes", "{name}: {input:?}");
-            // A condition is a key of the recipe, or what only the author's code says.
+            // A condition is a key of the recipe, or depends on the author's code.
             let open = given == Given::Maybe || cell.contains("process_reward");
             assert_eq!(open, !["yes", "no"].contains(cell), "{name}: {input:?}");
         }

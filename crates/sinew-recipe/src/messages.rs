@@ -131,7 +131,7 @@ pub(crate) fn at(message: &str) -> Option<(usize, usize)> {
     Some((line.parse().ok()?, column.parse().ok()?))
 }
 
-/// Path of the key at the place that a message begins with; none where the text is no TOML.
+/// Path of the key at the place that a message begins with; none if the text is not TOML.
 pub(crate) fn key_of(text: &str, message: &str) -> Option<String> {
     let (line, column) = at(message)?;
     let begin: usize = text
@@ -171,7 +171,7 @@ fn path_at(table: &DeTable<'_>, byte: usize) -> Option<String> {
     })
 }
 
-/// The key that a message says is unknown.
+/// The key that a message reports as unknown.
 fn unknown_key(message: &str) -> Option<&str> {
     let named = message
         .strip_prefix("unknown field `")
@@ -210,7 +210,7 @@ fn inside(value: &DeValue<'_>, key: &str, found: &mut Vec<Range<usize>>) {
     }
 }
 
-/// A value that is no TOML, where the rest of its line shows what was meant: text without quotes, or a number
+/// A value that is not TOML, if the rest of its line shows what was meant: text without quotes, or a number
 /// with a unit.
 fn unreadable(text: &str, span: &Range<usize>) -> Option<String> {
     DeTable::parse(text).err()?;

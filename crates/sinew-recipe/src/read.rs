@@ -59,7 +59,7 @@ impl RunPlan {
     /// Reads what a run saved, without checking it again.
     ///
     /// # Errors
-    /// If the text is no recipe.
+    /// Fails if the text is not a recipe.
     pub fn saved(text: &str) -> Result<Self, toml::de::Error> {
         let keys: RecipeKeys = toml::from_str(text)?;
         Ok(keys.resolve(""))

@@ -35,7 +35,7 @@ impl Rule {
 pub(crate) struct Rules(pub(crate) Vec<Rule>);
 
 impl Rules {
-    /// Any condition; `reason` says what is allowed and why.
+    /// Any condition; `reason` names the allowed values and why.
     pub(crate) fn custom(&mut self, key: &str, value: impl Display, reason: String, holds: bool) {
         self.0.push(Rule {
             key: key.to_owned(),

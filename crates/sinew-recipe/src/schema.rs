@@ -96,8 +96,8 @@ fn table(keys: impl Serialize) -> Map<String, Value> {
     }
 }
 
-/// Takes out what TOML does not have (null) and what only Rust knows (formats of numbers), and shows
-/// numbers of 32 bits as they are typed.
+/// Takes out parts that TOML does not have (null) and those that only Rust has (formats of numbers), and
+/// shows numbers of 32 bits as they are typed.
 fn clean(value: &mut Value) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(clean),
@@ -202,7 +202,7 @@ fn is_tag(schema: &Value) -> bool {
     schema.get("const").is_some()
 }
 
-/// The key that tells a table from its alternatives, and its value here.
+/// The key that distinguishes a table from its alternatives, and its value here.
 fn tag(schema: &Value) -> Option<(String, String)> {
     let properties = schema["properties"].as_object()?;
     properties.iter().find_map(|(key, property)| {
