@@ -12,7 +12,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(8);
 pub enum Heard<V> {
     /// A verdict of the right form.
     Verdict(V),
-    /// An answer that is no verdict, with the reason.
+    /// An answer that is not a verdict, with the reason.
     NoVerdict(String),
     /// No answer, which may be different next time.
     Passing(String),
@@ -23,13 +23,13 @@ pub enum Heard<V> {
 /// Next action of a vote.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Next<V> {
-    /// Ask after `pause`. `refused` says what was wrong with the last answer.
+    /// Ask after `pause`. `refused` is the fault of the last answer.
     Ask {
         /// Number of the question, from 0.
         attempt: u32,
         /// Time to wait before.
         pause: Duration,
-        /// Reason why the last answer is no verdict.
+        /// Reason why the last answer is not a verdict.
         refused: Option<String>,
     },
     /// The verdict.

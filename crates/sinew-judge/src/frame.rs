@@ -110,7 +110,7 @@ impl Frame {
         }
     }
 
-    /// The conversation. `refused` is why the last answer was no verdict.
+    /// The conversation. `refused` is the reason why the last answer was not a verdict.
     pub fn messages(&self, refused: Option<&str>) -> Vec<Message> {
         let Self { id, data, .. } = self;
         let mut user = format!(

@@ -41,7 +41,7 @@ impl JsonServer {
     /// A server at `url`, which gets `key` as bearer token.
     ///
     /// # Errors
-    /// If `url` is no address, or `key` has characters that no header may have.
+    /// Fails if `url` is not an address, or `key` has characters that no header may have.
     pub(crate) fn new(url: Url, key: Option<&str>) -> Result<Self, String> {
         let json = HeaderValue::from_static("application/json");
         let mut headers = HeaderMap::from_iter([(ACCEPT, json.clone()), (CONTENT_TYPE, json)]);

@@ -31,7 +31,7 @@ pub struct JudgeConfig {
     pub mode: Mode,
     /// Number of independent verdicts, whose mean is the value. At least 1.
     pub votes: u32,
-    /// Further questions of one vote after an outage or an answer that is no verdict.
+    /// Further questions of one vote after an outage or an answer that is not a verdict.
     pub retries: u32,
     /// Sampling temperature.
     pub temperature: f32,
@@ -247,7 +247,7 @@ impl Judge {
         Ok(heard)
     }
 
-    /// The verdict of an answer, or why it is none. A cut answer says so: the limit is the cause.
+    /// The verdict of an answer, or the reason why it is none. The reason of a cut answer is the limit.
     fn heard(&self, frame: &Frame, answer: &ChatAnswer) -> Heard<Vec<f64>> {
         match frame.read(&answer.text) {
             Ok(values) => Heard::Verdict(values),

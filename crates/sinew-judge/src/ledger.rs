@@ -15,7 +15,7 @@ use std::path::Path;
 
 /// Maximum verdicts that are kept, about 200 MiB of memory; later ones are asked for each time.
 const MAX_VERDICTS: usize = 1 << 20;
-/// Maximum bytes of a line; a longer one is no line of a ledger.
+/// Maximum bytes of a line; a longer one does not belong to a ledger.
 const MAX_LINE: u64 = 1 << 16;
 
 /// Limits of a judge over a whole run. Calls that are under way when a limit is reached still count.

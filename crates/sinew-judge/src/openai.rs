@@ -14,7 +14,7 @@ pub enum AnswerFormat {
     JsonSchema,
     /// `response_format` with any JSON object.
     JsonObject,
-    /// Nothing: the prompt alone says it.
+    /// Nothing: only the prompt describes the form.
     Text,
 }
 

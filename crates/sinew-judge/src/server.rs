@@ -94,7 +94,7 @@ pub(crate) fn sample_json(sample: &RewardSample) -> Result<Value, Unscored> {
 /// The scores of an answer to `count` samples.
 ///
 /// # Errors
-/// Reason why the answer is none.
+/// Fails with the reason why the answer is not valid.
 pub(crate) fn read_scores(
     answer: &Value,
     count: usize,
