@@ -75,7 +75,7 @@ pub struct BuildConfig<'a> {
     pub made: BTreeMap<String, Made>,
     /// Columns of the tasks, for each split.
     pub columns: Vec<Vec<String>>,
-    /// Sandboxes for code of the model; only where [`needs_sandbox`] says so for a term.
+    /// Sandboxes for code of the model; only needed if [`needs_sandbox`] is true for a term.
     pub sandboxes: Option<Sandboxes>,
     /// Limits of the workers of functions.
     pub spec: SandboxSpec,
@@ -113,8 +113,8 @@ fn refused(e: impl std::fmt::Display) -> BuildError {
 /// the thread until the first worker has loaded the functions.
 ///
 /// # Errors
-/// If a name or a column does not exist, or a function cannot be loaded, or has a parameter that is no
-/// column of the tasks.
+/// Fails if a name or a column does not exist, or a function cannot be loaded, or has a parameter that is not
+/// a column of the tasks.
 pub fn build(terms: &[TermSpec<'_>], config: &BuildConfig<'_>) -> Result<Rewards, BuildError> {
     let in_workers = terms.iter().map(|t| t.name).filter(|n| needs_workers(n));
     let functions: Vec<&str> = in_workers.collect();
@@ -274,7 +274,7 @@ fn workers(functions: &[&str], config: &BuildConfig<'_>) -> Result<PythonWorkers
     PythonWorkers::start(pool, code)
 }
 
-/// A function as what its parameters say: of a group, of a pair, or of one sample.
+/// A function by its parameters: of a group, of a pair, or of one sample.
 fn function(
     reward: PythonReward,
     spec: &TermSpec<'_>,

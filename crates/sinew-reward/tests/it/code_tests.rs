@@ -299,7 +299,7 @@ async fn arguments_lead_nowhere() {
     assert_eq!(share(code, tests).await, (0.0, 1.0));
 }
 
-/// An object that cannot be carried is no failure of the code.
+/// An object that cannot be carried is not a failure of the code.
 #[tokio::test]
 async fn objects_that_cannot_be_carried_leave_the_sample_unscored() {
     let reward = made("tests(answer)", 20.0, "").unwrap();
@@ -320,7 +320,8 @@ async fn objects_that_cannot_be_carried_leave_the_sample_unscored() {
     }
 }
 
-/// Code that stops or starves its judge has failed; tests that never end by themselves say nothing of it.
+/// Code that stops or starves its judge has failed; tests that never end by themselves are no evidence about
+/// it.
 #[tokio::test]
 async fn what_the_code_does_to_its_judge_is_zero() {
     let reward = made("tests(answer)", 2.0, "").unwrap();
