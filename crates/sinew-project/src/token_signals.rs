@@ -182,7 +182,7 @@ fn path(folder: &Path, step: u64) -> PathBuf {
     folder.join(format!("step-{step:08}.jsonl.zst"))
 }
 
-/// FNV-1a with 64 bits over the bytes of the tokens: tells the few paths of one episode apart.
+/// FNV-1a with 64 bits over the bytes of the tokens: distinguishes the few paths of one episode.
 fn checksum(tokens: impl Iterator<Item = TokenId>) -> u64 {
     let bytes = tokens.flat_map(|t| t.to_le_bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
