@@ -21,7 +21,7 @@ pub const LEASE: Duration = Duration::from_secs(300);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for an answer, in addition to that of an execution.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum bytes of an answer that is no file: two outputs in Base64, and what stands around them.
+/// Maximum bytes of an answer that is not a file: two outputs in Base64, and the text around them.
 const MAX_ANSWER: u64 = 256 << 20;
 
 /// The server, and the key for it.
@@ -79,7 +79,7 @@ impl Ran {
     /// The result of the port.
     ///
     /// # Errors
-    /// If the output is no Base64.
+    /// Fails if the output is not Base64.
     fn into_result(self) -> Result<ExecResult, String> {
         Ok(ExecResult {
             ending: self.ending,
@@ -284,7 +284,7 @@ impl Api {
             .timeout(request.deadline + ANSWER_TIMEOUT)
     }
 
-    /// The request that tells the server what happens at the terminal of a sandbox.
+    /// The request that reports an event at the terminal of a sandbox to the server.
     pub(crate) fn typed(&self, id: &str, input: TerminalInput) -> RequestBuilder {
         let body = match input {
             TerminalInput::Typed(bytes) => json!({ "typed_base64": STANDARD.encode(bytes) }),

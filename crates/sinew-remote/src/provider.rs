@@ -144,7 +144,7 @@ impl RemoteProvider {
     }
 
     /// Makes a sandbox; a server without room or away is asked again. A snapshot may have gone with the
-    /// server, so its forks are tried again for room alone.
+    /// server, so its forks are tried again only for room.
     async fn make(
         &self,
         spec: &SandboxSpec,
@@ -182,7 +182,7 @@ impl RemoteProvider {
 /// Reads the levels that the server offers. Blocks.
 ///
 /// # Errors
-/// If it does not answer, refuses the token or is no sandbox server.
+/// Fails if it does not answer, refuses the token or is not a sandbox server.
 fn levels(url: &str, token: &str) -> Result<Levels, String> {
     let client = reqwest::blocking::Client::builder()
         .tls_backend_preconfigured(sinew_http::tls())
