@@ -94,7 +94,7 @@ impl EgressProxy {
         bundle.push_str(proxy.authority_pem());
         let path = trust.path().join("bundle.pem");
         std::fs::write(&path, bundle).map_err(host)?;
-        // Sandboxes have users of their own, who must be able to read it.
+        // Sandboxes have separate users, who must be able to read it.
         for (path, mode) in [(trust.path(), 0o755), (path.as_path(), 0o644)] {
             let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
             std::fs::set_permissions(path, mode).map_err(host)?;
