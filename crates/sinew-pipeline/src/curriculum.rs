@@ -25,7 +25,7 @@ const MAX_TASK_KEYS: usize = 10_000;
 /// Division of the tasks of one environment.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ByType {
-    /// Not at all: all tasks are one part.
+    /// All tasks are one part.
     One,
     /// The parts are task types, each with a weight above 0.
     Weights(BTreeMap<String, f64>),

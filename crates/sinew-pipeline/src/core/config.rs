@@ -26,11 +26,11 @@ pub struct EvalConfig {
     pub tasks: usize,
     /// Sampled ones; their mean is the task's success.
     pub episodes_per_task: usize,
-    /// Also every so many steps; 0 for before and after only.
+    /// Steps between further measurements; 0: there are only those before and after.
     pub every: u64,
     /// Temperature of the sampled episodes.
     pub temperature: f32,
-    /// Also one greedy episode a task, before and after.
+    /// True if one greedy episode a task is run as well, before and after.
     pub greedy: bool,
 }
 
