@@ -49,7 +49,7 @@ fn lock(held: &Mutex<Vec<Lease>>) -> MutexGuard<'_, Vec<Lease>> {
 }
 
 impl Holds {
-    /// Nothing yet; what is held is renewed for `lease` at a time.
+    /// Starts with no leases; those added later are renewed for `lease` at a time.
     ///
     /// # Errors
     /// If the machine has no thread left.

@@ -85,7 +85,7 @@ struct OpenGroup {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct IntakeBatch {
     pub groups: Vec<Vec<EpisodeId>>,
-    /// Not to be trained, with the reason of each.
+    /// Rollouts that are not to be trained, with the reason of each.
     pub dropped: BTreeMap<EpisodeId, String>,
 }
 
@@ -103,7 +103,7 @@ pub struct Intake {
 }
 
 impl Intake {
-    /// Nothing finished yet at `now`, in seconds of any clock.
+    /// Starts without rollouts at `now`, in seconds of any clock.
     pub fn new(config: IntakeConfig, now: f64) -> Self {
         Self {
             config,

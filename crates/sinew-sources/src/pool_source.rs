@@ -106,7 +106,7 @@ impl PoolSource {
     fn draw(&self, wanted: &Wanted<'_>) -> Result<Vec<Trace>, PipelineError> {
         let step = wanted.step;
         if let Some(before) = self.ledger.taken(step)? {
-            // Given out, but never stored: back to the pool before anything is drawn.
+            // Entries that were given out but never stored go back to the pool before anything is drawn.
             self.give_back(&before)?;
         }
         let mut taken = Taken {

@@ -118,7 +118,7 @@ impl QueueSource {
     fn draw(&self, wanted: &mut Wanted<'_>) -> Result<Vec<Trace>, PipelineError> {
         let step = wanted.step;
         if let Some(before) = self.ledger.taken(step)? {
-            // Given out, but never stored: back to the queue before anything is drawn.
+            // Rows that were given out but never stored go back to the queue before anything is drawn.
             self.give_back(&before)?;
         }
         let mut taken = Taken {
