@@ -77,7 +77,7 @@ impl Runner {
     /// holds are taken from there.
     ///
     /// # Panics
-    /// Outside an async runtime: its tasks are the episodes.
+    /// Panics outside an async runtime: its tasks are the episodes.
     ///
     /// # Errors
     /// If the store cannot be read.

@@ -63,9 +63,9 @@ impl std::fmt::Debug for ServiceHarness {
 enum Said {
     /// The body of a good answer.
     Answer(String),
-    /// Nothing in time.
+    /// It gave no answer in time.
     TimedOut,
-    /// Something else, in words.
+    /// Reason of another failure, in words.
     Failed(String),
 }
 
