@@ -525,7 +525,7 @@ async fn overlays_are_bounded_as_plain_folders_are() {
     first.destroy().await.unwrap();
 }
 
-/// Also what `sandboxes_run_for_users_who_are_not_root` starts.
+/// The test `sandboxes_run_for_users_who_are_not_root` starts this one as another user, too.
 #[tokio::test]
 async fn a_sandbox_isolates_for_whoever_runs_it() {
     let provider = provider();
