@@ -35,7 +35,7 @@ fn is_not(argument: u8, value: i32) -> Condition {
     }
 }
 
-/// No bits but these are set.
+/// Allows only these bits to be set.
 fn within(argument: u8, bits: u32) -> Condition {
     masked(argument, !bits, 0)
 }
@@ -285,7 +285,7 @@ fn files(tcp: bool) -> Vec<Checked> {
     let requests = [&IOCTL[..], &terminal, more].concat();
     // NOREPLACE, EXCHANGE; not WHITEOUT, which makes what overlayfs takes for a removed file.
     let rename = vec![vec![within(4, 1 | 2)]];
-    // Not O_EXCL, which makes a pipe of the kernel's notices.
+    // O_EXCL is left out: it makes a pipe of the kernel's notices.
     let pipe = (libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_DIRECT) as u32;
     vec![
         refused(libc::SYS_fcntl, one_of(1, &FCNTL)),

@@ -171,7 +171,7 @@ impl Plan {
         // Changing the user closed /proc/self to it; execve opens it again, and so does a fork of
         // the zygote. The first process stays closed, and what shares the spawner's memory is.
         plan.no_privileges(who == Who::Python, c.landlock);
-        // Only now: a fork of the spawner holds more files than a program may open.
+        // This limit comes this late because a fork of the spawner holds more files than a program may open.
         let files = c.limits.open_files;
         plan.limit(libc::RLIMIT_NOFILE, files, files);
         plan.seccomp(c.filter);
@@ -213,7 +213,7 @@ impl Plan {
         plan
     }
 
-    /// No capabilities and no way to get any; landlock.
+    /// Takes away all capabilities and every way to get any, and applies landlock.
     fn no_privileges(&mut self, dumpable: bool, landlock: bool) {
         self.set_capabilities(0);
         self.prctl(NO_NEW_PRIVS, libc::PR_SET_NO_NEW_PRIVS, 1);

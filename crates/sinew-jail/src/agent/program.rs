@@ -33,7 +33,7 @@ pub(super) struct Walls {
     pub(super) landlock: Option<OwnedFd>,
     /// Programs share a group that counts what they use.
     pub(super) group: bool,
-    /// None at all: for a machine whose own walls are under test.
+    /// There are no walls, for a machine whose own walls are under test.
     pub(super) open: bool,
 }
 

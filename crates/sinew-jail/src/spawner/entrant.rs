@@ -38,7 +38,7 @@ pub(super) enum Way {
         entered: bool,
         program: Option<(Vec<u8>, Vec<OwnedFd>)>,
     },
-    /// Nothing more to do for it.
+    /// It has been started, and nothing more is to be done for it.
     Started,
 }
 

@@ -32,7 +32,7 @@ pub(crate) const ATTACHED: &str = "/sb";
 struct Store {
     mount: OwnedFd,
     path: Option<PathBuf>,
-    /// No other has it.
+    /// Number that no other store has.
     number: u64,
 }
 

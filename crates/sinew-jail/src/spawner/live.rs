@@ -34,7 +34,7 @@ pub(super) struct Live {
     pub(super) group: Group,
     /// `None` once it is being destroyed.
     pub(super) files: Option<Files>,
-    /// No other sandbox has it as long as a process of this one may be there.
+    /// User that no other sandbox has as long as a process of this one may be there.
     pub(super) user: Option<Rc<User>>,
     /// Landlock ruleset for these files.
     pub(super) ruleset: Option<OwnedFd>,
