@@ -234,7 +234,7 @@ pub enum Enforced {
     },
     /// An outside engine enforced it. Its masks are not known, so the output cannot be trained on.
     Outside { engine: String },
-    /// Not at all: tokens were sampled from the full softmax.
+    /// It was not enforced: tokens were sampled from the full softmax.
     Advice,
 }
 

@@ -236,9 +236,9 @@ pub struct Timing {
     pub started_unix_s: f64,
     /// Time from start to score.
     pub total_s: f64,
-    /// Waiting for the engine's tokens.
+    /// Time of waiting for the engine's tokens.
     pub generate_s: f64,
-    /// Inside the environment, tools included.
+    /// Time inside the environment, tools included.
     pub tool_s: f64,
     /// Time from the request for admission until the episode started. Not part of `total_s`.
     pub queue_s: f64,
@@ -298,7 +298,7 @@ pub struct PathToken {
     pub node: NodeId,
     /// Turn of its node.
     pub turn: u32,
-    /// Only of sampled tokens; forced tokens within a sampled node have none.
+    /// Log-probability of a sampled token; forced tokens within a sampled node have none.
     pub logprob: Option<f32>,
     /// Sampling temperature of its node.
     pub temperature: f32,
