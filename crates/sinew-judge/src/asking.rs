@@ -14,9 +14,9 @@ pub enum Heard<V> {
     Verdict(V),
     /// An answer that is not a verdict, with the reason.
     NoVerdict(String),
-    /// No answer, which may be different next time.
+    /// There was no answer, but the next one may be different.
     Passing(String),
-    /// No answer, and none to expect.
+    /// There was no answer, and none is to be expected.
     Lasting(String),
 }
 
@@ -34,7 +34,7 @@ pub enum Next<V> {
     },
     /// The verdict.
     Done(V),
-    /// No verdict, with the last reason.
+    /// There is no verdict; holds the last reason.
     Failed(String),
 }
 

@@ -109,7 +109,7 @@ impl Probe<'_> {
     }
 }
 
-/// Only the values: equal samples need not have equal reasons.
+/// Takes only the values: equal samples need not have equal reasons.
 fn value_of(scores: &Scores) -> Vec<Option<f64>> {
     scores
         .iter()

@@ -20,7 +20,7 @@ pub struct Rubric {
 /// Reason why something is not a rubric.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum RubricError {
-    /// Nothing to judge.
+    /// The rubric has no items.
     #[error(
         "the rubric has no items; write what a good answer does, such as \"Answers the question\""
     )]
