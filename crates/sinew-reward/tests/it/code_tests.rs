@@ -248,7 +248,7 @@ async fn forgeries_of_fixtures_imports_and_restarts_do_not_score() {
 async fn tests_that_pass_in_plain_python_pass_here() {
     let code = format!("```python\n{PLAIN_CODE}```");
     assert_eq!(share(&code, PLAIN_TESTS).await, (24.0, 24.0));
-    // And fail for other code.
+    // They fail for other code.
     let wrong = code
         .replace("l.sort()", "sorted(l)")
         .replace("return s.n", "return 0")
