@@ -59,7 +59,7 @@ impl Drop for Held {
         if self.destroyed.swap(true, Ordering::AcqRel) {
             return;
         }
-        // Outside of a runtime, and where the request is lost, the end of the lease destroys it.
+        // If there is no runtime, or the request is lost, the end of the lease destroys it.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let request = self.api.request(Method::DELETE, &self.path);
             runtime.spawn(async move { drop(request.send().await) });
