@@ -74,8 +74,8 @@ fn own_id(id: &str) -> EpisodeId {
 }
 
 impl PoolSource {
-    /// A pool for the run in a folder. The pool identifies the run by the folder's name and a hash of its path.
-    /// `cancel` ends a wait.
+    /// A pool for the run in a folder. The pool identifies the run by the folder's name and a hash of its
+    /// path. `cancel` ends a wait.
     ///
     /// # Errors
     /// If there is no such folder.
